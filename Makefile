@@ -1,0 +1,51 @@
+# Every target sets itself up in .venv; a fresh clone needs nothing but python3, pip and make.
+
+PYTHON ?= python3
+PY := .venv/bin/python
+READY := .venv/.ready
+SOURCES = $(wildcard holdfast tests examples benchmarks)
+# A name starting with an underscore is a part of other benchmarks, not one itself. Those in SLOW run only by name.
+SLOW ?=
+BENCHES = $(filter-out $(SLOW),$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-full lint bench clean always
+# Tests and benchmarks start processes by the dozen; two of them side by side disturb each other.
+.NOTPARALLEL:
+
+help: ## show this
+	@awk -F ':.*## ' '/^[a-z%-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: $(READY) ## make or refresh .venv
+
+# torch first and alone: resolved together with the rest, pip might settle on another build than the pinned one.
+$(READY): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "holdfast: there is no $(PYTHON) here; install Python 3.11 or newer (Debian: apt-get install python3 python3-venv)." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "holdfast: $(PYTHON) is older than Python 3.11; name a newer one, as in: make PYTHON=python3.11." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "holdfast: $(PYTHON) cannot make virtual environments; install its venv package (Debian: apt-get install python3-venv)." >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet -c constraints.txt torch
+	$(PY) -m pip install --quiet -c constraints.txt -e '.[test]'
+	@touch $@
+
+demo: $(READY) ## train a small GPT, kill a rank, lose a node, compare the weights
+	$(PY) examples/demo.py $(ARGS)
+
+test: $(READY) ## all tests but the slow ones; ARGS goes to pytest
+	$(PY) -m pytest -n 2 --dist loadgroup -m "not slow" $(ARGS)
+
+test-full: $(READY) ## all tests
+	$(PY) -m pytest -n 2 --dist loadgroup $(ARGS)
+
+lint: $(READY) ## ruff and mypy
+	$(PY) -m ruff check .
+	$(PY) -m mypy $(SOURCES)
+
+bench: $(addprefix bench-,$(BENCHES)) ## all benchmarks but the slow ones
+
+bench-%: $(READY) always ## one benchmark: benchmarks/%.py; ARGS goes to it
+	$(PY) benchmarks/$*.py $(ARGS)
+
+clean: ## remove what the tools have left; .venv and the records of runs stay
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

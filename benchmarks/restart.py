@@ -1,0 +1,148 @@
+"""From a fault to all ranks stepping again: holdfast beside torchrun, on the same script with four gloo ranks."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+import psutil
+from rich.table import Table
+
+from benchmarks._harness import START_LIMIT_S, Fault, Job, executable, free_port, is_listening
+from benchmarks._report import FULL, Findings, brief, median, report
+
+RANKS, VICTIM = 4, 2
+RANK_WAIT_S, NODE_WAIT_S = 60.0, 120.0  # for recovery; after that it counts as none
+SILENCE_S = 3.0  # holdfast's default: how long a node may say nothing
+FAULTS = 3  # per job, as many as there are restarts
+RANK_JOBS, NODE_JOBS, PLAIN_JOBS = (3, 3, 3) if FULL else (1, 2, 0)
+WARM_STEPS, SETTLED_STEPS = 5, 8
+
+# Without this, restarted ranks may read the keys of the ranks before them and never find each other.
+FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+STANDALONE = ["--standalone", f"--nproc-per-node={RANKS}", f"--max-restarts={FAULTS}"]
+
+Times = list[float | None]
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """One fault under one launcher; `measure` runs one job and gives the seconds of each fault in it."""
+
+    name: str
+    done: str  # what the table says was done
+    jobs: int
+    measure: Callable[[], Times]
+
+
+def lose_ranks(launch: Sequence[str], env: Mapping[str, str]) -> Times:
+    """Kill the same rank, again and again, in one running job."""
+    times: Times = []
+    with Job(RANKS) as job:
+        job.start(launch, env)
+        warm_up(job)
+        for _ in range(FAULTS):
+            fault = job.fault()
+            job.kill(job.pid_of(VICTIM))
+            times.append(recovery(job, fault, RANK_WAIT_S))
+            if times[-1] is None or job.wait_steps(SETTLED_STEPS, fault) is None:
+                break
+    return times
+
+
+def lose_holdfast_node() -> Times:
+    """Kill the holder of the node that runs a certain rank; all below it goes with it, and a standby takes over."""
+    with Job(RANKS) as job:
+        where = job.folder / "run"
+        nodes = [f"--nnodes={RANKS}", "--nproc-per-node=1", "--standbys=1", f"--max-restarts={FAULTS}"]
+        job.start([executable("holdfast"), "run", *nodes, f"--run-dir={where}"])
+        warm_up(job)
+        victim = job.pid_of(VICTIM)
+        holders = {int(path.read_text()) for path in where.glob("nodes/*/holder.pid")}
+        holder = next(above.pid for above in psutil.Process(victim).parents() if above.pid in holders)
+        fault = job.fault()
+        job.kill(holder)
+        took = recovery(job, fault, NODE_WAIT_S)
+        if job.owns(victim):
+            raise RuntimeError("the rank outlived its node, so no node was lost")
+        return [took]
+
+
+def lose_torchrun_node() -> Times:
+    """Kill one of four agents and its rank, and start another in its place, as somebody would have to do by hand."""
+    port = free_port()
+    rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-id=bench{port}"]
+    nodes = [f"--nnodes={RANKS - 1}:{RANKS}", "--nproc-per-node=1", f"--max-restarts={FAULTS}"]
+    launch = [executable("torchrun"), *nodes, *rendezvous]
+    with Job(RANKS) as job:
+        job.start(launch, FRESH_STORE)
+        # The first agent keeps the rendezvous: it must be the one that is not lost, or the job is.
+        job.wait(lambda: is_listening(port) or None, START_LIMIT_S)
+        agents = [job.start(launch, FRESH_STORE) for _ in range(RANKS - 1)]
+        warm_up(job)
+        ranks = psutil.Process(agents[-1].pid).children(recursive=True)
+        fault = job.fault()
+        job.kill(agents[-1].pid, *(rank.pid for rank in ranks))
+        job.start(launch, FRESH_STORE)
+        return [recovery(job, fault, NODE_WAIT_S)]
+
+
+def warm_up(job: Job) -> None:
+    if job.wait_steps(WARM_STEPS) is None:
+        raise RuntimeError(f"the job never came to step {WARM_STEPS}:\n{job.last_words()}")
+
+
+def recovery(job: Job, fault: Fault, limit_s: float) -> float | None:
+    stepping_at = job.wait_steps(1, fault, limit_s)
+    if stepping_at is None:
+        print(f"no recovery, and none awaited after {limit_s:g} s; the launcher's last words:\n{job.last_words()}")
+        return None
+    return stepping_at - fault.at
+
+
+def cases() -> list[Case]:
+    """In the order they are run: each fault under torchrun and right after it under holdfast."""
+    torchrun, holdfast = [executable("torchrun"), *STANDALONE], [executable("holdfast"), "run", *STANDALONE]
+    kill, by_hand = f"SIGKILL of rank {VICTIM}", "SIGKILL of an agent and its rank; a fresh agent by hand at once"
+    chosen = [
+        Case(name="torchrun rank", done=kill, jobs=RANK_JOBS, measure=lambda: lose_ranks(torchrun, FRESH_STORE)),
+        Case(name="holdfast rank", done=kill, jobs=RANK_JOBS, measure=lambda: lose_ranks(holdfast, {})),
+        Case(name="torchrun node", done=by_hand, jobs=NODE_JOBS, measure=lose_torchrun_node),
+        Case(name="holdfast node", done="SIGKILL of a holder; one standby", jobs=NODE_JOBS, measure=lose_holdfast_node),
+        Case(name="plain torchrun rank", done=kill, jobs=PLAIN_JOBS, measure=lambda: lose_ranks(torchrun, {})[:1]),
+    ]
+    return [case for case in chosen if case.jobs and (executable("holdfast") or "holdfast" not in case.name)]
+
+
+def judge(runs: Mapping[str, Times]) -> Findings:
+    medians = {name: median(times) for name, times in runs.items()}
+    findings = Findings(figures={f"{name.replace(' ', '_')}_s": found for name, found in medians.items()})
+    if plain := runs.get("plain torchrun rank"):
+        recovered = sum(time is not None for time in plain)
+        findings.figures["plain_torchrun_recovered"] = f"{recovered} of {len(plain)}"
+    if "holdfast rank" not in runs:
+        findings.skipped["holdfast"] = "there is no holdfast beside this python"
+        return findings
+    theirs, rank, node = medians["torchrun rank"], medians["holdfast rank"], medians["holdfast node"]
+    ratio = theirs / rank if theirs and rank else None
+    limit_s = 1.3 * rank + SILENCE_S if rank else None
+    findings.figures |= {"rank_ratio": ratio, "node_limit_s": limit_s}
+    findings.goals = {
+        "rank_15_times_faster": ratio is not None and ratio >= 15,
+        "rank_under_1_s": rank is not None and rank < 1,
+        "node_within_limit": node is not None and limit_s is not None and node <= limit_s,
+    }
+    return findings
+
+
+def main() -> None:
+    table = Table("case", "what was done", "faults", "recovered", "median s", "all, s", title=(__doc__ or "").strip())
+    runs: dict[str, Times] = {}
+    for case in cases():
+        times = [time for _ in range(case.jobs) for time in case.measure()]
+        runs[case.name] = times
+        back = sum(time is not None for time in times)
+        each = " ".join(brief(time) for time in times)
+        table.add_row(case.name, case.done, str(len(times)), str(back), brief(median(times)), each)
+    report("restart", table, judge(runs), runs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""A fault-ridden training run that heals itself on this machine: `make demo`.
+
+A small GPT (gpt.py) trains on four nodes and a standby, each a process tree of its own. First undisturbed, then again while
+one rank is killed and one whole node is lost. At the end stand the timeline, the ETTR, and whether the final weights of the
+two runs are equal, bit for bit.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.text import Text
+
+from holdfast.cli import report
+from holdfast.cli.api import NotRunning, ask
+from holdfast.cli.status import render
+
+GPT = Path(__file__).parent / "gpt.py"
+SHOWN = 8  # newest lines of the job's own output
+console = Console(highlight=False)
+
+
+class Run:
+    """One job under `holdfast run`, and what it prints."""
+
+    def __init__(self, folder: Path, steps: int, options: list[str]) -> None:
+        self.run_dir = folder / "run"
+        folder.mkdir()
+        self.output = (folder / "output").open("w+b")
+        script = [str(GPT), "--steps", str(steps), "--ckpt", str(folder / "ckpt"), "--ckpt-every", "10"]
+        command = [sys.executable, "-m", "holdfast.cli", "run", "--run-dir", str(self.run_dir), *options, *script]
+        self.process = subprocess.Popen(command, stdout=self.output, stderr=subprocess.STDOUT)
+        self.lines: deque[str] = deque(maxlen=SHOWN)
+        self.weights = ""
+
+    def read(self) -> None:
+        self.output.seek(self._offset)
+        for line in self.output.read().decode("utf-8", "replace").splitlines(keepends=True):
+            if not line.endswith("\n"):
+                break
+            self._offset += len(line.encode())
+            self.lines.append(line.rstrip())
+            if "weights sha256:" in line:
+                self.weights = line.split()[-1]
+
+    _offset = 0
+
+    def status(self) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = ask(self.run_dir, "/api/v1/status")
+        except (NotRunning, OSError):
+            return None
+        return found
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            self.process.wait()
+
+
+def kill_rank(run: Run, status: dict[str, Any]) -> str:
+    pid = int((run.run_dir / f"logs/gen-{status['generation']}/rank-2/pid").read_text())
+    os.kill(pid, signal.SIGKILL)
+    return f"step {status['step']}: rank 2 (pid {pid}) was killed with SIGKILL"
+
+
+def lose_node(run: Run, status: dict[str, Any]) -> str:
+    node = next(n["node"] for n in status["nodes"] if n["ranks"] == "1")
+    pid = int((run.run_dir / f"nodes/{node}/holder.pid").read_text())
+    os.kill(pid, signal.SIGKILL)  # everything below a holder dies with it
+    return f"step {status['step']}: the whole node {node} was lost"
+
+
+Strike = Callable[[Run, dict[str, Any]], str]
+
+
+def watch(run: Run, title: str, faults: list[tuple[int, Strike]]) -> list[str]:
+    """Show the job live and strike when it reaches the steps of the faults."""
+    struck: list[str] = []
+    screen: list[Any] = [Text("starting ...")]
+    with Live(Panel(Group(*screen), title=title), console=console, refresh_per_second=4) as live:
+        while run.process.poll() is None:
+            time.sleep(0.2)
+            run.read()
+            status = run.status()
+            if status is None:
+                continue
+            if faults and status["phase"] == "training" and status["step"] >= faults[0][0]:
+                struck.append(faults.pop(0)[1](run, status))
+            news = [Text(f"> {what}", style="bold red") for what in struck]
+            live.update(Panel(Group(render(status), *news, Text("\n".join(run.lines), style="dim")), title=title))
+    run.read()
+    return struck
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--steps", type=int, default=120)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as folder:
+        return _demo(Path(folder), args.steps)
+
+
+def _demo(folder: Path, steps: int) -> int:
+    nodes = ["--nnodes", "4", "--nproc-per-node", "1"]
+    first = Run(folder / "undisturbed", steps, nodes)
+    try:
+        watch(first, "1. undisturbed: 4 nodes", [])
+    finally:
+        first.end()
+    second = Run(folder / "disturbed", steps, [*nodes, "--standbys", "1"])
+    try:
+        faults: list[tuple[int, Strike]] = [(steps // 3, kill_rank), (2 * steps // 3, lose_node)]
+        struck = watch(second, "2. the same with faults: 4 nodes and a standby", faults)
+    finally:
+        second.end()
+    console.rule("what happened")
+    for what in struck:
+        console.print(f"> {what}", style="bold red")
+    console.print(report.render(report.load(second.run_dir)))
+    equal = bool(first.weights) and first.weights == second.weights
+    console.print(f"final weights undisturbed {first.weights[:16]}, with faults {second.weights[:16]}: ", end="")
+    console.print("equal, bit for bit" if equal else "NOT EQUAL", style="bold green" if equal else "bold red")
+    if not equal or len(struck) != 2:
+        console.print("\n".join([*first.lines, "", *second.lines]), style="dim")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

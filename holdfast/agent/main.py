@@ -1,0 +1,287 @@
+"""The agent: dials the controller, carries out its errands on this node, reports what becomes of the ranks."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+from holdfast.agent import words
+from holdfast.agent.ranks import Ranks
+from holdfast.core.node import Acked, Carried, Carry, Clock, Deed, Exited, Linked, NodeLife, Remember, Send, Told, Unlinked
+from holdfast.logs import catalog
+from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
+from holdfast.model.signal import Beat, Exit
+from holdfast.wire import messages, slot, spec
+from holdfast.wire.holding import Held
+from holdfast.wire.messages import Ack, Hello, Tell, Welcome
+
+POLL_S = 0.1  # how often the slots are read
+_LATCH_S = 1.0  # a rank that told of its failure and has not ended by then is reported all the same
+_OUTBOX = 256
+_log = logging.getLogger("holdfast.agent")
+
+
+class Agent:
+    def __init__(self, node_dir: Path, sock: socket.socket) -> None:
+        self.node_dir = node_dir
+        self.spec = spec.read(node_dir / "spec.json", spec.NodeSpec)
+        self.ranks = Ranks(self.spec, sock, self._over)
+        self.life = NodeLife(self.spec.node, self.spec.settings.node, catalog.load(), time.monotonic())
+        self.beat_s = self.spec.settings.silence.beat_s
+        self._offset_s = 0.0  # controller's clock minus ours
+        self._outbox: asyncio.Queue[bytes] = asyncio.Queue(_OUTBOX)
+        self._tasks: asyncio.TaskGroup
+        self._beat_at = 0.0
+        self._first_said = 0  # generation whose first step was reported
+        self._latched: dict[str, float] = {}
+
+    async def run(self) -> None:
+        listed = asyncio.Event()
+        async with asyncio.TaskGroup() as self._tasks:
+            self._tasks.create_task(self.ranks.listen(listed))
+            await listed.wait()
+            self._recall()
+            self._tasks.create_task(self._poll())
+            self._tasks.create_task(self._say_when_warm())
+            await self._link()
+
+    # --- state that outlives an agent --------------------------------------------------------------------------
+
+    def _recall(self) -> None:
+        done = _read_done(self.node_dir / "done.jsonl")
+        keys = [tuple(int(part) for part in key.split(":")) for key in self.ranks.held]
+        newest = max((generation for generation, _ in keys), default=0)
+        ranks = tuple(rank for generation, rank in keys if generation == newest)
+        stopped = self.node_dir / "stopped"
+        self.life.recall(done, newest, ranks, int(stopped.read_text()) if stopped.exists() else 0)
+        for held in self.ranks.held.values():
+            if held.code is not None:
+                self._over(held)
+
+    def _remember(self, done: Done) -> None:
+        with (self.node_dir / "done.jsonl").open("ab") as file:
+            file.write(msgspec.json.encode(done) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _do(self, deeds: tuple[Deed, ...]) -> None:
+        for deed in deeds:
+            match deed:
+                case Send(post):
+                    self._put(messages.encode(post))
+                case Remember(done):
+                    self._remember(done)
+                case Carry(errand):
+                    self._tasks.create_task(self._carry(errand))
+
+    def _put(self, packet: bytes) -> None:
+        with contextlib.suppress(asyncio.QueueFull):  # posts stay in the machine's outbox until acknowledged
+            self._outbox.put_nowait(packet)
+
+    # --- the link ----------------------------------------------------------------------------------------------
+
+    async def _link(self) -> None:
+        wait_s = 0.05
+        headers = {messages.TOKEN_HEADER: _token(self.spec.token_file)}
+        async with aiohttp.ClientSession() as session:
+            while True:
+                try:
+                    url = f"{self.spec.url}/agent"
+                    async with session.ws_connect(
+                        url, headers=headers, max_msg_size=messages.MAX_BYTES, heartbeat=20.0
+                    ) as ws:
+                        wait_s = 0.05
+                        await self._converse(ws)
+                except (aiohttp.ClientError, OSError, TimeoutError) as e:
+                    _log.info("no link to the controller: %s", e)
+                self._do(self.life.step(time.monotonic(), Unlinked()))
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, 1.0)
+
+    async def _converse(self, ws: aiohttp.ClientWebSocketResponse) -> None:
+        while not self._outbox.empty():
+            self._outbox.get_nowait()
+        await ws.send_bytes(self._hello())
+        sender = self._tasks.create_task(self._send_all(ws))
+        try:
+            async for message in ws:
+                if message.type is not aiohttp.WSMsgType.BINARY:
+                    break
+                self._heard(messages.decode_from_controller(message.data))
+        finally:
+            sender.cancel()
+
+    async def _send_all(self, ws: aiohttp.ClientWebSocketResponse) -> None:
+        with contextlib.suppress(ConnectionError, aiohttp.ClientError):
+            while True:
+                await ws.send_bytes(await self._outbox.get())
+
+    def _heard(self, message: messages.FromController) -> None:
+        now = time.monotonic()
+        match message:
+            case Welcome(at=at, beat_s=beat_s):
+                self._offset_s, self.beat_s = at - time.time(), beat_s
+                self._do(self.life.step(now, Linked()))
+                self._beat()
+            case Ack(seq=seq):
+                self._do(self.life.step(now, Acked(seq)))
+            case Tell(errand=errand):
+                self._do(self.life.step(now, Told(errand)))
+
+    def _hello(self) -> bytes:
+        running = self.ranks.running()
+        hello = Hello(
+            node=self.spec.node,
+            host=socket.gethostname(),
+            nproc=self.spec.nproc,
+            order=self.spec.order,
+            generation=max((int(r.key.split(":")[0]) for r in running), default=0),
+            ready=self.ranks.warm.is_set() and not self.life.leaving,
+        )
+        return messages.encode(hello)
+
+    async def _say_when_warm(self) -> None:
+        await self.ranks.warm.wait()
+        if self.ranks.cold:
+            _log.warning("ranks are started afresh, not forked: %s", self.ranks.cold)
+        self._put(self._hello())
+
+    # --- errands -----------------------------------------------------------------------------------------------
+
+    async def _carry(self, errand: Errand) -> None:
+        if isinstance(errand, LaunchHere):
+            error = await self.ranks.launch(errand)
+        else:
+            generation = errand.generation if isinstance(errand, StopHere) else self.life.generation
+            error = await self._stop(generation, errand.grace_s)
+        self._do(self.life.step(time.monotonic(), Carried(errand, not error, error)))
+        if isinstance(errand, Leave):
+            _log.info("leaving with code %d: %s", errand.code, errand.reason)
+            await asyncio.sleep(0.2)  # for the answer to go out
+            self.ranks.quit(errand.code)
+
+    async def _stop(self, generation: int, grace_s: float) -> str:
+        (self.node_dir / "stopped").write_text(f"{generation}\n")
+        self._beat()  # the last steps, before the ranks are gone
+        return await self.ranks.stop(generation, grace_s)
+
+    # --- ranks -------------------------------------------------------------------------------------------------
+
+    def _over(self, held: Held) -> None:
+        generation, rank = (int(part) for part in held.key.split(":"))
+        where = words.folder(self.spec.log_dir, generation, rank)
+        code = held.code if held.code is not None else 1
+        reading = self._reading(held.key)
+        exit = Exit(
+            node=self.spec.node,
+            generation=generation,
+            rank=rank,
+            code=code,
+            at=held.at + self._offset_s,
+            words=words.last_words(where) if code else (),
+            latched=reading.failure if reading and reading.failed else "",
+        )
+        self._beat()
+        self._do(self.life.step(time.monotonic(), Exited(exit)))
+
+    def _reading(self, key: str) -> slot.Reading | None:
+        generation, rank = (int(part) for part in key.split(":"))
+        if self.ranks.arena is None:
+            return None
+        for index in range(self.spec.nproc):
+            reading = slot.read(self.ranks.arena, index)
+            if reading and reading.generation == generation and reading.rank == rank:
+                return reading
+        return None
+
+    def _beat(self) -> None:
+        self._beat_at = time.monotonic()
+        self._put(messages.encode(self._summary()))
+
+    def _summary(self) -> Beat:
+        """The slowest rank speaks for the node."""
+        generation = self.life.generation
+        arena = self.ranks.arena
+        found = [slot.read(arena, index) for index in range(self.spec.nproc)] if arena is not None else []
+        readings = [r for r in found if r is not None and r.generation == generation and r.step >= 0]
+        if generation == 0 or len(readings) < self.spec.nproc:
+            return Beat(node=self.spec.node, generation=generation, step=-1, at=0.0)
+        slowest = min(readings, key=lambda r: (r.step, -r.at))
+        wall_s = time.time() + self._offset_s - time.monotonic()
+        return Beat(
+            node=self.spec.node,
+            generation=generation,
+            step=slowest.step,
+            at=slowest.at + wall_s,
+            first_step=min(r.first_step for r in readings),
+            first_at=max(r.first_at for r in readings) + wall_s,
+            counted=slowest.counted,
+            loss=slowest.loss,
+            phase=slowest.phase,
+        )
+
+    async def _poll(self) -> None:
+        rotate_at = 0.0
+        while True:
+            await asyncio.sleep(POLL_S)
+            now = time.monotonic()
+            self._do(self.life.step(now, Clock()))
+            self._look_for_latches(now)
+            due = now >= self._beat_at + self.beat_s
+            if due or (self._first_said != self.life.generation and self._summary().step >= 0):
+                if not due:
+                    self._first_said = self.life.generation
+                self._beat()
+            if now >= rotate_at:
+                rotate_at = now + 1.0
+                await asyncio.to_thread(self._rotate)
+
+    def _look_for_latches(self, now: float) -> None:
+        for held in self.ranks.running():
+            reading = self._reading(held.key)
+            if reading is None or not reading.failed:
+                continue
+            since = self._latched.setdefault(held.key, now)
+            if now >= since + _LATCH_S:
+                self._latched[held.key] = float("inf")
+                self._over(msgspec.structs.replace(held, code=1, at=time.time()))
+
+    def _rotate(self) -> None:
+        for held in self.ranks.running():
+            generation, rank = (int(part) for part in held.key.split(":"))
+            where = words.folder(self.spec.log_dir, generation, rank)
+            for name in ("stdout.log", "stderr.log"):
+                if words.rotate(where / name, self.spec.settings.logs.file_bytes):
+                    _log.warning("rank %d: %s was rotated, it had grown too large", rank, name)
+
+
+def _read_done(path: Path) -> tuple[Done, ...]:
+    """Errands carried out by earlier agents; a line torn by a crash was never acknowledged."""
+    if not path.exists():
+        return ()
+    done = []
+    for line in path.read_bytes().splitlines():
+        with contextlib.suppress(msgspec.DecodeError):
+            done.append(msgspec.json.decode(line, type=Done))
+    return tuple(done)
+
+
+def _token(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8").strip() if path else ""
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    sock = socket.socket(fileno=int(sys.argv[2]))
+    asyncio.run(Agent(Path(sys.argv[1]), sock).run())
+
+
+if __name__ == "__main__":
+    main()

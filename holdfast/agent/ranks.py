@@ -1,0 +1,192 @@
+"""The ranks of one node: started through the holder, watched through their slots, ended for certain."""
+
+import asyncio
+import contextlib
+import mmap
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.agent import kernel, words
+from holdfast.model.errand import LaunchHere
+from holdfast.wire import holding, slot
+from holdfast.wire.holding import Exec, Forget, Held, Kill, Listing, Over, Preload, Quit, Refused, Started, Warmed
+from holdfast.wire.spec import NodeSpec
+from holdfast.wire.zygote import Fork
+
+_SECRET = ("HOLDFAST_TOKEN", "HOLDFAST_TOKEN_FILE")
+_UNKILLABLE_S = 15.0
+
+
+class Ranks:
+    def __init__(self, spec: NodeSpec, sock: socket.socket, on_over: Callable[[Held], None]) -> None:
+        self.spec = spec
+        self.held: dict[str, Held] = {}
+        self.warm = asyncio.Event()
+        self.cold = ""  # why there is no zygote, for the log
+        self.arena: mmap.mmap | None = None
+        self._arena_path = ""
+        self._sock = sock
+        self._sock.setblocking(False)
+        self._on_over = on_over
+        self._started: dict[str, asyncio.Future[str]] = {}
+        self._changed = asyncio.Event()
+
+    # --- talking to the holder ---------------------------------------------------------------------------------
+
+    async def listen(self, listed: asyncio.Event) -> None:
+        loop = asyncio.get_running_loop()
+        while packet := await loop.sock_recv(self._sock, holding.PACKET_BYTES):
+            match holding.to_agent(packet):
+                case Listing() as listing:
+                    self._listed(listing)
+                    listed.set()
+                case Started(key=key, pid=pid):
+                    self.held[key] = Held(key=key, pid=pid)
+                    self._answer(key, "")
+                case Refused(key=key, error=error):
+                    self._answer(key, error)
+                case Warmed(ok=ok, detail=detail):
+                    self.cold = "" if ok else detail
+                    self.warm.set()
+                case Over(rank=rank):
+                    self.held[rank.key] = rank
+                    self._changed.set()
+                    self._on_over(rank)
+        os._exit(1)  # without a holder there is nothing to be an agent of
+
+    def _listed(self, listing: Listing) -> None:
+        self.held = {rank.key: rank for rank in listing.ranks}
+        fd = os.open(listing.arena, os.O_RDWR)
+        self.arena, self._arena_path = mmap.mmap(fd, 0), listing.arena
+        os.close(fd)
+        if listing.warm:
+            self.warm.set()
+        elif self.spec.entry.zygote:
+            self._send(Preload(modules=self.spec.entry.preload, env=self._base_env()))
+        else:
+            self.cold = "not asked for"
+            self.warm.set()
+
+    def _answer(self, key: str, error: str) -> None:
+        future = self._started.pop(key, None)
+        if future and not future.done():
+            future.set_result(error)
+
+    def _send(self, message: holding.ToHolder) -> None:
+        packet = holding.encode(message)
+        with contextlib.suppress(BlockingIOError):
+            self._sock.send(packet)
+            return
+        self._sock.setblocking(True)  # the holder is busy for a moment; it never waits for us
+        self._sock.send(packet)
+        self._sock.setblocking(False)
+
+    def quit(self, code: int) -> None:
+        self._send(Quit(code=code))
+
+    # --- starting ----------------------------------------------------------------------------------------------
+
+    async def launch(self, errand: LaunchHere) -> str:
+        """Start every rank of the seat; an error in words, or nothing."""
+        for key, rank in list(self.held.items()):
+            if rank.code is not None:
+                del self.held[key]
+                self._send(Forget(key=key))
+        errors = await asyncio.gather(*(self._start(errand, local) for local in range(errand.seat.nproc)))
+        return "; ".join(e for e in errors if e)
+
+    async def _start(self, errand: LaunchHere, local: int) -> str:
+        rank = errand.seat.first_rank + local
+        where = words.folder(self.spec.log_dir, errand.generation, rank)
+        try:
+            where.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            return f"rank {rank}: cannot make its log folder {where}: {e.strerror}"
+        assert self.arena is not None
+        slot.clear(self.arena, local)
+        env = self._base_env() | self._rank_env(errand, local)
+        env["TORCHELASTIC_ERROR_FILE"] = str(where / "error.json")
+        argv = tuple(a.replace("${local_rank}", str(local)) for a in self.spec.entry.argv)
+        key, out, err = f"{errand.generation}:{rank}", str(where / "stdout.log"), str(where / "stderr.log")
+        cwd, module = self.spec.entry.cwd, self.spec.entry.module
+        if self.spec.entry.zygote and not self.cold:
+            fork = Fork(key=key, argv=argv, module=module, env=env, cwd=cwd, stdout=out, stderr=err)
+            if not await self._request(key, fork):
+                return self._note_pid(where, key)
+        python = (self.spec.entry.python, "-u", *(("-m",) if module else ())) if self.spec.entry.python else ()
+        program = (*python, *argv)
+        error = await self._request(key, Exec(key=key, argv=program, env=env, cwd=cwd, stdout=out, stderr=err))
+        return f"rank {rank}: {error}" if error else self._note_pid(where, key)
+
+    def _note_pid(self, where: Path, key: str) -> str:
+        """For people who want to look at a rank with their own tools."""
+        (where / "pid").write_text(f"{self.held[key].pid}\n")
+        return ""
+
+    async def _request(self, key: str, message: Exec | Fork) -> str:
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._started[key] = future
+        self._send(message)
+        return await future
+
+    def _base_env(self) -> dict[str, str]:
+        env = {k: v for k, v in os.environ.items() if k not in _SECRET}
+        env.setdefault("OMP_NUM_THREADS", "1")
+        return env
+
+    def _rank_env(self, errand: LaunchHere, local: int) -> dict[str, str]:
+        """torchrun's environment, and where our client finds its slot."""
+        seat, world = errand.seat, errand.world_size
+        values: dict[str, object] = {
+            "RANK": seat.first_rank + local,
+            "LOCAL_RANK": local,
+            "GROUP_RANK": seat.group_rank,
+            "ROLE_RANK": seat.first_rank + local,
+            "ROLE_NAME": self.spec.entry.role,
+            "WORLD_SIZE": world,
+            "LOCAL_WORLD_SIZE": seat.nproc,
+            "GROUP_WORLD_SIZE": errand.group_world_size,
+            "ROLE_WORLD_SIZE": world,
+            "MASTER_ADDR": errand.store_host,
+            "MASTER_PORT": errand.store_port,
+            "TORCHELASTIC_RESTART_COUNT": errand.generation - 1,
+            "TORCHELASTIC_MAX_RESTARTS": errand.max_restarts,
+            "TORCHELASTIC_RUN_ID": errand.run_id,
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+            "HOLDFAST_NODE": self.spec.node,
+            "HOLDFAST_GENERATION": errand.generation,
+            "HOLDFAST_SLOT": f"{self._arena_path}:{local}",
+        }
+        return {k: str(v) for k, v in values.items()}
+
+    # --- watching and ending -----------------------------------------------------------------------------------
+
+    def running(self, up_to: int | None = None) -> list[Held]:
+        """Ranks that have not ended, of generations up to this one."""
+        alive = [r for r in self.held.values() if r.code is None]
+        return [r for r in alive if up_to is None or int(r.key.split(":")[0]) <= up_to]
+
+    async def stop(self, up_to: int, grace_s: float) -> str:
+        """SIGTERM, grace, SIGKILL; a stopped process gets no SIGTERM, for it could not act on it."""
+        grace_until = time.monotonic() + grace_s
+        for rank in self.running(up_to):
+            stopped = kernel.state_of(rank.pid) in ("T", "t")
+            self._send(Kill(key=rank.key, signal=signal.SIGKILL if stopped or grace_s <= 0 else signal.SIGTERM))
+        await self._wait_ended(up_to, grace_until)
+        for rank in self.running(up_to):
+            self._send(Kill(key=rank.key, signal=signal.SIGKILL))
+        await self._wait_ended(up_to, time.monotonic() + _UNKILLABLE_S)
+        left = self.running(up_to)
+        return "; ".join(f"pid {r.pid} of rank {r.key.split(':')[1]} does not die" for r in left)
+
+    async def _wait_ended(self, up_to: int, until: float) -> None:
+        while self.running(up_to) and (left_s := until - time.monotonic()) > 0:
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._changed.wait()

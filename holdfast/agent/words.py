@@ -1,0 +1,51 @@
+"""A rank's output files: its last words, and a bound on what they may take of the disk."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+_TAIL_BYTES = 32 << 10
+_LINES = 40
+_LINE_CHARS = 400
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+
+def folder(log_dir: str, generation: int, rank: int) -> Path:
+    return Path(log_dir) / f"gen-{generation}" / f"rank-{rank}"
+
+
+def last_words(where: Path) -> tuple[str, ...]:
+    """The last lines of stderr, or of stdout where stderr is empty; whatever bytes they hold."""
+    for name in ("stderr.log", "stdout.log"):
+        lines = _tail(where / name)
+        if lines:
+            return lines
+    return ()
+
+
+def _tail(path: Path) -> tuple[str, ...]:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ()
+    lines = [_ANSI.sub("", line).rstrip()[:_LINE_CHARS] for line in re.split(r"[\r\n]+", text)]
+    return tuple(line for line in lines if line)[-_LINES:]
+
+
+def rotate(path: Path, limit_bytes: int) -> bool:
+    """Keep a flood from filling the disk: the file becomes PATH.1 and starts anew, its writers none the wiser.
+
+    Ranks hold the file open for appending, so it cannot be renamed away; what they write while it is copied is lost.
+    """
+    try:
+        if path.stat().st_size <= limit_bytes:
+            return False
+        shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+        os.truncate(path, 0)
+    except OSError:
+        return False
+    return True

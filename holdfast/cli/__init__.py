@@ -1,0 +1,46 @@
+"""The command line: thin, one file for each command, and the only place that wires the parts together."""
+
+import importlib
+import sys
+
+COMMANDS = {
+    "run": "run a training script, as torchrun would, and keep it running",
+    "status": "show what a job is doing now",
+    "report": "show what a job did and what it cost",
+    "stop": "stop a job",
+    "sim": "run the same decisions in virtual time",
+}
+_HIDDEN = ("controller",)  # started by `run`, not by people
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = sys.argv[1:] if argv is None else argv
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0 if args else 2
+    if args[0] == "--version":
+        from holdfast import __version__
+
+        print(f"holdfast {__version__}")
+        return 0
+    if args[0] not in COMMANDS and args[0] not in _HIDDEN:
+        print(f"holdfast: there is no command '{args[0]}'; there are {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    command = importlib.import_module(f"holdfast.cli.{args[0]}")
+    code: int = command.main(args[1:])
+    return code
+
+
+def _usage() -> str:
+    lines = [f"  {name:<8} {what}" for name, what in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: holdfast COMMAND ...",
+            "",
+            "Keeps PyTorch training jobs running while machines fail.",
+            "",
+            *lines,
+            "",
+            "holdfast COMMAND --help says more about each.",
+        ]
+    )

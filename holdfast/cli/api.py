@@ -1,0 +1,42 @@
+"""Asking a run's controller, from the command line."""
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from holdfast.cli import rundir
+from holdfast.wire.messages import TOKEN_HEADER
+
+_WAIT_S = 5.0
+
+
+class NotRunning(Exception):
+    """The run has no controller that answers."""
+
+
+class Refused(NotRunning):
+    """Something answered, and would not take the request."""
+
+
+def ask(run_dir: Path, path: str, body: dict[str, Any] | None = None) -> Any:
+    listening = rundir.listening(run_dir)
+    if listening is None:
+        raise NotRunning(f"the run in {run_dir} has no controller now")
+    return ask_url(listening.url, rundir.token(run_dir), path, body)
+
+
+def ask_url(url: str, token: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    sent = json.dumps(body).encode() if body is not None else None
+    request = urllib.request.Request(url + path, data=sent, headers={TOKEN_HEADER: token})
+    # Never through a proxy: the controller is on our own network, and the token is nobody else's business.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=_WAIT_S) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as e:
+        raise Refused(f"the controller at {url} refused: {e.read(500).decode('utf-8', 'replace')}") from None
+    except (OSError, ValueError, http.client.HTTPException) as e:
+        raise NotRunning(f"the controller at {url} does not answer: {e}") from None

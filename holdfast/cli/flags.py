@@ -1,0 +1,213 @@
+"""The command line of `holdfast run`: torchrun's flags and PET_ variables, our own flags, and one checked result."""
+
+import sys
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from holdfast.cli import flagvalues as values
+from holdfast.cli.flagtable import OURS, TORCHRUN, UNUSED, Given, UsageError, Word, read
+from holdfast.cli.flagvalues import Streams, resolve_nproc
+
+__all__ = ["FLEETS", "RunArgs", "Streams", "UsageError", "parse", "resolve_nproc"]
+
+FLEETS = ("local", "join")
+_RDZV_PORT = 29400
+_MASTER_PORT = 29500
+_PLACES = ("rdzv-endpoint", "master-addr", "node-rank")  # any of these says: a job that spans hosts
+_JOIN_ONLY = (*_PLACES, "master-port", "local-addr", "rdzv-conf")
+_CONF_KEYS = ("join_timeout", "last_call_timeout")
+_KEPT_ON_RESUME = ("resume", "config", "port", "token-file")
+
+
+class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run and how, checked; None means that nobody said, so the settings decide."""
+
+    min_nodes: int
+    max_nodes: int
+    nproc: int | str  # "auto", "gpu" and "cpu" are counted on each node, by resolve_nproc
+    standbys: int
+    max_restarts: int | None
+    fleet: str
+    endpoint: tuple[str, int] | None  # join only; port 0: any free one, the job has a single node
+    node_rank: int | None
+    local_addr: str | None
+    run_id: str | None
+    rdzv_conf: dict[str, float]  # join only; of join_timeout and last_call_timeout those that were given
+    role: str
+    log_dir: str | None
+    run_dir: str | None
+    resume: str | None
+    redirects: Streams
+    tee: Streams
+    local_ranks_filter: frozenset[int] | None
+    log_line_prefix_template: str | None
+    grace_s: float | None
+    preload: tuple[str, ...]
+    zygote: bool
+    settings: tuple[tuple[str, str], ...]
+    config: str | None
+    port: int
+    token_file: str | None
+    python: str
+    module: bool
+    no_python: bool
+    script: str  # empty with resume only
+    script_args: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def on_console(self, local_rank: int) -> int:
+        """The streams of a local rank that the console shows: bit 1 stdout, bit 2 stderr."""
+        if self.local_ranks_filter is not None and local_rank not in self.local_ranks_filter:
+            return 0
+        return (3 & ~self.redirects.of(local_rank)) | self.tee.of(local_rank)
+
+
+def parse(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
+    """Read the command line after `holdfast run`; raises UsageError, and SystemExit after --help."""
+    given = read(argv, env)
+    min_nodes, max_nodes = values.nodes(given)
+    standbys = values.number(given, "standbys") or 0
+    fleet = _fleet(given)
+    module, no_python = _entry(given)
+    run_id = given.text("rdzv-id")
+    args = RunArgs(
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        nproc=values.nproc(given),
+        standbys=standbys,
+        max_restarts=values.number(given, "max-restarts"),
+        fleet=fleet,
+        endpoint=_endpoint(given, max_nodes + standbys) if fleet == "join" else None,
+        node_rank=_node_rank(given, max_nodes + standbys) if fleet == "join" else None,
+        local_addr=given.text("local-addr") if fleet == "join" else None,
+        run_id=None if run_id == "none" else run_id,
+        rdzv_conf=_time_limits(given) if fleet == "join" else {},
+        role=given.text("role") or "default",
+        log_dir=given.text("log-dir"),
+        run_dir=given.text("run-dir"),
+        resume=values.existing(given, "resume", folder=True),
+        redirects=values.streams(given, "redirects"),
+        tee=values.streams(given, "tee"),
+        local_ranks_filter=values.local_ranks(given),
+        log_line_prefix_template=env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
+        grace_s=_grace_s(given, env),
+        preload=values.modules(given.lists["preload"]),
+        zygote="no-zygote" not in given.words,
+        settings=values.settings(given.lists["set"]),
+        config=values.existing(given, "config"),
+        port=values.number(given, "port", most=65535) or 0,
+        token_file=values.existing(given, "token-file"),
+        python=env.get("PYTHON_EXEC") or sys.executable,
+        module=module,
+        no_python=no_python,
+        script=given.script,
+        script_args=given.script_args,
+        notes=(*_unused(given), *_out_of_place(given, fleet, max_nodes + standbys), *_on_resume(given)),
+    )
+    if not (args.resume or module or no_python):
+        values.check_script(args.script, compiles=args.python == sys.executable)
+    return args
+
+
+def _fleet(given: Given) -> str:
+    fleet = given.text("fleet")
+    if fleet is not None and fleet not in FLEETS:
+        raise UsageError(f"--fleet {fleet}: there is no such fleet; known are {' and '.join(FLEETS)}")
+    places = any(given.text(name) for name in _PLACES)
+    if "standalone" in given.words:
+        if fleet == "join":
+            raise UsageError(f"{given.words['standalone'].source} keeps the job on this host; drop it or --fleet join")
+        return "local"
+    if fleet == "join" and not places:
+        raise UsageError("--fleet join: say which host carries the controller, with --rdzv-endpoint HOST:PORT")
+    return fleet or ("join" if places else "local")
+
+
+def _endpoint(given: Given, hosts: int) -> tuple[str, int]:
+    """Where the controller of a joined job listens, with torchrun's defaults."""
+    port = values.number(given, "master-port", most=65535)
+    text = given.text("rdzv-endpoint")
+    if text is not None:
+        word = given.words["rdzv-endpoint"]
+        backend = given.words.get("rdzv-backend")
+        if backend and backend.text.startswith("etcd"):
+            raise UsageError(f"{backend}: etcd has no use here; name one of the job's own hosts in {word.source}")
+        endpoint = values.host_port(word, text, _RDZV_PORT)
+    elif hosts == 1 and port is None:
+        return "localhost", 0  # as torchrun: nobody else has to find it, so jobs on one host do not collide
+    else:
+        word = Word("--master-addr", given.text("master-addr") or "127.0.0.1")
+        port = _MASTER_PORT if port is None else port
+        endpoint = values.host_port(word, f"{word.text}:{port}", port)
+    if hosts > 1 and endpoint[1] == 0:
+        raise UsageError(f"{word}: port 0 means any free port, which the other hosts cannot know; name one")
+    return endpoint
+
+
+def _node_rank(given: Given, hosts: int) -> int | None:
+    rank = values.number(given, "node-rank")
+    if rank is not None and rank >= hosts > 1:  # torchrun takes any rank for a single node
+        raise UsageError(f"{given.words['node-rank']}: the job has {hosts} nodes, counted from 0 to {hosts - 1}")
+    return rank
+
+
+def _time_limits(given: Given) -> dict[str, float]:
+    conf = values.conf(given)
+    return {key: values.seconds(f"--rdzv-conf {key}", conf[key]) for key in _CONF_KEYS if key in conf}
+
+
+def _grace_s(given: Given, env: Mapping[str, str]) -> float | None:
+    grace = values.number(given, "shutdown-timeout")
+    if grace is not None:
+        return float(grace)
+    name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # where torchrun looks next
+    return values.seconds(name, env[name]) if env.get(name) else None
+
+
+def _entry(given: Given) -> tuple[bool, bool]:
+    """Whether the script is a module, and whether it is no Python at all."""
+    module, no_python = "module" in given.words, "no-python" in given.words
+    if "resume" in given.words:
+        if given.script:
+            raise UsageError(f"--resume takes up the script of that run; drop {given.script}")
+        return module, no_python
+    if not given.script:
+        raise UsageError("no script given; write holdfast run [flags] SCRIPT [arguments of the script]")
+    if "run-path" in given.words:
+        module = no_python = False  # torchrun's rule
+    if module and no_python:
+        raise UsageError("-m runs a Python module and --no-python runs no Python; drop one of them")
+    return module, no_python
+
+
+def _unused(given: Given) -> list[str]:
+    notes = [f"{given.words[f.name].source} has no use here: {f.help}" for f in UNUSED if f.name in given.words]
+    for key in values.conf(given):
+        if key not in _CONF_KEYS:
+            notes.append(f"{given.words['rdzv-conf'].source} {key} has no use here: there is no rendezvous")
+    return notes
+
+
+def _out_of_place(given: Given, fleet: str, hosts: int) -> list[str]:
+    """Flags that have a use, but not beside the others that were given."""
+    names: tuple[str, ...]
+    if fleet == "local":
+        names, why = _JOIN_ONLY, "nodes are started on this host"
+    elif given.text("rdzv-endpoint"):
+        names, why = ("master-addr", "master-port"), f"{given.words['rdzv-endpoint'].source} names the place already"
+    elif hosts == 1 and "master-port" not in given.words:
+        names, why = ("master-addr",), "a single node needs no meeting place"
+    else:
+        return []
+    return [f"{given.words[name].source} is ignored: {why}" for name in names if given.text(name)]
+
+
+def _on_resume(given: Given) -> list[str]:
+    """Flags beside --resume; variables are left out, for they belong to the host and not to this command."""
+    if "resume" not in given.words:
+        return []
+    names = [f.name for f in TORCHRUN + OURS if f.name not in _KEPT_ON_RESUME]
+    told = [name for name in names if name in given.words and given.words[name].source == f"--{name}"]
+    told += ["preload"] if given.lists["preload"] else []
+    return [f"--{name} is ignored: the run is taken up as it was recorded" for name in told]

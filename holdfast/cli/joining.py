@@ -1,0 +1,163 @@
+"""The drop-in use: the same command on each of several hosts joins one job, whose controller is at the endpoint."""
+
+import errno
+import os
+import secrets
+import socket
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from holdfast.cli import flags, rundir
+from holdfast.cli.api import NotRunning, Refused, ask_url
+from holdfast.cli.console import Console, console_of
+from holdfast.cli.controller import node_spec
+from holdfast.cli.flags import RunArgs, UsageError
+from holdfast.cli.front import Front, watch_node
+from holdfast.config import Settings
+from holdfast.fleet.local import start_node
+from holdfast.model.topology import Job
+from holdfast.wire import spec
+from holdfast.wire.spec import Entry, RunSpec
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class Joining:
+    """One host's share in a job that spans hosts."""
+
+    def __init__(self, args: RunArgs, settings: Settings, entry: Entry) -> None:
+        assert args.endpoint is not None
+        self.args = args
+        self.host, self.port = args.endpoint
+        self.token = _token(args, self.host)
+        self.settings = settings
+        self.run_id = args.run_id or rundir.new_id()
+        self.name = f"{socket.gethostname()}-{secrets.token_hex(2)}"
+        self.nproc = flags.resolve_nproc(args.nproc)
+        self.run_dir = rundir.make(args.run_dir and f"{args.run_dir}/{self.name}", f"{self.run_id}-{self.name}")
+        log_dir = rundir.make_log_dir(args.log_dir, self.run_dir, self.run_id) / self.name
+        job = Job(
+            run_id=self.run_id,
+            min_nodes=args.min_nodes,
+            max_nodes=args.max_nodes,
+            standbys=args.standbys,
+            max_restarts=args.max_restarts,
+            can_acquire=False,
+        )
+        self.run = RunSpec(
+            job=job,
+            entry=entry,
+            settings=settings,
+            fleet="join",
+            nproc=self.nproc,
+            log_dir=str(log_dir),
+            host=self.host,
+            port=self.port,
+        )
+
+    def publish(self, run: RunSpec) -> None:
+        (self.run_dir / "token").write_text(self.token)
+        rundir.save_env(self.run_dir)
+        spec.write(self.run_dir / "run.json", run)
+        rundir.mark_newest(self.run_dir)
+
+    def start_node(self, port: int, leads: bool) -> int:
+        url = f"http://{self.host}:{port}"
+        # Without a node rank the endpoint's host comes first; the rest follow by name.
+        order = self.args.node_rank if self.args.node_rank is not None else (0 if leads else 1)
+        node = msgspec.structs.replace(node_spec(self.run, self.run_dir, url), node=self.name, order=order)
+        if not self.token:
+            node = msgspec.structs.replace(node, token_file="")
+        return start_node(self.run_dir / "nodes" / self.name, node, dict(os.environ))
+
+    def lead(self, listener: socket.socket, console: Console) -> int:
+        port = listener.getsockname()[1]
+        self.publish(msgspec.structs.replace(self.run, port=port))
+        _say(f"join fleet: this host carries the controller at {self.host}:{port}; {self._shape()}")
+        self.start_node(port, leads=True)
+        return Front(self.run_dir, listener, console).run()
+
+    def follow(self, console: Console) -> int:
+        self.publish(self.run)
+        _say(f"join fleet: node {self.name} joins the job at {self.host}:{self.port}; {self._shape()}")
+        self._wait_for_controller()
+        return watch_node(self.start_node(self.port, leads=False), console)
+
+    def _shape(self) -> str:
+        least, most = self.args.min_nodes, self.args.max_nodes
+        nodes = f"{most} node{'s' if most != 1 else ''}" + (f" (at least {least})" if least < most else "")
+        return f"{nodes} x {self.nproc} ranks; run directory {self.run_dir}"
+
+    def _wait_for_controller(self) -> None:
+        until = time.monotonic() + self.settings.recovery.wait_s
+        said = False
+        while (status := self._controller_status(last_try=time.monotonic() > until)) is None:
+            if not said:
+                said = True
+                _say(f"waiting for the controller at {self.host}:{self.port}")
+            time.sleep(0.2)
+        if not isinstance(status, dict) or "run_id" not in status:
+            raise UsageError(f"port {self.port} on {self.host} is in use by something that is not holdfast")
+        if self.args.run_id and status["run_id"] != self.args.run_id:
+            raise UsageError(f"{self.host}:{self.port} runs the job {status['run_id']}, not {self.args.run_id}")
+
+    def _controller_status(self, last_try: bool) -> object:
+        try:
+            return ask_url(f"http://{self.host}:{self.port}", self.token, "/api/v1/status")
+        except Refused as e:
+            raise UsageError(f"{e}; set HOLDFAST_TOKEN to the same value on every host") from None
+        except NotRunning as e:
+            if last_try:
+                raise UsageError(f"{e}; nobody answered for {self.settings.recovery.wait_s:g} s") from None
+            return None
+
+
+def join(args: RunArgs, settings: Settings, entry: Entry) -> int:
+    joining = Joining(args, settings, entry)
+    console = console_of(args, joining.run)
+    listener = _try_to_lead(joining.host, joining.port, args.node_rank)
+    return joining.lead(listener, console) if listener else joining.follow(console)
+
+
+def _try_to_lead(host: str, port: int, node_rank: int | None) -> socket.socket | None:
+    """Whoever can bind the endpoint carries the controller; on its host that is the first to come."""
+    if node_rank not in (None, 0) and host not in _LOOPBACK:
+        return None
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as e:
+        raise UsageError(f"the host of the endpoint, {host}, cannot be found: {e.strerror}") from None
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(4096)
+    except OSError as e:
+        listener.close()
+        if e.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+            return None
+        raise UsageError(f"cannot listen at {host}:{port}: {e.strerror}") from None
+    return listener
+
+
+def _token(args: RunArgs, host: str) -> str:
+    """The join token, from a file or the environment, never from the command line."""
+    if path := args.token_file or os.environ.get("HOLDFAST_TOKEN_FILE"):
+        try:
+            return Path(path).read_text(encoding="utf-8").strip()
+        except OSError as e:
+            raise UsageError(f"cannot read the token file {path}: {e.strerror}") from None
+    token = os.environ.get("HOLDFAST_TOKEN", "")
+    if not token and host not in _LOOPBACK:
+        raise UsageError(
+            f"{host} is not this host's loopback, so a join token is needed: set HOLDFAST_TOKEN, or --token-file FILE, "
+            "to the same secret on every host"
+        )
+    return token
+
+
+def _say(text: str) -> None:
+    print(f"holdfast: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,111 @@
+"""`holdfast report`: what a job did and what it cost, live or finished, from its journal alone."""
+
+import argparse
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.cli import rundir
+from holdfast.cli.flagtable import UsageError
+from holdfast.cli.status import duration
+from holdfast.core.account import Use, fold
+from holdfast.core.report import Report, report_of
+from holdfast.core.story import phases
+from holdfast.journal.sqlite import JournalError, SqliteJournal
+
+_COLOURS = {
+    Use.TRAIN: "green",
+    Use.REDO: "magenta",
+    Use.DETECT: "red",
+    Use.STOP: "bright_red",
+    Use.LAUNCH: "yellow",
+    Use.RESTORE: "cyan",
+    Use.WAIT: "bright_black",
+}
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="holdfast report", description="Show what a job did and what it cost.")
+    parser.add_argument("run", nargs="?", help="run directory or id (default: the newest run)")
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    args = parser.parse_args(argv)
+    try:
+        run_dir = rundir.find(args.run)
+        report = load(run_dir)
+    except (UsageError, JournalError) as e:
+        print(f"holdfast report: {e}", file=sys.stderr)
+        return 2
+    if args.json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        Console(highlight=False).print(render(report))
+    return 0
+
+
+def load(run_dir: Path) -> Report:
+    path = run_dir / "journal.db"
+    if not path.exists():
+        raise UsageError(f"{run_dir} has no journal yet; its controller has not started")
+    journal = SqliteJournal(path, read_only=True)
+    now = time.time() if rundir.listening(run_dir) else None
+    return report_of(fold(journal.read(), now))
+
+
+def render(report: Report) -> Group:
+    ended = f"ended with code {report.code}: {report.ending}" if report.code is not None else report.phase
+    mttr = f", mean time to recover {report.mttr_s:.1f} s" if report.mttr_s is not None else ""
+    head = Text.assemble(
+        (f"ETTR {100 * report.ettr:.1f} %", "bold green"),
+        f" of {duration(report.wall_s)}: {len(report.incidents)} incidents{mttr}; step {max(report.step, 0)}, ",
+        f"generation {report.generation}; {ended}",
+    )
+    return Group(head, _bar(report), _spent(report), _incidents(report))
+
+
+def _bar(report: Report, width: int = 100) -> Text:
+    """The wall clock as one line, every use in its colour; the longest use of a cell gives its colour."""
+    if report.wall_s <= 0:
+        return Text("")
+    bar = Text()
+    for cell in range(width):
+        start = report.start_at + cell * report.wall_s / width
+        end = start + report.wall_s / width
+        shares: dict[Use, float] = {}
+        for span in report.spans:
+            shared = min(end, span.end_at) - max(start, span.start_at)
+            if shared > 0:
+                shares[span.use] = shares.get(span.use, 0.0) + shared
+        use = max(shares, key=lambda u: shares[u], default=Use.WAIT)
+        bar.append("█", style=_COLOURS[use])
+    return bar
+
+
+def _spent(report: Report) -> Text:
+    text = Text()
+    for use in Use:
+        seconds = report.spent_s[use]
+        if seconds > 0:
+            text.append("█ ", style=_COLOURS[use])
+            text.append(f"{use.value} {duration(seconds)}   ")
+    return text
+
+
+def _incidents(report: Report) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", title_justify="left")
+    for column in ("#", "at", "what happened", "why and what was done", "lost"):
+        table.add_column(column, vertical="top")
+    for record in report.incidents:
+        at = datetime.fromtimestamp(record.alarm_at).strftime("%H:%M:%S")
+        step = f" at step {record.good_step}" if record.good_step >= 0 else " before its first step"
+        swapped = f"; {', '.join(record.admitted)} took its place" if record.admitted else ""
+        lost = f"{record.resumed_at - record.good_at:.1f} s ({phases(record)})"
+        if record.resumed_from is not None:
+            lost += f", {max(0, record.good_step - record.resumed_from)} steps redone"
+        table.add_row(str(record.number), at, f"{record.cause}{step}", f"{record.verdict.reason}{swapped}", lost)
+    return table

@@ -1,0 +1,137 @@
+"""`holdfast run`: torchrun's command line, and a job that heals itself."""
+
+import contextlib
+import errno
+import os
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+
+from holdfast import config
+from holdfast.cli import flags, rundir
+from holdfast.cli.console import console_of
+from holdfast.cli.flags import RunArgs, UsageError
+from holdfast.cli.front import Front
+from holdfast.cli.joining import join
+from holdfast.client.zygote import DEFAULT_PRELOAD
+from holdfast.config import ConfigError, Settings
+from holdfast.model.topology import Job
+from holdfast.wire import spec
+from holdfast.wire.spec import Entry, RunSpec
+
+
+def main(argv: list[str]) -> int:
+    try:
+        args = flags.parse(argv, os.environ)
+        for note in args.notes:
+            print(f"holdfast: {note}", file=sys.stderr)
+        if args.resume is not None:
+            return _resume(args)
+        settings = _settings(args)
+        if args.fleet == "join":
+            return join(args, settings, _entry(args))
+        return _local(args, settings)
+    except (UsageError, ConfigError) as e:
+        print(f"holdfast run: {e}", file=sys.stderr)
+        return 2
+
+
+def _settings(args: RunArgs) -> Settings:
+    """Settings, with what torchrun's own flags say about them on top."""
+    given = [*args.settings]
+    if args.grace_s is not None:
+        given.append(("recovery.shutdown_grace_s", str(args.grace_s)))
+    for key, setting in (("join_timeout", "recovery.wait_s"), ("last_call_timeout", "recovery.last_call_s")):
+        if key in args.rdzv_conf:
+            given.append((setting, str(args.rdzv_conf[key])))
+    if args.fleet == "join" and not any(key == "node.lost_s" for key, _ in given):
+        given.append(("node.lost_s", "1800"))  # a controller on another host may take its time to come back
+    return config.load(args.config, given)
+
+
+def _entry(args: RunArgs) -> Entry:
+    return Entry(
+        argv=(args.script, *args.script_args),
+        module=args.module,
+        python="" if args.no_python else args.python,
+        zygote=args.zygote and not args.no_python and args.python == sys.executable,
+        preload=(*DEFAULT_PRELOAD, *args.preload),
+        cwd=os.getcwd(),
+        role=args.role,
+    )
+
+
+def _local(args: RunArgs, settings: Settings) -> int:
+    nproc = flags.resolve_nproc(args.nproc)
+    run_id = args.run_id or rundir.new_id()
+    listener = listen("127.0.0.1", args.port)
+    run_dir = rundir.make(args.run_dir, run_id)
+    log_dir = rundir.make_log_dir(args.log_dir, run_dir, run_id)
+    job = Job(
+        run_id=run_id,
+        min_nodes=args.min_nodes,
+        max_nodes=args.max_nodes,
+        standbys=args.standbys,
+        max_restarts=args.max_restarts,
+    )
+    run = RunSpec(
+        job=job,
+        entry=_entry(args),
+        settings=settings,
+        fleet="local",
+        nproc=nproc,
+        log_dir=str(log_dir),
+        port=listener.getsockname()[1],
+    )
+    publish(run_dir, run, os.urandom(16).hex())
+    nodes = f"{_plural(args.max_nodes, 'node')} x {_plural(nproc, 'rank')} on this host"
+    shrink = f" (at least {args.min_nodes})" if args.min_nodes < args.max_nodes else ""
+    more = f", {_plural(args.standbys, 'standby')}" if args.standbys else ""
+    print(f"holdfast: local fleet: {nodes}{shrink}{more}; run directory {run_dir}", file=sys.stderr, flush=True)
+    return Front(run_dir, listener, console_of(args, run)).run()
+
+
+def publish(run_dir: Path, run: RunSpec, token: str) -> None:
+    (run_dir / "token").write_text(token)
+    rundir.save_env(run_dir)
+    spec.write(run_dir / "run.json", run)
+    rundir.mark_newest(run_dir)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The controller's port, bound here: it outlives controllers, and trouble with it is told before anything starts."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(4096)
+    except OSError as e:
+        listener.close()
+        why = "is in use" if e.errno == errno.EADDRINUSE else f"cannot be used: {e.strerror}"
+        raise UsageError(f"port {port} on {host} {why}; give another with --port, or 0 for any free one") from None
+    return listener
+
+
+def _resume(args: RunArgs) -> int:
+    run_dir = rundir.find(args.resume)
+    run = rundir.read_spec(run_dir)
+    if alive := rundir.listening(run_dir):
+        raise UsageError(f"this run has a controller already (pid {alive.pid}); look with holdfast status {run_dir}")
+    if (run_dir / "exit.json").exists():
+        raise UsageError(f"this run has ended; see holdfast report {run_dir}, or start a new one")
+    if args.settings or args.config:
+        run = msgspec.structs.replace(run, settings=_settings(args))
+        spec.write(run_dir / "run.json", run)
+    listener = listen(run.host, run.port)
+    console = console_of(args, run)
+    with contextlib.suppress(OSError):
+        console.skip_to_end()
+    print(f"holdfast: resuming {run.job.run_id} in {run_dir}", file=sys.stderr, flush=True)
+    return Front(run_dir, listener, console).run()
+
+
+def _plural(count: int, noun: str) -> str:
+    plural = "standbys" if noun == "standby" else f"{noun}s"
+    return f"{count} {noun if count == 1 else plural}"

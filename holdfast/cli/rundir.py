@@ -1,0 +1,104 @@
+"""Run directories: where they are, how one is made, and how the newest is found."""
+
+import json
+import os
+import secrets
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from holdfast.cli.flagtable import UsageError
+from holdfast.wire import spec
+from holdfast.wire.spec import Listening, RunSpec
+
+
+def home() -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(os.environ.get("HOLDFAST_HOME") or Path(state) / "holdfast")
+
+
+def make(wanted: str | None, run_id: str) -> Path:
+    """A new run directory, for its owner alone."""
+    run_dir = Path(wanted).absolute() if wanted else home() / "runs" / run_id
+    try:
+        run_dir.mkdir(parents=True, mode=0o700, exist_ok=True)
+        if (run_dir / "run.json").exists():
+            raise UsageError(f"{run_dir} holds a run already: go on with --resume {run_dir}, or give another --run-dir")
+        (run_dir / "token").touch(mode=0o600)
+    except OSError as e:
+        raise UsageError(f"cannot make the run directory {run_dir}: {e.strerror}; give another with --run-dir") from None
+    return run_dir
+
+
+def make_log_dir(wanted: str | None, run_dir: Path, run_id: str) -> Path:
+    log_dir = Path(wanted).absolute() / run_id if wanted else run_dir / "logs"
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+        probe = log_dir / f".{secrets.token_hex(4)}"
+        probe.touch()
+        probe.unlink()
+    except OSError as e:
+        raise UsageError(f"cannot write to the log directory {log_dir}: {e.strerror}; give another --log-dir") from None
+    return log_dir
+
+
+def new_id() -> str:
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def save_env(run_dir: Path) -> None:
+    """Nodes that come later, even after a resume from another shell, run in the environment of the first hour."""
+    path = run_dir / "env.json"
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(dict(os.environ)))
+
+
+def read_env(run_dir: Path) -> dict[str, str]:
+    env: dict[str, str] = json.loads((run_dir / "env.json").read_text())
+    return env
+
+
+def mark_newest(run_dir: Path) -> None:
+    """So that `holdfast report` needs no argument; a home that cannot be written is no reason to fail."""
+    try:
+        home().mkdir(parents=True, exist_ok=True)
+        link = home() / f".newest.{os.getpid()}"
+        link.symlink_to(run_dir)
+        link.replace(home() / "newest")
+    except OSError:
+        pass
+
+
+def find(wanted: str | None) -> Path:
+    """The run directory that was meant: the one given, by path or id, or the newest."""
+    if wanted is None:
+        newest = home() / "newest"
+        if not newest.exists():
+            raise UsageError("there is no run yet; start one with holdfast run, or name a run directory")
+        return newest.resolve()
+    for path in (Path(wanted), home() / "runs" / wanted):
+        if (path / "run.json").exists():
+            return path.absolute()
+    raise UsageError(f"{wanted} is no run directory (it has no run.json); name the one that holdfast run printed")
+
+
+def read_spec(run_dir: Path) -> RunSpec:
+    try:
+        return spec.read(run_dir / "run.json", RunSpec)
+    except (OSError, msgspec.DecodeError) as e:
+        raise UsageError(f"{run_dir}/run.json cannot be read: {e}; is this a run directory of this version?") from None
+
+
+def token(run_dir: Path) -> str:
+    return (run_dir / "token").read_text(encoding="utf-8").strip()
+
+
+def listening(run_dir: Path) -> Listening | None:
+    """Where the run's controller answers, if one is alive."""
+    try:
+        found = spec.read(run_dir / "controller.json", Listening)
+        cmdline = Path(f"/proc/{found.pid}/cmdline").read_bytes()
+    except (OSError, msgspec.DecodeError):
+        return None
+    return found if b"holdfast" in cmdline else None

@@ -1,0 +1,81 @@
+"""`holdfast status`: what a job is doing now, once or live."""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.cli import rundir
+from holdfast.cli.api import NotRunning, ask
+from holdfast.cli.flagtable import UsageError
+
+_COLOURS = {"training": "green", "stopping": "red", "launching": "yellow", "starting": "yellow", "waiting": "yellow"}
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="holdfast status", description="Show what a job is doing now.")
+    parser.add_argument("run", nargs="?", help="run directory or id (default: the newest run)")
+    parser.add_argument("-w", "--watch", action="store_true", help="keep showing it until the job ends")
+    parser.add_argument("--json", action="store_true", help="print the status as JSON")
+    args = parser.parse_args(argv)
+    try:
+        run_dir = rundir.find(args.run)
+        if args.watch:
+            return _watch(run_dir)
+        status = ask(run_dir, "/api/v1/status")
+    except UsageError as e:
+        print(f"holdfast status: {e}", file=sys.stderr)
+        return 2
+    except NotRunning as e:
+        print(f"holdfast status: {e}; see what it did with holdfast report", file=sys.stderr)
+        return 1
+    print(json.dumps(status)) if args.json else Console().print(render(status))
+    return 0
+
+
+def _watch(run_dir: Path) -> int:
+    status = ask(run_dir, "/api/v1/status")
+    with Live(render(status), refresh_per_second=4) as live:
+        while True:
+            time.sleep(0.5)
+            try:
+                live.update(render(ask(run_dir, "/api/v1/status")))
+            except NotRunning:
+                return 0
+
+
+def render(status: dict[str, Any]) -> Group:
+    """One screen: the state and its reason, the nodes, the last incident."""
+    phase = status["phase"]
+    head = Text.assemble(
+        (f" {phase} ", f"bold reverse {_COLOURS.get(phase, 'white')}"),
+        f"  generation {status['generation']}, step {max(status['step'], 0)}, ",
+        (f"ETTR {100 * status['ettr']:.1f} %", "bold"),
+        f" of {duration(status['wall_s'])}, {status['incidents']} incidents   run {status['run_id']}",
+    )
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("node", "role", "ranks", "step", "loss", "phase"):
+        table.add_column(column, justify="right" if column in ("step", "loss") else "left")
+    for node in status["nodes"]:
+        loss = f"{node['loss']:.4f}" if node["loss"] is not None else ""
+        step = str(node["step"]) if node["step"] >= 0 else ""
+        table.add_row(node["node"], node["role"], node["ranks"], step, loss, node["phase"])
+    lines: list[Text | Table] = [head, Text(f"now: {status['reason']}", style="dim"), table]
+    if status["last_incident"]:
+        lines.append(Text(f"last incident: {status['last_incident']}"))
+    return Group(*lines)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

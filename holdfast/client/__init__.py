@@ -1,0 +1,1 @@
+"""What lives inside a rank, and the zygote and the store beside it."""

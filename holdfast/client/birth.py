@@ -1,0 +1,94 @@
+"""Makes a forked copy of the zygote into a rank that looks freshly started."""
+
+import importlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple
+
+from holdfast.client import kernel
+from holdfast.wire.zygote import Fork
+
+# Left as they are: the interpreter's own handlers for these belong to faulthandler.
+_FATAL = {signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL}
+_FRESH: dict[int, signal.Handlers | Callable[[int, FrameType | None], object]] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGPIPE: signal.SIG_IGN,
+    signal.SIGXFSZ: signal.SIG_IGN,
+}
+
+
+class Files(NamedTuple):
+    """What the rank starts with, opened before the fork so that failures can still be told to the holder."""
+
+    stdin: int
+    stdout: int
+    stderr: int
+    cwd: int
+
+    @classmethod
+    def open(cls, request: Fork) -> "Files":
+        fds: list[int] = []
+        log = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        try:
+            fds.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            fds += [os.open(path, log, 0o644) for path in (request.stdout, request.stderr)]
+            fds.append(os.open(request.cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        except OSError:
+            for fd in fds:
+                os.close(fd)
+            raise
+        return cls(*fds)
+
+    def close(self) -> None:
+        for fd in self:
+            os.close(fd)
+
+
+def become(request: Fork, files: Files, coerced: dict[str, str]) -> None:
+    """Turn this process into the rank, as far as it can be done while it is still the usher's child."""
+    os.setsid()
+    for fd, standard in zip(files[:3], (0, 1, 2), strict=True):
+        os.dup2(fd, standard)
+    os.fchdir(files.cwd)
+    files.close()
+    os.environ.clear()
+    os.environ.update(coerced | request.env)
+    _default_signals()
+    _forget_the_zygote()
+    python = [sys.executable, "-u", *(["-m"] if request.module else [])]
+    kernel.show_as([*python, *request.argv], [f"{name}={value}" for name, value in request.env.items()])
+    kernel.allow_stacks()
+
+
+def settle(usher: int, holder: int) -> None:
+    """Wait until the kernel has made this process the holder's child, and tie it to the holder's life."""
+    while os.getppid() == usher:
+        time.sleep(0.0005)
+    kernel.die_with_parent()
+    if os.getppid() != holder:
+        os._exit(127)  # the holder died meanwhile
+
+
+def _default_signals() -> None:
+    for number in signal.valid_signals() - _FATAL - {signal.SIGKILL, signal.SIGSTOP}:
+        fresh = _FRESH.get(number, signal.SIG_DFL)
+        if signal.getsignal(number) != fresh:
+            signal.signal(number, fresh)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _forget_the_zygote() -> None:
+    """Undo what modules remember from when they were imported; `random` reseeds itself after a fork."""
+    importlib.invalidate_caches()
+    loaded: dict[str, Any] = dict(sys.modules)
+    if "numpy.random" in loaded:
+        loaded["numpy.random"].seed()
+    if "tempfile" in loaded:
+        loaded["tempfile"].tempdir = None
+    if "multiprocessing.process" in loaded:
+        loaded["multiprocessing.process"].ORIGINAL_DIR = os.getcwd()
+        loaded["multiprocessing.process"].current_process().authkey = os.urandom(32)

@@ -1,0 +1,149 @@
+"""Runs a script as `__main__` in this process, so that it cannot tell the difference to a fresh interpreter."""
+
+import atexit
+import builtins
+import io
+import os
+import pkgutil
+import runpy
+import signal
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Sequence
+from importlib.machinery import BuiltinImporter, SourceFileLoader, SourcelessFileLoader
+
+from holdfast.client.progress import here
+
+
+def run_script(argv: Sequence[str], module: bool) -> None:
+    """Run `python -u argv...`, or `python -u -m argv...`.
+
+    Returns when the script has ended well, so that the interpreter finishes as always. After a failure it is first
+    latched in the slot, then printed, and the process ends without the seconds of interpreter teardown.
+    """
+    main = _fresh_main()
+    sys.orig_argv = [sys.executable, "-u", *(["-m"] if module else []), *argv]
+    sys.argv = ["-m" if module else argv[0], *argv[1:]]
+    sys.modules["__main__"] = main
+    failure: BaseException | None = None
+    try:
+        if module:
+            _add_path(os.getcwd())
+            runpy._run_module_as_main(argv[0])  # type: ignore[attr-defined]
+        else:
+            _run_file(_absolute(argv[0]), main)
+    except BaseException as e:
+        failure = e
+    if failure is not None:
+        _end(failure)
+
+
+def _fresh_main() -> types.ModuleType:
+    main = types.ModuleType("__main__")
+    main.__loader__ = BuiltinImporter
+    vars(main).update(__annotations__={}, __builtins__=builtins)
+    return main
+
+
+def _add_path(path: str) -> None:
+    if not sys.flags.safe_path:
+        sys.path.insert(0, path)
+
+
+def _absolute(path: str) -> str:
+    # As the interpreter does it: the path stays as it was written.
+    return path if os.path.isabs(path) else os.path.join(os.getcwd(), path.removeprefix("./"))
+
+
+def _run_file(path: str, main: types.ModuleType) -> None:
+    if pkgutil.get_importer(path) is not None:  # a folder or an archive with a __main__ module
+        sys.path.insert(0, path)
+        runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+        return
+    try:
+        with io.open_code(path) as file:
+            code = pkgutil.read_code(file)  # if it is compiled already
+            file.seek(0)
+            source = file.read()
+    except OSError as e:
+        print(f"{sys.executable}: can't open file {path!r}: [Errno {e.errno}] {e.strerror}", file=sys.stderr)
+        raise SystemExit(2) from None
+    _add_path(os.path.dirname(os.path.realpath(path)))
+    main.__loader__ = (SourcelessFileLoader if code else SourceFileLoader)("__main__", path)
+    vars(main).update(__file__=path, __cached__=None)
+    exec(code or compile(source, path, "exec", dont_inherit=True), vars(main))
+
+
+def _end(failure: BaseException) -> None:
+    failure.__traceback__ = _without_us(failure.__traceback__)
+    code = _exit_code(failure)
+    if code == 0:
+        return
+    here.fail(_words(failure))
+    if not isinstance(failure, SystemExit):
+        code = _show(failure)
+    elif not isinstance(failure.code, int):
+        print(failure.code, file=sys.stderr)
+    flushed = _finish()
+    if type(failure) is KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(code if flushed else 120)
+
+
+def _exit_code(failure: BaseException) -> int:
+    if not isinstance(failure, SystemExit):
+        return 1
+    if failure.code is None:
+        return 0
+    if not isinstance(failure.code, int):
+        return 1
+    return failure.code & 0xFF if -(1 << 63) <= failure.code < 1 << 63 else 0xFF
+
+
+def _words(failure: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception_only(failure)).strip().splitlines()[-1]
+    except Exception:  # its __str__ is the user's
+        return type(failure).__name__
+
+
+def _show(failure: BaseException) -> int:
+    """Print the exception as the interpreter would, through whatever hook the script has set; the exit code."""
+    sys.last_type, sys.last_value, sys.last_traceback = type(failure), failure, failure.__traceback__
+    try:
+        sys.excepthook(type(failure), failure, failure.__traceback__)
+    except SystemExit as e:
+        if e.code is not None and not isinstance(e.code, int):
+            print(e.code, file=sys.stderr)
+        return _exit_code(e)
+    except BaseException as e:
+        print("Error in sys.excepthook:", file=sys.stderr)
+        sys.__excepthook__(type(e), e, _without_us(e.__traceback__))
+        print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(type(failure), failure, failure.__traceback__)
+    return 1
+
+
+def _without_us(tb: types.TracebackType | None) -> types.TracebackType | None:
+    while tb is not None and tb.tb_frame.f_code.co_filename == __file__:
+        tb = tb.tb_next
+    return tb
+
+
+def _finish() -> bool:
+    """What the interpreter does at exit, up to where it would take itself apart; False if output was lost."""
+    for act in (threading._shutdown, atexit._run_exitfuncs):  # type: ignore[attr-defined]
+        try:
+            act()
+        except BaseException:
+            traceback.print_exc()
+    ok = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):  # full disk; closed; replaced by the script
+            ok = False
+    return ok

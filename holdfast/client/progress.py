@@ -1,0 +1,167 @@
+"""The verbs of a training script: each returns in microseconds, never raises, and does nothing without an agent.
+
+Losses may be numbers or tensors. A tensor on the CPU is read at once. One on an accelerator is never waited for: it is
+copied on the current stream and reported by a later call, so it shows a step or two late, under its own step.
+"""
+
+import os
+import sys
+
+from holdfast.wire.record import SLOT_BYTES, Slot, open_arena, owner
+
+TYPE_CHECKING = False  # importing typing would take longer than all the rest
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    from holdfast.client.device import Copies
+
+    Model = TypeVar("Model")
+
+SLOT = "HOLDFAST_SLOT"  # "<path of the arena>:<index>"
+GENERATION = "HOLDFAST_GENERATION"
+
+
+class Progress:
+    """What this process tells its node."""
+
+    def __init__(self) -> None:
+        self._slot: Slot | None = None
+        self._sought = False  # the environment is looked at once
+        self._told = False  # the script tells its steps itself
+        self._copies: Copies | None = None
+        # Children are not the rank: what they say would overwrite what it said.
+        os.register_at_fork(after_in_child=self._leave)
+
+    def attach(self, model: "Model" = None) -> "Model":  # type: ignore[assignment]
+        """Report from here on; a DistributedDataParallel model gets the same reduction layout in every generation.
+
+        Call it on every rank, after wrapping the model and before its first backward pass. Returns the model.
+        """
+        try:
+            if self.slot() is not None and model is not None:
+                self._fix_layout(model)
+        except Exception as e:
+            print(f"holdfast: the reduction layout stays as it was: {e!r}", file=sys.stderr)
+        return model
+
+    def step(self, step: int, loss: object = None, grad_norm: object = None) -> None:
+        """Step number `step` is done."""
+        try:
+            slot = self._slot or self.slot()
+            if slot is None:
+                return
+            if type(step) is not int:
+                step = int(step) if _is_here(step) else -1
+            if not 0 <= step < 1 << 63:
+                return
+            self._told = True
+            if self._copies is not None:
+                self._copies.collect(slot)
+            if loss is not None or grad_norm is not None:
+                self._note(slot, step, loss, grad_norm)
+            slot.step(step)
+        except Exception:
+            return  # whatever was passed, training goes on
+
+    def count(self, steps: int) -> None:
+        """The optimizer hook has seen this many steps; superseded for good once the script tells its own."""
+        if self._slot is not None and not self._told:
+            self._slot.step(steps, counted=True)
+
+    def phase(self, name: str) -> "Phase":
+        """The rank is in phase `name` from now on; as a context manager, until the block ends."""
+        try:
+            slot = self.slot()
+            before = slot.phase if slot else ""
+            if slot:
+                slot.enter(str(name))
+            return Phase(slot, before)
+        except Exception:
+            return Phase(None, "")
+
+    def fail(self, text: str) -> None:
+        """The rank ends by this failure."""
+        if self._slot is not None:
+            self._slot.fail(text)
+
+    def begin(self) -> Slot | None:
+        """Look at the environment anew, as a rank that was just forked must."""
+        self._sought = False
+        return self.slot()
+
+    def slot(self) -> Slot | None:
+        """This rank's slot; None without an agent, and in children of the rank."""
+        if self._sought:
+            return self._slot
+        self._sought = True
+        try:
+            self._slot = _open(os.environ)
+        except (OSError, ValueError):
+            self._slot = None
+        return self._slot
+
+    def _leave(self) -> None:
+        self._slot, self._sought, self._copies = None, True, None
+
+    def _note(self, slot: Slot, step: int, loss: object, grad_norm: object) -> None:
+        if not (_is_here(loss) and _is_here(grad_norm)):
+            if self._copies is None:
+                from holdfast.client.device import Copies
+
+                self._copies = Copies()
+            self._copies.start(step, loss, grad_norm)
+        else:
+            slot.note(step, _number(loss), _number(grad_norm))
+
+    def _fix_layout(self, model: object) -> None:
+        if "torch.nn.parallel.distributed" in sys.modules:
+            from holdfast.client.layout import fix
+
+            fix(model)
+
+
+class Phase:
+    """What `phase` returns, so that `with` can end it."""
+
+    def __init__(self, slot: Slot | None, before: str) -> None:
+        self._slot = slot
+        self._before = before
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, *exc: object) -> None:
+        try:
+            if self._slot is not None:
+                self._slot.enter(self._before)
+        except Exception:
+            return
+
+
+def _open(environ: "os._Environ[str]") -> Slot | None:
+    place = environ.get(SLOT)
+    if not place:
+        return None
+    path, _, index = place.rpartition(":")
+    generation, rank = int(environ.get(GENERATION, 0)), int(environ.get("RANK", 0))
+    arena = open_arena(path)
+    before = owner(arena[int(index) * SLOT_BYTES : (int(index) + 1) * SLOT_BYTES])
+    if before and before[0] == generation and before[1] != os.getpid() and os.path.exists(f"/proc/{before[1]}"):
+        return None  # the environment is inherited; this is some child of the rank
+    return Slot(arena, int(index), generation=generation, rank=rank)
+
+
+def _is_here(value: object) -> bool:
+    """Whether the value can be read without waiting for a device."""
+    if value is None or type(value) is float or type(value) is int:
+        return True
+    return str(getattr(value, "device", "cpu")) == "cpu"
+
+
+def _number(value: object) -> float | None:
+    if value is None or hasattr(value, "device_mesh"):  # reading a distributed tensor may take a collective
+        return None
+    return float(value.item() if hasattr(value, "item") else value)  # type: ignore[arg-type]
+
+
+here = Progress()

@@ -1,0 +1,176 @@
+"""The zygote: a process that has imported what ranks need and touched no device; ranks are forked from it.
+
+    python -u -m holdfast.client.zygote --fd N [--preload MODULE]...
+
+It is started by the holder, a subreaper, with one end of a packet socket as file N. The zygote always has a child, the
+usher, forked in advance: the usher takes the requests that are waiting, forks a rank for each and ends, whereupon the
+kernel hands the ranks to the holder, who will reap them. So a rank costs one fork of latency, not two.
+"""
+
+import argparse
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.client import kernel
+from holdfast.client.birth import Files, become, settle
+from holdfast.client.main import run_script
+from holdfast.client.progress import here
+from holdfast.wire.zygote import PACKET_BYTES, Fork, Forked, ForkFailed, Warm, encode, to_zygote
+
+# What DDP and FSDP2 scripts import by themselves up to the end of their first steps, a checkpoint and a data loader
+# included: found by comparing sys.modules. The second alone takes longer than torch, and brings the third.
+DEFAULT_PRELOAD = (
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.profiler._cupti_monitor",
+    "torch.utils.serialization.config",
+    "multiprocessing.popen_fork",
+    "multiprocessing.queues",
+    "multiprocessing.synchronize",
+)
+
+_NO_MORE = 3  # exit code of an usher whose socket has ended
+
+
+class Birth(NamedTuple):
+    """In a process that was just forked: the rank it is to become."""
+
+    request: Fork
+    files: Files
+    usher: int
+
+
+class Serving(NamedTuple):
+    """What the zygote serves with."""
+
+    socket: socket.socket
+    holder: int
+    coerced: dict[str, str]  # variables that this interpreter set for itself, and a fresh one would
+
+
+def warm_up(fd: int, preload: list[str]) -> Serving:
+    """Import everything, then say so."""
+    holder = os.getppid()
+    kernel.die_with_parent()
+    if os.getppid() != holder:
+        sys.exit("holdfast: the holder has ended")
+    _close_inherited({0, 1, 2, fd})
+    serving = Serving(socket.socket(fileno=fd), holder, _coerced())
+    serving.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * PACKET_BYTES)
+    if not sys.flags.safe_path:
+        sys.path.pop(0)  # the working directory, which a script does not have there; nothing is preloaded from it
+    gc.disable()  # imports make no garbage worth looking for, and a collection would touch every page
+    skipped = tuple(name for name in preload if not _imported(name))
+    if "torch.optim.optimizer" in sys.modules:
+        from holdfast.client import hook
+
+        hook.install(here)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the holder's to answer
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    serving.socket.send(encode(Warm(modules=len(sys.modules), threads=kernel.threads(), skipped=skipped)))
+    return serving
+
+
+def serve(serving: Serving) -> Birth | None:
+    """Fork ranks until the holder closes the socket; None in the zygote, which is then done."""
+    while True:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        usher = os.fork()
+        if usher == 0:
+            ours.close()
+            birth = _usher(serving, theirs)
+            serving.socket.close()
+            theirs.close()
+            return birth
+        theirs.close()
+        answers = []
+        with ours:
+            while answer := ours.recv(PACKET_BYTES):
+                answers.append(answer)
+        _, status = os.waitpid(usher, 0)  # from here on the ranks are the holder's
+        for answer in answers:
+            serving.socket.send(answer)
+        if status != 0:
+            if os.waitstatus_to_exitcode(status) == _NO_MORE:
+                return None
+            sys.exit("holdfast: the zygote lost its usher")  # with requests that nobody will answer
+
+
+def _usher(serving: Serving, answers: socket.socket) -> Birth:
+    """Fork a rank for every request that waits, then end; returns in the ranks only."""
+    kernel.die_with_parent()
+    packet = serving.socket.recv(PACKET_BYTES)
+    if not packet:
+        os._exit(_NO_MORE)
+    usher = os.getpid()
+    while packet:
+        request = to_zygote(packet)
+        try:
+            files = Files.open(request)
+            pid = os.fork()
+            if pid == 0:
+                return Birth(request, files, usher)
+            files.close()
+            answers.send(encode(Forked(key=request.key, pid=pid)))
+        except OSError as e:
+            answers.send(encode(ForkFailed(key=request.key, error=str(e))))
+        try:
+            packet = serving.socket.recv(PACKET_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            packet = b""
+    os._exit(0)
+
+
+def _imported(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except (Exception, SystemExit) as e:  # it is the user's, and may raise anything
+        print(f"holdfast: {name} is not preloaded: {e!r}", file=sys.stderr)
+        return False
+    return True
+
+
+def _coerced() -> dict[str, str]:
+    started_with = Path("/proc/self/environ").read_bytes().split(b"\0")
+    names = {entry.partition(b"=")[0] for entry in started_with}
+    return {name: os.environ[name] for name in ("LC_CTYPE",) if name in os.environ and name.encode() not in names}
+
+
+def _close_inherited(keep: set[int]) -> None:
+    for fd in {int(name) for name in os.listdir("/proc/self/fd")} - keep:
+        try:
+            os.close(fd)
+        except OSError:
+            pass  # the one that listed the folder
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="holdfast.client.zygote")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--preload", action="append", default=[])
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    _args = _arguments()
+    _serving = warm_up(_args.fd, _args.preload)
+    if (_birth := serve(_serving)) is not None:
+        try:
+            become(_birth.request, _birth.files, _serving.coerced)
+            settle(_birth.usher, _serving.holder)
+        except OSError as e:
+            print(f"holdfast: the rank could not start: {e}", file=sys.stderr)
+            os._exit(127)
+        here.begin()
+        # Called from here and not from further down, so that stacks show little of us below the script.
+        run_script(_birth.request.argv, _birth.request.module)

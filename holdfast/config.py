@@ -1,0 +1,81 @@
+"""One frozen tree of settings, from defaults, a TOML file and --set, with limits checked against each other."""
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.core.detect.pace import PaceLimits
+from holdfast.core.detect.silence import SilenceLimits
+from holdfast.core.node import NodeLimits
+from holdfast.model.event import Limits
+
+
+class LogLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of the ranks' output."""
+
+    file_bytes: int = 1 << 30  # a rank's log file is rotated beyond this; one older file is kept
+    console_bytes_s: int = 1 << 20  # shown on the console per second; more is skipped and counted
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    recovery: Limits = Limits()
+    silence: SilenceLimits = SilenceLimits()
+    pace: PaceLimits = PaceLimits()
+    node: NodeLimits = NodeLimits()
+    logs: LogLimits = LogLimits()
+
+
+class ConfigError(Exception):
+    """One sentence: what is wrong and how to mend it."""
+
+
+def load(path: str | None, overrides: Iterable[tuple[str, str]]) -> Settings:
+    tree: dict[str, Any] = {}
+    if path is not None:
+        try:
+            tree = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as e:
+            raise ConfigError(f"cannot read the config file {path}: {e.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+            raise ConfigError(f"the config file {path} is not valid TOML: {e}") from None
+    for key, value in overrides:
+        section, _, field = key.partition(".")
+        if not field:
+            raise ConfigError(f"--set {key}={value}: write it as SECTION.FIELD=VALUE, for example recovery.attempts=5")
+        tree.setdefault(section, {})[field] = value
+    for section, fields in tree.items():
+        _known(section, fields)
+    try:
+        settings = msgspec.convert(tree, Settings, strict=False)
+    except msgspec.ValidationError as e:
+        raise ConfigError(f"bad setting: {e}") from None
+    _check(settings)
+    return settings
+
+
+def _known(section: str, fields: dict[str, Any]) -> None:
+    sections = {f.name: f.type for f in msgspec.structs.fields(Settings)}
+    if section not in sections:
+        raise ConfigError(f"there is no section '{section}' of settings; there are {', '.join(sections)}")
+    names = [f.name for f in msgspec.structs.fields(sections[section])]
+    for name in fields:
+        if name not in names:
+            raise ConfigError(f"there is no setting '{section}.{name}'; {section} has {', '.join(names)}")
+
+
+def _check(s: Settings) -> None:
+    """Relations between limits."""
+    rules = (
+        (0 < s.silence.beat_s, "silence.beat_s must be above 0"),
+        (2 * s.silence.beat_s <= s.silence.silence_s, "silence.silence_s must be at least two beats (silence.beat_s)"),
+        (s.silence.silence_s < s.node.lost_s, "node.lost_s must be above silence.silence_s"),
+        (s.recovery.stop_grace_s >= 0, "recovery.stop_grace_s must not be negative"),
+        (s.recovery.attempts >= 1, "recovery.attempts must be at least 1"),
+        (s.logs.file_bytes >= 1 << 16, "logs.file_bytes must be at least 65536"),
+    )
+    for holds, sentence in rules:
+        if not holds:
+            raise ConfigError(sentence)

@@ -1,0 +1,174 @@
+"""The controller's one HTTP port: agents by WebSocket, people by JSON, Prometheus by text."""
+
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from holdfast import __version__
+from holdfast.controller.loop import Controller
+from holdfast.controller.metrics import render
+from holdfast.core.report import Report, report_of
+from holdfast.model.event import Entry, Order
+from holdfast.wire.messages import TOKEN_HEADER
+
+_MAX_BODY = 1 << 16
+_MAX_ENTRIES = 1000
+
+
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
+    node: str
+    role: str  # active, standby, coming
+    ranks: str = ""
+    step: int = -1
+    loss: float | None = None
+    phase: str = ""
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    run_id: str
+    version: str
+    phase: str
+    reason: str
+    generation: int
+    step: int
+    ettr: float
+    wall_s: float
+    incidents: int
+    last_incident: str
+    nodes: tuple[NodeView, ...]
+
+
+class OrderBody(msgspec.Struct, frozen=True, kw_only=True):
+    verb: str
+    who: str = "the API"
+    code: int = 0
+    now: bool = False
+
+
+def status_of(controller: Controller) -> Status:
+    decider, account = controller.decider, controller.ledger.account(controller.clock())
+    beats = controller.ingest.beats
+    views = []
+    for seat in decider.seats:
+        beat = beats.get(seat.node)
+        current = beat if beat and beat.generation == decider.generation else None
+        ranks = f"{seat.first_rank}-{seat.first_rank + seat.nproc - 1}" if seat.nproc > 1 else str(seat.first_rank)
+        step, loss = (current.step, current.loss) if current else (-1, None)
+        phase = current.phase if current else ""
+        views.append(NodeView(node=seat.node, role="active", ranks=ranks, step=step, loss=loss, phase=phase))
+    views += [NodeView(node=node, role="standby") for node in sorted(decider.pool)]
+    views += [NodeView(node=node, role="coming") for node in sorted(decider.coming)]
+    return Status(
+        run_id=decider.job.run_id,
+        version=__version__,
+        phase=decider.phase,
+        reason=controller.reason,
+        generation=decider.generation,
+        step=max((v.step for v in views), default=-1),
+        ettr=account.ettr,
+        wall_s=account.wall_s,
+        incidents=len(account.incidents),
+        last_incident=account.incidents[-1].sentence if account.incidents else "",
+        nodes=tuple(views),
+    )
+
+
+def make_app(controller: Controller, token: str) -> web.Application:
+    app = web.Application(middlewares=[_guard(token)], client_max_size=_MAX_BODY)
+
+    async def status(request: web.Request) -> web.Response:
+        return _json(status_of(controller))
+
+    async def report(request: web.Request) -> web.Response:
+        return _json(report_of(controller.ledger.account(controller.clock())))
+
+    async def entries(request: web.Request) -> web.Response:
+        try:
+            after = int(request.query.get("after", "0"))
+        except ValueError:
+            return _error(400, "after must be a number: the sequence number of the last entry you have")
+        controller.journal.flush()
+        found = []
+        for entry in controller.journal.read(after):
+            found.append(entry)
+            if len(found) == _MAX_ENTRIES:
+                break
+        return _json(found)
+
+    async def order(request: web.Request) -> web.Response:
+        try:
+            body = msgspec.json.decode(await request.read(), type=OrderBody)
+        except msgspec.DecodeError as e:
+            return _error(400, f'send an order such as {{"verb": "stop"}}: {e}')
+        if body.verb != "stop":
+            return _error(400, f"there is no order '{body.verb}'; there is stop")
+        controller.hear(Order(verb=body.verb, who=body.who, code=body.code, now=body.now))
+        return _json({"taken": True})
+
+    async def metrics(request: web.Request) -> web.Response:
+        return web.Response(body=render(controller), content_type="text/plain", charset="utf-8")
+
+    async def openapi(request: web.Request) -> web.Response:
+        return _json(describe())
+
+    app.router.add_get("/agent", controller.ingest.serve)
+    app.router.add_get("/api/v1/status", status)
+    app.router.add_get("/api/v1/report", report)
+    app.router.add_get("/api/v1/entries", entries)
+    app.router.add_post("/api/v1/orders", order)
+    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/openapi.json", openapi)
+    return app
+
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def _guard(token: str) -> Any:
+    """Every request shows the token; a browser may carry it in the query."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Answer) -> web.StreamResponse:
+        shown = request.headers.get(TOKEN_HEADER) or request.query.get("token", "")
+        if token and not hmac.compare_digest(shown.encode(), token.encode()):
+            return _error(401, f"send the run's token in the header {TOKEN_HEADER}; it is in the file RUN_DIR/token")
+        return await handler(request)
+
+    return guard
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+
+
+def _error(status: int, sentence: str) -> web.Response:
+    return _json({"error": sentence}, status)
+
+
+def describe() -> dict[str, Any]:
+    """The OpenAPI description, its schemas taken from the very structs that are sent."""
+    shown = {"status": Status, "report": Report, "entries": list[Entry]}
+    refs, schemas = msgspec.json.schema_components(
+        [*shown.values(), OrderBody], ref_template="#/components/schemas/{name}"
+    )
+    paths: dict[str, Any] = {}
+    for (name, _), ref in zip(shown.items(), refs, strict=False):
+        content = {"application/json": {"schema": ref}}
+        paths[f"/api/v1/{name}"] = {"get": {"responses": {"200": {"description": name, "content": content}}}}
+    number = {"name": "after", "in": "query", "schema": {"type": "integer"}, "description": "entries after this one"}
+    paths["/api/v1/entries"]["get"]["parameters"] = [number]
+    body = {"required": True, "content": {"application/json": {"schema": refs[-1]}}}
+    taken = {"200": {"description": "taken"}, "400": {"description": "not understood, and why"}}
+    paths["/api/v1/orders"] = {"post": {"requestBody": body, "responses": taken}}
+    paths["/metrics"] = {"get": {"responses": {"200": {"description": "Prometheus text"}}}}
+    key = {"type": "apiKey", "in": "header", "name": TOKEN_HEADER}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "holdfast controller", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": schemas, "securitySchemes": {"token": key}},
+        "security": [{"token": []}],
+    }

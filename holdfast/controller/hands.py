@@ -1,0 +1,165 @@
+"""Carries actions out: fans them out to nodes as errands, gathers the answers into one outcome each."""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from holdfast.controller.store import Store
+from holdfast.model.action import Acquire, Action, Finish, Launch, Release, Say, Stop
+from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
+from holdfast.model.event import Limits, Outcome
+from holdfast.model.topology import Job, world_size
+from holdfast.ports import Fleet
+
+
+EVICTED = 1  # exit code of a node that the job no longer wants
+
+
+class Waiting(msgspec.Struct):
+    """An action that nodes have not all answered yet."""
+
+    errands: dict[str, Errand]
+    left: set[str]
+    failed: dict[str, str]
+    answered: asyncio.Event
+
+
+class Hands:
+    def __init__(self, fleet: Fleet, store: Store, report: Callable[[Outcome], None]) -> None:
+        self.fleet = fleet
+        self.store = store
+        self.job = Job(run_id="", min_nodes=1, max_nodes=1)
+        self.limits = Limits()
+        self.say: Callable[[str], None] = print
+        self.tell: Callable[[str, Errand], bool] = lambda node, errand: False
+        self.linked: Callable[[], tuple[str, ...]] = tuple
+        self.forget: Callable[[str], None] = lambda node: None
+        self.known: Callable[[], set[str]] = set
+        self._report = report
+        self._waiting: dict[int, Waiting] = {}
+        self._silent: set[str] = set()
+
+    async def carry(self, action: Action) -> None:
+        """Do one action and report its outcome; the world failing is an outcome too."""
+        if isinstance(action, Say):
+            self.say(action.text)
+            return
+        try:
+            outcome = await self._do(action)
+        except (OSError, TimeoutError, ValueError) as e:
+            outcome = Outcome(action=action.id, ok=False, detail=str(e) or type(e).__name__)
+        self._report(outcome)
+
+    async def _do(self, action: Acquire | Release | Launch | Stop | Finish) -> Outcome:
+        match action:
+            case Acquire():
+                return await self._acquire(action)
+            case Release():
+                return await self._release(action)
+            case Launch():
+                return await self._launch(action)
+            case Stop():
+                return await self._stop(action)
+            case Finish():
+                return await self._finish(action)
+
+    # --- news of nodes -----------------------------------------------------------------------------------------
+
+    def done(self, done: Done) -> None:
+        waiting = self._waiting.get(done.id)
+        if waiting and done.node in waiting.left:
+            self._answer(waiting, done.node, "" if done.ok else done.detail or "it did not say why")
+
+    def silent(self, node: str) -> None:
+        """Nobody waits for a node that answers no more."""
+        self._silent.add(node)
+        for waiting in self._waiting.values():
+            if node in waiting.left:
+                self._answer(waiting, node, "it fell silent")
+
+    def linked_again(self, node: str) -> None:
+        """Whatever it has not answered yet is told once more."""
+        self._silent.discard(node)
+        for waiting in self._waiting.values():
+            if node in waiting.left:
+                self.tell(node, waiting.errands[node])
+
+    async def hurry(self) -> None:
+        """End every node at once; nobody is waited for."""
+        for node in self.fleet.nodes():
+            await self.fleet.release(node, "told to hurry")
+        for waiting in self._waiting.values():
+            waiting.left.clear()
+            waiting.answered.set()
+
+    def _answer(self, waiting: Waiting, node: str, error: str) -> None:
+        waiting.left.discard(node)
+        if error:
+            waiting.failed[node] = error
+        if not waiting.left:
+            waiting.answered.set()
+
+    async def _gather(self, id: int, errands: dict[str, Errand], within_s: float) -> Outcome:
+        waiting = self._waiting[id] = Waiting(errands, set(errands), {}, asyncio.Event())
+        for node, errand in errands.items():
+            if node in self._silent:
+                self._answer(waiting, node, "it is silent")
+            else:
+                self.tell(node, errand)
+        try:
+            if waiting.left:
+                async with asyncio.timeout(within_s):
+                    await waiting.answered.wait()
+        except TimeoutError:
+            for node in sorted(waiting.left):
+                waiting.failed[node] = f"no answer within {within_s:g} s"
+        finally:
+            del self._waiting[id]
+        return Outcome(action=id, ok=not waiting.failed, failed=dict(sorted(waiting.failed.items())))
+
+    # --- actions -----------------------------------------------------------------------------------------------
+
+    async def _acquire(self, action: Acquire) -> Outcome:
+        # Nodes that came by an earlier try of this action, of which a crash of ours lost the outcome, count first.
+        here = [n for n in self.fleet.nodes() if n not in self.known()][: action.count]
+        more = await self.fleet.acquire(action.count - len(here)) if len(here) < action.count else ()
+        return Outcome(action=action.id, ok=True, nodes=(*here, *more))
+
+    async def _release(self, action: Release) -> Outcome:
+        self.tell(action.node, Leave(id=action.id, code=EVICTED, grace_s=0.0, reason=action.reason))
+        self.forget(action.node)
+        await self.fleet.release(action.node, action.reason)
+        return Outcome(action=action.id, ok=True)
+
+    async def _launch(self, action: Launch) -> Outcome:
+        port = await self.store.open(action.generation)
+        errands: dict[str, Errand] = {
+            seat.node: LaunchHere(
+                id=action.id,
+                generation=action.generation,
+                seat=seat,
+                world_size=world_size(action.seats),
+                group_world_size=len(action.seats),
+                store_host=self.store.host,
+                store_port=port,
+                run_id=self.job.run_id,
+                max_restarts=self.job.max_restarts or 0,
+            )
+            for seat in action.seats
+        }
+        return await self._gather(action.id, errands, self.limits.launch_s)
+
+    async def _stop(self, action: Stop) -> Outcome:
+        errand = StopHere(id=action.id, generation=action.generation, grace_s=action.grace_s)
+        return await self._gather(action.id, dict.fromkeys(action.nodes, errand), action.grace_s + self.limits.stop_s)
+
+    async def _finish(self, action: Finish) -> Outcome:
+        nodes = self.linked()
+        errand = Leave(id=action.id, code=action.code, grace_s=action.grace_s, reason=action.reason)
+        outcome = await self._gather(action.id, dict.fromkeys(nodes, errand), action.grace_s + self.limits.stop_s)
+        for node in self.fleet.nodes():
+            self.forget(node)
+            await self.fleet.release(node, "the job has ended")
+        await self.store.quit()
+        return outcome

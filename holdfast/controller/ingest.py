@@ -1,0 +1,172 @@
+"""Where agents arrive: one WebSocket each, beats folded into job-level news, posts acknowledged once they are kept."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import msgspec
+from aiohttp import WSMsgType, web
+
+from holdfast.config import Settings
+from holdfast.controller.hands import Hands
+from holdfast.core.decider import Decider
+from holdfast.core.detect.pace import Pace
+from holdfast.core.detect.silence import Silence
+from holdfast.core.node import Post
+from holdfast.model.alarm import Alarm
+from holdfast.model.errand import Done, Errand, StopHere
+from holdfast.model.event import Event, Ready
+from holdfast.model.signal import Beat
+from holdfast.wire import messages
+from holdfast.wire.messages import Ack, Hello, Tell, Welcome
+
+_OUTBOX = 64
+_RECONNECT_S = 5.0  # agents find a restarted controller within this
+
+
+Outbox = asyncio.Queue[bytes]
+
+
+class Ingest:
+    def __init__(self, settings: Settings, decider: Decider, hands: Hands, hear: Callable[[Event], None]) -> None:
+        self.settings = settings
+        self.decider = decider
+        self.hands = hands
+        self.hear = hear
+        self.now: Callable[[], float] = lambda: 0.0
+        self.silence = Silence(settings.silence)
+        self.pace = Pace(settings.pace)
+        self.beats: dict[str, Beat] = {}  # the newest of each node, for people
+        self._links: dict[str, Outbox] = {}
+        self._stale: dict[int, Hello] = {}  # nodes being emptied of an old generation before they count as ready
+        self._stale_id = 0
+        hands.tell, hands.linked = self.tell, lambda: tuple(sorted(self._links))
+        hands.forget, hands.known = self.silence.forget, self._known
+
+    # --- links -------------------------------------------------------------------------------------------------
+
+    async def serve(self, request: web.Request) -> web.WebSocketResponse:
+        ws = web.WebSocketResponse(max_msg_size=messages.MAX_BYTES, heartbeat=20.0)
+        await ws.prepare(request)
+        outbox: Outbox = asyncio.Queue(_OUTBOX)
+        async with asyncio.TaskGroup() as tasks:
+            sender = tasks.create_task(_send_all(ws, outbox))
+            await self._listen(ws, outbox)
+            sender.cancel()
+        return ws
+
+    async def _listen(self, ws: web.WebSocketResponse, outbox: Outbox) -> None:
+        node = ""
+        try:
+            async for message in ws:
+                if message.type is not WSMsgType.BINARY:
+                    break
+                node = self._heard(messages.decode_from_agent(message.data), outbox, node)
+        except msgspec.DecodeError:
+            await ws.close(code=1003, message=b"not a message of this version of holdfast")
+        finally:
+            if node and self._links.get(node) is outbox:
+                del self._links[node]
+
+    def tell(self, node: str, errand: Errand) -> bool:
+        """Send an errand if the node is linked; otherwise it is told again when it comes back."""
+        return self._put(self._links.get(node), messages.encode(Tell(errand=errand)))
+
+    def _put(self, outbox: Outbox | None, packet: bytes) -> bool:
+        if outbox is None:
+            return False
+        with contextlib.suppress(asyncio.QueueFull):
+            outbox.put_nowait(packet)
+            return True
+        return False
+
+    # --- messages ----------------------------------------------------------------------------------------------
+
+    def _heard(self, message: messages.FromAgent, outbox: Outbox, node: str) -> str:
+        now = self.now()
+        match message:
+            case Hello():
+                self._hello(now, message, outbox)
+                return message.node
+            case Beat() if node:
+                self._beat(now, message)
+            case Post() if node:
+                self.silence.heard(now, node)
+                self._post(now, message)
+                self._put(outbox, messages.encode(Ack(seq=message.seq)))
+        return node
+
+    def _hello(self, now: float, hello: Hello, outbox: Outbox) -> None:
+        fresh = self._links.get(hello.node) is not outbox
+        self._links[hello.node] = outbox
+        self.silence.heard(now, hello.node)
+        if fresh:
+            self._put(outbox, messages.encode(Welcome(at=now, beat_s=self.settings.silence.beat_s)))
+            self.hands.linked_again(hello.node)
+        if not hello.ready or hello.node in self.decider.pool or self._seated(hello.node):
+            return
+        if hello.generation == 0:
+            self._ready(hello)
+        else:  # it ran ranks while we thought it lost; they belong to no generation any more
+            self._stale_id -= 1
+            self._stale[self._stale_id] = hello
+            self.tell(hello.node, StopHere(id=self._stale_id, generation=hello.generation, grace_s=0.0))
+
+    def _seated(self, node: str) -> bool:
+        return any(seat.node == node for seat in self.decider.seats) and node not in self.decider.gone
+
+    def _known(self) -> set[str]:
+        """Nodes that the decider has heard of."""
+        d = self.decider
+        return {*(seat.node for seat in d.seats), *d.pool, *d.coming, *d.gone}
+
+    def _ready(self, hello: Hello) -> None:
+        self.hear(Ready(node=hello.node, host=hello.host, nproc=hello.nproc, order=hello.order))
+
+    def _beat(self, now: float, beat: Beat) -> None:
+        self.silence.heard(now, beat.node)
+        self.beats[beat.node] = beat
+        if progress := self.pace.heard(now, beat):
+            self.hear(progress)
+
+    def _post(self, now: float, post: Post) -> None:
+        match post.body:
+            case Done(id=id) as done if id in self._stale:
+                hello = self._stale.pop(id)
+                if done.ok:
+                    self._ready(hello)
+            case Done() as done:
+                self._flush(now)
+                self.hands.done(done)
+            case body:
+                self._flush(now)
+                self.hear(body)
+
+    def _flush(self, now: float) -> None:
+        if progress := self.pace.flush(now):
+            self.hear(progress)
+
+    # --- the clock ---------------------------------------------------------------------------------------------
+
+    def expect(self, nodes: set[str]) -> None:
+        """Nodes from before a restart of the controller: silence counts from when they must have found us."""
+        for node in nodes:
+            self.silence.heard(self.now() + _RECONNECT_S, node)
+
+    def tick(self) -> None:
+        now = self.now()
+        for alarm in self.silence.overdue(now):
+            self._alarm(now, alarm)
+
+    def _alarm(self, now: float, alarm: Alarm) -> None:
+        self._flush(now)
+        self.hear(alarm)
+        for node in alarm.suspects:
+            self.beats.pop(node, None)
+            self.hands.silent(node)
+
+
+async def _send_all(ws: web.WebSocketResponse, outbox: Outbox) -> None:
+    with contextlib.suppress(ConnectionError):
+        while True:
+            await ws.send_bytes(await outbox.get())

@@ -1,0 +1,41 @@
+"""The job in Prometheus's words, computed from the ledger when asked."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from holdfast.controller.loop import Controller
+from holdfast.core.account import Use
+
+
+class JobMetrics:
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    def collect(self) -> Iterator[Metric]:
+        c = self._controller
+        account, decider = c.ledger.account(c.clock()), c.decider
+        yield GaugeMetricFamily("holdfast_ettr", "Productive share of the wall time.", account.ettr)
+        yield GaugeMetricFamily("holdfast_step", "Newest step that every rank has made.", max(account.step, 0))
+        yield GaugeMetricFamily("holdfast_generation", "Launches of all ranks so far.", decider.generation)
+        yield CounterMetricFamily("holdfast_incidents", "Incidents that are over.", len(account.incidents))
+        yield GaugeMetricFamily("holdfast_loop_lag_seconds", "Lag of the controller's event loop.", c.lag_s)
+        spent = CounterMetricFamily("holdfast_spent_seconds", "Wall time by use.", labels=["use"])
+        for use in Use:
+            spent.add_metric([use.value], account.spent_s(use))
+        yield spent
+        lost = CounterMetricFamily("holdfast_lost_seconds", "Wall time lost by cause.", labels=["cause"])
+        for cause, seconds in account.lost_s().items():
+            lost.add_metric([cause], seconds)
+        yield lost
+        nodes = GaugeMetricFamily("holdfast_nodes", "Nodes by role.", labels=["role"])
+        for role, count in (("active", len(decider.seats)), ("standby", len(decider.pool)), ("evicted", len(decider.gone))):
+            nodes.add_metric([role], count)
+        yield nodes
+
+
+def render(controller: Controller) -> bytes:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(JobMetrics(controller))
+    return generate_latest(registry)

@@ -1,0 +1,1 @@
+"""The decisions: pure functions and one state machine, told the time and the news."""

@@ -1,0 +1,1 @@
+"""Detectors: each turns signals into alarms, and holds no opinion on what to do about them."""

@@ -1,0 +1,63 @@
+"""pace: the job's progress from the beats of its nodes; the slowest node speaks for the job."""
+
+import msgspec
+
+from holdfast.model.event import Progress
+from holdfast.model.signal import Beat
+
+
+class PaceLimits(msgspec.Struct, frozen=True, kw_only=True):
+    progress_s: float = 10.0  # how often progress goes into the journal while nothing happens
+
+
+class Pace:
+    """Told beats by the thousand, it speaks at the first step, at the end of redone work, and now and then."""
+
+    def __init__(self, limits: PaceLimits) -> None:
+        self.limits = limits
+        self.generation = 0
+        self.best = -1  # furthest step of any generation, as told by the script
+        self._beats: dict[str, Beat] = {}
+        self._missing: set[str] = set()  # nodes with a rank that has made no step yet
+        self._behind: set[str] = set()  # nodes that redo what was done before
+        self._said_at = 0.0
+        self._said_step = -1
+
+    def launched(self, generation: int, nodes: tuple[str, ...]) -> None:
+        self.generation = generation
+        self._beats, self._missing, self._behind = {}, set(nodes), set(nodes)
+        self._said_at, self._said_step = 0.0, -1
+
+    def heard(self, now: float, beat: Beat) -> Progress | None:
+        if beat.generation != self.generation or beat.step < 0:
+            return None
+        first, redoing = bool(self._missing), bool(self._behind)
+        self._beats[beat.node] = beat
+        self._missing.discard(beat.node)
+        if beat.step >= self.best:
+            self._behind.discard(beat.node)
+        if self._missing:
+            return None
+        caught_up = redoing and not self._behind
+        if first or caught_up or now >= self._said_at + self.limits.progress_s:
+            return self.flush(now)
+        return None
+
+    def flush(self, now: float) -> Progress | None:
+        """The newest job-level step, if it has not been said yet: exact news must precede an alarm."""
+        if self._missing or not self._beats:
+            return None
+        slowest = min(self._beats.values(), key=lambda b: (b.step, -b.at))
+        if slowest.step == self._said_step:
+            return None
+        self._said_at, self._said_step = now, slowest.step
+        if not slowest.counted:
+            self.best = max(self.best, slowest.step)
+        return Progress(
+            generation=self.generation,
+            step=slowest.step,
+            at=slowest.at,
+            first_step=min(b.first_step for b in self._beats.values()),
+            first_at=max(b.first_at for b in self._beats.values()),
+            counted=slowest.counted,
+        )

@@ -1,0 +1,1 @@
+"""From alarms to a verdict."""

@@ -1,0 +1,167 @@
+"""The life of one node's agent as a pure step machine: links break, errands repeat, ranks end, nothing is lost."""
+
+from collections import OrderedDict
+
+import msgspec
+
+from holdfast.core.detect.crash import Catalog, alarm_of
+from holdfast.model.alarm import Alarm
+from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
+from holdfast.model.event import Ended
+from holdfast.model.signal import Exit
+
+
+class NodeLimits(msgspec.Struct, frozen=True, kw_only=True):
+    lost_s: float = 60.0  # without a controller this long, the node stops its ranks and leaves
+
+
+class Post(msgspec.Struct, frozen=True, kw_only=True, tag="post"):
+    """A message that is sent again until it is acknowledged."""
+
+    seq: int
+    body: Alarm | Ended | Done
+
+
+# What the machine hears.
+class Linked(msgspec.Struct, frozen=True): ...
+
+
+class Unlinked(msgspec.Struct, frozen=True): ...
+
+
+class Acked(msgspec.Struct, frozen=True):
+    seq: int
+
+
+class Told(msgspec.Struct, frozen=True):
+    errand: Errand
+
+
+class Carried(msgspec.Struct, frozen=True):
+    """The shell has carried an errand out, or failed to."""
+
+    errand: Errand
+    ok: bool
+    detail: str = ""
+
+
+class Exited(msgspec.Struct, frozen=True):
+    exit: Exit
+
+
+class Clock(msgspec.Struct, frozen=True): ...
+
+
+News = Linked | Unlinked | Acked | Told | Carried | Exited | Clock
+
+
+# What the machine wants done, in this order.
+class Send(msgspec.Struct, frozen=True):
+    post: Post
+
+
+class Remember(msgspec.Struct, frozen=True):
+    """Put on disk before anything else: this errand must never be carried out again."""
+
+    done: Done
+
+
+class Carry(msgspec.Struct, frozen=True):
+    errand: Errand
+
+
+Deed = Send | Remember | Carry
+
+
+class NodeLife:
+    """One node's side of the protocol."""
+
+    def __init__(self, node: str, limits: NodeLimits, catalog: Catalog, now: float) -> None:
+        self.node = node
+        self.limits = limits
+        self.catalog = catalog
+        self.generation = 0  # newest that was launched here
+        self.expected: set[int] = set()  # its ranks that have not ended
+        self.stopped = 0  # generations up to this one were ended by us
+        self.leaving = False
+        self._failed = 0  # the generation in which a rank of ours ended badly
+        self._done: dict[int, Done] = {}
+        self._doing: set[int] = set()
+        self._outbox: OrderedDict[int, Post] = OrderedDict()
+        self._seq = 0
+        self._linked = False
+        self._unlinked_at = now
+
+    def recall(self, done: tuple[Done, ...], generation: int, ranks: tuple[int, ...], stopped: int) -> None:
+        """What an earlier agent of this node left behind."""
+        self._done = {d.id: d for d in done}
+        self.generation, self.expected, self.stopped = generation, set(ranks), stopped
+
+    def step(self, now: float, news: News) -> tuple[Deed, ...]:
+        match news:
+            case Linked():
+                self._linked = True
+                return tuple(Send(post) for post in self._outbox.values())
+            case Unlinked():
+                if self._linked:
+                    self._linked, self._unlinked_at = False, now
+                return ()
+            case Acked(seq):
+                self._outbox.pop(seq, None)
+                return ()
+            case Told(errand):
+                return self._told(errand)
+            case Carried(errand, ok, detail):
+                return self._carried(errand, ok, detail)
+            case Exited(exit):
+                return self._exited(exit)
+            case Clock():
+                return self._clock(now)
+
+    def _told(self, errand: Errand) -> tuple[Deed, ...]:
+        if errand.id in self._done:
+            return self._post(self._done[errand.id])
+        if errand.id in self._doing or self.leaving:
+            return ()
+        if isinstance(errand, LaunchHere) and errand.generation <= max(self.generation, self.stopped):
+            return self._carried(errand, False, f"generation {errand.generation} is over here")
+        self._doing.add(errand.id)
+        if isinstance(errand, LaunchHere):
+            seat = errand.seat
+            self.generation = errand.generation
+            self.expected = set(range(seat.first_rank, seat.first_rank + seat.nproc))
+        elif isinstance(errand, StopHere):
+            self.stopped = max(self.stopped, errand.generation)
+        else:
+            self.leaving, self.stopped = True, self.generation
+        return (Carry(errand),)
+
+    def _carried(self, errand: Errand, ok: bool, detail: str) -> tuple[Deed, ...]:
+        self._doing.discard(errand.id)
+        done = Done(id=errand.id, node=self.node, ok=ok, detail=detail)
+        self._done[errand.id] = done
+        return (Remember(done), *self._post(done))
+
+    def _exited(self, exit: Exit) -> tuple[Deed, ...]:
+        if exit.generation <= self.stopped or exit.generation != self.generation or exit.rank not in self.expected:
+            return ()  # we ended it, or it was told before
+        self.expected.discard(exit.rank)
+        if exit.code != 0:
+            self._failed = exit.generation
+            return self._post(alarm_of(exit, self.catalog))
+        if self.expected or self._failed == exit.generation:
+            return ()
+        return self._post(Ended(node=self.node, generation=exit.generation))
+
+    def _clock(self, now: float) -> tuple[Deed, ...]:
+        if self._linked or self.leaving or now < self._unlinked_at + self.limits.lost_s:
+            return ()
+        self.leaving, self.stopped = True, self.generation
+        reason = f"no controller for {self.limits.lost_s:g} s"
+        return (Carry(Leave(id=0, code=1, grace_s=2.0, reason=reason)),)
+
+    def _post(self, body: Alarm | Ended | Done) -> tuple[Deed, ...]:
+        self._seq += 1
+        post = Post(seq=self._seq, body=body)
+        self._outbox[post.seq] = post
+        return (Send(post),) if self._linked else ()

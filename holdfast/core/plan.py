@@ -1,0 +1,46 @@
+"""Who sits where in the next generation."""
+
+from collections.abc import Iterable, Mapping
+
+from holdfast.model.event import Ready
+from holdfast.model.topology import Job, Seat
+
+
+def seat_order(ready: Ready) -> tuple[int, str]:
+    return ready.order, ready.node
+
+
+def next_seats(
+    job: Job, old: tuple[Seat, ...], evicted: Iterable[str], pool: Mapping[str, Ready], may_shrink: bool
+) -> tuple[Seat, ...] | None:
+    """Seats for the next generation, or None while nodes are missing.
+
+    A standby takes exactly the seat of the node it replaces, so every surviving rank keeps its number and the sums
+    of a reduction keep their order. Only a job that may run smaller closes the gaps.
+    """
+    out = set(evicted)
+    free = sorted(pool.values(), key=seat_order)  # one of them may be evicted and back
+    kept: list[tuple[str, int]] = []
+    for seat in old:
+        if seat.node not in out:
+            kept.append((seat.node, seat.nproc))
+            continue
+        standby = next((r for r in free if r.nproc == seat.nproc), None)
+        if standby is None:
+            continue
+        free.remove(standby)
+        kept.append((standby.node, standby.nproc))
+    while free and len(kept) < job.max_nodes:
+        standby = free.pop(0)
+        kept.append((standby.node, standby.nproc))
+    if len(kept) < job.max_nodes and not (may_shrink and len(kept) >= job.min_nodes):
+        return None
+    return _seats(kept)
+
+
+def _seats(nodes: list[tuple[str, int]]) -> tuple[Seat, ...]:
+    seats, first = [], 0
+    for group_rank, (node, nproc) in enumerate(nodes):
+        seats.append(Seat(node=node, group_rank=group_rank, first_rank=first, nproc=nproc))
+        first += nproc
+    return tuple(seats)

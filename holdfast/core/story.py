@@ -1,0 +1,68 @@
+"""One sentence per incident: who, on which node, why, resumed from which step, what it cost."""
+
+from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.verdict import Record, Remedy
+
+_SIGNALS = {1: "SIGHUP", 2: "SIGINT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL"}
+_SIGNALS |= {11: "SIGSEGV", 13: "SIGPIPE", 15: "SIGTERM"}
+
+
+def ending(code: int) -> str:
+    """How a process ended, in words."""
+    if code < 0:
+        return f"was killed by {_SIGNALS.get(-code, f'signal {-code}')}"
+    return f"exited with code {code}"
+
+
+def cause(alarm: Alarm) -> str:
+    """Who failed, where and how."""
+    where = ", ".join(alarm.suspects)
+    if alarm.kind is Kind.SILENCE or not alarm.ranks:
+        return f"{where} {alarm.reason}"
+    ranks = ", ".join(str(r) for r in alarm.ranks)
+    return f"rank {ranks} on {where} {alarm.reason}"
+
+
+def sentence(record: Record) -> str:
+    at = f" at step {record.good_step}" if record.good_step >= 0 else " before its first step"
+    again = f", then failed {_times(record.failures - 1)} more before the next step" if record.failures > 1 else ""
+    text = f"{record.cause}{at}{again}; {_done(record)}"
+    if record.verdict.remedy is Remedy.GIVE_UP:
+        return text
+    lost_s = record.resumed_at - record.good_at
+    if record.resumed_from is not None:
+        redone = _steps(max(0, record.good_step - record.resumed_from))
+        text += f" from step {record.resumed_from}, lost {redone} and {lost_s:.1f} s"
+    elif record.good_step > 0:
+        text += f" (the script restores itself, at most {_steps(record.good_step)} redone), lost {lost_s:.1f} s"
+    else:
+        text += f", lost {lost_s:.1f} s"
+    return f"{text} ({phases(record)})"
+
+
+def phases(record: Record) -> str:
+    parts = (
+        ("detect", record.alarm_at - record.good_at),
+        ("stop", record.stopped_at - record.alarm_at),
+        ("launch", record.launched_at - record.stopped_at),
+        ("first step", record.resumed_at - record.launched_at),
+    )
+    return ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts)
+
+
+def _done(record: Record) -> str:
+    if record.verdict.remedy is Remedy.GIVE_UP:
+        return f"gave up: {record.verdict.reason}"
+    if not record.evicted:
+        return "restarted in place" + (f" with {', '.join(record.admitted)} admitted" if record.admitted else "")
+    if record.admitted:
+        return f"evicted {', '.join(record.evicted)}, admitted {', '.join(record.admitted)} and resumed"
+    return f"evicted {', '.join(record.evicted)} and resumed on fewer nodes"
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

@@ -1,0 +1,111 @@
+"""A thousand alarms, one incident: which of them is the first cause, and which are echoes."""
+
+import msgspec
+
+from holdfast.core import story
+from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.verdict import Record, Verdict
+
+# Classes that a rank shows because another one failed: its peer went away, or somebody stopped it.
+ECHOES = frozenset({"peer_connection_lost", "nccl_timeout", "preempted_cancelled"})
+KEPT_ALARMS = 64  # of one incident; the rest are only counted
+
+# A silence alarm is dated at the last word heard, up to one beat before the death itself: a crash counts as earlier
+# than the silence only by more than that.
+_NOTICE_S = 1.0
+
+
+class Incident(msgspec.Struct, kw_only=True):
+    """One trouble from its first alarm to steady training; it may take several rounds of stopping and launching."""
+
+    number: int
+    generation: int
+    opened_at: float
+    good_step: int
+    good_at: float
+    counted: bool
+    alarms: list[Alarm] = []  # of this round; once judged, the cause comes first
+    dropped: int = 0  # alarms no longer kept that were no cause
+    rounds: int = 0  # failures judged so far
+    first: Alarm | None = None  # the cause of the first round
+    stopped_at: float = 0.0
+    launched_at: float = 0.0
+    evicted: tuple[str, ...] = ()
+    admitted: tuple[str, ...] = ()
+
+    def hear(self, alarm: Alarm) -> None:
+        self.alarms.append(alarm)
+        others = [a for a in self.alarms if a.kind is not Kind.SILENCE]
+        if len(others) > KEPT_ALARMS:
+            self.alarms.remove(max(others, key=lambda a: (is_echo(a), a.at)))  # the least telling
+            self.dropped += 1
+
+    def next_round(self) -> None:
+        """It failed again before a step was made."""
+        self.dropped += len(self.alarms) - 1
+        self.alarms.clear()
+
+    def name_cause(self) -> Alarm:
+        """The first cause of this round; from now on it leads the alarms."""
+        cause = first_cause(self.alarms)
+        self.alarms.remove(cause)
+        self.alarms.insert(0, cause)
+        self.rounds += 1
+        self.first = self.first or cause
+        return cause
+
+    @property
+    def echoes(self) -> int:
+        return len(self.alarms) - 1 + self.dropped
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """Nodes that answer no more: they can neither be stopped nor asked."""
+        return tuple(sorted({n for a in self.alarms if a.kind is Kind.SILENCE for n in a.suspects}))
+
+    def record(self, verdict: Verdict, resumed_at: float, resumed_from: int | None) -> Record:
+        """What remains of it when it is over."""
+        cause = self.first or self.name_cause()
+        stopped_at = max(self.stopped_at, self.opened_at)
+        launched_at = max(self.launched_at, stopped_at)
+        record = Record(
+            number=self.number,
+            generation=self.generation,
+            cause=story.cause(cause),
+            kind=cause.kind,
+            klass=cause.klass,
+            verdict=verdict,
+            good_step=self.good_step,
+            good_at=self.good_at,
+            alarm_at=self.opened_at,
+            stopped_at=stopped_at,
+            launched_at=launched_at,
+            resumed_at=max(resumed_at, launched_at),
+            resumed_from=resumed_from,
+            failures=self.rounds,
+            echoes=self.echoes,
+            evicted=self.evicted,
+            admitted=self.admitted,
+            ranks=cause.ranks,
+            suspects=cause.suspects,
+        )
+        return msgspec.structs.replace(record, sentence=story.sentence(record))
+
+
+def is_echo(alarm: Alarm) -> bool:
+    return alarm.klass in ECHOES
+
+
+def first_cause(alarms: list[Alarm]) -> Alarm:
+    """The earliest alarm that is not an echo of another; silence counts although it is noticed last.
+
+    A node that vanished is seen first by its neighbours, as closed connections, and only after the silence limit
+    as silence: so causes are told by their kind before their time.
+    """
+    causes = [a for a in alarms if not is_echo(a)] or alarms
+    first = min(causes, key=lambda a: (a.at, a.ranks))
+    silences = [a for a in causes if a.kind is Kind.SILENCE]
+    if not silences:
+        return first
+    silence = min(silences, key=lambda a: (a.at, a.suspects))
+    return first if first.at < silence.at - _NOTICE_S else silence

@@ -1,0 +1,1 @@
+"""Where nodes come from: one file for each kind of fleet."""

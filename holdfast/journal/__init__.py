@@ -1,0 +1,1 @@
+"""The record of a job, behind the Journal port."""

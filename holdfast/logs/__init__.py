@@ -1,0 +1,1 @@
+"""Reading logs, and the catalogs that say what their lines mean."""

@@ -1,0 +1,1 @@
+"""The nouns that cross borders: frozen structs, no behaviour beyond reading themselves."""

@@ -1,0 +1,55 @@
+"""What the decider wants done: each has an id, is safe to repeat, and is answered by an outcome (a Say is not)."""
+
+import msgspec
+
+from holdfast.model.topology import Seat
+
+
+class Acquire(msgspec.Struct, frozen=True, kw_only=True, tag="acquire"):
+    """Ask the fleet for this many more nodes."""
+
+    id: int
+    count: int
+
+
+class Release(msgspec.Struct, frozen=True, kw_only=True, tag="release"):
+    """Give a node back to the fleet; its processes are ended."""
+
+    id: int
+    node: str
+    reason: str
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
+    """Open a store for the generation and start all of its ranks."""
+
+    id: int
+    generation: int
+    seats: tuple[Seat, ...]
+
+
+class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
+    """End every rank of the generation on these nodes."""
+
+    id: int
+    generation: int
+    nodes: tuple[str, ...]
+    grace_s: float
+
+
+class Finish(msgspec.Struct, frozen=True, kw_only=True, tag="finish"):
+    """End the job: stop what runs, give back all nodes, exit with this code."""
+
+    id: int
+    code: int
+    grace_s: float
+    reason: str
+
+
+class Say(msgspec.Struct, frozen=True, kw_only=True, tag="say"):
+    """One sentence for the person at the console; it has no outcome."""
+
+    text: str
+
+
+Action = Acquire | Release | Launch | Stop | Finish | Say

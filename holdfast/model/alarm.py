@@ -1,0 +1,24 @@
+"""A detector's claim about one instant."""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Kind(StrEnum):
+    CRASH = "crash"
+    SILENCE = "silence"
+
+
+class Alarm(msgspec.Struct, frozen=True, kw_only=True, tag="alarm"):
+    kind: Kind
+    at: float  # when it happened, on the controller's clock
+    suspects: tuple[str, ...]
+    reason: str
+    generation: int = 0
+    ranks: tuple[int, ...] = ()
+    code: int | None = None  # exit code, negative for a signal
+    klass: str = ""  # class of the failure taxonomy
+    group: str = ""  # whose fault, in the taxonomy's words
+    signature: str = ""  # equal for failures that look the same
+    evidence: tuple[str, ...] = ()

@@ -1,0 +1,29 @@
+"""Observations at the edge, before a detector has made a claim of them."""
+
+import msgspec
+
+
+class Exit(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's process ended, or told us that it is about to: code is negative for a signal."""
+
+    node: str
+    generation: int
+    rank: int
+    code: int
+    at: float
+    words: tuple[str, ...] = ()  # its last lines, newest last
+    latched: str = ""  # what it wrote into its slot before it went
+
+
+class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
+    """One node's summary of its ranks: the slowest rank's step speaks for the node."""
+
+    node: str
+    generation: int
+    step: int  # -1: not every rank of the node has made a step
+    at: float  # when the slowest rank reached that step
+    first_step: int = -1
+    first_at: float = 0.0
+    counted: bool = True  # steps counted by us since launch, not told by the script
+    loss: float | None = None
+    phase: str = ""

@@ -1,0 +1,30 @@
+"""What a job asks for, and which node holds which ranks in a generation."""
+
+import msgspec
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user asked for; it never changes while the job lives."""
+
+    run_id: str
+    min_nodes: int
+    max_nodes: int
+    standbys: int = 0
+    max_restarts: int | None = None  # caps restarts without eviction; None: the ledger's bounds hold
+    can_acquire: bool = True  # whether the fleet can bring nodes by itself
+
+
+class Seat(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's place in one generation: its ranks are first_rank .. first_rank + nproc - 1."""
+
+    node: str
+    group_rank: int
+    first_rank: int
+    nproc: int
+
+    def holds(self, rank: int) -> bool:
+        return self.first_rank <= rank < self.first_rank + self.nproc
+
+
+def world_size(seats: tuple[Seat, ...]) -> int:
+    return sum(seat.nproc for seat in seats)

@@ -1,0 +1,33 @@
+"""What a shell must offer to the controller."""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from holdfast.model.event import Entry
+
+
+class Journal(Protocol):
+    """The record of a job: one writer, append only."""
+
+    def append(self, entry: Entry, durable: bool) -> None:
+        """Add an entry; with `durable` it and all before it are on disk when this returns."""
+
+    def read(self, after: int = 0) -> Iterator[Entry]:
+        """Entries with a sequence number above `after`, in order."""
+
+    def close(self) -> None: ...
+
+
+class Fleet(Protocol):
+    """Where nodes come from."""
+
+    can_acquire: bool
+
+    async def acquire(self, count: int) -> tuple[str, ...]:
+        """Start this many nodes and name them; each dials the controller when it is up. OSError if none can be had."""
+
+    async def release(self, node: str, reason: str) -> None:
+        """End the node and everything below it; unknown or ended nodes are no error."""
+
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that were acquired and not released."""

@@ -1,0 +1,1 @@
+"""A job in virtual time: the same decider, modelled delays, seeded faults, and checks that nothing unsafe happens."""

@@ -1,0 +1,103 @@
+"""What must never happen, looked at after every step of a decider, live or simulated."""
+
+from holdfast.core.decider import Decider
+from holdfast.model.action import Launch, Release, Say, Stop
+from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.event import Entry, Outcome, Phase, Ready, Tick
+
+_AWAITING = (Phase.LAUNCHING, Phase.STOPPING, Phase.ENDING)
+_OVER = (Phase.ENDING, Phase.DONE)
+
+
+class Unsafe(Exception):
+    """A promise was broken; the sentence says which, and at which entry."""
+
+
+class Watch:
+    """Told every entry and shown the decider that made it; raises Unsafe at the first broken promise."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.running = 0  # the generation that may have living ranks
+        self.unanswered: dict[int, float] = {}  # actions without outcome, since when
+        self._seq = 0
+        self._at = 0.0
+        self._id = 0
+        self._closed = 0
+        self._stops: dict[int, int] = {}  # Stop id -> generation
+        self._down: set[str] = set()  # fell silent or were released, and have not reported since
+
+    def look(self, entry: Entry, decider: Decider) -> None:
+        try:
+            self._heard(entry)
+            for action in entry.decision.actions:
+                if not isinstance(action, Say):
+                    self._acts(entry, action.id)
+                if isinstance(action, Launch):
+                    self._launches(action)
+                elif isinstance(action, Stop):
+                    self._stops[action.id] = action.generation
+                elif isinstance(action, Release):
+                    self._down.add(action.node)
+            self._nodes(decider)
+            self._state(entry, decider)
+        except Unsafe as e:
+            raise Unsafe(f"entry {entry.seq} at {entry.at:.3f}: {e}") from None
+
+    def _heard(self, entry: Entry) -> None:
+        _promise(entry.seq == self._seq + 1 and entry.at >= self._at, "entries follow one another")
+        self._seq, self._at = entry.seq, entry.at
+        match entry.event:
+            case Outcome(action=id):
+                self.unanswered.pop(id, None)
+                if self._stops.pop(id, 0) == self.running:
+                    self.running = 0
+            case Alarm(kind=Kind.SILENCE, suspects=suspects):
+                self._down.update(suspects)
+            case Ready(node=node):
+                self._down.discard(node)  # put back at once if the answer is to release it
+
+    def _acts(self, entry: Entry, id: int) -> None:
+        _promise(id > self._id, f"action ids grow, {id} came after {self._id}")
+        self._id = id
+        self.unanswered[id] = entry.at
+
+    def _launches(self, launch: Launch) -> None:
+        _promise(launch.generation == self.generation + 1, "generations grow by one")
+        _promise(self.running == 0, f"generation {self.running} is stopped before {launch.generation} is launched")
+        self.generation = self.running = launch.generation
+        nodes = [seat.node for seat in launch.seats]
+        _promise(len(nodes) == len(set(nodes)) > 0, "a node has one seat")
+        rank = 0
+        for group_rank, seat in enumerate(launch.seats):
+            _promise((seat.group_rank, seat.first_rank) == (group_rank, rank), "ranks are numbered without gaps")
+            rank += seat.nproc
+        _promise(self._down.isdisjoint(nodes), f"nobody is launched on {self._down.intersection(nodes)}, known as lost")
+
+    def _nodes(self, decider: Decider) -> None:
+        seated = {seat.node for seat in decider.seats}
+        active = seated - decider.out
+        _promise(decider.out <= seated, "only who is seated can be out")
+        _promise(active.isdisjoint(decider.pool), "nobody is both active and standby")
+        _promise(active.isdisjoint(decider.gone), "nobody active is gone")
+        _promise(decider.gone.keys().isdisjoint(decider.pool), "no standby is gone")
+        _promise(decider.coming.keys().isdisjoint({*active, *decider.pool, *decider.gone}), "who comes is not here yet")
+
+    def _state(self, entry: Entry, decider: Decider) -> None:
+        decision = entry.decision
+        _promise(decision.phase is decider.phase and decider.phase is not Phase.NEW, "the decision tells the phase")
+        _promise(decider.phase is not Phase.TRAINING or decider.incident is None, "training ends the incident")
+        _promise(decider.phase is not Phase.STOPPING or decider.incident is not None, "ranks are stopped for a reason")
+        _promise(decider.phase not in _AWAITING or decider.awaited in self.unanswered, "what is awaited can come")
+        _promise(decider.phase is not Phase.WAITING or decision.wake_at is not None, "no wait is without end")
+        _promise(decider.phase not in _OVER or decision.wake_at is None, "the end needs no clock")
+        if isinstance(entry.event, Tick) and decision.wake_at is not None:
+            _promise(decision.wake_at > entry.at, "a tick is not answered by a wish for the same tick")
+        if decision.closed:
+            _promise(decision.closed.number == self._closed + 1, "every incident is closed once, in order")
+            self._closed += 1
+
+
+def _promise(kept: bool, what: str) -> None:
+    if not kept:
+        raise Unsafe(f"broken: {what}")

@@ -1,0 +1,104 @@
+"""What agent and holder say to each other: one message per packet of a unix socket that the agent inherits."""
+
+import socket
+
+import msgspec
+
+from holdfast.wire.zygote import Fork
+
+PACKET_BYTES = 1 << 18
+
+
+class Exec(msgspec.Struct, frozen=True, kw_only=True, tag="exec"):
+    """Start a rank as a program of its own."""
+
+    key: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str
+    stdout: str
+    stderr: str
+
+
+class Preload(msgspec.Struct, frozen=True, kw_only=True, tag="preload"):
+    """Keep a zygote with these modules."""
+
+    modules: tuple[str, ...]
+    env: dict[str, str]
+
+
+class Kill(msgspec.Struct, frozen=True, kw_only=True, tag="kill"):
+    """Signal the process group of a rank, if it has not ended."""
+
+    key: str
+    signal: int
+
+
+class Forget(msgspec.Struct, frozen=True, kw_only=True, tag="forget"):
+    """The exit of this rank is on record elsewhere."""
+
+    key: str
+
+
+class Quit(msgspec.Struct, frozen=True, kw_only=True, tag="quit"):
+    """End everything below the holder, then the holder, with this code."""
+
+    code: int
+
+
+ToHolder = Exec | Fork | Preload | Kill | Forget | Quit
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank as the holder knows it; code is None while it runs."""
+
+    key: str
+    pid: int
+    code: int | None = None
+    at: float = 0.0
+
+
+class Listing(msgspec.Struct, frozen=True, kw_only=True, tag="listing"):
+    """The first thing a new agent hears."""
+
+    ranks: tuple[Held, ...]
+    arena: str  # path of the slots' memory
+    warm: bool
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
+    key: str
+    pid: int
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    key: str
+    error: str
+
+
+class Over(msgspec.Struct, frozen=True, kw_only=True, tag="over"):
+    """A rank has ended."""
+
+    rank: Held
+
+
+class Warmed(msgspec.Struct, frozen=True, kw_only=True, tag="warmed"):
+    """The zygote is ready, or cannot be had (then ranks are executed afresh)."""
+
+    ok: bool
+    detail: str = ""
+
+
+ToAgent = Listing | Started | Refused | Over | Warmed
+
+encode = msgspec.msgpack.Encoder().encode
+to_holder = msgspec.msgpack.Decoder(ToHolder).decode
+to_agent = msgspec.msgpack.Decoder(ToAgent).decode
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends of a packet socket with room for a rank's whole environment."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * PACKET_BYTES)
+    return ends

@@ -1,0 +1,42 @@
+"""Messages between agents and the controller: msgpack over one WebSocket, bounded in size."""
+
+import msgspec
+
+from holdfast.core.node import Post
+from holdfast.model.errand import Errand
+from holdfast.model.signal import Beat
+
+MAX_BYTES = 1 << 20  # of one message
+TOKEN_HEADER = "X-Holdfast-Token"  # noqa: S105
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """Who is speaking; sent on every new link, and again when the node becomes ready."""
+
+    node: str
+    host: str
+    nproc: int
+    order: int
+    generation: int  # whose ranks run here, 0: none
+    ready: bool  # checks passed, zygote warm
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
+    at: float  # the controller's clock
+    beat_s: float
+
+
+class Ack(msgspec.Struct, frozen=True, kw_only=True, tag="ack"):
+    seq: int
+
+
+class Tell(msgspec.Struct, frozen=True, kw_only=True, tag="tell"):
+    errand: Errand
+
+
+FromAgent = Hello | Beat | Post
+FromController = Welcome | Ack | Tell
+
+encode = msgspec.msgpack.Encoder().encode
+decode_from_agent = msgspec.msgpack.Decoder(FromAgent).decode
+decode_from_controller = msgspec.msgpack.Decoder(FromController).decode

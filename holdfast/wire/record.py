@@ -1,0 +1,129 @@
+"""The writing end of a rank's slot: the few numbers it tells its node, in shared memory that outlives it.
+
+A slot is a seqlock over two records that are written in turn, each with a checksum; the newest whole one counts. So a
+rank that was stopped or killed in the middle of a write still shows the step before, and nobody depends on memory
+barriers, which Python does not have. Every training script pays for the imports here, so there are few.
+"""
+
+import mmap
+import os
+import struct
+from math import isfinite, nan
+from time import monotonic
+from zlib import crc32
+
+SLOT_BYTES = 512
+RECORD_BYTES = SLOT_BYTES // 2
+
+SUM = struct.Struct("<I")
+HOT = struct.Struct("<QIqdqdd")  # seq, flags, step, at, loss_step, loss, grad_norm
+COLD = struct.Struct("<qiiqdqdd24s120s")  # generation, rank, pid, first step and at, first bad step, the rest below
+BODY = slice(SUM.size, SUM.size + HOT.size + COLD.size)
+PHASE_BYTES = 24
+FAILURE_BYTES = 120
+
+COUNTED, LOSS, GRAD_NORM, FAILED = 1, 2, 4, 8
+
+
+class Slot:
+    """One per rank and generation, used by one process alone."""
+
+    def __init__(self, buf: mmap.mmap | memoryview, index: int, *, generation: int, rank: int) -> None:
+        self._buf = buf
+        self._at = index * SLOT_BYTES
+        before = newest(bytes(buf[self._at : self._at + SLOT_BYTES]))
+        self._seq: int = HOT.unpack_from(before)[0] if before else 0
+        self._flags = 0
+        self._step = self._loss_step = self._first_step = self._first_bad_step = -1
+        self._step_at = monotonic()
+        self._first_at = 0.0
+        self._loss = self._grad_norm = nan
+        self._owner = (generation, rank, os.getpid())
+        self._phase, self._phase_at = b"", 0.0
+        self._failure, self._failed_at = b"", 0.0
+        self._refresh()
+        self._write()
+
+    @classmethod
+    def open(cls, path: str, index: int, *, generation: int, rank: int) -> "Slot":
+        return cls(open_arena(path), index, generation=generation, rank=rank)
+
+    @property
+    def phase(self) -> str:
+        return self._phase.decode("ascii")
+
+    def step(self, step: int, *, counted: bool = False) -> None:
+        """A step is done."""
+        self._step, self._step_at = step, monotonic()
+        self._flags = self._flags | COUNTED if counted else self._flags & ~COUNTED
+        if self._first_step < 0:
+            self._first_step, self._first_at = step, self._step_at
+            self._refresh()
+        self._write()
+
+    def note(self, step: int, loss: float | None, grad_norm: float | None) -> None:
+        """Values of a step, to be shown with the next write."""
+        self._flags &= ~(LOSS | GRAD_NORM)
+        self._loss_step, self._loss, self._grad_norm = step, nan, nan
+        finite = True
+        if loss is not None:
+            self._flags |= LOSS
+            self._loss, finite = loss, isfinite(loss)
+        if grad_norm is not None:
+            self._flags |= GRAD_NORM
+            self._grad_norm, finite = grad_norm, finite and isfinite(grad_norm)
+        if not finite and self._first_bad_step < 0:
+            self._first_bad_step = step
+            self._refresh()
+
+    def enter(self, phase: str) -> None:
+        """The rank is in this phase from now on."""
+        self._phase, self._phase_at = phase.encode("ascii", "replace")[:PHASE_BYTES], monotonic()
+        self._refresh()
+        self._write()
+
+    def fail(self, text: str) -> None:
+        """The rank is about to end by this failure; the first one stays."""
+        if self._flags & FAILED:
+            return
+        self._flags |= FAILED
+        self._failure, self._failed_at = text.encode("utf-8", "replace")[:FAILURE_BYTES], monotonic()
+        self._refresh()
+        self._write()
+
+    def _refresh(self) -> None:
+        first = (self._first_step, self._first_at, self._first_bad_step)
+        self._cold = COLD.pack(*self._owner, *first, self._phase_at, self._failed_at, self._phase, self._failure)
+
+    def _write(self) -> None:
+        self._seq = seq = self._seq + 1
+        hot = HOT.pack(seq, self._flags, self._step, self._step_at, self._loss_step, self._loss, self._grad_norm)
+        body = hot + self._cold
+        at = self._at + (seq & 1) * RECORD_BYTES
+        # One assignment, so that threads of this process cannot interleave inside a record.
+        self._buf[at : at + BODY.stop] = SUM.pack(crc32(body)) + body
+
+
+def newest(image: bytes) -> bytes | None:
+    """The body of the newest whole record in the image of a slot."""
+    halves = image[:RECORD_BYTES], image[RECORD_BYTES:]
+    whole = [half[BODY] for half in halves if SUM.unpack_from(half)[0] == crc32(half[BODY])]
+    return max(whole, key=lambda body: HOT.unpack_from(body)[0], default=None)
+
+
+def owner(image: bytes) -> tuple[int, int] | None:
+    """Generation and pid of who wrote last."""
+    body = newest(image)
+    if body is None:
+        return None
+    generation, _, pid, *_ = COLD.unpack_from(body, HOT.size)
+    return generation, pid
+
+
+def open_arena(path: str) -> mmap.mmap:
+    """The memory with all slots of a node."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(fd, 0)
+    finally:
+        os.close(fd)

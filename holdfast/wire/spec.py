@@ -1,0 +1,71 @@
+"""Files in a run directory by which processes of one job find each other and know what to run."""
+
+import os
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.config import Settings
+from holdfast.model.topology import Job
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank runs."""
+
+    argv: tuple[str, ...]  # the script, or the module's name, and its arguments
+    module: bool = False
+    python: str = ""  # the interpreter; "": argv is executed as it is
+    zygote: bool = True
+    preload: tuple[str, ...] = ()
+    cwd: str = "."
+    role: str = "default"
+
+
+class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """RUN_DIR/run.json: everything a controller needs, the first time and after a crash."""
+
+    job: Job
+    entry: Entry
+    settings: Settings
+    fleet: str
+    nproc: int
+    log_dir: str
+    host: str = "127.0.0.1"  # the controller listens here
+    port: int = 0
+
+
+class Listening(msgspec.Struct, frozen=True, kw_only=True):
+    """RUN_DIR/controller.json: where the controller answers."""
+
+    url: str
+    pid: int
+    started_at: float
+
+
+class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """NODE_DIR/spec.json: everything a node needs."""
+
+    node: str
+    order: int
+    nproc: int
+    url: str  # of the controller
+    token_file: str  # "": no token
+    log_dir: str
+    entry: Entry
+    settings: Settings
+    run_id: str
+
+
+T = TypeVar("T")
+
+
+def write(path: Path, value: msgspec.Struct) -> None:
+    """Publish a file whole or not at all."""
+    whole = path.with_name(f".{path.name}.{os.getpid()}")
+    whole.write_bytes(msgspec.json.format(msgspec.json.encode(value)))
+    whole.replace(path)
+
+
+def read(path: Path, kind: type[T]) -> T:
+    return msgspec.json.decode(path.read_bytes(), type=kind)

@@ -1,0 +1,46 @@
+"""What holder and zygote say to each other: one message per packet of a unix socket that the zygote inherits."""
+
+import msgspec
+
+PACKET_BYTES = 1 << 18  # a rank's whole environment fits
+
+
+class Fork(msgspec.Struct, frozen=True, kw_only=True, tag="fork"):
+    """Start a rank; argv is the script, or the name of a module, and its arguments."""
+
+    key: str
+    argv: tuple[str, ...]
+    module: bool
+    env: dict[str, str]
+    cwd: str
+    stdout: str
+    stderr: str
+
+
+class Forked(msgspec.Struct, frozen=True, kw_only=True, tag="forked"):
+    """The rank runs and is the holder's child."""
+
+    key: str
+    pid: int
+
+
+class ForkFailed(msgspec.Struct, frozen=True, kw_only=True, tag="fork_failed"):
+    """No rank was started."""
+
+    key: str
+    error: str
+
+
+class Warm(msgspec.Struct, frozen=True, kw_only=True, tag="warm"):
+    """The zygote is ready: how many modules it holds, its threads (more than one is not safe), what it left out."""
+
+    modules: int
+    threads: int
+    skipped: tuple[str, ...]
+
+
+FromZygote = Forked | ForkFailed | Warm
+
+encode = msgspec.msgpack.Encoder().encode
+to_zygote = msgspec.msgpack.Decoder(Fork).decode
+from_zygote = msgspec.msgpack.Decoder(FromZygote).decode

@@ -1,0 +1,75 @@
+"""A holder just big enough for the tests: parent and subreaper of a zygote, told what to fork line by line."""
+
+import ctypes
+import json
+import os
+import selectors
+import socket
+import subprocess
+import sys
+
+from holdfast.wire.zygote import PACKET_BYTES, Fork, Forked, ForkFailed, Warm, encode, from_zygote
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def say(**news: object) -> None:
+    print(json.dumps(news), flush=True)
+
+
+def reap(keys: dict[int, str], ended: dict[int, int]) -> None:
+    """Tell of ranks that have ended; one may do so before its Forked arrives."""
+    try:
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[found[0]] = os.waitstatus_to_exitcode(found[1])
+    except ChildProcessError:
+        pass
+    for pid in keys.keys() & ended.keys():
+        say(key=keys.pop(pid), code=ended.pop(pid))
+
+
+def main() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * PACKET_BYTES)
+    command = [sys.executable, "-u", "-m", "holdfast.client.zygote", "--fd", str(theirs.fileno())]
+    preload = [word for name in sys.argv[1:] for word in ("--preload", name)]
+    zygote = subprocess.Popen(command + preload, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+    theirs.close()
+    keys: dict[int, str] = {}
+    ended: dict[int, int] = {}
+    waiting = selectors.DefaultSelector()
+    waiting.register(0, selectors.EVENT_READ)
+    waiting.register(ours, selectors.EVENT_READ)
+    say(zygote=zygote.pid)
+    while True:
+        ready = {key.fd for key, _ in waiting.select(0.01)}
+        if 0 in ready:
+            line = sys.stdin.readline()
+            if not line:
+                break
+            ours.send(encode(Fork(**json.loads(line))))
+        if ours.fileno() in ready:
+            packet = ours.recv(PACKET_BYTES)
+            if not packet:
+                say(lost=zygote.wait())
+                break
+            match from_zygote(packet):
+                case Forked(key=key, pid=pid):
+                    keys[pid] = key
+                    say(key=key, pid=pid)
+                case ForkFailed(key=key, error=error):
+                    say(key=key, error=error)
+                case Warm() as warm:
+                    say(modules=warm.modules, threads=warm.threads, skipped=warm.skipped)
+        reap(keys, ended)
+    ours.close()
+    try:
+        while True:
+            os.waitpid(-1, 0)
+    except ChildProcessError:
+        pass
+
+
+if __name__ == "__main__":
+    main()

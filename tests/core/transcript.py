@@ -1,0 +1,238 @@
+"""Scenarios as transcripts: what the decider hears, a line of dashes, and what it must answer.
+
+    after started                  the events of another scenario first, unprinted
+    at 12.5 alarm crash n1 rank 2 code -9 said TypeError: x
+    ----
+    stopping: incident 1: ...      phase and reason
+    > Stop 5 ...                   each action
+    wake 300                       when it wants to be woken, if it does
+
+Several events may stand above one line of dashes. `HOLDFAST_REWRITE=1` writes the answers anew.
+"""
+
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from holdfast.core.decider import Decider
+from holdfast.core.detect.crash import alarm_of
+from holdfast.logs import catalog
+from holdfast.model.action import Acquire, Action, Finish, Launch, Release, Say, Stop
+from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.event import (
+    Begin,
+    Decision,
+    Ended,
+    Entry,
+    Event,
+    Limits,
+    Order,
+    Outcome,
+    Progress,
+    Ready,
+    Tick,
+)
+from holdfast.model.signal import Exit
+from holdfast.model.topology import Job
+
+HERE = Path(__file__).parent / "scenarios"
+CATALOG = catalog.load()
+
+
+class Words:
+    """The words of one line, taken from the left; `NAME value` pairs may come in any order."""
+
+    def __init__(self, line: str) -> None:
+        self.left = shlex.split(line)
+
+    def next(self) -> str:
+        return self.left.pop(0)
+
+    def after(self, name: str, default: str) -> str:
+        if name not in self.left:
+            return default
+        at = self.left.index(name)
+        _, value = self.left[at : at + 2]
+        del self.left[at : at + 2]
+        return value
+
+    def has(self, name: str) -> bool:
+        found = name in self.left
+        self.left = [word for word in self.left if word != name]
+        return found
+
+    def after_all(self, name: str) -> list[str]:
+        """Every word behind this one."""
+        if name not in self.left:
+            return []
+        at = self.left.index(name)
+        rest, self.left = self.left[at + 1 :], self.left[:at]
+        return rest
+
+
+def parse(line: str, now: float, generation: int) -> Event:
+    words = Words(line)
+    event = PARSERS[words.next()](words, now, generation)
+    assert not words.left, f"{words.left} not understood in: {line}"
+    return event
+
+
+def _begin(words: Words, now: float, generation: int) -> Event:
+    low, _, high = words.after("nnodes", "1").partition(":")
+    restarts = words.after("max-restarts", "")
+    job = Job(
+        run_id="scenario",
+        min_nodes=int(low),
+        max_nodes=int(high or low),
+        standbys=int(words.after("standbys", "0")),
+        max_restarts=int(restarts) if restarts else None,
+        can_acquire=not words.has("join"),
+    )
+    limits = dict(pair.split("=") for pair in words.after_all("limits"))
+    return Begin(job=job, limits=msgspec.convert(limits, Limits, strict=False))
+
+
+def _ready(words: Words, now: float, generation: int) -> Event:
+    node = words.next()
+    nproc, order = int(words.after("nproc", "2")), int(words.after("order", "0"))
+    return Ready(node=node, host=f"host-{node}", nproc=nproc, order=order)
+
+
+def _alarm(words: Words, now: float, generation: int) -> Event:
+    kind, node = words.next(), words.next()
+    at = float(words.after("since", str(now)))
+    if kind == "silence":
+        reason = "has been silent for 3 s"
+        return Alarm(kind=Kind.SILENCE, at=at, suspects=(node,), reason=reason, signature=f"silence {node}")
+    said = tuple(words.after_all("said"))
+    exit = Exit(
+        node=node,
+        generation=int(words.after("generation", str(generation))),
+        rank=int(words.after("rank", "0")),
+        code=int(words.after("code", "1")),
+        at=at,
+        words=(" ".join(said),) if said else (),
+    )
+    return alarm_of(exit, CATALOG)
+
+
+def _progress(words: Words, now: float, generation: int) -> Event:
+    step = int(words.next())
+    at = float(words.after("at", str(now)))
+    return Progress(
+        generation=int(words.after("generation", str(generation))),
+        step=step,
+        at=at,
+        first_step=int(words.after("from", str(step))),
+        first_at=float(words.after("since", str(at))),
+        counted=words.has("counted"),
+    )
+
+
+def _ended(words: Words, now: float, generation: int) -> Event:
+    return Ended(node=words.next(), generation=int(words.after("generation", str(generation))))
+
+
+def _outcome(words: Words, now: float, generation: int) -> Event:
+    action, ok = int(words.next()), words.next() == "ok"
+    nodes, failed = tuple(words.after_all("nodes")), words.after_all("on")
+    return Outcome(
+        action=action,
+        ok=ok,
+        detail=words.after("because", ""),
+        nodes=nodes,
+        failed=dict(zip(failed[::2], failed[1::2], strict=True)),
+    )
+
+
+def _order(words: Words, now: float, generation: int) -> Event:
+    verb, who, code = words.next(), words.after("by", "somebody"), int(words.after("code", "0"))
+    return Order(verb=verb, who=who, code=code, now=words.has("now"))
+
+
+PARSERS: dict[str, Callable[[Words, float, int], Event]] = {
+    "begin": _begin,
+    "ready": _ready,
+    "alarm": _alarm,
+    "progress": _progress,
+    "ended": _ended,
+    "outcome": _outcome,
+    "order": _order,
+    "tick": lambda words, now, generation: Tick(),
+}
+
+
+def show(decision: Decision) -> Iterator[str]:
+    yield f"{decision.phase}: {decision.reason}" if decision.reason else f"{decision.phase}"
+    yield from (f"> {show_action(action)}" for action in decision.actions)
+    if decision.closed:
+        number, failures, echoes = decision.closed.number, decision.closed.failures, decision.closed.echoes
+        yield f"closed {number}: failures {failures}, echoes {echoes}, remedy {decision.closed.verdict.remedy}"
+    if decision.wake_at is not None:
+        yield f"wake {decision.wake_at:g}"
+
+
+def show_action(action: Action) -> str:
+    match action:
+        case Say(text=text):
+            return f"Say {text}"
+        case Acquire(id=id, count=count):
+            return f"Acquire {id} count {count}"
+        case Release(id=id, node=node, reason=reason):
+            return f"Release {id} {node}: {reason}"
+        case Launch(id=id, generation=generation, seats=seats):
+            places = " ".join(f"{s.node}:{s.first_rank}-{s.first_rank + s.nproc - 1}" for s in seats)
+            return f"Launch {id} generation {generation} on {places}"
+        case Stop(id=id, generation=generation, nodes=nodes, grace_s=grace_s):
+            return f"Stop {id} generation {generation} on {' '.join(nodes) or 'nobody'}, grace {grace_s:g}"
+        case Finish(id=id, code=code, grace_s=grace_s, reason=reason):
+            return f"Finish {id} code {code}, grace {grace_s:g}: {reason}"
+
+
+class Scenario:
+    """One file, played to a decider; `entries` is the journal that a controller would have written."""
+
+    def __init__(self, name: str) -> None:
+        self.path = HERE / f"{name}.txt"
+        self.decider = Decider()
+        self.entries: list[Entry] = []
+        self.text = self.path.read_text(encoding="utf-8")
+
+    def play(self) -> str:
+        """The file as it would read with today's answers."""
+        return "\n\n".join(self._block(block) for block in self.text.strip().split("\n\n")) + "\n"
+
+    def _block(self, block: str) -> str:
+        heard = block.split("\n----")[0].split("\n")
+        answers = [answer for line in heard if line[:1] not in ("#", "") for answer in self._line(line)]
+        return "\n".join([*heard, "----", *answers]) if answers else "\n".join(heard)
+
+    def _line(self, line: str) -> list[str]:
+        verb, rest = line.split(" ", 1)
+        if verb == "after":
+            before = Scenario(rest)
+            before.play()
+            self.decider, self.entries = before.decider, before.entries
+            return []
+        assert verb == "at", line
+        at, event = rest.split(" ", 1)
+        times = 1
+        if event[0] == "x":  # the same event many times; only the last answer is shown
+            many, event = event[1:].split(" ", 1)
+            times = int(many)
+        decision = Decision()
+        for _ in range(times):
+            decision = self._hear(float(at), event)
+        return list(show(decision))
+
+    def _hear(self, now: float, line: str) -> Decision:
+        event = parse(line, now, self.decider.generation)
+        decision = self.decider.step(now, event)
+        self.entries.append(Entry(seq=len(self.entries) + 1, at=now, event=event, decision=decision))
+        return decision
+
+
+def names() -> list[str]:
+    return sorted(path.stem for path in HERE.glob("*.txt"))

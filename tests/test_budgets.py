@@ -1,0 +1,195 @@
+"""Holds the sizes: of files, functions and the whole; and the words that are no names here."""
+
+import ast
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+
+import msgspec
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "holdfast"
+
+# Raising one of these is a change of its own, with its reason in the commit.
+TOTAL_LINES = 8000  # of Python in holdfast/
+SETTINGS = 60
+NOUNS = 60  # structs in holdfast/model/
+
+FILE_LINES = 400
+FUNCTION_LINES = 50
+PARAMETERS = 5  # by position; self does not count
+DEPTH = 3
+
+NOT_NAMES = frozenset("manager handler helper util common base info data context worker master scheduler".split())
+TERMS = re.compile("data_(parallel|loader)")  # PyTorch's own words for these two things
+
+# "file::function": the process's top loop, and the client's outermost call; nobody else catches everything.
+CATCH_ALL: frozenset[str] = frozenset()
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.TryStar)
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def depth(node: ast.AST) -> int:
+    """How many blocks stand inside one another. elif is no deeper than its if; match and case, being tables, are none;
+    a function or class defined inside is measured by itself."""
+    deepest = 0
+    for field, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if not isinstance(child, ast.AST) or isinstance(child, SCOPES):
+                continue
+            is_elif = field == "orelse" and isinstance(node, ast.If) and isinstance(child, ast.If) and len(value) == 1
+            deepest = max(deepest, depth(child) + (isinstance(child, BLOCKS) and not is_elif))
+    return deepest
+
+
+def length(node: ast.stmt) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def is_table(function: Function) -> bool:
+    matches = sum(length(statement) for statement in function.body if isinstance(statement, ast.Match))
+    return 2 * matches > length(function)
+
+
+def positional(function: Function) -> int:
+    names = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)]
+    return len(names) - (names[:1] in (["self"], ["cls"]))
+
+
+def functions(tree: ast.Module) -> Iterator[Function]:
+    return (node for node in ast.walk(tree) if isinstance(node, Function))
+
+
+def shapeless(path: Path) -> Iterator[str]:
+    """Everything in a file that is too long, too wide or too deep."""
+    text = path.read_text()
+    if (lines := text.count("\n")) > FILE_LINES:
+        yield f"{path}: {lines} lines"
+    tree = ast.parse(text)
+    if depth(tree) > DEPTH:
+        yield f"{path}: module level is {depth(tree)} deep"
+    for function in functions(tree):
+        where = f"{path}:{function.lineno}: {function.name}"
+        if length(function) > FUNCTION_LINES and not is_table(function):
+            yield f"{where} has {length(function)} lines"
+        if positional(function) > PARAMETERS:
+            yield f"{where} takes {positional(function)} parameters"
+        if depth(function) > DEPTH:
+            yield f"{where} is {depth(function)} deep"
+
+
+def words(name: str) -> set[str]:
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+    return set(TERMS.sub("", snake).split("_"))
+
+
+def misnamed(path: Path) -> Iterator[str]:
+    """Modules, classes and functions named by a word that says nothing or that we have another one for."""
+    names = [(1, path.parent.name), (1, path.stem)]
+    names += [(node.lineno, node.name) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, SCOPES)]
+    for line, name in names:
+        if bad := words(name) & NOT_NAMES:
+            yield f"{path}:{line}: {name} ({', '.join(sorted(bad))})"
+
+
+def catch_alls(root: Path) -> Iterator[str]:
+    """Where everything is caught, as "file::function"."""
+    for path in sorted(root.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        owner = {id(inner): function.name for function in functions(tree) for inner in ast.walk(function)}
+        for node in ast.walk(tree):
+            if catches_all(node):
+                yield f"{path.relative_to(root).as_posix()}::{owner.get(id(node), '')}"
+
+
+def catches_all(node: ast.AST) -> bool:
+    match node:
+        case ast.ExceptHandler(type=None):
+            return True
+        case ast.ExceptHandler(type=ast.Tuple(elts=caught)):
+            pass
+        case ast.ExceptHandler(type=one):
+            caught = [one] if one else []
+        case ast.Call(func=ast.Name(id="suppress") | ast.Attribute(attr="suppress"), args=caught):
+            pass
+        case _:
+            return False
+    return any(isinstance(name, ast.Name) and name.id in ("Exception", "BaseException") for name in caught)
+
+
+def test_shapes() -> None:
+    trees = ("holdfast", "tests", "examples", "benchmarks")
+    assert not [fault for tree in trees for path in (ROOT / tree).rglob("*.py") for fault in shapeless(path)]
+
+
+def test_names() -> None:
+    assert not [fault for path in PACKAGE.rglob("*.py") for fault in misnamed(path)]
+
+
+def test_nobody_else_catches_everything() -> None:
+    assert set(catch_alls(PACKAGE)) == CATCH_ALL  # an entry that is no longer needed goes too
+
+
+def test_total_lines() -> None:
+    assert sum(path.read_text().count("\n") for path in PACKAGE.rglob("*.py")) <= TOTAL_LINES
+
+
+def test_settings(setting_names: list[str]) -> None:
+    assert 0 < len(setting_names) <= SETTINGS
+
+
+def test_nouns() -> None:
+    modules = [import_module(f"holdfast.model.{found.name}") for found in iter_modules([str(PACKAGE / "model")])]
+    nouns = {
+        noun
+        for module in modules
+        for noun in vars(module).values()
+        if isinstance(noun, type) and issubclass(noun, msgspec.Struct) and noun.__module__ == module.__name__
+    }
+    assert 0 < len(nouns) <= NOUNS
+
+
+DEEP = "def f(a):\n for b in a:\n  if b:\n   with b:\n    {}\n"
+
+
+def test_shapes_are_seen(tmp_path: Path) -> None:
+    def seen(text: str) -> str:
+        (tmp_path / "a.py").write_text(text)
+        return " ".join(shapeless(tmp_path / "a.py"))
+
+    assert "401 lines" in seen("\n" * 401)
+    assert seen("\n" * 400) == ""
+    assert "51 lines" in seen("def f():\n" + "    a()\n" * 50)
+    assert seen("def f():\n" + "    a()\n" * 49) == ""
+    assert seen("def f(a):\n match a:\n" + "  case 1:\n   return a\n" * 40) == ""
+    assert "6 parameters" in seen("class A:\n async def f(self, a, b, c, d, e, f): ...\n")
+    assert seen("class A:\n def f(self, a, b, c, d, e, *, f): ...\n") == ""
+    assert "4 deep" in seen(DEEP.format("while b: pass"))
+    assert seen(DEEP.format("def g():\n     while b: pass")) == ""
+    assert seen("def f(a):\n" + " if a: pass\n" + " elif a: pass\n" * 5 + " else: pass\n") == ""
+    assert seen(DEEP.format("match b:\n     case 1: pass")) == ""
+    assert "4 deep" in seen(DEEP.format("match b:\n     case 1:\n      if b: pass"))
+    assert "4 deep" in seen("try: pass\nexcept OSError:\n for a in b:\n  if a:\n   while a: pass\n")
+
+
+def test_names_are_seen(tmp_path: Path) -> None:
+    assert words("HTTPHandler") & NOT_NAMES == {"handler"}
+    assert words("_load_data") & NOT_NAMES == {"data"}
+    assert not words("DataParallelGroup") & NOT_NAMES
+    assert not words("database_metadata_based") & NOT_NAMES
+    path = tmp_path / "common" / "io_util.py"
+    path.parent.mkdir()
+    path.write_text("class RankInfo:\n    def base(self): ...\nMASTER_ADDR = 'master'\n")
+    assert len(list(misnamed(path))) == 4
+
+
+def test_catch_alls_are_seen(tmp_path: Path) -> None:
+    tried = "def {0}():\n try: pass\n except{1}: pass\n"
+    cases = {"a": "", "b": " Exception", "c": " (OSError, BaseException) as e", "d": " OSError", "e": "* Exception"}
+    text = "".join(tried.format(name, caught) for name, caught in cases.items())
+    (tmp_path / "m.py").write_text(text + "def f():\n with suppress(Exception): pass\n")
+    assert list(catch_alls(tmp_path)) == [f"m.py::{name}" for name in "abcef"]

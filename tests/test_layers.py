@@ -1,0 +1,122 @@
+"""Holds the layers: who may import whom, who may touch the world, and where torch may be imported."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+# Import only to the left; those of one place do not import one another. A new package gets its place here.
+LINE = (
+    "model <- core <- ports config <- logs journal wire <- checkpoint"
+    " <- client agent controller fleet sim chaos dash <- cli"
+)
+PURE = {"model", "core"}
+WORLD = {"time", "random", "os", "io", "logging", "asyncio", "threading", "subprocess"}
+WORLD |= {"datetime", "secrets", "uuid", "socket", "multiprocessing", "concurrent", "importlib"}  # by another door
+OURS = {"holdfast", "msgspec"}
+TORCH = ("client/", "checkpoint/state.py", "checkpoint/dcp.py", "agent/probes/", "chaos/inrank/")
+
+
+def allowed() -> dict[str, set[str]]:
+    """For every place, the places it may import from."""
+    may: dict[str, set[str]] = {"__init__": {"client"}}
+    left: set[str] = set()
+    for place in LINE.split(" <- "):
+        may |= {name: left | {name} for name in place.split()}
+        left |= set(place.split())
+    may["cli"].add("__init__")
+    return may
+
+
+def imports(path: Path, root: Path) -> Iterator[tuple[int, list[str]]]:
+    """Line and dotted target of every import in a file: nested, guarded and relative ones too."""
+    here = ["holdfast", *path.relative_to(root).parts[:-1]]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name.split(".")) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = here[: len(here) - node.level + 1] if node.level else []
+            module = node.module.split(".") if node.module else []
+            yield from ((node.lineno, [*start, *module, alias.name]) for alias in node.names)
+
+
+def faults(root: Path) -> Iterator[str]:
+    """Every breach of the layers in the package at `root`."""
+    may = allowed()
+    for path in sorted(root.rglob("*.py")):
+        inside = path.relative_to(root).as_posix()
+        place = inside.split("/")[0].removesuffix(".py")
+        if place not in may:
+            yield f"{inside}: {place} has no place in the line of layers"
+            continue
+        for line, (top, *rest) in imports(path, root):
+            to = rest[0] if rest and rest[0] in may else "__init__"
+            rightward = top == "holdfast" and to not in may[place]
+            torch = top == "torch" and not inside.startswith(TORCH)
+            impure = place in PURE and (top in WORLD or top not in OURS | sys.stdlib_module_names)
+            if rightward or torch or impure:
+                yield f"{inside}:{line}: {place} may not import {'.'.join([top, *rest])}"
+
+
+def test_layers() -> None:
+    assert not list(faults(ROOT / "holdfast"))
+
+
+def test_the_rest_starts_without_torch() -> None:
+    # What no import statement shows: a package initialiser or a third library that pulls torch in.
+    names = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for place in ("agent", "controller", "fleet", "sim", "dash", "cli")
+        for path in (ROOT / "holdfast" / place).rglob("*.py")
+        if "probes" not in path.parts and path.name != "__main__.py"
+    ]
+    assert names
+    load = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)\n"
+    code = load + "assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code, *names], cwd=ROOT, check=True, timeout=60)
+
+
+BAD = {
+    "core/a.py": "import time",
+    "core/b.py": "def f():\n    from datetime import datetime",
+    "core/c.py": "import numpy",
+    "core/detect/d.py": "from ...agent import ranks",
+    "core/e.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import holdfast.wire.beat",
+    "model/f.py": "from holdfast import core",
+    "model/g.py": "import holdfast",
+    "wire/h.py": "from ..journal import sqlite",
+    "sim/i.py": "import holdfast.chaos as chaos",
+    "agent/j.py": "import torch.distributed",
+    "checkpoint/k.py": "import os, torch",
+    "stray/l.py": "",
+    "__init__.py": "from . import agent",
+}
+GOOD = {
+    "core/a.py": "import math, msgspec\nfrom ..model import ids\nfrom . import plan",
+    "core/detect/__init__.py": "from . import crash\nfrom .. import plan\nfrom holdfast.core.detect.crash import Crash",
+    "config.py": "import tomllib, os\nfrom .core import plan",
+    "agent/probes/gemm.py": "import torch",
+    "checkpoint/state.py": "from torch import Tensor\nfrom ..wire import beat",
+    "client/b.py": "import torch\nfrom holdfast.checkpoint.arena import Arena",
+    "cli/run.py": "import holdfast\nfrom ..agent import ranks\nfrom holdfast.fleet import local",
+    "__init__.py": "from holdfast.client import step",
+}
+
+
+def plant(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def test_a_bad_tree_is_seen(tmp_path: Path) -> None:
+    plant(tmp_path, BAD)
+    assert sorted({fault.split(":")[0] for fault in faults(tmp_path)}) == sorted(BAD)
+
+
+def test_a_good_tree_passes(tmp_path: Path) -> None:
+    plant(tmp_path, GOOD)
+    assert list(faults(tmp_path)) == []
