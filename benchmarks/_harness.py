@@ -47,8 +47,9 @@ class Fault(msgspec.Struct, frozen=True):
 class Job:
     """One training job: its launchers, each in a session of its own, and the events of its ranks."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, script: Path = SCRIPT) -> None:
         self.ranks = ranks
+        self._script = script
         self.launchers: list[subprocess.Popen[bytes]] = []
         self._mark = uuid.uuid4().hex
         self._events: list[Event] = []
@@ -65,12 +66,16 @@ class Job:
 
     def start(self, launch: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Start a launcher of the training script."""
-        script = [str(SCRIPT), f"--events={self.folder / 'events'}", f"--ckpt={self.folder / 'checkpoint.pt'}"]
+        script = [str(self._script), f"--events={self.folder / 'events'}", f"--ckpt={self.folder / 'checkpoint.pt'}"]
+        return self.spawn([*launch, *script], env)
+
+    def spawn(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """Start a command as part of the job."""
         # Every process below inherits the mark, so that all of them, and no others, can be found and ended.
         environ = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {}), MARK: self._mark}
         with (self.folder / f"launcher{len(self.launchers)}.log").open("wb") as log:
             launcher = subprocess.Popen(
-                [*launch, *script],
+                command,
                 cwd=self.folder,
                 env=environ,
                 stdin=subprocess.DEVNULL,
@@ -116,6 +121,10 @@ class Job:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
 
+    def pids(self) -> list[int]:
+        """Every process of this job that lives."""
+        return [pid for pid in psutil.pids() if self.owns(pid)]
+
     def owns(self, pid: int) -> bool:
         """Whether this is a process of the job, and not dead."""
         try:
@@ -159,13 +168,17 @@ class Job:
             except subprocess.TimeoutExpired:
                 print(f"benchmark: {launcher.args!r} did not stop by itself", file=sys.stderr)
         # What is left is killed until nothing is: something may still have been starting something.
-        while left := [pid for pid in psutil.pids() if self.owns(pid)]:
+        while left := self.pids():
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(LOOK_EVERY_S)
         for launcher in self.launchers:
             launcher.wait()
+
+
+def holdfast(run_dir: Path, *flags: str) -> list[str]:
+    return [executable("holdfast"), "run", f"--run-dir={run_dir}", *flags]
 
 
 def executable(name: str) -> str:

@@ -1,12 +1,12 @@
 """From a fault to all ranks stepping again: holdfast beside torchrun, on the same script with four gloo ranks."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import msgspec
 import psutil
 from rich.table import Table
 
-from benchmarks._harness import START_LIMIT_S, Fault, Job, executable, free_port, is_listening
+from benchmarks._harness import START_LIMIT_S, Fault, Job, executable, free_port, holdfast, is_listening
 from benchmarks._report import FULL, Findings, brief, median, report
 
 RANKS, VICTIM = 4, 2
@@ -23,7 +23,7 @@ STANDALONE = ["--standalone", f"--nproc-per-node={RANKS}", f"--max-restarts={FAU
 Times = list[float | None]
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True):
+class Case(msgspec.Struct, frozen=True):
     """One fault under one launcher; `measure` runs one job and gives the seconds of each fault in it."""
 
     name: str
@@ -32,30 +32,59 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     measure: Callable[[], Times]
 
 
-def lose_ranks(launch: Sequence[str], env: Mapping[str, str]) -> Times:
+def lose_torchrun_ranks(env: Mapping[str, str]) -> Times:
+    with Job(RANKS) as job:
+        job.start([executable("torchrun"), *STANDALONE], env)
+        return lose_ranks(job)
+
+
+def lose_holdfast_ranks() -> Times:
+    with Job(RANKS) as job:
+        job.start(holdfast(job.folder / "run", *STANDALONE))
+        return lose_ranks(job)
+
+
+def lose_ranks(job: Job) -> Times:
     """Kill the same rank, again and again, in one running job."""
     times: Times = []
-    with Job(RANKS) as job:
-        job.start(launch, env)
-        warm_up(job)
-        for _ in range(FAULTS):
-            fault = job.fault()
-            job.kill(job.pid_of(VICTIM))
-            times.append(recovery(job, fault, RANK_WAIT_S))
-            if times[-1] is None or job.wait_steps(SETTLED_STEPS, fault) is None:
-                break
+    warm_up(job)
+    for _ in range(FAULTS):
+        fault = job.fault()
+        job.kill(job.pid_of(VICTIM))
+        times.append(recovery(job, fault, RANK_WAIT_S))
+        if times[-1] is None:
+            break
     return times
+
+
+def lose_torchrun_node() -> Times:
+    """Kill one of four agents and its rank, and start another in its place, as somebody would have to do by hand."""
+    port = free_port()
+    rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-id=bench{port}"]
+    nodes = [f"--nnodes={RANKS - 1}:{RANKS}", "--nproc-per-node=1", f"--max-restarts={FAULTS}"]
+    agent = [executable("torchrun"), *nodes, *rendezvous]
+    with Job(RANKS) as job:
+        job.start(agent, FRESH_STORE)
+        # The first agent keeps the rendezvous: it must be the one that is not lost, or the job is.
+        job.wait(lambda: is_listening(port) or None, START_LIMIT_S)
+        victim = [job.start(agent, FRESH_STORE) for _ in range(RANKS - 1)][-1]
+        warm_up(job)
+        ranks = psutil.Process(victim.pid).children(recursive=True)
+        fault = job.fault()
+        job.kill(victim.pid, *(rank.pid for rank in ranks))
+        job.start(agent, FRESH_STORE)
+        return [recovery(job, fault, NODE_WAIT_S)]
 
 
 def lose_holdfast_node() -> Times:
     """Kill the holder of the node that runs a certain rank; all below it goes with it, and a standby takes over."""
+    nodes = [f"--nnodes={RANKS}", "--nproc-per-node=1", "--standbys=1", f"--max-restarts={FAULTS}"]
     with Job(RANKS) as job:
-        where = job.folder / "run"
-        nodes = [f"--nnodes={RANKS}", "--nproc-per-node=1", "--standbys=1", f"--max-restarts={FAULTS}"]
-        job.start([executable("holdfast"), "run", *nodes, f"--run-dir={where}"])
+        run_dir = job.folder / "run"
+        job.start(holdfast(run_dir, *nodes))
         warm_up(job)
         victim = job.pid_of(VICTIM)
-        holders = {int(path.read_text()) for path in where.glob("nodes/*/holder.pid")}
+        holders = {int(path.read_text()) for path in run_dir.glob("nodes/*/holder.pid")}
         holder = next(above.pid for above in psutil.Process(victim).parents() if above.pid in holders)
         fault = job.fault()
         job.kill(holder)
@@ -65,33 +94,15 @@ def lose_holdfast_node() -> Times:
         return [took]
 
 
-def lose_torchrun_node() -> Times:
-    """Kill one of four agents and its rank, and start another in its place, as somebody would have to do by hand."""
-    port = free_port()
-    rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-id=bench{port}"]
-    nodes = [f"--nnodes={RANKS - 1}:{RANKS}", "--nproc-per-node=1", f"--max-restarts={FAULTS}"]
-    launch = [executable("torchrun"), *nodes, *rendezvous]
-    with Job(RANKS) as job:
-        job.start(launch, FRESH_STORE)
-        # The first agent keeps the rendezvous: it must be the one that is not lost, or the job is.
-        job.wait(lambda: is_listening(port) or None, START_LIMIT_S)
-        agents = [job.start(launch, FRESH_STORE) for _ in range(RANKS - 1)]
-        warm_up(job)
-        ranks = psutil.Process(agents[-1].pid).children(recursive=True)
-        fault = job.fault()
-        job.kill(agents[-1].pid, *(rank.pid for rank in ranks))
-        job.start(launch, FRESH_STORE)
-        return [recovery(job, fault, NODE_WAIT_S)]
-
-
 def warm_up(job: Job) -> None:
     if job.wait_steps(WARM_STEPS) is None:
         raise RuntimeError(f"the job never came to step {WARM_STEPS}:\n{job.last_words()}")
 
 
 def recovery(job: Job, fault: Fault, limit_s: float) -> float | None:
+    """Seconds from the fault until every rank has stepped again; None unless all of them then go on stepping."""
     stepping_at = job.wait_steps(1, fault, limit_s)
-    if stepping_at is None:
+    if stepping_at is None or job.wait_steps(SETTLED_STEPS, fault) is None:
         print(f"no recovery, and none awaited after {limit_s:g} s; the launcher's last words:\n{job.last_words()}")
         return None
     return stepping_at - fault.at
@@ -99,14 +110,14 @@ def recovery(job: Job, fault: Fault, limit_s: float) -> float | None:
 
 def cases() -> list[Case]:
     """In the order they are run: each fault under torchrun and right after it under holdfast."""
-    torchrun, holdfast = [executable("torchrun"), *STANDALONE], [executable("holdfast"), "run", *STANDALONE]
     kill, by_hand = f"SIGKILL of rank {VICTIM}", "SIGKILL of an agent and its rank; a fresh agent by hand at once"
+    standby = "SIGKILL of a holder and all below it; one standby"
     chosen = [
-        Case(name="torchrun rank", done=kill, jobs=RANK_JOBS, measure=lambda: lose_ranks(torchrun, FRESH_STORE)),
-        Case(name="holdfast rank", done=kill, jobs=RANK_JOBS, measure=lambda: lose_ranks(holdfast, {})),
-        Case(name="torchrun node", done=by_hand, jobs=NODE_JOBS, measure=lose_torchrun_node),
-        Case(name="holdfast node", done="SIGKILL of a holder; one standby", jobs=NODE_JOBS, measure=lose_holdfast_node),
-        Case(name="plain torchrun rank", done=kill, jobs=PLAIN_JOBS, measure=lambda: lose_ranks(torchrun, {})[:1]),
+        Case("torchrun rank", kill, RANK_JOBS, lambda: lose_torchrun_ranks(FRESH_STORE)),
+        Case("holdfast rank", kill, RANK_JOBS, lose_holdfast_ranks),
+        Case("torchrun node", by_hand, NODE_JOBS, lose_torchrun_node),
+        Case("holdfast node", standby, NODE_JOBS, lose_holdfast_node),
+        Case("plain torchrun rank", kill, PLAIN_JOBS, lambda: lose_torchrun_ranks({})[:1]),
     ]
     return [case for case in chosen if case.jobs and (executable("holdfast") or "holdfast" not in case.name)]
 

@@ -1,8 +1,8 @@
 """A fault-ridden training run that heals itself on this machine: `make demo`.
 
-A small GPT (gpt.py) trains on four nodes and a standby, each a process tree of its own. First undisturbed, then again while
-one rank is killed and one whole node is lost. At the end stand the timeline, the ETTR, and whether the final weights of the
-two runs are equal, bit for bit.
+A small GPT (gpt.py) trains on four nodes and a standby, each a process tree of its own. First undisturbed, then again
+while one rank is killed and one whole node is lost. At the end stand the timeline, the ETTR, and whether the final
+weights of the two runs are equal, bit for bit.
 """
 
 import argparse
@@ -40,7 +40,8 @@ class Run:
         self.output = (folder / "output").open("w+b")
         script = [str(GPT), "--steps", str(steps), "--ckpt", str(folder / "ckpt"), "--ckpt-every", "10"]
         command = [sys.executable, "-m", "holdfast.cli", "run", "--run-dir", str(self.run_dir), *options, *script]
-        self.process = subprocess.Popen(command, stdout=self.output, stderr=subprocess.STDOUT)
+        env = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # DDP warns at length that its layout is kept fixed
+        self.process = subprocess.Popen(command, stdout=self.output, stderr=subprocess.STDOUT, env=env)
         self.lines: deque[str] = deque(maxlen=SHOWN)
         self.weights = ""
 

@@ -1,5 +1,6 @@
 """The holder: parent and subreaper of agent, zygote and ranks; it keeps what must outlive an agent, and no opinions."""
 
+import functools
 import os
 import selectors
 import signal
@@ -13,13 +14,29 @@ import msgspec
 
 from holdfast.agent import kernel
 from holdfast.wire import holding, spec, zygote
-from holdfast.wire.holding import Exec, Forget, Held, Kill, Listing, Over, Preload, Quit, Refused, Started, Warmed
+from holdfast.wire.holding import (
+    Exec,
+    Forget,
+    Held,
+    Kill,
+    Listing,
+    Over,
+    Preload,
+    Quit,
+    Refused,
+    Started,
+    Sweep,
+    Swept,
+    Warmed,
+)
 from holdfast.wire.slot import SLOT_BYTES
 
 _AGENT_TRIES = 10  # starts in a row that lived less than _AGENT_LIVED_S
 _AGENT_LIVED_S = 5.0
 _ZYGOTE_TRIES = 2
 _END_S = 10.0
+_SWEEP_S = 5.0
+_SWEEP_STEP_S = 0.01
 
 
 class Holder:
@@ -31,7 +48,7 @@ class Holder:
         arena = os.memfd_create("holdfast-slots")
         os.ftruncate(arena, SLOT_BYTES * self.spec.nproc)
         self.arena = f"/proc/{os.getpid()}/fd/{arena}"
-        self._unclaimed: dict[int, tuple[int, float]] = {}  # ended before anybody told us whose they were
+        self._unclaimed: dict[int, tuple[int, float]] = {}  # ended before the zygote had told us whose they were
         self._agent: tuple[int, socket.socket] | None = None
         self._agent_at = 0.0
         self._agent_tries = 0
@@ -40,6 +57,7 @@ class Holder:
         self._preload: Preload | None = None
         self._warm = False
         self._forking: set[str] = set()
+        self._sweep_until: float | None = None
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> int:
@@ -49,19 +67,28 @@ class Holder:
         signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self._leave(128 + signal.SIGTERM))
-        for ignored in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(ignored, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, lambda *_: self._leave_with_grace())
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self._selector.register(wake, selectors.EVENT_READ, self._woken)
         (self.node_dir / "holder.pid").write_text(f"{os.getpid()}\n")
         self._start_agent()
         while self.code is None:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(None if self._sweep_until is None else _SWEEP_STEP_S):
                 key.data(key.fileobj)
+            if self._sweep_until is not None:
+                self._sweep(self._sweep_until)
         self._end_all()
         return self.code
 
     def _leave(self, code: int) -> None:
         self.code = code if self.code is None else self.code
+
+    def _leave_with_grace(self) -> None:
+        """Somebody on this host wants the node to leave: the agent ends its ranks as they should be ended."""
+        if self._agent:
+            os.kill(self._agent[0], signal.SIGINT)
+        else:
+            self._leave(128 + signal.SIGINT)
 
     def _woken(self, wake: socket.socket) -> None:
         wake.recv(4096)
@@ -113,6 +140,8 @@ class Holder:
             case Forget(key=key):
                 if key in self.ranks and self.ranks[key].code is not None:
                     del self.ranks[key]
+            case Sweep():
+                self._sweep_until = time.monotonic() + _SWEEP_S
             case Quit(code=code):
                 self._leave(code)
 
@@ -141,18 +170,20 @@ class Holder:
     def _over(self, key: str, code: int, at: float) -> None:
         self.ranks[key] = msgspec.structs.replace(self.ranks[key], code=code, at=at)
         if code != 0:
-            self._sweep(self.ranks[key].pid)
+            _signal_group(self.ranks[key].pid, signal.SIGKILL)
         self._tell(Over(rank=self.ranks[key]))
 
-    def _sweep(self, session: int) -> None:
-        """What a rank that ended badly left behind: its group, and orphans of its session that we adopted."""
-        _signal_group(session, signal.SIGKILL)
-        for pid in kernel.children():
-            try:
-                if os.getsid(pid) == session:
-                    os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+    def _sweep(self, until: float) -> None:
+        """Kill what nobody owns any more; what it leaves behind in turn is our child by the next look."""
+        self._reap()
+        keep = {rank.pid for rank in self.ranks.values() if rank.code is None}
+        keep |= {owner[0] for owner in (self._agent, self._zygote) if owner}
+        left = [pid for pid in kernel.children() if pid not in keep]
+        if left and time.monotonic() < until:
+            _kill_all(left)
+            return
+        self._sweep_until = None
+        self._tell(Swept(left=tuple(left)))
 
     def _reap(self) -> None:
         while True:
@@ -169,15 +200,14 @@ class Holder:
         if key is not None:
             self._over(key, code, at)
         elif self._agent and pid == self._agent[0]:
+            self._drop(self._agent[1])  # unheard: what it still asked for, its successor will be told to do again
             self._agent = None
             if self.code is None:
                 self._start_agent()
         elif self._zygote and pid == self._zygote[0]:
             self._zygote_lost(f"it ended with code {code}")
-        else:
+        elif self._forking:
             self._unclaimed[pid] = (code, at)
-            if len(self._unclaimed) > 256:
-                del self._unclaimed[next(iter(self._unclaimed))]
 
     # --- the zygote --------------------------------------------------------------------------------------------
 
@@ -214,6 +244,7 @@ class Holder:
         for key in sorted(self._forking):
             self._tell(Refused(key=key, error=f"the zygote went away: {why}"))
         self._forking.clear()
+        self._unclaimed.clear()
         if self._zygote_tries < _ZYGOTE_TRIES:
             self._start_zygote()
         else:
@@ -236,15 +267,20 @@ class Holder:
             return
         match zygote.from_zygote(packet):
             case zygote.Forked(key=key, pid=pid):
-                self._forking.discard(key)
                 self._started(key, pid)
+                self._forked(key)
             case zygote.ForkFailed(key=key, error=error):
-                self._forking.discard(key)
+                self._forked(key)
                 self._tell(Refused(key=key, error=error))
             case zygote.Warm() as warm:
                 self._warm, self._zygote_tries = True, 0
                 left_out = f"; could not import {', '.join(warm.skipped)}" if warm.skipped else ""
                 self._tell(Warmed(ok=True, detail=f"{warm.modules} modules{left_out}"))
+
+    def _forked(self, key: str) -> None:
+        self._forking.discard(key)
+        if not self._forking:
+            self._unclaimed.clear()  # nobody will ask for these any more, and their pids may come again
 
     # --- the end -----------------------------------------------------------------------------------------------
 
@@ -252,11 +288,7 @@ class Holder:
         """Nothing below us may outlive us, however deep it was started."""
         until = time.monotonic() + _END_S
         while (left := kernel.children()) and time.monotonic() < until:
-            for pid in left:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
+            _kill_all(left)
             self._reap_quietly()
             time.sleep(0.01)
         (self.node_dir / "holder.pid").unlink(missing_ok=True)
@@ -282,7 +314,7 @@ def _start(
         stderr=logs[1],
         start_new_session=True,
         pass_fds=() if keep is None else (keep,),
-        preexec_fn=kernel.die_with_parent,
+        preexec_fn=functools.partial(kernel.die_with_parent, os.getpid()),  # noqa: PLW1509 - we have no threads
     )
     process.returncode = 0  # not Popen's to wait for
     return process.pid
@@ -293,6 +325,14 @@ def _signal_group(pid: int, number: int) -> None:
         os.killpg(pid, number)
     except ProcessLookupError:
         pass
+
+
+def _kill_all(pids: list[int]) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
 
 
 def _receive(sock: socket.socket) -> bytes:

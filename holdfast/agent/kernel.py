@@ -16,9 +16,11 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def die_with_parent() -> None:
-    """For a fresh child, before it executes its program."""
+def die_with_parent(parent: int) -> None:
+    """For a fresh child of this process, before it executes its program."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)  # it died before we had asked
 
 
 def _stat(pid: int | str) -> list[str] | None:
@@ -36,7 +38,7 @@ def state_of(pid: int) -> str:
 
 
 def children() -> list[int]:
-    """Our children, the adopted ones included."""
+    """Our children, the adopted ones and the dead that are still to be reaped included."""
     me = str(os.getpid())
     found = []
     for name in os.listdir("/proc"):

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 import time
@@ -14,7 +15,20 @@ import msgspec
 
 from holdfast.agent import words
 from holdfast.agent.ranks import Ranks
-from holdfast.core.node import Acked, Carried, Carry, Clock, Deed, Exited, Linked, NodeLife, Remember, Send, Told, Unlinked
+from holdfast.core.node import (
+    Acked,
+    Carried,
+    Carry,
+    Clock,
+    Deed,
+    Exited,
+    Linked,
+    NodeLife,
+    Remember,
+    Send,
+    Told,
+    Unlinked,
+)
 from holdfast.logs import catalog
 from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.signal import Beat, Exit
@@ -25,6 +39,8 @@ from holdfast.wire.messages import Ack, Hello, Tell, Welcome
 POLL_S = 0.1  # how often the slots are read
 _LATCH_S = 1.0  # a rank that told of its failure and has not ended by then is reported all the same
 _OUTBOX = 256
+_OWN = 0  # id of errands that no controller has sent
+_DIAL_S = 10.0  # for one try to reach the controller
 _log = logging.getLogger("holdfast.agent")
 
 
@@ -41,6 +57,7 @@ class Agent:
         self._beat_at = 0.0
         self._first_said = 0  # generation whose first step was reported
         self._latched: dict[str, float] = {}
+        self._flooded: set[str] = set()
 
     async def run(self) -> None:
         listed = asyncio.Event()
@@ -49,7 +66,9 @@ class Agent:
             await listed.wait()
             self._recall()
             self._tasks.create_task(self._poll())
+            self._tasks.create_task(self._keep_logs_small())
             self._tasks.create_task(self._say_when_warm())
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._asked_to_leave)
             await self._link()
 
     # --- state that outlives an agent --------------------------------------------------------------------------
@@ -60,14 +79,14 @@ class Agent:
         newest = max((generation for generation, _ in keys), default=0)
         ranks = tuple(rank for generation, rank in keys if generation == newest)
         stopped = self.node_dir / "stopped"
-        self.life.recall(done, newest, ranks, int(stopped.read_text()) if stopped.exists() else 0)
+        self.life.recall(done, newest, ranks, int(stopped.read_bytes()) if stopped.exists() else 0)
         for held in self.ranks.held.values():
             if held.code is not None:
                 self._over(held)
 
     def _remember(self, done: Done) -> None:
         with (self.node_dir / "done.jsonl").open("ab") as file:
-            file.write(msgspec.json.encode(done) + b"\n")
+            file.write(b"\n" + msgspec.json.encode(done))  # the line before may be torn
             file.flush()
             os.fsync(file.fileno())
 
@@ -90,7 +109,7 @@ class Agent:
     async def _link(self) -> None:
         wait_s = 0.05
         headers = {messages.TOKEN_HEADER: _token(self.spec.token_file)}
-        async with aiohttp.ClientSession() as session:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_DIAL_S)) as session:
             while True:
                 try:
                     url = f"{self.spec.url}/agent"
@@ -99,7 +118,7 @@ class Agent:
                     ) as ws:
                         wait_s = 0.05
                         await self._converse(ws)
-                except (aiohttp.ClientError, OSError, TimeoutError) as e:
+                except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as e:
                     _log.info("no link to the controller: %s", e)
                 self._do(self.life.step(time.monotonic(), Unlinked()))
                 await asyncio.sleep(wait_s)
@@ -153,6 +172,12 @@ class Agent:
             _log.warning("ranks are started afresh, not forked: %s", self.ranks.cold)
         self._put(self._hello())
 
+    def _asked_to_leave(self) -> None:
+        """By somebody on this host, who does not want to wait for the controller's word."""
+        grace_s = self.spec.settings.recovery.shutdown_grace_s
+        leave = Leave(id=_OWN, code=128 + signal.SIGINT, grace_s=grace_s, reason="asked to, on this host")
+        self._do(self.life.step(time.monotonic(), Told(leave)))
+
     # --- errands -----------------------------------------------------------------------------------------------
 
     async def _carry(self, errand: Errand) -> None:
@@ -164,11 +189,12 @@ class Agent:
         self._do(self.life.step(time.monotonic(), Carried(errand, not error, error)))
         if isinstance(errand, Leave):
             _log.info("leaving with code %d: %s", errand.code, errand.reason)
+            spec.put(self.node_dir / "left", f"{errand.reason}\n".encode())
             await asyncio.sleep(0.2)  # for the answer to go out
             self.ranks.quit(errand.code)
 
     async def _stop(self, generation: int, grace_s: float) -> str:
-        (self.node_dir / "stopped").write_text(f"{generation}\n")
+        spec.put(self.node_dir / "stopped", f"{generation}\n".encode())
         self._beat()  # the last steps, before the ranks are gone
         return await self.ranks.stop(generation, grace_s)
 
@@ -228,7 +254,6 @@ class Agent:
         )
 
     async def _poll(self) -> None:
-        rotate_at = 0.0
         while True:
             await asyncio.sleep(POLL_S)
             now = time.monotonic()
@@ -239,9 +264,12 @@ class Agent:
                 if not due:
                     self._first_said = self.life.generation
                 self._beat()
-            if now >= rotate_at:
-                rotate_at = now + 1.0
-                await asyncio.to_thread(self._rotate)
+
+    async def _keep_logs_small(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_S)
+            # In a thread: a slow disk must not keep us from speaking.
+            await asyncio.to_thread(self._rotate, [held.key for held in self.ranks.running()])
 
     def _look_for_latches(self, now: float) -> None:
         for held in self.ranks.running():
@@ -253,13 +281,15 @@ class Agent:
                 self._latched[held.key] = float("inf")
                 self._over(msgspec.structs.replace(held, code=1, at=time.time()))
 
-    def _rotate(self) -> None:
-        for held in self.ranks.running():
-            generation, rank = (int(part) for part in held.key.split(":"))
+    def _rotate(self, keys: list[str]) -> None:
+        for key in keys:
+            generation, rank = (int(part) for part in key.split(":"))
             where = words.folder(self.spec.log_dir, generation, rank)
-            for name in ("stdout.log", "stderr.log"):
-                if words.rotate(where / name, self.spec.settings.logs.file_bytes):
-                    _log.warning("rank %d: %s was rotated, it had grown too large", rank, name)
+            limit_bytes = self.spec.settings.logs.file_bytes
+            rotated = [words.rotate(where / name, limit_bytes) for name in ("stdout.log", "stderr.log")]
+            if any(rotated) and key not in self._flooded:
+                self._flooded.add(key)
+                _log.warning("rank %d writes more than logs.file_bytes; its older output is dropped", rank)
 
 
 def _read_done(path: Path) -> tuple[Done, ...]:

@@ -12,18 +12,37 @@ from pathlib import Path
 
 from holdfast.agent import kernel, words
 from holdfast.model.errand import LaunchHere
-from holdfast.wire import holding, slot
-from holdfast.wire.holding import Exec, Forget, Held, Kill, Listing, Over, Preload, Quit, Refused, Started, Warmed
+from holdfast.wire import holding, slot, spec
+from holdfast.wire.holding import (
+    Exec,
+    Forget,
+    Held,
+    Kill,
+    Listing,
+    Over,
+    Preload,
+    Quit,
+    Refused,
+    Started,
+    Sweep,
+    Swept,
+    Warmed,
+)
 from holdfast.wire.spec import NodeSpec
 from holdfast.wire.zygote import Fork
 
 _SECRET = ("HOLDFAST_TOKEN", "HOLDFAST_TOKEN_FILE")
 _UNKILLABLE_S = 15.0
+_SWEPT_S = 10.0  # the holder takes less
+
+
+def generation_of(key: str) -> int:
+    return int(key.partition(":")[0])
 
 
 class Ranks:
-    def __init__(self, spec: NodeSpec, sock: socket.socket, on_over: Callable[[Held], None]) -> None:
-        self.spec = spec
+    def __init__(self, node: NodeSpec, sock: socket.socket, on_over: Callable[[Held], None]) -> None:
+        self.spec = node
         self.held: dict[str, Held] = {}
         self.warm = asyncio.Event()
         self.cold = ""  # why there is no zygote, for the log
@@ -32,8 +51,10 @@ class Ranks:
         self._sock = sock
         self._sock.setblocking(False)
         self._on_over = on_over
-        self._started: dict[str, asyncio.Future[str]] = {}
+        self._started: dict[str, asyncio.Future[str]] = {}  # asked for, not answered
+        self._stopped = 0  # ranks of generations up to this one may not start any more
         self._changed = asyncio.Event()
+        self._swept: asyncio.Future[tuple[int, ...]] | None = None
 
     # --- talking to the holder ---------------------------------------------------------------------------------
 
@@ -46,9 +67,14 @@ class Ranks:
                     listed.set()
                 case Started(key=key, pid=pid):
                     self.held[key] = Held(key=key, pid=pid)
+                    if generation_of(key) <= self._stopped:  # told to stop while it was being born
+                        self._send(Kill(key=key, signal=signal.SIGKILL))
                     self._answer(key, "")
                 case Refused(key=key, error=error):
                     self._answer(key, error)
+                case Swept(left=left):
+                    if self._swept and not self._swept.done():
+                        self._swept.set_result(left)
                 case Warmed(ok=ok, detail=detail):
                     self.cold = "" if ok else detail
                     self.warm.set()
@@ -75,9 +101,12 @@ class Ranks:
         future = self._started.pop(key, None)
         if future and not future.done():
             future.set_result(error)
+        self._changed.set()
 
     def _send(self, message: holding.ToHolder) -> None:
         packet = holding.encode(message)
+        if len(packet) > holding.PACKET_BYTES:
+            raise ValueError(f"its arguments and environment take {len(packet)} of {holding.PACKET_BYTES} bytes")
         with contextlib.suppress(BlockingIOError):
             self._sock.send(packet)
             return
@@ -93,7 +122,7 @@ class Ranks:
     async def launch(self, errand: LaunchHere) -> str:
         """Start every rank of the seat; an error in words, or nothing."""
         for key, rank in list(self.held.items()):
-            if rank.code is not None:
+            if rank.code is not None and generation_of(key) < errand.generation:
                 del self.held[key]
                 self._send(Forget(key=key))
         errors = await asyncio.gather(*(self._start(errand, local) for local in range(errand.seat.nproc)))
@@ -102,6 +131,9 @@ class Ranks:
     async def _start(self, errand: LaunchHere, local: int) -> str:
         rank = errand.seat.first_rank + local
         where = words.folder(self.spec.log_dir, errand.generation, rank)
+        key = f"{errand.generation}:{rank}"
+        if key in self.held:
+            return ""  # an earlier agent got this far with the same errand
         try:
             where.mkdir(parents=True, exist_ok=True)
         except OSError as e:
@@ -111,26 +143,35 @@ class Ranks:
         env = self._base_env() | self._rank_env(errand, local)
         env["TORCHELASTIC_ERROR_FILE"] = str(where / "error.json")
         argv = tuple(a.replace("${local_rank}", str(local)) for a in self.spec.entry.argv)
-        key, out, err = f"{errand.generation}:{rank}", str(where / "stdout.log"), str(where / "stderr.log")
+        out, err = str(where / "stdout.log"), str(where / "stderr.log")
         cwd, module = self.spec.entry.cwd, self.spec.entry.module
         if self.spec.entry.zygote and not self.cold:
             fork = Fork(key=key, argv=argv, module=module, env=env, cwd=cwd, stdout=out, stderr=err)
             if not await self._request(key, fork):
-                return self._note_pid(where, key)
+                return self._note_pid(where, rank, key)
         python = (self.spec.entry.python, "-u", *(("-m",) if module else ())) if self.spec.entry.python else ()
         program = (*python, *argv)
         error = await self._request(key, Exec(key=key, argv=program, env=env, cwd=cwd, stdout=out, stderr=err))
-        return f"rank {rank}: {error}" if error else self._note_pid(where, key)
+        return f"rank {rank}: {error}" if error else self._note_pid(where, rank, key)
 
-    def _note_pid(self, where: Path, key: str) -> str:
+    def _note_pid(self, where: Path, rank: int, key: str) -> str:
         """For people who want to look at a rank with their own tools."""
-        (where / "pid").write_text(f"{self.held[key].pid}\n")
+        try:
+            spec.put(where / "pid", f"{self.held[key].pid}\n".encode())
+        except OSError as e:
+            return f"rank {rank}: cannot write to its log folder {where}: {e.strerror}"
         return ""
 
     async def _request(self, key: str, message: Exec | Fork) -> str:
+        if generation_of(key) <= self._stopped:
+            return "it was told to stop before it had started"
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._started[key] = future
-        self._send(message)
+        try:
+            self._send(message)
+        except ValueError as e:
+            del self._started[key]
+            return str(e)
         return await future
 
     def _base_env(self) -> dict[str, str]:
@@ -157,6 +198,7 @@ class Ranks:
             "TORCHELASTIC_MAX_RESTARTS": errand.max_restarts,
             "TORCHELASTIC_RUN_ID": errand.run_id,
             "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
             "HOLDFAST_NODE": self.spec.node,
             "HOLDFAST_GENERATION": errand.generation,
@@ -169,10 +211,11 @@ class Ranks:
     def running(self, up_to: int | None = None) -> list[Held]:
         """Ranks that have not ended, of generations up to this one."""
         alive = [r for r in self.held.values() if r.code is None]
-        return [r for r in alive if up_to is None or int(r.key.split(":")[0]) <= up_to]
+        return [r for r in alive if up_to is None or generation_of(r.key) <= up_to]
 
     async def stop(self, up_to: int, grace_s: float) -> str:
         """SIGTERM, grace, SIGKILL; a stopped process gets no SIGTERM, for it could not act on it."""
+        self._stopped = max(self._stopped, up_to)
         grace_until = time.monotonic() + grace_s
         for rank in self.running(up_to):
             stopped = kernel.state_of(rank.pid) in ("T", "t")
@@ -181,11 +224,27 @@ class Ranks:
         for rank in self.running(up_to):
             self._send(Kill(key=rank.key, signal=signal.SIGKILL))
         await self._wait_ended(up_to, time.monotonic() + _UNKILLABLE_S)
-        left = self.running(up_to)
-        return "; ".join(f"pid {r.pid} of rank {r.key.split(':')[1]} does not die" for r in left)
+        undead = [f"pid {r.pid} of rank {r.key.split(':')[1]} does not die" for r in self.running(up_to)]
+        undead += [f"rank {key.split(':')[1]} is still being started" for key in self._unborn(up_to)]
+        return "; ".join([*undead, *await self._sweep()])
+
+    def _unborn(self, up_to: int) -> list[str]:
+        return [key for key in self._started if generation_of(key) <= up_to]
+
+    async def _sweep(self) -> list[str]:
+        """End what ranks left behind: data loaders, daemons, whatever took a session of its own."""
+        if self._swept is None or self._swept.done():
+            self._swept = asyncio.get_running_loop().create_future()
+            self._send(Sweep())
+        try:
+            async with asyncio.timeout(_SWEPT_S):
+                left = await asyncio.shield(self._swept)
+        except TimeoutError:
+            return ["the holder does not answer"]
+        return [f"pid {pid}, left behind by a rank, does not die" for pid in left]
 
     async def _wait_ended(self, up_to: int, until: float) -> None:
-        while self.running(up_to) and (left_s := until - time.monotonic()) > 0:
+        while (self.running(up_to) or self._unborn(up_to)) and (left_s := until - time.monotonic()) > 0:
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):

@@ -2,12 +2,12 @@
 
 import os
 import re
-import shutil
 from pathlib import Path
 
 _TAIL_BYTES = 32 << 10
 _LINES = 40
 _LINE_CHARS = 400
+_CHUNK = 1 << 20
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
@@ -37,15 +37,30 @@ def _tail(path: Path) -> tuple[str, ...]:
 
 
 def rotate(path: Path, limit_bytes: int) -> bool:
-    """Keep a flood from filling the disk: the file becomes PATH.1 and starts anew, its writers none the wiser.
+    """Keep a flood from filling the disk: the end of the file becomes PATH.1 and it starts anew, its writers none the
+    wiser.
 
     Ranks hold the file open for appending, so it cannot be renamed away; what they write while it is copied is lost.
     """
     try:
-        if path.stat().st_size <= limit_bytes:
+        size = path.stat().st_size
+        if size <= limit_bytes:
             return False
-        shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+        _keep_end(path, size - limit_bytes, limit_bytes)
         os.truncate(path, 0)
     except OSError:
         return False
     return True
+
+
+def _keep_end(path: Path, start: int, count: int) -> None:
+    """Copy these bytes and no more: the flood goes on meanwhile, and has no end."""
+    older = path.with_name(f"{path.name}.1")
+    try:
+        with path.open("rb") as source, older.open("wb") as kept:
+            source.seek(start)
+            while count and (chunk := source.read(min(count, _CHUNK))):
+                kept.write(chunk)
+                count -= len(chunk)
+    except OSError:
+        older.unlink(missing_ok=True)  # no room for both; then better the new than the old

@@ -1,6 +1,7 @@
 """The command line: thin, one file for each command, and the only place that wires the parts together."""
 
 import importlib
+import os
 import sys
 
 COMMANDS = {
@@ -27,7 +28,14 @@ def main(argv: list[str] | None = None) -> int:
         print(f"holdfast: there is no command '{args[0]}'; there are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     command = importlib.import_module(f"holdfast.cli.{args[0]}")
-    code: int = command.main(args[1:])
+    try:
+        code: int = command.main(args[1:])
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # nobody reads on, as in `holdfast report | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return code
 
 

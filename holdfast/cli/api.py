@@ -18,13 +18,17 @@ class NotRunning(Exception):
 
 
 class Refused(NotRunning):
-    """Something answered, and would not take the request."""
+    """A controller answered, and would not take the request."""
+
+
+class Stranger(NotRunning):
+    """Something answered that is no controller of ours."""
 
 
 def ask(run_dir: Path, path: str, body: dict[str, Any] | None = None) -> Any:
     listening = rundir.listening(run_dir)
     if listening is None:
-        raise NotRunning(f"the run in {run_dir} has no controller now")
+        raise NotRunning(f"the run in {run_dir} {rundir.ending(run_dir)}")
     return ask_url(listening.url, rundir.token(run_dir), path, body)
 
 
@@ -37,6 +41,16 @@ def ask_url(url: str, token: str, path: str, body: dict[str, Any] | None = None)
         with opener.open(request, timeout=_WAIT_S) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as e:
-        raise Refused(f"the controller at {url} refused: {e.read(500).decode('utf-8', 'replace')}") from None
-    except (OSError, ValueError, http.client.HTTPException) as e:
-        raise NotRunning(f"the controller at {url} does not answer: {e}") from None
+        raise _refusal(url, e) from None
+    except OSError as e:  # this includes an answer that broke off, as when a controller dies
+        why = e.reason if isinstance(e, urllib.error.URLError) else e
+        raise NotRunning(f"the controller at {url} does not answer: {why}") from None
+    except (ValueError, http.client.HTTPException):
+        raise Stranger(f"what answers at {url} is not holdfast") from None
+
+
+def _refusal(url: str, error: urllib.error.HTTPError) -> NotRunning:
+    try:
+        return Refused(f"the controller at {url} refused: {json.loads(error.read(2000))['error']}")
+    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
+        return Stranger(f"what answers at {url} is not holdfast (HTTP {error.code})")

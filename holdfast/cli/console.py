@@ -1,21 +1,43 @@
-"""The ranks' output on the console: follows their log files, prefixes each line, and never drowns the reader."""
+"""What a person sees: the ranks' output, followed in their log files, and our own words; it never drowns the reader."""
 
 import os
-import sys
+import re
+import select
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from string import Template
-from typing import BinaryIO
 
 import msgspec
 
 from holdfast.cli.flags import RunArgs
 from holdfast.wire.spec import RunSpec
 
+_PUMP_S = 0.05
 _CHUNK = 1 << 18
 _KEEP = 1 << 14  # of a skipped flood, this much of its end is shown
+_BAR_S = 5.0  # how often the state of a progress bar is shown
 _LOOK_S = 0.2  # how often new files are looked for
+_GENERATION = re.compile(r"gen-(\d+)")
+_STDOUT, _STDERR = 1, 2
+_closed: set[int] = set()  # nobody reads these any more
+
+
+def say(text: str) -> None:
+    """One sentence of ours to the person at the console."""
+    show(_STDERR, f"holdfast: {text}\n".encode())
+
+
+def show(fd: int, content: bytes) -> None:
+    """Write all of it; a console that is gone (as after `| head`, or on a full disk) is no reason to end a job."""
+    while content and fd not in _closed:
+        try:
+            content = content[os.write(fd, content) :]
+        except BlockingIOError:  # whoever started us has left it so
+            select.select([], [fd], [])
+        except OSError:
+            _closed.add(fd)
 
 
 class Style(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,28 +49,32 @@ class Style(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _File:
-    def __init__(self, path: Path, prefix: bytes, out: BinaryIO) -> None:
+    def __init__(self, path: Path, prefix: bytes, fd: int) -> None:
         self.path = path
         self.prefix = prefix
-        self.out = out
+        self.fd = fd
         self.offset = 0
-        self.rest = b""
+        self.rest = b""  # of a line without its end
+        self.shown_at = 0.0  # when something was
 
 
 class Console:
-    def __init__(self, log_dir: Path, style: Style) -> None:
+    def __init__(self, log_dir: Path, style: Style, said: Path) -> None:
         self._log_dir = log_dir
         self._style = style
+        self._said = _File(said, b"", _STDERR)  # what the controller has to say
         self._files: dict[Path, _File] = {}
+        self._newest = 0  # generation
         self._look_at = 0.0
         self._budget = float(style.bytes_s)
         self._pumped_at = time.monotonic()
 
     def skip_to_end(self) -> None:
-        """What earlier generations wrote has been seen before."""
+        """What was written so far has been seen before."""
         self._look()
-        for file in self._files.values():
-            file.offset = file.path.stat().st_size
+        for file in (*self._files.values(), self._said):
+            if file.path.exists():
+                file.offset = file.path.stat().st_size
 
     def pump(self) -> None:
         """Show what was written since the last time."""
@@ -58,68 +84,111 @@ class Console:
         if now >= self._look_at:
             self._look_at = now + _LOOK_S
             self._look()
-        for file in self._files.values():
+        for file in (*self._files.values(), self._said):
             self._follow(file)
-        sys.stdout.flush()
-        sys.stderr.flush()
 
     def drain(self) -> None:
         """The last words of everybody, when all are gone."""
         self._look()
         for file in self._files.values():
-            self._follow(file)
-            if file.rest:
-                file.out.write(file.prefix + file.rest + b"\n")
-                file.rest = b""
-        sys.stdout.buffer.flush()
-        sys.stderr.buffer.flush()
+            self._finish(file)
+        self._follow(self._said)
+
+    def _finish(self, file: _File) -> None:
+        self._follow(file)
+        if file.rest:
+            self._show(file, [file.rest])
+            file.rest = b""
 
     def _look(self) -> None:
-        for path in sorted(self._log_dir.glob("gen-*/rank-*/std*.log")):
-            if path in self._files:
-                continue
-            rank = int(path.parent.name.removeprefix("rank-"))
-            local = rank % self._style.nproc
-            bit, out = (1, sys.stdout.buffer) if path.name == "stdout.log" else (2, sys.stderr.buffer)
-            if self._style.shown(local) & bit:
-                values = {"rank": rank, "local_rank": local, "role_name": self._style.role}
-                prefix = Template(self._style.prefix).safe_substitute(values).encode()
-                self._files[path] = _File(path, prefix, out)
+        """Find the files of new generations, and part with those of generations that are long over."""
+        names = os.listdir(self._log_dir) if self._log_dir.is_dir() else []
+        generations = sorted(int(m[1]) for name in names if (m := _GENERATION.fullmatch(name)))
+        self._newest = generations[-1] if generations else 0
+        for path, file in list(self._files.items()):
+            if self._generation(path) < self._newest - 1:
+                self._finish(file)
+                del self._files[path]
+        for generation in generations[-2:]:
+            for path in sorted((self._log_dir / f"gen-{generation}").glob("rank-*/std???.log")):
+                if path not in self._files:
+                    self._take(path)
+
+    def _generation(self, path: Path) -> int:
+        return int(path.parent.parent.name.removeprefix("gen-"))
+
+    def _take(self, path: Path) -> None:
+        rank = int(path.parent.name.removeprefix("rank-"))
+        local = rank % self._style.nproc
+        fd = _STDOUT if path.name == "stdout.log" else _STDERR
+        if self._style.shown(local) & fd:  # the bits happen to be the numbers of the streams
+            values = {"rank": rank, "local_rank": local, "role_name": self._style.role}
+            prefix = Template(self._style.prefix).safe_substitute(values).encode()
+            self._files[path] = _File(path, prefix, fd)
 
     def _follow(self, file: _File) -> None:
         try:
             size = os.stat(file.path).st_size
-        except OSError:
+            if size < file.offset:
+                file.offset = 0  # it was rotated
+            while file.offset < size and (chunk := self._read(file, size)):
+                self._write(file, chunk)
+        except FileNotFoundError:
             return
-        if size < file.offset:
-            file.offset = 0  # it was rotated
-        while file.offset < size:
-            behind = size - file.offset
-            if behind > max(self._budget, _KEEP):
-                file.offset = size - _KEEP
-                note = f"... {behind - _KEEP} bytes not shown here; all of it is in {file.path}\n"
-                file.out.write(file.prefix + note.encode())
-                file.rest = b""
-            with file.path.open("rb") as source:
-                source.seek(file.offset)
-                chunk = source.read(min(_CHUNK, size - file.offset))
-            if not chunk:
-                return
-            file.offset += len(chunk)
-            self._budget = max(0.0, self._budget - len(chunk))
-            self._write(file, chunk)
+
+    def _read(self, file: _File, size: int) -> bytes:
+        behind = size - file.offset
+        if behind > max(self._budget, _KEEP):
+            file.offset = size - _KEEP
+            note = f"... {behind - _KEEP} bytes not shown here; see {file.path}\n"
+            show(file.fd, file.prefix + note.encode())
+            file.rest = b""
+        with file.path.open("rb") as source:
+            source.seek(file.offset)
+            chunk = source.read(min(_CHUNK, size - file.offset))
+        file.offset += len(chunk)
+        self._budget = max(0.0, self._budget - len(chunk))
+        return chunk
 
     def _write(self, file: _File, chunk: bytes) -> None:
         *lines, file.rest = (file.rest + chunk).split(b"\n")
-        # A progress bar overwrites its line; on a shared console only its newest state is worth a line.
-        shown = [file.prefix + line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n" for line in lines]
-        file.out.write(b"".join(shown))
+        if lines:
+            self._show(file, lines)
+        if b"\r" in file.rest and time.monotonic() >= file.shown_at + _BAR_S:
+            self._show(file, [file.rest])
         if len(file.rest) > _CHUNK:
-            file.out.write(file.prefix + file.rest + b"\n")
+            self._show(file, [file.rest])
             file.rest = b""
 
+    def _show(self, file: _File, lines: list[bytes]) -> None:
+        # A progress bar overwrites its line; on a shared console only its newest state is worth one.
+        newest = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
+        show(file.fd, b"".join(file.prefix + line + b"\n" for line in newest))
+        file.shown_at = time.monotonic()
 
-def console_of(args: RunArgs, run: RunSpec) -> Console:
+
+class Pump:
+    """Shows the console from a thread of its own: a reader who does not read must not keep us from our work."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._over.wait(_PUMP_S):
+            self._console.pump()
+        self._console.drain()
+
+    def end(self, enough: Callable[[], bool]) -> None:
+        """Wait until all has been shown, or until nobody wants to wait any more."""
+        self._over.set()
+        while self._thread.is_alive() and not enough():
+            self._thread.join(_PUMP_S)
+
+
+def console_of(args: RunArgs, run: RunSpec, run_dir: Path) -> Console:
     prefix = args.log_line_prefix_template
     style = Style(
         nproc=run.nproc,
@@ -128,4 +197,4 @@ def console_of(args: RunArgs, run: RunSpec) -> Console:
         role=run.entry.role,
         bytes_s=run.settings.logs.console_bytes_s,
     )
-    return Console(Path(run.log_dir), style)
+    return Console(Path(run.log_dir), style, run_dir / "said.log")

@@ -6,18 +6,36 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.agent import kernel
-from holdfast.cli import controller, rundir
-from holdfast.cli.console import Console
-from holdfast.fleet.local import end_node
-from holdfast.wire import spec
+import msgspec
 
-_PUMP_S = 0.05
+from holdfast.cli import rundir
+from holdfast.cli.console import Console, Pump, say
+from holdfast.fleet.local import end_node
+from holdfast.wire import spec, unixpath
+
+_LOOK_S = 0.02
 _TRIES = 5  # controllers in a row that did not live _LIVED_S
 _LIVED_S = 10.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Asked:
+    """The signals we got: the first asks for an end, the second for a quick one, the third for one at any price."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        for number in _SIGNALS:
+            signal.signal(number, lambda number, _: self.numbers.append(number))
+
+    def more_than(self, count: int) -> Callable[[], bool]:
+        return lambda: len(self.numbers) > count
+
+    @property
+    def code(self) -> int:
+        return 128 + self.numbers[0]
 
 
 class Front:
@@ -25,13 +43,19 @@ class Front:
         self._run_dir = run_dir
         self._listener = listener
         self._console = console
-        self._asked: list[int] = []
-        self._passed = 0
+        self._asked = Asked()
+        self._passed = 0  # to the present controller
 
     def run(self) -> int:
         (self._run_dir / "exit.json").unlink(missing_ok=True)
-        for number in _SIGNALS:
-            signal.signal(number, lambda number, _: self._asked.append(number))
+        pump = Pump(self._console)
+        code = self._keep_controller()
+        self._end_nodes()
+        self._end_store()
+        pump.end(self._asked.more_than(2))
+        return code
+
+    def _keep_controller(self) -> int:
         tries = 0
         while True:
             started_at = time.monotonic()
@@ -39,72 +63,98 @@ class Front:
             if code is not None:
                 return code
             tries = tries + 1 if time.monotonic() - started_at < _LIVED_S else 1
+            log = self._run_dir / "controller.log"
             if tries >= _TRIES:
-                print(f"holdfast: the controller does not stay up; see {self._run_dir}/controller.log", file=sys.stderr)
-                self._kill_nodes()
+                say(f"the controller does not stay up; see {log}")
                 return 1
-            print("holdfast: the controller went away; training goes on while it is restarted", file=sys.stderr)
+            say(f"the controller went away; training goes on while it is restarted (see {log})")
 
     def _start(self) -> subprocess.Popen[bytes]:
         fd = self._listener.fileno()
-        return subprocess.Popen(
-            [sys.executable, "-m", "holdfast.cli", "controller", str(self._run_dir), str(fd)],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C reaches it through us, once
-            pass_fds=(fd,),
-            preexec_fn=kernel.die_with_parent,
-        )
+        self._passed = 0
+        with (self._run_dir / "controller.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "holdfast.cli", "controller", str(self._run_dir), str(fd), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C reaches it through us, once
+                pass_fds=(fd,),
+            )
 
     def _watch(self, process: subprocess.Popen[bytes]) -> int | None:
         """The job's exit code, or None if the controller crashed."""
         while process.poll() is None:
             self._pass_on(process)
-            self._console.pump()
-            time.sleep(_PUMP_S)
-        self._console.drain()
+            time.sleep(_LOOK_S)
         try:
-            return spec.read(self._run_dir / "exit.json", controller.Ended).code
-        except OSError:
-            if len(self._asked) > 2:
-                return 128 + self._asked[0]
-            if process.returncode == 2:
-                return 2
-            return None
+            return spec.read(self._run_dir / "exit.json", spec.Ended).code
+        except (OSError, msgspec.DecodeError):
+            return self._asked.code if len(self._asked.numbers) > 2 else None
 
     def _pass_on(self, process: subprocess.Popen[bytes]) -> None:
-        while self._passed < len(self._asked):
-            number = self._asked[self._passed]
+        """Signals go to a controller that can take them; a new one is told what its predecessor was."""
+        asked = self._asked.numbers
+        if len(asked) > 2:
+            process.kill()
+        elif self._passed < len(asked) and self._listens(process):
+            if self._passed == 0:
+                say("stopping; once more to stop without grace")
+            process.send_signal(asked[self._passed])
             self._passed += 1
-            if self._passed == 1:
-                print("holdfast: stopping; once more to stop without grace", file=sys.stderr)
-            if self._passed <= 2:
-                process.send_signal(number)
-            else:
-                process.kill()
-                self._kill_nodes()
 
-    def _kill_nodes(self) -> None:
-        """The last resort: end every node of this run ourselves."""
-        run_id = rundir.read_spec(self._run_dir).job.run_id
+    def _listens(self, process: subprocess.Popen[bytes]) -> bool:
+        found = rundir.listening(self._run_dir)
+        return found is not None and found.pid == process.pid
+
+    def _end_nodes(self) -> None:
+        """The last resort: no node of this run on this host may outlive it, whatever became of the controller."""
         nodes = self._run_dir / "nodes"
         for folder in nodes.iterdir() if nodes.is_dir() else ():
-            end_node(folder, f"{run_id}/{folder.name}", grace_s=1.0)
+            if (folder / "holder.pid").exists():
+                _end(folder)
 
 
-def watch_node(pid: int, console: Console) -> int:
+    def _end_store(self) -> None:
+        """One whose controller could not tell it that the job is over would wait for the next."""
+        try:
+            with unixpath.connect(self._run_dir / "store.sock") as store:
+                store.sendall(b'{"quit": true}\n')
+        except OSError:
+            return  # it is gone already
+
+
+def _end(folder: Path) -> None:
+    try:
+        end_node(folder)
+    except OSError as e:
+        say(str(e))
+
+
+def watch_node(folder: Path, pid: int, console: Console) -> int:
     """Follow a node that joined another host's job until its holder ends; the job's exit code."""
-    asked: list[int] = []
-    for number in _SIGNALS:
-        signal.signal(number, lambda number, _: asked.append(number))
+    asked = Asked()
+    pump = Pump(console)
     passed = 0
-    while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            console.drain()
-            code = os.waitstatus_to_exitcode(status)
-            return code if code >= 0 else 128 - code
-        if len(asked) > passed:
-            passed = len(asked)
-            os.kill(pid, signal.SIGTERM)
-        console.pump()
-        time.sleep(_PUMP_S)
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        if passed < len(asked.numbers):
+            if passed == 0:
+                say("leaving the job; once more to leave without grace")
+            os.kill(pid, signal.SIGINT if passed == 0 else signal.SIGTERM)
+            passed += 1
+        time.sleep(_LOOK_S)
+    _end(folder)  # should the holder have been killed, what it held may still be there
+    pump.end(asked.more_than(2))
+    code = os.waitstatus_to_exitcode(ended[1])
+    say(_farewell(folder, code))
+    if asked.numbers:
+        return asked.code
+    return code if code >= 0 else 128 - code
+
+
+def _farewell(folder: Path, code: int) -> str:
+    try:
+        reason = (folder / "left").read_text(encoding="utf-8").strip()
+    except OSError:
+        return f"this node is lost: its holder ended with code {code}; see {folder}/holder.log"
+    return f"done: {reason}" if code == 0 else f"this node left the job with code {code}: {reason}"

@@ -4,24 +4,22 @@ import errno
 import os
 import secrets
 import socket
-import sys
 import time
 from pathlib import Path
 
 import msgspec
 
 from holdfast.cli import flags, rundir
-from holdfast.cli.api import NotRunning, Refused, ask_url
-from holdfast.cli.console import Console, console_of
-from holdfast.cli.controller import node_spec
+from holdfast.cli.api import NotRunning, Refused, Stranger, ask_url
+from holdfast.cli.console import Console, console_of, say
 from holdfast.cli.flags import RunArgs, UsageError
 from holdfast.cli.front import Front, watch_node
 from holdfast.config import Settings
 from holdfast.fleet.local import start_node
 from holdfast.model.topology import Job
-from holdfast.wire import spec
 from holdfast.wire.spec import Entry, RunSpec
 
+_ANOTHER_PORT = "give another port in --rdzv-endpoint"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -58,33 +56,34 @@ class Joining:
             port=self.port,
         )
 
-    def publish(self, run: RunSpec) -> None:
-        (self.run_dir / "token").write_text(self.token)
-        rundir.save_env(self.run_dir)
-        spec.write(self.run_dir / "run.json", run)
-        rundir.mark_newest(self.run_dir)
+    @property
+    def node_dir(self) -> Path:
+        return self.run_dir / "nodes" / self.name
 
     def start_node(self, port: int, leads: bool) -> int:
-        url = f"http://{self.host}:{port}"
+        url = rundir.web_address(self.host, port)
         # Without a node rank the endpoint's host comes first; the rest follow by name.
         order = self.args.node_rank if self.args.node_rank is not None else (0 if leads else 1)
-        node = msgspec.structs.replace(node_spec(self.run, self.run_dir, url), node=self.name, order=order)
-        if not self.token:
-            node = msgspec.structs.replace(node, token_file="")
-        return start_node(self.run_dir / "nodes" / self.name, node, dict(os.environ))
+        node = msgspec.structs.replace(rundir.node_spec(self.run, self.run_dir, url), node=self.name, order=order)
+        try:
+            return start_node(self.node_dir, node, dict(os.environ))
+        except OSError as e:
+            raise UsageError(f"cannot start this node in {self.node_dir}: {e.strerror}") from None
 
     def lead(self, listener: socket.socket, console: Console) -> int:
         port = listener.getsockname()[1]
-        self.publish(msgspec.structs.replace(self.run, port=port))
-        _say(f"join fleet: this host carries the controller at {self.host}:{port}; {self._shape()}")
+        rundir.publish(self.run_dir, msgspec.structs.replace(self.run, port=port), self.token)
+        rundir.mark_newest(self.run_dir)
+        say(f"join fleet: this host carries the controller at {self.host}:{port}; {self._shape()}")
+        front = Front(self.run_dir, listener, console)
         self.start_node(port, leads=True)
-        return Front(self.run_dir, listener, console).run()
+        return front.run()
 
     def follow(self, console: Console) -> int:
-        self.publish(self.run)
-        _say(f"join fleet: node {self.name} joins the job at {self.host}:{self.port}; {self._shape()}")
+        rundir.publish(self.run_dir, self.run, self.token)
+        say(f"join fleet: node {self.name} joins the job at {self.host}:{self.port}; {self._shape()}")
         self._wait_for_controller()
-        return watch_node(self.start_node(self.port, leads=False), console)
+        return watch_node(self.node_dir, self.start_node(self.port, leads=False), console)
 
     def _shape(self) -> str:
         least, most = self.args.min_nodes, self.args.max_nodes
@@ -97,18 +96,20 @@ class Joining:
         while (status := self._controller_status(last_try=time.monotonic() > until)) is None:
             if not said:
                 said = True
-                _say(f"waiting for the controller at {self.host}:{self.port}")
+                say(f"waiting for the controller at {self.host}:{self.port}")
             time.sleep(0.2)
         if not isinstance(status, dict) or "run_id" not in status:
-            raise UsageError(f"port {self.port} on {self.host} is in use by something that is not holdfast")
+            raise UsageError(f"what answers at {self.host}:{self.port} is not holdfast; {_ANOTHER_PORT}")
         if self.args.run_id and status["run_id"] != self.args.run_id:
             raise UsageError(f"{self.host}:{self.port} runs the job {status['run_id']}, not {self.args.run_id}")
 
     def _controller_status(self, last_try: bool) -> object:
         try:
-            return ask_url(f"http://{self.host}:{self.port}", self.token, "/api/v1/status")
+            return ask_url(rundir.web_address(self.host, self.port), self.token, "/api/v1/status")
         except Refused as e:
             raise UsageError(f"{e}; set HOLDFAST_TOKEN to the same value on every host") from None
+        except Stranger as e:
+            raise UsageError(f"{e}; {_ANOTHER_PORT}") from None
         except NotRunning as e:
             if last_try:
                 raise UsageError(f"{e}; nobody answered for {self.settings.recovery.wait_s:g} s") from None
@@ -117,7 +118,7 @@ class Joining:
 
 def join(args: RunArgs, settings: Settings, entry: Entry) -> int:
     joining = Joining(args, settings, entry)
-    console = console_of(args, joining.run)
+    console = console_of(args, joining.run, joining.run_dir)
     listener = _try_to_lead(joining.host, joining.port, args.node_rank)
     return joining.lead(listener, console) if listener else joining.follow(console)
 
@@ -157,7 +158,3 @@ def _token(args: RunArgs, host: str) -> str:
             "to the same secret on every host"
         )
     return token
-
-
-def _say(text: str) -> None:
-    print(f"holdfast: {text}", file=sys.stderr, flush=True)

@@ -1,9 +1,10 @@
 """`holdfast report`: what a job did and what it cost, live or finished, from its journal alone."""
 
 import argparse
+import contextlib
 import sys
 import time
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -52,9 +53,9 @@ def load(run_dir: Path) -> Report:
     path = run_dir / "journal.db"
     if not path.exists():
         raise UsageError(f"{run_dir} has no journal yet; its controller has not started")
-    journal = SqliteJournal(path, read_only=True)
     now = time.time() if rundir.listening(run_dir) else None
-    return report_of(fold(journal.read(), now))
+    with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
+        return report_of(fold(journal.read(), now))
 
 
 def render(report: Report) -> Group:
@@ -101,7 +102,7 @@ def _incidents(report: Report) -> Table:
     for column in ("#", "at", "what happened", "why and what was done", "lost"):
         table.add_column(column, vertical="top")
     for record in report.incidents:
-        at = datetime.fromtimestamp(record.alarm_at).strftime("%H:%M:%S")
+        at = datetime.fromtimestamp(record.alarm_at, UTC).astimezone().strftime("%H:%M:%S")
         step = f" at step {record.good_step}" if record.good_step >= 0 else " before its first step"
         swapped = f"; {', '.join(record.admitted)} took its place" if record.admitted else ""
         lost = f"{record.resumed_at - record.good_at:.1f} s ({phases(record)})"

@@ -11,12 +11,15 @@ import msgspec
 
 from holdfast import config
 from holdfast.cli import flags, rundir
-from holdfast.cli.console import console_of
+from holdfast.cli.console import console_of, say
 from holdfast.cli.flags import RunArgs, UsageError
 from holdfast.cli.front import Front
 from holdfast.cli.joining import join
 from holdfast.client.zygote import DEFAULT_PRELOAD
 from holdfast.config import ConfigError, Settings
+from holdfast.controller.replay import ReplayError, replay
+from holdfast.core.decider import Decider
+from holdfast.journal.sqlite import JournalError, SqliteJournal
 from holdfast.model.topology import Job
 from holdfast.wire import spec
 from holdfast.wire.spec import Entry, RunSpec
@@ -26,14 +29,14 @@ def main(argv: list[str]) -> int:
     try:
         args = flags.parse(argv, os.environ)
         for note in args.notes:
-            print(f"holdfast: {note}", file=sys.stderr)
+            say(note)
         if args.resume is not None:
             return _resume(args)
         settings = _settings(args)
         if args.fleet == "join":
             return join(args, settings, _entry(args))
         return _local(args, settings)
-    except (UsageError, ConfigError) as e:
+    except (UsageError, ConfigError, JournalError) as e:
         print(f"holdfast run: {e}", file=sys.stderr)
         return 2
 
@@ -85,23 +88,17 @@ def _local(args: RunArgs, settings: Settings) -> int:
         log_dir=str(log_dir),
         port=listener.getsockname()[1],
     )
-    publish(run_dir, run, os.urandom(16).hex())
+    rundir.publish(run_dir, run, os.urandom(16).hex())
+    rundir.mark_newest(run_dir)
     nodes = f"{_plural(args.max_nodes, 'node')} x {_plural(nproc, 'rank')} on this host"
     shrink = f" (at least {args.min_nodes})" if args.min_nodes < args.max_nodes else ""
     more = f", {_plural(args.standbys, 'standby')}" if args.standbys else ""
-    print(f"holdfast: local fleet: {nodes}{shrink}{more}; run directory {run_dir}", file=sys.stderr, flush=True)
-    return Front(run_dir, listener, console_of(args, run)).run()
-
-
-def publish(run_dir: Path, run: RunSpec, token: str) -> None:
-    (run_dir / "token").write_text(token)
-    rundir.save_env(run_dir)
-    spec.write(run_dir / "run.json", run)
-    rundir.mark_newest(run_dir)
+    say(f"local fleet: {nodes}{shrink}{more}; run directory {run_dir}")
+    return Front(run_dir, listener, console_of(args, run, run_dir)).run()
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The controller's port, bound here: it outlives controllers, and trouble with it is told before anything starts."""
+    """The controller's port, bound here: it outlives controllers, and trouble with it is told before all else."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -121,15 +118,28 @@ def _resume(args: RunArgs) -> int:
         raise UsageError(f"this run has a controller already (pid {alive.pid}); look with holdfast status {run_dir}")
     if (run_dir / "exit.json").exists():
         raise UsageError(f"this run has ended; see holdfast report {run_dir}, or start a new one")
+    _check_replay(run_dir)
     if args.settings or args.config:
         run = msgspec.structs.replace(run, settings=_settings(args))
-        spec.write(run_dir / "run.json", run)
     listener = listen(run.host, run.port)
-    console = console_of(args, run)
-    with contextlib.suppress(OSError):
-        console.skip_to_end()
-    print(f"holdfast: resuming {run.job.run_id} in {run_dir}", file=sys.stderr, flush=True)
+    spec.write(run_dir / "run.json", run)
+    console = console_of(args, run, run_dir)
+    console.skip_to_end()
+    say(f"resuming {run.job.run_id} in {run_dir}")
     return Front(run_dir, listener, console).run()
+
+
+def _check_replay(run_dir: Path) -> None:
+    """Before anything is touched: what runs is not to be ended because of a journal that we cannot go on with."""
+    path = run_dir / "journal.db"
+    if not path.exists():
+        return
+    try:
+        with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
+            for _ in replay(journal, Decider()):
+                pass
+    except ReplayError as e:
+        raise UsageError(f"{e}; resume with the version that wrote it") from None
 
 
 def _plural(count: int, noun: str) -> str:

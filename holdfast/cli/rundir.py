@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.cli.flagtable import UsageError
 from holdfast.wire import spec
-from holdfast.wire.spec import Listening, RunSpec
+from holdfast.wire.spec import Ended, Listening, NodeSpec, RunSpec
 
 
 def home() -> Path:
@@ -27,7 +27,7 @@ def make(wanted: str | None, run_id: str) -> Path:
             raise UsageError(f"{run_dir} holds a run already: go on with --resume {run_dir}, or give another --run-dir")
         (run_dir / "token").touch(mode=0o600)
     except OSError as e:
-        raise UsageError(f"cannot make the run directory {run_dir}: {e.strerror}; give another with --run-dir") from None
+        raise UsageError(f"cannot make the run directory {run_dir}: {e.strerror}; give another --run-dir") from None
     return run_dir
 
 
@@ -57,6 +57,13 @@ def save_env(run_dir: Path) -> None:
 def read_env(run_dir: Path) -> dict[str, str]:
     env: dict[str, str] = json.loads((run_dir / "env.json").read_text())
     return env
+
+
+def publish(run_dir: Path, run: RunSpec, token: str) -> None:
+    """Everything that a controller, and whoever looks for it, needs to know."""
+    (run_dir / "token").write_text(token)
+    save_env(run_dir)
+    spec.write(run_dir / "run.json", run)
 
 
 def mark_newest(run_dir: Path) -> None:
@@ -98,7 +105,35 @@ def listening(run_dir: Path) -> Listening | None:
     """Where the run's controller answers, if one is alive."""
     try:
         found = spec.read(run_dir / "controller.json", Listening)
-        cmdline = Path(f"/proc/{found.pid}/cmdline").read_bytes()
+        argv = Path(f"/proc/{found.pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+        here = "controller" in argv and any(os.path.isdir(a) and os.path.samefile(a, run_dir) for a in argv)
     except (OSError, msgspec.DecodeError):
         return None
-    return found if b"holdfast" in cmdline else None
+    return found if here else None  # or the pid belongs to somebody else by now
+
+
+def ending(run_dir: Path) -> str:
+    """How it stands with a run that has no controller."""
+    try:
+        ended = spec.read(run_dir / "exit.json", Ended)
+    except (OSError, msgspec.DecodeError):
+        return "has no controller now"
+    return f"has ended with code {ended.code}: {ended.reason}"
+
+
+def web_address(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def node_spec(run: RunSpec, run_dir: Path, url: str) -> NodeSpec:
+    return NodeSpec(
+        node="",
+        order=0,
+        nproc=run.nproc,
+        url=url,
+        token_file=str(run_dir / "token"),
+        log_dir=run.log_dir,
+        entry=run.entry,
+        settings=run.settings,
+        run_id=run.job.run_id,
+    )

@@ -53,8 +53,7 @@ def _add_path(path: str) -> None:
 
 
 def _absolute(path: str) -> str:
-    # As the interpreter does it: the path stays as it was written.
-    return path if os.path.isabs(path) else os.path.join(os.getcwd(), path.removeprefix("./"))
+    return os.path.join(os.getcwd(), path)  # not normalised: the interpreter does not do that either
 
 
 def _run_file(path: str, main: types.ModuleType) -> None:
@@ -121,7 +120,8 @@ def _show(failure: BaseException) -> int:
         return _exit_code(e)
     except BaseException as e:
         print("Error in sys.excepthook:", file=sys.stderr)
-        sys.__excepthook__(type(e), e, _without_us(e.__traceback__))
+        e.__traceback__ = _without_us(e.__traceback__)
+        sys.__excepthook__(type(e), e, e.__traceback__)
         print("\nOriginal exception was:", file=sys.stderr)
         sys.__excepthook__(type(failure), failure, failure.__traceback__)
     return 1
@@ -143,7 +143,8 @@ def _finish() -> bool:
     ok = True
     for stream in (sys.stdout, sys.stderr):
         try:
-            stream.flush()
-        except (OSError, ValueError, AttributeError):  # full disk; closed; replaced by the script
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except (OSError, ValueError, AttributeError):  # a full disk; or the script has put something else there
             ok = False
     return ok

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from holdfast import __version__
 from holdfast.controller.loop import Controller
 from holdfast.controller.metrics import render
 from holdfast.core.report import Report, report_of
@@ -29,7 +28,6 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
-    version: str
     phase: str
     reason: str
     generation: int
@@ -63,7 +61,6 @@ def status_of(controller: Controller) -> Status:
     views += [NodeView(node=node, role="coming") for node in sorted(decider.coming)]
     return Status(
         run_id=decider.job.run_id,
-        version=__version__,
         phase=decider.phase,
         reason=controller.reason,
         generation=decider.generation,
@@ -167,7 +164,7 @@ def describe() -> dict[str, Any]:
     key = {"type": "apiKey", "in": "header", "name": TOKEN_HEADER}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "holdfast controller", "version": __version__},
+        "info": {"title": "holdfast controller", "version": "1"},
         "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": {"token": key}},
         "security": [{"token": []}],

@@ -12,7 +12,7 @@ from holdfast.model.event import Limits, Outcome
 from holdfast.model.topology import Job, world_size
 from holdfast.ports import Fleet
 
-
+_AT_ONCE = 64
 EVICTED = 1  # exit code of a node that the job no longer wants
 
 
@@ -87,8 +87,7 @@ class Hands:
 
     async def hurry(self) -> None:
         """End every node at once; nobody is waited for."""
-        for node in self.fleet.nodes():
-            await self.fleet.release(node, "told to hurry")
+        await self._release_all("told to hurry")
         for waiting in self._waiting.values():
             waiting.left.clear()
             waiting.answered.set()
@@ -102,11 +101,13 @@ class Hands:
 
     async def _gather(self, id: int, errands: dict[str, Errand], within_s: float) -> Outcome:
         waiting = self._waiting[id] = Waiting(errands, set(errands), {}, asyncio.Event())
-        for node, errand in errands.items():
+        for count, (node, errand) in enumerate(errands.items(), 1):
             if node in self._silent:
                 self._answer(waiting, node, "it is silent")
             else:
                 self.tell(node, errand)
+            if count % _AT_ONCE == 0:
+                await asyncio.sleep(0)  # thousands of sends must not hold up the loop
         try:
             if waiting.left:
                 async with asyncio.timeout(within_s):
@@ -158,8 +159,18 @@ class Hands:
         nodes = self.linked()
         errand = Leave(id=action.id, code=action.code, grace_s=action.grace_s, reason=action.reason)
         outcome = await self._gather(action.id, dict.fromkeys(nodes, errand), action.grace_s + self.limits.stop_s)
-        for node in self.fleet.nodes():
-            self.forget(node)
-            await self.fleet.release(node, "the job has ended")
+        failed = outcome.failed | await self._release_all("the job has ended")
         await self.store.quit()
-        return outcome
+        return Outcome(action=action.id, ok=not failed, failed=failed)
+
+    async def _release_all(self, reason: str) -> dict[str, str]:
+        """All at once; why it did not work, by node."""
+        nodes = self.fleet.nodes()
+        for node in nodes:
+            self.forget(node)
+        results = await asyncio.gather(*(self.fleet.release(n, reason) for n in nodes), return_exceptions=True)
+        errors = {node: error for node, error in zip(nodes, results, strict=True) if error is not None}
+        for error in errors.values():
+            if not isinstance(error, OSError):
+                raise error
+        return {node: str(error) for node, error in errors.items()}

@@ -21,6 +21,7 @@ from holdfast.wire import messages
 from holdfast.wire.messages import Ack, Hello, Tell, Welcome
 
 _OUTBOX = 64
+_HANG_UP = b""
 _RECONNECT_S = 5.0  # agents find a restarted controller within this
 
 
@@ -38,10 +39,12 @@ class Ingest:
         self.pace = Pace(settings.pace)
         self.beats: dict[str, Beat] = {}  # the newest of each node, for people
         self._links: dict[str, Outbox] = {}
-        self._stale: dict[int, Hello] = {}  # nodes being emptied of an old generation before they count as ready
+        self._left: set[str] = set()  # told to leave: their silence is no news
+        self._stale: dict[str, tuple[int, Hello]] = {}  # being emptied of an old generation before they are ready
         self._stale_id = 0
+        self._unkept: list[tuple[Outbox, Ack]] = []  # posts that the journal may not have on disk yet
         hands.tell, hands.linked = self.tell, lambda: tuple(sorted(self._links))
-        hands.forget, hands.known = self.silence.forget, self._known
+        hands.forget, hands.known = self._forget, self._known
 
     # --- links -------------------------------------------------------------------------------------------------
 
@@ -88,17 +91,33 @@ class Ingest:
             case Hello():
                 self._hello(now, message, outbox)
                 return message.node
-            case Beat() if node:
+            case Beat() if message.node == node:
                 self._beat(now, message)
             case Post() if node:
-                self.silence.heard(now, node)
+                self._alive(now, node)
                 self._post(now, message)
-                self._put(outbox, messages.encode(Ack(seq=message.seq)))
+                self._unkept.append((outbox, Ack(seq=message.seq)))
         return node
+
+    def kept(self) -> None:
+        """The journal is on disk as far as we have told it: what we were told need not be told again."""
+        for outbox, ack in self._unkept:
+            self._put(outbox, messages.encode(ack))
+        self._unkept.clear()
+
+    def _alive(self, now: float, node: str) -> None:
+        if node not in self._left:
+            self.silence.heard(now, node)
+
+    def _forget(self, node: str) -> None:
+        self._left.add(node)
+        self.silence.forget(node)
+        self.beats.pop(node, None)
 
     def _hello(self, now: float, hello: Hello, outbox: Outbox) -> None:
         fresh = self._links.get(hello.node) is not outbox
         self._links[hello.node] = outbox
+        self._left.discard(hello.node)
         self.silence.heard(now, hello.node)
         if fresh:
             self._put(outbox, messages.encode(Welcome(at=now, beat_s=self.settings.silence.beat_s)))
@@ -108,12 +127,15 @@ class Ingest:
         if hello.generation == 0:
             self._ready(hello)
         else:  # it ran ranks while we thought it lost; they belong to no generation any more
-            self._stale_id -= 1
-            self._stale[self._stale_id] = hello
+            # The node remembers for ever what it was told under an id, so one is never used again.
+            self._stale_id = min(self._stale_id - 1, -int(now * 1e6))
+            self._stale[hello.node] = (self._stale_id, hello)
             self.tell(hello.node, StopHere(id=self._stale_id, generation=hello.generation, grace_s=0.0))
 
     def _seated(self, node: str) -> bool:
-        return any(seat.node == node for seat in self.decider.seats) and node not in self.decider.gone
+        """Whether its place is its own; one that fell silent in the open incident will lose it presently."""
+        lost = (*self.decider.gone, *(self.decider.incident.silent if self.decider.incident else ()))
+        return any(seat.node == node for seat in self.decider.seats) and node not in lost
 
     def _known(self) -> set[str]:
         """Nodes that the decider has heard of."""
@@ -124,26 +146,28 @@ class Ingest:
         self.hear(Ready(node=hello.node, host=hello.host, nproc=hello.nproc, order=hello.order))
 
     def _beat(self, now: float, beat: Beat) -> None:
-        self.silence.heard(now, beat.node)
+        self._alive(now, beat.node)
         self.beats[beat.node] = beat
         if progress := self.pace.heard(now, beat):
             self.hear(progress)
 
     def _post(self, now: float, post: Post) -> None:
         match post.body:
-            case Done(id=id) as done if id in self._stale:
-                hello = self._stale.pop(id)
-                if done.ok:
-                    self._ready(hello)
+            case Done(id=id) as done if id < 0:
+                asked, hello = self._stale.get(done.node, (0, None))
+                if asked == id and hello:
+                    del self._stale[done.node]
+                    if done.ok:
+                        self._ready(hello)
             case Done() as done:
-                self._flush(now)
                 self.hands.done(done)
             case body:
-                self._flush(now)
+                self.flush()
                 self.hear(body)
 
-    def _flush(self, now: float) -> None:
-        if progress := self.pace.flush(now):
+    def flush(self) -> None:
+        """The newest step must be known before an alarm or an outcome is."""
+        if progress := self.pace.flush(self.now()):
             self.hear(progress)
 
     # --- the clock ---------------------------------------------------------------------------------------------
@@ -156,17 +180,27 @@ class Ingest:
     def tick(self) -> None:
         now = self.now()
         for alarm in self.silence.overdue(now):
-            self._alarm(now, alarm)
+            self._alarm(alarm)
 
-    def _alarm(self, now: float, alarm: Alarm) -> None:
-        self._flush(now)
+    def _alarm(self, alarm: Alarm) -> None:
+        self.flush()
         self.hear(alarm)
         for node in alarm.suspects:
             self.beats.pop(node, None)
+            self._hang_up(node)
             self.hands.silent(node)
+
+    def _hang_up(self, node: str) -> None:
+        """A node that is alive after all dials again, and says what it holds."""
+        outbox = self._links.pop(node, None)
+        if outbox is not None:
+            while not outbox.empty():
+                outbox.get_nowait()
+            outbox.put_nowait(_HANG_UP)
 
 
 async def _send_all(ws: web.WebSocketResponse, outbox: Outbox) -> None:
     with contextlib.suppress(ConnectionError):
-        while True:
-            await ws.send_bytes(await outbox.get())
+        while (packet := await outbox.get()) is not _HANG_UP:
+            await ws.send_bytes(packet)
+        await ws.close()

@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 
 from holdfast.config import Settings
 from holdfast.controller.hands import Hands
 from holdfast.controller.ingest import Ingest
+from holdfast.controller.replay import replay
 from holdfast.core.account import Ledger
 from holdfast.core.decider import Decider
 from holdfast.journal.sqlite import SqliteJournal
@@ -17,10 +18,6 @@ from holdfast.model.topology import Job
 
 TICK_S = 0.25
 _log = logging.getLogger("holdfast.controller")
-
-
-class ReplayError(Exception):
-    """The journal says something else than this version of the decider would have decided."""
 
 
 class Clock:
@@ -48,10 +45,12 @@ class Controller:
         self.lag_s = 0.0  # of the event loop, newest
         self.on_entry: Callable[[Entry], None] = lambda entry: None
         self._tasks: asyncio.TaskGroup
+        self._acts: set[asyncio.Task[None]] = set()
         self._done = asyncio.Event()
+        self._stepping = False
 
-    async def run(self, job: Job) -> int:
-        """Drive the job to its end and return its exit code."""
+    async def run(self, job: Job, on_begun: Callable[[], None] = lambda: None) -> int:
+        """Drive the job to its end and return its exit code; from `on_begun` on it can take orders."""
         unanswered = self._replay()
         self.ingest.now = self.clock
         known = {*(s.node for s in self.decider.seats), *self.decider.pool}
@@ -61,17 +60,28 @@ class Controller:
                 self.hear(Begin(job=job, limits=self.settings.recovery))
             self._prepare()
             for action in unanswered:
-                self._tasks.create_task(self.hands.carry(action))
-            self._tasks.create_task(self._tick())
+                self._act(self.hands.carry(action))
+            self._act(self._tick())
+            if self.decider.phase is Phase.DONE:
+                self._done.set()  # an earlier controller got this far
+            on_begun()
             await self._done.wait()
+            for task in self._acts:
+                task.cancel()  # a launch may still wait for nodes that are gone
         self.journal.close()
         return self.ledger.finish.code if self.ledger.finish else 1
 
     def _prepare(self) -> None:
         self.hands.job, self.hands.limits = self.decider.job, self.decider.limits
 
+    def report(self, outcome: Outcome) -> None:
+        """An action is over: nodes have told their last steps before they answered."""
+        self.ingest.flush()
+        self.hear(outcome)
+
     def hear(self, event: Event) -> None:
         """One door: whatever happens comes through here."""
+        self._stepping = True
         now = self.clock()
         decision = self.decider.step(now, event)
         self.seq += 1
@@ -87,13 +97,19 @@ class Controller:
             self._prepare()
         for action in decision.actions:
             self._note(action)
-            self._tasks.create_task(self.hands.carry(action))
+            self._act(self.hands.carry(action))
         if decision.phase is Phase.DONE:
             self._done.set()
+        self._stepping = False
 
     def hurry(self) -> None:
         """Asked to stop once more: no more grace for anybody."""
-        self._tasks.create_task(self.hands.hurry())
+        self._act(self.hands.hurry())
+
+    def _act(self, deed: Coroutine[None, None, None]) -> None:
+        task = self._tasks.create_task(deed)
+        self._acts.add(task)
+        task.add_done_callback(self._acts.discard)
 
     def _note(self, action: Action) -> None:
         if isinstance(action, Launch):
@@ -103,10 +119,8 @@ class Controller:
         """Bring the decider to where the journal ends; returns the actions that have no outcome."""
         unanswered: dict[int, Action] = {}
         at = 0.0
-        for entry in self.journal.read():
-            decision = self.decider.step(entry.at, entry.event)
-            if decision != entry.decision:
-                raise ReplayError(f"entry {entry.seq} of the journal decides otherwise under this version of holdfast")
+        for entry in replay(self.journal, self.decider):
+            decision = entry.decision
             self.seq, at, self.last = entry.seq, entry.at, decision
             self.ledger.add(entry)
             if isinstance(entry.event, Outcome):
@@ -127,7 +141,10 @@ class Controller:
             asked_at = time.monotonic()
             await asyncio.sleep(TICK_S)
             self.lag_s = time.monotonic() - asked_at - TICK_S
+            # Whoever called `hear` may have survived its failure; the state it left half changed must not.
+            assert not self._stepping, "a step failed; see above"
             self.ingest.tick()
             if self.last.wake_at is not None and self.clock() >= self.last.wake_at:
                 self.hear(Tick())
             self.journal.flush()
+            self.ingest.kept()

@@ -30,8 +30,8 @@ class JobMetrics:
             lost.add_metric([cause], seconds)
         yield lost
         nodes = GaugeMetricFamily("holdfast_nodes", "Nodes by role.", labels=["role"])
-        for role, count in (("active", len(decider.seats)), ("standby", len(decider.pool)), ("evicted", len(decider.gone))):
-            nodes.add_metric([role], count)
+        for role, of_it in (("active", decider.seats), ("standby", decider.pool), ("evicted", decider.gone)):
+            nodes.add_metric([role], len(of_it))
         yield nodes
 
 

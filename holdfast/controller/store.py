@@ -8,70 +8,95 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from holdfast.wire import unixpath
 
 _UP_S = 120.0
+_STARTS = 3  # of the process, for one question
+_LOOK_S = 0.02
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Store:
-    """Starts the store process if there is none, and asks it for a port per generation."""
+    """Keeps a store process and asks it for a port per generation.
 
-    def __init__(self, run_dir: Path, host: str, lost_s: float) -> None:
+    The process ends by itself some time after the last controller has left it, so a controller stays connected.
+    """
+
+    def __init__(self, run_dir: Path, host: str, lost_s: float, env: dict[str, str]) -> None:
         self.host = host
         self._run_dir = run_dir
         self._lost_s = lost_s
+        self._env = env
+        self._process: subprocess.Popen[bytes] | None = None
         self._asking = asyncio.Lock()
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._streams: Streams | None = None
+        self._over = False
 
-    def start(self, env: dict[str, str]) -> None:
-        """Start the process unless one from before still answers; it takes seconds to be up, nobody waits here."""
-        with contextlib.suppress(OSError):
-            unixpath.connect(self._run_dir / "store.sock").close()
-            return
-        argv = [sys.executable, "-m", "holdfast.client.store", str(self._run_dir), str(self._lost_s), self.host]
-        log = os.open(self._run_dir / "store.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        process = subprocess.Popen(
-            argv, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
-        process.returncode = 0  # it is not ours to wait for: it outlives us on purpose
-        os.close(log)
+    async def attend(self) -> None:
+        """Be connected before anybody asks: a new process takes seconds to be up, an old one may be about to leave."""
+        with contextlib.suppress(OSError):  # it is said to whoever asks
+            async with self._asking:
+                self._streams = self._streams or await self._connect()
 
     async def open(self, generation: int) -> int:
         """The port of this generation's own store; the same answer however often it is asked."""
         answer = await self._ask({"open": generation})
+        if "error" in answer:
+            raise OSError(f"the store refused: {answer['error']}")
         return int(answer["port"])
 
     async def quit(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            async with asyncio.timeout(2.0):
-                await self._ask({"quit": True})
+        """Without it the store would only leave after a while; one that is not there need not be told."""
+        self._over = True
+        if self._streams is not None:
+            with contextlib.suppress(OSError, ValueError):
+                async with asyncio.timeout(2.0):
+                    await self._ask({"quit": True})
+        if self._process is not None and self._process.poll() is None and self._streams is None:
+            self._process.kill()  # it is still coming up, for a job that is over
 
-    async def _ask(self, question: dict[str, object]) -> dict[str, int]:
+    async def _ask(self, question: dict[str, object]) -> dict[str, Any]:
         async with self._asking:
-            reader, writer = self._streams or await self._connect()
-            self._streams = (reader, writer)
-            try:
-                writer.write(json.dumps(question).encode() + b"\n")
-                await writer.drain()
-                line = await reader.readline()
-            except OSError:
-                self._streams = None
-                raise
-            if not line:
-                self._streams = None
-                raise ConnectionResetError("the store process went away; see store.log")
-            answer: dict[str, int] = json.loads(line)
-            return answer
+            if self._streams is not None:
+                with contextlib.suppress(OSError):  # the process is gone: another one is asked
+                    return await self._exchange(self._streams, question)
+            self._streams = await self._connect()
+            return await self._exchange(self._streams, question)
 
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        until = time.monotonic() + _UP_S
+    async def _exchange(self, streams: Streams, question: dict[str, object]) -> dict[str, Any]:
+        reader, writer = streams
+        writer.write(json.dumps(question).encode() + b"\n")
+        await writer.drain()
+        line = await reader.readline()
+        if not line:
+            writer.close()
+            raise ConnectionResetError("the store process went away; see store.log")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    async def _connect(self) -> Streams:
+        until, starts = time.monotonic() + _UP_S, 0
         while True:
-            try:
-                sock = unixpath.connect(self._run_dir / "store.sock")
-            except OSError:
-                if time.monotonic() > until:
-                    raise TimeoutError("the store process did not come up; see store.log") from None
-                await asyncio.sleep(0.05)
-            else:
-                return await asyncio.open_unix_connection(sock=sock)
+            with contextlib.suppress(OSError):
+                return await asyncio.open_unix_connection(sock=unixpath.connect(self._run_dir / "store.sock"))
+            if self._process is None or self._process.poll() is not None:
+                if starts == _STARTS or self._over:
+                    raise OSError("the store process does not stay up; see store.log")
+                starts += 1
+                self._process = self._start()
+            if time.monotonic() > until:
+                raise TimeoutError("the store process did not come up; see store.log")
+            await asyncio.sleep(_LOOK_S)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        argv = [sys.executable, "-m", "holdfast.client.store", str(self._run_dir), str(self._lost_s), self.host]
+        log = os.open(self._run_dir / "store.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            return subprocess.Popen(
+                argv, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        finally:
+            os.close(log)

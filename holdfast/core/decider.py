@@ -45,12 +45,14 @@ class Decider:
         self.past: list[Past] = []
         self.restarts = 0
         self.ever = False  # a step was made
+        self.best = -1  # furthest step told by the script
         self.progress: Progress | None = None  # of this generation
         self.incidents = 0
         self.awaited = 0  # the action whose outcome moves this phase on
         self._ids = count(1)
         self._standbys = Standbys(self.job, self.limits, self._ids)
         self._back: dict[str, Ready] = {}  # silent ones that are back before they could be evicted
+        self._further_at = 0.0  # when that was reached
         self._wait_until: float | None = None
         self._last_call_at: float | None = None
         self._actions: list[Action] = []
@@ -111,13 +113,13 @@ class Decider:
             case (Phase.LAUNCHING | Phase.STARTING | Phase.TRAINING), Alarm():
                 return self._trouble(now, event)
             case (Phase.LAUNCHING | Phase.STARTING | Phase.TRAINING), Progress():
-                return self._progressed(event)
+                return self._progressed(now, event)
             case (Phase.LAUNCHING | Phase.STARTING | Phase.TRAINING), Ended():
                 return self._node_ended(now, event)
             case Phase.STOPPING, Alarm():
                 return self._noted(event)
             case Phase.STOPPING, Progress():
-                return self._last_steps(event)
+                return self._last_steps(now, event)
             case Phase.STOPPING, Outcome(action=id) if id == self.awaited:
                 return self._stopped(now, event)
             case _, Tick():
@@ -245,10 +247,11 @@ class Decider:
             signature=f"launch {words}",
         )
 
-    def _progressed(self, event: Progress) -> str:
+    def _progressed(self, now: float, event: Progress) -> str:
         if event.generation != self.generation:
             return ""
-        self.progress, self.ever = event, True
+        self.progress = event
+        self._gets_further(now, event)
         if self.phase is Phase.TRAINING:
             return ""
         self.phase = Phase.TRAINING
@@ -256,6 +259,11 @@ class Decider:
             return f"training, first step after {event.first_step - 1} done" if not event.counted else "training"
         resumed_from = None if event.counted or self.incident.counted else event.first_step - 1
         return self._close(self.verdict, event.first_at, resumed_from)
+
+    def _gets_further(self, now: float, event: Progress) -> None:
+        self.ever = True
+        if not event.counted and event.step > self.best:
+            self.best, self._further_at = event.step, now
 
     def _node_ended(self, now: float, event: Ended) -> str:
         if event.generation != self.generation:
@@ -285,7 +293,7 @@ class Decider:
         else:
             self.incident.next_round()
         self.incident.hear(alarm)
-        self.ended, self._back = set(), {}
+        self.ended = set()
         lost = {*self.incident.silent, *self.out}
         nodes = tuple(s.node for s in self.seats if s.node not in lost)
         self.phase, self.awaited = Phase.STOPPING, next(self._ids)
@@ -300,12 +308,12 @@ class Decider:
             self._back.pop(node, None)
         return f"incident {self.incident.number}: noted while stopping: {story.cause(alarm)}"
 
-    def _last_steps(self, event: Progress) -> str:
+    def _last_steps(self, now: float, event: Progress) -> str:
         """Steps made before the alarm, told after it."""
         incident = self.incident
         assert incident is not None
         if event.generation == incident.generation == self.generation and event.step > incident.good_step:
-            self.ever = True
+            self._gets_further(now, event)
             incident.good_step, incident.counted = event.step, event.counted
             incident.good_at = min(event.at, incident.opened_at)
         return ""
@@ -328,6 +336,7 @@ class Decider:
         if verdict.remedy is Remedy.RESTART:
             self.restarts += 1
         self._evict(verdict.nodes, silent)
+        self._back = {}
         return f"incident {incident.number}: {verdict.reason}; {self._next_generation(now)}"
 
     def _judge(self, now: float, incident: Incident, cause: Alarm) -> Verdict:
@@ -340,6 +349,7 @@ class Decider:
             ever=self.ever,
             past=tuple(p for p in self.past if p.signature == cause.signature),
             since=now - self.limits.window_s,
+            further_at=self._further_at,
             rounds=incident.rounds - 1,
             attempts=self.limits.attempts,
             restarts=self.restarts,

@@ -30,9 +30,7 @@ def next_seats(
             continue
         free.remove(standby)
         kept.append((standby.node, standby.nproc))
-    while free and len(kept) < job.max_nodes:
-        standby = free.pop(0)
-        kept.append((standby.node, standby.nproc))
+    kept += [(standby.node, standby.nproc) for standby in free[: max(0, job.max_nodes - len(kept))]]
     if len(kept) < job.max_nodes and not (may_shrink and len(kept) >= job.min_nodes):
         return None
     return _seats(kept)

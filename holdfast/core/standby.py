@@ -38,15 +38,14 @@ class Standbys:
 
     def acquired(self, now: float, event: Outcome, active: Set[str]) -> str:
         asked = self.acquiring.pop(event.action)
-        for node in event.nodes:  # one that is up already may have reported before this outcome
-            if node not in self.pool and node not in active and node not in self.gone:
-                self.coming[node] = now + self.limits.ready_s
+        # One that is up already may have reported before this outcome, or even left again.
+        new = [n for n in event.nodes if n not in self.pool and n not in active and n not in self.gone]
+        self.coming.update(dict.fromkeys(new, now + self.limits.ready_s))
         if not event.ok or len(event.nodes) < asked:
             self._retry_at = now + RETRY_S
         if not event.nodes:
             return f"the fleet gave no nodes: {event.detail or 'it did not say why'}"
-        short = f", {len(event.nodes)} of {asked}" if len(event.nodes) < asked else ""
-        return f"{', '.join(event.nodes)} will come{short}"
+        return f"the fleet gave {len(event.nodes)} of {asked}" + (f", {', '.join(new)} will come" if new else "")
 
     def ready(self, event: Ready) -> tuple[Release, ...]:
         """Take a node that reports; one that left before is sent away again.

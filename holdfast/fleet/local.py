@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,30 +15,33 @@ import msgspec
 from holdfast.wire import spec
 from holdfast.wire.spec import NodeSpec
 
+_NAME = re.compile(r"n\d+")
+_KILL_S = 15.0
 MARK = "HOLDFAST_MARK"  # in the environment of everything a node starts, so that nothing of it can hide
 
 
 def start_node(node_dir: Path, node: NodeSpec, env: dict[str, str]) -> int:
     """Start a holder that outlives us; its pid."""
-    node_dir.mkdir(parents=True, exist_ok=True)
-    spec.write(node_dir / "spec.json", node)
-    log = os.open(node_dir / "holder.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.agent.holder", str(node_dir)],
-            env=env | {MARK: f"{node.run_id}/{node.node}"},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    finally:
-        os.close(log)
-    _reaped.append(process)
+        node_dir.mkdir(parents=True, exist_ok=True)
+        spec.write(node_dir / "spec.json", node)
+        with (node_dir / "holder.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "holdfast.agent.holder", str(node_dir)],
+                env=env | {MARK: _mark(node_dir)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+    except OSError:
+        shutil.rmtree(node_dir, ignore_errors=True)  # or it would count as a node that is coming
+        raise
+    _holders[process.pid] = process
     return process.pid
 
 
-_reaped: list[subprocess.Popen[bytes]] = []  # holders we started; polled so that none stays a zombie
+_holders: dict[int, subprocess.Popen[bytes]] = {}  # those we started; polled so that none stays a zombie
 
 
 class LocalFleet:
@@ -47,15 +52,16 @@ class LocalFleet:
         self._dir = run_dir / "nodes"
         self._dir.mkdir(parents=True, exist_ok=True)
         self._env = env
-        self._released: set[str] = set()
 
     def nodes(self) -> tuple[str, ...]:
-        names = [path.name for path in self._dir.iterdir() if not (path / "released").exists()]
-        return tuple(sorted(names, key=lambda n: int(n[1:])))
+        return tuple(f"n{order}" for order in self._orders() if not (self._dir / f"n{order}" / "released").exists())
+
+    def _orders(self) -> list[int]:
+        """Of every node there ever was: a name is given once in the life of a run."""
+        return sorted(int(path.name[1:]) for path in self._dir.iterdir() if _NAME.fullmatch(path.name))
 
     async def acquire(self, count: int) -> tuple[str, ...]:
-        taken = [int(path.name[1:]) for path in self._dir.iterdir()]
-        first = max(taken, default=-1) + 1
+        first = max(self._orders(), default=-1) + 1
         names = []
         for order in range(first, first + count):
             name = f"n{order}"
@@ -69,30 +75,32 @@ class LocalFleet:
         if not folder.is_dir():
             return
         (folder / "released").write_text(f"{reason}\n")
-        mark = f"{self.template.run_id}/{node}"
-        await asyncio.to_thread(end_node, folder, mark)
+        await asyncio.to_thread(end_node, folder)
 
 
-def end_node(folder: Path, mark: str, grace_s: float = 5.0) -> None:
-    """End a holder, and whatever carries its mark should it have died before its children."""
+def end_node(folder: Path, grace_s: float = 5.0) -> None:
+    """End a holder, and whatever carries its mark should it have died before its children; OSError if some will not."""
+    mark = _mark(folder)
     pid = _pid(folder / "holder.pid")
-    if pid and _marked(pid, mark):
-        _kill(pid, signal.SIGTERM)
+    if pid and _kill(pid, signal.SIGTERM, mark):
         until = time.monotonic() + grace_s
         while _marked(pid, mark) and time.monotonic() < until:
             _poll()
             time.sleep(0.01)
     _poll()
-    while left := [p for p in map(int, filter(str.isdigit, os.listdir("/proc"))) if _marked(p, mark)]:
-        for pid in left:
-            _kill(pid, signal.SIGKILL)
+    until = time.monotonic() + _KILL_S
+    while left := [p for p in map(int, filter(str.isdigit, os.listdir("/proc"))) if _kill(p, signal.SIGKILL, mark)]:
+        if time.monotonic() > until:
+            raise OSError(f"of {folder.name} these processes do not die: {', '.join(map(str, left))}")
         _poll()
         time.sleep(0.01)
     (folder / "holder.pid").unlink(missing_ok=True)
 
 
 def _poll() -> None:
-    _reaped[:] = [process for process in _reaped if process.poll() is None]
+    for pid, process in list(_holders.items()):
+        if process.poll() is not None:
+            _holders.pop(pid, None)
 
 
 def _pid(path: Path) -> int:
@@ -100,6 +108,10 @@ def _pid(path: Path) -> int:
         return int(path.read_text())
     except (OSError, ValueError):
         return 0
+
+
+def _mark(node_dir: Path) -> str:
+    return os.path.realpath(node_dir)  # two runs may have the same id, but not the same folder
 
 
 def _marked(pid: int, mark: str) -> bool:
@@ -110,8 +122,20 @@ def _marked(pid: int, mark: str) -> bool:
     return f"{MARK}={mark}".encode() in environ.split(b"\0")
 
 
-def _kill(pid: int, number: int) -> None:
+def _kill(pid: int, number: int, mark: str) -> bool:
+    """Signal the process if it carries the mark; a pid that has been reused meanwhile is not hit."""
+    if not _marked(pid, mark):
+        return False
     try:
-        os.kill(pid, number)
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if not _marked(pid, mark):  # looked at again: the fd now pins the process
+            return False
+        signal.pidfd_send_signal(fd, number)
     except ProcessLookupError:
-        pass
+        return False
+    finally:
+        os.close(fd)
+    return True

@@ -14,8 +14,7 @@ _DECISION = msgspec.json.Decoder(Decision)
 _ENCODER = msgspec.json.Encoder()
 
 _SCHEMA = """
-create table if not exists entry (seq integer primary key, at real not null, event blob not null,
-                                  decision blob not null) strict
+create table entry (seq integer primary key, at real not null, event blob not null, decision blob not null) strict
 """
 
 
@@ -25,46 +24,72 @@ class JournalError(Exception):
 
 class SqliteJournal:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self._path = path
+        self._read_only = read_only
         mode = "ro" if read_only else "rwc"
         try:
             self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None)
-            self._open(read_only)
         except sqlite3.Error as e:
-            raise JournalError(f"{path} cannot be used as a journal: {e}") from None
+            raise self._error(e) from None
+        try:
+            self._open()
+        except sqlite3.Error as e:
+            self._db.close()
+            raise self._error(e) from None
 
-    def _open(self, read_only: bool) -> None:
-        if not read_only:
+    def _open(self) -> None:
+        if not self._read_only:
             self._db.execute("pragma journal_mode = wal")
             self._db.execute("pragma synchronous = full")
-            version = self._version()
-            if version == 0:
+            self._db.execute("begin immediate")
+            if not self._db.execute("select count(*) from sqlite_schema").fetchone()[0]:
                 self._db.execute(_SCHEMA)
                 self._db.execute(f"pragma user_version = {FORMAT}")
-        if self._version() != FORMAT:
-            raise sqlite3.DatabaseError(f"its format is {self._version()}, this holdfast reads {FORMAT}")
-
-    def _version(self) -> int:
-        return int(self._db.execute("pragma user_version").fetchone()[0])
+            self._db.execute("commit")
+        version = self._db.execute("pragma user_version").fetchone()[0]
+        if version != FORMAT:
+            raise sqlite3.DatabaseError(f"its format is {version}, this holdfast reads {FORMAT}")
 
     def append(self, entry: Entry, durable: bool) -> None:
-        # Rows that no action depends on gather in an open transaction; the next durable one takes them along.
-        if not self._db.in_transaction:
-            self._db.execute("begin immediate")
         row = (entry.seq, entry.at, _ENCODER.encode(entry.event), _ENCODER.encode(entry.decision))
-        self._db.execute("insert into entry values (?, ?, ?, ?)", row)
-        if durable:
-            self._db.execute("commit")
+        try:
+            # Rows that no action depends on gather in an open transaction; the next durable one takes them along.
+            if not self._db.in_transaction:
+                self._db.execute("begin immediate")
+            self._db.execute("insert into entry values (?, ?, ?, ?)", row)
+            if durable:
+                self._db.execute("commit")
+        except sqlite3.IntegrityError:
+            raise JournalError(f"{self._path} has an entry {entry.seq} already: somebody else writes to it") from None
+        except sqlite3.Error as e:
+            raise self._error(e) from None
 
     def flush(self) -> None:
         """Readers see what was appended so far."""
-        if self._db.in_transaction:
-            self._db.execute("commit")
+        try:
+            if self._db.in_transaction:
+                self._db.execute("commit")
+        except sqlite3.Error as e:
+            raise self._error(e) from None
 
     def read(self, after: int = 0) -> Iterator[Entry]:
-        rows = self._db.execute("select seq, at, event, decision from entry where seq > ? order by seq", (after,))
-        for seq, at, event, decision in rows:
-            yield Entry(seq=seq, at=at, event=_EVENT.decode(event), decision=_DECISION.decode(decision))
+        query = "select seq, at, event, decision from entry where seq > ? order by seq"
+        try:
+            for seq, at, event, decision in self._db.execute(query, (after,)):
+                yield Entry(seq=seq, at=at, event=_EVENT.decode(event), decision=_DECISION.decode(decision))
+        except (sqlite3.Error, msgspec.DecodeError) as e:
+            raise self._error(e) from None
 
     def close(self) -> None:
+        """A journal that is closed is one plain file, readable from a read-only place too."""
         self.flush()
+        if not self._read_only:
+            try:
+                self._db.execute("pragma busy_timeout = 0")
+                self._db.execute("pragma journal_mode = delete")
+            except sqlite3.OperationalError:
+                pass  # somebody reads it just now: it keeps its write-ahead log
         self._db.close()
+
+    def _error(self, why: Exception) -> JournalError:
+        return JournalError(f"{self._path} cannot be used as a journal: {why}")

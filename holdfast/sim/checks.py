@@ -1,9 +1,11 @@
 """What must never happen, looked at after every step of a decider, live or simulated."""
 
 from holdfast.core.decider import Decider
-from holdfast.model.action import Launch, Release, Say, Stop
+from holdfast.core.diagnose.ladder import GAVE_UP
+from holdfast.model.action import Finish, Launch, Release, Say, Stop
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.event import Entry, Outcome, Phase, Ready, Tick
+from holdfast.model.event import Begin, Entry, Outcome, Phase, Progress, Ready, Tick
+from holdfast.model.topology import Seat
 
 _AWAITING = (Phase.LAUNCHING, Phase.STOPPING, Phase.ENDING)
 _OVER = (Phase.ENDING, Phase.DONE)
@@ -24,6 +26,8 @@ class Watch:
         self._at = 0.0
         self._id = 0
         self._closed = 0
+        self._seats: tuple[Seat, ...] = ()
+        self._seated: set[str] = set()
         self._stops: dict[int, int] = {}  # Stop id -> generation
         self._down: set[str] = set()  # fell silent or were released, and have not reported since
 
@@ -75,13 +79,12 @@ class Watch:
         _promise(self._down.isdisjoint(nodes), f"nobody is launched on {self._down.intersection(nodes)}, known as lost")
 
     def _nodes(self, decider: Decider) -> None:
-        seated = {seat.node for seat in decider.seats}
-        active = seated - decider.out
-        _promise(decider.out <= seated, "only who is seated can be out")
-        _promise(active.isdisjoint(decider.pool), "nobody is both active and standby")
-        _promise(active.isdisjoint(decider.gone), "nobody active is gone")
-        _promise(decider.gone.keys().isdisjoint(decider.pool), "no standby is gone")
-        _promise(decider.coming.keys().isdisjoint({*active, *decider.pool, *decider.gone}), "who comes is not here yet")
+        if decider.seats is not self._seats:
+            self._seats, self._seated = decider.seats, {seat.node for seat in decider.seats}
+        places = (decider.pool.keys(), decider.coming.keys(), decider.gone.keys())
+        elsewhere = set().union(*places)
+        _promise(len(elsewhere) == sum(map(len, places)), "a node is standby, coming or gone, but one of these")
+        _promise(elsewhere & self._seated <= decider.out <= self._seated, "who is active is nothing else")
 
     def _state(self, entry: Entry, decider: Decider) -> None:
         decision = entry.decision
@@ -96,6 +99,43 @@ class Watch:
         if decision.closed:
             _promise(decision.closed.number == self._closed + 1, "every incident is closed once, in order")
             self._closed += 1
+
+
+class Effort:
+    """Told every entry; knows whether giving up was earned."""
+
+    def __init__(self) -> None:
+        self.attempts = 0
+        self.wait_s = 0.0
+        self.failures = 0  # since a step was made
+        self.stuck = 0  # since the job got further than ever
+        self.ended = ""  # how it ended, if by giving up
+        self._best = -1
+        self._phase_at = 0.0
+        self._phase = Phase.NEW
+
+    def look(self, entry: Entry) -> None:
+        event, decision = entry.event, entry.decision
+        if isinstance(event, Begin):
+            self.attempts, self.wait_s = event.limits.attempts, event.limits.wait_s
+        elif isinstance(event, Progress) and decision.phase is Phase.TRAINING:
+            self.failures = 0
+            if event.step > self._best:
+                self._best, self.stuck = event.step, 0
+        for action in decision.actions:
+            if isinstance(action, Stop):
+                self.failures += 1
+                self.stuck += 1
+            elif isinstance(action, Finish) and action.code == GAVE_UP:
+                self.ended = action.reason
+                self._judge(entry)
+        if decision.phase is not self._phase:
+            self._phase, self._phase_at = decision.phase, entry.at
+
+    def _judge(self, entry: Entry) -> None:
+        waited = self._phase is Phase.WAITING and entry.at - self._phase_at >= self.wait_s - 0.001
+        if not waited and max(self.failures, self.stuck) <= self.attempts:
+            raise Unsafe(f"entry {entry.seq} at {entry.at:.3f}: gave up too early: {self.ended}")
 
 
 def _promise(kept: bool, what: str) -> None:

@@ -40,13 +40,17 @@ class Forget(msgspec.Struct, frozen=True, kw_only=True, tag="forget"):
     key: str
 
 
+class Sweep(msgspec.Struct, frozen=True, kw_only=True, tag="sweep"):
+    """End whatever ranks that are over have left behind, however well it hid."""
+
+
 class Quit(msgspec.Struct, frozen=True, kw_only=True, tag="quit"):
     """End everything below the holder, then the holder, with this code."""
 
     code: int
 
 
-ToHolder = Exec | Fork | Preload | Kill | Forget | Quit
+ToHolder = Exec | Fork | Preload | Kill | Forget | Sweep | Quit
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +86,12 @@ class Over(msgspec.Struct, frozen=True, kw_only=True, tag="over"):
     rank: Held
 
 
+class Swept(msgspec.Struct, frozen=True, kw_only=True, tag="swept"):
+    """Nothing is left of ranks that are over, but for these pids, which do not die."""
+
+    left: tuple[int, ...] = ()
+
+
 class Warmed(msgspec.Struct, frozen=True, kw_only=True, tag="warmed"):
     """The zygote is ready, or cannot be had (then ranks are executed afresh)."""
 
@@ -89,7 +99,7 @@ class Warmed(msgspec.Struct, frozen=True, kw_only=True, tag="warmed"):
     detail: str = ""
 
 
-ToAgent = Listing | Started | Refused | Over | Warmed
+ToAgent = Listing | Started | Refused | Over | Swept | Warmed
 
 encode = msgspec.msgpack.Encoder().encode
 to_holder = msgspec.msgpack.Decoder(ToHolder).decode

@@ -7,7 +7,7 @@ from holdfast.model.errand import Errand
 from holdfast.model.signal import Beat
 
 MAX_BYTES = 1 << 20  # of one message
-TOKEN_HEADER = "X-Holdfast-Token"  # noqa: S105
+TOKEN_HEADER = "X-Holdfast-Token"
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):

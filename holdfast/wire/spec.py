@@ -43,6 +43,13 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float
 
 
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """RUN_DIR/exit.json: the job is over; without it a controller that is gone has crashed."""
+
+    code: int
+    reason: str
+
+
 class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     """NODE_DIR/spec.json: everything a node needs."""
 
@@ -61,9 +68,13 @@ T = TypeVar("T")
 
 
 def write(path: Path, value: msgspec.Struct) -> None:
+    put(path, msgspec.json.format(msgspec.json.encode(value)))
+
+
+def put(path: Path, content: bytes) -> None:
     """Publish a file whole or not at all."""
     whole = path.with_name(f".{path.name}.{os.getpid()}")
-    whole.write_bytes(msgspec.json.format(msgspec.json.encode(value)))
+    whole.write_bytes(content)
     whole.replace(path)
 
 

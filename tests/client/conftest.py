@@ -1,16 +1,19 @@
 """Ranks as a zygote makes them, and as a fresh interpreter does."""
 
 import json
+import mmap
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from holdfast.client.zygote import DEFAULT_PRELOAD
+from holdfast.wire.slot import SLOT_BYTES, open_arena
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -27,17 +30,18 @@ class Rank(NamedTuple):
     pid: int
     folder: Path
 
-    def texts(self) -> tuple[str, str]:
-        return (self.folder / "out").read_text(), (self.folder / "err").read_text()
+    def ended(self, code: int) -> Ended:
+        return Ended(code, *(_text(self.folder / name) for name in ("out", "err")))
 
 
 class Zygote:
     """The stub holder with its zygote."""
 
-    def __init__(self, preload: tuple[str, ...], folder: Path) -> None:
+    def __init__(self, preload: tuple[str, ...], folder: Path, env: dict[str, str] = ENV) -> None:
         self.folder = folder
+        self.env = env
         command = [sys.executable, str(Path(__file__).with_name("stub_holder.py")), *preload]
-        self.holder = subprocess.Popen(command, stdin=-1, stdout=-1, env=ENV, cwd=folder, text=True)
+        self.holder = subprocess.Popen(command, stdin=-1, stdout=-1, env=env, cwd=folder, text=True)
         self.pid: int = self._hear()["zygote"]
         self.warm = self._hear()
         self._codes: dict[str, int] = {}
@@ -47,7 +51,7 @@ class Zygote:
         return self.forks([env], *argv, module=module, cwd=cwd)[0]
 
     def forks(
-        self, envs: list[dict[str, str]], *argv: str, module: bool = False, cwd: Path | None = None, logs: str = ""
+        self, envs: list[dict[str, str]], *argv: str, module: bool = False, cwd: Path | None = None
     ) -> list[Rank]:
         """One rank per environment, all asked for at once."""
         folders = {}
@@ -56,9 +60,9 @@ class Zygote:
             key = f"rank-{self._forks}"
             folders[key] = self.folder / key
             folders[key].mkdir()
-            fork: dict[str, Any] = {"key": key, "argv": argv, "module": module, "env": ENV | env}
+            fork: dict[str, Any] = {"key": key, "argv": argv, "module": module, "env": self.env | env}
             fork["cwd"] = str(cwd or self.folder)
-            fork |= {name: logs or str(folders[key] / short) for name, short in (("stdout", "out"), ("stderr", "err"))}
+            fork |= {"stdout": str(folders[key] / "out"), "stderr": str(folders[key] / "err")}
             self._tell(fork)
         found = [self._hear_of("pid") for _ in envs]
         return [Rank(news["key"], news["pid"], folders[news["key"]]) for news in found]
@@ -67,7 +71,7 @@ class Zygote:
         while rank.key not in self._codes:
             news = self._hear_of("code")
             self._codes[news["key"]] = news["code"]
-        return Ended(self._codes.pop(rank.key), *rank.texts())
+        return rank.ended(self._codes.pop(rank.key))
 
     def run(self, *argv: str, module: bool = False, cwd: Path | None = None, **env: str) -> Ended:
         return self.wait(self.fork(*argv, module=module, cwd=cwd, **env))
@@ -96,10 +100,7 @@ class Zygote:
         return news
 
 
-Start = Callable[..., Zygote]
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     """A zygote that has preloaded nothing, and is warm at once."""
     zygote = Zygote((), tmp_path_factory.mktemp("bare"))
@@ -107,7 +108,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     zygote.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     """A zygote as the holder starts it."""
     zygote = Zygote(DEFAULT_PRELOAD, tmp_path_factory.mktemp("warm"))
@@ -115,11 +116,39 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     zygote.close()
 
 
-def fresh(folder: Path, *argv: str, module: bool = False, cwd: Path | None = None, **env: str) -> Ended:
+@pytest.fixture
+def group() -> Iterator[list[dict[str, str]]]:
+    """The environments of four ranks that find each other."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {"WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    shared["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    yield [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(4)]
+
+
+@pytest.fixture
+def arena() -> Iterator[tuple[str, mmap.mmap]]:
+    """Memory for slots as the holder keeps it: its path, and its content."""
+    fd = os.memfd_create("slots")
+    os.ftruncate(fd, 4 * SLOT_BYTES)
+    path = f"/proc/{os.getpid()}/fd/{fd}"
+    with open_arena(path) as memory:
+        yield path, memory
+    os.close(fd)
+
+
+def fresh(cwd: Path, *argv: str, module: bool = False, **env: str) -> Ended:
     """What `python -u` makes of the same command."""
+    folder = cwd / "fresh"
+    folder.mkdir()
     command = [sys.executable, "-u", *(["-m"] if module else []), *argv]
-    with (folder / "fresh.out").open("w") as out, (folder / "fresh.err").open("w") as err:
-        code = subprocess.run(
-            command, stdin=-3, stdout=out, stderr=err, env=ENV | env, cwd=cwd or folder, check=False, timeout=60
-        ).returncode
-    return Ended(code, (folder / "fresh.out").read_text(), (folder / "fresh.err").read_text())
+    with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
+        started = subprocess.Popen(
+            command, stdin=-3, stdout=out, stderr=err, env=ENV | env, cwd=cwd, start_new_session=True
+        )
+    return Rank("", started.pid, folder).ended(started.wait(timeout=60))
+
+
+def _text(path: Path) -> str:
+    return re.sub("0x[0-9a-f]+", "0x", path.read_text(errors="surrogateescape"))

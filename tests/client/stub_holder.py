@@ -42,13 +42,16 @@ def main() -> None:
     waiting.register(0, selectors.EVENT_READ)
     waiting.register(ours, selectors.EVENT_READ)
     say(zygote=zygote.pid)
+    rest = b""
     while True:
         ready = {key.fd for key, _ in waiting.select(0.01)}
         if 0 in ready:
-            line = sys.stdin.readline()
-            if not line:
+            text = os.read(0, 1 << 20)
+            if not text:
                 break
-            ours.send(encode(Fork(**json.loads(line))))
+            *lines, rest = (rest + text).split(b"\n")
+            for line in lines:
+                ours.send(encode(Fork(**json.loads(line))))
         if ours.fileno() in ready:
             packet = ours.recv(PACKET_BYTES)
             if not packet:

@@ -8,7 +8,7 @@ from holdfast.core.story import ending
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.signal import Exit
 
-_MUTE = (-9, -15)  # SIGKILL, SIGTERM: they leave no time for last words, so what was said before is about something else
+_MUTE = (-9, -15)  # SIGKILL and SIGTERM leave no time for last words: what was said before is about something else
 _EVIDENCE = 12  # lines kept in the journal
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _RAISED = re.compile(r"^(?P<text>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\b.*)$")

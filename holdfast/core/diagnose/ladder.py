@@ -29,6 +29,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     ever: bool  # whether the job ever made a step
     past: tuple[Past, ...]  # failures with this signature
     since: float  # where the window begins
+    further_at: float  # when the job last got further than ever, by told steps
     rounds: int  # failures of this incident before this one, no step between them
     attempts: int
     restarts: int  # so far, without eviction
@@ -49,6 +50,14 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         if self.counted:
             return any(p.counted and p.step == self.step for p in self.past)
         return any(not p.counted and p.step >= self.step for p in self.past)
+
+    @property
+    def fruitless(self) -> int:
+        """How often it failed like this before, since the job last got further than ever.
+
+        Told steps need no window, for they show progress whenever it comes; where we count, all within it are taken.
+        """
+        return len(self.recent) if self.counted else sum(p.at > self.further_at for p in self.past)
 
     @property
     def capped(self) -> bool:
@@ -73,14 +82,13 @@ def judge(case: Case) -> Verdict:
         return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=reason)
     if case.capped:
         return _capped(case)
-    stuck = (case.counted or case.no_further) and len(case.recent) >= case.attempts
-    if case.max_restarts is None and stuck:
-        return _give_up(f"the same failure {len(case.recent) + 1} times without getting further")
+    if case.max_restarts is None and case.fruitless >= case.attempts:
+        return _give_up(f"the same failure {case.fruitless + 1} times without getting further")
     return Verdict(remedy=Remedy.RESTART, reason="no node is to blame: restarted in place")
 
 
 def _user_code(case: Case) -> Verdict:
-    """A bug in the user's code never costs a node; told by its step it needs no window, for it will wait."""
+    """A bug in the user's code never costs a node."""
     if case.capped:
         return _capped(case)
     if not case.ever:

@@ -1,0 +1,19 @@
+"""From a journal back to the decider that wrote it."""
+
+from collections.abc import Iterator
+
+from holdfast.core.decider import Decider
+from holdfast.model.event import Entry
+from holdfast.ports import Journal
+
+
+class ReplayError(Exception):
+    """The journal says something else than this version of the decider would have decided."""
+
+
+def replay(journal: Journal, decider: Decider) -> Iterator[Entry]:
+    """Bring the decider to where the journal ends, entry by entry."""
+    for entry in journal.read():
+        if decider.step(entry.at, entry.event) != entry.decision:
+            raise ReplayError(f"entry {entry.seq} of the journal decides otherwise under this version of holdfast")
+        yield entry

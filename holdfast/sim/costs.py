@@ -1,0 +1,32 @@
+"""Modelled delays, read from data."""
+
+import tomllib
+from importlib import resources
+from random import Random
+
+import msgspec
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    least_s: float
+    most_s: float
+    source: str
+
+
+class Costs:
+    def __init__(self, rows: tuple[Cost, ...], rng: Random) -> None:
+        self._rows = {row.name: row for row in rows}
+        self._rng = rng
+
+    def __call__(self, *names: str) -> float:
+        """How long these take this time, one after the other."""
+        return sum(self._rng.uniform(self._rows[name].least_s, self._rows[name].most_s) for name in names)
+
+    def most_s(self, name: str) -> float:
+        return self._rows[name].most_s
+
+
+def load() -> tuple[Cost, ...]:
+    text = resources.files("holdfast.sim").joinpath("costs.toml").read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text)["cost"], tuple[Cost, ...])

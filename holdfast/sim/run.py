@@ -1,0 +1,107 @@
+"""One seed from start to end: faults on and nothing unsafe may happen, then faults off and training must go on."""
+
+import hashlib
+from collections.abc import Iterator
+
+import msgspec
+
+from holdfast.core.account import Account, Ledger
+from holdfast.logs import catalog
+from holdfast.model.event import Begin, Entry, Limits, Order, Phase
+from holdfast.model.topology import Job
+from holdfast.sim import costs
+from holdfast.sim.checks import Effort, Unsafe
+from holdfast.sim.faults import DAY_S, Fault, by_chance
+from holdfast.sim.world import Setup, World
+
+# A dud takes ready_s to be given back and its successor boots after that; all the rest together takes minutes.
+CALM_S = 1800.0
+_ENCODER = msgspec.json.Encoder()
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    digest: str  # of the journal
+    entries: int
+    account: Account
+    struck: dict[str, int]  # faults that hit something, by kind
+    gave_up: str  # why, if it did
+
+
+class Journal:
+    """Where the entries of a simulation go: into a digest and an account, and kept only if somebody wants them."""
+
+    def __init__(self, keep: list[Entry] | None) -> None:
+        self.entries = 0
+        self.ledger = Ledger()
+        self.effort = Effort()
+        self._hash = hashlib.sha256()
+        self._keep = keep
+
+    def add(self, entry: Entry) -> None:
+        self.entries += 1
+        self._hash.update(_ENCODER.encode(entry))
+        self._hash.update(b"\n")
+        self.ledger.add(entry)
+        if self._keep is not None:
+            self._keep.append(entry)
+        self.effort.look(entry)
+
+    @property
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+
+def simulate(setup: Setup, keep: list[Entry] | None = None) -> Result:
+    """Play a setup to its end; raises Unsafe when a promise is broken. Entries are added to `keep`."""
+    journal = Journal(keep)
+    world = World(setup, costs.load(), catalog.load(), journal.add)
+    job = Job(
+        run_id=f"sim-{setup.seed}",
+        min_nodes=setup.nodes,
+        max_nodes=setup.nodes,
+        standbys=setup.standbys,
+        can_acquire=setup.acquire,
+    )
+    world.tell(Begin(job=job, limits=Limits()))
+    if not setup.acquire:
+        for number in range(setup.nodes + setup.standbys):
+            world.later(world.costs("boot"), world.arrive, f"n{number}")
+    until_s = setup.days * DAY_S
+    for at, fault in setup.script:
+        world.later(at, world.strike, fault)
+    _next_fault(world, by_chance(world.rng, setup.rates, setup.nodes + setup.standbys, until_s))
+    world.run(until_s)
+    _calm_down(world, journal)
+    account = journal.ledger.account(world.now)
+    return Result(
+        digest=journal.digest,
+        entries=journal.entries,
+        account=account,
+        struck=dict(sorted(world.struck.items())),
+        gave_up=journal.effort.ended,
+    )
+
+
+def _next_fault(world: World, faults: Iterator[tuple[float, Fault]]) -> None:
+    found = next(faults, None)
+    if found:
+        world.later(found[0] - world.now, _strike, world, found[1], faults)
+
+
+def _strike(world: World, fault: Fault, faults: Iterator[tuple[float, Fault]]) -> None:
+    world.strike(fault)
+    _next_fault(world, faults)
+
+
+def _calm_down(world: World, journal: Journal) -> None:
+    """With the faults off the job must be training within the bound, and then end when it is told to."""
+    world.calm = True
+    steps = journal.ledger.step
+    world.run(world.now + CALM_S)
+    if world.decider.phase not in (Phase.DONE, Phase.ENDING):
+        if world.decider.phase is not Phase.TRAINING or journal.ledger.step == steps:
+            raise Unsafe(f"{world.decider.phase} at step {journal.ledger.step}, {CALM_S:g} s after the last fault")
+        world.tell(Order(verb="stop", who="the simulation"))
+    world.run(world.now + CALM_S)
+    if world.decider.phase is not Phase.DONE:
+        raise Unsafe(f"{world.decider.phase}, {CALM_S:g} s after the end was ordered")

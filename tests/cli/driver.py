@@ -1,0 +1,177 @@
+"""Jobs for end-to-end tests: `holdfast run` as a process of its own, watched through what it leaves on disk."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from holdfast.cli import rundir
+from holdfast.cli.api import NotRunning, ask
+from holdfast.cli.report import load
+from holdfast.controller.replay import replay
+from holdfast.core.decider import Decider
+from holdfast.core.report import Report
+from holdfast.journal.sqlite import SqliteJournal
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 40.0  # for anything that should happen at once, on a machine busy with other things
+T = TypeVar("T")
+
+# A script that trains without torch: it steps until there is a file `finish`, and resumes where it was.
+TRAIN = """
+import os, sys, time
+import holdfast
+folder, rank = sys.argv[1], os.environ["RANK"]
+mine = f"{folder}/step-{rank}"
+step = int(open(mine).read()) if os.path.exists(mine) else 0
+while not os.path.exists(f"{folder}/finish"):
+    time.sleep(0.02)
+    step += 1
+    with open(mine + ".new", "w") as file:
+        file.write(str(step))
+    os.replace(mine + ".new", mine)
+    holdfast.step(step, loss=1 / step)
+"""
+
+
+def until(look: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
+    """Wait until something is true, and return it."""
+    end = time.monotonic() + patience_s
+    while not (found := look()):
+        assert time.monotonic() < end, f"waited {patience_s:g} s in vain: {what}"
+        time.sleep(0.02)
+    return found
+
+
+def gone(*pids: int) -> bool:
+    return not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
+
+
+class Job:
+    """One `holdfast run`, in a session of its own."""
+
+    def __init__(self, folder: Path, *words: str, env: dict[str, str] | None = None, name: str = "job") -> None:
+        self.folder = folder
+        self.run_dir = folder / "run"
+        self.output = folder / f"{name}.out"
+        self._env = env
+        self._name = name
+        self.start(*words)
+
+    def start(self, *words: str) -> None:
+        """Start it, or start it once more."""
+        with self.output.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "holdfast.cli", "run", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=self.folder,
+                env=self._env,
+            )
+
+    def text(self) -> str:
+        return self.output.read_text(errors="replace")
+
+    def sentences(self) -> list[str]:
+        """What holdfast itself said."""
+        return [line for line in self.text().splitlines() if line.startswith("holdfast")]
+
+    def until(self, look: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
+        try:
+            return until(look, what, patience_s)
+        except AssertionError as e:
+            raise AssertionError(f"{e}\n{self.story()}") from None
+
+    def story(self) -> str:
+        logs = [self.output, self.run_dir / "controller.log", *self.run_dir.glob("nodes/*/*.log")]
+        return "\n".join(f"--- {log}\n{log.read_text(errors='replace')[-3000:]}" for log in logs if log.exists())
+
+    def finish(self) -> None:
+        """Let the training script end."""
+        (self.folder / "finish").touch()
+
+    def ends(self, code: int, patience_s: float = PATIENCE_S) -> None:
+        self.until(lambda: self.process.poll() is not None, "the end of the job", patience_s)
+        assert self.process.returncode == code, self.story()
+
+    # --- looking -----------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = ask(self.run_dir, "/api/v1/status")
+        except (NotRunning, OSError):
+            return {}
+        return found
+
+    def phase(self) -> str:
+        return str(self.status().get("phase", ""))
+
+    def trains(self, generation: int = 1) -> dict[str, Any]:
+        """Wait until every rank of this generation has made steps."""
+
+        def look() -> dict[str, Any] | None:
+            status = self.status()
+            there = status.get("phase") == "training" and status["generation"] == generation
+            return status if there and status["step"] > 0 else None
+
+        return self.until(look, f"training in generation {generation}") or {}
+
+    def rank_dir(self, rank: int, generation: int = 1) -> Path:
+        return self.run_dir / "logs" / f"gen-{generation}" / f"rank-{rank}"
+
+    def rank(self, rank: int, generation: int = 1) -> int:
+        return self._pid(self.rank_dir(rank, generation) / "pid")
+
+    def ranks(self, count: int, generation: int = 1) -> list[int]:
+        return [self.rank(rank, generation) for rank in range(count)]
+
+    def holder(self, node: str) -> int:
+        return self._pid(self.run_dir / "nodes" / node / "holder.pid")
+
+    def agent(self, node: str) -> int:
+        def look() -> int | None:
+            children = psutil.Process(self.holder(node)).children()
+            return next((c.pid for c in children if "holdfast.agent.main" in c.cmdline()), None)
+
+        return self.until(look, f"the agent of {node}") or 0
+
+    def controller(self) -> int:
+        listening = self.until(lambda: rundir.listening(self.run_dir), "a controller")
+        assert listening
+        return listening.pid
+
+    def _pid(self, path: Path) -> int:
+        return int(self.until(lambda: path.exists() and path.read_text().strip(), f"a pid in {path}"))
+
+    # --- acting ------------------------------------------------------------------------------------------------
+
+    def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
+        os.kill(pid, number)
+
+    def interrupt(self) -> None:
+        """What a terminal does on Ctrl-C."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    # --- afterwards --------------------------------------------------------------------------------------------
+
+    def report(self) -> Report:
+        """What `holdfast report` is made of; to read it is to check that its spans tile the wall clock."""
+        report = load(self.run_dir)
+        assert abs(sum(span.seconds for span in report.spans) - report.wall_s) < 1e-6
+        return report
+
+    def check_replay(self) -> int:
+        """The journal leads to the same decisions again; how many entries it has."""
+        journal = SqliteJournal(self.run_dir / "journal.db", read_only=True)
+        try:
+            return len(list(replay(journal, Decider())))
+        finally:
+            journal.close()

@@ -1,0 +1,65 @@
+"""A relaunch sums gradients in the same order: checked bit for bit with four ranks and several buckets."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.client.conftest import Zygote
+
+TRAIN = """
+import hashlib, sys
+import torch, torch.distributed as dist, torch.nn as nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+import holdfast
+
+first, last, how, checkpoint = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+net = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(96, 96), nn.Tanh())))
+ddp = DDP(net, bucket_cap_mb=0.05, static_graph="static" in how, gradient_as_bucket_view="view" in how)
+if "plain" not in how:
+    assert holdfast.attach(ddp) is ddp
+optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-2)
+if first:
+    state = torch.load(checkpoint)
+    net.load_state_dict(state["net"])
+    optimizer.load_state_dict(state["optimizer"])
+for step in range(first, last):
+    x = torch.randn(8, 96, generator=torch.Generator().manual_seed(4 * step + rank))
+    if "accumulate" in how:
+        with ddp.no_sync():
+            ddp(x / 2).square().mean().backward()
+    ddp(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 2 and rank == 0:
+        torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint)
+dist.barrier()
+buckets = ddp.logger._get_ddp_logging_data().strs_map["rebuilt_bucket_sizes"].count(",") + 1
+print(hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in net.parameters())).hexdigest(), buckets)
+dist.destroy_process_group()
+"""
+
+
+def train(zygote: Zygote, group: list[dict[str, str]], arena: str, *argv: str) -> str:
+    script = zygote.folder / "train.py"
+    script.write_text(TRAIN)
+    train.times = getattr(train, "times", 0) + 1  # type: ignore[attr-defined]
+    attempt = {"TORCHELASTIC_RESTART_COUNT": str(train.times)}  # type: ignore[attr-defined]
+    envs = [env | attempt | {"HOLDFAST_SLOT": f"{arena}:{env['RANK']}"} for env in group]
+    ended = [zygote.wait(rank) for rank in zygote.forks(envs, str(script), *argv)]
+    assert [(e.code, e.err) for e in ended] == [(0, "")] * 4
+    assert len({e.out for e in ended}) == 1
+    return ended[0].out
+
+
+@pytest.mark.parametrize("how", ["attached", "attached static", "attached view accumulate"])
+def test_resume_is_exact(
+    warm: Zygote, group: list[dict[str, str]], arena: tuple[str, object], tmp_path: Path, how: str
+) -> None:
+    checkpoint = str(tmp_path / "checkpoint.pt")
+    whole = train(warm, group, arena[0], "0", "6", how, checkpoint)
+    resumed = train(warm, group, arena[0], "3", "6", how, checkpoint)
+    assert resumed == whole
+    assert int(whole.split()[1]) > 1, "one bucket proves nothing"

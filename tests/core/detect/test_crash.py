@@ -1,0 +1,88 @@
+"""What a rank's end is taken for."""
+
+import pytest
+
+from holdfast.core.detect.crash import alarm_of
+from holdfast.logs import catalog
+from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.signal import Exit
+
+CATALOG = catalog.load()
+TRACEBACK = (
+    "Traceback (most recent call last):",
+    '  File "/job/train.py", line 88, in <module>',
+    "    main()",
+    '  File "/job/model.py", line 12, in forward',
+    "    return x / 0",
+    "ZeroDivisionError: division by zero",
+)
+
+
+def ended(code: int, *words: str, latched: str = "", rank: int = 3) -> Alarm:
+    exit = Exit(node="n1", generation=2, rank=rank, code=code, at=5.0, words=words, latched=latched)
+    return alarm_of(exit, CATALOG)
+
+
+def test_the_alarm_says_who_when_and_how() -> None:
+    alarm = ended(1, *TRACEBACK)
+    assert (alarm.kind, alarm.at, alarm.suspects, alarm.ranks) == (Kind.CRASH, 5.0, ("n1",), (3,))
+    assert (alarm.generation, alarm.code, alarm.klass, alarm.group) == (2, 1, "python_exception", "script")
+    assert alarm.reason == "exited with code 1 (ZeroDivisionError: division by zero)"
+    assert alarm.signature == "python_exception 1 model.py:12"
+    assert alarm.evidence == TRACEBACK
+
+
+def test_torchs_rank_prefix_hides_nothing() -> None:
+    # Once a process group is up, torch writes the rank before every line of a traceback.
+    prefixed = ended(1, *(f"[rank3]: {line}" for line in TRACEBACK))
+    plain = ended(1, *TRACEBACK)
+    assert (prefixed.klass, prefixed.reason, prefixed.signature) == (plain.klass, plain.reason, plain.signature)
+
+
+def test_failures_that_look_the_same_have_the_same_signature() -> None:
+    assert ended(1, *TRACEBACK).signature == ended(1, *TRACEBACK, rank=0).signature
+    other = (*TRACEBACK[:3], TRACEBACK[3].replace("12", "13"), *TRACEBACK[4:])
+    assert ended(1, *TRACEBACK).signature != ended(1, *other).signature
+    assert ended(-9).signature != ended(-11).signature
+
+
+@pytest.mark.parametrize(
+    ("code", "klass"),
+    [(-9, "host_oom_kill"), (-7, "shm_exhausted"), (-11, "process_crash_signal"), (-15, "preempted_cancelled")],
+)
+def test_without_words_the_code_speaks(code: int, klass: str) -> None:
+    assert ended(code).klass == klass
+
+
+def test_a_killed_rank_had_no_time_for_last_words() -> None:
+    alarm = ended(-9, "retrying: Connection refused")
+    assert (alarm.klass, alarm.reason) == ("host_oom_kill", "was killed by SIGKILL")
+
+
+def test_but_one_that_aborts_speaks_first() -> None:
+    watchdog = "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7) ran too long"
+    assert ended(-6, watchdog).klass == "nccl_timeout"
+
+
+def test_what_it_wrote_into_its_slot_counts() -> None:
+    alarm = ended(1, latched="KeyError: 'tokens'")
+    assert (alarm.klass, alarm.reason) == ("python_exception", "exited with code 1 (KeyError: 'tokens')")
+    assert ended(-9, latched="KeyError: 'tokens'").klass == "python_exception"
+
+
+def test_the_weightiest_words_win() -> None:
+    echo = "RuntimeError: Connection reset by peer"
+    assert ended(1, *TRACEBACK, echo).klass == "python_exception"
+    assert ended(1, echo, *TRACEBACK).klass == "python_exception"
+
+
+def test_unknown_endings_have_no_class() -> None:
+    alarm = ended(3, "so long")
+    assert (alarm.klass, alarm.group, alarm.reason, alarm.signature) == ("", "", "exited with code 3", "exit 3")
+
+
+def test_evidence_is_bounded() -> None:
+    alarm = ended(1, *(f"line {i}" for i in range(1000)))
+    assert len(alarm.evidence) == 12
+    assert alarm.evidence[-1] == "line 999"
+    assert len(ended(1, "RuntimeError: " + "x" * 10_000).reason) < 300

@@ -1,0 +1,85 @@
+"""Beats by the thousand become the job's few words."""
+
+from holdfast.core.detect.pace import Pace, PaceLimits
+from holdfast.model.event import Progress
+from holdfast.model.signal import Beat
+
+
+def pace(*nodes: str) -> Pace:
+    found = Pace(PaceLimits(progress_s=10.0))
+    found.launched(1, nodes or ("a", "b"))
+    return found
+
+
+def beat(node: str, step: int, at: float, *, generation: int = 1, first: int = 1, counted: bool = False) -> Beat:
+    return Beat(
+        node=node, generation=generation, step=step, at=at, first_step=first, first_at=at - (step - first),
+        counted=counted,
+    )  # fmt: skip
+
+
+def test_the_first_word_comes_when_every_node_has_stepped() -> None:
+    job = pace()
+    assert job.heard(1.0, beat("a", 2, 1.0)) is None
+    assert job.heard(1.1, beat("b", -1, 0.0)) is None
+    assert job.heard(1.2, beat("b", 1, 1.2)) == Progress(
+        generation=1, step=1, at=1.2, first_step=1, first_at=1.2, counted=False
+    )
+
+
+def test_the_slowest_speaks_for_the_job() -> None:
+    job = pace()
+    job.heard(1.0, beat("a", 5, 1.0))
+    job.heard(1.0, beat("b", 3, 0.9))
+    job.heard(2.0, beat("b", 5, 1.8))
+    found = job.flush(2.0)
+    assert found is not None
+    assert (found.step, found.at) == (5, 1.8)  # reached when the last one reached it
+
+
+def test_then_it_speaks_now_and_then() -> None:
+    job = pace("a")
+    said = [step for step in range(1, 101) if job.heard(float(step), beat("a", step, float(step)))]
+    assert said == [1, 11, 21, 31, 41, 51, 61, 71, 81, 91]
+
+
+def test_flush_says_what_is_new_and_nothing_twice() -> None:
+    job = pace("a")
+    assert job.flush(0.5) is None
+    job.heard(1.0, beat("a", 1, 1.0))
+    assert job.flush(1.5) is None
+    job.heard(2.0, beat("a", 2, 2.0))
+    found = job.flush(2.5)
+    assert found is not None
+    assert found.step == 2
+    assert job.flush(3.0) is None
+
+
+def test_other_generations_are_not_heard() -> None:
+    job = pace("a")
+    assert job.heard(1.0, beat("a", 1, 1.0, generation=0)) is None
+    assert job.heard(1.0, beat("a", 1, 1.0, generation=2)) is None
+    assert job.flush(2.0) is None
+
+
+def test_the_end_of_redone_work_is_told_at_once() -> None:
+    job = pace("a", "b")
+    for node in "ab":
+        job.heard(1.0, beat(node, 100, 1.0))
+    job.launched(2, ("a", "c"))
+    assert job.heard(5.0, beat("a", 91, 5.0, generation=2, first=91)) is None
+    first = job.heard(5.0, beat("c", 91, 5.0, generation=2, first=91))
+    assert first is not None
+    assert first.first_step == 91
+    assert job.heard(6.0, beat("a", 100, 6.0, generation=2, first=91)) is None
+    assert job.heard(6.0, beat("c", 99, 6.0, generation=2, first=91)) is None
+    caught_up = job.heard(6.1, beat("c", 100, 6.1, generation=2, first=91))
+    assert caught_up is not None
+    assert caught_up.step == 100
+    assert job.heard(6.2, beat("c", 101, 6.2, generation=2, first=91)) is None
+
+
+def test_counted_steps_are_no_measure_of_what_is_redone() -> None:
+    job = pace("a")
+    job.heard(1.0, beat("a", 100, 1.0, counted=True))
+    assert job.best == -1

@@ -1,0 +1,124 @@
+"""Every rung of the ladder, and the bound of each."""
+
+import msgspec
+import pytest
+
+from holdfast.core.diagnose.ladder import GAVE_UP, NOT_STARTED, Case, Past, judge
+from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.verdict import Remedy
+
+CRASH = Alarm(
+    kind=Kind.CRASH, at=100.0, suspects=("n1",), ranks=(2,), code=-11, klass="process_crash_signal", group="framework",
+    reason="was killed by SIGSEGV", signature="process_crash_signal -11",
+)  # fmt: skip
+SCRIPT = msgspec.structs.replace(CRASH, code=1, klass="python_exception", group="script")
+ECHO = msgspec.structs.replace(CRASH, code=1, klass="peer_connection_lost", group="infrastructure")
+SILENCE = Alarm(kind=Kind.SILENCE, at=100.0, suspects=("n1",), reason="has been silent for 3 s")
+UNSTARTED = msgspec.structs.replace(CRASH, code=None, ranks=(), klass=NOT_STARTED, group="infrastructure")
+
+
+def case(cause: Alarm, **changes: object) -> Case:
+    fresh = Case(
+        cause=cause, step=50, counted=False, ever=True, past=(), since=-1700.0, further_at=0.0, rounds=0, attempts=3,
+        restarts=0, max_restarts=None, replaceable=True,
+    )  # fmt: skip
+    return msgspec.structs.replace(fresh, **changes)
+
+
+def past(*steps: int, node: str = "n1", at: float = 0.0, counted: bool = False) -> tuple[Past, ...]:
+    return tuple(Past(signature="s", nodes=(node,), at=at, step=step, counted=counted) for step in steps)
+
+
+def test_silence_evicts_whatever_else_is_known() -> None:
+    for rounds in (0, 99):
+        verdict = judge(case(SILENCE, max_restarts=0, rounds=rounds, replaceable=False))
+        assert (verdict.remedy, verdict.nodes) == (Remedy.EVICT, ("n1",))
+
+
+def test_a_first_crash_restarts_in_place() -> None:
+    assert judge(case(CRASH)).remedy is Remedy.RESTART
+    assert judge(case(CRASH, ever=False, step=-1)).remedy is Remedy.RESTART
+
+
+def test_the_same_crash_on_the_same_node_evicts() -> None:
+    verdict = judge(case(CRASH, past=past(10)))
+    assert (verdict.remedy, verdict.nodes) == (Remedy.EVICT, ("n1",))
+
+
+@pytest.mark.parametrize(
+    ("why", "changes"),
+    [
+        ("on another node", {"past": past(10, node="n2")}),
+        ("outside the window", {"past": past(10, at=-1800.0)}),
+        ("nobody can take its place", {"past": past(10), "replaceable": False}),
+        ("only an echo", {"past": past(10), "cause": ECHO}),
+    ],
+)
+def test_a_crash_that_is_not_the_nodes_fault(why: str, changes: dict[str, object]) -> None:
+    assert judge(case(**{"cause": CRASH, **changes})).remedy is Remedy.RESTART, why  # type: ignore[arg-type]
+
+
+def test_eviction_is_not_capped() -> None:
+    assert judge(case(CRASH, past=past(10), max_restarts=0)).remedy is Remedy.EVICT
+
+
+def test_a_node_that_starts_no_ranks_is_evicted_at_once() -> None:
+    assert judge(case(UNSTARTED)).remedy is Remedy.EVICT
+    assert judge(case(UNSTARTED, replaceable=False)).remedy is Remedy.RESTART
+
+
+@pytest.mark.parametrize("cause", [CRASH, SCRIPT, ECHO, UNSTARTED])
+def test_failures_in_a_row_are_bounded(cause: Alarm) -> None:
+    assert judge(case(cause, rounds=2)).remedy is not Remedy.GIVE_UP
+    assert judge(case(cause, rounds=3)).code == GAVE_UP
+    assert judge(case(cause, rounds=3, max_restarts=9)).remedy is not Remedy.GIVE_UP
+
+
+def test_the_same_crash_without_getting_further_is_bounded() -> None:
+    for at in (0.0, -99999.0):  # the window does not hide a crash that takes longer to come
+        elsewhere = past(60, 40, 55, node="n2", at=at)
+        assert judge(case(CRASH, past=elsewhere[:2], further_at=at - 1)).remedy is Remedy.RESTART
+        verdict = judge(case(CRASH, past=elsewhere, further_at=at - 1))
+        assert (verdict.remedy, verdict.code) == (Remedy.GIVE_UP, GAVE_UP)
+        assert "4 times" in verdict.reason
+
+
+def test_what_failed_before_the_job_got_further_is_forgiven() -> None:
+    elsewhere = past(60, 40, 55, 30, 20, node="n2")
+    assert judge(case(CRASH, past=elsewhere, further_at=1.0)).remedy is Remedy.RESTART
+
+
+def test_counted_steps_say_nothing_about_progress() -> None:
+    elsewhere = past(1, 2, 3, node="n2", counted=True)
+    assert judge(case(CRASH, counted=True, past=elsewhere[:2])).remedy is Remedy.RESTART
+    assert judge(case(CRASH, counted=True, past=elsewhere)).remedy is Remedy.GIVE_UP
+
+
+@pytest.mark.parametrize(("code", "expected"), [(7, 7), (-9, 137), (-15, 143), (None, 1)])
+def test_the_cap_ends_with_the_scripts_own_code(code: int | None, expected: int) -> None:
+    cause = msgspec.structs.replace(CRASH, code=code)
+    verdict = judge(case(cause, restarts=2, max_restarts=2))
+    assert (verdict.remedy, verdict.code) == (Remedy.GIVE_UP, expected)
+    assert judge(case(cause, restarts=1, max_restarts=2)).remedy is Remedy.RESTART
+
+
+def test_user_code_before_the_first_step_is_not_tried_again() -> None:
+    assert judge(case(SCRIPT, ever=False, step=-1)).code == GAVE_UP
+    assert judge(case(SCRIPT, ever=False, step=-1, max_restarts=3)).code == GAVE_UP
+    assert judge(case(SCRIPT, ever=False, step=-1, max_restarts=0)).code == 1
+
+
+def test_user_code_never_evicts() -> None:
+    assert judge(case(SCRIPT, past=past(10))).remedy is Remedy.RESTART
+    assert judge(case(SCRIPT, past=past(50))).code == GAVE_UP
+
+
+def test_user_code_that_fails_where_it_failed_before_needs_no_window() -> None:
+    assert judge(case(SCRIPT, past=past(50, at=-99999.0))).code == GAVE_UP
+    assert judge(case(SCRIPT, past=past(49, at=-99999.0))).remedy is Remedy.RESTART
+
+
+def test_user_code_after_as_many_counted_steps_as_before_is_stuck() -> None:
+    assert judge(case(SCRIPT, counted=True, past=past(50, counted=True, at=-99999.0))).code == GAVE_UP
+    assert judge(case(SCRIPT, counted=True, past=past(49, 51, counted=True))).remedy is Remedy.RESTART
+    assert judge(case(SCRIPT, counted=True, past=past(49, 51, 52, counted=True))).code == GAVE_UP

@@ -1,0 +1,174 @@
+"""Whatever the world says, in whatever order, the decider keeps its promises."""
+
+from collections.abc import Callable
+from random import Random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.core.account import fold
+from holdfast.core.decider import Decider
+from holdfast.model.action import Acquire, Action, Launch, Say, Stop
+from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.event import (
+    Begin,
+    Ended,
+    Entry,
+    Event,
+    Limits,
+    Order,
+    Outcome,
+    Phase,
+    Progress,
+    Ready,
+    Tick,
+)
+from holdfast.model.topology import Job
+from holdfast.sim.checks import Watch
+
+NODES = [f"n{i}" for i in range(6)]
+CLASSES = [
+    ("process_crash_signal", "framework", -11),
+    ("python_exception", "script", 1),
+    ("peer_connection_lost", "infrastructure", 1),
+]
+
+
+class Run:
+    """A decider with its journal, and events that could come next, likely or not."""
+
+    def __init__(self, rng: Random) -> None:
+        self.rng = rng
+        self.now = 0.0
+        self.decider = Decider()
+        self.watch = Watch()
+        self.entries: list[Entry] = []
+        self.open: dict[int, Action] = {}
+        low = rng.choice((1, 2, 3))
+        job = Job(
+            run_id="r",
+            min_nodes=low,
+            max_nodes=low + rng.choice((0, 0, 1)),
+            standbys=rng.choice((0, 1, 2)),
+            max_restarts=rng.choice((None, None, 0, 1, 2)),
+            can_acquire=rng.choice((True, False)),
+        )
+        self.hear(Begin(job=job, limits=Limits()))
+
+    def hear(self, event: Event) -> None:
+        decision = self.decider.step(self.now, event)
+        entry = Entry(seq=len(self.entries) + 1, at=self.now, event=event, decision=decision)
+        self.entries.append(entry)
+        self.watch.look(entry, self.decider)
+        self.open |= {action.id: action for action in decision.actions if not isinstance(action, Say)}
+
+    def one(self) -> None:
+        self.now += self.rng.choice((0.0, 0.0, 0.1, 0.1, 3.0, 3.0, 50.0, 700.0))
+        likely = 3 * (self.outcome,) + 2 * (self.ready, self.alarm)
+        event: Callable[[], Event] = self.rng.choice((*likely, self.progress, self.ended, self.tick, self.order))
+        self.hear(event())
+
+    def some_nodes(self) -> tuple[str, ...]:
+        return tuple({self.rng.choice(NODES): None for _ in range(self.rng.choice((0, 1, 2, 3)))})
+
+    def generation(self) -> int:
+        return self.decider.generation - self.rng.choice((0, 0, 0, 1))
+
+    def outcome(self) -> Event:
+        id = self.rng.choice((*self.open, 999))
+        action = self.open.pop(id, None)
+        ok = self.rng.choice((True, True, False))
+        nodes = self.some_nodes() if isinstance(action, Acquire) else ()
+        failed = dict.fromkeys(self.some_nodes(), "why") if isinstance(action, Launch | Stop) and not ok else {}
+        return Outcome(action=id, ok=ok, nodes=nodes, failed=failed)
+
+    def alarm(self) -> Event:
+        node, at = self.rng.choice(NODES), self.now - self.rng.choice((0.0, 1.5))
+        if self.rng.choice((True, False)):
+            return Alarm(kind=Kind.SILENCE, at=at, suspects=(node,), reason="silent", signature=f"silence {node}")
+        klass, group, code = self.rng.choice(CLASSES)
+        return Alarm(
+            kind=Kind.CRASH,
+            at=at,
+            suspects=(node,),
+            ranks=(0,),
+            reason="failed",
+            klass=klass,
+            group=group,
+            code=code,
+            signature=klass,
+            generation=self.generation(),
+        )
+
+    def progress(self) -> Event:
+        return Progress(
+            generation=self.generation(),
+            step=self.rng.choice((1, 2, 5, 50)),
+            at=self.now - 0.1,
+            first_step=1,
+            first_at=self.now - 0.2,
+            counted=self.rng.choice((False, False, True)),
+        )
+
+    def ready(self) -> Event:
+        return Ready(node=self.rng.choice(NODES), host="h", nproc=self.rng.choice((1, 1, 2)))
+
+    def ended(self) -> Event:
+        return Ended(node=self.rng.choice(NODES), generation=self.generation())
+
+    def order(self) -> Event:
+        return Order(verb=self.rng.choice(("dance", "dance", "dance", "stop")), who="somebody")
+
+    def tick(self) -> Event:
+        self.now = max(self.now, self.entries[-1].decision.wake_at or 0.0)
+        return Tick()
+
+
+def keeps_its_promises(rng: Random, length: int) -> None:
+    run = Run(rng)
+    for _ in range(length):
+        run.one()
+    ids = [a.id for e in run.entries for a in e.decision.actions if not isinstance(a, Say)]
+    assert len(ids) == len(set(ids))
+    account = fold(run.entries, run.now + 1)
+    assert account.wall_s == pytest.approx(sum(span.seconds for span in account.spans))
+    assert 0 <= account.ettr <= 1
+    again = Decider()
+    journal = msgspec.json.decode(msgspec.json.encode(run.entries), type=list[Entry])
+    replayed = [again.step(entry.at, entry.event) for entry in journal]
+    assert msgspec.json.encode(replayed) == msgspec.json.encode([entry.decision for entry in run.entries])
+
+
+@settings(max_examples=200, deadline=None)
+@given(rng=st.randoms(use_true_random=False), length=st.integers(1, 60))
+def test_promises_hold_whatever_happens(rng: Random, length: int) -> None:
+    keeps_its_promises(rng, length)
+
+
+
+@pytest.mark.parametrize("first", range(0, 1000, 250))
+def test_promises_hold_in_long_runs(first: int) -> None:
+    for seed in range(first, first + 250):
+        keeps_its_promises(Random(seed), 100)
+
+
+def test_a_journal_begins_with_a_begin() -> None:
+    for event in (Tick(), Ready(node="a", host="a", nproc=1), Order(verb="stop", who="me"), Outcome(action=1, ok=True)):
+        with pytest.raises(AssertionError):
+            Decider().step(0.0, event)
+
+
+def test_and_has_no_other() -> None:
+    decider = Decider()
+    begin = Begin(job=Job(run_id="r", min_nodes=1, max_nodes=1), limits=Limits())
+    decider.step(0.0, begin)
+    with pytest.raises(AssertionError):
+        decider.step(1.0, begin)
+
+
+def test_what_people_read_is_there_before_anything_happened() -> None:
+    decider = Decider()
+    assert (decider.phase, decider.generation, decider.seats, decider.pool) == (Phase.NEW, 0, (), {})
+    assert (decider.incident, decider.progress, decider.coming, decider.gone) == (None, None, {}, {})

@@ -1,0 +1,336 @@
+"""One node: links break, errands repeat, ranks end; nothing is lost and nothing is done twice."""
+
+from random import Random
+
+import pytest
+
+from holdfast.core.node import (
+    Acked,
+    Carried,
+    Carry,
+    Clock,
+    Deed,
+    Exited,
+    Linked,
+    NodeLife,
+    NodeLimits,
+    Post,
+    Remember,
+    Send,
+    Told,
+    Unlinked,
+)
+from holdfast.logs import catalog
+from holdfast.model.alarm import Alarm
+from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
+from holdfast.model.event import Ended
+from holdfast.model.signal import Exit
+from holdfast.model.topology import Seat
+
+CATALOG = catalog.load()
+
+
+def life(*, linked: bool = True) -> NodeLife:
+    node = NodeLife("n0", NodeLimits(lost_s=60.0), CATALOG, 0.0)
+    if linked:
+        node.step(0.0, Linked())
+    return node
+
+
+def launch(id: int, generation: int) -> LaunchHere:
+    seat = Seat(node="n0", group_rank=0, first_rank=2, nproc=2)
+    return LaunchHere(
+        id=id, generation=generation, seat=seat, world_size=4, group_world_size=2, store_host="h", store_port=1,
+        run_id="r", max_restarts=0,
+    )  # fmt: skip
+
+
+def stop(id: int, generation: int) -> StopHere:
+    return StopHere(id=id, generation=generation, grace_s=1.0)
+
+
+def leave(id: int) -> Leave:
+    return Leave(id=id, code=0, grace_s=1.0, reason="done")
+
+
+def exited(rank: int, code: int, generation: int = 1) -> Exited:
+    return Exited(Exit(node="n0", generation=generation, rank=rank, code=code, at=1.0))
+
+
+def do(node: NodeLife, errand: Errand) -> tuple[Deed, ...]:
+    assert node.step(1.0, Told(errand)) == (Carry(errand),)
+    return node.step(1.0, Carried(errand, True))
+
+
+def bodies(deeds: tuple[Deed, ...]) -> list[Alarm | Ended | Done]:
+    return [deed.post.body for deed in deeds if isinstance(deed, Send)]
+
+
+def test_an_errand_is_carried_remembered_and_answered() -> None:
+    done = Done(id=1, node="n0", ok=True)
+    assert do(life(), launch(1, 1)) == (Remember(done), Send(Post(seq=1, body=done)))
+
+
+def test_a_failed_errand_says_why() -> None:
+    node, errand = life(), launch(1, 1)
+    node.step(1.0, Told(errand))
+    assert bodies(node.step(1.0, Carried(errand, False, "no memory"))) == [
+        Done(id=1, node="n0", ok=False, detail="no memory")
+    ]
+
+
+def test_an_errand_told_again_while_it_is_being_carried_is_not_begun_again() -> None:
+    node = life()
+    node.step(1.0, Told(launch(1, 1)))
+    assert node.step(1.1, Told(launch(1, 1))) == ()
+
+
+def test_an_errand_told_again_afterwards_is_answered_not_redone() -> None:
+    node = life()
+    do(node, launch(1, 1))
+    assert bodies(node.step(2.0, Told(launch(1, 1)))) == [Done(id=1, node="n0", ok=True)]
+
+
+def test_the_next_agent_knows_what_the_last_one_did() -> None:
+    node = life()
+    node.recall((Done(id=1, node="n0", ok=True), Done(id=2, node="n0", ok=True)), 1, (2, 3), 1)
+    assert bodies(node.step(2.0, Told(stop(2, 1)))) == [Done(id=2, node="n0", ok=True)]
+    assert node.step(2.0, exited(2, -9)) == ()  # we stopped that generation
+
+
+def test_the_next_agent_watches_on() -> None:
+    node = life()
+    node.recall((Done(id=1, node="n0", ok=True),), 1, (2, 3), 0)
+    assert node.step(2.0, exited(2, 0)) == ()
+    assert bodies(node.step(2.0, exited(3, 0))) == [Ended(node="n0", generation=1)]
+
+
+def test_a_generation_that_is_over_is_not_launched() -> None:
+    node = life()
+    do(node, launch(1, 2))
+    for late in (1, 2):
+        (answer,) = bodies(node.step(2.0, Told(launch(10 + late, late))))
+        assert isinstance(answer, Done)
+        assert (answer.ok, answer.detail) == (False, f"generation {late} is over here")
+
+
+def test_a_stop_that_overtakes_its_launch_wins() -> None:
+    node = life()
+    do(node, stop(2, 1))
+    (answer,) = bodies(node.step(2.0, Told(launch(1, 1))))
+    assert isinstance(answer, Done)
+    assert not answer.ok
+    assert node.step(2.0, Told(launch(3, 2))) == (Carry(launch(3, 2)),)
+
+
+def test_a_late_stop_of_an_old_generation_leaves_the_new_one_alone() -> None:
+    node = life()
+    do(node, launch(1, 1))
+    do(node, stop(2, 1))
+    do(node, launch(3, 2))
+    do(node, stop(4, 1))
+    assert len(bodies(node.step(3.0, exited(2, -9, generation=2)))) == 1
+
+
+def test_a_rank_that_fails_is_told_once() -> None:
+    node = life()
+    do(node, launch(1, 1))
+    (alarm,) = bodies(node.step(2.0, exited(3, -11)))
+    assert isinstance(alarm, Alarm)
+    assert (alarm.ranks, alarm.klass) == ((3,), "process_crash_signal")
+    assert node.step(2.1, exited(3, -11)) == ()
+
+
+def test_all_ranks_ended_well() -> None:
+    node = life()
+    do(node, launch(1, 1))
+    assert node.step(2.0, exited(2, 0)) == ()
+    assert bodies(node.step(2.1, exited(3, 0))) == [Ended(node="n0", generation=1)]
+
+
+@pytest.mark.parametrize("order", [((2, 1), (3, 0)), ((2, 0), (3, 1))])
+def test_one_failed_rank_and_the_node_has_not_ended_well(order: tuple[tuple[int, int], ...]) -> None:
+    node = life()
+    do(node, launch(1, 1))
+    told = [body for rank, code in order for body in bodies(node.step(2.0, exited(rank, code)))]
+    assert [type(body) for body in told] == [Alarm]
+
+
+def test_ranks_that_we_end_are_no_news() -> None:
+    node = life()
+    do(node, launch(1, 1))
+    node.step(2.0, Told(stop(2, 1)))
+    assert node.step(2.1, exited(2, -15)) == ()
+    assert node.step(2.1, exited(3, 0)) == ()
+
+
+def test_ranks_of_other_generations_or_nodes_are_no_news() -> None:
+    node = life()
+    do(node, launch(1, 2))
+    assert node.step(2.0, exited(2, 1, generation=1)) == ()
+    assert node.step(2.0, exited(2, 1, generation=3)) == ()
+    assert node.step(2.0, exited(7, 1, generation=2)) == ()
+
+
+def test_what_is_not_acknowledged_is_sent_again_in_order() -> None:
+    node = life()
+    do(node, launch(1, 1))
+    node.step(2.0, exited(2, 1))
+    node.step(2.0, exited(3, 1))
+    node.step(2.1, Acked(2))
+    node.step(2.2, Unlinked())
+    posts = [deed.post.seq for deed in node.step(2.3, Linked()) if isinstance(deed, Send)]
+    assert posts == [1, 3]
+    for seq in (1, 3, 3, 99):
+        assert node.step(2.4, Acked(seq)) == ()
+    assert node.step(2.5, Linked()) == ()
+
+
+def test_without_a_link_posts_wait() -> None:
+    node = life(linked=False)
+    node.recall((), 1, (2, 3), 0)
+    assert node.step(1.0, exited(2, 1)) == ()
+    assert len(node.step(2.0, Linked())) == 1
+
+
+def test_a_node_without_a_controller_leaves_after_a_while() -> None:
+    node = life()
+    do(node, launch(1, 1))
+    node.step(100.0, Unlinked())
+    node.step(130.0, Unlinked())  # a dial that failed does not start the clock anew
+    assert node.step(159.9, Clock()) == ()
+    (deed,) = node.step(160.0, Clock())
+    assert isinstance(deed, Carry)
+    assert isinstance(deed.errand, Leave)
+    assert (deed.errand.code, deed.errand.reason) == (1, "no controller for 60 s")
+    assert node.step(161.0, Clock()) == ()
+    assert node.step(161.0, exited(2, -15)) == ()
+
+
+def test_a_controller_that_is_back_in_time_changes_nothing() -> None:
+    node = life()
+    node.step(100.0, Unlinked())
+    node.step(150.0, Linked())
+    assert node.step(170.0, Clock()) == ()
+    node.step(180.0, Unlinked())
+    assert node.step(239.0, Clock()) == ()
+
+
+def test_a_node_that_never_found_a_controller_leaves_too() -> None:
+    node = life(linked=False)
+    assert node.step(59.0, Clock()) == ()
+    assert len(node.step(60.0, Clock())) == 1
+
+
+def test_who_leaves_takes_no_more_errands() -> None:
+    node = life()
+    do(node, launch(1, 1))
+    assert node.step(2.0, Told(leave(2))) == (Carry(leave(2)),)
+    assert node.step(2.1, Told(launch(3, 2))) == ()
+    assert node.step(2.1, exited(2, -15)) == ()
+    assert bodies(node.step(2.2, Carried(leave(2), True))) == [Done(id=2, node="n0", ok=True)]
+
+
+class Wire:
+    """A node and a controller's side of it, over a link that loses, delays, doubles and breaks."""
+
+    def __init__(self, rng: Random) -> None:
+        self.rng = rng
+        self.node = life(linked=False)
+        self.linked = False
+        self.to_node: list[Errand | int] = []  # errands and acknowledgements under way
+        self.to_controller: list[Post] = []
+        self.untold: dict[int, Errand] = {}  # errands without an answer
+        self.carrying: list[Errand] = []
+        self.carried: list[int] = []
+        self.exits: list[Exited] = []
+        self.heard: dict[int, Alarm | Ended | Done] = {}
+
+    def deeds(self, deeds: tuple[Deed, ...]) -> None:
+        for deed in deeds:
+            match deed:
+                case Send(post):
+                    self.to_controller.append(post)
+                case Carry(errand):
+                    self.carrying.append(errand)
+                case Remember(done):
+                    self.carried.append(done.id)
+
+    def tell(self, errand: Errand) -> None:
+        self.untold[errand.id] = errand
+        if self.linked:
+            self.to_node.append(errand)
+
+    def relink(self) -> None:
+        self.to_node.clear()
+        self.to_controller.clear()
+        self.deeds(self.node.step(0.0, Unlinked()))
+        self.linked = True
+        self.deeds(self.node.step(0.0, Linked()))
+        self.to_node += self.untold.values()
+
+    def move(self, lossy: bool) -> None:
+        """One message, errand or exit goes its way, whichever chance picks."""
+        ways = [self._to_node] * bool(self.to_node) + [self._to_controller] * bool(self.to_controller)
+        ways += [self._carry] * bool(self.carrying) + [self._exit] * bool(self.exits)
+        if lossy and self.rng.random() < 0.1:
+            self.relink()
+        elif ways:
+            self.rng.choice(ways)(lossy)
+
+    def _take(self, queue: list[Errand | int] | list[Post], lossy: bool) -> Errand | int | Post | None:
+        at = self.rng.randrange(len(queue)) if lossy else 0
+        found = queue[at]
+        if lossy and self.rng.random() < 0.2:
+            return found  # and once more later
+        del queue[at]
+        return None if lossy and self.rng.random() < 0.2 else found
+
+    def _to_node(self, lossy: bool) -> None:
+        match self._take(self.to_node, lossy):
+            case int(seq):
+                self.deeds(self.node.step(0.0, Acked(seq)))
+            case LaunchHere() | StopHere() | Leave() as errand:
+                self.deeds(self.node.step(0.0, Told(errand)))
+
+    def _to_controller(self, lossy: bool) -> None:
+        post = self._take(self.to_controller, lossy)
+        if isinstance(post, Post):
+            assert self.heard.setdefault(post.seq, post.body) == post.body
+            if isinstance(post.body, Done):
+                self.untold.pop(post.body.id, None)
+            self.to_node.append(post.seq)
+
+    def _carry(self, lossy: bool) -> None:
+        errand = self.carrying.pop(self.rng.randrange(len(self.carrying)))
+        if isinstance(errand, LaunchHere):
+            self.exits += [exited(rank, self.rng.choice((0, 1)), errand.generation) for rank in (2, 3)]
+        self.deeds(self.node.step(0.0, Carried(errand, True)))
+
+    def _exit(self, lossy: bool) -> None:
+        self.deeds(self.node.step(0.0, self.exits.pop(0)))
+
+
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_over_a_bad_link_everything_happens_once_and_everything_is_told(first: int) -> None:
+    for seed in range(first, first + 50):
+        wire = Wire(Random(seed))
+        id = 0
+        for generation in range(1, 5):
+            for errand in (launch(id + 1, generation), stop(id + 2, generation)):
+                id += 1
+                wire.tell(errand)
+                for _ in range(wire.rng.randrange(30)):
+                    wire.move(lossy=True)
+        for _ in range(3):  # a link that holds now
+            wire.relink()
+            for _ in range(500):
+                wire.move(lossy=False)
+        assert not wire.untold, f"seed {seed}: unanswered {wire.untold}"
+        assert len(wire.carried) == len(set(wire.carried)), f"seed {seed}: {wire.carried}"
+        assert set(wire.carried) == set(range(1, id + 1))
+        assert sorted(wire.heard) == list(range(1, len(wire.heard) + 1)), f"seed {seed}: a post was lost"
+        for generation in range(1, 5):
+            told = [b for b in wire.heard.values() if not isinstance(b, Done) and b.generation == generation]
+            ended = [b for b in told if isinstance(b, Ended)]
+            assert len(ended) <= 1 and (not ended or len(told) == 1), f"seed {seed}: {told}"

@@ -1,0 +1,101 @@
+"""Nodes beside the seats: who is asked for, who is taken, who is sent away."""
+
+from itertools import count
+
+from holdfast.core.standby import RETRY_S, Standbys
+from holdfast.model.action import Acquire, Release
+from holdfast.model.alarm import Kind
+from holdfast.model.event import Limits, Outcome, Ready
+from holdfast.model.topology import Job
+
+
+def standbys(*, can_acquire: bool = True) -> Standbys:
+    job = Job(run_id="r", min_nodes=2, max_nodes=2, standbys=1, can_acquire=can_acquire)
+    return Standbys(job, Limits(ready_s=100.0), count(1))
+
+
+def ready(node: str) -> Ready:
+    return Ready(node=node, host=node, nproc=1)
+
+
+def test_it_asks_for_what_is_missing_and_only_once() -> None:
+    beside = standbys()
+    assert beside.refill(0) == (Acquire(id=1, count=3),)
+    assert beside.refill(0) == ()
+    assert beside.acquired(5.0, Outcome(action=1, ok=True, nodes=("a", "b", "c")), set()) == (
+        "the fleet gave 3 of 3, a, b, c will come"
+    )
+    assert beside.refill(0) == ()
+    for node in "abc":
+        assert beside.ready(ready(node)) == ()
+    assert (sorted(beside.pool), beside.coming, beside.wake_at()) == (["a", "b", "c"], {}, None)
+    assert beside.refill(0) == ()
+
+
+def test_a_fleet_that_cannot_acquire_is_not_asked() -> None:
+    assert standbys(can_acquire=False).refill(0) == ()
+
+
+def test_too_few_are_asked_for_again_after_a_while() -> None:
+    for outcome in (
+        Outcome(action=1, ok=False, detail="no quota"),
+        Outcome(action=1, ok=True),
+        Outcome(action=1, ok=True, nodes=("a", "b")),
+    ):
+        beside = standbys()
+        beside.refill(0)
+        beside.acquired(5.0, outcome, set())
+        assert beside.refill(0) == ()
+        assert beside.wake_at() == 5.0 + RETRY_S
+        beside.tick(5.0 + RETRY_S - 1)
+        assert beside.refill(0) == ()
+        beside.tick(5.0 + RETRY_S)
+        assert beside.refill(0) == (Acquire(id=2, count=3 - len(outcome.nodes)),)
+
+
+def test_nodes_known_before_the_outcome_are_not_waited_for() -> None:
+    beside = standbys()
+    beside.refill(0)
+    beside.ready(ready("a"))
+    beside.ready(ready("lost"))
+    beside.release("lost", Kind.SILENCE, "silent")
+    beside.acquired(5.0, Outcome(action=1, ok=True, nodes=("a", "seated", "lost")), {"seated"})
+    assert beside.coming == {}
+
+
+def test_who_does_not_report_in_time_is_given_back() -> None:
+    beside = standbys()
+    beside.refill(0)
+    beside.acquired(5.0, Outcome(action=1, ok=True, nodes=("a", "b", "c")), set())
+    beside.ready(ready("a"))
+    assert beside.wake_at() == 105.0
+    assert beside.tick(104.0) == ()
+    assert [action.node for action in beside.tick(105.0)] == ["b", "c"]
+    assert beside.refill(0) == (Acquire(id=4, count=2),)
+    assert [type(action) for action in beside.ready(ready("b"))] == [Release]  # too late
+    assert sorted(beside.pool) == ["a"]
+
+
+def test_who_left_is_not_taken_back() -> None:
+    for kind in (Kind.SILENCE, Kind.CRASH, None):
+        beside = standbys()
+        assert len(beside.release("a", kind, "evicted")) == 1
+        assert len(beside.ready(ready("a"))) == 1
+        assert beside.pool == {}
+
+
+def test_unless_nobody_else_will_come() -> None:
+    beside = standbys(can_acquire=False)
+    assert beside.release("a", Kind.SILENCE, "evicted") == ()  # releasing it would tell it to leave when it is back
+    assert beside.ready(ready("a")) == ()
+    assert (sorted(beside.pool), beside.gone) == (["a"], {})
+    assert len(beside.release("a", Kind.CRASH, "evicted")) == 1
+    assert len(beside.ready(ready("a"))) == 1
+
+
+def test_lost_names_those_that_are_here() -> None:
+    beside = standbys()
+    beside.refill(0)
+    beside.acquired(5.0, Outcome(action=1, ok=True, nodes=("a", "b", "c")), set())
+    beside.ready(ready("a"))
+    assert beside.lost(("x", "b", "a")) == ("b", "a")

@@ -1,0 +1,69 @@
+"""The nouns survive the journal and the wire: encoded and decoded, they are equal."""
+
+from typing import get_args
+
+import msgspec
+import pytest
+
+from holdfast.model.action import Acquire, Action, Finish, Launch, Release, Say, Stop
+from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.errand import Errand, LaunchHere, Leave, StopHere
+from holdfast.model.event import Begin, Decision, Ended, Entry, Event, Limits, Order, Outcome, Progress, Ready, Tick
+from holdfast.model.topology import Job, Seat, world_size
+
+SEATS = (Seat(node="a", group_rank=0, first_rank=0, nproc=2), Seat(node="b", group_rank=1, first_rank=2, nproc=3))
+EVENTS: tuple[Event, ...] = (
+    Begin(job=Job(run_id="r", min_nodes=1, max_nodes=2, max_restarts=0), limits=Limits(wait_s=1.5)),
+    Ready(node="a", host="h", nproc=2, order=1),
+    Alarm(kind=Kind.CRASH, at=1.5, suspects=("a",), reason="é", ranks=(1,), code=-9, evidence=("x", "y")),
+    Progress(generation=1, step=2, at=3.0, first_step=1, first_at=2.0, counted=True),
+    Ended(node="a", generation=1),
+    Outcome(action=3, ok=False, detail="why", nodes=("a",), failed={"b": "because"}),
+    Order(verb="stop", who="me", code=3, now=True),
+    Tick(),
+)
+ACTIONS: tuple[Action, ...] = (
+    Acquire(id=1, count=2),
+    Release(id=2, node="a", reason="why"),
+    Launch(id=3, generation=1, seats=SEATS),
+    Stop(id=4, generation=1, nodes=("a", "b"), grace_s=2.0),
+    Finish(id=5, code=93, grace_s=0.0, reason="why"),
+    Say(text="so it is"),
+)
+ERRANDS: tuple[Errand, ...] = (
+    LaunchHere(
+        id=1, generation=1, seat=SEATS[1], world_size=5, group_world_size=2, store_host="h", store_port=2, run_id="r",
+        max_restarts=3,
+    ),
+    StopHere(id=2, generation=1, grace_s=1.0),
+    Leave(id=3, code=0, grace_s=1.0, reason="done"),
+)  # fmt: skip
+
+
+def test_nothing_is_left_out_here() -> None:
+    for examples, union in ((EVENTS, Event), (ACTIONS, Action), (ERRANDS, Errand)):
+        assert {type(example) for example in examples} == set(get_args(union))
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda e: type(e).__name__)
+def test_an_entry_survives(event: Event) -> None:
+    entry = Entry(seq=1, at=2.5, event=event, decision=Decision(actions=ACTIONS, wake_at=3.5, reason="why"))
+    for codec in (msgspec.json, msgspec.msgpack):
+        assert codec.decode(codec.encode(entry), type=Entry) == entry
+
+
+@pytest.mark.parametrize("errand", ERRANDS, ids=lambda e: type(e).__name__)
+def test_an_errand_survives(errand: Errand) -> None:
+    for codec in (msgspec.json, msgspec.msgpack):
+        assert codec.decode(codec.encode(errand), type=Errand) == errand
+
+
+def test_what_is_no_event_is_refused() -> None:
+    for text in (b'{"type":"comet"}', b'{"type":"ready","node":"a"}', b'{"type":"ended","node":1}', b"7"):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.json.decode(text, type=Event)
+
+
+def test_seats_know_their_ranks() -> None:
+    assert world_size(SEATS) == 5
+    assert [rank for rank in range(-1, 6) if SEATS[1].holds(rank)] == [2, 3, 4]

@@ -1,0 +1,80 @@
+"""Settings from a file and from --set, and the sentence that a mistake in them gets."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.config import ConfigError, Settings, load
+
+
+def refused(*overrides: tuple[str, str], text: str | None = None, tmp_path: Path | None = None) -> str:
+    path = None
+    if text is not None and tmp_path is not None:
+        path = str(tmp_path / "holdfast.toml")
+        Path(path).write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(path, overrides)
+    return str(caught.value)
+
+
+def test_nothing_given() -> None:
+    assert load(None, ()) == Settings()
+
+
+def test_a_file_and_overrides(tmp_path: Path) -> None:
+    path = tmp_path / "holdfast.toml"
+    path.write_text("[recovery]\nattempts = 5\nwait_s = 60\n[silence]\nbeat_s = 0.5\n")
+    settings = load(str(path), [("recovery.attempts", "7"), ("node.lost_s", "120")])
+    assert (settings.recovery.attempts, settings.recovery.wait_s) == (7, 60.0)
+    assert (settings.silence.beat_s, settings.node.lost_s) == (0.5, 120.0)
+    assert settings.recovery.stop_grace_s == Settings().recovery.stop_grace_s
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read the config file .*nowhere.toml: No such file"):
+        load(str(tmp_path / "nowhere.toml"), ())
+    with pytest.raises(ConfigError, match="cannot read the config file"):
+        load(str(tmp_path), ())
+
+
+def test_a_file_that_is_no_toml(tmp_path: Path) -> None:
+    assert "is not valid TOML" in refused(text="[recovery\n", tmp_path=tmp_path)
+    path = tmp_path / "latin.toml"
+    path.write_bytes(b"# caf\xe9\n")
+    with pytest.raises(ConfigError, match="is not valid TOML"):
+        load(str(path), ())
+
+
+def test_unknown_names_are_answered_with_the_known_ones(tmp_path: Path) -> None:
+    assert "no section 'recover' of settings; there are recovery, silence," in refused(("recover.attempts", "1"))
+    assert "no setting 'recovery.attempt'; recovery has stop_grace_s," in refused(("recovery.attempt", "1"))
+    assert "'recovery.a.b'" in refused(("recovery.a.b", "1"))
+    assert "no section 'sillence'" in refused(text="[sillence]\nbeat_s = 1\n", tmp_path=tmp_path)
+
+
+@pytest.mark.parametrize("key", ["attempts", "recovery.", "recovery"])
+def test_a_key_without_a_field(key: str) -> None:
+    assert "write it as SECTION.FIELD=VALUE" in refused((key, "1"))
+
+
+def test_a_value_of_the_wrong_type() -> None:
+    assert "recovery.attempts" in refused(("recovery.attempts", "many"))
+    assert "recovery.attempts" in refused(("recovery.attempts", "2.5"))
+    assert "silence.beat_s" in refused(("silence.beat_s", "soon"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("silence.beat_s", "0", "must be above 0"),
+        ("silence.beat_s", "nan", "silence.beat_s"),
+        ("silence.beat_s", "2", "at least two beats"),
+        ("silence.silence_s", "60", "node.lost_s must be above"),
+        ("node.lost_s", "3", "node.lost_s must be above"),
+        ("recovery.stop_grace_s", "-1", "must not be negative"),
+        ("recovery.attempts", "0", "at least 1"),
+        ("logs.file_bytes", "10", "at least 65536"),
+    ],
+)
+def test_limits_that_contradict_each_other(key: str, value: str, words: str) -> None:
+    assert words in refused((key, value))
