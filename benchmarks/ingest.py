@@ -66,7 +66,7 @@ class Measured(msgspec.Struct):
 async def _control(listener: socket.socket, out: Connection, folder: Path) -> None:
     journal = SqliteJournal(folder / "journal.db")
     store = NoStore()
-    controller = Controller(journal, Settings(), lambda c: Hands(JoinFleet(), store, c.report))  # type: ignore[arg-type]
+    controller = Controller(journal, Settings(), lambda c: Hands(JoinFleet(), store, c.report))
     runner = web.AppRunner(make_app(controller, "bench"), access_log=None)
     await runner.setup()
     await web.SockSite(runner, listener).start()

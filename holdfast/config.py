@@ -45,7 +45,9 @@ def load(path: str | None, overrides: Iterable[tuple[str, str]]) -> Settings:
         section, _, field = key.partition(".")
         if not field:
             raise ConfigError(f"--set {key}={value}: write it as SECTION.FIELD=VALUE, for example recovery.attempts=5")
-        tree.setdefault(section, {})[field] = value
+        fields = tree.setdefault(section, {})
+        if isinstance(fields, dict):  # else _known says so
+            fields[field] = value
     for section, fields in tree.items():
         _known(section, fields)
     try:
@@ -56,10 +58,12 @@ def load(path: str | None, overrides: Iterable[tuple[str, str]]) -> Settings:
     return settings
 
 
-def _known(section: str, fields: dict[str, Any]) -> None:
+def _known(section: str, fields: object) -> None:
     sections = {f.name: f.type for f in msgspec.structs.fields(Settings)}
     if section not in sections:
         raise ConfigError(f"there is no section '{section}' of settings; there are {', '.join(sections)}")
+    if not isinstance(fields, dict):
+        raise ConfigError(f"'{section}' is a section of settings, not a value; write [{section}] and its fields below")
     names = [f.name for f in msgspec.structs.fields(sections[section])]
     for name in fields:
         if name not in names:
@@ -68,11 +72,15 @@ def _known(section: str, fields: dict[str, Any]) -> None:
 
 def _check(s: Settings) -> None:
     """Relations between limits."""
+    for section in msgspec.structs.fields(Settings):
+        limits = getattr(s, section.name)
+        for field in msgspec.structs.fields(type(limits)):
+            if not 0 <= getattr(limits, field.name) < float("inf"):
+                raise ConfigError(f"{section.name}.{field.name} must not be negative, infinite or not a number")
     rules = (
         (0 < s.silence.beat_s, "silence.beat_s must be above 0"),
         (2 * s.silence.beat_s <= s.silence.silence_s, "silence.silence_s must be at least two beats (silence.beat_s)"),
         (s.silence.silence_s < s.node.lost_s, "node.lost_s must be above silence.silence_s"),
-        (s.recovery.stop_grace_s >= 0, "recovery.stop_grace_s must not be negative"),
         (s.recovery.attempts >= 1, "recovery.attempts must be at least 1"),
         (s.logs.file_bytes >= 1 << 16, "logs.file_bytes must be at least 65536"),
     )

@@ -31,3 +31,15 @@ class Fleet(Protocol):
 
     def nodes(self) -> tuple[str, ...]:
         """The nodes that were acquired and not released."""
+
+
+class Store(Protocol):
+    """Where the ranks of a generation find each other."""
+
+    host: str
+
+    async def open(self, generation: int) -> int:
+        """The port of this generation's own store, the same however often it is asked; OSError if there is none."""
+
+    async def quit(self) -> None:
+        """The job is over."""

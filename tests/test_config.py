@@ -78,3 +78,13 @@ def test_a_value_of_the_wrong_type() -> None:
 )
 def test_limits_that_contradict_each_other(key: str, value: str, words: str) -> None:
     assert words in refused((key, value))
+
+
+def test_a_value_where_a_section_is_due(tmp_path: Path) -> None:
+    assert "'recovery' is a section" in refused(text="recovery = 5\n", tmp_path=tmp_path)
+    assert "'recovery' is a section" in refused(("recovery.attempts", "1"), text="recovery = 5\n", tmp_path=tmp_path)
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "inf"])
+def test_limits_are_finite_and_not_negative(value: str) -> None:
+    assert "recovery.wait_s must not be negative" in refused(("recovery.wait_s", value))

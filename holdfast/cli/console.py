@@ -12,6 +12,7 @@ from string import Template
 import msgspec
 
 from holdfast.cli.flags import RunArgs
+from holdfast.cli.wording import counted
 from holdfast.wire.spec import RunSpec
 
 _PUMP_S = 0.05
@@ -130,7 +131,7 @@ class Console:
         try:
             size = os.stat(file.path).st_size
             if size < file.offset:
-                file.offset = 0  # it was rotated
+                file.offset, file.rest = 0, b""  # it was rotated
             while file.offset < size and (chunk := self._read(file, size)):
                 self._write(file, chunk)
         except FileNotFoundError:
@@ -198,3 +199,10 @@ def console_of(args: RunArgs, run: RunSpec, run_dir: Path) -> Console:
         bytes_s=run.settings.logs.console_bytes_s,
     )
     return Console(Path(run.log_dir), style, run_dir / "said.log")
+
+
+def shape(args: RunArgs, nproc: int) -> str:
+    """What was asked for, for the first line."""
+    least = f" (at least {args.min_nodes})" if args.min_nodes < args.max_nodes else ""
+    more = f" and {counted(args.standbys, 'standby')}" if args.standbys else ""
+    return f"{counted(args.max_nodes, 'node')} x {counted(nproc, 'rank')}{least}{more}"

@@ -15,6 +15,7 @@ from aiohttp import web
 from holdfast.agent import kernel
 from holdfast.cli import rundir
 from holdfast.cli.flagtable import UsageError
+from holdfast.cli.wording import counted
 from holdfast.controller.api import make_app
 from holdfast.controller.hands import Hands
 from holdfast.controller.loop import Controller
@@ -157,5 +158,5 @@ class Teller:
 
     def end(self, ettr: float, incidents: int, code: int) -> None:
         what = "done" if code == 0 else f"ended with code {code}"
-        count = f"{incidents} incident" + ("" if incidents == 1 else "s")
+        count = counted(incidents, "incident")
         self._say(f"{what}: {count}, ETTR {100 * ettr:.1f} %; more: holdfast report {self._run_dir}")

@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.cli import flags, rundir
 from holdfast.cli.api import NotRunning, Refused, Stranger, ask_url
-from holdfast.cli.console import Console, console_of, say
+from holdfast.cli.console import Console, console_of, say, shape
 from holdfast.cli.flags import RunArgs, UsageError
 from holdfast.cli.front import Front, watch_node
 from holdfast.config import Settings
@@ -36,7 +36,7 @@ class Joining:
         self.name = f"{socket.gethostname()}-{secrets.token_hex(2)}"
         self.nproc = flags.resolve_nproc(args.nproc)
         self.run_dir = rundir.make(args.run_dir and f"{args.run_dir}/{self.name}", f"{self.run_id}-{self.name}")
-        log_dir = rundir.make_log_dir(args.log_dir, self.run_dir, self.run_id) / self.name
+        log_dir = rundir.make_log_dir(args.log_dir, self.run_dir, f"{self.run_id}-{self.name}")
         job = Job(
             run_id=self.run_id,
             min_nodes=args.min_nodes,
@@ -74,21 +74,19 @@ class Joining:
         port = listener.getsockname()[1]
         rundir.publish(self.run_dir, msgspec.structs.replace(self.run, port=port), self.token)
         rundir.mark_newest(self.run_dir)
-        say(f"join fleet: this host carries the controller at {self.host}:{port}; {self._shape()}")
+        say(f"join fleet: this host carries the controller at {self.host}:{port}; {self._where()}")
         front = Front(self.run_dir, listener, console)
         self.start_node(port, leads=True)
         return front.run()
 
     def follow(self, console: Console) -> int:
         rundir.publish(self.run_dir, self.run, self.token)
-        say(f"join fleet: node {self.name} joins the job at {self.host}:{self.port}; {self._shape()}")
+        say(f"join fleet: node {self.name} joins the job at {self.host}:{self.port}; {self._where()}")
         self._wait_for_controller()
         return watch_node(self.node_dir, self.start_node(self.port, leads=False), console)
 
-    def _shape(self) -> str:
-        least, most = self.args.min_nodes, self.args.max_nodes
-        nodes = f"{most} node{'s' if most != 1 else ''}" + (f" (at least {least})" if least < most else "")
-        return f"{nodes} x {self.nproc} ranks; run directory {self.run_dir}"
+    def _where(self) -> str:
+        return f"{shape(self.args, self.nproc)}; run directory {self.run_dir}"
 
     def _wait_for_controller(self) -> None:
         until = time.monotonic() + self.settings.recovery.wait_s
@@ -120,7 +118,10 @@ def join(args: RunArgs, settings: Settings, entry: Entry) -> int:
     joining = Joining(args, settings, entry)
     console = console_of(args, joining.run, joining.run_dir)
     listener = _try_to_lead(joining.host, joining.port, args.node_rank)
-    return joining.lead(listener, console) if listener else joining.follow(console)
+    if listener is None:
+        return joining.follow(console)
+    with listener:
+        return joining.lead(listener, console)
 
 
 def _try_to_lead(host: str, port: int, node_rank: int | None) -> socket.socket | None:

@@ -14,12 +14,13 @@ from rich.text import Text
 
 from holdfast.cli import rundir
 from holdfast.cli.flagtable import UsageError
-from holdfast.cli.status import duration
+from holdfast.cli.wording import counted, duration
 from holdfast.core.account import Use, fold
 from holdfast.core.report import Report, report_of
 from holdfast.core.story import phases
 from holdfast.journal.sqlite import JournalError, SqliteJournal
 
+_BAR = 100  # characters
 _COLOURS = {
     Use.TRAIN: "green",
     Use.REDO: "magenta",
@@ -45,7 +46,8 @@ def main(argv: list[str]) -> int:
     if args.json:
         print(msgspec.json.encode(report).decode())
     else:
-        Console(highlight=False).print(render(report))
+        console = Console(highlight=False)
+        console.print(render(report, min(_BAR, console.width)))
     return 0
 
 
@@ -58,18 +60,18 @@ def load(run_dir: Path) -> Report:
         return report_of(fold(journal.read(), now))
 
 
-def render(report: Report) -> Group:
+def render(report: Report, width: int = _BAR) -> Group:
     ended = f"ended with code {report.code}: {report.ending}" if report.code is not None else report.phase
     mttr = f", mean time to recover {report.mttr_s:.1f} s" if report.mttr_s is not None else ""
     head = Text.assemble(
         (f"ETTR {100 * report.ettr:.1f} %", "bold green"),
-        f" of {duration(report.wall_s)}: {len(report.incidents)} incidents{mttr}; step {max(report.step, 0)}, ",
-        f"generation {report.generation}; {ended}",
+        f" of {duration(report.wall_s)}: {counted(len(report.incidents), 'incident')}{mttr}; ",
+        f"step {max(report.step, 0)}, generation {report.generation}; {ended}",
     )
-    return Group(head, _bar(report), _spent(report), _incidents(report))
+    return Group(head, _bar(report, width), _spent(report), _incidents(report))
 
 
-def _bar(report: Report, width: int = 100) -> Text:
+def _bar(report: Report, width: int) -> Text:
     """The wall clock as one line, every use in its colour; the longest use of a cell gives its colour."""
     if report.wall_s <= 0:
         return Text("")

@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast import config
 from holdfast.cli import flags, rundir
-from holdfast.cli.console import console_of, say
+from holdfast.cli.console import console_of, say, shape
 from holdfast.cli.flags import RunArgs, UsageError
 from holdfast.cli.front import Front
 from holdfast.cli.joining import join
@@ -67,34 +67,32 @@ def _entry(args: RunArgs) -> Entry:
 
 
 def _local(args: RunArgs, settings: Settings) -> int:
-    nproc = flags.resolve_nproc(args.nproc)
-    run_id = args.run_id or rundir.new_id()
-    listener = listen("127.0.0.1", args.port)
-    run_dir = rundir.make(args.run_dir, run_id)
-    log_dir = rundir.make_log_dir(args.log_dir, run_dir, run_id)
-    job = Job(
+    with listen("127.0.0.1", args.port) as listener:
+        run_id = args.run_id or rundir.new_id()
+        run_dir = rundir.make(args.run_dir, run_id)
+        run = RunSpec(
+            job=_job(args, run_id),
+            entry=_entry(args),
+            settings=settings,
+            fleet="local",
+            nproc=flags.resolve_nproc(args.nproc),
+            log_dir=str(rundir.make_log_dir(args.log_dir, run_dir, run_id)),
+            port=listener.getsockname()[1],
+        )
+        rundir.publish(run_dir, run, os.urandom(16).hex())
+        rundir.mark_newest(run_dir)
+        say(f"local fleet: {shape(args, run.nproc)} on this host; run directory {run_dir}")
+        return Front(run_dir, listener, console_of(args, run, run_dir)).run()
+
+
+def _job(args: RunArgs, run_id: str) -> Job:
+    return Job(
         run_id=run_id,
         min_nodes=args.min_nodes,
         max_nodes=args.max_nodes,
         standbys=args.standbys,
         max_restarts=args.max_restarts,
     )
-    run = RunSpec(
-        job=job,
-        entry=_entry(args),
-        settings=settings,
-        fleet="local",
-        nproc=nproc,
-        log_dir=str(log_dir),
-        port=listener.getsockname()[1],
-    )
-    rundir.publish(run_dir, run, os.urandom(16).hex())
-    rundir.mark_newest(run_dir)
-    nodes = f"{_plural(args.max_nodes, 'node')} x {_plural(nproc, 'rank')} on this host"
-    shrink = f" (at least {args.min_nodes})" if args.min_nodes < args.max_nodes else ""
-    more = f", {_plural(args.standbys, 'standby')}" if args.standbys else ""
-    say(f"local fleet: {nodes}{shrink}{more}; run directory {run_dir}")
-    return Front(run_dir, listener, console_of(args, run, run_dir)).run()
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -121,12 +119,12 @@ def _resume(args: RunArgs) -> int:
     _check_replay(run_dir)
     if args.settings or args.config:
         run = msgspec.structs.replace(run, settings=_settings(args))
-    listener = listen(run.host, run.port)
-    spec.write(run_dir / "run.json", run)
-    console = console_of(args, run, run_dir)
-    console.skip_to_end()
-    say(f"resuming {run.job.run_id} in {run_dir}")
-    return Front(run_dir, listener, console).run()
+    with listen(run.host, run.port) as listener:
+        spec.write(run_dir / "run.json", run)
+        console = console_of(args, run, run_dir)
+        console.skip_to_end()
+        say(f"resuming {run.job.run_id} in {run_dir}")
+        return Front(run_dir, listener, console).run()
 
 
 def _check_replay(run_dir: Path) -> None:
@@ -140,8 +138,3 @@ def _check_replay(run_dir: Path) -> None:
                 pass
     except ReplayError as e:
         raise UsageError(f"{e}; resume with the version that wrote it") from None
-
-
-def _plural(count: int, noun: str) -> str:
-    plural = "standbys" if noun == "standby" else f"{noun}s"
-    return f"{count} {noun if count == 1 else plural}"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +21,7 @@ def home() -> Path:
 
 def make(wanted: str | None, run_id: str) -> Path:
     """A new run directory, for its owner alone."""
-    run_dir = Path(wanted).absolute() if wanted else home() / "runs" / run_id
+    run_dir = Path(wanted).absolute() if wanted else _unused(home() / "runs", run_id)
     try:
         run_dir.mkdir(parents=True, mode=0o700, exist_ok=True)
         if (run_dir / "run.json").exists():
@@ -32,7 +33,7 @@ def make(wanted: str | None, run_id: str) -> Path:
 
 
 def make_log_dir(wanted: str | None, run_dir: Path, run_id: str) -> Path:
-    log_dir = Path(wanted).absolute() / run_id if wanted else run_dir / "logs"
+    log_dir = _unused(Path(wanted).absolute(), run_id) if wanted else run_dir / "logs"
     try:
         log_dir.mkdir(parents=True, exist_ok=True)
         probe = log_dir / f".{secrets.token_hex(4)}"
@@ -41,6 +42,12 @@ def make_log_dir(wanted: str | None, run_dir: Path, run_id: str) -> Path:
     except OSError as e:
         raise UsageError(f"cannot write to the log directory {log_dir}: {e.strerror}; give another --log-dir") from None
     return log_dir
+
+
+def _unused(folder: Path, run_id: str) -> Path:
+    """A place of this run's own, although the id is the user's, who may give the same to every run."""
+    place = folder / re.sub(r"[^\w.-]", "_", run_id)
+    return place if not place.exists() else place.with_name(f"{place.name}-{new_id()}")
 
 
 def new_id() -> str:

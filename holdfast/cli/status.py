@@ -15,6 +15,9 @@ from rich.text import Text
 from holdfast.cli import rundir
 from holdfast.cli.api import NotRunning, ask
 from holdfast.cli.flagtable import UsageError
+from holdfast.cli.wording import counted, duration
+
+__all__ = ["duration", "main", "render"]
 
 _COLOURS = {"training": "green", "stopping": "red", "launching": "yellow", "starting": "yellow", "waiting": "yellow"}
 
@@ -58,7 +61,7 @@ def render(status: dict[str, Any]) -> Group:
         (f" {phase} ", f"bold reverse {_COLOURS.get(phase, 'white')}"),
         f"  generation {status['generation']}, step {max(status['step'], 0)}, ",
         (f"ETTR {100 * status['ettr']:.1f} %", "bold"),
-        f" of {duration(status['wall_s'])}, {status['incidents']} incidents   run {status['run_id']}",
+        f" of {duration(status['wall_s'])}, {counted(status['incidents'], 'incident')}   run {status['run_id']}",
     )
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("node", "role", "ranks", "step", "loss", "phase"):
@@ -71,11 +74,3 @@ def render(status: dict[str, Any]) -> Group:
     if status["last_incident"]:
         lines.append(Text(f"last incident: {status['last_incident']}"))
     return Group(*lines)
-
-
-def duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

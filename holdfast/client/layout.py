@@ -20,14 +20,16 @@ def fix(model: object) -> None:
     old, logger = ddp.reducer, ddp.logger
     if logger and logger._get_ddp_logging_data().strs_map.get("comm_hook"):
         raise ValueError("a communication hook is registered already; call holdfast.attach before that")
+    ok = False
     try:
         _recut(ddp)
-    except Exception:
-        if ddp.reducer is not old:
-            ddp.reducer._remove_autograd_hooks()
+        ok = True
+    finally:
+        unused = old if ok else ddp.reducer
+        if not ok:
             ddp.reducer, ddp.logger = old, logger
-        raise
-    old._remove_autograd_hooks()
+        if unused is not ddp.reducer:
+            unused._remove_autograd_hooks()
 
 
 def _recut(ddp: DistributedDataParallel) -> None:

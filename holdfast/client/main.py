@@ -103,10 +103,8 @@ def _exit_code(failure: BaseException) -> int:
 
 
 def _words(failure: BaseException) -> str:
-    try:
-        return "".join(traceback.format_exception_only(failure)).strip().splitlines()[-1]
-    except Exception:  # its __str__ is the user's
-        return type(failure).__name__
+    lines = traceback.format_exception_only(failure)  # survives a __str__ that raises
+    return (lines[-1] if isinstance(failure, SyntaxError) else lines[0]).strip().partition("\n")[0]
 
 
 def _show(failure: BaseException) -> int:
@@ -135,11 +133,11 @@ def _without_us(tb: types.TracebackType | None) -> types.TracebackType | None:
 
 def _finish() -> bool:
     """What the interpreter does at exit, up to where it would take itself apart; False if output was lost."""
-    for act in (threading._shutdown, atexit._run_exitfuncs):  # type: ignore[attr-defined]
-        try:
-            act()
-        except BaseException:
-            traceback.print_exc()
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+    except KeyboardInterrupt:
+        pass  # somebody does not want to wait for threads
+    atexit._run_exitfuncs()
     ok = True
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -58,7 +58,10 @@ class Progress:
             if self._copies is not None:
                 self._copies.collect(slot)
             if loss is not None or grad_norm is not None:
-                self._note(slot, step, loss, grad_norm)
+                try:
+                    self._note(slot, step, loss, grad_norm)
+                except Exception:
+                    pass  # the step itself counts all the same
             slot.step(step)
         except Exception:
             return  # whatever was passed, training goes on
@@ -104,14 +107,14 @@ class Progress:
         self._slot, self._sought, self._copies = None, True, None
 
     def _note(self, slot: Slot, step: int, loss: object, grad_norm: object) -> None:
-        if not (_is_here(loss) and _is_here(grad_norm)):
-            if self._copies is None:
-                from holdfast.client.device import Copies
-
-                self._copies = Copies()
-            self._copies.start(step, loss, grad_norm)
-        else:
+        if _is_here(loss) and _is_here(grad_norm):
             slot.note(step, _number(loss), _number(grad_norm))
+            return
+        if self._copies is None:
+            from holdfast.client.device import Copies
+
+            self._copies = Copies()
+        self._copies.start(step, loss, grad_norm)
 
     def _fix_layout(self, model: object) -> None:
         if "torch.nn.parallel.distributed" in sys.modules:
@@ -131,24 +134,24 @@ class Phase:
         return
 
     def __exit__(self, *exc: object) -> None:
-        try:
-            if self._slot is not None:
-                self._slot.enter(self._before)
-        except Exception:
-            return
+        if self._slot is not None:
+            self._slot.enter(self._before)
 
 
 def _open(environ: "os._Environ[str]") -> Slot | None:
     place = environ.get(SLOT)
     if not place:
         return None
-    path, _, index = place.rpartition(":")
-    generation, rank = int(environ.get(GENERATION, 0)), int(environ.get("RANK", 0))
+    path, _, number = place.rpartition(":")
+    index, generation, rank = int(number), int(environ.get(GENERATION, 0)), int(environ.get("RANK", 0))
     arena = open_arena(path)
-    before = owner(arena[int(index) * SLOT_BYTES : (int(index) + 1) * SLOT_BYTES])
+    image = arena[index * SLOT_BYTES : (index + 1) * SLOT_BYTES]
+    if len(image) < SLOT_BYTES:
+        raise ValueError(f"{place} has no slot {index}")
+    before = owner(image)
     if before and before[0] == generation and before[1] != os.getpid() and os.path.exists(f"/proc/{before[1]}"):
         return None  # the environment is inherited; this is some child of the rank
-    return Slot(arena, int(index), generation=generation, rank=rank)
+    return Slot(arena, index, generation=generation, rank=rank)
 
 
 def _is_here(value: object) -> bool:

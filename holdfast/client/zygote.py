@@ -83,11 +83,15 @@ def warm_up(fd: int, preload: list[str]) -> Serving:
 
 def serve(serving: Serving) -> Birth | None:
     """Fork ranks until the holder closes the socket; None in the zygote, which is then done."""
+    zygote = os.getpid()
     while True:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         usher = os.fork()
         if usher == 0:
             ours.close()
+            kernel.die_with_parent()
+            if os.getppid() != zygote:
+                os._exit(1)
             birth = _usher(serving, theirs)
             serving.socket.close()
             theirs.close()
@@ -108,7 +112,6 @@ def serve(serving: Serving) -> Birth | None:
 
 def _usher(serving: Serving, answers: socket.socket) -> Birth:
     """Fork a rank for every request that waits, then end; returns in the ranks only."""
-    kernel.die_with_parent()
     packet = serving.socket.recv(PACKET_BYTES)
     if not packet:
         os._exit(_NO_MORE)
@@ -134,6 +137,11 @@ def _usher(serving: Serving, answers: socket.socket) -> Birth:
 def _imported(name: str) -> bool:
     try:
         importlib.import_module(name)
+    except ModuleNotFoundError as e:
+        if e.name == name and name in DEFAULT_PRELOAD:
+            return True  # not every release of torch has them all, and where they are missing nobody needs them
+        print(f"holdfast: {name} is not preloaded: {e!r}", file=sys.stderr)
+        return False
     except (Exception, SystemExit) as e:  # it is the user's, and may raise anything
         print(f"holdfast: {name} is not preloaded: {e!r}", file=sys.stderr)
         return False

@@ -5,12 +5,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from holdfast.controller.store import Store
 from holdfast.model.action import Acquire, Action, Finish, Launch, Release, Say, Stop
 from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.event import Limits, Outcome
 from holdfast.model.topology import Job, world_size
-from holdfast.ports import Fleet
+from holdfast.ports import Fleet, Store
 
 _AT_ONCE = 64
 EVICTED = 1  # exit code of a node that the job no longer wants
@@ -33,7 +32,7 @@ class Hands:
         self.limits = Limits()
         self.say: Callable[[str], None] = print
         self.tell: Callable[[str, Errand], bool] = lambda node, errand: False
-        self.linked: Callable[[], tuple[str, ...]] = tuple
+        self.present: Callable[[], tuple[str, ...]] = tuple
         self.forget: Callable[[str], None] = lambda node: None
         self.known: Callable[[], set[str]] = set
         self._report = report
@@ -156,10 +155,13 @@ class Hands:
         return await self._gather(action.id, dict.fromkeys(action.nodes, errand), action.grace_s + self.limits.stop_s)
 
     async def _finish(self, action: Finish) -> Outcome:
-        nodes = self.linked()
+        nodes = self.present()
         errand = Leave(id=action.id, code=action.code, grace_s=action.grace_s, reason=action.reason)
         outcome = await self._gather(action.id, dict.fromkeys(nodes, errand), action.grace_s + self.limits.stop_s)
-        failed = outcome.failed | await self._release_all("the job has ended")
+        stuck = await self._release_all("the job has ended")
+        for node, why in stuck.items():
+            self.say(f"{node} could not be ended: {why}")
+        failed = outcome.failed | stuck
         await self.store.quit()
         return Outcome(action=action.id, ok=not failed, failed=failed)
 

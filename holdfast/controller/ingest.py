@@ -43,7 +43,7 @@ class Ingest:
         self._stale: dict[str, tuple[int, Hello]] = {}  # being emptied of an old generation before they are ready
         self._stale_id = 0
         self._unkept: list[tuple[Outbox, Ack]] = []  # posts that the journal may not have on disk yet
-        hands.tell, hands.linked = self.tell, lambda: tuple(sorted(self._links))
+        hands.tell, hands.present = self.tell, self._present
         hands.forget, hands.known = self._forget, self._known
 
     # --- links -------------------------------------------------------------------------------------------------
@@ -136,6 +136,11 @@ class Ingest:
         """Whether its place is its own; one that fell silent in the open incident will lose it presently."""
         lost = (*self.decider.gone, *(self.decider.incident.silent if self.decider.incident else ()))
         return any(seat.node == node for seat in self.decider.seats) and node not in lost
+
+    def _present(self) -> tuple[str, ...]:
+        """Nodes that are linked, or will be presently: after a restart of the controller none is yet."""
+        awaited = [seat.node for seat in self.decider.seats if self._seated(seat.node)]
+        return tuple(sorted({*self._links, *awaited, *self.decider.pool}))
 
     def _known(self) -> set[str]:
         """Nodes that the decider has heard of."""

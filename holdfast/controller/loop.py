@@ -137,10 +137,11 @@ class Controller:
         return [action for id, action in unanswered.items() if id not in stale]
 
     async def _tick(self) -> None:
+        tick_s = min(TICK_S, self.settings.silence.beat_s / 4)  # silence wants to be asked several times per beat
         while not self._done.is_set():
             asked_at = time.monotonic()
-            await asyncio.sleep(TICK_S)
-            self.lag_s = time.monotonic() - asked_at - TICK_S
+            await asyncio.sleep(tick_s)
+            self.lag_s = time.monotonic() - asked_at - tick_s
             # Whoever called `hear` may have survived its failure; the state it left half changed must not.
             assert not self._stepping, "a step failed; see above"
             self.ingest.tick()

@@ -128,8 +128,8 @@ class Ledger:
         spans = list(self._spans)
         if end_at > self._at and self.phase in _USES:
             spans.append(Span(use=self._use(), start_at=self._at, end_at=end_at, incident=self._incident))
-        elif spans:
-            end_at = spans[-1].end_at
+        elif self._start_at is not None:
+            end_at = self._at
         assert all(a.end_at == b.start_at for a, b in pairwise(spans)), "spans leave a gap or overlap"
         assert not spans or (spans[0].start_at == start_at and spans[-1].end_at == end_at), "spans miss an end"
         return Account(

@@ -49,6 +49,7 @@ class Decider:
         self.progress: Progress | None = None  # of this generation
         self.incidents = 0
         self.awaited = 0  # the action whose outcome moves this phase on
+        self._seated: frozenset[str] = frozenset()
         self._ids = count(1)
         self._standbys = Standbys(self.job, self.limits, self._ids)
         self._back: dict[str, Ready] = {}  # silent ones that are back before they could be evicted
@@ -136,10 +137,10 @@ class Decider:
         return self._wait(now)
 
     def _active(self) -> set[str]:
-        return {s.node for s in self.seats if s.node not in self.out}
+        return set(self._seated - self.out)
 
     def _ready(self, now: float, event: Ready) -> str:
-        if event.node in self._active():
+        if event.node in self._seated and event.node not in self.out:
             if self.phase is Phase.STOPPING:
                 self._back[event.node] = event
             return f"{event.node} is back"
@@ -203,15 +204,17 @@ class Decider:
         # The first generation leaves torchrun's last call open for more nodes; a recovery does not wait for them.
         called = any(at is not None and at <= now for at in (self._last_call_at, self._wait_until))
         may_shrink = self.generation > 0 or called
-        seats = next_seats(self.job, self.seats, self.out, self.pool, may_shrink)
-        if seats is None:
+        if self._have() < (self.job.min_nodes if may_shrink else self.job.max_nodes):
             return self._wait(now)
+        seats = next_seats(self.job, self.seats, self.out, self.pool, may_shrink)
+        assert seats is not None, "enough nodes, yet no seats"
         if self.incident:
             kept = self._active()
             self.incident.admitted += tuple(s.node for s in seats if s.node not in kept)
         for seat in seats:
             self.pool.pop(seat.node, None)
-        self.seats, self.out, self.ended, self.progress = seats, set(), set(), None
+        self.seats, self._seated = seats, frozenset(s.node for s in seats)
+        self.out, self.ended, self.progress = set(), set(), None
         self.generation += 1
         self.phase, self._wait_until, self._last_call_at = Phase.LAUNCHING, None, None
         self.awaited = next(self._ids)
@@ -323,14 +326,15 @@ class Decider:
         incident = self.incident
         assert incident is not None
         incident.stopped_at = now
+        silent = set(incident.silent)
         cause = incident.name_cause()
         verdict = self._judge(now, incident, cause)
-        silent = set(incident.silent)
         lost = silent.union(event.failed)
         if lost - set(verdict.nodes) and verdict.remedy is not Remedy.GIVE_UP:
             reason = f"{story.cause(cause)}; {', '.join(sorted(lost))} did not answer: evicted"
             verdict = Verdict(remedy=Remedy.EVICT, nodes=tuple(sorted(lost.union(verdict.nodes))), reason=reason)
         if verdict.remedy is Remedy.GIVE_UP:
+            self._close(verdict, now)
             return self._finish(now, verdict.code, f"{story.cause(cause)}; {verdict.reason}")
         self.verdict = verdict
         if verdict.remedy is Remedy.RESTART:

@@ -27,6 +27,7 @@ class Incident(msgspec.Struct, kw_only=True):
     alarms: list[Alarm] = []  # of this round; once judged, the cause comes first
     dropped: int = 0  # alarms no longer kept that were no cause
     rounds: int = 0  # failures judged so far
+    judged: bool = False  # whether this round is among them
     first: Alarm | None = None  # the cause of the first round
     stopped_at: float = 0.0
     launched_at: float = 0.0
@@ -44,6 +45,7 @@ class Incident(msgspec.Struct, kw_only=True):
         """It failed again before a step was made."""
         self.dropped += len(self.alarms) - 1
         self.alarms.clear()
+        self.judged = False
 
     def name_cause(self) -> Alarm:
         """The first cause of this round; from now on it leads the alarms."""
@@ -51,6 +53,7 @@ class Incident(msgspec.Struct, kw_only=True):
         self.alarms.remove(cause)
         self.alarms.insert(0, cause)
         self.rounds += 1
+        self.judged = True
         self.first = self.first or cause
         return cause
 
@@ -60,7 +63,9 @@ class Incident(msgspec.Struct, kw_only=True):
 
     @property
     def silent(self) -> tuple[str, ...]:
-        """Nodes that answer no more: they can neither be stopped nor asked."""
+        """Nodes that answer no more, so that they can neither be stopped nor asked; once judged they are out."""
+        if self.judged:
+            return ()
         return tuple(sorted({n for a in self.alarms if a.kind is Kind.SILENCE for n in a.suspects}))
 
     def record(self, verdict: Verdict, resumed_at: float, resumed_from: int | None) -> Record:

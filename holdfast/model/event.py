@@ -34,7 +34,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float = 600.0  # how long to wait for nodes before giving up
     last_call_s: float = 30.0  # with A:B, how long to wait for more than A
     window_s: float = 1800.0  # the same failure again within this window climbs the ladder
-    attempts: int = 3  # identical failures before a person is asked
+    attempts: int = 3  # restarts after the same failure that lead no further, before a person is asked
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):

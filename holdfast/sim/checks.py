@@ -2,7 +2,8 @@
 
 from holdfast.core.decider import Decider
 from holdfast.core.diagnose.ladder import GAVE_UP
-from holdfast.model.action import Finish, Launch, Release, Say, Stop
+from holdfast.core.standby import RETRY_S
+from holdfast.model.action import Acquire, Finish, Launch, Release, Say, Stop
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Begin, Entry, Outcome, Phase, Progress, Ready, Tick
 from holdfast.model.topology import Seat
@@ -28,6 +29,7 @@ class Watch:
         self._closed = 0
         self._seats: tuple[Seat, ...] = ()
         self._seated: set[str] = set()
+        self._asked: dict[int, int] = {}  # Acquire without outcome: how many
         self._stops: dict[int, int] = {}  # Stop id -> generation
         self._down: set[str] = set()  # fell silent or were released, and have not reported since
 
@@ -37,13 +39,16 @@ class Watch:
             for action in entry.decision.actions:
                 if not isinstance(action, Say):
                     self._acts(entry, action.id)
-                if isinstance(action, Launch):
+                if isinstance(action, Acquire):
+                    self._asked[action.id] = action.count
+                elif isinstance(action, Launch):
                     self._launches(action)
                 elif isinstance(action, Stop):
                     self._stops[action.id] = action.generation
                 elif isinstance(action, Release):
                     self._down.add(action.node)
             self._nodes(decider)
+            self._refilled(entry, decider)
             self._state(entry, decider)
         except Unsafe as e:
             raise Unsafe(f"entry {entry.seq} at {entry.at:.3f}: {e}") from None
@@ -54,6 +59,7 @@ class Watch:
         match entry.event:
             case Outcome(action=id):
                 self.unanswered.pop(id, None)
+                self._asked.pop(id, None)
                 if self._stops.pop(id, 0) == self.running:
                     self.running = 0
             case Alarm(kind=Kind.SILENCE, suspects=suspects):
@@ -85,6 +91,15 @@ class Watch:
         elsewhere = set().union(*places)
         _promise(len(elsewhere) == sum(map(len, places)), "a node is standby, coming or gone, but one of these")
         _promise(elsewhere & self._seated <= decider.out <= self._seated, "who is active is nothing else")
+
+    def _refilled(self, entry: Entry, decider: Decider) -> None:
+        job, wake_at = decider.job, entry.decision.wake_at
+        if not job.can_acquire or decider.phase in _OVER:
+            return
+        have = len(self._seated) - len(decider.out) + len(decider.pool) + len(decider.coming)
+        enough = have + sum(self._asked.values()) >= job.max_nodes + job.standbys
+        asks_soon = wake_at is not None and wake_at <= entry.at + RETRY_S
+        _promise(enough or asks_soon, "whoever is missing has been asked for")
 
     def _state(self, entry: Entry, decider: Decider) -> None:
         decision = entry.decision

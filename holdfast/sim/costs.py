@@ -23,9 +23,6 @@ class Costs:
         """How long these take this time, one after the other."""
         return sum(self._rng.uniform(self._rows[name].least_s, self._rows[name].most_s) for name in names)
 
-    def most_s(self, name: str) -> float:
-        return self._rows[name].most_s
-
 
 def load() -> tuple[Cost, ...]:
     text = resources.files("holdfast.sim").joinpath("costs.toml").read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """One seed from start to end: faults on and nothing unsafe may happen, then faults off and training must go on."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -27,23 +27,22 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     gave_up: str  # why, if it did
 
 
-class Journal:
-    """Where the entries of a simulation go: into a digest and an account, and kept only if somebody wants them."""
+class Tally:
+    """What is made of the entries as they come; a month of them need not be kept for it."""
 
-    def __init__(self, keep: list[Entry] | None) -> None:
+    def __init__(self, record: Callable[[Entry], None]) -> None:
         self.entries = 0
         self.ledger = Ledger()
         self.effort = Effort()
         self._hash = hashlib.sha256()
-        self._keep = keep
+        self._record = record
 
     def add(self, entry: Entry) -> None:
         self.entries += 1
         self._hash.update(_ENCODER.encode(entry))
         self._hash.update(b"\n")
         self.ledger.add(entry)
-        if self._keep is not None:
-            self._keep.append(entry)
+        self._record(entry)
         self.effort.look(entry)
 
     @property
@@ -51,13 +50,13 @@ class Journal:
         return self._hash.hexdigest()
 
 
-def simulate(setup: Setup, keep: list[Entry] | None = None) -> Result:
-    """Play a setup to its end; raises Unsafe when a promise is broken. Entries are added to `keep`."""
-    journal = Journal(keep)
-    world = World(setup, costs.load(), catalog.load(), journal.add)
+def simulate(setup: Setup, record: Callable[[Entry], None] = lambda entry: None) -> Result:
+    """Play a setup to its end, telling every entry of its journal; raises Unsafe when a promise is broken."""
+    tally = Tally(record)
+    world = World(setup, costs.load(), catalog.load(), tally.add)
     job = Job(
         run_id=f"sim-{setup.seed}",
-        min_nodes=setup.nodes,
+        min_nodes=setup.nodes - setup.shrink,
         max_nodes=setup.nodes,
         standbys=setup.standbys,
         can_acquire=setup.acquire,
@@ -71,14 +70,13 @@ def simulate(setup: Setup, keep: list[Entry] | None = None) -> Result:
         world.later(at, world.strike, fault)
     _next_fault(world, by_chance(world.rng, setup.rates, setup.nodes + setup.standbys, until_s))
     world.run(until_s)
-    _calm_down(world, journal)
-    account = journal.ledger.account(world.now)
+    _calm_down(world, tally)
     return Result(
-        digest=journal.digest,
-        entries=journal.entries,
-        account=account,
+        digest=tally.digest,
+        entries=tally.entries,
+        account=tally.ledger.account(),
         struck=dict(sorted(world.struck.items())),
-        gave_up=journal.effort.ended,
+        gave_up=tally.effort.ended,
     )
 
 
@@ -93,14 +91,14 @@ def _strike(world: World, fault: Fault, faults: Iterator[tuple[float, Fault]]) -
     _next_fault(world, faults)
 
 
-def _calm_down(world: World, journal: Journal) -> None:
+def _calm_down(world: World, tally: Tally) -> None:
     """With the faults off the job must be training within the bound, and then end when it is told to."""
     world.calm = True
-    steps = journal.ledger.step
+    step = tally.ledger.step
     world.run(world.now + CALM_S)
     if world.decider.phase not in (Phase.DONE, Phase.ENDING):
-        if world.decider.phase is not Phase.TRAINING or journal.ledger.step == steps:
-            raise Unsafe(f"{world.decider.phase} at step {journal.ledger.step}, {CALM_S:g} s after the last fault")
+        if world.decider.phase is not Phase.TRAINING or tally.ledger.step == step:
+            raise Unsafe(f"{world.decider.phase} at step {tally.ledger.step}, {CALM_S:g} s after the last fault")
         world.tell(Order(verb="stop", who="the simulation"))
     world.run(world.now + CALM_S)
     if world.decider.phase is not Phase.DONE:

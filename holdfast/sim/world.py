@@ -32,6 +32,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     nproc: int = 8
     standbys: int = 1
+    shrink: int = 0  # on how many nodes fewer the job may go on
     days: float = 1.0
     acquire: bool = True  # whether the fleet can bring nodes; else somebody restarts the lost ones
     rates: Rates = Rates()

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import psutil
 
+from holdfast.agent import kernel
 from holdfast.cli import rundir
 from holdfast.cli.api import NotRunning, ask
 from holdfast.cli.report import load
@@ -39,6 +40,18 @@ while not os.path.exists(f"{folder}/finish"):
     holdfast.step(step, loss=1 / step)
 """
 
+DEAF = TRAIN.replace("import holdfast\n", "import holdfast, signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n")
+# On SIGTERM it leaves a note and ends well.
+CLEAN = TRAIN.replace(
+    "import holdfast\n",
+    """import holdfast, signal
+def clean(number, frame):
+    open(f"{folder}/clean-{rank}-{number}", "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, clean)
+""",
+)
+
 
 def until(look: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
     """Wait until something is true, and return it."""
@@ -50,22 +63,38 @@ def until(look: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T
 
 
 def gone(*pids: int) -> bool:
-    return not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
+    return all(kernel.state_of(pid) in ("", "Z", "X") for pid in pids)
+
+
+def below(pid: int, word: str) -> int | None:
+    """The child of this process that has a word in its command line."""
+    for child in psutil.Process(pid).children():
+        try:
+            if word in child.cmdline():
+                return child.pid
+        except psutil.Error:  # it has just ended
+            continue
+    return None
 
 
 class Job:
     """One `holdfast run`, in a session of its own."""
+
+    process: subprocess.Popen[bytes]
 
     def __init__(self, folder: Path, *words: str, env: dict[str, str] | None = None, name: str = "job") -> None:
         self.folder = folder
         self.run_dir = folder / "run"
         self.output = folder / f"{name}.out"
         self._env = env
-        self._name = name
+        self._started = False
         self.start(*words)
 
     def start(self, *words: str) -> None:
-        """Start it, or start it once more."""
+        """Start it, or start it once more after it was killed."""
+        if self._started:
+            self.process.wait(PATIENCE_S)
+        self._started = True
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "holdfast.cli", "run", *words],
@@ -124,6 +153,11 @@ class Job:
 
         return self.until(look, f"training in generation {generation}") or {}
 
+    def says(self, words: str) -> str:
+        """Wait for a sentence of ours with these words."""
+        found = lambda: next((line for line in self.sentences() if words in line), "")  # noqa: E731
+        return self.until(found, f"the words {words!r}")
+
     def rank_dir(self, rank: int, generation: int = 1) -> Path:
         return self.run_dir / "logs" / f"gen-{generation}" / f"rank-{rank}"
 
@@ -137,11 +171,8 @@ class Job:
         return self._pid(self.run_dir / "nodes" / node / "holder.pid")
 
     def agent(self, node: str) -> int:
-        def look() -> int | None:
-            children = psutil.Process(self.holder(node)).children()
-            return next((c.pid for c in children if "holdfast.agent.main" in c.cmdline()), None)
-
-        return self.until(look, f"the agent of {node}") or 0
+        holder = self.holder(node)
+        return self.until(lambda: below(holder, "holdfast.agent.main"), f"the agent of {node}") or 0
 
     def controller(self) -> int:
         listening = self.until(lambda: rundir.listening(self.run_dir), "a controller")

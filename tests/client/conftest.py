@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,8 +42,8 @@ class Zygote:
         self.env = env
         command = [sys.executable, str(Path(__file__).with_name("stub_holder.py")), *preload]
         self.holder = subprocess.Popen(command, stdin=-1, stdout=-1, env=env, cwd=folder, text=True)
-        self.pid: int = self._hear()["zygote"]
-        self.warm = self._hear()
+        self.pid: int = self.hear()["zygote"]
+        self.warm = self.hear()
         self._codes: dict[str, int] = {}
         self._forks = 0
 
@@ -63,13 +63,13 @@ class Zygote:
             fork: dict[str, Any] = {"key": key, "argv": argv, "module": module, "env": self.env | env}
             fork["cwd"] = str(cwd or self.folder)
             fork |= {"stdout": str(folders[key] / "out"), "stderr": str(folders[key] / "err")}
-            self._tell(fork)
-        found = [self._hear_of("pid") for _ in envs]
+            self.tell(fork)
+        found = [self.hear_of("pid") for _ in envs]
         return [Rank(news["key"], news["pid"], folders[news["key"]]) for news in found]
 
     def wait(self, rank: Rank) -> Ended:
         while rank.key not in self._codes:
-            news = self._hear_of("code")
+            news = self.hear_of("code")
             self._codes[news["key"]] = news["code"]
         return rank.ended(self._codes.pop(rank.key))
 
@@ -77,23 +77,30 @@ class Zygote:
         return self.wait(self.fork(*argv, module=module, cwd=cwd, **env))
 
     def close(self) -> None:
-        self.holder.communicate(timeout=30)
+        with self.holder as holder:
+            assert holder.stdin
+            holder.stdin.close()
+            try:
+                holder.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                holder.kill()  # all below it die with it
+                raise
 
-    def _tell(self, fork: dict[str, Any]) -> None:
+    def tell(self, fork: dict[str, Any]) -> None:
         assert self.holder.stdin
         self.holder.stdin.write(json.dumps(fork) + "\n")
         self.holder.stdin.flush()
 
-    def _hear(self) -> dict[str, Any]:
+    def hear(self) -> dict[str, Any]:
         assert self.holder.stdout
         line = self.holder.stdout.readline()
         assert line, "the stub holder has ended"
         news: dict[str, Any] = json.loads(line)
         return news
 
-    def _hear_of(self, what: str) -> dict[str, Any]:
+    def hear_of(self, what: str) -> dict[str, Any]:
         """The next news with this field; exits that come earlier are kept."""
-        while what not in (news := self._hear()):
+        while what not in (news := self.hear()):
             if "code" not in news:
                 raise OSError(str(news))
             self._codes[news["key"]] = news["code"]
@@ -117,14 +124,20 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
 
 
 @pytest.fixture
-def group() -> Iterator[list[dict[str, str]]]:
-    """The environments of four ranks that find each other."""
+def group() -> Iterator[Callable[[], list[dict[str, str]]]]:
+    """The environments of four ranks that find each other; a new store with every call."""
     from torch.distributed import TCPStore
 
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    shared = {"WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-    shared["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    yield [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(4)]
+    stores = []
+
+    def environments() -> list[dict[str, str]]:
+        stores.append(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+        shared = {"WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(stores[-1].port)}
+        shared["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+        return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(4)]
+
+    yield environments
+    stores.clear()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import ctypes
 import json
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -30,6 +31,7 @@ def reap(keys: dict[int, str], ended: dict[int, int]) -> None:
 
 def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    os.environ.pop("LC_CTYPE", None)  # Python sets it for itself where there is no locale
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * PACKET_BYTES)
     command = [sys.executable, "-u", "-m", "holdfast.client.zygote", "--fd", str(theirs.fileno())]
@@ -55,8 +57,9 @@ def main() -> None:
         if ours.fileno() in ready:
             packet = ours.recv(PACKET_BYTES)
             if not packet:
-                say(lost=zygote.wait())
-                break
+                waiting.unregister(ours)
+                say(lost=zygote.pid)
+                continue
             match from_zygote(packet):
                 case Forked(key=key, pid=pid):
                     keys[pid] = key
@@ -67,6 +70,8 @@ def main() -> None:
                     say(modules=warm.modules, threads=warm.threads, skipped=warm.skipped)
         reap(keys, ended)
     ours.close()
+    for pid in keys:
+        os.kill(pid, signal.SIGKILL)
     try:
         while True:
             os.waitpid(-1, 0)

@@ -1,10 +1,15 @@
 """Scripts in a forked rank, beside the same scripts in a fresh interpreter: neither may be able to tell."""
 
+import mmap
+import os
 import py_compile
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from holdfast.wire.slot import read
 from tests.client.conftest import Zygote, fresh
 
 SAME = {
@@ -26,7 +31,7 @@ SAME = {
     "files": "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd')))",
     "command line": "print(open('/proc/self/cmdline').read().split(chr(0)), open('/proc/self/comm').read())",
     "environ file": "print(sorted(open('/proc/self/environ').read().split(chr(0))))",
-    "thread": "import threading as t; print(t.current_thread() is t.main_thread(), t.enumerate()[0].name, t.active_count())",
+    "thread": "import threading as t; print(t.current_thread() is t.main_thread(), [x.name for x in t.enumerate()])",
     "faulthandler off": "import faulthandler; print(faulthandler.is_enabled())",
     "umask and limits": "import os, resource; print(os.umask(0), resource.getrlimit(resource.RLIMIT_NOFILE))",
     "leader": "import os; print(os.getsid(0) == os.getpid() == os.getpgrp())",
@@ -35,7 +40,7 @@ SAME = {
     "no future of ours": "def f(x: nothing): ...",
     "encoding": "# -*- coding: latin-1 -*-\nprint('é', '\\udcff')",
     "return": "import atexit; atexit.register(print, 'first in, last out'); atexit.register(print, 'then')",
-    "thread at exit": "import threading, time\nthreading.Thread(target=lambda: (time.sleep(.1), print('late'))).start()\n",
+    "thread at exit": "import threading\nthreading.Timer(0.1, print, ['late']).start()",
     "pool at exit": "import concurrent.futures as f, time\np = f.ThreadPoolExecutor()\n"
     "p.submit(lambda: (time.sleep(.1), print('late')))\nraise SystemExit(4)",
     "exception": "def f(n):\n    raise ValueError(f'no {n}')\nf(3)",
@@ -57,17 +62,17 @@ SAME = {
     "interrupt by signal": "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(5)",
     "terminated": "import os, signal, time; os.kill(os.getpid(), signal.SIGTERM); time.sleep(5)",
     "aborted": "import os; os.abort()",
-    "excepthook": "import sys\nsys.excepthook = lambda t, v, tb: print('hook', t, v, tb.tb_lineno, v.__traceback__ is tb)\n1 / 0",
+    "excepthook": "import sys\nsys.excepthook = lambda t, v, tb: print(t, v, tb, v.__traceback__ is tb)\n1 / 0",
     "bad excepthook": "import sys\ndef hook(t, v, tb): raise TypeError('mine')\nsys.excepthook = hook\n1 / 0",
     "exit in excepthook": "import sys\nsys.excepthook = lambda *a: sys.exit(5)\n1 / 0",
-    "atexit on failure": "import atexit; atexit.register(print, 'one'); atexit.register(lambda: 1 / 0); raise OSError(5, 'x')",
+    "atexit on failure": "import atexit as a\na.register(print, 'one')\na.register(lambda: 1 / 0)\nraise OSError",
     "bad str": "class E(Exception):\n    def __str__(self): raise RuntimeError('no')\nraise E",
     "print_exc": "import traceback\ntry: 1 / 0\nexcept ZeroDivisionError: traceback.print_exc()",
     "closed stdout": "import sys; sys.stdout.close(); raise ValueError",
     "pickle": "import pickle\nclass C: pass\nprint(pickle.loads(pickle.dumps(C())).__class__ is C, pickle.dumps(C()))",
-    "dataclass": "from __future__ import annotations\nimport dataclasses, typing\n@dataclasses.dataclass\nclass D:\n    x: int = 1\n"
-    "print(D(), typing.get_type_hints(D))",
-    "subprocess": "import subprocess, sys\nprint(subprocess.run([sys.executable, '-c', 'print(1)'], capture_output=True))",
+    "dataclass": "from __future__ import annotations\nimport dataclasses, typing\n"
+    "@dataclasses.dataclass\nclass D:\n    x: int = 1\nprint(D(), typing.get_type_hints(D))",
+    "subprocess": "import subprocess, sys\nprint(subprocess.check_output([sys.executable, '-c', 'print(1)']))",
     "child exits": "import os, sys\nif os.fork() == 0: sys.exit(3)\nprint(os.wait()[1])",
 }
 
@@ -100,7 +105,9 @@ def test_same_modules(bare: Zygote, tmp_path: Path, argv: list[str]) -> None:
     assert said == fresh(tmp_path, *argv, module=True)
 
 
-@pytest.mark.parametrize("script", ["./folder", "folder/__main__.py", "link.py", "gone.py", "./folder/../plain.py", "empty"])
+@pytest.mark.parametrize(
+    "script", ["./folder", "folder/__main__.py", "link.py", "gone.py", "./folder/../plain.py", "empty"]
+)
 def test_same_paths(bare: Zygote, tmp_path: Path, script: str) -> None:
     for path in ("folder/__main__.py", "far/target.py", "plain.py"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
@@ -154,6 +161,41 @@ def test_faulthandler_shows_the_script(bare: Zygote, tmp_path: Path) -> None:
 
 
 def test_each_rank_has_its_own_chance(bare: Zygote, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("import random, multiprocessing as m\nprint(random.random(), m.current_process().authkey)")
+    (tmp_path / "script.py").write_text(
+        "import random, multiprocessing as m\nprint(random.random(), m.current_process().authkey)"
+    )
     ranks = bare.forks([{}, {}, {}], "script.py", cwd=tmp_path)
     assert len({bare.wait(rank).out for rank in ranks}) == 3
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("raise ValueError('no', 1)", "ValueError: ('no', 1)"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("1 +", "SyntaxError: invalid syntax"),
+    ],
+)
+def test_a_failure_is_known_before_the_rank_ends(
+    bare: Zygote, tmp_path: Path, arena: tuple[str, mmap.mmap], script: str, words: str
+) -> None:
+    slow = "import atexit, time; atexit.register(time.sleep, 60)\n" if script != "1 +" else ""
+    (tmp_path / "script.py").write_text(slow + script)
+    rank = bare.fork("script.py", cwd=tmp_path, HOLDFAST_SLOT=f"{arena[0]}:0")
+    until = time.monotonic() + 20
+    while (now := read(arena[1], 0)) is None or not now.failed:
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    assert (now.pid, now.failure) == (rank.pid, words)
+    if slow:
+        os.kill(rank.pid, signal.SIGKILL)
+        assert bare.wait(rank).code == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("script", ["pass", "import sys; sys.exit(0)", "raise SystemExit"])
+def test_a_good_end_is_no_failure(bare: Zygote, tmp_path: Path, arena: tuple[str, mmap.mmap], script: str) -> None:
+    (tmp_path / "script.py").write_text(script)
+    assert bare.run("script.py", cwd=tmp_path, HOLDFAST_SLOT=f"{arena[0]}:0").code == 0
+    now = read(arena[1], 0)
+    assert now and not now.failed

@@ -16,8 +16,9 @@ import pytest
 from torch.distributed import DistNetworkError, TCPStore
 
 from holdfast.wire import unixpath
+from tests.client.conftest import ENV
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.e2e
 
 
 class Controller:
@@ -34,7 +35,10 @@ class Controller:
         self._file = self._socket.makefile("rwb")
 
     def ask(self, **question: object) -> dict[str, Any]:
-        self._file.write(json.dumps(question).encode() + b"\n")
+        return self.send(json.dumps(question).encode() + b"\n")
+
+    def send(self, line: bytes) -> dict[str, Any]:
+        self._file.write(line)
         self._file.flush()
         answer: dict[str, Any] = json.loads(self._file.readline())
         return answer
@@ -46,7 +50,7 @@ class Controller:
 
 def start(run_dir: Path, lost_s: float) -> "subprocess.Popen[bytes]":
     argv = [sys.executable, "-m", "holdfast.client.store", str(run_dir), str(lost_s), "127.0.0.1"]
-    return subprocess.Popen(argv, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    return subprocess.Popen(argv, env=ENV)
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +100,9 @@ def test_the_next_controller_finds_the_same_store(process: object, run_dir: Path
 
 @pytest.mark.parametrize("line", [b"not json\n", b'{"open": "one"}\n', b"[]\n"])
 def test_nonsense_is_answered(process: object, run_dir: Path, line: bytes) -> None:
-    with unixpath.connect(run_dir / "store.sock") as raw:
-        raw.settimeout(30)
-        raw.send(line)
-        assert b"error" in raw.recv(4096)
+    controller = Controller(run_dir)
+    assert "error" in controller.send(line)
+    controller.close()
 
 
 def test_it_listens_on_the_given_address_alone(process: "subprocess.Popen[bytes]", run_dir: Path) -> None:

@@ -36,6 +36,7 @@ from holdfast.model.event import (
 )
 from holdfast.model.signal import Exit
 from holdfast.model.topology import Job
+from holdfast.model.verdict import Remedy
 
 HERE = Path(__file__).parent / "scenarios"
 CATALOG = catalog.load()
@@ -168,8 +169,10 @@ def show(decision: Decision) -> Iterator[str]:
     yield f"{decision.phase}: {decision.reason}" if decision.reason else f"{decision.phase}"
     yield from (f"> {show_action(action)}" for action in decision.actions)
     if decision.closed:
-        number, failures, echoes = decision.closed.number, decision.closed.failures, decision.closed.echoes
-        yield f"closed {number}: failures {failures}, echoes {echoes}, remedy {decision.closed.verdict.remedy}"
+        record = decision.closed
+        gave_up = record.verdict.remedy is Remedy.GIVE_UP  # else its sentence is said
+        said = record.sentence if gave_up else f"remedy {record.verdict.remedy}"
+        yield f"closed {record.number}: failures {record.failures}, echoes {record.echoes}, {said}"
     if decision.wake_at is not None:
         yield f"wake {decision.wake_at:g}"
 

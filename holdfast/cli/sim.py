@@ -1,0 +1,177 @@
+"""`holdfast sim`: the same decisions in virtual time, with modelled delays and faults from a seed."""
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+import msgspec
+
+from holdfast.cli.flagtable import UsageError
+from holdfast.cli.wording import duration
+from holdfast.core.account import Use
+from holdfast.core.report import report_of
+from holdfast.journal.sqlite import JournalError, SqliteJournal
+from holdfast.sim.checks import Unsafe
+from holdfast.sim.faults import HARSH, Crash, Cut, Fault, Loss, Rates
+from holdfast.sim.run import Result, simulate
+from holdfast.sim.world import Setup
+
+UNSAFE = 1
+_FAULTS = {"crash": Crash, "loss": Loss, "cut": Cut}
+_CHANCES = {
+    "loss": "nodes lost, per node and day",
+    "crash": "ranks that end badly, per node and day",
+    "defect": "nodes that begin to fail again and again, per node and day",
+    "cut": "nodes out of reach for a while, per node and day",
+    "fleet_fails": "chance that the fleet gives nothing when asked",
+    "dud": "chance that an acquired node never reports",
+    "launch_fails": "chance that a launch fails on one node",
+    "stop_fails": "chance that one node does not get its ranks down",
+}
+
+
+def main(argv: list[str]) -> int:
+    args = _parser().parse_args(argv)
+    try:
+        setup = _setup(args)
+        return _run(setup, args)
+    except (UsageError, JournalError) as e:
+        print(f"holdfast sim: {e}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="holdfast sim", description="Run the same decisions in virtual time.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    what = "simulate a job with faults: is it always safe, does it recover, and what do the faults cost?"
+    run = commands.add_parser("run", help="simulate one job", description=what)
+    run.add_argument("--seed", type=int, default=1, help="the same seed gives the same journal (default 1)")
+    run.add_argument("--nodes", type=int, default=8, help="nodes that train (default 8)")
+    run.add_argument("--nproc", type=int, default=8, help="ranks on each of them (default 8)")
+    run.add_argument("--standbys", type=int, default=1, help="nodes that wait beside them (default 1)")
+    run.add_argument("--shrink", type=int, default=0, help="on how many nodes fewer it may go on (default 0)")
+    run.add_argument("--days", type=float, default=1.0, help="how long faults come before all must heal (default 1)")
+    run.add_argument("--step-s", type=float, default=10.0, help="what a step takes (default 10)")
+    run.add_argument("--save-steps", type=int, default=100, help="steps between checkpoints (default 100)")
+    run.add_argument("--join", action="store_true", help="the fleet cannot acquire nodes; lost ones are repaired")
+    run.add_argument("--harsh", action="store_true", help="faults of all kinds, many a day, unless said otherwise")
+    for name, help in _CHANCES.items():
+        usual, harsh = getattr(Rates(), name), getattr(HARSH, name)
+        said = f"{help} (default {usual:g}, harsh {harsh:g})"
+        run.add_argument(_flag(name), type=float, metavar="RATE", help=said)
+    one = "one more fault: crash, loss or cut, after AT seconds"
+    run.add_argument("--fault", action="append", default=[], metavar="AT:KIND[:NODE]", help=one)
+    run.add_argument("--journal", type=Path, metavar="FILE", help="keep its journal in this file")
+    run.add_argument("--json", action="store_true", help="print the result as JSON")
+    return parser
+
+
+def _setup(args: argparse.Namespace) -> Setup:
+    for name, least in (("nodes", 1), ("nproc", 1), ("standbys", 0), ("shrink", 0), ("save_steps", 1)):
+        if getattr(args, name) < least:
+            raise UsageError(f"{_flag(name)} must be at least {least}")
+    if not 0 < args.days <= 3650:
+        raise UsageError("--days must be above 0 and at most 3650")
+    if not 0.01 <= args.step_s <= 86400:
+        raise UsageError("--step-s must be between 0.01 and 86400")
+    if args.shrink >= args.nodes:
+        raise UsageError("--shrink must be below --nodes: somebody has to train")
+    given = {name: getattr(args, name) for name in _CHANCES if getattr(args, name) is not None}
+    for name, rate in given.items():
+        if not 0 <= rate <= 1000:
+            raise UsageError(f"{_flag(name)} must be between 0 and 1000")
+    return Setup(
+        seed=args.seed,
+        nodes=args.nodes,
+        nproc=args.nproc,
+        standbys=args.standbys,
+        shrink=args.shrink,
+        days=args.days,
+        step_s=args.step_s,
+        save_steps=args.save_steps,
+        acquire=not args.join,
+        rates=msgspec.structs.replace(HARSH if args.harsh else Rates(), **given),
+        script=tuple(_fault(text) for text in args.fault),
+    )
+
+
+def _fault(text: str) -> tuple[float, Fault]:
+    at, _, rest = text.partition(":")
+    kind, _, node = rest.partition(":")
+    try:
+        return float(at), _FAULTS[kind](node=node)
+    except (ValueError, KeyError):
+        raise UsageError(f"--fault {text}: write it as SECONDS:KIND or SECONDS:KIND:NODE, like 3600:loss:n3") from None
+
+
+def _run(setup: Setup, args: argparse.Namespace) -> int:
+    journal = _journal(args.journal) if args.journal else None
+    try:
+        result = simulate(setup, lambda entry: journal.append(entry, durable=False)) if journal else simulate(setup)
+    except Unsafe as e:
+        print(f"holdfast sim: {e}\nto see it again: {command(setup)}", file=sys.stderr)
+        return UNSAFE
+    finally:
+        if journal:
+            journal.close()
+    print(_json(result) if args.json else _text(setup, result))
+    return 0
+
+
+def _journal(path: Path) -> SqliteJournal:
+    if path.exists():
+        raise UsageError(f"{path} exists already; give another --journal")
+    return SqliteJournal(path)
+
+
+def command(setup: Setup) -> str:
+    """The one command that repeats a simulation."""
+    plain = Setup(seed=0, nodes=0)
+    words = ["holdfast", "sim", "run", "--seed", str(setup.seed), "--nodes", str(setup.nodes)]
+    for name in ("nproc", "standbys", "shrink", "days", "step_s", "save_steps"):
+        if getattr(setup, name) != getattr(plain, name):
+            words += [_flag(name), str(getattr(setup, name))]
+    words += [] if setup.acquire else ["--join"]
+    harsh = setup.rates == HARSH
+    words += ["--harsh"] if harsh else []
+    for name in _CHANCES:
+        rate = getattr(setup.rates, name)
+        if not harsh and rate != getattr(plain.rates, name):
+            words += [_flag(name), str(rate)]
+    for at, fault in setup.script:
+        words += ["--fault", f"{at}:{type(fault).__name__.lower()}" + (f":{fault.node}" if fault.node else "")]
+    return shlex.join(words)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _json(result: Result) -> str:
+    shown = {
+        "digest": result.digest,
+        "entries": result.entries,
+        "faults": result.struck,
+        "gave_up": result.gave_up,
+        "report": msgspec.to_builtins(report_of(result.account)),
+    }
+    return msgspec.json.encode(shown).decode()
+
+
+def _text(setup: Setup, result: Result) -> str:
+    account = result.account
+    mttr = f", mean time to recover {duration(account.mttr_s)}" if account.mttr_s is not None else ""
+    struck = ", ".join(f"{count} {kind}" for kind, count in result.struck.items()) or "none"
+    lines = [
+        f"ETTR {100 * account.ettr:.2f} % of {duration(account.wall_s)} on {setup.nodes} nodes of {setup.nproc} ranks",
+        f"incidents {len(account.incidents)}{mttr}; faults: {struck}",
+        "where the time went",
+        *(f"  {use.value:<22} {duration(account.spent_s(use))}" for use in Use if account.spent_s(use) > 0),
+        "lost by cause",
+        *(f"  {cause:<22} {duration(lost)}" for cause, lost in sorted(account.lost_s().items(), key=lambda i: -i[1])),
+        f"journal: {result.entries} entries, sha256 {result.digest}",
+    ]
+    if result.gave_up:
+        lines.append(f"it gave up: {result.gave_up}")
+    return "\n".join(lines)

@@ -1,0 +1,153 @@
+"""The drop-in use: the same command on several hosts, here several process trees on one, joins one job."""
+
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli import main
+from tests.cli.conftest import Start
+from tests.cli.driver import CLEAN, Job, gone
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+WHO = """
+import json, os, sys
+names = ("RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "HOST")
+with open(f"{sys.argv[1]}/who-{os.environ['RANK']}.json", "w") as file:
+    json.dump({name: os.environ[name] for name in names}, file)
+"""
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def host(start: Start, endpoint: str, *flags: str, name: str, script: str = CLEAN, **env: str) -> Job:
+    """One host's `holdfast run`; its run directory is in what it says first."""
+    job = start("--rdzv-endpoint", endpoint, *flags, name=name, script=script, HOST=name, **env)
+    job.run_dir = Path(job.says("run directory").split("run directory ")[1])
+    return job
+
+
+def leader_of(*jobs: Job) -> Job:
+    [leader] = [job for job in jobs if "this host carries the controller" in job.text()]
+    return leader
+
+
+def test_three_hosts_make_one_job(start: Start, port: int, tmp_path: Path) -> None:
+    jobs = []
+    for node_rank in ("2", "0", "1"):
+        flags = ("--nnodes", "3", "--nproc-per-node", "2", "--node-rank", node_rank, "--rdzv-id", "our job")
+        jobs.append(host(start, f"127.0.0.1:{port}", *flags, name=f"host{node_rank}", script=WHO))
+    for job in jobs:
+        job.ends(0)
+    for rank in range(6):
+        who = json.loads((tmp_path / f"who-{rank}.json").read_text())
+        assert who == {
+            "RANK": str(rank),
+            "WORLD_SIZE": "6",
+            "GROUP_RANK": str(rank // 2),
+            "GROUP_WORLD_SIZE": "3",
+            "LOCAL_RANK": str(rank % 2),
+            "TORCHELASTIC_RUN_ID": "our job",
+            "HOST": f"host{rank // 2}",
+        }
+    leader = leader_of(*jobs)
+    assert (tmp_path / "home" / "newest").resolve() == leader.run_dir
+    for job in jobs:
+        assert not list(job.run_dir.glob("nodes/*/holder.pid")), "its holder is gone when the command returns"
+        if job is not leader:
+            assert job.sentences()[-1] == "holdfast: done: all ranks ended well"
+
+
+def test_a_host_that_leaves_may_come_back(start: Start, port: int, tmp_path: Path) -> None:
+    endpoint, flags = f"127.0.0.1:{port}", ("--nnodes", "2", "--set", "silence.silence_s=2")
+    first = host(start, endpoint, *flags, name="first")
+    second = host(start, endpoint, *flags, name="second")
+    first.trains()
+    [holder] = second.run_dir.glob("nodes/*/holder.pid")
+    lost = [int(holder.read_text()), second.rank(1), first.rank(0)]
+    os.kill(lost[0], signal.SIGKILL)
+    second.ends(137)
+    assert "this node is lost: its holder ended with code -9" in second.sentences()[-1]
+    first.until(lambda: first.phase() == "waiting", "the wait for another host")
+    assert gone(*lost)
+    second = host(start, endpoint, *flags, name="third")
+    first.trains(generation=2)
+
+    second.interrupt()  # this time it is somebody's will
+    second.ends(130)
+    assert (tmp_path / "clean-1-15").exists()
+    assert "this node left the job with code 130: asked to, on this host" in second.sentences()[-1]
+    first.until(lambda: first.phase() == "waiting", "the wait for another host")
+    second = host(start, endpoint, *flags, name="fourth")
+    first.trains(generation=3)
+    first.finish()
+    first.ends(0)
+    second.ends(0)
+    assert [record.kind for record in first.report().incidents] == ["silence", "silence"]
+    first.check_replay()
+
+
+def test_whoever_does_not_belong_is_refused(start: Start, port: int) -> None:
+    endpoint, flags = f"127.0.0.2:{port}", ("--nnodes", "2", "--rdzv-id", "ours")
+    first = host(start, endpoint, *flags, name="first", script=WHO, HOLDFAST_TOKEN="secret")
+    first.until(first.status, "the controller")
+    for name, token, rdzv_id, words in (
+        ("stranger", "guess", "ours", "refused: send the run's token"),
+        ("neighbour", "secret", "theirs", "runs the job ours, not theirs"),
+    ):
+        flags = ("--nnodes", "2", "--rdzv-id", rdzv_id)
+        other = host(start, endpoint, *flags, name=name, script=WHO, HOLDFAST_TOKEN=token)
+        other.ends(2)
+        assert words in other.sentences()[-1] and "Traceback" not in other.text()
+    flags = ("--nnodes", "2", "--rdzv-id", "ours")
+    friend = host(start, endpoint, *flags, name="friend", script=WHO, HOLDFAST_TOKEN="secret")
+    first.ends(0)
+    friend.ends(0)
+
+
+def test_not_enough_hosts(start: Start, port: int) -> None:
+    job = host(start, f"127.0.0.1:{port}", "--nnodes", "2", "--rdzv-conf", "join_timeout=2", name="lonely")
+    job.ends(93)
+    assert "not enough nodes: 1 of 2 nodes after 2 s; start more nodes or lower --nnodes" in job.text()
+
+
+@pytest.fixture
+def stranger() -> Iterator[int]:
+    """Something else that listens, and answers whatever it is asked in its own tongue."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            try:
+                while True:
+                    with server.accept()[0] as peer:
+                        peer.recv(4096)
+                        peer.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+            except OSError:
+                return  # closed
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield int(server.getsockname()[1])
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def test_a_stranger_at_the_endpoint(
+    stranger: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    (tmp_path / "ok.py").touch()
+    assert main(["run", "--rdzv-endpoint", f"127.0.0.1:{stranger}", "--nnodes", "2", "ok.py"]) == 2
+    *_, last = capfd.readouterr().err.splitlines()
+    assert last.startswith("holdfast run: what answers at http://127.0.0.1:") and "is not holdfast" in last

@@ -1,0 +1,133 @@
+"""`holdfast report` and `holdfast status`: what they print, from a journal and from a status."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from holdfast.cli import main, report, rundir, status
+from holdfast.cli.wording import duration
+from holdfast.config import Settings
+from holdfast.core.decider import Decider
+from holdfast.journal.sqlite import SqliteJournal
+from holdfast.model.event import Entry
+from holdfast.model.topology import Job
+from holdfast.wire.spec import Entry as What
+from holdfast.wire.spec import RunSpec
+from tests.core.transcript import parse
+
+LINES = (
+    "0 begin nnodes 2 standbys 1",
+    "1 outcome 1 ok nodes n0 n1 n2",
+    "2 ready n0 nproc 1",
+    "2 ready n1 nproc 1 order 1",
+    "2 ready n2 nproc 1 order 2",
+    "4 outcome 2 ok",
+    "6 progress 1 at 5",
+    "100 progress 190 at 99 from 1 since 5",
+    "103 alarm silence n1 since 100",
+    "104 outcome 3 ok",
+    "105 outcome 5 ok nodes n3",
+    "106 outcome 6 ok",
+    "110 progress 181 at 109",
+    "120 progress 200 at 119 from 181 since 109",
+)
+END = ("200 ended n0", "200 ended n2", "201 outcome 7 ok")
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    made = rundir.make(None, "r")
+    job = Job(run_id="r", min_nodes=2, max_nodes=2, standbys=1)
+    run = RunSpec(job=job, entry=What(argv=("x",)), settings=Settings(), fleet="local", nproc=1, log_dir="/l")
+    rundir.publish(made, run, "")
+    rundir.mark_newest(made)
+    return made
+
+
+def write(run_dir: Path, *lines: str) -> None:
+    journal, decider = SqliteJournal(run_dir / "journal.db"), Decider()
+    for seq, line in enumerate(lines, 1):
+        at, text = line.split(" ", 1)
+        event = parse(text, float(at), decider.generation)
+        decision = decider.step(float(at), event)
+        journal.append(Entry(seq=seq, at=float(at), event=event, decision=decision), durable=True)
+    journal.close()
+
+
+def test_json(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(run_dir, *LINES, *END)
+    assert main(["report", "--json"]) == 0  # the newest run
+    found = json.loads(capsys.readouterr().out)
+    assert (found["phase"], found["code"], found["ending"]) == ("done", 0, "all ranks ended well")
+    assert (found["generation"], found["step"], found["wall_s"]) == (2, 200, 201)
+    [record] = found["incidents"]
+    assert (record["kind"], record["evicted"], record["admitted"]) == ("silence", ["n1"], ["n2"])
+    assert (record["good_step"], record["resumed_from"]) == (190, 180)
+    assert found["spent_s"]["train"] + sum(found["lost_s"].values()) == pytest.approx(201)
+    assert found["spans"][0]["use"] == "wait"
+
+
+def test_text(run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    write(run_dir, *LINES, *END)
+    assert main(["report", str(run_dir)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "1 incident, mean time to recover 10.0 s" in text
+    assert "ended with code 0: all ranks ended well" in text
+    assert "ETTR " in text and "train " in text and "redo " in text
+    assert "n2 took its place" in text
+    assert "10 steps redone" in text
+
+
+def test_a_job_that_has_not_ended(run_dir: Path) -> None:
+    write(run_dir, *LINES)
+    found = report.load(run_dir)
+    assert (found.phase, found.code, found.wall_s) == ("training", None, 120)
+    assert "training" in printed(report.render(found))
+
+
+def test_a_journal_with_nothing_in_it(run_dir: Path) -> None:
+    write(run_dir)
+    shown = printed(report.render(report.load(run_dir)))
+    assert "ETTR 0.0 %" in shown and "0 incidents" in shown
+
+
+def printed(what: object) -> str:
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(what)
+    return captured.get()
+
+
+def test_status_fits_one_screen() -> None:
+    node = {"node": "n0", "role": "active", "ranks": "0-7", "step": 12, "loss": 0.5, "phase": "eval"}
+    standby = {"node": "n1", "role": "standby", "ranks": "", "step": -1, "loss": None, "phase": ""}
+    shown = printed(
+        status.render(
+            {
+                "phase": "training",
+                "generation": 3,
+                "step": 12,
+                "ettr": 0.975,
+                "wall_s": 7384,
+                "incidents": 2,
+                "run_id": "r",
+                "reason": "training",
+                "nodes": [node, standby],
+                "last_incident": "rank 3 on n0 was killed",
+            }
+        )
+    )
+    assert "2 incidents" in shown
+    for words in ("training", "ETTR 97.5 %", "2 h 03 min", "0-7", "0.5000", "eval", "standby", "was killed"):
+        assert words in shown, words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.04, "0.0 s"), (119.94, "119.9 s"), (125, "2 min 05 s"), (3 * 3600 + 61, "3 h 01 min")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

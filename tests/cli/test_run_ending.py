@@ -1,0 +1,142 @@
+"""How jobs end: by themselves, by a failure, by a person; with which code, and with everybody gone."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli import main
+from tests.cli.conftest import Start
+from tests.cli.driver import CLEAN, DEAF, TRAIN, gone
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+FAILURES = {
+    "its own code": ("import sys; sys.exit(3)", ("--max-restarts", "0"), 3, "--max-restarts 0 used up"),
+    "a signal": ("import os; os.kill(os.getpid(), 11)", ("--max-restarts", "0"), 139, "was killed by SIGSEGV"),
+    "before the first step": ("raise ValueError('no such thing')", (), 93, "before its first step"),
+    "one of two": (
+        "import os, sys; sys.exit(int(os.environ['RANK']))",
+        ("--nnodes", "2", "--max-restarts", "0"),
+        1,
+        "rank 1 on n1 exited with code 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FAILURES)
+def test_a_failure_gives_its_code(start: Start, what: str) -> None:
+    script, flags, code, words = FAILURES[what]
+    job = start(*flags, script=script)
+    job.ends(code)
+    said = job.sentences()
+    assert any(line.startswith("holdfast: ending: ") and words in line for line in said), job.text()
+    assert said[-1].startswith(f"holdfast: ended with code {code}: 1 incident, ")
+    [record] = job.report().incidents
+    assert record.verdict.remedy == "give up"
+    assert "Traceback" not in "\n".join(said)
+    job.check_replay()
+
+
+def test_one_rank_that_always_fails_ends_in_giving_up(start: Start) -> None:
+    """Without a cap and without a step the ledger's bounds hold."""
+    script = "import os, sys; sys.exit(int(os.environ['RANK']))"
+    job = start("--nproc-per-node", "2", "--set", "recovery.attempts=2", script=script)
+    job.ends(93)
+    assert "in a row without a step between them" in job.text()
+
+
+RAISES = TRAIN + """
+    if step == 15 and rank == "1":
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied (8x64 and 32x64)")
+    if step == 40:
+        break
+"""
+
+
+def test_an_exception_after_steps_restarts_and_goes_on(start: Start) -> None:
+    job = start("--nproc-per-node", "2", script=RAISES)  # its step was kept before it raised
+    job.ends(0)
+    [record] = job.report().incidents
+    assert record.klass == "shape_dtype_device"
+    assert "RuntimeError: mat1 and mat2" in record.cause
+    assert record.ranks == (1,)
+
+
+def test_the_same_exception_without_getting_further_ends_the_job(start: Start) -> None:
+    job = start("--nproc-per-node", "2", script=RAISES.replace("step += 1\n", "step += 1\n    step = min(step, 15)\n"))
+    job.ends(93)
+    assert "failed the same way again without getting further" in job.text()
+    assert len(job.report().incidents) == 2
+
+
+def test_ctrl_c_ends_everything_once(start: Start, tmp_path: Path) -> None:
+    job = start("--nnodes", "2", "--nproc-per-node", "1", "--standbys", "1", script=CLEAN)
+    job.trains()
+    pids = [*job.ranks(2), job.holder("n0"), job.holder("n1"), job.holder("n2"), job.controller()]
+    job.interrupt()
+    job.ends(130)
+    assert gone(*pids)
+    assert (tmp_path / "clean-0-15").exists() and (tmp_path / "clean-1-15").exists()
+    assert "holdfast: stopping; once more to stop without grace" in job.sentences()
+    assert any("ending: stopped by Ctrl-C" in line for line in job.sentences())
+    assert job.report().incidents == ()
+    assert job.report().code == 130
+
+
+def test_twice_ends_it_at_once(start: Start) -> None:
+    job = start("--nproc-per-node", "2", "--shutdown-timeout", "100", script=DEAF)
+    job.trains()
+    pids = job.ranks(2)
+    job.interrupt()
+    job.until(lambda: job.phase() == "ending", "the end to begin")
+    began_at = time.monotonic()
+    job.interrupt()
+    job.ends(130)
+    assert time.monotonic() - began_at < 30  # far less than the grace
+    assert gone(*pids)
+
+
+def test_three_times_needs_no_controller(start: Start) -> None:
+    job = start("--shutdown-timeout", "100", script=DEAF)
+    job.trains()
+    pids = [job.rank(0), job.holder("n0"), job.controller()]
+    job.kill(job.controller(), signal.SIGSTOP)
+    for _ in range(3):
+        job.interrupt()
+        time.sleep(0.2)  # or they would be one signal
+    job.ends(130)
+    assert gone(*pids)
+
+
+def test_ctrl_c_at_any_moment_of_the_start(start: Start) -> None:
+    """Also before there is anybody to pass it on to."""
+    job = start()
+    job.until(job.text, "its first words")
+    job.interrupt()
+    job.ends(130)
+    assert "Traceback" not in job.text()
+
+
+def test_sigterm(start: Start, tmp_path: Path) -> None:
+    job = start(script=CLEAN)
+    job.trains()
+    job.process.send_signal(signal.SIGTERM)
+    job.ends(143)
+    assert (tmp_path / "clean-0-15").exists()
+
+
+def test_holdfast_stop(start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = start(script=CLEAN)
+    job.trains()
+    assert main(["stop"]) == 0  # the newest run
+    assert capsys.readouterr().out == "stopped\n"
+    job.ends(143)
+    assert (tmp_path / "clean-0-15").exists()
+    assert any("(holdfast stop)" in line for line in job.sentences())
+    for command in ("stop", "status"):
+        assert main([command, str(job.run_dir)]) == (2 if command == "stop" else 1)
+        said = capsys.readouterr().err
+        assert said.startswith(f"holdfast {command}: the run in {job.run_dir} has ended with code 143: stopped by ")
+        assert said.count("\n") == 1

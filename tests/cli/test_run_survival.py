@@ -1,0 +1,153 @@
+"""What survives what: the controller, the front and agents die; training goes on, and trouble is still mended."""
+
+import os
+import signal
+
+import psutil
+import pytest
+
+from holdfast.cli import rundir
+from tests.cli.conftest import Start
+from tests.cli.driver import DEAF, Job, gone
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+PATIENT = ("--set", "silence.silence_s=15")  # an agent that starts anew on a busy machine is not to be evicted
+
+
+def another_controller(job: Job, before: int) -> int:
+    def look() -> int:
+        listening = rundir.listening(job.run_dir)
+        return listening.pid if listening and listening.pid != before and job.status() else 0
+
+    return job.until(look, "another controller")
+
+
+def store_of(job: Job) -> int:
+    words = ["holdfast.client.store", str(job.run_dir)]
+    found = [p.pid for p in psutil.process_iter(["cmdline"]) if words == (p.info["cmdline"] or [])[2:4]]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_the_controller_dies_while_all_is_well(start: Start) -> None:
+    job = start("--nnodes", "2", "--nproc-per-node", "1", *PATIENT)
+    job.trains()
+    ranks, first = job.ranks(2), job.controller()
+    job.kill(first)
+    another_controller(job, first)
+    status = job.trains()  # still the first generation
+    assert job.ranks(2) == ranks and not any(gone(pid) for pid in ranks)
+    assert status["incidents"] == 0
+    job.kill(ranks[1])
+    job.trains(generation=2)
+    job.finish()
+    job.ends(0)
+    assert len(job.report().incidents) == 1
+    assert sum("the controller went away; training goes on" in line for line in job.sentences()) == 1
+    assert sum("the first step was made" in line for line in job.sentences()) == 1
+    job.check_replay()
+
+
+def test_the_controller_dies_while_it_mends(start: Start) -> None:
+    """Once while ranks are being stopped, once while they are being launched."""
+    job = start("--nnodes", "2", "--nproc-per-node", "1", *PATIENT, "--set", "recovery.stop_grace_s=2.5", script=DEAF)
+    job.trains()
+    ranks, first = job.ranks(2), job.controller()
+    job.kill(ranks[1])
+    job.until(lambda: job.phase() == "stopping", "the stop")
+    job.kill(first)
+    second = another_controller(job, first)
+    job.trains(generation=2)
+    assert gone(*ranks)
+
+    job.kill(store_of(job), signal.SIGSTOP)  # without an answer from the store nothing can be launched
+    ranks = job.ranks(2, generation=2)
+    job.kill(ranks[0])
+    job.until(lambda: job.phase() == "launching", "the launch")
+    job.kill(second)
+    another_controller(job, second)
+    job.kill(store_of(job), signal.SIGCONT)
+    job.trains(generation=3)
+    assert gone(*ranks)
+    job.finish()
+    job.ends(0)
+    assert [record.verdict.remedy for record in job.report().incidents] == ["restart", "restart"]
+    job.check_replay()
+
+
+def test_the_store_dies(start: Start) -> None:
+    job = start("--nproc-per-node", "1")
+    job.trains()
+    job.kill(store_of(job))
+    job.kill(job.rank(0))
+    job.trains(generation=2)
+    job.finish()
+    job.ends(0)
+
+
+def test_the_front_dies_and_the_run_is_resumed(start: Start) -> None:
+    job = start("--nnodes", "2", "--nproc-per-node", "1", *PATIENT)
+    job.trains()
+    ranks, controller = job.ranks(2), job.controller()
+    os.kill(job.process.pid, signal.SIGKILL)
+    job.ends(-signal.SIGKILL)
+    job.until(lambda: gone(controller), "the end of the controller")
+    steps = [(job.folder / f"step-{rank}").read_text() for rank in range(2)]
+    moved = lambda: [(job.folder / f"step-{rank}").read_text() for rank in range(2)] != steps  # noqa: E731
+    job.until(moved, "further steps")
+    job.start("--resume", str(job.run_dir))
+    job.trains()
+    assert job.ranks(2) == ranks and not any(gone(pid) for pid in ranks)
+    job.kill(ranks[0])
+    job.trains(generation=2)
+    job.finish()
+    job.ends(0)
+    assert len(job.report().incidents) == 1
+    assert "resuming" in job.text()
+    job.check_replay()
+
+
+def test_without_a_front_all_leave_by_themselves(start: Start) -> None:
+    """And the run can be resumed even then, with other nodes."""
+    job = start("--set", "node.lost_s=2.5", "--set", "silence.silence_s=2")
+    job.trains()
+    pids = [job.rank(0), job.holder("n0"), store_of(job), job.controller()]
+    os.kill(job.process.pid, signal.SIGKILL)
+    job.until(lambda: gone(*pids), "the end of everything")
+    assert (job.run_dir / "nodes" / "n0" / "left").read_text() == "no controller for 2.5 s\n"
+    job.start("--resume", str(job.run_dir))
+    job.trains(generation=2)
+    job.finish()
+    job.ends(0)
+    [record] = job.report().incidents
+    assert (record.evicted, record.admitted) == (("n0",), ("n1",))
+
+
+def test_an_agent_dies(start: Start) -> None:
+    job = start("--nnodes", "2", "--nproc-per-node", "2", *PATIENT)
+    job.trains()
+    ranks, agent = job.ranks(4), job.agent("n1")
+    job.kill(agent)
+    job.until(lambda: job.agent("n1") != agent, "another agent")
+    assert not any(gone(pid) for pid in ranks)
+    job.kill(ranks[3])
+    job.trains(generation=2)
+    assert gone(*ranks)
+
+    # Ranks end while there is nobody to see it.
+    ranks, agent = job.ranks(4, generation=2), job.agent("n0")
+    job.kill(agent, signal.SIGSTOP)
+    job.kill(ranks[0])
+    job.kill(ranks[1])
+    job.until(lambda: gone(ranks[0], ranks[1]), "the end of two ranks")
+    job.kill(agent)
+    job.trains(generation=3)
+    assert gone(*ranks)
+    job.finish()
+    job.ends(0)
+    first, second = job.report().incidents
+    assert (first.suspects, first.ranks) == (("n1",), (3,))
+    assert second.suspects == ("n0",) and second.ranks in ((0,), (1,))
+    assert first.evicted == second.evicted == ()
+    job.check_replay()

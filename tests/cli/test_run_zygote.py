@@ -1,0 +1,69 @@
+"""With everything real: ranks forked from a zygote, torch's own store, gloo and DistributedDataParallel."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Start
+from tests.cli.driver import gone
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+# It imports nothing of ours: its steps are counted by the optimizer hook of the launcher.
+DDP = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+folder = sys.argv[1]
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(4, 4), find_unused_parameters=True)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+kept = f"{folder}/weights.pt"
+step = 0
+if os.path.exists(kept):
+    state = torch.load(kept, weights_only=True)
+    step = state.pop("step")
+    model.module.load_state_dict(state)
+while step < 400:
+    loss = model(torch.full((2, 4), float(step % 7 + rank))).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    step += 1
+    if rank == 0:
+        torch.save({"step": step, **model.module.state_dict()}, kept + ".new")
+        os.replace(kept + ".new", kept)
+    dist.barrier()
+    if os.path.exists(f"{folder}/finish"):
+        break
+    time.sleep(0.01)
+print("sum", dist.get_world_size(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_of_a_real_job_are_forked_and_heal(start: Start) -> None:
+    job = start("--nnodes", "2", "--nproc-per-node", "2", script=DDP, torch=True)
+    job.trains()
+    first = job.ranks(4)
+    job.kill(first[3])
+    job.trains(generation=2)
+    assert gone(*first)
+    for node in ("n0", "n1"):
+        log = job.run_dir / "nodes" / node / "agent.log"
+        assert "started afresh" not in log.read_text(), "this was to be about forked ranks"
+    stat = Path(f"/proc/{job.rank(0, generation=2)}/stat").read_text()
+    assert int(stat.rpartition(")")[2].split()[1]) == job.holder("n0"), "the holder is the parent, it alone reaps"
+    job.finish()
+    job.ends(0)
+    assert job.text().count(" sum 4\n") == 4
+    [record] = job.report().incidents
+    assert (record.ranks, record.verdict.remedy) == ((3,), "restart")
+    assert record.resumed_from is None, "the script restores itself and did not say"
+    assert "Traceback" not in "".join(job.sentences())
+    assert os.path.exists(job.folder / "weights.pt")

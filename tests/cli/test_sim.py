@@ -1,0 +1,104 @@
+"""`holdfast sim run`: what it prints, what it refuses, and that a failing seed names the command that repeats it."""
+
+import contextlib
+import json
+import shlex
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.cli import sim
+from holdfast.journal.sqlite import SqliteJournal
+from holdfast.sim.checks import Unsafe
+from holdfast.sim.faults import HARSH, Loss, Rates
+from holdfast.sim.run import simulate
+from holdfast.sim.world import Setup
+
+SMALL = ["run", "--nodes", "4", "--days", "0.2", "--harsh", "--seed", "5"]
+
+
+def test_it_says_what_the_faults_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sim.main(SMALL) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("ETTR ")
+    for words in ("incidents ", "mean time to recover", "where the time went", "lost by cause", "entries, sha256 "):
+        assert words in out
+
+
+def test_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sim.main([*SMALL, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    result = simulate(Setup(seed=5, nodes=4, days=0.2, rates=HARSH))
+    assert (shown["digest"], shown["entries"]) == (result.digest, result.entries)
+    assert shown["report"]["ettr"] == result.account.ettr
+    assert shown["faults"] == result.struck
+
+
+def test_its_journal_can_be_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "sim.db"
+    assert sim.main([*SMALL, "--json", "--journal", str(path)]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
+        assert len(list(journal.read())) == shown["entries"]
+    assert sim.main([*SMALL, "--journal", str(path)]) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--nodes", "0"], "--nodes must be at least 1"),
+        (["--standbys", "-1"], "--standbys must be at least 0"),
+        (["--days", "0"], "--days must be above 0"),
+        (["--days", "nan"], "--days must be above 0"),
+        (["--shrink", "8"], "--shrink must be below --nodes"),
+        (["--save-steps", "0"], "--save-steps must be at least 1"),
+        (["--step-s", "0"], "--step-s must be between"),
+        (["--launch-fails", "-1"], "--launch-fails must be between 0 and 1000"),
+        (["--fault", "soon:loss"], "--fault soon:loss: write it as SECONDS:KIND"),
+        (["--fault", "5:comet"], "write it as SECONDS:KIND"),
+        (["--journal", "/nonexistent/sim.db"], "cannot be used as a journal"),
+    ],
+)
+def test_what_it_refuses(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sim.main(["run", *flags]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [[], ["walk"], ["run", "--nodes", "many"]])
+def test_what_argparse_refuses(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        sim.main(argv)
+    assert caught.value.code == 2
+    assert "usage: holdfast sim" in capsys.readouterr().err
+
+
+def test_a_failing_seed_prints_the_command_that_repeats_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(setup: Setup) -> None:
+        raise Unsafe("broken: a promise")
+
+    monkeypatch.setattr(sim, "simulate", fails)
+    assert sim.main(SMALL) == sim.UNSAFE
+    err = capsys.readouterr().err
+    assert "broken: a promise" in err
+    assert "to see it again: holdfast sim run --seed 5 --nodes 4 --days 0.2 --harsh\n" in err
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        Setup(seed=7, nodes=3),
+        Setup(seed=7, nodes=3, nproc=2, standbys=0, shrink=1, days=1 / 3, acquire=False, step_s=0.3, save_steps=7),
+        Setup(seed=7, nodes=3, rates=HARSH),
+        Setup(seed=7, nodes=3, rates=Rates(loss=1 / 7, launch_fails=0.25)),
+        Setup(seed=7, nodes=3, script=((12.5, Loss(node="n1")), (3.0, Loss()))),
+    ],
+)
+def test_the_command_repeats_exactly(setup: Setup) -> None:
+    holdfast, word, *argv = shlex.split(sim.command(setup))
+    assert (holdfast, word) == ("holdfast", "sim")
+    again = sim._setup(sim._parser().parse_args(argv))
+    assert msgspec.json.encode(again) == msgspec.json.encode(setup)

@@ -1,0 +1,39 @@
+"""Losses on a GPU: reported late, under their own step, and never waited for."""
+
+import mmap
+
+import pytest
+import torch
+
+from holdfast.client.device import Copies
+from holdfast.wire.slot import SLOT_BYTES, Slot, read
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+
+
+def test_values_arrive_later_under_their_own_step() -> None:
+    memory = mmap.mmap(-1, SLOT_BYTES)
+    slot = Slot(memory, 0, generation=1, rank=0)
+    copies = Copies()
+    big = torch.randn(8192, 8192, device="cuda")
+    work = [big @ big for _ in range(20)]
+    copies.start(5, work[-1][0, 0] * 0 + 2.5, torch.tensor([float("nan")], device="cuda", dtype=torch.bfloat16))
+    copies.collect(slot)
+    slot.step(6)
+    now = read(memory, 0)
+    assert now and now.loss is None, "it waited"
+    torch.cuda.synchronize()
+    copies.collect(slot)
+    slot.step(7)
+    now = read(memory, 0)
+    assert now and (now.step, now.loss_step, now.loss, now.first_bad_step) == (7, 5, 2.5, 5)
+
+
+def test_a_script_far_ahead_loses_values() -> None:
+    slot = Slot(mmap.mmap(-1, SLOT_BYTES), 0, generation=1, rank=0)
+    copies = Copies()
+    for step in range(100):
+        copies.start(step, torch.ones((), device="cuda"), 1.0)
+    torch.cuda.synchronize()
+    copies.collect(slot)
+    copies.start(100, torch.ones((), device="cuda"), None)

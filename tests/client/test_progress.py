@@ -1,0 +1,157 @@
+"""The verbs of a training script: told to the slot, silent without one, and never in the way."""
+
+import math
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.client.progress import Progress
+from holdfast.wire.slot import Reading, read
+
+ROOT = Path(__file__).parents[2]
+Arena = tuple[str, mmap.mmap]
+
+
+class Far:
+    """Like a tensor whose device has not got there yet."""
+
+    device = "cuda:0"
+
+    def __float__(self) -> float:
+        raise AssertionError("this would wait for the device")
+
+    item = __int__ = __float__
+
+
+class Near:
+    """Like a tensor on the CPU."""
+
+    device = "cpu"
+
+    def item(self) -> float:
+        return 0.25
+
+
+@pytest.fixture
+def progress(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> Progress:
+    monkeypatch.setenv("HOLDFAST_SLOT", f"{arena[0]}:2")
+    monkeypatch.setenv("HOLDFAST_GENERATION", "5")
+    monkeypatch.setenv("RANK", "11")
+    return Progress()
+
+
+def told(arena: Arena) -> Reading:
+    now = read(arena[1], 2)
+    assert now
+    return now
+
+
+def test_a_step_is_told(progress: Progress, arena: Arena) -> None:
+    progress.step(3, loss=1.5, grad_norm=Near())
+    now = told(arena)
+    assert (now.generation, now.rank, now.pid) == (5, 11, os.getpid())
+    assert (now.step, now.first_step, now.counted, now.loss, now.grad_norm) == (3, 3, False, 1.5, 0.25)
+    progress.step(4, loss=math.nan)
+    progress.step(5)
+    now = told(arena)
+    assert (now.step, now.loss_step, now.first_bad_step) == (5, 4, 4)
+
+
+def test_a_tensor_elsewhere_is_not_waited_for(progress: Progress, arena: Arena) -> None:
+    progress.step(3, loss=Far())
+    progress.step(Far())  # type: ignore[arg-type]
+    assert told(arena).loss is None
+
+
+@pytest.mark.parametrize("nonsense", ["words", object(), [1], 1 << 70, -3, math.nan, None, Far()])
+def test_nothing_raises(progress: Progress, arena: Arena, nonsense: object) -> None:
+    progress.step(nonsense)  # type: ignore[arg-type]
+    progress.step(7, loss=nonsense, grad_norm=nonsense)
+    progress.step(8)
+    assert told(arena).step == 8
+    assert progress.attach(nonsense) is nonsense
+    with progress.phase(nonsense):  # type: ignore[arg-type]
+        pass
+
+
+def test_phases_nest(progress: Progress, arena: Arena) -> None:
+    progress.phase("train")
+    with progress.phase("eval"):
+        assert told(arena).phase == "eval"
+        with progress.phase("a name that is much too long for it"):
+            assert told(arena).phase == "a name that is much too "
+    assert told(arena).phase == "train"
+    with pytest.raises(KeyError), progress.phase("eval"):
+        raise KeyError
+    assert told(arena).phase == "train"
+
+
+def test_a_told_step_supersedes_the_count_for_good(progress: Progress, arena: Arena) -> None:
+    assert progress.slot()
+    progress.count(1)
+    assert (told(arena).step, told(arena).counted) == (1, True)
+    progress.step(100)
+    progress.count(2)
+    assert (told(arena).step, told(arena).counted, told(arena).first_step) == (100, False, 1)
+
+
+def test_children_of_the_rank_say_nothing(progress: Progress, arena: Arena) -> None:
+    progress.step(1)
+    child = os.fork()
+    if child == 0:
+        progress.step(2)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    # One that inherits the environment only, like a spawned data loader.
+    code = "import holdfast; holdfast.step(3); holdfast.phase('x')"
+    subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, timeout=60)
+    assert (told(arena).step, told(arena).pid, told(arena).phase) == (1, os.getpid(), "")
+
+
+def test_the_next_generation_takes_the_slot(progress: Progress, arena: Arena) -> None:
+    progress.step(1)
+    code = "import holdfast; holdfast.step(0)"
+    env = os.environ | {"PYTHONPATH": str(ROOT), "HOLDFAST_GENERATION": "6"}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
+    assert (told(arena).generation, told(arena).step) == (6, 0)
+
+
+@pytest.mark.parametrize("place", [None, "", "nonsense", "/nowhere:0", "/nowhere", "/dev/null:x", "/dev/null:0"])
+def test_without_an_agent_there_is_nothing(place: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOLDFAST_SLOT", raising=False)
+    if place is not None:
+        monkeypatch.setenv("HOLDFAST_SLOT", place)
+    progress = Progress()
+    progress.step(1, loss=2.0)
+    with progress.phase("eval"):
+        pass
+    model = object()
+    assert progress.attach(model) is model
+    assert progress.slot() is None
+
+
+def test_an_index_outside_the_arena_is_no_agent(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_SLOT", f"{arena[0]}:400")
+    progress = Progress()
+    progress.step(1)
+    assert progress.slot() is None
+
+
+def test_the_import_is_light() -> None:
+    heavy = {"torch", "aiohttp", "msgspec", "typing", "asyncio"}
+    code = f"import sys, holdfast; print({heavy} & set(sys.modules))"
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    # -S: an editable install may bring imports of its own.
+    said = subprocess.run([sys.executable, "-S", "-c", code], env=env, check=True, timeout=60, capture_output=True)
+    assert said.stdout == b"set()\n"
+
+
+def test_the_verbs() -> None:
+    assert set(holdfast.__all__) == {"attach", "phase", "step"}
+    assert holdfast.__version__
+    assert all(getattr(holdfast, name).__doc__ for name in holdfast.__all__)

@@ -1,0 +1,132 @@
+"""A controller in this process, with a fake fleet and a fake store, and agents that are played by hand."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from holdfast.config import Settings
+from holdfast.controller.api import make_app
+from holdfast.controller.hands import Hands
+from holdfast.controller.loop import Controller
+from holdfast.core.node import Post
+from holdfast.journal.sqlite import SqliteJournal
+from holdfast.model.alarm import Alarm
+from holdfast.model.errand import Done, Errand
+from holdfast.model.event import Ended, Order, Phase
+from holdfast.model.signal import Beat
+from holdfast.model.topology import Job
+from holdfast.wire import messages
+from holdfast.wire.messages import Ack, Hello, Tell, Welcome
+from tests.controller.fakes import FakeFleet, FakeStore
+
+TOKEN = "secret"
+HEADERS = {messages.TOKEN_HEADER: TOKEN}
+JOB = Job(run_id="r", min_nodes=1, max_nodes=1, can_acquire=False)
+
+
+class Agent:
+    """One end of a link, played by hand."""
+
+    def __init__(self, ws: aiohttp.ClientWebSocketResponse, node: str) -> None:
+        self.ws = ws
+        self.node = node
+        self._seq = 0
+
+    async def hello(self, *, generation: int = 0, ready: bool = True, nproc: int = 1) -> None:
+        hello = Hello(node=self.node, host="h", nproc=nproc, order=0, generation=generation, ready=ready)
+        await self.ws.send_bytes(messages.encode(hello))
+
+    async def beat(self, step: int, generation: int = 1) -> None:
+        beat = Beat(node=self.node, generation=generation, step=step, at=1.0, first_step=1, first_at=1.0, counted=False)
+        await self.ws.send_bytes(messages.encode(beat))
+
+    async def post(self, body: Alarm | Ended | Done) -> None:
+        self._seq += 1
+        await self.ws.send_bytes(messages.encode(Post(seq=self._seq, body=body)))
+
+    async def hear(self) -> Welcome | Ack | Tell:
+        return messages.decode_from_controller(await self.ws.receive_bytes(timeout=10))
+
+    async def errand(self) -> Errand:
+        """The next errand; whatever else comes before it is let pass."""
+        while not isinstance(heard := await self.hear(), Tell):
+            pass
+        return heard.errand
+
+    async def answer(self, errand: Errand) -> None:
+        await self.post(Done(id=errand.id, node=self.node, ok=True))
+
+
+class Desk:
+    """A controller that runs, and a client of its port."""
+
+    def __init__(self, controller: Controller, client: TestClient) -> None:  # type: ignore[type-arg]
+        self.controller = controller
+        self.client = client
+
+    async def link(self, node: str) -> Agent:
+        return Agent(await self.client.ws_connect("/agent", headers=HEADERS), node)
+
+    async def until(self, look: Callable[[], object], what: str) -> None:
+        for _ in range(1000):
+            if look():
+                return
+            await asyncio.sleep(0.01)
+        pytest.fail(f"waited in vain: {what}")
+
+    async def phase(self, phase: Phase) -> None:
+        await self.until(lambda: self.controller.decider.phase is phase, phase)
+
+    async def train(self, node: str = "a") -> Agent:
+        """Bring the job of a single node to its first step."""
+        agent = await self.link(node)
+        await agent.hello()
+        await agent.answer(await agent.errand())
+        await agent.beat(1)
+        await self.phase(Phase.TRAINING)
+        return agent
+
+    def events(self) -> list[object]:
+        self.controller.journal.flush()
+        return [entry.event for entry in self.controller.journal.read()]
+
+
+def make(folder: Path, settings: Settings, fleet: FakeFleet) -> Controller:
+    journal = SqliteJournal(folder / "journal.db")
+    return Controller(journal, settings, lambda c: Hands(fleet, FakeStore(), c.report))
+
+
+Open = Callable[..., contextlib.AbstractAsyncContextManager[Desk]]
+
+
+@pytest.fixture
+def desk_of(tmp_path: Path) -> Open:
+    @contextlib.asynccontextmanager
+    async def open_desk(job: Job = JOB, settings: Settings | None = None) -> AsyncIterator[Desk]:
+        controller = make(tmp_path, settings or Settings(), FakeFleet(can_acquire=job.can_acquire))
+        async with TestClient(TestServer(make_app(controller, TOKEN))) as client:
+            running = asyncio.create_task(controller.run(job))
+            await asyncio.sleep(0)
+            yield Desk(controller, client)
+            await _end(controller, running)
+
+    return open_desk
+
+
+async def _end(controller: Controller, running: "asyncio.Task[int]") -> None:
+    if not running.done():
+        controller.hear(Order(verb="stop", who="the test", now=True))
+        controller.hurry()
+    async with asyncio.timeout(10):
+        await _quietly(running)
+
+
+async def _quietly(task: "asyncio.Task[int]") -> None:
+    with contextlib.suppress(BaseExceptionGroup):  # a test that breaks the controller looks at it itself
+        await task
+

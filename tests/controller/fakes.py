@@ -1,0 +1,47 @@
+"""A fleet and a store that do what they are told, and remember it."""
+
+import asyncio
+
+
+class FakeFleet:
+    def __init__(self, *nodes: str, can_acquire: bool = True) -> None:
+        self.can_acquire = can_acquire
+        self.here = list(nodes)
+        self.released: list[tuple[str, str]] = []
+        self.error: OSError | None = None
+
+    async def acquire(self, count: int) -> tuple[str, ...]:
+        if self.error:
+            raise self.error
+        names = tuple(f"new{len(self.here) + n}" for n in range(count))
+        self.here += names
+        return names
+
+    async def release(self, node: str, reason: str) -> None:
+        await asyncio.sleep(0)
+        if self.error:
+            raise self.error
+        self.released.append((node, reason))
+        if node in self.here:
+            self.here.remove(node)
+
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(self.here)
+
+
+class FakeStore:
+    host = "127.0.0.1"
+
+    def __init__(self) -> None:
+        self.opened: list[int] = []
+        self.over = False
+        self.error: Exception | None = None
+
+    async def open(self, generation: int) -> int:
+        if self.error:
+            raise self.error
+        self.opened.append(generation)
+        return 7000 + generation
+
+    async def quit(self) -> None:
+        self.over = True

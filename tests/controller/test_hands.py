@@ -1,0 +1,202 @@
+"""Actions become errands, answers become outcomes; nobody is waited for in vain."""
+
+import asyncio
+
+import pytest
+
+from holdfast.controller.hands import EVICTED, Hands
+from holdfast.model.action import Acquire, Finish, Launch, Release, Say, Stop
+from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
+from holdfast.model.event import Limits, Outcome
+from holdfast.model.topology import Job, Seat
+from tests.controller.fakes import FakeFleet, FakeStore
+
+pytestmark = pytest.mark.timeout(20)
+
+LAUNCH = Launch(
+    id=7,
+    generation=3,
+    seats=(Seat(node="a", group_rank=0, first_rank=0, nproc=2), Seat(node="b", group_rank=1, first_rank=2, nproc=2)),
+)
+STOP = Stop(id=8, generation=3, nodes=("a", "b"), grace_s=0.0)
+
+
+class Bench:
+    """Hands with everything around them faked."""
+
+    def __init__(self, *nodes: str) -> None:
+        self.outcomes: list[Outcome] = []
+        self.fleet, self.store = FakeFleet(*nodes), FakeStore()
+        self.hands = Hands(self.fleet, self.store, self.outcomes.append)
+        self.hands.job = Job(run_id="r", min_nodes=1, max_nodes=2, max_restarts=4)
+        self.hands.limits = Limits(stop_s=0.05, launch_s=0.05)
+        self.told: list[tuple[str, Errand]] = []
+        self.forgotten: list[str] = []
+        self.said: list[str] = []
+        self.hands.tell = self._tell
+        self.hands.forget = self.forgotten.append
+        self.hands.say = self.said.append
+        self.hands.present = lambda: nodes
+
+    def _tell(self, node: str, errand: Errand) -> bool:
+        self.told.append((node, errand))
+        return True
+
+    def done(self, node: str, id: int, error: str = "") -> None:
+        self.hands.done(Done(id=id, node=node, ok=not error, detail=error))
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_a_launch_is_told_to_every_seat() -> None:
+    bench = Bench()
+    bench.hands.limits = Limits()
+    carried = asyncio.create_task(bench.hands.carry(LAUNCH))
+    await settle()
+    errands = dict(bench.told)
+    assert bench.store.opened == [3]
+    assert errands["b"] == LaunchHere(
+        id=7,
+        generation=3,
+        seat=LAUNCH.seats[1],
+        world_size=4,
+        group_world_size=2,
+        store_host="127.0.0.1",
+        store_port=7003,
+        run_id="r",
+        max_restarts=4,
+    )
+    bench.done("a", 7)
+    bench.done("a", 7)  # told twice: nobody minds
+    bench.done("b", 99)  # of another action
+    await settle()
+    assert not bench.outcomes
+    bench.done("b", 7)
+    await carried
+    assert bench.outcomes == [Outcome(action=7, ok=True)]
+    bench.done("b", 7)  # late
+
+
+async def test_failures_are_named_by_node() -> None:
+    bench = Bench()
+    carried = asyncio.create_task(bench.hands.carry(STOP))
+    await settle()
+    assert bench.told == [(node, StopHere(id=8, generation=3, grace_s=0.0)) for node in ("a", "b")]
+    bench.done("b", 8, "pid 5 does not die")
+    await carried  # a says nothing
+    assert bench.outcomes == [
+        Outcome(action=8, ok=False, failed={"a": "no answer within 0.05 s", "b": "pid 5 does not die"})
+    ]
+
+
+async def test_a_silent_node_is_not_waited_for() -> None:
+    bench = Bench()
+    bench.hands.limits = Limits()
+    bench.hands.silent("b")
+    carried = asyncio.create_task(bench.hands.carry(LAUNCH))
+    await settle()
+    assert [node for node, _ in bench.told] == ["a"]
+    bench.hands.silent("a")
+    await carried
+    assert bench.outcomes[0].failed == {"a": "it fell silent", "b": "it is silent"}
+
+
+async def test_a_node_that_is_back_is_told_again() -> None:
+    bench = Bench()
+    bench.hands.limits = Limits()
+    bench.hands.silent("b")
+    bench.hands.linked_again("b")
+    carried = asyncio.create_task(bench.hands.carry(LAUNCH))
+    await settle()
+    bench.done("a", 7)
+    bench.hands.linked_again("a")  # it has answered
+    bench.hands.linked_again("b")
+    assert [node for node, _ in bench.told] == ["a", "b", "b"]
+    assert bench.told[1] == bench.told[2]
+    bench.done("b", 7)
+    await carried
+    assert bench.outcomes == [Outcome(action=7, ok=True)]
+    bench.hands.linked_again("b")
+    assert len(bench.told) == 3
+
+
+@pytest.mark.parametrize("error", [OSError("no store"), TimeoutError("no store"), ValueError("no store")])
+async def test_a_store_that_fails_is_an_outcome(error: Exception) -> None:
+    bench = Bench()
+    bench.store.error = error
+    await bench.hands.carry(LAUNCH)
+    assert bench.outcomes == [Outcome(action=7, ok=False, detail="no store")]
+    assert not bench.told
+
+
+async def test_nodes_of_an_earlier_try_count_first() -> None:
+    """A controller that died after its fleet had started nodes, and before it could write that down."""
+    bench = Bench("a", "b")
+    bench.hands.known = lambda: {"a"}
+    await bench.hands.carry(Acquire(id=1, count=3))
+    assert bench.outcomes == [Outcome(action=1, ok=True, nodes=("b", "new2", "new3"))]
+    bench.hands.known = lambda: {"a", "b", "new2"}
+    await bench.hands.carry(Acquire(id=2, count=1))
+    assert bench.outcomes[1] == Outcome(action=2, ok=True, nodes=("new3",))
+
+
+async def test_a_fleet_that_fails_is_an_outcome() -> None:
+    bench = Bench()
+    bench.fleet.error = OSError("no more machines")
+    await bench.hands.carry(Acquire(id=1, count=1))
+    assert bench.outcomes == [Outcome(action=1, ok=False, detail="no more machines")]
+
+
+async def test_release() -> None:
+    bench = Bench("a")
+    await bench.hands.carry(Release(id=4, node="a", reason="evicted"))
+    assert bench.told == [("a", Leave(id=4, code=EVICTED, grace_s=0.0, reason="evicted"))]
+    assert bench.forgotten == ["a"]
+    assert bench.fleet.released == [("a", "evicted")]
+    assert bench.outcomes == [Outcome(action=4, ok=True)]
+
+
+FINISH = Finish(id=9, code=3, grace_s=0.0, reason="enough")
+
+
+async def test_finish() -> None:
+    bench = Bench("a", "b")
+    carried = asyncio.create_task(bench.hands.carry(FINISH))
+    await settle()
+    assert bench.told == [(node, Leave(id=9, code=3, grace_s=0.0, reason="enough")) for node in ("a", "b")]
+    assert not bench.store.over
+    bench.done("a", 9)
+    bench.done("b", 9)
+    await carried
+    assert bench.outcomes == [Outcome(action=9, ok=True)]
+    assert bench.fleet.here == [] and bench.store.over
+
+
+async def test_a_node_that_cannot_be_ended_does_not_keep_the_others() -> None:
+    bench = Bench("a", "b")
+    bench.fleet.error = OSError("pid 5 does not die")
+    await bench.hands.carry(FINISH)  # and nobody answers
+    [outcome] = bench.outcomes
+    assert not outcome.ok and set(outcome.failed) == {"a", "b"}
+    assert bench.said == [f"{node} could not be ended: pid 5 does not die" for node in ("a", "b")]
+    assert bench.store.over
+
+
+async def test_hurry() -> None:
+    bench = Bench("a", "b")
+    bench.hands.limits = Limits()
+    carried = asyncio.create_task(bench.hands.carry(FINISH))
+    await settle()
+    await bench.hands.hurry()
+    await carried
+    assert {reason for _, reason in bench.fleet.released} == {"told to hurry"}
+    assert bench.outcomes == [Outcome(action=9, ok=True)]
+
+
+async def test_say() -> None:
+    bench = Bench()
+    await bench.hands.carry(Say(text="a sentence"))
+    assert bench.said == ["a sentence"] and not bench.outcomes

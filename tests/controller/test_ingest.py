@@ -1,0 +1,183 @@
+"""What agents say and hear: welcomes, acknowledgements, errands; and what the decider is told of it."""
+
+import asyncio
+
+import pytest
+
+from holdfast.config import Settings
+from holdfast.core.detect.silence import SilenceLimits
+from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.errand import Done, LaunchHere, Leave, StopHere
+from holdfast.model.event import Ended, Limits, Phase, Progress, Ready
+from holdfast.model.topology import Job
+from holdfast.wire.messages import Ack, Welcome
+from tests.controller.conftest import HEADERS, Agent, Open
+
+pytestmark = pytest.mark.timeout(60)
+
+QUICK = Settings(silence=SilenceLimits(beat_s=0.1, silence_s=0.5), recovery=Limits(stop_s=0.5, stop_grace_s=0.0))
+
+
+async def test_from_hello_to_the_end(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        agent = await desk.link("a")
+        await agent.hello(ready=False)
+        welcome = await agent.hear()
+        assert isinstance(welcome, Welcome) and welcome.beat_s == 1.0
+        assert welcome.at == pytest.approx(desk.controller.clock(), abs=5)
+        assert desk.controller.decider.phase is Phase.WAITING
+        await agent.hello()
+        launch = await agent.errand()
+        assert isinstance(launch, LaunchHere) and launch.store_port == 7001
+        await agent.answer(launch)
+        await desk.phase(Phase.STARTING)
+        await agent.beat(3)
+        await desk.phase(Phase.TRAINING)
+        await agent.post(Ended(node="a", generation=1))
+        leave = await agent.errand()
+        assert leave == Leave(id=leave.id, code=0, grace_s=2.0, reason="all ranks ended well")
+        await agent.answer(leave)
+        await desk.phase(Phase.DONE)
+
+
+async def test_a_post_is_acknowledged_once_it_is_on_disk(desk_of: Open) -> None:
+    async with desk_of(Job(run_id="r", min_nodes=2, max_nodes=2, can_acquire=False)) as desk:
+        agent = await desk.link("a")
+        await agent.hello()
+        await agent.hear()
+        before = desk.controller.seq
+        await agent.post(Ended(node="a", generation=9))  # leads to no action, so nothing else would put it on disk
+        assert await agent.hear() == Ack(seq=1)
+        other = type(desk.controller.journal)(desk.controller.journal._path, read_only=True)
+        assert any(isinstance(entry.event, Ended) for entry in other.read(before))
+        other.close()
+
+
+async def test_garbage_closes_the_link(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        for packet in (b"garbage", b"\x81\xa4type\xa5hello", b""):
+            agent = await desk.link("a")
+            await agent.ws.send_bytes(packet)
+            message = await agent.ws.receive(timeout=10)
+            assert message.type.name == "CLOSE" and message.data == 1003
+        agent = await desk.link("a")
+        await agent.ws.send_str("text")
+        assert (await agent.ws.receive(timeout=10)).type.name in ("CLOSE", "CLOSED")
+        assert (await desk.client.get("/api/v1/status", headers=HEADERS)).status == 200
+
+
+async def test_an_oversized_message_closes_the_link(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        agent = await desk.link("a")
+        await agent.ws.send_bytes(bytes((1 << 20) + 1))
+        message = await agent.ws.receive(timeout=10)
+        assert message.type.name == "CLOSE" and message.data == 1009
+
+
+async def test_nobody_speaks_for_another_node(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        agent = await desk.link("b")
+        await agent.beat(1)  # before any hello
+        await agent.post(Ended(node="b", generation=1))
+        await agent.hello(ready=False)
+        await agent.hear()
+        agent.node = "a"
+        await agent.beat(5)
+        agent.node = "b"
+        await agent.beat(7)
+        await desk.until(lambda: "b" in desk.controller.ingest.beats, "a beat")
+        assert set(desk.controller.ingest.beats) == {"b"}
+        assert not any(isinstance(event, Ended) for event in desk.events())
+
+
+async def test_a_node_that_comes_back_is_emptied_before_it_is_ready(desk_of: Open) -> None:
+    async with desk_of(settings=QUICK) as desk:
+        await desk.train()
+        # It falls silent, and its link is hung up so that it must say what it holds.
+        await desk.phase(Phase.WAITING)
+        again = await desk.link("a")
+        await again.hello(generation=1)
+        stop = await again.errand()
+        assert isinstance(stop, StopHere) and stop.generation == 1 and stop.id < 0
+        ready = sum(isinstance(event, Ready) for event in desk.events())
+        await again.answer(stop)
+        relaunch = await again.errand()
+        assert isinstance(relaunch, LaunchHere) and relaunch.generation == 2
+        assert sum(isinstance(event, Ready) for event in desk.events()) == ready + 1
+        assert stop.id < -(10**12), "a node remembers ids for ever: they must not start anew with a controller"
+
+
+async def test_silence_hangs_up(desk_of: Open) -> None:
+    async with desk_of(settings=QUICK) as desk:
+        agent = await desk.link("a")
+        await agent.hello(ready=False)
+        await agent.hear()
+        closed = await agent.ws.receive(timeout=10)
+        assert closed.type.name == "CLOSE"
+        assert any(isinstance(event, Alarm) and event.kind is Kind.SILENCE for event in desk.events())
+
+
+async def test_one_that_is_back_while_ranks_are_stopped_is_not_forgotten(desk_of: Open) -> None:
+    """It was silent just too long; by the time it is evicted it has said hello already, and says no other."""
+    settings = Settings(silence=QUICK.silence, recovery=Limits(stop_s=30, stop_grace_s=0.0))
+    async with desk_of(Job(run_id="r", min_nodes=2, max_nodes=2, can_acquire=False), settings) as desk:
+        a, b = await desk.link("a"), await desk.link("b")
+        alive = asyncio.create_task(_beating(b))
+        await a.hello()
+        await b.hello()
+        for agent in (a, b):
+            await agent.answer(await agent.errand())
+        await desk.phase(Phase.STOPPING)  # a is silent; b is told to stop, and takes its time
+        stop = await b.errand()
+        again = await desk.link("a")
+        await again.hello(generation=1)
+        await again.answer(await again.errand())
+        back = asyncio.create_task(_beating(again))
+        await desk.until(lambda: "a" in desk.controller.decider._back, "a is back")
+        await b.answer(stop)
+        relaunch = await b.errand()
+        assert isinstance(relaunch, LaunchHere) and relaunch.generation == 2
+        alive.cancel()
+        back.cancel()
+
+
+async def _beating(agent: Agent) -> None:
+    while True:
+        await agent.beat(-1)
+        await asyncio.sleep(0.05)
+
+
+async def test_a_node_told_to_leave_may_be_silent(desk_of: Open) -> None:
+    async with desk_of(settings=QUICK) as desk:
+        agent = await desk.link("a")
+        await agent.hello(ready=False)
+        await agent.hear()
+        desk.controller.hands.forget("a")
+        await agent.beat(-1)
+        await asyncio.sleep(1.0)
+        assert not any(isinstance(event, Alarm) for event in desk.events())
+
+
+async def test_progress_precedes_an_alarm(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        agent = await desk.train()
+        await agent.beat(17)
+        alarm = Alarm(kind=Kind.CRASH, at=1.0, suspects=("a",), ranks=(0,), generation=1, code=-9, reason="died")
+        await agent.post(alarm)
+        await desk.phase(Phase.STOPPING)
+        *_, progress, heard = desk.events()
+        assert isinstance(progress, Progress) and progress.step == 17
+        assert heard == alarm
+
+
+async def test_what_a_node_has_not_answered_is_told_again(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        agent = await desk.link("a")
+        await agent.hello()
+        launch = await agent.errand()
+        await agent.ws.close()
+        again = await desk.link("a")
+        await again.hello(generation=1)
+        assert await again.errand() == launch
+        await again.post(Done(id=launch.id, node="a", ok=True))
+        await desk.phase(Phase.STARTING)

@@ -1,0 +1,21 @@
+"""The report says what the account says, and survives being JSON."""
+
+import msgspec
+import pytest
+
+from holdfast.core.account import Use, fold
+from holdfast.core.report import Report, report_of
+from tests.core.transcript import Scenario
+
+
+@pytest.mark.parametrize("name", ["silence_after_echoes", "user_code_again", "not_enough_nodes"])
+def test_report_of_a_job(name: str) -> None:
+    scenario = Scenario(name)
+    scenario.play()
+    account = fold(scenario.entries)
+    report = report_of(account)
+    assert report.spent_s.keys() == {use.value for use in Use}
+    assert sum(report.spent_s.values()) == pytest.approx(report.wall_s)
+    assert report.wall_s - sum(report.lost_s.values()) == pytest.approx(report.spent_s["train"])
+    assert (report.ettr, report.incidents, report.code) == (account.ettr, account.incidents, account.code)
+    assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report

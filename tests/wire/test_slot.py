@@ -1,0 +1,137 @@
+"""Slots: what is written is read, whole or not at all, whatever becomes of the writer."""
+
+import math
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.wire.slot import SLOT_BYTES, Slot, clear, open_arena, read
+
+ROOT = Path(__file__).parents[2]
+
+# Writes as fast as it can; every field follows from the step, so a reader can tell a torn record.
+HAMMER = """
+import sys
+from holdfast.wire.record import Slot
+slot = Slot.open(sys.argv[1], 1, generation=7, rank=3)
+step = 0
+print("on", flush=True)
+while True:
+    slot.note(step, step * 2.0, -float(step))
+    slot.step(step)
+    if step % 64 == 0:
+        slot.enter(str(step))
+    step += 1
+"""
+
+
+@pytest.fixture
+def arena() -> Iterator[mmap.mmap]:
+    with mmap.mmap(-1, 3 * SLOT_BYTES) as memory:
+        yield memory
+
+
+def test_an_empty_slot_says_nothing(arena: mmap.mmap) -> None:
+    assert read(arena, 1) is None
+
+
+def test_what_is_told_is_read(arena: mmap.mmap) -> None:
+    slot = Slot(arena, 1, generation=4, rank=9)
+    start = read(arena, 1)
+    assert start and (start.generation, start.rank, start.pid) == (4, 9, os.getpid())
+    assert (start.step, start.first_step, start.loss, start.grad_norm, start.phase) == (-1, -1, None, None, "")
+    slot.note(10, 0.5, None)
+    slot.step(10)
+    slot.enter("eval")
+    slot.note(11, None, 2.0)
+    slot.step(11)
+    now = read(arena, 1)
+    assert now and (now.step, now.counted, now.first_step, now.phase) == (11, False, 10, "eval")
+    assert (now.loss, now.grad_norm, now.loss_step, now.first_bad_step) == (None, 2.0, 11, -1)
+    assert start.at <= now.first_at <= now.phase_at <= now.at <= time.monotonic()
+    assert read(arena, 0) is None and read(arena, 2) is None
+
+
+def test_the_first_bad_step_and_the_first_failure_stay(arena: mmap.mmap) -> None:
+    slot = Slot(arena, 0, generation=1, rank=0)
+    for step, loss in enumerate([1.0, math.inf, math.nan, 1.0]):
+        slot.note(step, loss, 1.0)
+        slot.step(step, counted=True)
+    slot.fail("ValueError: " + "é" * 200)
+    slot.fail("RuntimeError: an echo")
+    now = read(arena, 0)
+    assert now and (now.first_bad_step, now.loss, now.counted, now.failed) == (1, 1.0, True, True)
+    assert now.failure == "ValueError: " + "é" * 54
+
+
+def test_a_nan_is_not_an_absence(arena: mmap.mmap) -> None:
+    slot = Slot(arena, 0, generation=1, rank=0)
+    slot.note(5, math.nan, None)
+    slot.step(5)
+    now = read(arena, 0)
+    assert now and now.loss is not None and math.isnan(now.loss) and now.grad_norm is None
+
+
+def test_cleared_and_reused(arena: mmap.mmap) -> None:
+    Slot(arena, 1, generation=1, rank=0).step(5)
+    Slot(arena, 2, generation=1, rank=1).step(5)
+    clear(arena, 1)
+    assert read(arena, 1) is None and read(arena, 2)
+    again = Slot(arena, 2, generation=2, rank=1)  # not cleared: the newer writer counts all the same
+    now = read(arena, 2)
+    assert now and (now.generation, now.step) == (2, -1)
+    again.step(0)
+    now = read(arena, 2)
+    assert now and now.step == 0
+
+
+@pytest.mark.parametrize("damaged", range(0, SLOT_BYTES, 37))
+def test_a_damaged_record_is_not_taken(arena: mmap.mmap, damaged: int) -> None:
+    slot = Slot(arena, 0, generation=1, rank=0)
+    for step in range(4):
+        slot.step(step)
+    before = read(arena, 0)
+    arena[damaged] ^= 0x40
+    after = read(arena, 0)
+    assert before and after and after.step in (before.step, before.step - 1)
+
+
+def check_until(until: float, memory: mmap.mmap, pid: int) -> int:
+    """Read and check until then; how many different steps were seen."""
+    last, seen = -1, 0
+    while time.monotonic() < until:
+        now = read(memory, 1)
+        assert now and (now.generation, now.rank, now.pid) == (7, 3, pid)
+        assert now.step >= last
+        if now.step >= 0:
+            assert (now.loss, now.grad_norm, now.loss_step) == (now.step * 2.0, -now.step, now.step)
+            assert now.first_step == 0 and int(now.phase or 0) in (now.step // 64 * 64, max(now.step - 64, 0))
+        seen += now.step > last
+        last = now.step
+    return seen
+
+
+def test_torn_reads_are_never_taken() -> None:
+    fd = os.memfd_create("slots")
+    os.ftruncate(fd, 2 * SLOT_BYTES)
+    path = f"/proc/{os.getpid()}/fd/{fd}"
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", HAMMER, path]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as writer, open_arena(path) as memory:
+        try:
+            assert writer.stdout and writer.stdout.readline()
+            assert check_until(time.monotonic() + 1.5, memory, writer.pid) > 100
+            writer.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, writer.pid, os.WSTOPPED)
+            stopped = [read(memory, 1) for _ in range(3)]
+            assert stopped[0] and stopped[0] == stopped[2]  # readable while the rank stands still
+        finally:
+            writer.kill()
+    os.close(fd)
