@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple, cast
@@ -63,13 +62,14 @@ def become(request: Fork, files: Files, coerced: dict[str, str]) -> None:
     kernel.allow_stacks()
 
 
-def settle(usher: int, holder: int) -> None:
-    """Wait until the kernel has made this process the holder's child, and tie it to the holder's life."""
-    while os.getppid() == usher:
-        time.sleep(0.0005)
+def settle(go: int, holder: int) -> None:
+    """Wait until this process is the holder's child, and tie it to the holder's life."""
+    if not os.read(go, 1):
+        os._exit(127)  # the zygote died before it could tell of us
+    os.close(go)
     kernel.die_with_parent()
     if os.getppid() != holder:
-        os._exit(127)  # the holder died meanwhile
+        os._exit(127)
 
 
 def _default_signals() -> None:

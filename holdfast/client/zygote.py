@@ -45,7 +45,7 @@ class Birth(NamedTuple):
 
     request: Fork
     files: Files
-    usher: int
+    go: int  # says when it is the holder's child, and known to it
 
 
 class Serving(NamedTuple):
@@ -86,43 +86,55 @@ def serve(serving: Serving) -> Birth | None:
     zygote = os.getpid()
     while True:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        go, start = os.pipe()
         usher = os.fork()
         if usher == 0:
             ours.close()
+            os.close(start)
             kernel.die_with_parent()
             if os.getppid() != zygote:
                 os._exit(1)
-            birth = _usher(serving, theirs)
+            birth = _usher(serving, theirs, go)
             serving.socket.close()
             theirs.close()
             return birth
         theirs.close()
+        os.close(go)
         answers = []
         with ours:
             while answer := ours.recv(PACKET_BYTES):
                 answers.append(answer)
         _, status = os.waitpid(usher, 0)  # from here on the ranks are the holder's
-        for answer in answers:
-            serving.socket.send(answer)
+        _announce(serving.socket, answers, start)
         if status != 0:
             if os.waitstatus_to_exitcode(status) == _NO_MORE:
                 return None
             sys.exit("holdfast: the zygote lost its usher")  # with requests that nobody will answer
 
 
-def _usher(serving: Serving, answers: socket.socket) -> Birth:
+def _announce(holder: socket.socket, answers: list[bytes], start: int) -> None:
+    """Tell the holder, then the ranks: one that nobody knows of must never run."""
+    for answer in answers:
+        holder.send(answer)
+    try:
+        os.write(start, b"." * len(answers))
+    except BrokenPipeError:
+        pass  # they are dead already
+    os.close(start)
+
+
+def _usher(serving: Serving, answers: socket.socket, go: int) -> Birth:
     """Fork a rank for every request that waits, then end; returns in the ranks only."""
     packet = serving.socket.recv(PACKET_BYTES)
     if not packet:
         os._exit(_NO_MORE)
-    usher = os.getpid()
     while packet:
         request = to_zygote(packet)
         try:
             files = Files.open(request)
             pid = os.fork()
             if pid == 0:
-                return Birth(request, files, usher)
+                return Birth(request, files, go)
             files.close()
             answers.send(encode(Forked(key=request.key, pid=pid)))
         except OSError as e:
@@ -175,7 +187,7 @@ if __name__ == "__main__":
     if (_birth := serve(_serving)) is not None:
         try:
             become(_birth.request, _birth.files, _serving.coerced)
-            settle(_birth.usher, _serving.holder)
+            settle(_birth.go, _serving.holder)
         except OSError as e:
             print(f"holdfast: the rank could not start: {e}", file=sys.stderr)
             os._exit(127)

@@ -13,6 +13,7 @@ from typing import Any
 from holdfast.wire import unixpath
 
 _UP_S = 120.0
+_QUIT_S = 2.0
 _STARTS = 3  # of the process, for one question
 _LOOK_S = 0.02
 
@@ -51,18 +52,30 @@ class Store:
     async def quit(self) -> None:
         """Without it the store would only leave after a while; one that is not there need not be told."""
         self._over = True
-        if self._streams is not None:
-            with contextlib.suppress(OSError, ValueError):
-                async with asyncio.timeout(2.0):
-                    await self._ask({"quit": True})
-        if self._process is not None and self._process.poll() is None and self._streams is None:
-            self._process.kill()  # it is still coming up, for a job that is over
+        with contextlib.suppress(OSError, ValueError):
+            async with asyncio.timeout(_QUIT_S):
+                await self._dismiss()
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()  # it has said goodbye, or is still coming up, for a job that is over
+            await asyncio.to_thread(self._process.wait)
+
+    async def _dismiss(self) -> None:
+        if self._streams is None:
+            return
+        reader, writer = self._streams
+        try:
+            await self._exchange(self._streams, {"quit": True})
+            await reader.read()  # until it is gone
+        finally:
+            self._streams = None
+            writer.close()
 
     async def _ask(self, question: dict[str, object]) -> dict[str, Any]:
         async with self._asking:
             if self._streams is not None:
-                with contextlib.suppress(OSError):  # the process is gone: another one is asked
+                with contextlib.suppress(OSError):
                     return await self._exchange(self._streams, question)
+                self._streams[1].close()  # the process is gone: another one is asked
             self._streams = await self._connect()
             return await self._exchange(self._streams, question)
 
@@ -72,7 +85,6 @@ class Store:
         await writer.drain()
         line = await reader.readline()
         if not line:
-            writer.close()
             raise ConnectionResetError("the store process went away; see store.log")
         answer: dict[str, Any] = json.loads(line)
         return answer

@@ -50,7 +50,8 @@ class Agent:
         await self.ws.send_bytes(messages.encode(Post(seq=self._seq, body=body)))
 
     async def hear(self) -> Welcome | Ack | Tell:
-        return messages.decode_from_controller(await self.ws.receive_bytes(timeout=10))
+        heard: Welcome | Ack | Tell = messages.decode_from_controller(await self.ws.receive_bytes(timeout=10))
+        return heard
 
     async def errand(self) -> Errand:
         """The next errand; whatever else comes before it is let pass."""

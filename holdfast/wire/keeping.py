@@ -1,0 +1,67 @@
+"""What ranks and the keeper of their node say to each other: JSON, one message per line of a unix socket."""
+
+import msgspec
+
+KEEPER = "HOLDFAST_KEEPER"  # in a rank's environment: path of the socket
+MAX_BYTES = 1 << 22  # of one message
+
+
+class Storage(msgspec.Struct, frozen=True, kw_only=True):
+    """Where and how often snapshots become checkpoints."""
+
+    url: str  # a folder, or any fsspec URL
+    every_steps: int = 0  # 0: not by steps
+    every_s: float = 0.0  # 0: not by time
+    keep: int = 3  # newest that are kept; 0: all
+    keep_every: int = 0  # and every so many steps for good; 0: none
+
+
+class Want(msgspec.Struct, frozen=True, kw_only=True, tag="want"):
+    """A rank asks for the arena of its snapshots; the same one as before if the layout is the same."""
+
+    rank: int
+    world: int
+    generation: int
+    layout: str  # hex of the layout's hash
+    image_bytes: int
+    slots: int
+    share: tuple[tuple[int, int], ...]  # byte ranges of the image that this rank backs up and persists for all replicas
+    metadata_path: str = ""  # rank 0: a file with DCP's metadata for this layout
+    storage: Storage | None = None
+
+
+class Resume(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
+    """A rank asks for its state; the answer may take as long as it takes to fetch."""
+
+    rank: int
+    generation: int
+
+
+ToKeeper = Want | Resume
+
+
+class Arena(msgspec.Struct, frozen=True, kw_only=True, tag="arena"):
+    path: str
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
+    """Where the state to go on from lies, verified; every rank of a generation is told the same step."""
+
+    source: str  # "memory", "peer", "storage", "none"
+    step: int = 0
+    arena: str = ""  # memory and peer
+    slot: int = 0
+    url: str = ""  # storage: the checkpoint's folder
+
+
+class Denied(msgspec.Struct, frozen=True, kw_only=True, tag="denied"):
+    """One sentence: why not."""
+
+    why: str
+
+
+FromKeeper = Arena | State | Denied
+
+encode = msgspec.json.Encoder().encode
+to_keeper = msgspec.json.Decoder(ToKeeper).decode
+from_keeper = msgspec.json.Decoder(FromKeeper).decode

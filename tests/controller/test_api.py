@@ -1,0 +1,143 @@
+"""The one port, as people and Prometheus see it."""
+
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from holdfast.controller.api import describe
+from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.event import Phase
+from tests.controller.conftest import HEADERS, Desk, Open
+
+pytestmark = pytest.mark.timeout(60)
+
+PATHS = ("/api/v1/status", "/api/v1/report", "/api/v1/entries", "/metrics", "/openapi.json", "/agent", "/nothing")
+
+
+async def get(desk: Desk, path: str, status: int = 200) -> Any:
+    answer = await desk.client.get(path, headers=HEADERS)
+    assert answer.status == status
+    return await answer.json()
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_without_the_token_there_is_nothing(desk_of: Open, path: str) -> None:
+    async with desk_of() as desk:
+        for guess in (None, "", "guess", "s\u00e9cret"):
+            headers = {} if guess is None else {"X-Holdfast-Token": guess}
+            answer = await desk.client.get(path, headers=headers)
+            assert answer.status == 401
+            assert "send the run's token in the header X-Holdfast-Token" in (await answer.json())["error"]
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await desk.client.ws_connect("/agent")
+        assert refused.value.status == 401
+        refused_order = await desk.client.post("/api/v1/orders", data=b'{"verb": "stop"}')
+        assert refused_order.status == 401
+        assert desk.controller.decider.phase is Phase.WAITING
+
+
+async def test_a_browser_may_carry_it_in_the_query(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        assert (await desk.client.get("/api/v1/status?token=secret")).status == 200
+        assert (await desk.client.get("/api/v1/status?token=guess")).status == 401
+
+
+async def test_status(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        status = await get(desk, "/api/v1/status")
+        assert (status["run_id"], status["phase"]) == ("r", "waiting")
+        assert status["nodes"] == [] and status["step"] == -1
+        await desk.train()
+        standby = await desk.link("b")
+        await standby.hello()
+        await desk.until(lambda: desk.controller.decider.pool, "a standby")
+        status = await get(desk, "/api/v1/status")
+        assert (status["phase"], status["generation"], status["step"], status["incidents"]) == ("training", 1, 1, 0)
+        active, waiting = status["nodes"]
+        assert (active["node"], active["role"], active["ranks"], active["step"]) == ("a", "active", "0", 1)
+        assert (waiting["node"], waiting["role"]) == ("b", "standby")
+
+
+async def test_report_and_entries(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        await desk.train()
+        report = await get(desk, "/api/v1/report")
+        assert report["phase"] == "training" and report["code"] is None
+        assert sum(report["spent_s"].values()) == pytest.approx(report["wall_s"])
+        entries = await get(desk, "/api/v1/entries")
+        assert [entry["seq"] for entry in entries] == list(range(1, len(entries) + 1))
+        assert entries[0]["event"]["type"] == "begin"
+        later = await get(desk, "/api/v1/entries?after=2")
+        assert later == entries[2:]
+        assert await get(desk, "/api/v1/entries?after=99") == []
+        assert "after must be a number" in (await get(desk, "/api/v1/entries?after=x", 400))["error"]
+
+
+async def test_orders(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        agent = await desk.train()
+        bad: list[tuple[bytes, str]] = [
+            (b"", "send an order such as"),
+            (b"{", "send an order such as"),
+            (b"[]", "send an order such as"),
+            (b'{"verb": 1}', "send an order such as"),
+            (b'{"verb": "dance"}', "there is no order 'dance'; there is stop"),
+        ]
+        for body, words in bad:
+            answer = await desk.client.post("/api/v1/orders", data=body, headers=HEADERS)
+            assert answer.status == 400
+            assert words in (await answer.json())["error"]
+        large = json.dumps({"verb": "stop", "who": "x" * (1 << 16)}).encode()
+        assert (await desk.client.post("/api/v1/orders", data=large, headers=HEADERS)).status == 413
+        assert desk.controller.decider.phase is Phase.TRAINING
+        order = {"verb": "stop", "who": "me", "code": 5}
+        answer = await desk.client.post("/api/v1/orders", json=order, headers=HEADERS)
+        assert answer.status == 200
+        leave = await agent.errand()
+        assert (leave.reason, leave.code) == ("stopped by me", 5)  # type: ignore[union-attr]
+        await agent.answer(leave)
+        await desk.phase(Phase.DONE)
+
+
+async def test_metrics(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        agent = await desk.train()
+        alarm = Alarm(kind=Kind.CRASH, at=1.0, suspects=("a",), ranks=(0,), generation=1, code=-9, reason="died")
+        await agent.post(alarm)
+        for _ in range(2):
+            await agent.answer(await agent.errand())
+        await agent.beat(2, generation=2)
+        await desk.phase(Phase.TRAINING)
+        answer = await desk.client.get("/metrics", headers=HEADERS)
+        assert answer.content_type == "text/plain"
+        found = {family.name: family for family in text_string_to_metric_families(await answer.text())}
+        value = {name: family.samples[0].value for name, family in found.items()}
+        assert value["holdfast_generation"] == 2
+        assert value["holdfast_incidents"] == 1
+        assert 0 <= value["holdfast_ettr"] <= 1
+        assert found["holdfast_incidents"].type == "counter"
+        uses = {sample.labels["use"]: sample.value for sample in found["holdfast_spent_seconds"].samples}
+        assert set(uses) == {"train", "redo", "detect", "stop", "launch", "restore", "wait"}
+        roles = {sample.labels["role"]: sample.value for sample in found["holdfast_nodes"].samples}
+        assert roles == {"active": 1, "standby": 0, "evicted": 0}
+
+
+async def test_the_description_is_served_and_hangs_together(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        assert await get(desk, "/openapi.json") == json.loads(json.dumps(describe()))
+        served = {route.resource.canonical for route in desk.client.app.router.routes() if route.resource}
+    description = describe()
+    assert description["openapi"].startswith("3.1")
+    assert set(description["paths"]) | {"/agent", "/openapi.json"} == served
+    schemas = description["components"]["schemas"]
+    text = json.dumps(description)
+    for part in text.split('"#/components/schemas/')[1:]:
+        assert part.split('"')[0] in schemas
+    assert "phase" in schemas["Status"]["properties"]
+    assert description["components"]["securitySchemes"]["token"]["name"] == "X-Holdfast-Token"
+    for path in description["paths"].values():
+        for operation in path.values():
+            assert operation["responses"]

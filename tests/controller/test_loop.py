@@ -1,0 +1,160 @@
+"""The loop: write down, then act; a successor goes on where the journal ends; a step that fails is the end."""
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.config import Settings
+from holdfast.controller.loop import Clock, Controller
+from holdfast.controller.replay import ReplayError, replay
+from holdfast.core.decider import Decider
+from holdfast.journal.sqlite import SqliteJournal
+from holdfast.model.action import Action, Finish, Launch
+from holdfast.model.event import Begin, Decision, Ended, Entry, Limits, Order, Outcome, Phase, Ready, Tick
+from holdfast.model.topology import Job
+from tests.controller.conftest import Open, make
+from tests.controller.fakes import FakeFleet
+
+pytestmark = pytest.mark.timeout(60)
+
+JOB = Job(run_id="r", min_nodes=1, max_nodes=1)
+
+
+class Recorder:
+    """Hands that only note what they are given, and whether it stood in the journal by then."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.controller = controller
+        self.seen: list[Action] = []
+        self.written: list[bool] = []
+        controller.hands.carry = self.carry  # type: ignore[method-assign]
+
+    async def carry(self, action: Action) -> None:
+        self.seen.append(action)
+        other = SqliteJournal(self.controller.journal._path, read_only=True)
+        self.written.append(any(action in entry.decision.actions for entry in other.read()))
+        other.close()
+
+
+@contextlib.asynccontextmanager
+async def running(controller: Controller):  # type: ignore[no-untyped-def]
+    task = asyncio.create_task(controller.run(JOB))
+    await asyncio.sleep(0.01)
+    yield task
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
+        await task
+
+
+async def test_an_action_is_on_disk_before_it_is_carried_out(tmp_path: Path) -> None:
+    controller = make(tmp_path, Settings(), FakeFleet())
+    recorder = Recorder(controller)
+    async with running(controller):
+        controller.hear(Ready(node="a", host="h", nproc=1))
+        await asyncio.sleep(0.01)
+    assert [type(action).__name__ for action in recorder.seen] == ["Acquire", "Launch"]
+    assert all(recorder.written)
+
+
+async def test_a_successor_repeats_what_has_no_outcome(tmp_path: Path) -> None:
+    first = make(tmp_path, Settings(), FakeFleet())
+    Recorder(first)
+    async with running(first):
+        first.hear(Outcome(action=1, ok=True, nodes=("a",)))
+        first.hear(Ready(node="a", host="h", nproc=1))
+    before = first.decider
+    first.journal.close()
+    second = make(tmp_path, Settings(), FakeFleet())
+    recorder = Recorder(second)
+    async with running(second):
+        assert second.decider.phase is before.phase is Phase.LAUNCHING
+        assert second.seq == first.seq
+        assert [type(action) for action in recorder.seen] == [Launch]
+        assert second.ingest.pace.generation == 1
+        assert second.clock() >= second.ledger.account().end_at
+    second.journal.close()
+
+
+async def test_a_successor_of_one_that_was_done_ends_at_once(tmp_path: Path) -> None:
+    first = make(tmp_path, Settings(), FakeFleet())
+    recorder = Recorder(first)
+    async with running(first):
+        first.hear(Order(verb="stop", who="me", code=5))
+        await asyncio.sleep(0.01)
+        [finish] = [action for action in recorder.seen if isinstance(action, Finish)]
+        first.hear(Outcome(action=finish.id, ok=True))
+        first.journal.close()
+    second = make(tmp_path, Settings(), FakeFleet())
+    async with asyncio.timeout(10):
+        assert await second.run(JOB) == 5
+
+
+async def test_a_job_that_is_done_waits_for_nobody(tmp_path: Path) -> None:
+    """A launch whose nodes never answer must not keep the controller once the job has ended."""
+    controller = make(tmp_path, Settings(), FakeFleet())
+    task = asyncio.create_task(controller.run(JOB))
+    await asyncio.sleep(0.01)
+    controller.hear(Ready(node="a", host="h", nproc=1))
+    await asyncio.sleep(0.01)
+    controller.hear(Order(verb="stop", who="me", code=7, now=True))
+    await asyncio.sleep(0.01)
+    controller.hurry()
+    async with asyncio.timeout(10):
+        assert await task == 7
+
+
+async def test_a_step_that_fails_is_the_end(desk_of: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever brought the news survives it, as the server does; the controller must not."""
+    async with desk_of() as desk:
+        agent = await desk.train()
+        monkeypatch.setattr(desk.controller.ledger, "add", broken)
+        await agent.post(Ended(node="a", generation=1))
+        with pytest.raises(BaseExceptionGroup) as failed:
+            await _ended(desk.controller)
+        assert failed.group_contains(AssertionError, match="a step failed")
+
+
+def broken(entry: Entry) -> None:
+    raise KeyError("a bug")
+
+
+async def _ended(controller: Controller) -> None:
+    [task] = [t for t in asyncio.all_tasks() if t.get_coro().__qualname__ == "Controller.run"]  # type: ignore[union-attr]
+    async with asyncio.timeout(10):
+        await task
+
+
+async def test_a_journal_of_another_mind_is_refused(tmp_path: Path) -> None:
+    journal = SqliteJournal(tmp_path / "journal.db")
+    decider = Decider()
+    begin = Begin(job=JOB, limits=Limits())
+    journal.append(Entry(seq=1, at=1.0, event=begin, decision=Decision(reason="something else")), durable=True)
+    with pytest.raises(ReplayError, match="entry 1 of the journal decides otherwise"):
+        list(replay(journal, decider))
+    journal.close()
+
+
+def test_the_clock_never_runs_backwards() -> None:
+    ahead = time.time() + 1000
+    clock = Clock(not_before=ahead)
+    assert clock() >= ahead
+    assert clock() <= clock()
+    assert abs(Clock()() - time.time()) < 5
+
+
+async def test_the_decider_is_woken(tmp_path: Path) -> None:
+    controller = make(tmp_path, Settings(), FakeFleet())
+    Recorder(controller)
+    async with running(controller):
+        controller.last = Decision(wake_at=controller.clock() + 0.05)
+        for _ in range(500):
+            controller.journal.flush()
+            if any(isinstance(entry.event, Tick) for entry in controller.journal.read()):
+                break
+            await asyncio.sleep(0.01)
+        else:
+            pytest.fail("no tick")
+    controller.journal.close()
