@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "holdfast"
 
 # Raising one of these is a change of its own, with its reason in the commit.
-TOTAL_LINES = 8000  # of Python in holdfast/
+TOTAL_LINES = 12000  # of Python in holdfast/: the walking skeleton took 8,900, state that survives takes the rest
 SETTINGS = 60
 NOUNS = 60  # structs in holdfast/model/
 
@@ -26,7 +26,18 @@ NOT_NAMES = frozenset("manager handler helper util common base info data context
 TERMS = re.compile("data_(parallel|loader)")  # PyTorch's own words for these two things
 
 # "file::function": the process's top loop, and the client's outermost call; nobody else catches everything.
-CATCH_ALL: frozenset[str] = frozenset()
+# The client never harms training: its outermost calls swallow everything. A rank's own exceptions, of whatever kind, are
+# shown and end it. A module that cannot be loaded ahead, for whatever reason, is left out.
+CATCH_ALL = frozenset(
+    {
+        "client/main.py::_show",
+        "client/main.py::run_script",
+        "client/progress.py::attach",
+        "client/progress.py::phase",
+        "client/progress.py::step",
+        "client/zygote.py::_imported",
+    }
+)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.TryStar)

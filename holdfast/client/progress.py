@@ -68,7 +68,11 @@ class Progress:
 
     def count(self, steps: int) -> None:
         """The optimizer hook has seen this many steps; superseded for good once the script tells its own."""
-        if self._slot is not None and not self._told:
+        if self._slot is None or self._told:
+            return
+        if steps == 1:
+            self._slot.hold(steps)
+        else:
             self._slot.step(steps, counted=True)
 
     def phase(self, name: str) -> "Phase":

@@ -59,12 +59,10 @@ def exposures(nodes: int, nproc: int, groups: Groups, chosen: tuple[int, ...]) -
 def _shared(nodes: int, nproc: int, groups: Groups) -> tuple[frozenset[int], ...]:
     """For every node the nodes that could be evicted with it; a group over all nodes is evicted by nobody."""
     shared: list[set[int]] = [{node} for node in range(nodes)]
-    for _, members in groups:
-        for ranks in members:
-            together = {rank // nproc for rank in ranks}
-            if len(together) < nodes:
-                for node in together:
-                    shared[node] |= together
+    evictions = ({rank // nproc for rank in ranks} for _, members in groups for ranks in members)
+    for together in evictions:
+        for node in together if len(together) < nodes else ():
+            shared[node] |= together
     return tuple(frozenset(s) for s in shared)
 
 

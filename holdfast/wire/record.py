@@ -53,13 +53,19 @@ class Slot:
         return self._phase.decode("ascii")
 
     def step(self, step: int, *, counted: bool = False) -> None:
-        """A step is done."""
+        """A step is done; the first told one is the first, whatever was counted before."""
         self._step, self._step_at = step, monotonic()
-        self._flags = self._flags | COUNTED if counted else self._flags & ~COUNTED
-        if self._first_step < 0:
+        if self._first_step < 0 or (self._flags & COUNTED and not counted):
             self._first_step, self._first_at = step, self._step_at
             self._refresh()
+        self._flags = self._flags | COUNTED if counted else self._flags & ~COUNTED
         self._write()
+
+    def hold(self, step: int) -> None:
+        """Remember a counted first step without showing it: the script may be about to tell its own number."""
+        self._first_step, self._first_at = step, monotonic()
+        self._flags |= COUNTED
+        self._refresh()
 
     def note(self, step: int, loss: float | None, grad_norm: float | None) -> None:
         """Values of a step, to be shown with the next write."""

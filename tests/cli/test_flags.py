@@ -162,16 +162,15 @@ def test_unused_flags_are_named_where_they_stood(script: str) -> None:
 
 def test_abbreviations_torchrun_takes_keep_its_meaning(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     taken = 0
-    for action in actions():
-        for option in action.option_strings:
-            for end in range(3, len(option)):
-                argv = [option[:end], *sample(action), script]
-                try:
-                    torchrun(argv, {})
-                except SystemExit:
-                    continue  # torchrun finds it ambiguous
-                taken += 1
-                assert parse(argv, {}) == parse([option, *sample(action), script], {}), argv
+    for action, option in ((action, option) for action in actions() for option in action.option_strings):
+        for end in range(3, len(option)):
+            argv = [option[:end], *sample(action), script]
+            try:
+                torchrun(argv, {})
+            except SystemExit:
+                continue  # torchrun finds it ambiguous
+            taken += 1
+            assert parse(argv, {}) == parse([option, *sample(action), script], {}), argv
     capsys.readouterr()
     assert taken > 100
     assert parse(["--stand", script], {}).standbys == 0  # --standalone, though --standbys begins alike

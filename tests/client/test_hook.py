@@ -43,8 +43,13 @@ def test_a_script_that_tells_is_believed(warm: Zygote, arena: Arena) -> None:
     now = after(
         warm, arena, SCRIPT + "import holdfast\nholdfast.step(50, loss=nets[0].weight.sum())\nstep(first, nets[0])"
     )
-    assert (now.step, now.counted) == (50, False)
+    assert (now.step, now.counted, now.first_step) == (50, False, 50)
     assert now.loss is not None
+
+
+def test_a_count_is_not_shown_before_the_script_could_tell(warm: Zygote, arena: Arena) -> None:
+    now = after(warm, arena, SCRIPT.replace("range(3)", "range(1)"))
+    assert (now.step, now.generation) == (-1, 2)
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

@@ -1,0 +1,39 @@
+"""Fleets at a place, for tests."""
+
+import os
+from pathlib import Path
+
+from holdfast.config import Settings
+from holdfast.fleet.local import LocalFleet
+from holdfast.wire.spec import Entry, NodeSpec
+from tests.cli.driver import ROOT, gone
+
+# Nobody listens at port 1: agents dial in vain, and go on trying.
+TEMPLATE = NodeSpec(
+    node="",
+    order=0,
+    nproc=1,
+    url="http://127.0.0.1:1",
+    token_file="",
+    log_dir="",
+    entry=Entry(argv=("true",), zygote=False),
+    settings=Settings(),
+    run_id="r",
+)
+
+
+def local(place: Path) -> LocalFleet:
+    return LocalFleet(place, TEMPLATE, {**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+def local_alive(place: Path, node: str) -> bool:
+    return holder(place, node) > 0
+
+
+def holder(place: Path, node: str) -> int:
+    """The pid of a node's holder, 0 if it has none that lives."""
+    try:
+        pid = int((place / "nodes" / node / "holder.pid").read_text())
+    except (OSError, ValueError):
+        return 0
+    return 0 if gone(pid) else pid

@@ -1,0 +1,94 @@
+"""What is the local fleet's own: process trees, found by the mark that all of them carry."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.agent import kernel
+from holdfast.fleet import local
+from holdfast.fleet.local import MARK, end_node
+from tests.cli.driver import below, gone, until
+from tests.fleet import places
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(60)]
+
+
+def marked(node_dir: Path) -> "subprocess.Popen[bytes]":
+    """A process that carries the mark of a node."""
+    mark = os.path.realpath(node_dir)
+    process = subprocess.Popen(["sleep", "60"], env={**os.environ, MARK: mark}, start_new_session=True)
+    until(lambda: local._marked(process.pid, mark), "its mark")
+    return process
+
+
+async def test_what_outlives_its_holder_is_found_by_its_mark(tmp_path: Path) -> None:
+    fleet = places.local(tmp_path)
+    [node] = await fleet.acquire(1)
+    holder = until(lambda: places.holder(tmp_path, node), "the holder")
+    agent = until(lambda: below(holder, "holdfast.agent.main"), "the agent")
+    hidden = marked(tmp_path / "nodes" / node)  # as a rank's child that has left its session
+    other = marked(tmp_path / "nodes" / f"{node}0")
+    os.kill(holder, signal.SIGKILL)
+    await fleet.release(node, "lost")
+    assert gone(holder, hidden.pid) and agent and gone(agent)
+    assert not gone(other.pid)
+    for process in (hidden, other):
+        process.kill()
+        process.wait()
+
+
+async def test_two_runs_with_the_same_id_do_not_hurt_each_other(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    ours, theirs = places.local(tmp_path / "a"), places.local(tmp_path / "b")
+    assert await ours.acquire(1) == await theirs.acquire(1) == ("n0",)
+    holder = until(lambda: places.holder(tmp_path / "b", "n0"), "their holder")
+    await ours.release("n0", "done")
+    assert not gone(holder)
+    await theirs.release("n0", "done")
+
+
+async def test_strange_files_are_no_nodes(tmp_path: Path) -> None:
+    fleet = places.local(tmp_path)
+    (tmp_path / "nodes" / ".trash").mkdir()
+    (tmp_path / "nodes" / "notes.txt").touch()
+    assert fleet.nodes() == ()
+
+
+async def test_a_node_that_cannot_be_started_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = places.local(tmp_path)
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(FileNotFoundError):
+        await fleet.acquire(1)
+    assert fleet.nodes() == ()
+
+
+def test_one_that_does_not_die_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "n0"
+    folder.mkdir()
+    monkeypatch.setattr(local, "_KILL_S", 0.1)
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda fd, number: None)
+    process = marked(folder)
+    with pytest.raises(OSError, match=f"of n0 these processes do not die: {process.pid}"):
+        end_node(folder)
+    process.kill()
+    process.wait()
+
+
+def test_a_stopped_holder_is_not_waited_for_long(tmp_path: Path) -> None:
+    folder = tmp_path / "n0"
+    folder.mkdir()
+    process = marked(folder)
+    (folder / "holder.pid").write_text(str(process.pid))
+    process.send_signal(signal.SIGSTOP)
+    until(lambda: kernel.state_of(process.pid) == "T", "its stop")
+    began_at = time.monotonic()
+    end_node(folder, grace_s=0.2)
+    assert time.monotonic() - began_at < 20
+    assert process.wait(10) == -signal.SIGKILL
+    assert not (folder / "holder.pid").exists()
