@@ -41,6 +41,7 @@ _LATCH_S = 1.0  # a rank that told of its failure and has not ended by then is r
 _OUTBOX = 256
 _OWN = 0  # id of errands that no controller has sent
 _DIAL_S = 10.0  # for one try to reach the controller
+_REDIAL_S = 0.05  # after a link that broke; then longer and longer
 _log = logging.getLogger("holdfast.agent")
 
 
@@ -107,22 +108,25 @@ class Agent:
     # --- the link ----------------------------------------------------------------------------------------------
 
     async def _link(self) -> None:
-        wait_s = 0.05
+        wait_s = _REDIAL_S
         headers = {messages.TOKEN_HEADER: _token(self.spec.token_file)}
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_DIAL_S)) as session:
+        async with aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=_DIAL_S)) as session:
             while True:
-                try:
-                    url = f"{self.spec.url}/agent"
-                    async with session.ws_connect(
-                        url, headers=headers, max_msg_size=messages.MAX_BYTES, heartbeat=20.0
-                    ) as ws:
-                        wait_s = 0.05
-                        await self._converse(ws)
-                except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as e:
-                    _log.info("no link to the controller: %s", e)
+                wait_s = _REDIAL_S if await self._dial(session) else min(2 * wait_s, 1.0)
                 self._do(self.life.step(time.monotonic(), Unlinked()))
                 await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, 1.0)
+
+    async def _dial(self, session: aiohttp.ClientSession) -> bool:
+        """One link, from its beginning to its end; whether there was any."""
+        linked = False
+        url = f"{self.spec.url}/agent"
+        try:
+            async with session.ws_connect(url, max_msg_size=messages.MAX_BYTES, heartbeat=20.0) as ws:
+                linked = True
+                await self._converse(ws)
+        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as e:
+            _log.info("no link to the controller: %s", e)
+        return linked
 
     async def _converse(self, ws: aiohttp.ClientWebSocketResponse) -> None:
         while not self._outbox.empty():

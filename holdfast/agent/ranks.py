@@ -32,8 +32,9 @@ from holdfast.wire.spec import NodeSpec
 from holdfast.wire.zygote import Fork
 
 _SECRET = ("HOLDFAST_TOKEN", "HOLDFAST_TOKEN_FILE")
-_UNKILLABLE_S = 15.0
-_SWEPT_S = 10.0  # the holder takes less
+# Together less than recovery.stop_s, so that our answer comes before nobody waits for it any more.
+_UNKILLABLE_S = 10.0
+_SWEPT_S = 8.0  # the holder takes less
 
 
 def generation_of(key: str) -> int:
@@ -92,7 +93,7 @@ class Ranks:
         if listing.warm:
             self.warm.set()
         elif self.spec.entry.zygote:
-            self._send(Preload(modules=self.spec.entry.preload, env=self._base_env()))
+            self._send(Preload(modules=self.spec.entry.preload, env=self._own_env()))
         else:
             self.cold = "not asked for"
             self.warm.set()
@@ -140,7 +141,7 @@ class Ranks:
             return f"rank {rank}: cannot make its log folder {where}: {e.strerror}"
         assert self.arena is not None
         slot.clear(self.arena, local)
-        env = self._base_env() | self._rank_env(errand, local)
+        env = self._own_env() | self._rank_env(errand, local)
         env["TORCHELASTIC_ERROR_FILE"] = str(where / "error.json")
         argv = tuple(a.replace("${local_rank}", str(local)) for a in self.spec.entry.argv)
         out, err = str(where / "stdout.log"), str(where / "stderr.log")
@@ -174,7 +175,7 @@ class Ranks:
             return str(e)
         return await future
 
-    def _base_env(self) -> dict[str, str]:
+    def _own_env(self) -> dict[str, str]:
         env = {k: v for k, v in os.environ.items() if k not in _SECRET}
         env.setdefault("OMP_NUM_THREADS", "1")
         return env

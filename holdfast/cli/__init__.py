@@ -27,8 +27,8 @@ def main(argv: list[str] | None = None) -> int:
     if args[0] not in COMMANDS and args[0] not in _HIDDEN:
         print(f"holdfast: there is no command '{args[0]}'; there are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    command = importlib.import_module(f"holdfast.cli.{args[0]}")
     try:
+        command = importlib.import_module(f"holdfast.cli.{args[0]}")
         code: int = command.main(args[1:])
         sys.stdout.flush()
     except KeyboardInterrupt:

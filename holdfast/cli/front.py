@@ -28,6 +28,8 @@ class Asked:
     def __init__(self) -> None:
         self.numbers: list[int] = []
         for number in _SIGNALS:
+            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # somebody used nohup, and means it
             signal.signal(number, lambda number, _: self.numbers.append(number))
 
     def more_than(self, count: int) -> Callable[[], bool]:

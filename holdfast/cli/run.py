@@ -67,7 +67,7 @@ def _entry(args: RunArgs) -> Entry:
 
 
 def _local(args: RunArgs, settings: Settings) -> int:
-    with listen("127.0.0.1", args.port) as listener:
+    with listen("127.0.0.1", args.port, "give another with --port, or 0 for any free one") as listener:
         run_id = args.run_id or rundir.new_id()
         run_dir = rundir.make(args.run_dir, run_id)
         run = RunSpec(
@@ -95,7 +95,7 @@ def _job(args: RunArgs, run_id: str) -> Job:
     )
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, mend: str) -> socket.socket:
     """The controller's port, bound here: it outlives controllers, and trouble with it is told before all else."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -105,7 +105,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as e:
         listener.close()
         why = "is in use" if e.errno == errno.EADDRINUSE else f"cannot be used: {e.strerror}"
-        raise UsageError(f"port {port} on {host} {why}; give another with --port, or 0 for any free one") from None
+        raise UsageError(f"port {port} on {host} {why}; {mend}") from None
     return listener
 
 
@@ -119,7 +119,7 @@ def _resume(args: RunArgs) -> int:
     _check_replay(run_dir)
     if args.settings or args.config:
         run = msgspec.structs.replace(run, settings=_settings(args))
-    with listen(run.host, run.port) as listener:
+    with listen(run.host, run.port, "this run's nodes look for it there, so that must be free") as listener:
         spec.write(run_dir / "run.json", run)
         console = console_of(args, run, run_dir)
         console.skip_to_end()

@@ -48,10 +48,12 @@ def _watch(run_dir: Path) -> int:
     with Live(render(status), refresh_per_second=4) as live:
         while True:
             time.sleep(0.5)
+            if (run_dir / "exit.json").exists():
+                return 0
             try:
                 live.update(render(ask(run_dir, "/api/v1/status")))
-            except NotRunning:
-                return 0
+            except NotRunning as e:  # it may be back presently
+                live.update(Text(str(e)))
 
 
 def render(status: dict[str, Any]) -> Group:

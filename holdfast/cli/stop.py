@@ -2,12 +2,15 @@
 
 import argparse
 import getpass
+import os
 import sys
 import time
 
 from holdfast.cli import rundir
 from holdfast.cli.api import NotRunning, ask
 from holdfast.cli.flagtable import UsageError
+
+_GONE_S = 10.0  # a controller that crashed is back by then
 
 
 def main(argv: list[str]) -> int:
@@ -18,12 +21,28 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     try:
         run_dir = rundir.find(args.run)
-        order = {"verb": "stop", "who": f"{getpass.getuser()} (holdfast stop)", "code": 143, "now": args.now}
+        order = {"verb": "stop", "who": f"{_user()} (holdfast stop)", "code": 143, "now": args.now}
         ask(run_dir, "/api/v1/orders", order)
     except (UsageError, NotRunning) as e:
         print(f"holdfast stop: {e}", file=sys.stderr)
         return 2
-    while not args.no_wait and rundir.listening(run_dir):
+    if args.no_wait:
+        print("stopping")
+        return 0
+    seen_at = time.monotonic()
+    while not (run_dir / "exit.json").exists():
         time.sleep(0.1)
-    print("stopped" if not args.no_wait else "stopping")
+        if rundir.listening(run_dir):
+            seen_at = time.monotonic()
+        elif time.monotonic() > seen_at + _GONE_S:
+            print(f"holdfast stop: the run in {run_dir} {rundir.ending(run_dir)}", file=sys.stderr)
+            return 2
+    print("stopped")
     return 0
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # as in a container, where a number is all there is
+        return f"user {os.getuid()}"

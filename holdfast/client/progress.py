@@ -11,6 +11,7 @@ from holdfast.wire.record import SLOT_BYTES, Slot, open_arena, owner
 
 TYPE_CHECKING = False  # importing typing would take longer than all the rest
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import TypeVar
 
     from holdfast.client.device import Copies
@@ -29,6 +30,7 @@ class Progress:
         self._sought = False  # the environment is looked at once
         self._told = False  # the script tells its steps itself
         self._copies: Copies | None = None
+        self._on_first: Callable[[], None] | None = None
         # Children are not the rank: what they say would overwrite what it said.
         os.register_at_fork(after_in_child=self._leave)
 
@@ -63,6 +65,8 @@ class Progress:
                 except Exception:
                     pass  # the step itself counts all the same
             slot.step(step)
+            if self._on_first is not None:
+                self._first()
         except Exception:
             return  # whatever was passed, training goes on
 
@@ -74,6 +78,8 @@ class Progress:
             self._slot.hold(steps)
         else:
             self._slot.step(steps, counted=True)
+            if self._on_first is not None:
+                self._first()
 
     def phase(self, name: str) -> "Phase":
         """The rank is in phase `name` from now on; as a context manager, until the block ends."""
@@ -91,10 +97,15 @@ class Progress:
         if self._slot is not None:
             self._slot.fail(text)
 
-    def begin(self) -> Slot | None:
-        """Look at the environment anew, as a rank that was just forked must."""
-        self._sought = False
+    def begin(self, on_first: "Callable[[], None] | None" = None) -> Slot | None:
+        """Look at the environment anew, as a rank that was just forked must; `on_first` is called at its first step."""
+        self._sought, self._on_first = False, on_first
         return self.slot()
+
+    def _first(self) -> None:
+        on_first, self._on_first = self._on_first, None
+        if on_first is not None:
+            on_first()
 
     def slot(self) -> Slot | None:
         """This rank's slot; None without an agent, and in children of the rank."""
@@ -108,7 +119,7 @@ class Progress:
         return self._slot
 
     def _leave(self) -> None:
-        self._slot, self._sought, self._copies = None, True, None
+        self._slot, self._sought, self._copies, self._on_first = None, True, None, None
 
     def _note(self, slot: Slot, step: int, loss: object, grad_norm: object) -> None:
         if _is_here(loss) and _is_here(grad_norm):

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.client import kernel
+from holdfast.client import imports, kernel
 from holdfast.client.birth import Files, become, settle
 from holdfast.client.main import run_script
 from holdfast.client.progress import here
@@ -74,6 +74,8 @@ def warm_up(fd: int, preload: list[str]) -> Serving:
 
         hook.install(here)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the holder's to answer
+    if opened := kernel.opened("/dev/nvidia"):
+        sys.exit(f"holdfast: a preloaded module touched a GPU ({opened}); ranks cannot be forked from here")
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -191,6 +193,6 @@ if __name__ == "__main__":
         except OSError as e:
             print(f"holdfast: the rank could not start: {e}", file=sys.stderr)
             os._exit(127)
-        here.begin()
+        here.begin(imports.watch(os.environ))
         # Called from here and not from further down, so that stacks show little of us below the script.
         run_script(_birth.request.argv, _birth.request.module)

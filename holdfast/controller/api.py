@@ -10,7 +10,7 @@ from aiohttp import web
 from holdfast.controller.loop import Controller
 from holdfast.controller.metrics import render
 from holdfast.core.report import Report, report_of
-from holdfast.model.event import Entry, Order
+from holdfast.model.event import Entry, Order, Phase
 from holdfast.wire.messages import TOKEN_HEADER
 
 _MAX_BODY = 1 << 16
@@ -102,6 +102,8 @@ def make_app(controller: Controller, token: str) -> web.Application:
             return _error(400, f'send an order such as {{"verb": "stop"}}: {e}')
         if body.verb != "stop":
             return _error(400, f"there is no order '{body.verb}'; there is stop")
+        if body.now and controller.decider.phase is Phase.ENDING:
+            controller.hurry()  # it is stopping already, and takes too long for somebody
         controller.hear(Order(verb=body.verb, who=body.who, code=body.code, now=body.now))
         return _json({"taken": True})
 

@@ -133,13 +133,16 @@ class Ingest:
             self.tell(hello.node, StopHere(id=self._stale_id, generation=hello.generation, grace_s=0.0))
 
     def _seated(self, node: str) -> bool:
-        """Whether its place is its own; one that fell silent in the open incident will lose it presently."""
-        lost = (*self.decider.gone, *(self.decider.incident.silent if self.decider.incident else ()))
-        return any(seat.node == node for seat in self.decider.seats) and node not in lost
+        return node not in self._lost() and any(seat.node == node for seat in self.decider.seats)
+
+    def _lost(self) -> set[str]:
+        """Nodes that have no place, or will lose it presently: they fell silent in the open incident."""
+        incident = self.decider.incident
+        return {*self.decider.gone, *(incident.silent if incident else ())}
 
     def _present(self) -> tuple[str, ...]:
         """Nodes that are linked, or will be presently: after a restart of the controller none is yet."""
-        awaited = [seat.node for seat in self.decider.seats if self._seated(seat.node)]
+        awaited = {seat.node for seat in self.decider.seats} - self._lost()
         return tuple(sorted({*self._links, *awaited, *self.decider.pool}))
 
     def _known(self) -> set[str]:

@@ -102,7 +102,7 @@ def test_nothing_of_an_old_generation_stays(start: Start, tmp_path: Path) -> Non
     job.ends(0)
     assert gone(*again)
     [record] = job.report().incidents
-    assert record.ranks == (3,)
+    assert record.ranks == (3,) and record.evicted == ()
     assert record.stopped_at - record.alarm_at < 10
 
 

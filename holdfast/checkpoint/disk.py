@@ -1,0 +1,168 @@
+"""Checkpoints in a folder of this machine or of a shared file system; what is said to be done is on stable storage."""
+
+import errno
+import itertools
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any
+
+from holdfast.checkpoint.direct import Input, write_file
+from holdfast.checkpoint.lane import Pulse
+from holdfast.checkpoint.manifest import Attempt, StorageError, gone_name, staged_name, staged_of, step_name, step_of
+
+
+_TAKEN = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
+
+
+class Disk:
+    """One folder. Names are relative to it; whatever the file system raises becomes one sentence."""
+
+    def __init__(self, path: str) -> None:
+        self._path = os.path.abspath(path)
+
+    def url(self, name: str = "") -> str:
+        return os.path.join(self._path, name) if name else self._path
+
+    def staged(self, step: int, tag: str) -> str:
+        return staged_name(step, tag)
+
+    def names(self, folder: str = "") -> list[str]:
+        """What lies in a folder; nothing when it is not there."""
+        with _told(f"{self.url(folder)} cannot be listed"):
+            try:
+                return sorted(os.listdir(self.url(folder)))
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+    def unpublished(self) -> list[Attempt]:
+        """Writes that have not come to their end, and removals that have not."""
+        return [attempt for name in self.names() if (attempt := staged_of(name))]
+
+    def read(self, name: str) -> bytes | None:
+        """A small file; None when it is not there."""
+        with _told(f"{self.url(name)} cannot be read"):
+            try:
+                with open(self.url(name), "rb") as file:
+                    return file.read()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def size(self, name: str) -> int | None:
+        """None when it is not there."""
+        with _told(f"{self.url(name)} cannot be looked at"):
+            try:
+                return os.stat(self.url(name)).st_size
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def open(self, name: str) -> Input | None:
+        """A file to be read in blocks; None when it is not there."""
+        with _told(f"{self.url(name)} cannot be read"):
+            try:
+                return Input(self.url(name))
+            except FileNotFoundError:
+                return None
+
+    def make(self, folder: str = "") -> None:
+        with _told(f"{self.url(folder)} cannot be made"):
+            _make(self.url(folder))
+
+    def put(self, name: str, content: bytes) -> None:
+        """A small file: whole, or as it was before."""
+        path = self.url(name)
+        with _told(f"{path} cannot be written"):
+            fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            try:
+                view = memoryview(content)
+                while view:
+                    view = view[os.write(fd, view) :]
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.rename(f"{path}.new", path)
+
+    def write(self, name: str, ranges: Sequence[memoryview], threads: int, pulse: Pulse) -> str:
+        """A large file; returns the checksums of its blocks."""
+        with _told(f"{self.url(name)} cannot be written"):
+            return write_file(self.url(name), ranges, threads, pulse)
+
+    def sync(self, folder: str = "") -> None:
+        """Make the names in a folder as durable as the files."""
+        with _told(f"{self.url(folder)} cannot be synced"):
+            _sync(self.url(folder))
+
+    def drop(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        with _told(f"{self.url(name)} cannot be removed"), suppress(FileNotFoundError):
+            os.unlink(self.url(name))
+
+    def publish(self, staged: str, step: int) -> str:
+        """Make a finished folder a checkpoint, in one instant; returns the name it got."""
+        self.sync(staged)
+        with _told(f"{self.url(staged)} cannot be published"):
+            name = self._rename(staged, step)
+        self.sync()
+        return name
+
+    def _rename(self, staged: str, step: int) -> str:
+        for mark in itertools.count(1):
+            name = step_name(step, str(mark) if mark > 1 else "")
+            try:
+                os.rename(self.url(staged), self.url(name))
+                return name
+            except OSError as e:
+                # A folder cannot be renamed onto one that holds something: an earlier write of this step is not touched.
+                if e.errno not in _TAKEN:
+                    raise
+        raise AssertionError("numbers do not end")
+
+    def remove(self, folder: str) -> None:
+        """Take a checkpoint back in one instant, then remove its files; or remove a folder that is none."""
+        step = step_of(folder)
+        with _told(f"{self.url(folder)} cannot be removed"):
+            if step is not None:
+                gone = gone_name(step, secrets.token_hex(4))
+                os.rename(self.url(folder), self.url(gone))
+                _sync(self._path)
+                folder = gone
+            shutil.rmtree(self.url(folder), onerror=_unless_gone)
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        raise StorageError(f"{what}: {e.strerror or e}") from e
+
+
+def _make(path: str) -> None:
+    """Make a folder and those above it, each known to the one above for good."""
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        _make(os.path.dirname(path))
+        return _make(path)
+    _sync(os.path.dirname(path))
+
+
+def _sync(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as e:
+        if e.errno != errno.EINVAL:  # a file system whose folders need no syncing
+            raise
+    finally:
+        os.close(fd)
+
+
+def _unless_gone(_: Callable[..., Any], path: str, error: tuple[type[OSError], OSError, TracebackType]) -> None:
+    if not isinstance(error[1], FileNotFoundError):  # else somebody removes the same folder at the same time
+        raise error[1]

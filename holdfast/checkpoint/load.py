@@ -1,0 +1,235 @@
+"""Checkpoints are read back, and not a byte is believed before its block has matched its checksum."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+
+import msgspec
+
+from holdfast.checkpoint.direct import THREADS, spare_block, spread
+from holdfast.checkpoint.manifest import (
+    BLOCK_BYTES,
+    MANIFEST,
+    METADATA,
+    CorruptError,
+    Manifest,
+    Part,
+    Sealed,
+    StorageError,
+    block_count,
+    checksum,
+    decode_manifest,
+    decode_part,
+    digest,
+    is_part,
+    part_name,
+    step_of,
+)
+from holdfast.checkpoint.persist import SMALL_AT_ONCE
+from holdfast.checkpoint.storage import File, Storage, at
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of one rank's part, and where in memory they belong."""
+
+    rank: int
+    start: int
+    bytes: int
+    to: int
+
+
+class _Cut(msgspec.Struct, frozen=True):
+    """What of one block goes where."""
+
+    start: int
+    bytes: int
+    to: int
+
+
+def read_manifest(url: str) -> Manifest:
+    return _manifest(at(url))
+
+
+def read_metadata(url: str) -> bytes:
+    """Torch's metadata of the checkpoint."""
+    storage = at(url)
+    return _small(storage, _manifest(storage), METADATA)
+
+
+def read_part(url: str, rank: int, into: memoryview, *, threads: int = THREADS) -> int:
+    """Read what one rank wrote to the start of `into`; returns how many bytes that is."""
+    storage = at(url)
+    size = decode_part(_small(storage, _manifest(storage), part_name(rank))).bytes
+    read_ranges(url, [Piece(rank=rank, start=0, bytes=size, to=0)], into, threads=threads)
+    return size
+
+
+def read_ranges(
+    url: str,
+    pieces: Sequence[Piece],
+    into: memoryview,
+    *,
+    threads: int = THREADS,
+    moved: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Read pieces of parts to their places in memory; `moved` is told of bytes as they come.
+
+    Raises CorruptError, with the file and the block, when something is not as it was written; what is in memory by
+    then is worth nothing. Blocks that go to page-aligned places as a whole are read there without a copy.
+    """
+    storage = at(url)
+    manifest = _manifest(storage)
+    ranks = sorted({piece.rank for piece in pieces})
+    parts = {rank: decode_part(_small(storage, manifest, part_name(rank))) for rank in ranks}
+    cuts = _cuts(pieces, parts, len(into))
+    blocks = sorted(cuts)
+    with ExitStack() as stack:
+        files = {rank: stack.enter_context(closing(_open(storage, parts[rank]))) for rank in ranks}
+
+        def work(turns: Iterator[int]) -> None:
+            spare = spare_block()
+            for turn in turns:
+                rank, block = blocks[turn]
+                _place(files[rank], parts[rank], block, (into, spare), cuts[rank, block])
+                moved(sum(cut.bytes for cut in cuts[rank, block]))
+
+        spread(len(blocks), threads, work)
+
+
+def _cuts(pieces: Sequence[Piece], parts: dict[int, Part], room: int) -> dict[tuple[int, int], list[_Cut]]:
+    """For every block that is needed, by rank and number, what of it goes where."""
+    cuts: dict[tuple[int, int], list[_Cut]] = {}
+    for piece in pieces:
+        if not 0 <= piece.start <= piece.start + piece.bytes <= parts[piece.rank].bytes:
+            raise StorageError(f"{parts[piece.rank].file} has no bytes {piece.start} to {piece.start + piece.bytes}")
+        if not 0 <= piece.to <= piece.to + piece.bytes <= room:
+            raise ValueError(f"memory of {room} bytes has no room for {piece}")
+        at, end = piece.start, piece.start + piece.bytes
+        while at < end:
+            block, inside = divmod(at, BLOCK_BYTES)
+            count = min(BLOCK_BYTES - inside, end - at)
+            cuts.setdefault((piece.rank, block), []).append(_Cut(inside, count, piece.to + at - piece.start))
+            at += count
+    return cuts
+
+
+def _place(file: File, part: Part, block: int, memory: tuple[memoryview, memoryview], cuts: Sequence[_Cut]) -> None:
+    into, spare = memory
+    size = _block_bytes(part, block)
+    whole = cuts[0].bytes == size
+    target = into[cuts[0].to : cuts[0].to + size] if whole else spare[:size]
+    if why := _check(file, part, block, target, spare):
+        raise CorruptError(why)
+    for cut in cuts[1:] if whole else cuts:
+        into[cut.to : cut.to + cut.bytes] = target[cut.start : cut.start + cut.bytes]
+
+
+def _check(file: File, part: Part, block: int, target: memoryview, spare: memoryview) -> str:
+    """Read one block; a sentence if it is not as it was written."""
+    start = block * BLOCK_BYTES
+    where = f"{part.file}: block {block} of {block_count(part.bytes)} (bytes {start} to {start + len(target)})"
+    try:
+        count = file.read(start, target, spare)
+    except OSError as e:
+        return f"{where} cannot be read: {e.strerror or e}"
+    if count < len(target):
+        return f"{where} ends after {count} bytes"
+    return "" if checksum(target) == part.checksum(block) else f"{where} does not match its checksum"
+
+
+def _block_bytes(part: Part, block: int) -> int:
+    return min(BLOCK_BYTES, part.bytes - block * BLOCK_BYTES)
+
+
+def verify(url: str, *, threads: int = THREADS) -> tuple[str, ...]:
+    """Read a whole checkpoint; a sentence for everything that is not as it was written."""
+    storage = at(url)
+    try:
+        manifest = _manifest(storage)
+    except StorageError as e:
+        return (str(e),)
+    parts, found = _check_small(storage, manifest)
+    files: dict[int, File] = {}
+    with ExitStack() as stack:
+        for part in parts:
+            try:
+                files[part.rank] = stack.enter_context(closing(_open(storage, part)))
+            except StorageError as e:
+                found.append(str(e))
+        found += _check_blocks([part for part in parts if part.rank in files], files, threads)
+    return tuple(sorted(found))
+
+
+def _check_small(storage: Storage, manifest: Manifest) -> tuple[list[Part], list[str]]:
+    """The parts that can be believed, and what is wrong with the rest."""
+    parts: list[Part] = []
+    found: list[str] = []
+
+    def work(turns: Iterator[int]) -> None:
+        for turn in turns:
+            name = manifest.files[turn].name
+            try:
+                content = _small(storage, manifest, name)
+                if is_part(name):
+                    parts.append(decode_part(content))
+            except StorageError as e:
+                found.append(str(e))
+
+    spread(len(manifest.files), SMALL_AT_ONCE, work)
+    return parts, found
+
+
+def _check_blocks(parts: Sequence[Part], files: dict[int, File], threads: int) -> list[str]:
+    blocks = [(part, block) for part in parts for block in range(block_count(part.bytes))]
+    found: list[str] = []
+
+    def work(turns: Iterator[int]) -> None:
+        spare = spare_block()
+        for turn in turns:
+            part, block = blocks[turn]
+            if why := _check(files[part.rank], part, block, spare[: _block_bytes(part, block)], spare):
+                found.append(why)
+
+    spread(len(blocks), threads, work)
+    return found
+
+
+def _manifest(storage: Storage) -> Manifest:
+    content = storage.read(MANIFEST)
+    if content is None:
+        raise CorruptError(f"{storage.url()} has no {MANIFEST}: it is not a checkpoint, or never became one")
+    try:
+        manifest = decode_manifest(content)
+    except CorruptError as e:
+        raise CorruptError(f"{MANIFEST} {e}") from None
+    named = step_of(storage.url().rstrip("/").rpartition("/")[2])
+    if named is not None and named != manifest.step:
+        raise CorruptError(f"{MANIFEST} is that of step {manifest.step}, in the folder of step {named}")
+    return manifest
+
+
+def _small(storage: Storage, manifest: Manifest, name: str) -> bytes:
+    """A small file, if it is as the manifest says."""
+    expected = next((file for file in manifest.files if file.name == name), None)
+    if expected is None:
+        raise StorageError(f"the checkpoint of step {manifest.step} has no {name}")
+    return _matching(storage.read(name), expected)
+
+
+def _matching(content: bytes | None, expected: Sealed) -> bytes:
+    if content is None:
+        raise CorruptError(f"{expected.name} is missing")
+    if len(content) != expected.bytes:
+        raise CorruptError(f"{expected.name} has {len(content)} bytes instead of {expected.bytes}")
+    if digest(content) != expected.digest:
+        raise CorruptError(f"{expected.name} does not match its checksum")
+    return content
+
+
+def _open(storage: Storage, part: Part) -> File:
+    file = storage.open(part.file)
+    if file is None:
+        raise CorruptError(f"{part.file} is missing")
+    if file.bytes != part.bytes:
+        file.close()
+        raise CorruptError(f"{part.file} has {file.bytes} bytes instead of {part.bytes}")
+    return file

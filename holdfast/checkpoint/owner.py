@@ -1,0 +1,69 @@
+"""Whose files these are: which process writes them, whether it has ended, and which author may publish."""
+
+import os
+import socket
+from pathlib import Path
+
+import msgspec
+
+from holdfast.checkpoint.manifest import Author, Process, StorageError
+from holdfast.checkpoint.storage import Storage, at
+
+_FENCE = ".holdfast-author.json"
+
+
+def take(url: str, author: Author) -> None:
+    """From now on only this author publishes here: called once for each generation, before anything is written."""
+    storage = at(url)
+    holder = _holder(storage)
+    if holder and holder.run == author.run and holder.generation > author.generation:
+        raise StorageError(_refusal(url, holder, author))
+    if holder != author:
+        storage.make()
+        storage.put(_FENCE, msgspec.json.encode(author))
+        storage.sync()
+
+
+def check_taken(storage: Storage, author: Author) -> None:
+    """Raises when somebody else has taken this storage meanwhile."""
+    holder = _holder(storage)
+    if holder and (holder.run != author.run or holder.generation > author.generation):
+        raise StorageError(_refusal(storage.url(), holder, author))
+
+
+def _holder(storage: Storage) -> Author | None:
+    content = storage.read(_FENCE)
+    try:
+        return msgspec.json.decode(content, type=Author) if content else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None  # not ours to read; the next one to take it writes it anew
+
+
+def _refusal(url: str, holder: Author, author: Author) -> str:
+    who = f"generation {holder.generation}" + (f" of run {holder.run}" if holder.run != author.run else "")
+    return f"{who} has taken over {url}, so generation {author.generation} may not publish there"
+
+
+def this_process() -> Process:
+    pid = os.getpid()
+    return Process(host=_host(), pid=pid, start=_start(pid) or 0)
+
+
+def has_ended(process: Process) -> bool:
+    """Whether it is sure to have ended; of another machine, boot or container nothing is sure."""
+    return process.host == _host() and _start(process.pid) != process.start
+
+
+def _host() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()}/{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def _start(pid: int) -> int | None:
+    """In clock ticks since boot; None when there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    state, *rest = text.rpartition(")")[2].split()
+    return None if state in "ZX" else int(rest[18])

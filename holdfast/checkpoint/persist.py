@@ -1,0 +1,161 @@
+"""Snapshots become a checkpoint: every rank's part is written, then the whole of them is published in one instant.
+
+    folder = staging(base, step, author)           the same for all ranks
+    part = write_part(folder, rank, ranges)        for every rank, wherever it is
+    url = publish(base, step, parts, metadata, author=author)     once, when all parts are there
+
+Nothing that is left behind on the way counts as a checkpoint. Trouble of the storage is a StorageError, one sentence;
+`Lane.run` makes an outcome of it, and of storage that hangs.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+import msgspec
+
+from holdfast.checkpoint.direct import THREADS, Ranges, spare_block, spread
+from holdfast.checkpoint.lane import Pulse
+from holdfast.checkpoint.manifest import (
+    MANIFEST,
+    METADATA,
+    Author,
+    CorruptError,
+    Manifest,
+    Part,
+    Sealed,
+    StorageError,
+    block_count,
+    checksum,
+    decode_part,
+    encode_manifest,
+    encode_part,
+    missing_ranks,
+    part_name,
+    sealed,
+)
+from holdfast.checkpoint.owner import check_taken, this_process
+from holdfast.checkpoint.storage import Storage, at
+
+SMALL_AT_ONCE = 8  # small files are waited for, not worked on
+_LOOK_S = 0.2
+
+
+def staging(base: str, step: int, author: Author) -> str:
+    """The folder into which this author's parts of this step go."""
+    storage = at(base)
+    return storage.url(storage.staged(step, author.tag))
+
+
+def write_part(
+    folder: str, rank: int, ranges: Sequence[memoryview], *, threads: int = THREADS, pulse: Pulse | None = None
+) -> Part:
+    """Write one rank's part, the given memory in a row, to stable storage; one that is there already is not repeated."""
+    storage = at(folder)
+    pulse = pulse or Pulse()
+    draft = Part(rank=rank, bytes=Ranges(ranges).bytes, blocks="", writer=this_process(), done=False)
+    if whole := _resumed(storage, draft, ranges):
+        pulse.beat(whole.bytes)
+        return whole
+    try:
+        storage.make()
+        storage.put(draft.name, encode_part(draft))  # so that anybody can tell who writes, and whether it still lives
+        blocks = storage.write(draft.file, ranges, threads, pulse)
+        part = msgspec.structs.replace(draft, blocks=blocks, done=True)
+        storage.put(part.name, encode_part(part))
+        storage.sync()
+    except StorageError:
+        for name in (draft.name, draft.file):  # room on a full disk is needed at once
+            with suppress(StorageError):
+                storage.drop(name)
+        raise
+    return part
+
+
+def collect(folder: str, world: int, wait_s: float, pulse: Pulse | None = None) -> tuple[Part, ...]:
+    """The parts of all ranks, once they are there: for ranks that have nothing but storage in common."""
+    storage = at(folder)
+    until = time.monotonic() + wait_s
+    found: dict[int, Part] = {}
+    while True:
+        for rank in missing_ranks(found.values(), world):
+            if (part := _part(storage, rank)) and part.done:
+                found[rank] = part
+        if not (missing := missing_ranks(found.values(), world)):
+            return tuple(found[rank] for rank in range(world))
+        if time.monotonic() > until:
+            named = ", ".join(map(str, missing[:8])) + (" and more" if len(missing) > 8 else "")
+            raise StorageError(f"the parts of ranks {named} did not come within {wait_s:g} s")
+        if pulse:
+            pulse.beat()
+        time.sleep(_LOOK_S)
+
+
+def publish(
+    base: str,
+    step: int,
+    parts: Sequence[Part],
+    metadata: bytes,
+    *,
+    author: Author,
+    layout: str = "",
+    torch: str = "",
+    pulse: Pulse | None = None,
+) -> str:
+    """Make the written parts a checkpoint, in one instant; returns its URL."""
+    storage = at(base)
+    pulse = pulse or Pulse()
+    folder = storage.staged(step, author.tag)
+    if missing := missing_ranks(parts, len(parts)):
+        raise StorageError(f"the parts are not those of ranks 0 to {len(parts) - 1}: {missing} are missing")
+    files = _checked(storage, folder, parts, pulse)
+    storage.put(f"{folder}/{METADATA}", metadata)
+    manifest = Manifest(
+        step=step,
+        world=len(parts),
+        author=author,
+        at=time.time(),
+        layout=layout,
+        torch=torch,
+        bytes=sum(part.bytes for part in parts),
+        files=(sealed(METADATA, metadata), *files),
+    )
+    check_taken(storage, author)
+    pulse.beat()
+    storage.put(f"{folder}/{MANIFEST}", encode_manifest(manifest))
+    return storage.url(storage.publish(folder, step))
+
+
+def _checked(storage: Storage, folder: str, parts: Sequence[Part], pulse: Pulse) -> list[Sealed]:
+    """The part files, each found to be there with all that it speaks of."""
+    files = [sealed(part.name, encode_part(part)) for part in parts]
+
+    def work(turns: Iterator[int]) -> None:
+        for index in turns:
+            part = parts[index]
+            if storage.read(f"{folder}/{part.name}") != encode_part(part):
+                raise StorageError(f"{storage.url(folder)}/{part.name} is not there, or not what rank {part.rank} wrote")
+            if (size := storage.size(f"{folder}/{part.file}")) != part.bytes:
+                raise StorageError(f"{storage.url(folder)}/{part.file} has {size or 0} bytes instead of {part.bytes}")
+            pulse.beat()
+
+    spread(len(parts), SMALL_AT_ONCE, work)
+    return files
+
+
+def _resumed(storage: Storage, draft: Part, ranges: Sequence[memoryview]) -> Part | None:
+    """The part, if an earlier attempt of this author had come to its end with the same bytes."""
+    part = _part(storage, draft.rank)
+    if not part or not part.done or part.bytes != draft.bytes or storage.size(part.file) != part.bytes:
+        return None
+    source, spare = Ranges(ranges), spare_block()
+    same = all(checksum(source.block(i, spare)) == part.checksum(i) for i in range(block_count(part.bytes)))
+    return part if same else None
+
+
+def _part(storage: Storage, rank: int) -> Part | None:
+    content = storage.read(part_name(rank))
+    try:
+        return decode_part(content) if content else None
+    except CorruptError:
+        return None

@@ -1,0 +1,141 @@
+"""Which checkpoints there are, which of them are kept, and what of unfinished writes is removed."""
+
+from collections.abc import Collection, Iterator
+
+import msgspec
+
+from holdfast.checkpoint.direct import spread
+from holdfast.checkpoint.manifest import (
+    MANIFEST,
+    Attempt,
+    Author,
+    CorruptError,
+    StorageError,
+    decode_manifest,
+    decode_part,
+    is_part,
+    step_of,
+)
+from holdfast.checkpoint.owner import has_ended
+from holdfast.checkpoint.persist import SMALL_AT_ONCE
+from holdfast.checkpoint.storage import Storage, at
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """A published checkpoint. `ok`: its manifest is as it was written; its files are another matter, see verify."""
+
+    step: int
+    url: str
+    ok: bool
+    why: str = ""  # not ok
+    at: float = 0.0
+    author: Author = Author(0)
+    world: int = 0
+    layout: str = ""
+    bytes: int = 0
+
+
+def find(base: str) -> tuple[Found, ...]:
+    """All published checkpoints, newest first."""
+    return _find(at(base))
+
+
+def _find(storage: Storage) -> tuple[Found, ...]:
+    names = [name for name in storage.names() if step_of(name) is not None]
+    found: list[Found] = []
+
+    def work(turns: Iterator[int]) -> None:
+        for index in turns:
+            if one := _look(storage, names[index]):
+                found.append(one)
+
+    spread(len(names), SMALL_AT_ONCE, work)
+    return tuple(sorted(found, key=lambda one: (one.step, one.at, one.url), reverse=True))
+
+
+def _look(storage: Storage, name: str) -> Found | None:
+    """None: never published."""
+    step, url = step_of(name) or 0, storage.url(name)
+    try:
+        content = storage.read(f"{name}/{MANIFEST}")
+        manifest = decode_manifest(content) if content is not None else None
+    except CorruptError as e:
+        return Found(step=step, url=url, ok=False, why=f"{MANIFEST} {e}")
+    except StorageError as e:
+        return Found(step=step, url=url, ok=False, why=str(e))
+    if manifest is None:
+        return None
+    if manifest.step != step:
+        return Found(step=step, url=url, ok=False, why=f"{MANIFEST} is that of step {manifest.step}")
+    return Found(
+        step=step,
+        url=url,
+        ok=True,
+        at=manifest.at,
+        author=manifest.author,
+        world=manifest.world,
+        layout=manifest.layout,
+        bytes=manifest.bytes,
+    )
+
+
+def retain(
+    base: str, keep: int, every: int = 0, *, newest: int | None = None, doubted: Collection[int] = ()
+) -> tuple[str, ...]:
+    """Remove all but the last `keep` good ones (0: none) and, for good, every so many steps; returns the URLs removed.
+
+    `newest` is the step published last. After training went back, later steps are of an abandoned line: they are
+    neither counted nor touched before training has passed them. Doubted steps are not counted as good either, so
+    that what may have to replace them stays.
+    """
+    if keep <= 0:
+        return ()
+    storage = at(base)
+    removed = surplus(_find(storage), keep, every, newest=newest, doubted=doubted)
+    for one in reversed(removed):  # the oldest first, so that the best are left if this is cut short
+        storage.remove(one.url.rstrip("/").rpartition("/")[2])
+    return tuple(one.url for one in removed)
+
+
+def surplus(
+    found: Collection[Found], keep: int, every: int = 0, *, newest: int | None = None, doubted: Collection[int] = ()
+) -> tuple[Found, ...]:
+    """What retention removes; `found` is ordered as `find` does, and so is the answer."""
+    line = [one for one in found if newest is None or one.step <= newest]
+    good: list[int] = []  # distinct steps, newest first
+    removed: list[Found] = []
+    for one in line:
+        if one.ok and one.step in good:
+            removed.append(one)  # an earlier write of the same step
+        elif len(good) >= keep and not (one.ok and every and one.step % every == 0):
+            removed.append(one)
+        elif one.ok and one.step not in doubted:
+            good.append(one.step)
+    return tuple(removed)
+
+
+def clean(base: str, author: Author) -> tuple[str, ...]:
+    """Remove writes that were never published and, for certain, never will be; returns their URLs."""
+    storage = at(base)
+    mine = [one.step for one in _find(storage) if one.author == author]
+    last = max(mine, default=-1)
+    dead = [attempt.name for attempt in storage.unpublished() if _is_dead(storage, attempt, author, last)]
+    for name in dead:
+        storage.remove(name)
+    return tuple(storage.url(name) for name in dead)
+
+
+def _is_dead(storage: Storage, attempt: Attempt, author: Author, last: int) -> bool:
+    if not attempt.tag:
+        return True  # taken back already
+    run, _, generation = attempt.tag.rpartition("-")
+    own_run, _, own_generation = author.tag.rpartition("-")
+    if run == own_run and generation.isdecimal():
+        # Within a generation steps only grow, and a step is published after every rank has written its part of it.
+        return (int(generation), attempt.step) < (int(own_generation), last)
+    try:
+        contents = [storage.read(f"{attempt.name}/{name}") for name in storage.names(attempt.name) if is_part(name)]
+        writers = [decode_part(content).writer for content in contents if content is not None]
+    except CorruptError:
+        return False
+    return bool(writers) and all(map(has_ended, writers))

@@ -1,0 +1,234 @@
+"""State between keepers: ranges of memory over TCP in checked chunks, paced, and resumed where a link broke.
+
+One request per connection: a line of JSON each way, then chunks, each followed by its xxh3. Whoever sends paces itself.
+Whoever receives writes straight into the memory the state will live in, and says how many chunks it has if asked again.
+"""
+
+import hmac
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import msgspec
+import xxhash
+
+CHUNK_BYTES = 8 << 20
+_LINE_BYTES = 1 << 20
+_SUM_BYTES = 8
+_WAIT_S = 30.0  # for a peer that says nothing
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """What a connection is for."""
+
+    token: str
+    verb: str  # "push": take this state; "pull": give me that state
+    rank: int
+    world: int
+    step: int
+    generation: int
+    layout: str
+    whole: bool  # the rank's whole image, or only its share of it
+    bytes: int = 0  # push: how many will come
+    ranges: tuple[tuple[int, int], ...] = ()  # pull: of the image
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    error: str = ""
+    chunks: int = 0  # push: that many are here already; pull: unused
+
+
+class TransportError(Exception):
+    """One sentence: what broke between two keepers."""
+
+
+def chunks(views: Sequence[memoryview]) -> list[memoryview]:
+    """The ranges cut into pieces that both sides cut alike."""
+    cut = []
+    for view in views:
+        cut += [view[at : at + CHUNK_BYTES] for at in range(0, len(view), CHUNK_BYTES)]
+    return cut
+
+
+class Pacer:
+    """Keeps an average rate; a pause of any length earns no more than a second's worth."""
+
+    def __init__(self, bytes_s: float) -> None:
+        self.bytes_s = bytes_s  # 0: as fast as it goes
+        self._free_at = time.monotonic()
+
+    def spend(self, count: int) -> None:
+        if self.bytes_s <= 0:
+            return
+        now = time.monotonic()
+        self._free_at = max(self._free_at, now - 1.0) + count / self.bytes_s
+        if self._free_at > now:
+            time.sleep(self._free_at - now)
+
+
+def push(address: tuple[str, int], ask: Ask, views: Sequence[memoryview], pacer: Pacer) -> int:
+    """Send state to a keeper that will hold it; returns the bytes that were sent."""
+    with _connect(address) as link:
+        reply = _ask(link, ask)
+        sent = 0
+        for chunk in chunks(views)[reply.chunks :]:
+            pacer.spend(len(chunk))
+            _send_chunk(link, chunk)
+            sent += len(chunk)
+        _read_reply(link)
+        return sent
+
+
+def pull(address: tuple[str, int], ask: Ask, views: Sequence[memoryview]) -> int:
+    """Fetch state from a keeper that holds it, straight into memory; returns the bytes that came."""
+    with _connect(address) as link:
+        _ask(link, ask)
+        came = 0
+        for number, chunk in enumerate(chunks(views)):
+            _receive_chunk(link, chunk, number)
+            came += len(chunk)
+        return came
+
+
+class Holding(msgspec.Struct):
+    """Where pushed state goes: its memory, how much is there, and what to do when all is."""
+
+    views: list[memoryview]
+    done: int  # chunks
+    finish: Callable[[], None]
+
+
+class Serving:
+    """The listening side of a keeper: a thread per link, few links."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        token: str,
+        take: Callable[[Ask], Holding | str],
+        give: Callable[[Ask], tuple[Sequence[memoryview], Callable[[], None]] | str],
+    ) -> None:
+        self._listener = listener
+        self._token = token
+        self._take = take
+        self._give = give
+
+    def start(self) -> None:
+        threading.Thread(target=self._accept, name="keeper-links", daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                link, _ = self._listener.accept()
+            except OSError:
+                return  # closed: the keeper ends
+            threading.Thread(target=self._serve, args=(link,), name="keeper-link", daemon=True).start()
+
+    def _serve(self, link: socket.socket) -> None:
+        link.settimeout(_WAIT_S)
+        with link, suppress(OSError, TransportError):
+            try:
+                ask = msgspec.json.decode(_read_line(link), type=Ask)
+            except msgspec.DecodeError:
+                _reply(link, Reply(error="not a request of this version of holdfast"))
+                return
+            if self._token and not hmac.compare_digest(ask.token.encode(), self._token.encode()):
+                _reply(link, Reply(error="the token is not this job's"))
+            elif ask.verb == "push":
+                self._receive(link, ask)
+            else:
+                self._send(link, ask)
+
+    def _receive(self, link: socket.socket, ask: Ask) -> None:
+        holding = self._take(ask)
+        if isinstance(holding, str):
+            _reply(link, Reply(error=holding))
+            return
+        _reply(link, Reply(chunks=holding.done))
+        for number, chunk in enumerate(chunks(holding.views)):
+            if number >= holding.done:
+                _receive_chunk(link, chunk, number)
+                holding.done = number + 1
+        holding.finish()
+        _reply(link, Reply(chunks=holding.done))
+
+    def _send(self, link: socket.socket, ask: Ask) -> None:
+        given = self._give(ask)
+        if isinstance(given, str):
+            _reply(link, Reply(error=given))
+            return
+        views, release = given
+        try:
+            _reply(link, Reply())
+            for chunk in chunks(views):
+                _send_chunk(link, chunk)
+        finally:
+            release()
+
+
+def _connect(address: tuple[str, int]) -> socket.socket:
+    try:
+        link = socket.create_connection(address, timeout=_WAIT_S)
+    except OSError as e:
+        raise TransportError(f"the keeper at {address[0]}:{address[1]} cannot be reached: {e}") from None
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return link
+
+
+def _ask(link: socket.socket, ask: Ask) -> Reply:
+    try:
+        link.sendall(msgspec.json.encode(ask) + b"\n")
+    except OSError as e:
+        raise TransportError(f"the link broke: {e}") from None
+    return _read_reply(link)
+
+
+def _reply(link: socket.socket, reply: Reply) -> None:
+    link.sendall(msgspec.json.encode(reply) + b"\n")
+
+
+def _read_reply(link: socket.socket) -> Reply:
+    try:
+        reply = msgspec.json.decode(_read_line(link), type=Reply)
+    except (OSError, msgspec.DecodeError) as e:
+        raise TransportError(f"the keeper's answer was lost: {e}") from None
+    if reply.error:
+        raise TransportError(f"the keeper refused: {reply.error}")
+    return reply
+
+
+def _read_line(link: socket.socket) -> bytes:
+    """One line and not a byte more: what follows it goes straight into its place."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = link.recv(1)
+        if not byte or len(line) > _LINE_BYTES:
+            raise TransportError("the link ended in the middle of a line")
+        line += byte
+    return bytes(line)
+
+
+def _send_chunk(link: socket.socket, chunk: memoryview) -> None:
+    try:
+        link.sendall(chunk)
+        link.sendall(xxhash.xxh3_64_digest(chunk))
+    except OSError as e:
+        raise TransportError(f"the link broke while sending: {e}") from None
+
+
+def _receive_chunk(link: socket.socket, chunk: memoryview, number: int) -> None:
+    digest = bytearray(_SUM_BYTES)
+    for part in (chunk, memoryview(digest)):
+        at = 0
+        while at < len(part):
+            try:
+                count = link.recv_into(part[at:])
+            except OSError as e:
+                raise TransportError(f"the link broke while receiving: {e}") from None
+            if not count:
+                raise TransportError("the link ended in the middle of a chunk")
+            at += count
+    if xxhash.xxh3_64_digest(chunk) != bytes(digest):
+        raise TransportError(f"chunk {number} was damaged on its way")

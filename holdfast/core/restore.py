@@ -1,0 +1,57 @@
+"""Which step to go on from: the newest that every rank can get, from its own node's memory or a peer's.
+
+Storage is not weighed here: a checkpoint is older than what memory holds, and a rank that is given nothing from memory
+looks there itself.
+"""
+
+from collections.abc import Iterable
+
+from holdfast.model.copy import Copy, Restore, Source
+from holdfast.model.topology import Seat, world_size
+
+
+def choose(seats: tuple[Seat, ...], copies: Iterable[Copy], not_after: int | None = None) -> Restore:
+    """The plan for a generation; `not_after` is the last step known good, and then only verified copies count."""
+    world = world_size(seats)
+    usable = [c for c in copies if c.world == world and not c.poisoned and 0 <= c.rank < world]
+    if not_after is not None:
+        usable = [c for c in usable if c.verified and c.step <= not_after]
+    for step in sorted({c.step for c in usable}, reverse=True):
+        sources = _sources(seats, [c for c in usable if c.step == step])
+        if sources is not None:
+            return Restore(step=step, sources=sources, reason=_reason(step, sources))
+    why = "no step is held for every rank" if usable else "no snapshots are held"
+    return Restore(reason=f"nothing to restore from memory: {why}")
+
+
+def _sources(seats: tuple[Seat, ...], copies: list[Copy]) -> tuple[Source, ...] | None:
+    """A source for every rank, or None if one of them has none."""
+    sources = []
+    for seat in seats:
+        for rank in range(seat.first_rank, seat.first_rank + seat.nproc):
+            source = _source(rank, seat.node, copies)
+            if source is None:
+                return None
+            sources.append(source)
+    return tuple(sources)
+
+
+def _source(rank: int, node: str, copies: list[Copy]) -> Source | None:
+    mine = [c for c in copies if c.rank == rank]
+    if any(c.node == node and c.whole for c in mine):
+        return Source(rank=rank, own=True, nodes=(node,))
+    whole = sorted({c.node for c in mine if c.whole})
+    if whole:  # it moved, and its old node still answers
+        return Source(rank=rank, own=False, nodes=tuple(whole))
+    partial = sorted({c.node for c in mine}, key=lambda n: (n != node, n))
+    if not partial:
+        return None
+    replicas = sorted({c.node for c in copies if c.whole and c.rank != rank}, key=lambda n: (n != node, n))
+    return Source(rank=rank, own=False, nodes=tuple(partial), replicas=tuple(replicas))
+
+
+def _reason(step: int, sources: tuple[Source, ...]) -> str:
+    own = sum(s.own for s in sources)
+    peers = len(sources) - own
+    parts = [f"{own} from own memory"] * bool(own) + [f"{peers} from peers"] * bool(peers)
+    return f"restoring step {step}: {', '.join(parts)}"

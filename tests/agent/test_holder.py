@@ -1,0 +1,149 @@
+"""The holder's book-keeping: whose end was that, and what is told to a new agent."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.agent.holder import Holder
+from holdfast.wire import holding, spec, zygote
+from holdfast.wire.holding import Exec, Held, Kill, Listing, Over, Refused, Started
+from holdfast.wire.zygote import Fork, Forked
+from tests.fleet.places import TEMPLATE
+
+AGENT, ZYGOTE = 1_000_001, 1_000_002  # no process has these pids here
+
+
+class Bench:
+    """A holder that is not run, with both its companions played by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        spec.write(folder / "spec.json", msgspec.structs.replace(TEMPLATE, node="n0", nproc=2))
+        self.holder = Holder(folder)
+        ours, self.agent = holding.pair()
+        self.holder._agent = (AGENT, ours)
+        self.holder._selector.register(ours, 1, self.holder._asked)
+        theirs, self.zygote = holding.pair()
+        self.holder._zygote, self.holder._warm = (ZYGOTE, theirs), True
+        self.holder._selector.register(theirs, 1, self.holder._zygote_said)
+        for end in (self.agent, self.zygote):
+            end.setblocking(False)
+        self.started = 0
+        self.holder._start_agent = self._start_agent  # type: ignore[method-assign]
+
+    def _start_agent(self) -> None:
+        self.started += 1
+
+    def heard(self) -> list[object]:
+        """What the agent was told."""
+        found: list[object] = []
+        while packet := _receive(self.agent):
+            found.append(holding.to_agent(packet))
+        return found
+
+    def forked(self, key: str, pid: int) -> None:
+        self.zygote.send(zygote.encode(Forked(key=key, pid=pid)))
+        assert self.holder._zygote
+        self.holder._zygote_said(self.holder._zygote[1])
+
+    def close(self) -> None:
+        for end in (self.agent, self.zygote):
+            end.close()
+        for owner in (self.holder._agent, self.holder._zygote):
+            if owner:
+                self.holder._drop(owner[1])
+        self.holder._selector.close()
+
+
+def _receive(sock: socket.socket) -> bytes:
+    try:
+        return sock.recv(holding.PACKET_BYTES)
+    except BlockingIOError:
+        return b""
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.close()
+
+
+def fork_of(key: str) -> Fork:
+    return Fork(key=key, argv=("t.py",), module=False, env={}, cwd="/", stdout="/dev/null", stderr="/dev/null")
+
+
+def test_a_rank_that_ends_before_its_birth_is_told(bench: Bench) -> None:
+    bench.holder._fork(fork_of("1:0"))
+    bench.holder._fork(fork_of("1:1"))
+    bench.holder._ended(501, 7, 12.0)  # whose that was, the zygote has not said yet
+    bench.holder._ended(666, 0, 12.5)  # an orphan of nobody we know
+    bench.forked("1:0", 500)
+    bench.forked("1:1", 501)
+    over = Over(rank=Held(key="1:1", pid=501, code=7, at=12.0))
+    assert bench.heard() == [Started(key="1:0", pid=500), Started(key="1:1", pid=501), over]
+    assert bench.holder._unclaimed == {}, "once nothing is being born, the pids of strangers are forgotten"
+
+
+def test_a_pid_that_comes_again_is_not_mistaken(bench: Bench) -> None:
+    bench.holder._ended(777, 0, 1.0)  # a stray ends while nothing is being born
+    bench.holder._fork(fork_of("1:0"))
+    bench.forked("1:0", 777)
+    assert bench.heard() == [Started(key="1:0", pid=777)]
+    assert bench.holder.ranks["1:0"].code is None
+
+
+def test_without_a_zygote_a_fork_is_refused(bench: Bench) -> None:
+    bench.holder._warm = False
+    bench.holder._fork(fork_of("1:0"))
+    assert bench.heard() == [Refused(key="1:0", error="there is no zygote")]
+
+
+def test_a_zygote_that_dies_refuses_what_it_owed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.holder, "_start_zygote", lambda: None)
+    bench.holder._fork(fork_of("1:0"))
+    bench.holder._ended(ZYGOTE, -9, 1.0)
+    [refused] = bench.heard()
+    assert isinstance(refused, Refused) and "the zygote went away: it ended with code -9" in refused.error
+
+
+def test_a_program_that_is_not_there_is_refused(bench: Bench, tmp_path: Path) -> None:
+    log = str(tmp_path / "log")
+    bench.holder._exec(Exec(key="1:0", argv=("/no/such",), env={}, cwd="/", stdout=log, stderr=log))
+    bench.holder._exec(Exec(key="1:1", argv=("true",), env={}, cwd="/no/such", stdout=log, stderr=log))
+    bench.holder._exec(Exec(key="1:2", argv=("true",), env={}, cwd="/", stdout="/no/such/log", stderr=log))
+    errors = [told.error for told in bench.heard() if isinstance(told, Refused)]
+    assert len(errors) == 3 and all("No such file or directory" in error for error in errors)
+    assert bench.holder.ranks == {}
+
+
+def test_what_a_dead_agent_still_wanted_is_not_done(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its successor will be told to do it; done twice, a rank would run twice."""
+    monkeypatch.setattr(bench.holder, "_exec", lambda request: pytest.fail("it was done"))
+    bench.agent.send(holding.encode(Exec(key="1:0", argv=("true",), env={}, cwd="/", stdout="x", stderr="x")))
+    assert bench.holder._agent
+    dead = bench.holder._agent[1]
+    bench.holder._ended(AGENT, -9, 1.0)
+    assert bench.started == 1 and dead.fileno() == -1
+    bench.holder._asked(dead)  # as the selector would, had it seen the packet in the same round
+
+
+def test_a_rank_that_has_ended_gets_no_signal(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    signalled: list[tuple[int, int]] = []
+    monkeypatch.setattr("holdfast.agent.holder._signal_group", lambda pid, number: signalled.append((pid, number)))
+    bench.holder.ranks = {"1:0": Held(key="1:0", pid=5), "1:1": Held(key="1:1", pid=6, code=0)}
+    assert bench.holder._agent
+    for key in ("1:0", "1:1", "1:2"):
+        bench.agent.send(holding.encode(Kill(key=key, signal=15)))
+        bench.holder._asked(bench.holder._agent[1])
+    assert signalled == [(5, 15)]
+
+
+def test_the_first_words_to_an_agent(bench: Bench) -> None:
+    bench.holder.ranks = {"1:0": Held(key="1:0", pid=5)}
+    bench.holder._tell(Listing(ranks=tuple(bench.holder.ranks.values()), arena=bench.holder.arena, warm=True))
+    [listing] = bench.heard()
+    assert isinstance(listing, Listing) and listing.ranks == (Held(key="1:0", pid=5),)
+    assert Path(listing.arena).stat().st_size == 2 * 512

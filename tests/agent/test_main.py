@@ -1,0 +1,123 @@
+"""The agent between its ranks and the controller: what it remembers, what it tells."""
+
+import mmap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.agent import main
+from holdfast.agent.main import Agent
+from holdfast.model.alarm import Alarm
+from holdfast.model.errand import Done
+from holdfast.wire import holding, messages, spec
+from holdfast.wire.holding import Held
+from holdfast.wire.slot import SLOT_BYTES, Slot
+from tests.fleet.places import TEMPLATE
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    node = msgspec.structs.replace(TEMPLATE, node="n0", nproc=2, log_dir=str(tmp_path / "logs"))
+    spec.write(tmp_path / "spec.json", node)
+    ours, theirs = holding.pair()
+    made = Agent(tmp_path, ours)
+    made.ranks.arena = mmap.mmap(-1, 2 * SLOT_BYTES)
+    yield made
+    ours.close()
+    theirs.close()
+
+
+def told(agent: Agent) -> list[object]:
+    found = []
+    while not agent._outbox.empty():
+        found.append(messages.decode_from_agent(agent._outbox.get_nowait()))
+    return found
+
+
+def test_what_was_carried_out_is_remembered_even_behind_a_torn_line(agent: Agent, tmp_path: Path) -> None:
+    assert main._read_done(tmp_path / "done.jsonl") == ()
+    first, second = Done(id=1, node="n0", ok=True), Done(id=2, node="n0", ok=False, detail="no")
+    agent._remember(first)
+    with (tmp_path / "done.jsonl").open("ab") as file:
+        file.write(b'\n{"type":"done","id":7,"no')  # the agent died in the middle of it
+    agent._remember(second)
+    assert main._read_done(tmp_path / "done.jsonl") == (first, second)
+
+
+def test_an_agent_goes_on_where_its_predecessor_was(agent: Agent, tmp_path: Path) -> None:
+    agent._remember(Done(id=1, node="n0", ok=True))
+    spec.put(tmp_path / "stopped", b"2\n")
+    agent.ranks.held = {
+        "2:0": Held(key="2:0", pid=1, code=-9, at=1.0),
+        "3:0": Held(key="3:0", pid=2, code=-11, at=time.time()),
+        "3:1": Held(key="3:1", pid=3),
+    }
+    (tmp_path / "logs" / "gen-3" / "rank-0").mkdir(parents=True)
+    (tmp_path / "logs" / "gen-3" / "rank-0" / "stderr.log").write_text("Segmentation fault\n")
+    agent._recall()
+    assert (agent.life.generation, agent.life.stopped, agent.life.expected) == (3, 2, {1})
+    posts = [post.body for post in agent.life._outbox.values()]
+    assert len(posts) == 1, "the rank of generation 2 was ended by us, and is no news"
+    [alarm] = posts
+    assert isinstance(alarm, Alarm)
+    assert (alarm.ranks, alarm.code, alarm.generation) == ((0,), -11, 3)
+    assert alarm.evidence == ("Segmentation fault",)
+
+
+def test_the_slowest_rank_speaks_for_the_node(agent: Agent) -> None:
+    arena = agent.ranks.arena
+    assert arena is not None
+    agent.life.generation = 2
+    slots = [Slot(arena, index, generation=2, rank=4 + index) for index in range(2)]
+    assert agent._summary().step == -1
+    slots[0].step(10)
+    assert agent._summary().step == -1, "not every rank has made a step"
+    slots[1].step(8)
+    slots[0].step(11)
+    beat = agent._summary()
+    assert (beat.node, beat.generation, beat.step, beat.first_step) == ("n0", 2, 8, 8)
+    assert abs(beat.at - time.time()) < 5
+    agent._offset_s = 1000.0
+    assert abs(agent._summary().at - time.time() - 1000) < 5, "told in the controller's time"
+    agent.life.generation = 3
+    assert agent._summary().step == -1, "these were of another generation"
+
+
+def test_a_rank_that_told_of_its_failure_and_stays_is_reported(agent: Agent) -> None:
+    arena = agent.ranks.arena
+    assert arena is not None
+    agent.ranks.held = {"1:0": Held(key="1:0", pid=1)}
+    agent.life.recall((), 1, (0,), 0)
+    Slot(arena, 0, generation=1, rank=0).fail("ValueError: stuck in its own clean-up")
+    now = time.monotonic()
+    agent._look_for_latches(now)
+    assert not agent.life._outbox, "it is given a moment to end by itself"
+    agent._look_for_latches(now + 5)
+    agent._look_for_latches(now + 10)
+    [post] = agent.life._outbox.values()
+    assert isinstance(post.body, Alarm) and "ValueError: stuck" in post.body.reason
+
+
+def test_a_full_outbox_drops_beats_and_keeps_posts(agent: Agent) -> None:
+    for _ in range(1000):
+        agent._beat()
+    assert len(told(agent)) == main._OUTBOX
+    agent.ranks.held = {"1:0": Held(key="1:0", pid=1, code=3, at=1.0)}
+    agent.life.recall((), 1, (0,), 0)
+    agent._over(agent.ranks.held["1:0"])
+    assert len(agent.life._outbox) == 1
+
+
+def test_a_flood_is_noted_once(agent: Agent, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    small = msgspec.structs.replace(agent.spec.settings.logs, file_bytes=1 << 16)
+    agent.spec = msgspec.structs.replace(agent.spec, settings=msgspec.structs.replace(agent.spec.settings, logs=small))
+    path = tmp_path / "logs" / "gen-1" / "rank-0" / "stdout.log"
+    path.parent.mkdir(parents=True)
+    for _ in range(3):
+        path.write_bytes(bytes(1 << 17))
+        agent._rotate(["1:0", "1:1"])
+        assert path.stat().st_size == 0
+    assert caplog.text.count("rank 0 writes more than logs.file_bytes") == 1
