@@ -1,25 +1,28 @@
 """The holder: parent and subreaper of agent, zygote and ranks; it keeps what must outlive an agent, and no opinions."""
 
-import functools
 import os
 import selectors
 import signal
 import socket
-import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from holdfast.agent import kernel
+from holdfast.agent import kernel, process
+from holdfast.agent.zygotes import Zygotes
 from holdfast.wire import holding, spec, zygote
 from holdfast.wire.holding import (
     Exec,
     Forget,
     Held,
+    KeptArena,
     Kill,
     Listing,
+    Made,
+    MakeArena,
     Over,
     Preload,
     Quit,
@@ -27,13 +30,11 @@ from holdfast.wire.holding import (
     Started,
     Sweep,
     Swept,
-    Warmed,
 )
 from holdfast.wire.slot import SLOT_BYTES
 
 _AGENT_TRIES = 10  # starts in a row that lived less than _AGENT_LIVED_S
 _AGENT_LIVED_S = 5.0
-_ZYGOTE_TRIES = 2
 _END_S = 10.0
 _SWEEP_S = 5.0
 _SWEEP_STEP_S = 0.01
@@ -52,13 +53,11 @@ class Holder:
         self._agent: tuple[int, socket.socket] | None = None
         self._agent_at = 0.0
         self._agent_tries = 0
-        self._zygote: tuple[int, socket.socket] | None = None
-        self._zygote_tries = 0
-        self._preload: Preload | None = None
-        self._warm = False
-        self._forking: set[str] = set()
+        self._arenas: dict[str, KeptArena] = {}
         self._sweep_until: float | None = None
         self._selector = selectors.DefaultSelector()
+        self._zygotes = Zygotes(node_dir, lambda sock, said: self._watch(sock, said))
+        self._zygotes.tell, self._zygotes.drop, self._zygotes.started = self._tell, self._drop, self._forked
 
     def run(self) -> int:
         wake, waker = socket.socketpair()
@@ -69,7 +68,7 @@ class Holder:
         signal.signal(signal.SIGTERM, lambda *_: self._leave(128 + signal.SIGTERM))
         signal.signal(signal.SIGINT, lambda *_: self._leave_with_grace())
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        self._selector.register(wake, selectors.EVENT_READ, self._woken)
+        self._watch(wake, self._woken)
         (self.node_dir / "holder.pid").write_text(f"{os.getpid()}\n")
         self._start_agent()
         while self.code is None:
@@ -106,13 +105,18 @@ class Holder:
         ours, theirs = holding.pair()
         log = os.open(self.node_dir / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         argv = [sys.executable, "-m", "holdfast.agent.main", str(self.node_dir), str(theirs.fileno())]
-        pid = _start(argv, dict(os.environ), None, (log, log), keep=theirs.fileno())
+        pid = process.start(argv, dict(os.environ), None, (log, log), keep=theirs.fileno())
         os.close(log)
         theirs.close()
         ours.settimeout(10.0)
         self._agent = (pid, ours)
-        self._selector.register(ours, selectors.EVENT_READ, self._asked)
-        self._tell(Listing(ranks=tuple(self.ranks.values()), arena=self.arena, warm=self._warm))
+        self._watch(ours, self._asked)
+        arenas = tuple(self._arenas.values())
+        warm = self._zygotes.warm
+        self._tell(Listing(ranks=tuple(self.ranks.values()), arena=self.arena, arenas=arenas, warm=warm))
+
+    def _watch(self, sock: socket.socket, heard: Callable[[socket.socket], None]) -> None:
+        self._selector.register(sock, selectors.EVENT_READ, heard)
 
     def _tell(self, message: holding.ToAgent) -> None:
         if self._agent:
@@ -122,7 +126,7 @@ class Holder:
                 pass  # the agent is gone; the next one gets the listing
 
     def _asked(self, sock: socket.socket) -> None:
-        packet = _receive(sock)
+        packet = process.receive(sock, holding.PACKET_BYTES)
         if not packet:
             self._drop(sock)  # it is reaped presently
             return
@@ -130,13 +134,16 @@ class Holder:
             case Exec() as request:
                 self._exec(request)
             case zygote.Fork() as request:
-                self._fork(request)
+                if not self._zygotes.forking:
+                    self._unclaimed.clear()  # left by a birth that failed; their pids may come again
+                self._zygotes.fork(request)
             case Preload() as request:
-                self._preload, self._zygote_tries = request, 0
-                self._start_zygote()
+                self._zygotes.want(request)
+            case MakeArena() as request:
+                self._make_arena(request)
             case Kill(key=key, signal=number):
                 if key in self.ranks and self.ranks[key].code is None:
-                    _signal_group(self.ranks[key].pid, number)
+                    process.signal_group(self.ranks[key].pid, number)
             case Forget(key=key):
                 if key in self.ranks and self.ranks[key].code is not None:
                     del self.ranks[key]
@@ -152,7 +159,7 @@ class Holder:
         try:
             for path in (request.stdout, request.stderr):
                 logs.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
-            pid = _start(list(request.argv), request.env, request.cwd, (logs[0], logs[1]))
+            pid = process.start(list(request.argv), request.env, request.cwd, (logs[0], logs[1]))
         except OSError as e:
             self._tell(Refused(key=request.key, error=str(e)))
         else:
@@ -167,20 +174,28 @@ class Holder:
         if pid in self._unclaimed:
             self._over(key, *self._unclaimed.pop(pid))
 
+    def _forked(self, key: str, pid: int) -> None:
+        self._started(key, pid)
+        self._forget_strangers()
+
+    def _forget_strangers(self) -> None:
+        if not self._zygotes.forking:
+            self._unclaimed.clear()  # nobody will ask for these any more, and their pids may come again
+
     def _over(self, key: str, code: int, at: float) -> None:
         self.ranks[key] = msgspec.structs.replace(self.ranks[key], code=code, at=at)
         if code != 0:
-            _signal_group(self.ranks[key].pid, signal.SIGKILL)
+            process.signal_group(self.ranks[key].pid, signal.SIGKILL)
         self._tell(Over(rank=self.ranks[key]))
 
     def _sweep(self, until: float) -> None:
         """Kill what nobody owns any more; what it leaves behind in turn is our child by the next look."""
         self._reap()
         keep = {rank.pid for rank in self.ranks.values() if rank.code is None}
-        keep |= {owner[0] for owner in (self._agent, self._zygote) if owner}
+        keep |= self._zygotes.pids | ({self._agent[0]} if self._agent else set())
         left = [pid for pid in kernel.children() if pid not in keep]
         if left and time.monotonic() < until:
-            _kill_all(left)
+            process.kill_all(left)
             return
         self._sweep_until = None
         self._tell(Swept(left=tuple(left)))
@@ -204,83 +219,29 @@ class Holder:
             self._agent = None
             if self.code is None:
                 self._start_agent()
-        elif self._zygote and pid == self._zygote[0]:
-            self._zygote_lost(f"it ended with code {code}")
-        elif self._forking:
+        elif not self._zygotes.ended(pid, code) and self._zygotes.forking:
             self._unclaimed[pid] = (code, at)
+        self._forget_strangers()
 
-    # --- the zygote --------------------------------------------------------------------------------------------
+    # --- memory ------------------------------------------------------------------------------------------------
 
-    def _start_zygote(self) -> None:
-        self._close_zygote()
-        assert self._preload is not None
-        self._zygote_tries += 1
-        ours, theirs = holding.pair()
-        log = os.open(self.node_dir / "zygote.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        argv = [sys.executable, "-u", "-m", "holdfast.client.zygote", "--fd", str(theirs.fileno())]
-        for module in self._preload.modules:
-            argv += ["--preload", module]
-        pid = _start(argv, self._preload.env, None, (log, log), keep=theirs.fileno())
-        os.close(log)
-        theirs.close()
-        ours.settimeout(10.0)
-        self._zygote = (pid, ours)
-        self._selector.register(ours, selectors.EVENT_READ, self._zygote_said)
-
-    def _close_zygote(self) -> None:
-        if self._zygote:
-            pid, sock = self._zygote
-            self._zygote, self._warm = None, False
-            self._drop(sock)
-            _signal_group(pid, signal.SIGKILL)
+    def _make_arena(self, request: MakeArena) -> None:
+        """Memory of this name; what it held is gone if it had another size."""
+        kept = self._arenas.get(request.name)
+        if kept is not None and kept.bytes != request.bytes:
+            os.close(int(kept.path.rpartition("/")[2]))
+            kept = None
+        if kept is None:
+            fd = os.memfd_create(f"holdfast-{request.name}")
+            os.ftruncate(fd, request.bytes)
+            kept = KeptArena(name=request.name, bytes=request.bytes, path=f"/proc/{os.getpid()}/fd/{fd}")
+            self._arenas[request.name] = kept
+        self._tell(Made(arena=kept))
 
     def _drop(self, sock: socket.socket) -> None:
         if sock.fileno() >= 0:
             self._selector.unregister(sock)
             sock.close()
-
-    def _zygote_lost(self, why: str) -> None:
-        self._close_zygote()
-        for key in sorted(self._forking):
-            self._tell(Refused(key=key, error=f"the zygote went away: {why}"))
-        self._forking.clear()
-        self._unclaimed.clear()
-        if self._zygote_tries < _ZYGOTE_TRIES:
-            self._start_zygote()
-        else:
-            self._tell(Warmed(ok=False, detail=f"the zygote does not stay up ({why}); see zygote.log"))
-
-    def _fork(self, request: zygote.Fork) -> None:
-        if not self._zygote or not self._warm:
-            self._tell(Refused(key=request.key, error="there is no zygote"))
-            return
-        self._forking.add(request.key)
-        try:
-            self._zygote[1].send(zygote.encode(request))
-        except OSError as e:
-            self._zygote_lost(str(e))
-
-    def _zygote_said(self, sock: socket.socket) -> None:
-        packet = _receive(sock)
-        if not packet:
-            self._drop(sock)
-            return
-        match zygote.from_zygote(packet):
-            case zygote.Forked(key=key, pid=pid):
-                self._started(key, pid)
-                self._forked(key)
-            case zygote.ForkFailed(key=key, error=error):
-                self._forked(key)
-                self._tell(Refused(key=key, error=error))
-            case zygote.Warm() as warm:
-                self._warm, self._zygote_tries = True, 0
-                left_out = f"; could not import {', '.join(warm.skipped)}" if warm.skipped else ""
-                self._tell(Warmed(ok=True, detail=f"{warm.modules} modules{left_out}"))
-
-    def _forked(self, key: str) -> None:
-        self._forking.discard(key)
-        if not self._forking:
-            self._unclaimed.clear()  # nobody will ask for these any more, and their pids may come again
 
     # --- the end -----------------------------------------------------------------------------------------------
 
@@ -288,7 +249,7 @@ class Holder:
         """Nothing below us may outlive us, however deep it was started."""
         until = time.monotonic() + _END_S
         while (left := kernel.children()) and time.monotonic() < until:
-            _kill_all(left)
+            process.kill_all(left)
             self._reap_quietly()
             time.sleep(0.01)
         (self.node_dir / "holder.pid").unlink(missing_ok=True)
@@ -299,47 +260,6 @@ class Holder:
                 pass
         except ChildProcessError:
             pass
-
-
-def _start(
-    argv: list[str], env: dict[str, str], cwd: str | None, logs: tuple[int, int], keep: int | None = None
-) -> int:
-    """Start a program in a session of its own that dies with us; we reap it ourselves."""
-    process = subprocess.Popen(
-        argv,
-        env=env,
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        stdout=logs[0],
-        stderr=logs[1],
-        start_new_session=True,
-        pass_fds=() if keep is None else (keep,),
-        preexec_fn=functools.partial(kernel.die_with_parent, os.getpid()),  # noqa: PLW1509 - we have no threads
-    )
-    process.returncode = 0  # not Popen's to wait for
-    return process.pid
-
-
-def _signal_group(pid: int, number: int) -> None:
-    try:
-        os.killpg(pid, number)
-    except ProcessLookupError:
-        pass
-
-
-def _kill_all(pids: list[int]) -> None:
-    for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-
-
-def _receive(sock: socket.socket) -> bytes:
-    try:
-        return sock.recv(holding.PACKET_BYTES)
-    except OSError:
-        return b""
 
 
 def main() -> int:

@@ -49,7 +49,7 @@ class Agent:
     def __init__(self, node_dir: Path, sock: socket.socket) -> None:
         self.node_dir = node_dir
         self.spec = spec.read(node_dir / "spec.json", spec.NodeSpec)
-        self.ranks = Ranks(self.spec, sock, self._over)
+        self.ranks = Ranks(self.spec, node_dir, sock, self._over)
         self.life = NodeLife(self.spec.node, self.spec.settings.node, catalog.load(), time.monotonic())
         self.beat_s = self.spec.settings.silence.beat_s
         self._offset_s = 0.0  # controller's clock minus ours
@@ -265,7 +265,9 @@ class Agent:
             self._look_for_latches(now)
             due = now >= self._beat_at + self.beat_s
             if due or (self._first_said != self.life.generation and self._summary().step >= 0):
-                if not due:
+                if due:
+                    self.ranks.learn()
+                else:
                     self._first_said = self.life.generation
                 self._beat()
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import json
+import logging
 import mmap
 import os
 import signal
@@ -31,6 +33,7 @@ from holdfast.wire.holding import (
 from holdfast.wire.spec import NodeSpec
 from holdfast.wire.zygote import Fork
 
+_log = logging.getLogger("holdfast.agent")
 _SECRET = ("HOLDFAST_TOKEN", "HOLDFAST_TOKEN_FILE")
 # Together less than recovery.stop_s, so that our answer comes before nobody waits for it any more.
 _UNKILLABLE_S = 10.0
@@ -42,7 +45,9 @@ def generation_of(key: str) -> int:
 
 
 class Ranks:
-    def __init__(self, node: NodeSpec, sock: socket.socket, on_over: Callable[[Held], None]) -> None:
+    def __init__(
+        self, node: NodeSpec, node_dir: Path, sock: socket.socket, on_over: Callable[[Held], None]
+    ) -> None:
         self.spec = node
         self.held: dict[str, Held] = {}
         self.warm = asyncio.Event()
@@ -56,6 +61,8 @@ class Ranks:
         self._stopped = 0  # ranks of generations up to this one may not start any more
         self._changed = asyncio.Event()
         self._swept: asyncio.Future[tuple[int, ...]] | None = None
+        self._imports = node_dir / "imports.json"  # written by a rank at its first step
+        self._learned: tuple[str, ...] = ()
 
     # --- talking to the holder ---------------------------------------------------------------------------------
 
@@ -78,6 +85,8 @@ class Ranks:
                         self._swept.set_result(left)
                 case Warmed(ok=ok, detail=detail):
                     self.cold = "" if ok else detail
+                    if self.warm.is_set():
+                        _log.info("zygote: %s", detail)
                     self.warm.set()
                 case Over(rank=rank):
                     self.held[rank.key] = rank
@@ -143,6 +152,8 @@ class Ranks:
         slot.clear(self.arena, local)
         env = self._own_env() | self._rank_env(errand, local)
         env["TORCHELASTIC_ERROR_FILE"] = str(where / "error.json")
+        if local == 0:
+            env["HOLDFAST_IMPORTS"] = str(self._imports)
         argv = tuple(a.replace("${local_rank}", str(local)) for a in self.spec.entry.argv)
         out, err = str(where / "stdout.log"), str(where / "stderr.log")
         cwd, module = self.spec.entry.cwd, self.spec.entry.module
@@ -176,7 +187,7 @@ class Ranks:
         return await future
 
     def _own_env(self) -> dict[str, str]:
-        env = {k: v for k, v in os.environ.items() if k not in _SECRET}
+        env = {k: v for k, v in os.environ.items() if k not in _SECRET and _is_text(k) and _is_text(v)}
         env.setdefault("OMP_NUM_THREADS", "1")
         return env
 
@@ -206,6 +217,21 @@ class Ranks:
             "HOLDFAST_SLOT": f"{self._arena_path}:{local}",
         }
         return {k: str(v) for k, v in values.items()}
+
+    def learn(self) -> None:
+        """Have a zygote that holds what the script imported up to its first step, for the next generation."""
+        if self.cold:
+            return
+        try:
+            names = json.loads(self._imports.read_bytes())
+            self._imports.unlink()
+        except (OSError, ValueError):
+            return  # nothing new
+        modules = tuple(dict.fromkeys((*self.spec.entry.preload, *self._learned, *map(str, names))))
+        if len(modules) > len(self.spec.entry.preload) + len(self._learned):
+            self._learned = modules[len(self.spec.entry.preload) :]
+            with contextlib.suppress(ValueError):  # too many to tell: the zygote stays as it is
+                self._send(Preload(modules=modules, env=self._own_env()))
 
     # --- watching and ending -----------------------------------------------------------------------------------
 
@@ -250,3 +276,12 @@ class Ranks:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await self._changed.wait()
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can be sent on; bytes that are no UTF-8 cannot."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -4,16 +4,12 @@ import errno
 import itertools
 import os
 import secrets
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from types import TracebackType
-from typing import Any
 
 from holdfast.checkpoint.direct import Input, write_file
 from holdfast.checkpoint.lane import Pulse
 from holdfast.checkpoint.manifest import Attempt, StorageError, gone_name, staged_name, staged_of, step_name, step_of
-
 
 _TAKEN = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
 
@@ -115,7 +111,7 @@ class Disk:
                 os.rename(self.url(staged), self.url(name))
                 return name
             except OSError as e:
-                # A folder cannot be renamed onto one that holds something: an earlier write of this step is not touched.
+                # No folder is renamed onto one that holds something: an earlier write of this step is not touched.
                 if e.errno not in _TAKEN:
                     raise
         raise AssertionError("numbers do not end")
@@ -129,7 +125,7 @@ class Disk:
                 os.rename(self.url(folder), self.url(gone))
                 _sync(self._path)
                 folder = gone
-            shutil.rmtree(self.url(folder), onerror=_unless_gone)
+            _clear(self.url(folder))
 
 
 @contextmanager
@@ -148,7 +144,8 @@ def _make(path: str) -> None:
         return
     except FileNotFoundError:
         _make(os.path.dirname(path))
-        return _make(path)
+        _make(path)
+        return
     _sync(os.path.dirname(path))
 
 
@@ -163,6 +160,13 @@ def _sync(path: str) -> None:
         os.close(fd)
 
 
-def _unless_gone(_: Callable[..., Any], path: str, error: tuple[type[OSError], OSError, TracebackType]) -> None:
-    if not isinstance(error[1], FileNotFoundError):  # else somebody removes the same folder at the same time
-        raise error[1]
+def _clear(path: str) -> None:
+    """Remove a folder and all in it; somebody else may be at it too."""
+    with suppress(FileNotFoundError):
+        for entry in os.scandir(path):
+            if entry.is_dir(follow_symlinks=False):
+                _clear(entry.path)
+                continue
+            with suppress(FileNotFoundError):
+                os.unlink(entry.path)
+        os.rmdir(path)

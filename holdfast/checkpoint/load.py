@@ -1,7 +1,7 @@
 """Checkpoints are read back, and not a byte is believed before its block has matched its checksum."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
 
 import msgspec
 
@@ -45,20 +45,38 @@ class _Cut(msgspec.Struct, frozen=True):
     to: int
 
 
+class _Reader:
+    """The file that one thread reads at the moment: a checkpoint may have more files than a process may open."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._part: Part | None = None
+        self._file: File | None = None
+
+    def open(self, part: Part) -> File:
+        if self._file is None or self._part is not part:
+            self.close()
+            self._file, self._part = _open(self._storage, part), part
+        return self._file
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
 def read_manifest(url: str) -> Manifest:
     return _manifest(at(url))
 
 
 def read_metadata(url: str) -> bytes:
     """Torch's metadata of the checkpoint."""
-    storage = at(url)
-    return _small(storage, _manifest(storage), METADATA)
+    return _small(at(url), (METADATA,))[0]
 
 
 def read_part(url: str, rank: int, into: memoryview, *, threads: int = THREADS) -> int:
     """Read what one rank wrote to the start of `into`; returns how many bytes that is."""
-    storage = at(url)
-    size = decode_part(_small(storage, _manifest(storage), part_name(rank))).bytes
+    size = decode_part(_small(at(url), (part_name(rank),))[0]).bytes
     read_ranges(url, [Piece(rank=rank, start=0, bytes=size, to=0)], into, threads=threads)
     return size
 
@@ -77,22 +95,21 @@ def read_ranges(
     then is worth nothing. Blocks that go to page-aligned places as a whole are read there without a copy.
     """
     storage = at(url)
-    manifest = _manifest(storage)
     ranks = sorted({piece.rank for piece in pieces})
-    parts = {rank: decode_part(_small(storage, manifest, part_name(rank))) for rank in ranks}
+    small = _small(storage, [part_name(rank) for rank in ranks])
+    parts = {rank: decode_part(content) for rank, content in zip(ranks, small, strict=True)}
     cuts = _cuts(pieces, parts, len(into))
     blocks = sorted(cuts)
-    with ExitStack() as stack:
-        files = {rank: stack.enter_context(closing(_open(storage, parts[rank]))) for rank in ranks}
 
-        def work(turns: Iterator[int]) -> None:
-            spare = spare_block()
+    def work(turns: Iterator[int]) -> None:
+        spare = spare_block()
+        with closing(_Reader(storage)) as reader:
             for turn in turns:
                 rank, block = blocks[turn]
-                _place(files[rank], parts[rank], block, (into, spare), cuts[rank, block])
+                _place(reader, parts[rank], block, (into, spare), cuts[rank, block])
                 moved(sum(cut.bytes for cut in cuts[rank, block]))
 
-        spread(len(blocks), threads, work)
+    spread(len(blocks), threads, work)
 
 
 def _cuts(pieces: Sequence[Piece], parts: dict[int, Part], room: int) -> dict[tuple[int, int], list[_Cut]]:
@@ -112,23 +129,23 @@ def _cuts(pieces: Sequence[Piece], parts: dict[int, Part], room: int) -> dict[tu
     return cuts
 
 
-def _place(file: File, part: Part, block: int, memory: tuple[memoryview, memoryview], cuts: Sequence[_Cut]) -> None:
+def _place(reader: _Reader, part: Part, block: int, memory: tuple[memoryview, memoryview], cuts: list[_Cut]) -> None:
     into, spare = memory
     size = _block_bytes(part, block)
     whole = cuts[0].bytes == size
     target = into[cuts[0].to : cuts[0].to + size] if whole else spare[:size]
-    if why := _check(file, part, block, target, spare):
+    if why := _check(reader, part, block, target, spare):
         raise CorruptError(why)
     for cut in cuts[1:] if whole else cuts:
         into[cut.to : cut.to + cut.bytes] = target[cut.start : cut.start + cut.bytes]
 
 
-def _check(file: File, part: Part, block: int, target: memoryview, spare: memoryview) -> str:
+def _check(reader: _Reader, part: Part, block: int, target: memoryview, spare: memoryview) -> str:
     """Read one block; a sentence if it is not as it was written."""
     start = block * BLOCK_BYTES
     where = f"{part.file}: block {block} of {block_count(part.bytes)} (bytes {start} to {start + len(target)})"
     try:
-        count = file.read(start, target, spare)
+        count = reader.open(part).read(start, target, spare)
     except OSError as e:
         return f"{where} cannot be read: {e.strerror or e}"
     if count < len(target):
@@ -145,32 +162,26 @@ def verify(url: str, *, threads: int = THREADS) -> tuple[str, ...]:
     storage = at(url)
     try:
         manifest = _manifest(storage)
+        parts, found = _check_files(storage, manifest)
+        return tuple(sorted([*found, *_check_blocks(storage, parts, threads)]))
     except StorageError as e:
         return (str(e),)
-    parts, found = _check_small(storage, manifest)
-    files: dict[int, File] = {}
-    with ExitStack() as stack:
-        for part in parts:
-            try:
-                files[part.rank] = stack.enter_context(closing(_open(storage, part)))
-            except StorageError as e:
-                found.append(str(e))
-        found += _check_blocks([part for part in parts if part.rank in files], files, threads)
-    return tuple(sorted(found))
 
 
-def _check_small(storage: Storage, manifest: Manifest) -> tuple[list[Part], list[str]]:
-    """The parts that can be believed, and what is wrong with the rest."""
+def _check_files(storage: Storage, manifest: Manifest) -> tuple[list[Part], list[str]]:
+    """The parts whose files are there in full length, and what is wrong with the rest."""
     parts: list[Part] = []
     found: list[str] = []
 
     def work(turns: Iterator[int]) -> None:
         for turn in turns:
-            name = manifest.files[turn].name
+            expected = manifest.files[turn]
             try:
-                content = _small(storage, manifest, name)
-                if is_part(name):
-                    parts.append(decode_part(content))
+                content = _matching(storage.read(expected.name), expected)
+                if is_part(expected.name):
+                    part = decode_part(content)
+                    _open(storage, part).close()
+                    parts.append(part)
             except StorageError as e:
                 found.append(str(e))
 
@@ -178,16 +189,17 @@ def _check_small(storage: Storage, manifest: Manifest) -> tuple[list[Part], list
     return parts, found
 
 
-def _check_blocks(parts: Sequence[Part], files: dict[int, File], threads: int) -> list[str]:
+def _check_blocks(storage: Storage, parts: Sequence[Part], threads: int) -> list[str]:
     blocks = [(part, block) for part in parts for block in range(block_count(part.bytes))]
     found: list[str] = []
 
     def work(turns: Iterator[int]) -> None:
         spare = spare_block()
-        for turn in turns:
-            part, block = blocks[turn]
-            if why := _check(files[part.rank], part, block, spare[: _block_bytes(part, block)], spare):
-                found.append(why)
+        with closing(_Reader(storage)) as reader:
+            for turn in turns:
+                part, block = blocks[turn]
+                if why := _check(reader, part, block, spare[: _block_bytes(part, block)], spare):
+                    found.append(why)
 
     spread(len(blocks), threads, work)
     return found
@@ -207,12 +219,13 @@ def _manifest(storage: Storage) -> Manifest:
     return manifest
 
 
-def _small(storage: Storage, manifest: Manifest, name: str) -> bytes:
-    """A small file, if it is as the manifest says."""
-    expected = next((file for file in manifest.files if file.name == name), None)
-    if expected is None:
-        raise StorageError(f"the checkpoint of step {manifest.step} has no {name}")
-    return _matching(storage.read(name), expected)
+def _small(storage: Storage, names: Sequence[str]) -> list[bytes]:
+    """Small files, if they are as the manifest says."""
+    manifest = _manifest(storage)
+    expected = {file.name: file for file in manifest.files}
+    if missing := sorted(set(names) - set(expected)):
+        raise StorageError(f"the checkpoint of step {manifest.step} has no {missing[0]}")
+    return [_matching(storage.read(name), expected[name]) for name in names]
 
 
 def _matching(content: bytes | None, expected: Sealed) -> bytes:

@@ -50,7 +50,7 @@ def staging(base: str, step: int, author: Author) -> str:
 def write_part(
     folder: str, rank: int, ranges: Sequence[memoryview], *, threads: int = THREADS, pulse: Pulse | None = None
 ) -> Part:
-    """Write one rank's part, the given memory in a row, to stable storage; one that is there already is not repeated."""
+    """Write one rank's part, the given memory in a row, to stable storage; one that is there already is not redone."""
     storage = at(folder)
     pulse = pulse or Pulse()
     draft = Part(rank=rank, bytes=Ranges(ranges).bytes, blocks="", writer=this_process(), done=False)
@@ -134,7 +134,7 @@ def _checked(storage: Storage, folder: str, parts: Sequence[Part], pulse: Pulse)
         for index in turns:
             part = parts[index]
             if storage.read(f"{folder}/{part.name}") != encode_part(part):
-                raise StorageError(f"{storage.url(folder)}/{part.name} is not there, or not what rank {part.rank} wrote")
+                raise StorageError(f"{storage.url(folder)}/{part.name} is missing, or not what rank {part.rank} wrote")
             if (size := storage.size(f"{folder}/{part.file}")) != part.bytes:
                 raise StorageError(f"{storage.url(folder)}/{part.file} has {size or 0} bytes instead of {part.bytes}")
             pulse.beat()

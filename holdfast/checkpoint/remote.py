@@ -28,7 +28,7 @@ class Remote:
 
     def __init__(self, url: str) -> None:
         with _told(f"{url} cannot be opened"):
-            import fsspec  # a tenth of a second that those with local disks need not spend
+            import fsspec  # type: ignore[import-untyped]  # a tenth of a second that those with local disks need not spend
 
             # Listings must be those of now: other nodes write here too.
             self._fs, self._path = fsspec.core.url_to_fs(url, use_listings_cache=False)

@@ -27,6 +27,13 @@ class Preload(msgspec.Struct, frozen=True, kw_only=True, tag="preload"):
     env: dict[str, str]
 
 
+class MakeArena(msgspec.Struct, frozen=True, kw_only=True, tag="make_arena"):
+    """Keep memory of this size under this name; it outlives whoever uses it."""
+
+    name: str
+    bytes: int
+
+
 class Kill(msgspec.Struct, frozen=True, kw_only=True, tag="kill"):
     """Signal the process group of a rank, if it has not ended."""
 
@@ -50,7 +57,7 @@ class Quit(msgspec.Struct, frozen=True, kw_only=True, tag="quit"):
     code: int
 
 
-ToHolder = Exec | Fork | Preload | Kill | Forget | Sweep | Quit
+ToHolder = Exec | Fork | Preload | MakeArena | Kill | Forget | Sweep | Quit
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,12 +69,25 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     at: float = 0.0
 
 
+class KeptArena(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory that the holder keeps; others open it by its path."""
+
+    name: str
+    bytes: int
+    path: str
+
+
 class Listing(msgspec.Struct, frozen=True, kw_only=True, tag="listing"):
     """The first thing a new agent hears."""
 
     ranks: tuple[Held, ...]
     arena: str  # path of the slots' memory
+    arenas: tuple[KeptArena, ...]  # of snapshots
     warm: bool
+
+
+class Made(msgspec.Struct, frozen=True, kw_only=True, tag="made"):
+    arena: KeptArena
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
@@ -99,7 +119,7 @@ class Warmed(msgspec.Struct, frozen=True, kw_only=True, tag="warmed"):
     detail: str = ""
 
 
-ToAgent = Listing | Started | Refused | Over | Swept | Warmed
+ToAgent = Listing | Made | Started | Refused | Over | Swept | Warmed
 
 encode = msgspec.msgpack.Encoder().encode
 to_holder = msgspec.msgpack.Decoder(ToHolder).decode

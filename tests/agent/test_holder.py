@@ -1,5 +1,6 @@
 """The holder's book-keeping: whose end was that, and what is told to a new agent."""
 
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,9 +9,22 @@ import msgspec
 import pytest
 
 from holdfast.agent.holder import Holder
+from holdfast.agent.zygotes import Zygote
 from holdfast.wire import holding, spec, zygote
-from holdfast.wire.holding import Exec, Held, Kill, Listing, Over, Refused, Started
-from holdfast.wire.zygote import Fork, Forked
+from holdfast.wire.holding import (
+    Exec,
+    Held,
+    KeptArena,
+    Kill,
+    Listing,
+    Made,
+    MakeArena,
+    Over,
+    Refused,
+    Started,
+    Warmed,
+)
+from holdfast.wire.zygote import Fork, Forked, Warm
 from tests.fleet.places import TEMPLATE
 
 AGENT, ZYGOTE = 1_000_001, 1_000_002  # no process has these pids here
@@ -26,8 +40,10 @@ class Bench:
         self.holder._agent = (AGENT, ours)
         self.holder._selector.register(ours, 1, self.holder._asked)
         theirs, self.zygote = holding.pair()
-        self.holder._zygote, self.holder._warm = (ZYGOTE, theirs), True
-        self.holder._selector.register(theirs, 1, self.holder._zygote_said)
+        self.zygotes = self.holder._zygotes
+        self.now = self.zygotes._now = Zygote(ZYGOTE, theirs)
+        self.now.threads = 1
+        self.holder._selector.register(theirs, 1, self.zygotes._said)
         for end in (self.agent, self.zygote):
             end.setblocking(False)
         self.started = 0
@@ -45,15 +61,23 @@ class Bench:
 
     def forked(self, key: str, pid: int) -> None:
         self.zygote.send(zygote.encode(Forked(key=key, pid=pid)))
-        assert self.holder._zygote
-        self.holder._zygote_said(self.holder._zygote[1])
+        self.zygotes._said(self.now.sock)
+
+    def better(self) -> tuple[Zygote, socket.socket]:
+        """A zygote that shall take the place of the present one, and its end of the line."""
+        ours, theirs = holding.pair()
+        better = self.zygotes._next = Zygote(ZYGOTE + 1, ours)
+        self.holder._selector.register(ours, 1, self.zygotes._said)
+        return better, theirs
 
     def close(self) -> None:
         for end in (self.agent, self.zygote):
             end.close()
-        for owner in (self.holder._agent, self.holder._zygote):
-            if owner:
-                self.holder._drop(owner[1])
+        if self.holder._agent:
+            self.holder._drop(self.holder._agent[1])
+        for one in (self.zygotes._now, self.zygotes._next):
+            if one:
+                self.holder._drop(one.sock)
         self.holder._selector.close()
 
 
@@ -76,8 +100,8 @@ def fork_of(key: str) -> Fork:
 
 
 def test_a_rank_that_ends_before_its_birth_is_told(bench: Bench) -> None:
-    bench.holder._fork(fork_of("1:0"))
-    bench.holder._fork(fork_of("1:1"))
+    bench.zygotes.fork(fork_of("1:0"))
+    bench.zygotes.fork(fork_of("1:1"))
     bench.holder._ended(501, 7, 12.0)  # whose that was, the zygote has not said yet
     bench.holder._ended(666, 0, 12.5)  # an orphan of nobody we know
     bench.forked("1:0", 500)
@@ -89,23 +113,24 @@ def test_a_rank_that_ends_before_its_birth_is_told(bench: Bench) -> None:
 
 def test_a_pid_that_comes_again_is_not_mistaken(bench: Bench) -> None:
     bench.holder._ended(777, 0, 1.0)  # a stray ends while nothing is being born
-    bench.holder._fork(fork_of("1:0"))
+    bench.zygotes.fork(fork_of("1:0"))
     bench.forked("1:0", 777)
     assert bench.heard() == [Started(key="1:0", pid=777)]
     assert bench.holder.ranks["1:0"].code is None
 
 
 def test_without_a_zygote_a_fork_is_refused(bench: Bench) -> None:
-    bench.holder._warm = False
-    bench.holder._fork(fork_of("1:0"))
+    bench.now.threads = 0
+    bench.zygotes.fork(fork_of("1:0"))
     assert bench.heard() == [Refused(key="1:0", error="there is no zygote")]
 
 
 def test_a_zygote_that_dies_refuses_what_it_owed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.holder, "_start_zygote", lambda: None)
-    bench.holder._fork(fork_of("1:0"))
+    monkeypatch.setattr("holdfast.agent.process.signal_group", lambda pid, number: None)
+    bench.zygotes.fork(fork_of("1:0"))
     bench.holder._ended(ZYGOTE, -9, 1.0)
-    [refused] = bench.heard()
+    refused, warmed = bench.heard()
+    assert isinstance(warmed, Warmed) and not warmed.ok
     assert isinstance(refused, Refused) and "the zygote went away: it ended with code -9" in refused.error
 
 
@@ -132,7 +157,7 @@ def test_what_a_dead_agent_still_wanted_is_not_done(bench: Bench, monkeypatch: p
 
 def test_a_rank_that_has_ended_gets_no_signal(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     signalled: list[tuple[int, int]] = []
-    monkeypatch.setattr("holdfast.agent.holder._signal_group", lambda pid, number: signalled.append((pid, number)))
+    monkeypatch.setattr("holdfast.agent.process.signal_group", lambda pid, number: signalled.append((pid, number)))
     bench.holder.ranks = {"1:0": Held(key="1:0", pid=5), "1:1": Held(key="1:1", pid=6, code=0)}
     assert bench.holder._agent
     for key in ("1:0", "1:1", "1:2"):
@@ -142,8 +167,66 @@ def test_a_rank_that_has_ended_gets_no_signal(bench: Bench, monkeypatch: pytest.
 
 
 def test_the_first_words_to_an_agent(bench: Bench) -> None:
-    bench.holder.ranks = {"1:0": Held(key="1:0", pid=5)}
-    bench.holder._tell(Listing(ranks=tuple(bench.holder.ranks.values()), arena=bench.holder.arena, warm=True))
+    holder = bench.holder
+    holder.ranks = {"1:0": Held(key="1:0", pid=5)}
+    holder._tell(Listing(ranks=tuple(holder.ranks.values()), arena=holder.arena, arenas=(), warm=True))
     [listing] = bench.heard()
     assert isinstance(listing, Listing) and listing.ranks == (Held(key="1:0", pid=5),)
     assert Path(listing.arena).stat().st_size == 2 * 512
+
+
+def warm(end: socket.socket, threads: int) -> None:
+    end.send(zygote.encode(Warm(modules=9, threads=threads, skipped=())))
+
+
+def test_a_better_zygote_takes_over_once_it_is_warm(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr("holdfast.agent.process.signal_group", lambda pid, number: killed.append(pid))
+    better, end = bench.better()
+    bench.zygotes.fork(fork_of("1:0"))  # the old one still owes an answer
+    warm(end, threads=1)
+    bench.zygotes._said(better.sock)
+    assert bench.zygotes._now is bench.now and killed == []
+    bench.forked("1:0", 500)
+    assert bench.zygotes._now is better and killed == [ZYGOTE]
+    bench.zygotes.fork(fork_of("2:0"))
+    assert zygote.to_zygote(end.recv(holding.PACKET_BYTES)).key == "2:0"
+    end.close()
+
+
+def test_a_zygote_with_more_threads_is_not_taken(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr("holdfast.agent.process.signal_group", lambda pid, number: killed.append(pid))
+    better, end = bench.better()
+    warm(end, threads=5)
+    bench.zygotes._said(better.sock)
+    assert bench.zygotes._now is bench.now and bench.zygotes.warm and killed == [ZYGOTE + 1]
+    [told] = bench.heard()
+    assert isinstance(told, Warmed) and told.ok and "stays as it was" in told.detail
+    end.close()
+
+
+def test_a_better_zygote_that_dies_is_no_loss(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.agent.process.signal_group", lambda pid, number: None)
+    _, end = bench.better()
+    bench.holder._ended(ZYGOTE + 1, 1, 1.0)
+    assert bench.zygotes.warm and bench.zygotes._next is None
+    [told] = bench.heard()
+    assert isinstance(told, Warmed) and told.ok
+    end.close()
+
+
+def test_memory_is_kept_by_name(bench: Bench) -> None:
+    def made(name: str, size: int) -> KeptArena:
+        bench.holder._make_arena(MakeArena(name=name, bytes=size))
+        [told] = bench.heard()
+        assert isinstance(told, Made)
+        return told.arena
+
+    first = made("rank-0", 8192)
+    Path(first.path).write_bytes(b"state")
+    assert made("rank-0", 8192) == first and Path(first.path).read_bytes()[:5] == b"state"
+    assert made("rank-1", 8192).path != first.path
+    assert Path(made("rank-0", 4096).path).read_bytes() == bytes(4096), "another size is another memory"
+    for kept in bench.holder._arenas.values():
+        os.close(int(kept.path.rpartition("/")[2]))

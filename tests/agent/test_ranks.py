@@ -58,7 +58,7 @@ class Bench:
         ours, self.holder = holding.pair()
         self.holder.setblocking(False)
         self.over: list[Held] = []
-        self.ranks = Ranks(node, ours, self.over.append)
+        self.ranks = Ranks(node, Path(node.log_dir), ours, self.over.append)
         self.sock: socket.socket = ours
         self.arena = folder / "arena"
         self.arena.write_bytes(bytes(2 * SLOT_BYTES))
@@ -66,7 +66,7 @@ class Bench:
     async def begin(self, *held: Held, warm: bool = False) -> None:
         listed = asyncio.Event()
         self.listening = asyncio.create_task(self.ranks.listen(listed))
-        await self.say(Listing(ranks=held, arena=str(self.arena), warm=warm))
+        await self.say(Listing(ranks=held, arena=str(self.arena), arenas=(), warm=warm))
         await listed.wait()
 
     async def say(self, message: holding.ToAgent) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Start
-from tests.cli.driver import gone
+from tests.cli.driver import TRAIN, gone
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -67,3 +67,17 @@ def test_ranks_of_a_real_job_are_forked_and_heal(start: Start) -> None:
     assert record.resumed_from is None, "the script restores itself and did not say"
     assert "Traceback" not in "".join(job.sentences())
     assert os.path.exists(job.folder / "weights.pt")
+
+
+def test_what_the_script_imports_is_preloaded_for_the_next_generation(start: Start) -> None:
+    script = "import sys\nprint('ready', 'rich.table' in sys.modules, flush=True)\nimport rich.table\n" + TRAIN
+    job = start("--nproc-per-node", "1", "--max-restarts", "99", script=script, torch=True)
+    job.trains()
+    zygotes = job.run_dir / "nodes" / "n0" / "agent.log"
+    job.until(lambda: "zygote: " in zygotes.read_text(), "a zygote with more modules")
+    job.kill(job.rank(0))
+    job.trains(generation=2)
+    job.finish()
+    job.ends(0)
+    said = [line.split()[-1] for line in job.text().splitlines() if "ready" in line]
+    assert said == ["False", "True"]

@@ -1,0 +1,176 @@
+"""Persisting and loading one rank's state beside raw direct I/O of the same bytes and beside torch's own checkpoints.
+
+The disk of a shared machine is never the same twice: every round takes all sides in turn, and only ratios count.
+"""
+
+import mmap
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from rich.table import Table
+
+from benchmarks._report import FULL, Findings, report
+from holdfast.checkpoint.direct import THREADS, make_room, spread
+from holdfast.checkpoint.load import read_part
+from holdfast.checkpoint.manifest import BLOCK_BYTES, Author
+from holdfast.checkpoint.persist import publish, staging, write_part
+
+STATE_BYTES = int(os.environ.get("BENCH_STATE_BYTES", "536870912"))
+ROUNDS = 15 if FULL else 8  # the first is not counted: caches and allocators settle
+TENSOR_BYTES = 4 << 20
+WRITE_GOAL, SAVE_GOAL, READ_GOAL, LOAD_GOAL = 1.25, 3.0, 1.5, 2.0
+
+Sides = dict[str, list[float]]
+
+
+def state() -> dict[str, Any]:
+    """As AdamW's: for every weight two moments and a step."""
+    weights = range(max(1, STATE_BYTES // (3 * TENSOR_BYTES)))
+    return {
+        f"{kind}.{weight}": torch.rand(TENSOR_BYTES // 4)
+        for weight in weights
+        for kind in ("model", "exp_avg", "exp_avg_sq")
+    } | {f"step.{weight}": torch.tensor(1.0) for weight in weights}
+
+
+def image_of(folder: Path) -> memoryview:
+    """The one file of a checkpoint by torch, in memory as an arena has it: page-aligned, and touched."""
+    content = (folder / "__0_0.distcp").read_bytes()
+    image = mmap.mmap(-1, len(content))
+    image[:] = content
+    return memoryview(image)
+
+
+def timed(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def raw_write(path: Path, image: memoryview) -> None:
+    """What the disk takes: the same blocks by as many threads, and nothing else."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT)
+    whole = image[: len(image) // BLOCK_BYTES * BLOCK_BYTES]
+
+    def work(turns: Iterator[int]) -> None:
+        for at in turns:
+            os.pwrite(fd, whole[at * BLOCK_BYTES : (at + 1) * BLOCK_BYTES], at * BLOCK_BYTES)
+
+    make_room(fd, len(whole))
+    spread(len(whole) // BLOCK_BYTES, THREADS, work)
+    os.fsync(fd)
+    os.close(fd)
+
+
+def raw_read(path: Path, into: memoryview) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+
+    def work(turns: Iterator[int]) -> None:
+        for at in turns:
+            os.preadv(fd, [into[at * BLOCK_BYTES : (at + 1) * BLOCK_BYTES]], at * BLOCK_BYTES)
+
+    spread(os.fstat(fd).st_size // BLOCK_BYTES, THREADS, work)
+    os.close(fd)
+
+
+def drop_cache(base: Path) -> None:
+    """What one side has left in the page cache must not help, and its removal not hinder, the next one."""
+    for path in base.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+def persist(base: Path, step: int, image: memoryview, metadata: bytes) -> str:
+    author = Author(1)
+    part = write_part(staging(str(base), step, author), 0, [image])
+    return publish(str(base), step, [part], metadata, author=author)
+
+
+def one_round(base: Path, step: int, image: memoryview, held: dict[str, Any]) -> dict[str, float]:
+    """Every side once, in an order that turns from round to round: whoever comes later may find a busier disk."""
+    metadata = (base / "first" / ".metadata").read_bytes()
+    url, saved, raw = base / f"step-{step:08d}", base / f"dcp{step}", base / f"raw{step}"
+    writes: dict[str, Callable[[], object]] = {
+        "raw write": lambda: raw_write(raw, image),
+        "persist": lambda: persist(base, step, image, metadata),
+        "dcp.save": lambda: dcp.save(held, checkpoint_id=saved, no_dist=True),
+    }
+    reads: dict[str, Callable[[], object]] = {
+        "raw read": lambda: raw_read(raw, image),
+        "load": lambda: read_part(str(url), 0, image),
+        "dcp.load": lambda: dcp.load(held, checkpoint_id=url, no_dist=True),
+    }
+    took = {}
+    for sides in (writes, reads):
+        for side in sorted(sides, reverse=step % 2 == 1):
+            drop_cache(base)
+            took[side] = timed(sides[side])
+    shutil.rmtree(saved)
+    shutil.rmtree(url)
+    raw.unlink()
+    return took
+
+
+def measure(base: Path) -> Sides:
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+    held = state()
+    dcp.save(held, checkpoint_id=base / "first", no_dist=True)
+    image = image_of(base / "first")
+    sides: Sides = {}
+    for step in range(ROUNDS):
+        for side, took in one_round(base, step, image, held).items():
+            sides.setdefault(side, []).append(took)
+    return {side: took[1:] for side, took in sides.items()}
+
+
+def ratio(sides: Sides, over: str, under: str) -> tuple[float, list[float]]:
+    """The median of the ratios of every round, and all of them."""
+    pairs = [a / b for a, b in zip(sides[over], sides[under], strict=True)]
+    return statistics.median(pairs), pairs
+
+
+def judge(sides: Sides, table: Table, findings: Findings) -> None:
+    """The four ratios that have goals."""
+    for name, over, under, goal, at_most in (
+        ("persist_over_raw_write", "persist", "raw write", WRITE_GOAL, True),
+        ("dcp_save_over_persist", "dcp.save", "persist", SAVE_GOAL, False),
+        ("load_over_raw_read", "load", "raw read", READ_GOAL, True),
+        ("dcp_load_over_load", "dcp.load", "load", LOAD_GOAL, False),
+    ):
+        middle, pairs = ratio(sides, over, under)
+        findings.figures[name] = round(middle, 3)
+        findings.goals[name] = middle <= goal if at_most else middle >= goal
+        bound = f"{'at most' if at_most else 'at least'} {goal:g}"
+        table.add_row(f"{over} / {under}", f"{middle:.2f}", f"{min(pairs):.2f} to {max(pairs):.2f}", bound)
+    for side, took in sides.items():
+        findings.figures[f"{side.replace(' ', '_').replace('.', '_')}_s"] = round(statistics.median(took), 3)
+
+
+def main() -> int:
+    # Not /tmp, which is memory on many machines: direct I/O to it would measure nothing.
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=os.environ.get("BENCH_DIR", ".")) as folder:
+        sides = measure(Path(folder))
+    table = Table(title=f"{STATE_BYTES / 1e6:.0f} MB of state, one rank")
+    for column in ("what", "median of pairs", "all pairs", "goal"):
+        table.add_column(column)
+    findings = Findings()
+    judge(sides, table, findings)
+    report("ckpt_io", table, findings, {side: list[float | None](took) for side, took in sides.items()})
+    return 0 if all(findings.goals.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

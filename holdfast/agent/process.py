@@ -1,0 +1,51 @@
+"""Processes as the holder has them: each leads a session of its own and dies with us."""
+
+import functools
+import os
+import signal
+import socket
+import subprocess
+
+from holdfast.agent import kernel
+
+
+def start(
+    argv: list[str], env: dict[str, str], cwd: str | None, logs: tuple[int, int], keep: int | None = None
+) -> int:
+    """Start a program in a session of its own that dies with us; we reap it ourselves."""
+    process = subprocess.Popen(
+        argv,
+        env=env,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=logs[0],
+        stderr=logs[1],
+        start_new_session=True,
+        pass_fds=() if keep is None else (keep,),
+        preexec_fn=functools.partial(kernel.die_with_parent, os.getpid()),  # noqa: PLW1509 - we have no threads
+    )
+    process.returncode = 0  # not Popen's to wait for
+    return process.pid
+
+
+def signal_group(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def kill_all(pids: list[int]) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def receive(sock: socket.socket, limit_bytes: int) -> bytes:
+    """The next packet; empty when the other end is gone."""
+    try:
+        return sock.recv(limit_bytes)
+    except OSError:
+        return b""

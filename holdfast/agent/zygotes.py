@@ -1,0 +1,153 @@
+"""The zygote that ranks are forked from, and the better one that shall take its place once it is warm."""
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.agent import process
+from holdfast.wire import holding, zygote
+from holdfast.wire.holding import Preload, Refused, Warmed
+
+_TRIES = 2  # of a zygote that ends before it is warm
+
+
+class Zygote:
+    def __init__(self, pid: int, sock: socket.socket) -> None:
+        self.pid = pid
+        self.sock = sock
+        self.threads = 0  # known once it is warm
+        self.forking: set[str] = set()
+
+    @property
+    def warm(self) -> bool:
+        return self.threads > 0
+
+
+class Zygotes:
+    """Kept by the holder; `watch` and `drop` are its selector, `started` and `tell` its news."""
+
+    def __init__(self, node_dir: Path, watch: Callable[[socket.socket, Callable[[socket.socket], None]], None]) -> None:
+        self.tell: Callable[[holding.ToAgent], None] = lambda message: None
+        self.started: Callable[[str, int], None] = lambda key, pid: None
+        self.drop: Callable[[socket.socket], None] = lambda sock: None
+        self._node_dir = node_dir
+        self._watch = watch
+        self._now: Zygote | None = None
+        self._next: Zygote | None = None
+        self._preload: Preload | None = None
+        self._tries = 0
+
+    @property
+    def warm(self) -> bool:
+        return self._now is not None and self._now.warm
+
+    @property
+    def forking(self) -> bool:
+        return any(z is not None and z.forking for z in (self._now, self._next))
+
+    @property
+    def pids(self) -> set[int]:
+        return {z.pid for z in (self._now, self._next) if z is not None}
+
+    def want(self, preload: Preload) -> None:
+        """Have a zygote with these modules; one that is warm serves until the new one is."""
+        if self._now and self._now.warm:
+            self._close(self._next)
+            self._next = self._start(preload)
+            return
+        self._close(self._now)
+        self._preload, self._tries = preload, 1
+        self._now = self._start(preload)
+
+    def fork(self, request: zygote.Fork) -> None:
+        if self._now is None or not self._now.warm:
+            self.tell(Refused(key=request.key, error="there is no zygote"))
+            return
+        self._now.forking.add(request.key)
+        try:
+            self._now.sock.send(zygote.encode(request))
+        except OSError as e:
+            self._lost(str(e))
+
+    def ended(self, pid: int, code: int) -> bool:
+        """Whether the process that ended was a zygote of ours."""
+        if self._next and pid == self._next.pid:
+            self._close(self._next)
+            self._next = None
+            self.tell(Warmed(ok=self.warm, detail=f"the zygote stays as it was: the new one ended with code {code}"))
+            return True
+        if self._now and pid == self._now.pid:
+            self._lost(f"it ended with code {code}")
+            return True
+        return False
+
+    def _start(self, preload: Preload) -> Zygote:
+        ours, theirs = holding.pair()
+        log = os.open(self._node_dir / "zygote.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        argv = [sys.executable, "-u", "-m", "holdfast.client.zygote", "--fd", str(theirs.fileno())]
+        for module in preload.modules:
+            argv += ["--preload", module]
+        pid = process.start(argv, preload.env, None, (log, log), keep=theirs.fileno())
+        os.close(log)
+        theirs.close()
+        ours.settimeout(10.0)
+        self._watch(ours, self._said)
+        return Zygote(pid, ours)
+
+    def _close(self, old: Zygote | None) -> None:
+        if old is not None:
+            self.drop(old.sock)
+            process.signal_group(old.pid, signal.SIGKILL)
+
+    def _lost(self, why: str) -> None:
+        lost, self._now = self._now, None
+        self._close(lost)
+        for key in sorted(lost.forking) if lost else ():
+            self.tell(Refused(key=key, error=f"the zygote went away: {why}"))
+        if self._preload and self._tries < _TRIES:
+            self._tries += 1
+            self._now = self._start(self._preload)
+        else:
+            self.tell(Warmed(ok=False, detail=f"the zygote does not stay up ({why}); see zygote.log"))
+
+    def _said(self, sock: socket.socket) -> None:
+        packet = process.receive(sock, holding.PACKET_BYTES)
+        if not packet:
+            self.drop(sock)  # it is reaped presently
+            return
+        source = self._next if self._next and self._next.sock is sock else self._now
+        if source is None:
+            return
+        match zygote.from_zygote(packet):
+            case zygote.Forked(key=key, pid=pid):
+                source.forking.discard(key)
+                self.started(key, pid)
+            case zygote.ForkFailed(key=key, error=error):
+                source.forking.discard(key)
+                self.tell(Refused(key=key, error=error))
+            case zygote.Warm() as warm:
+                self._warmed(source, warm)
+        if self._next and self._next.warm:
+            self._swap()
+
+    def _warmed(self, source: Zygote, warm: zygote.Warm) -> None:
+        left_out = f"; could not import {', '.join(warm.skipped)}" if warm.skipped else ""
+        detail = f"{warm.modules} modules{left_out}"
+        if source is self._next and self._now and warm.threads > self._now.threads:
+            # Threads do not survive a fork: what they hold stays locked for ever in the rank.
+            self._close(source)
+            self._next = None
+            detail = f"the zygote stays as it was: with more modules it had {warm.threads} threads"
+        else:
+            source.threads, self._tries = max(warm.threads, 1), 1
+        self.tell(Warmed(ok=True, detail=detail))
+
+    def _swap(self) -> None:
+        """The new zygote takes over as soon as the old one owes nobody an answer."""
+        if self._now and self._now.forking:
+            return
+        self._close(self._now)
+        self._now, self._next = self._next, None

@@ -1,0 +1,177 @@
+"""How a state lies in an image: a `.distcp` file with a record for every tensor, known before the first byte is copied.
+
+What a rank alone holds comes first, then what it shares with replicas. Of shared state every replica owns a slice, cut
+between rows where need be: all ranks together send and persist every byte once, each from pages of its own.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import blake2b
+from itertools import groupby
+
+import msgspec
+
+PAGE_BYTES = 4096
+BIG_BYTES = 1 << 20  # a record from here on starts on a page, so that its memory can be registered by itself
+_ALIGN_BYTES = 64  # what torch aligns payloads to, counted from the start of their record
+
+Path = tuple[str | int, ...]
+Ranks = tuple[int, ...]
+
+
+class Range(msgspec.Struct, frozen=True):
+    """Bytes of an image."""
+
+    start: int
+    end: int
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True):
+    """One tensor, or one chunk of it, or one value, before it has a place."""
+
+    key: str  # as torch.distributed.checkpoint names it
+    path: Path  # where it stands in the nested state dict
+    bytes: int
+    dtype: str = ""  # empty: a value, which is no tensor
+    shape: tuple[int, ...] = ()
+    whole: tuple[int, ...] = ()  # shape of the tensor that this is a chunk of
+    start: tuple[int, ...] = ()  # where in it
+    group: Ranks  # who hold the tensor together
+    replicas: Ranks  # who hold this very chunk
+    alike: bool = True  # replicas are the same at every step; else the first one's counts
+    aliases: tuple[Path, ...] = ()  # other names of the same memory
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True):
+    """A record in the image."""
+
+    spec: Spec
+    owner: int  # the rank that sends and persists it
+    offset: int
+    length: int
+    payload: int  # offset in the image
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's image."""
+
+    rank: int
+    world: int
+    items: tuple[Item, ...]
+    image_bytes: int
+
+    @property
+    def digest(self) -> bytes:
+        """The same for images in which everything lies at the same place; who owns what does not matter."""
+        told = [(i.spec.key, i.offset, i.length, i.payload, i.spec.dtype, i.spec.shape) for i in self.items]
+        where = [(i.spec.whole, i.spec.start, i.spec.aliases) for i in self.items]
+        return blake2b(msgspec.msgpack.encode((1, self.image_bytes, told, where)), digest_size=32).digest()
+
+    def share(self, rank: int | None = None) -> tuple[Range, ...]:
+        """What a rank owns of this image, in whole pages; by default the rank whose image it is."""
+        rank = self.rank if rank is None else rank
+        found = []
+        for owner, run in groupby(self.items, key=lambda item: item.owner):
+            items = list(run)
+            if owner == rank:
+                found.append(Range(items[0].offset, _up(items[-1].end, PAGE_BYTES)))
+        return tuple(found)
+
+    def owned(self) -> Iterator[tuple[Item, int]]:
+        """What the rank owns, each with its place in the rank's file: its share in a row."""
+        before = 0
+        for part in self.share():
+            for item in self.items:
+                if part.start <= item.offset and item.end <= part.end:
+                    yield item, before + item.offset - part.start
+            before += part.end - part.start
+
+
+Sizes = Callable[[Spec], tuple[int, int]]  # bytes before the payload, bytes of the whole record
+
+
+def arrange(specs: Iterable[Spec], sizes: Sizes, *, rank: int, world: int) -> Layout:
+    """Give everything its place and its owner; all replicas come to the same answer by themselves."""
+    items: list[Item] = []
+    at, last = 0, -1
+    for spec, owner in _dealt(specs):
+        head, length = sizes(spec)
+        at = _up(at, PAGE_BYTES if owner != last or spec.bytes >= BIG_BYTES else _ALIGN_BYTES)
+        items.append(Item(spec=spec, owner=owner, offset=at, length=length, payload=at + head))
+        at, last = at + length, owner
+    return Layout(rank=rank, world=world, items=tuple(items), image_bytes=_up(at, PAGE_BYTES))
+
+
+def names(layouts: Sequence[Layout]) -> dict[tuple[str, Ranks], str]:
+    """What to call the tensors of all ranks, by key and group. Groups that use the same key for tensors of their own,
+    as ranks without a common wrapper do, keep them apart: the first has the plain name, the others add a rank."""
+    groups: dict[str, set[Ranks]] = {}
+    for layout in layouts:
+        for item in layout.items:
+            groups.setdefault(item.spec.key, set()).add(item.spec.group)
+    named = {}
+    for key, held in groups.items():
+        for number, group in enumerate(sorted(held)):
+            named[key, group] = name_of(key, group) if number else key
+    return named
+
+
+def name_of(key: str, group: Ranks) -> str:
+    """What a key is called where another group has the plain name."""
+    return f"{key}@{group[0]}"
+
+
+def _dealt(specs: Iterable[Spec]) -> Iterator[tuple[Spec, int]]:
+    """In the order of the image, each with its owner."""
+    for (kind, replicas), run in groupby(sorted(specs, key=_order), key=lambda spec: _order(spec)[:2]):
+        if kind < 2:
+            yield from ((spec, replicas[0]) for spec in run)
+        else:
+            yield from _deal(list(run), replicas)
+
+
+def _order(spec: Spec) -> tuple[int, Ranks, bool, str, tuple[int, ...]]:
+    kind = 0 if len(spec.replicas) == 1 else 2 if spec.alike else 1
+    return kind, spec.replicas, spec.bytes < BIG_BYTES, spec.key, spec.start
+
+
+def _deal(specs: list[Spec], replicas: Ranks) -> Iterator[tuple[Spec, int]]:
+    """Cut a row of specs into as many stretches of about the same size as there are replicas."""
+    total, done, turn = sum(spec.bytes for spec in specs), 0, 0
+    for spec in specs:
+        rows, dim = _rows(spec)
+        first = 0
+        while first < rows:
+            until = total * (turn + 1) // len(replicas)
+            fit = max(0, round((until - done) * rows / spec.bytes)) if spec.bytes else rows
+            count = rows - first if turn == len(replicas) - 1 else min(rows - first, fit)
+            if count:
+                yield _slice(spec, dim, first, count), replicas[turn]
+                done, first = done + spec.bytes * count // rows, first + count
+            if first < rows:
+                turn += 1
+
+
+def _rows(spec: Spec) -> tuple[int, int]:
+    """Into how many rows a tensor can be cut in memory order, and along which dimension."""
+    if spec.dtype and spec.bytes:
+        for dim, size in enumerate(spec.shape):
+            if size > 1:
+                return size, dim
+    return 1, 0
+
+
+def _slice(spec: Spec, dim: int, first: int, count: int) -> Spec:
+    if not spec.shape or count == spec.shape[dim] or not spec.bytes:
+        return spec
+    shape, start = list(spec.shape), list(spec.start)
+    size = spec.bytes * count // shape[dim]
+    shape[dim], start[dim] = count, start[dim] + first
+    return msgspec.structs.replace(spec, shape=tuple(shape), start=tuple(start), bytes=size)
+
+
+def _up(at: int, to: int) -> int:
+    return -(-at // to) * to
