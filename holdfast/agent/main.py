@@ -14,6 +14,7 @@ import aiohttp
 import msgspec
 
 from holdfast.agent import words
+from holdfast.agent.keeper import Keeper
 from holdfast.agent.ranks import Ranks
 from holdfast.core.node import (
     Acked,
@@ -34,7 +35,7 @@ from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.signal import Beat, Exit
 from holdfast.wire import messages, slot, spec
 from holdfast.wire.holding import Held
-from holdfast.wire.messages import Ack, Hello, Tell, Welcome
+from holdfast.wire.messages import Ack, Hello, Notice, Tell, Welcome
 
 POLL_S = 0.1  # how often the slots are read
 _LATCH_S = 1.0  # a rank that told of its failure and has not ended by then is reported all the same
@@ -50,6 +51,8 @@ class Agent:
         self.node_dir = node_dir
         self.spec = spec.read(node_dir / "spec.json", spec.NodeSpec)
         self.ranks = Ranks(self.spec, node_dir, sock, self._over)
+        self.keeper = Keeper(self.spec.node, self.spec.run_id, self.ranks.keeper_path, self.ranks.make_arena)
+        self.keeper.say = self._notice
         self.life = NodeLife(self.spec.node, self.spec.settings.node, catalog.load(), time.monotonic())
         self.beat_s = self.spec.settings.silence.beat_s
         self._offset_s = 0.0  # controller's clock minus ours
@@ -66,6 +69,9 @@ class Agent:
             self._tasks.create_task(self.ranks.listen(listed))
             await listed.wait()
             self._recall()
+            self.keeper.recall(self.ranks.arenas)
+            self._tasks.create_task(self.keeper.serve())
+            self._tasks.create_task(self.keeper.watch())
             self._tasks.create_task(self._poll())
             self._tasks.create_task(self._keep_logs_small())
             self._tasks.create_task(self._say_when_warm())
@@ -167,8 +173,13 @@ class Agent:
             order=self.spec.order,
             generation=max((int(r.key.split(":")[0]) for r in running), default=0),
             ready=self.ranks.warm.is_set() and not self.life.leaving,
+            copies=self.keeper.copies(),
         )
         return messages.encode(hello)
+
+    def _notice(self, text: str) -> None:
+        _log.warning("%s", text)
+        self._put(messages.encode(Notice(node=self.spec.node, text=text)))
 
     async def _say_when_warm(self) -> None:
         await self.ranks.warm.wait()
@@ -186,11 +197,13 @@ class Agent:
 
     async def _carry(self, errand: Errand) -> None:
         if isinstance(errand, LaunchHere):
+            self.keeper.launched(errand)
             error = await self.ranks.launch(errand)
         else:
             generation = errand.generation if isinstance(errand, StopHere) else self.life.generation
             error = await self._stop(generation, errand.grace_s)
-        self._do(self.life.step(time.monotonic(), Carried(errand, not error, error)))
+        copies = self.keeper.copies() if isinstance(errand, StopHere) else ()
+        self._do(self.life.step(time.monotonic(), Carried(errand, not error, error, copies)))
         if isinstance(errand, Leave):
             _log.info("leaving with code %d: %s", errand.code, errand.reason)
             spec.put(self.node_dir / "left", f"{errand.reason}\n".encode())

@@ -19,8 +19,11 @@ from holdfast.wire.holding import (
     Exec,
     Forget,
     Held,
+    KeptArena,
     Kill,
     Listing,
+    Made,
+    MakeArena,
     Over,
     Preload,
     Quit,
@@ -61,6 +64,9 @@ class Ranks:
         self._stopped = 0  # ranks of generations up to this one may not start any more
         self._changed = asyncio.Event()
         self._swept: asyncio.Future[tuple[int, ...]] | None = None
+        self.arenas: tuple[KeptArena, ...] = ()  # of snapshots, from before this agent
+        self.keeper_path = node_dir / "keeper.sock"
+        self._made: dict[str, asyncio.Future[str]] = {}
         self._imports = node_dir / "imports.json"  # written by a rank at its first step
         self._learned: tuple[str, ...] = ()
 
@@ -88,6 +94,10 @@ class Ranks:
                     if self.warm.is_set():
                         _log.info("zygote: %s", detail)
                     self.warm.set()
+                case Made(arena=arena):
+                    made = self._made.pop(arena.name, None)
+                    if made and not made.done():
+                        made.set_result(arena.path)
                 case Over(rank=rank):
                     self.held[rank.key] = rank
                     self._changed.set()
@@ -96,6 +106,7 @@ class Ranks:
 
     def _listed(self, listing: Listing) -> None:
         self.held = {rank.key: rank for rank in listing.ranks}
+        self.arenas = listing.arenas
         fd = os.open(listing.arena, os.O_RDWR)
         self.arena, self._arena_path = mmap.mmap(fd, 0), listing.arena
         os.close(fd)
@@ -123,6 +134,13 @@ class Ranks:
         self._sock.setblocking(True)  # the holder is busy for a moment; it never waits for us
         self._sock.send(packet)
         self._sock.setblocking(False)
+
+    async def make_arena(self, name: str, size_bytes: int) -> str:
+        """Memory of this name that outlives us and the ranks; its path."""
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._made[name] = future
+        self._send(MakeArena(name=name, bytes=size_bytes))
+        return await future
 
     def quit(self, code: int) -> None:
         self._send(Quit(code=code))
@@ -213,6 +231,7 @@ class Ranks:
             "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
             "HOLDFAST_NODE": self.spec.node,
+            "HOLDFAST_KEEPER": self.keeper_path,
             "HOLDFAST_GENERATION": errand.generation,
             "HOLDFAST_SLOT": f"{self._arena_path}:{local}",
         }

@@ -10,7 +10,8 @@ from itertools import groupby
 
 import msgspec
 
-PAGE_BYTES = 4096
+from holdfast.checkpoint.header import PAGE_BYTES
+
 BIG_BYTES = 1 << 20  # a record from here on starts on a page, so that its memory can be registered by itself
 _ALIGN_BYTES = 64  # what torch aligns payloads to, counted from the start of their record
 

@@ -5,7 +5,9 @@ from collections.abc import Callable
 
 import msgspec
 
+from holdfast.core.restore import choose
 from holdfast.model.action import Acquire, Action, Finish, Launch, Release, Say, Stop
+from holdfast.model.copy import Copy
 from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.event import Limits, Outcome
 from holdfast.model.topology import Job, world_size
@@ -35,6 +37,7 @@ class Hands:
         self.present: Callable[[], tuple[str, ...]] = tuple
         self.forget: Callable[[str], None] = lambda node: None
         self.known: Callable[[], set[str]] = set
+        self.copies: dict[str, tuple[Copy, ...]] = {}  # snapshots that nodes said they hold
         self._report = report
         self._waiting: dict[int, Waiting] = {}
         self._silent: set[str] = set()
@@ -68,11 +71,14 @@ class Hands:
     def done(self, done: Done) -> None:
         waiting = self._waiting.get(done.id)
         if waiting and done.node in waiting.left:
+            if isinstance(waiting.errands[done.node], StopHere):
+                self.copies[done.node] = done.copies
             self._answer(waiting, done.node, "" if done.ok else done.detail or "it did not say why")
 
     def silent(self, node: str) -> None:
         """Nobody waits for a node that answers no more."""
         self._silent.add(node)
+        self.copies.pop(node, None)
         for waiting in self._waiting.values():
             if node in waiting.left:
                 self._answer(waiting, node, "it fell silent")
@@ -134,6 +140,7 @@ class Hands:
 
     async def _launch(self, action: Launch) -> Outcome:
         port = await self.store.open(action.generation)
+        plan = choose(action.seats, [copy for held in self.copies.values() for copy in held])
         errands: dict[str, Errand] = {
             seat.node: LaunchHere(
                 id=action.id,
@@ -145,10 +152,12 @@ class Hands:
                 store_port=port,
                 run_id=self.job.run_id,
                 max_restarts=self.job.max_restarts or 0,
+                restore=msgspec.structs.replace(plan, sources=tuple(s for s in plan.sources if seat.holds(s.rank))),
             )
             for seat in action.seats
         }
-        return await self._gather(action.id, errands, self.limits.launch_s)
+        outcome = await self._gather(action.id, errands, self.limits.launch_s)
+        return msgspec.structs.replace(outcome, detail=plan.reason) if plan.sources else outcome
 
     async def _stop(self, action: Stop) -> Outcome:
         errand = StopHere(id=action.id, generation=action.generation, grace_s=action.grace_s)

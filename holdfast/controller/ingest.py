@@ -18,7 +18,7 @@ from holdfast.model.errand import Done, Errand, StopHere
 from holdfast.model.event import Event, Ready
 from holdfast.model.signal import Beat
 from holdfast.wire import messages
-from holdfast.wire.messages import Ack, Hello, Tell, Welcome
+from holdfast.wire.messages import Ack, Hello, Notice, Tell, Welcome
 
 _OUTBOX = 64
 _HANG_UP = b""
@@ -93,6 +93,8 @@ class Ingest:
                 return message.node
             case Beat() if message.node == node:
                 self._beat(now, message)
+            case Notice() if message.node == node:
+                self.hands.say(f"{node}: {message.text}")
             case Post() if node:
                 self._alive(now, node)
                 self._post(now, message)
@@ -112,6 +114,7 @@ class Ingest:
     def _forget(self, node: str) -> None:
         self._left.add(node)
         self.silence.forget(node)
+        self.hands.copies.pop(node, None)
         self.beats.pop(node, None)
 
     def _hello(self, now: float, hello: Hello, outbox: Outbox) -> None:
@@ -119,6 +122,7 @@ class Ingest:
         self._links[hello.node] = outbox
         self._left.discard(hello.node)
         self.silence.heard(now, hello.node)
+        self.hands.copies[hello.node] = hello.copies
         if fresh:
             self._put(outbox, messages.encode(Welcome(at=now, beat_s=self.settings.silence.beat_s)))
             self.hands.linked_again(hello.node)

@@ -108,7 +108,7 @@ class Decider:
             case Phase.WAITING, Tick():
                 return self._waited(now)
             case Phase.LAUNCHING, Outcome(action=id, ok=True) if id == self.awaited:
-                return self._started(now)
+                return self._started(now, event)
             case Phase.LAUNCHING, Outcome(action=id) if id == self.awaited:
                 return self._trouble(now, self._launch_failed(now, event))
             case (Phase.LAUNCHING | Phase.STARTING | Phase.TRAINING), Alarm():
@@ -231,11 +231,11 @@ class Decider:
             self._last_call_at = now + self.limits.last_call_s
         return f"waiting for nodes: {self._have()} of {self.job.max_nodes}"
 
-    def _started(self, now: float) -> str:
+    def _started(self, now: float, event: Outcome) -> str:
         self.phase = Phase.STARTING
         if self.incident:
             self.incident.launched_at = now
-        return f"generation {self.generation} started"
+        return f"generation {self.generation} started" + (f", {event.detail}" if event.detail else "")
 
     def _launch_failed(self, now: float, event: Outcome) -> Alarm:
         words = "; ".join(sorted(set(event.failed.values()))) or event.detail or "nobody said why"

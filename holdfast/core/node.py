@@ -6,6 +6,7 @@ import msgspec
 
 from holdfast.core.detect.crash import Catalog, alarm_of
 from holdfast.model.alarm import Alarm
+from holdfast.model.copy import Copy
 from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.event import Ended
 from holdfast.model.signal import Exit
@@ -43,6 +44,7 @@ class Carried(msgspec.Struct, frozen=True):
     errand: Errand
     ok: bool
     detail: str = ""
+    copies: tuple[Copy, ...] = ()  # after a stop: the snapshots that the node holds
 
 
 class Exited(msgspec.Struct, frozen=True):
@@ -84,6 +86,8 @@ class NodeLife:
         self.expected: set[int] = set()  # its ranks that have not ended
         self.stopped = 0  # generations up to this one were ended by us
         self.leaving = False
+        self._over: set[int] = set()  # ranks of it that have
+        self._begun = 0  # a generation that an earlier agent launched, perhaps not wholly
         self._failed = 0  # the generation in which a rank of ours ended badly
         self._done: dict[int, Done] = {}
         self._doing: set[int] = set()
@@ -96,6 +100,7 @@ class NodeLife:
         """What an earlier agent of this node left behind."""
         self._done = {d.id: d for d in done}
         self.generation, self.expected, self.stopped = generation, set(ranks), stopped
+        self._begun = generation
 
     def step(self, now: float, news: News) -> tuple[Deed, ...]:
         match news:
@@ -111,8 +116,8 @@ class NodeLife:
                 return ()
             case Told(errand):
                 return self._told(errand)
-            case Carried(errand, ok, detail):
-                return self._carried(errand, ok, detail)
+            case Carried(errand, ok, detail, copies):
+                return self._carried(errand, ok, detail, copies)
             case Exited(exit):
                 return self._exited(exit)
             case Clock():
@@ -123,22 +128,30 @@ class NodeLife:
             return self._post(self._done[errand.id])
         if errand.id in self._doing or self.leaving:
             return ()
-        if isinstance(errand, LaunchHere) and errand.generation <= max(self.generation, self.stopped):
+        if isinstance(errand, LaunchHere) and self._is_over(errand.generation):
             return self._carried(errand, False, f"generation {errand.generation} is over here")
         self._doing.add(errand.id)
         if isinstance(errand, LaunchHere):
             seat = errand.seat
-            self.generation = errand.generation
-            self.expected = set(range(seat.first_rank, seat.first_rank + seat.nproc))
+            if errand.generation != self.generation:
+                self.generation, self._over = errand.generation, set()
+            self._begun = 0
+            self.expected = set(range(seat.first_rank, seat.first_rank + seat.nproc)) - self._over
         elif isinstance(errand, StopHere):
             self.stopped = max(self.stopped, errand.generation)
         else:
             self.leaving, self.stopped = True, self.generation
         return (Carry(errand),)
 
-    def _carried(self, errand: Errand, ok: bool, detail: str) -> tuple[Deed, ...]:
+    def _is_over(self, generation: int) -> bool:
+        """Whether it was launched here before, unless by an agent that may have ended in the middle of it."""
+        return generation <= self.stopped or (generation <= self.generation and generation != self._begun)
+
+    def _carried(
+        self, errand: Errand, ok: bool, detail: str, copies: tuple[Copy, ...] = ()
+    ) -> tuple[Deed, ...]:
         self._doing.discard(errand.id)
-        done = Done(id=errand.id, node=self.node, ok=ok, detail=detail)
+        done = Done(id=errand.id, node=self.node, ok=ok, detail=detail, copies=copies)
         self._done[errand.id] = done
         return (Remember(done), *self._post(done))
 
@@ -146,6 +159,7 @@ class NodeLife:
         if exit.generation <= self.stopped or exit.generation != self.generation or exit.rank not in self.expected:
             return ()  # we ended it, or it was told before
         self.expected.discard(exit.rank)
+        self._over.add(exit.rank)
         if exit.code != 0:
             self._failed = exit.generation
             return self._post(alarm_of(exit, self.catalog))

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from holdfast.model.copy import Copy, Restore
 from holdfast.model.topology import Seat
 
 
@@ -15,6 +16,7 @@ class LaunchHere(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     store_port: int
     run_id: str
     max_restarts: int
+    restore: Restore = Restore()  # of this node's ranks
 
 
 class StopHere(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
@@ -44,3 +46,4 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     node: str
     ok: bool
     detail: str = ""
+    copies: tuple[Copy, ...] = ()  # after a stop: the snapshots that the node holds

@@ -3,6 +3,7 @@
 import msgspec
 
 from holdfast.core.node import Post
+from holdfast.model.copy import Copy
 from holdfast.model.errand import Errand
 from holdfast.model.signal import Beat
 
@@ -19,6 +20,14 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     order: int
     generation: int  # whose ranks run here, 0: none
     ready: bool  # checks passed, zygote warm
+    copies: tuple[Copy, ...] = ()  # snapshots that it holds
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True, tag="notice"):
+    """One sentence from a node for the person at the console; it may be lost."""
+
+    node: str
+    text: str
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
@@ -34,7 +43,7 @@ class Tell(msgspec.Struct, frozen=True, kw_only=True, tag="tell"):
     errand: Errand
 
 
-FromAgent = Hello | Beat | Post
+FromAgent = Hello | Beat | Post | Notice
 FromController = Welcome | Ack | Tell
 
 encode = msgspec.msgpack.Encoder().encode

@@ -6,6 +6,7 @@ import pytest
 
 from holdfast.controller.hands import EVICTED, Hands
 from holdfast.model.action import Acquire, Finish, Launch, Release, Say, Stop
+from holdfast.model.copy import Copy, Restore
 from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.event import Limits, Outcome
 from holdfast.model.topology import Job, Seat
@@ -68,6 +69,7 @@ async def test_a_launch_is_told_to_every_seat() -> None:
         store_port=7003,
         run_id="r",
         max_restarts=4,
+        restore=Restore(reason="nothing to restore from memory: no snapshots are held"),
     )
     bench.done("a", 7)
     bench.done("a", 7)  # told twice: nobody minds
@@ -200,3 +202,29 @@ async def test_say() -> None:
     bench = Bench()
     await bench.hands.carry(Say(text="a sentence"))
     assert bench.said == ["a sentence"] and not bench.outcomes
+
+
+async def test_a_launch_restores_what_the_nodes_hold() -> None:
+    bench = Bench()
+    bench.hands.limits = Limits()
+
+    def held(node: str, ranks: tuple[int, ...]) -> tuple[Copy, ...]:
+        return tuple(Copy(rank=r, step=9, node=node, layout="l", world=4, whole=True) for r in ranks)
+
+    bench.hands.copies = {"a": held("a", (0, 1)), "b": held("b", (2, 3))}
+    carried = asyncio.create_task(bench.hands.carry(LAUNCH))
+    await settle()
+    launch = dict(bench.told)["b"]
+    assert isinstance(launch, LaunchHere) and launch.restore.step == 9
+    assert [source.rank for source in launch.restore.sources] == [2, 3], "each node is told of its own ranks"
+    for node in ("a", "b"):
+        bench.hands.done(Done(id=7, node=node, ok=True))
+    await carried
+    assert bench.outcomes[-1].detail == "restoring step 9: 4 from own memory"
+
+
+async def test_a_silent_node_holds_nothing_any_more() -> None:
+    bench = Bench()
+    bench.hands.copies = {"a": (Copy(rank=0, step=9, node="a", layout="l", world=1, whole=True),)}
+    bench.hands.silent("a")
+    assert bench.hands.copies == {}

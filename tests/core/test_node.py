@@ -340,3 +340,15 @@ def test_over_a_bad_link_everything_happens_once_and_everything_is_told(seed: in
         told = [b for b in wire.heard.values() if not isinstance(b, Done) and b.generation == generation]
         ended = [b for b in told if isinstance(b, Ended)]
         assert len(ended) <= 1 and (not ended or len(told) == 1), told
+
+
+def test_a_launch_that_an_earlier_agent_left_half_done_is_finished() -> None:
+    node = life()
+    first = launch(5, 2).seat.first_rank
+    node.recall((), generation=2, ranks=(first,), stopped=1)
+    node.step(1.0, exited(first, 0, generation=2))  # of its two ranks one was started, and has ended well
+    (deed,) = node.step(1.0, Told(launch(5, 2)))
+    assert isinstance(deed, Carry)
+    assert node.expected == {first + 1}
+    (answer,) = bodies(node.step(2.0, Told(launch(6, 2))))
+    assert isinstance(answer, Done) and not answer.ok, "once is enough"

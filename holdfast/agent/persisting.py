@@ -1,0 +1,112 @@
+"""Snapshots become checkpoints: each rank's share is written from memory, and rank 0's keeper publishes the whole."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.checkpoint import persist, retention
+from holdfast.checkpoint.arena import Arena, Sealed
+from holdfast.checkpoint.lane import Lane, Outcome, Pulse
+from holdfast.checkpoint.manifest import Author, StorageError
+from holdfast.wire.keeping import Want
+
+_PARTS_S = 600.0  # for the slowest rank's part
+_log = logging.getLogger("holdfast.keeper")
+
+
+class Persisting:
+    def __init__(self, run_id: str, say: Callable[[str], None]) -> None:
+        self._author = Author(0, run_id)
+        self._say = say
+        self._wants: dict[int, Want] = {}
+        self._lanes: dict[tuple[int, str], Lane] = {}  # one each: a rank whose storage hangs holds up no other
+        self._written: dict[int, int] = {}  # rank -> newest step that was taken on
+
+    def begin(self, generation: int) -> None:
+        self._author = Author(generation, self._author.run)
+        self._wants.clear()
+        self._written.clear()
+
+    def want(self, want: Want) -> None:
+        self._wants[want.rank] = want
+
+    def due(self, rank: int, step: int) -> bool:
+        """Every rank comes to the same answer by the step's number alone, so all write the same steps."""
+        want = self._wants.get(rank)
+        if want is None or want.storage is None or want.storage.every_steps <= 0:
+            return False
+        return step % want.storage.every_steps == 0 and step > self._written.get(rank, -1)
+
+    async def write(self, rank: int, arena: Arena, sealed: Sealed) -> None:
+        want, author = self._wants[rank], self._author
+        assert want.storage is not None
+        self._written[rank] = sealed.step
+        if not arena.pin(sealed.slot, sealed.seq):
+            self._say(f"step {sealed.step} of rank {rank} was overwritten before it could be written to storage")
+            return
+        pinned = Pinned(arena, sealed.slot)
+        url = want.storage.url
+        lane = self._lanes.setdefault((rank, url), Lane(url, self._say))
+        job = Job(want, author, pinned, sealed)
+        try:
+            outcome = await asyncio.to_thread(lane.run, sealed.step, job.carry)
+        finally:
+            pinned.release()
+        self._report(rank, outcome)
+
+    def _report(self, rank: int, outcome: Outcome) -> None:
+        _log.info("rank %d: %s", rank, outcome.detail)
+        if not outcome.ok:
+            self._say(f"rank {rank}: {outcome.detail}; training goes on, snapshots stay in memory")
+
+
+class Pinned:
+    """A snapshot that its rank must leave alone, until somebody says otherwise, once."""
+
+    def __init__(self, arena: Arena, slot: int) -> None:
+        self.arena = arena
+        self.slot = slot
+        self._held = True
+        self._lock = threading.Lock()
+
+    def release(self) -> None:
+        with self._lock:
+            held, self._held = self._held, False
+        if held:
+            self.arena.unpin(self.slot)
+
+
+class Job:
+    """One rank's part of one checkpoint."""
+
+    def __init__(self, want: Want, author: Author, pinned: Pinned, sealed: Sealed) -> None:
+        self._want = want
+        self._author = author
+        self._pinned = pinned
+        self._step = sealed.step
+
+    def carry(self, pulse: Pulse) -> str:
+        """Write the part; rank 0 then waits for the others' and publishes. The answer is the checkpoint's URL."""
+        want = self._want
+        assert want.storage is not None
+        base = want.storage.url
+        folder = persist.staging(base, self._step, self._author)
+        image = self._pinned.arena.image(self._pinned.slot)
+        ranges = [image[start:end] for start, end in want.share]
+        persist.write_part(folder, want.rank, ranges, pulse=pulse)
+        self._pinned.release()
+        if want.rank != 0:
+            return ""
+        parts = persist.collect(folder, want.world, _PARTS_S, pulse)
+        try:
+            metadata = Path(want.metadata_path).read_bytes()
+        except OSError as e:
+            raise StorageError(f"the checkpoint's metadata is gone: {e}") from None
+        url = persist.publish(
+            base, self._step, parts, metadata, author=self._author, layout=want.layout, pulse=pulse
+        )
+        retention.retain(base, want.storage.keep, want.storage.keep_every, newest=self._step)
+        retention.clean(base, self._author)
+        return url

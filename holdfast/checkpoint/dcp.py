@@ -1,0 +1,150 @@
+"""Checkpoints as torch.distributed.checkpoint knows them: metadata of a layout, and where in files its records lie."""
+
+import io
+import math
+import pickle  # noqa: TID251 what we write torch reads so; we ourselves read it by its own safe reader
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch import _weights_only_unpickler
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from holdfast.checkpoint.header import PAGE_BYTES
+from holdfast.checkpoint.layout import Item, Layout, Path, Ranks, name_of, names
+from holdfast.checkpoint.load import Piece
+from holdfast.checkpoint.state import StateError
+
+_FILE = re.compile(r"__(\d+)_0\.distcp")
+
+_SAFE: list[Any] = [
+    *(Metadata, MetadataIndex, StorageMeta, TensorProperties, TensorStorageMetadata, BytesStorageMetadata),
+    *(ChunkStorageMetadata, _StorageInfo, _MEM_FORMAT_ENCODING),
+]
+
+
+def file_of(rank: int) -> str:
+    """The one file of a rank in a checkpoint: its share of its image."""
+    return f"__{rank}_0.distcp"
+
+
+def metadata(layouts: Sequence[Layout]) -> bytes:
+    """The `.metadata` of a checkpoint that consists of every rank's share; the same for every step."""
+    named = names(layouts)
+    tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    storage: dict[MetadataIndex, _StorageInfo] = {}
+    paths: dict[str, Path] = {}
+    for layout in layouts:
+        for item, at in layout.owned():
+            place = _StorageInfo(file_of(layout.rank), at, item.length)
+            for name, path in _names_of(item, named):
+                paths[name] = path
+                if (index := _enter(tensors, name, item)) in storage:
+                    raise StateError(f"ranks {storage[index].relative_path} and {layout.rank} both own {name}")
+                if index:
+                    storage[index] = place
+    return pickle.dumps(Metadata(tensors, paths, storage, StorageMeta()), protocol=2)
+
+
+def read(content: bytes) -> Metadata:
+    """Metadata that we wrote; of anything else that a pickle may hold nothing is made."""
+    with torch.serialization.safe_globals(_SAFE):
+        found = _weights_only_unpickler.load(io.BytesIO(content), encoding="utf-8")
+    if not isinstance(found, Metadata):
+        raise StateError(f"this is no metadata but a {type(found).__name__}")
+    return found
+
+
+def places(found: Metadata, layout: Layout) -> tuple[Piece, ...] | None:
+    """Where the records of an image lie in the parts of a checkpoint; None if it was cut in another way."""
+    pieces: list[Piece] = []
+    for item in layout.items:
+        if _is_nothing(item):
+            continue
+        place = _place(found, item)
+        rank = _FILE.fullmatch(place.relative_path) if place else None
+        if place is None or rank is None or place.length != item.length:
+            return None
+        piece = Piece(rank=int(rank[1]), start=place.offset, bytes=place.length, to=item.offset)
+        if pieces and _follows(pieces[-1], piece):
+            last = pieces.pop()
+            piece = msgspec.structs.replace(last, bytes=piece.to + piece.bytes - last.to)
+        pieces.append(piece)
+    return tuple(map(_in_pages, pieces, [*(piece.to for piece in pieces[1:]), layout.image_bytes]))
+
+
+def _follows(last: Piece, piece: Piece) -> bool:
+    """Whether what lies between two records in the part is just what lies between them in the image."""
+    return last.rank == piece.rank and 0 <= piece.to - last.to == piece.start - last.start
+
+
+def _in_pages(piece: Piece, until: int) -> Piece:
+    """With the rest of its last page, as shares end with pages: what goes to whole pages is read without a copy."""
+    end = -(-(piece.to + piece.bytes) // PAGE_BYTES) * PAGE_BYTES
+    aligned = piece.to % PAGE_BYTES == piece.start % PAGE_BYTES == 0
+    return msgspec.structs.replace(piece, bytes=end - piece.to) if aligned and end <= until else piece
+
+
+def _place(found: Metadata, item: Item) -> _StorageInfo | None:
+    spec = item.spec
+    for key in (name_of(spec.key, spec.group), spec.key):
+        whole = found.state_dict_metadata.get(key)
+        if whole is None:
+            continue
+        if not spec.dtype:
+            return _info(found, MetadataIndex(key)) if isinstance(whole, BytesStorageMetadata) else None
+        if not isinstance(whole, TensorStorageMetadata) or str(whole.properties.dtype) != f"torch.{spec.dtype}":
+            return None
+        same = tuple(whole.size) == spec.whole and any(
+            tuple(chunk.offsets) == spec.start and tuple(chunk.sizes) == spec.shape for chunk in whole.chunks
+        )
+        return _info(found, MetadataIndex(key, spec.start)) if same else None
+    return None
+
+
+def _info(found: Metadata, index: MetadataIndex) -> _StorageInfo | None:
+    info = found.storage_data.get(index)
+    return info if isinstance(info, _StorageInfo) else None
+
+
+def _names_of(item: Item, named: dict[tuple[str, Ranks], str]) -> Iterator[tuple[str, Path]]:
+    spec = item.spec
+    name = named[spec.key, spec.group]
+    for path in (spec.path, *spec.aliases):
+        key = ".".join(map(str, path))
+        yield (key, path) if name == spec.key else (name_of(key, spec.group), (name_of(key, spec.group),))
+
+
+def _enter(
+    tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata], name: str, item: Item
+) -> MetadataIndex | None:
+    """Add a record to what is known of its tensor; None if there is nothing in it."""
+    spec = item.spec
+    if not spec.dtype:
+        tensors[name] = BytesStorageMetadata()
+        return MetadataIndex(name)
+    properties = TensorProperties(dtype=getattr(torch, spec.dtype))
+    whole = tensors.setdefault(name, TensorStorageMetadata(properties, torch.Size(spec.whole), []))
+    if not isinstance(whole, TensorStorageMetadata) or tuple(whole.size) != spec.whole:
+        raise StateError(f"ranks that hold {name} together differ on what it is")
+    if _is_nothing(item):
+        return None
+    whole.chunks.append(ChunkStorageMetadata(torch.Size(spec.start), torch.Size(spec.shape)))
+    return MetadataIndex(name, spec.start, len(whole.chunks) - 1)
+
+
+def _is_nothing(item: Item) -> bool:
+    """Whether this is the empty chunk of a tensor that others hold."""
+    return bool(item.spec.dtype) and not item.spec.bytes and math.prod(item.spec.whole) > 0

@@ -1,0 +1,278 @@
+"""A state as tensors: what is in it, the image that is laid out for it once, and the copies that every snapshot is."""
+
+import ctypes
+import io
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import IO, NamedTuple, cast
+
+import msgspec
+import torch
+from torch.distributed.checkpoint import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Partial, Replicate
+
+from holdfast.checkpoint.layout import Item, Layout, Path, Ranks, Spec
+
+EXTRA = "holdfast.extra"  # the key of what is no tensor and no value of the state dict: one row of bytes for every rank
+_ROOM_BYTES = 64  # values are given room in such steps
+
+State = Mapping[str, object]
+
+
+class StateError(Exception):
+    """One sentence: what cannot be saved, or does not fit what was saved."""
+
+
+class Held(NamedTuple):
+    """Who has a tensor."""
+
+    group: Ranks  # together
+    replicas: Ranks  # the very chunk that this rank has
+    alike: bool = True  # at every step
+
+
+Holders = Callable[[Path], Held]  # of what is no DTensor, as that knows by itself
+
+
+class Found(NamedTuple):
+    """What a state dict holds: specs to lay out, and the values and local tensors they were made from, by key."""
+
+    specs: list[Spec]
+    objects: dict[str, object]
+
+
+def look(state: State, holders: Holders) -> Found:
+    """Everything in a nested state dict, named as torch.distributed.checkpoint does."""
+    planner = DefaultSavePlanner()
+    planner.set_up_planner(cast(dict[str, object], state), is_coordinator=True)
+    plan = planner.create_local_plan()
+    paths = cast(dict[str, Path], plan.planner_data)
+    specs: dict[str, Spec] = {}
+    objects: dict[str, object] = {}
+    same: dict[tuple[object, ...], str] = {}
+    for write in plan.items:
+        key, found = write.index.fqn, planner.state_dict[write.index.fqn]
+        held = _holders_of(found) if isinstance(found, DTensor) else holders(paths[key])
+        thing = local(found) if isinstance(found, torch.Tensor) else found
+        first = same.setdefault(_memory(thing, write), key)
+        if first != key:
+            specs[first] = msgspec.structs.replace(specs[first], aliases=(*specs[first].aliases, paths[key]))
+            continue
+        if key in specs:
+            raise StateError(f"{key} is a {type(found).__name__} of several chunks, which cannot be saved")
+        specs[key] = _spec(write, paths[key], thing, held)
+        objects[key] = thing
+    return Found(list(specs.values()), objects)
+
+
+def extra_spec(size: int, rank: int, world: int) -> Spec:
+    """Room for the bytes that every rank adds, all of the same size."""
+    return Spec(
+        key=EXTRA,
+        path=(EXTRA,),
+        bytes=size,
+        dtype="uint8",
+        shape=(1, size),
+        whole=(world, size),
+        start=(rank, 0),
+        group=tuple(range(world)),
+        replicas=(rank,),
+    )
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank has of a tensor, without a copy and without autograd."""
+    if isinstance(tensor, DTensor):
+        tensor = tensor._local_tensor  # to_local would take part in autograd, and ten times as long
+    return tensor.detach()
+
+
+def encode(value: object) -> bytes:
+    """A value, in the one form of torch.save that may be followed by other bytes."""
+    sink = io.BytesIO()
+    torch.save(value, sink, _use_new_zipfile_serialization=False)
+    return sink.getvalue()
+
+
+def decode(content: bytes | memoryview) -> object:
+    """A value again; nothing but plain values and tensors is ever made of bytes."""
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+
+
+def sizes(spec: Spec) -> tuple[int, int]:
+    """Bytes before the payload of a record, and of all of it."""
+    record = _record_of(spec)
+    return len(record.head), len(record.head) + spec.bytes + len(record.tail)
+
+
+class Image:
+    """The memory of one slot, as the tensors and values that lie in it."""
+
+    def __init__(self, layout: Layout, memory: memoryview) -> None:
+        self.layout = layout
+        self.memory = memory
+        self._flat = torch.frombuffer(memory, dtype=torch.uint8) if layout.image_bytes else torch.empty(0)
+        self.payloads = [self._payload(item) for item in layout.items]
+        self._ways = [(view.data_ptr(), view.nbytes) for view in self.payloads]
+        self._written: dict[int, str] = {}
+
+    def stamp(self) -> None:
+        """Write what is the same in every snapshot: all that torch puts around payloads."""
+        for item in self.layout.items:
+            record, after = _record_of(item.spec), item.payload + item.spec.bytes
+            self.memory[item.offset : item.payload] = record.head
+            self.memory[after : item.end] = record.tail
+        self._written.clear()
+
+    def put(self, index: int, tensor: torch.Tensor) -> None:
+        """Copy a tensor into the image; the processor's own copy when it will do, which is the fastest there is."""
+        if tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj()):
+            ctypes.memmove(self._ways[index][0], tensor.data_ptr(), self._ways[index][1])
+        else:
+            self.payloads[index].copy_(tensor)
+
+    def get(self, index: int, tensor: torch.Tensor) -> None:
+        """Copy it back."""
+        if tensor.is_cpu and tensor.is_contiguous():
+            ctypes.memmove(tensor.data_ptr(), *self._ways[index])
+        else:
+            tensor.copy_(self.payloads[index])
+
+    def put_value(self, index: int, value: object) -> None:
+        """Write a value, unless it is there already."""
+        plain = repr(value) if _is_plain(value) else None
+        if plain is not None and self._written.get(index) == plain:
+            return
+        self.put_bytes(index, encode(value))
+        if plain is not None:
+            self._written[index] = plain
+
+    def get_value(self, index: int) -> object:
+        return decode(self.payload_bytes(index))
+
+    def put_bytes(self, index: int, content: bytes) -> None:
+        item = self.layout.items[index]
+        if len(content) > item.spec.bytes:
+            raise StateError(f"{item.spec.key} takes {len(content)} bytes, and there is room for {item.spec.bytes}")
+        self.memory[item.payload : item.payload + len(content)] = content
+
+    def payload_bytes(self, index: int) -> memoryview:
+        item = self.layout.items[index]
+        return self.memory[item.payload : item.payload + item.spec.bytes]
+
+    def _payload(self, item: Item) -> torch.Tensor:
+        raw = self._flat[item.payload : item.payload + item.spec.bytes]
+        if not item.spec.dtype or not item.spec.bytes:
+            return raw
+        return raw.view(getattr(torch, item.spec.dtype)).view(item.spec.shape)
+
+
+def slices(layout: Layout) -> list[tuple[slice, ...] | None]:
+    """For every item which part of this rank's tensor it is; None: all of it."""
+    first: dict[str, tuple[int, ...]] = {}
+    count: dict[str, int] = {}
+    for item in layout.items:
+        key, start = item.spec.key, item.spec.start
+        first[key] = min(first.get(key, start), start)
+        count[key] = count.get(key, 0) + 1
+    return [
+        tuple(slice(s - f, s - f + n) for s, f, n in zip(i.spec.start, first[i.spec.key], i.spec.shape, strict=True))
+        if count[i.spec.key] > 1
+        else None
+        for i in layout.items
+    ]
+
+
+class _Record(NamedTuple):
+    head: bytes
+    tail: bytes
+
+
+class _Sink(io.RawIOBase):
+    """Takes what torch.save writes and leaves out the payload, over which it seeks."""
+
+    def __init__(self) -> None:
+        self.pieces = [io.BytesIO()]
+
+    def write(self, content: "memoryview | bytes") -> int:  # type: ignore[override]
+        return self.pieces[-1].write(content)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self.pieces.append(io.BytesIO())
+        return offset
+
+
+@lru_cache(maxsize=4096)
+def _record(dtype: str, shape: tuple[int, ...]) -> _Record:
+    sink = _Sink()
+    with torch.serialization.skip_data():
+        torch.save(torch.empty(shape, dtype=getattr(torch, dtype)), cast(IO[bytes], sink))
+    head, *rest = (piece.getvalue() for piece in sink.pieces)
+    return _Record(head, b"".join(rest))
+
+
+def _record_of(spec: Spec) -> _Record:
+    return _record(spec.dtype, spec.shape) if spec.dtype else _Record(b"", b"")
+
+
+def _spec(write: WriteItem, path: Path, thing: object, held: Held) -> Spec:
+    key, named = write.index.fqn, held._asdict()
+    if write.type == WriteItemType.BYTE_IO:
+        return Spec(key=key, path=path, bytes=_room(key, thing), **named)
+    tensor, chunk = cast(torch.Tensor, thing), write.tensor_data
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+        raise StateError(f"{key} is a tensor of a kind that cannot be saved: {tensor.layout}, {tensor.dtype}")
+    assert chunk
+    return Spec(
+        key=key,
+        path=path,
+        bytes=tensor.nbytes,
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        shape=tuple(chunk.chunk.sizes),
+        whole=tuple(chunk.size),
+        start=tuple(chunk.chunk.offsets),
+        **named,
+    )
+
+
+def _room(key: str, value: object) -> int:
+    """What a value may grow to; refuses those that could not be read again."""
+    try:
+        content = encode(value)
+        decode(content)
+    except (torch.serialization.pickle.PickleError, TypeError, AttributeError):
+        raise StateError(f"{key} is a {type(value).__name__}: only plain values and tensors can be saved") from None
+    return -(-2 * len(content) // _ROOM_BYTES) * _ROOM_BYTES
+
+
+def _memory(thing: object, write: WriteItem) -> tuple[object, ...]:
+    """The same for two names of the same memory."""
+    if isinstance(thing, torch.Tensor) and thing.device.type != "meta" and thing.nbytes and write.tensor_data:
+        chunk = write.tensor_data.chunk
+        return thing.data_ptr(), thing.dtype, thing.shape, thing.stride(), chunk.offsets, write.tensor_data.size
+    return (write.index.fqn,)
+
+
+def _holders_of(tensor: DTensor) -> Held:
+    mesh = tensor.device_mesh
+    if any(isinstance(placement, Partial) for placement in tensor.placements):
+        raise StateError("a tensor that is a partial sum cannot be saved")
+    ranks = mesh.mesh
+    replicas = ranks
+    for dim, (placement, place) in enumerate(zip(tensor.placements, mesh.get_coordinate() or (), strict=False)):
+        if not isinstance(placement, Replicate):
+            replicas = replicas.narrow(dim, place, 1)
+    return Held(_sorted(ranks), _sorted(replicas))
+
+
+def _sorted(ranks: torch.Tensor) -> Ranks:
+    return tuple(sorted(int(rank) for rank in ranks.flatten()))
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value is what it shows, and cannot change."""
+    if isinstance(value, tuple):
+        return type(value) is tuple and all(map(_is_plain, value))
+    return value is None or type(value) in (int, float, bool, str, bytes)

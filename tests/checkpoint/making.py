@@ -1,0 +1,30 @@
+"""Checkpoints for tests: small ones, of bytes that differ from step to step and from rank to rank."""
+
+import mmap
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from holdfast.checkpoint.manifest import Author
+from holdfast.checkpoint.persist import publish, staging, write_part
+
+METADATA = b"what torch would say of it"
+
+
+def content(size: int, seed: int) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def in_pages(content: bytes) -> memoryview:
+    """As an arena has it: page-aligned."""
+    memory = mmap.mmap(-1, max(1, len(content)))
+    memory[: len(content)] = content
+    return memoryview(memory)[: len(content)]
+
+
+def save(base: Path | str, step: int, sizes: Sequence[int] = (1000,), author: Author = Author(1)) -> str:
+    folder = staging(str(base), step, author)
+    parts = [
+        write_part(folder, rank, [in_pages(content(size, 1000 * step + rank))]) for rank, size in enumerate(sizes)
+    ]
+    return publish(str(base), step, parts, METADATA, author=author)

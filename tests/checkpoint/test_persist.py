@@ -1,0 +1,250 @@
+"""Writing parts and publishing them: what is refused, what is resumed, and trouble at every operation."""
+
+import contextlib
+import errno
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.checkpoint import direct
+from holdfast.checkpoint.lane import Lane, Outcome, Pulse
+from holdfast.checkpoint.load import read_manifest, read_metadata, read_part, verify
+from holdfast.checkpoint.manifest import BLOCK_BYTES, Author, Part, StorageError
+from holdfast.checkpoint.owner import take
+from holdfast.checkpoint.persist import collect, publish, staging, write_part
+from holdfast.checkpoint.retention import clean, find
+from tests.checkpoint.making import METADATA, content, in_pages, save
+
+ROOT = Path(__file__).parents[2]
+ME = Author(1)
+
+
+def put(base: Path, step: int, rank: int, size: int = 1000, author: Author = ME) -> Part:
+    return write_part(staging(str(base), step, author), rank, [in_pages(content(size, 1000 * step + rank))])
+
+
+def test_a_checkpoint_is_written_and_read(tmp_path: Path) -> None:
+    base = tmp_path / "not yet" / "there"
+    url = save(base, 12, sizes=(BLOCK_BYTES + 77, 0, 5000))
+    assert url == str(base / "step-00000012")
+    assert [path.name for path in base.iterdir()] == ["step-00000012"]
+    assert verify(url) == ()
+    assert read_metadata(url) == METADATA
+    assert (base / "step-00000012" / "__2_0.distcp").read_bytes() == content(5000, 12002)
+    manifest = read_manifest(url)
+    assert (manifest.step, manifest.world, manifest.bytes) == (12, 3, BLOCK_BYTES + 77 + 5000)
+    memory = in_pages(bytes(BLOCK_BYTES + 77))
+    assert read_part(url, 0, memory) == len(memory)
+    assert bytes(memory) == content(BLOCK_BYTES + 77, 12000)
+
+
+def test_nothing_is_seen_before_it_is_published(tmp_path: Path) -> None:
+    parts = [put(tmp_path, 1, 0)]
+    assert find(str(tmp_path)) == ()
+    publish(str(tmp_path), 1, parts, METADATA, author=ME)
+    assert [one.step for one in find(str(tmp_path))] == [1]
+
+
+def test_the_same_step_again_does_not_touch_the_first(tmp_path: Path) -> None:
+    first = save(tmp_path, 5)
+    second = save(tmp_path, 5, sizes=(2000,), author=Author(2))
+    third = save(tmp_path, 5, sizes=(3000,), author=Author(3))
+    assert [one.url for one in find(str(tmp_path))] == [third, second, first]
+    assert verify(first) == verify(second) == verify(third) == ()
+
+
+def test_parts_that_do_not_make_a_whole_are_refused(tmp_path: Path) -> None:
+    parts = [put(tmp_path, 1, rank) for rank in range(3)]
+    folder = Path(staging(str(tmp_path), 1, ME))
+    with pytest.raises(StorageError, match=r"not those of ranks 0 to 1: \[1\]"):
+        publish(str(tmp_path), 1, [parts[0], parts[2]], METADATA, author=ME)
+    (folder / parts[1].file).write_bytes(b"short")
+    with pytest.raises(StorageError, match=r"__1_0.distcp has 5 bytes instead of 1000"):
+        publish(str(tmp_path), 1, parts, METADATA, author=ME)
+    (folder / parts[1].name).unlink()
+    with pytest.raises(StorageError, match=r"__1_0.json is missing, or not what rank 1 wrote"):
+        publish(str(tmp_path), 1, parts, METADATA, author=ME)
+    assert find(str(tmp_path)) == ()
+
+
+def test_a_part_that_is_there_is_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = put(tmp_path, 1, 0, size=BLOCK_BYTES + 5)
+    file = Path(staging(str(tmp_path), 1, ME), first.file)
+    before = file.stat()
+    pulse = Pulse()
+    again = write_part(str(file.parent), 0, [memoryview(content(BLOCK_BYTES + 5, 1000))], pulse=pulse)
+    assert again == first
+    assert (file.stat().st_ino, pulse.bytes) == (before.st_ino, BLOCK_BYTES + 5)
+    changed = write_part(str(file.parent), 0, [memoryview(content(BLOCK_BYTES + 5, 7))])
+    assert changed.blocks != first.blocks
+    assert file.read_bytes() == content(BLOCK_BYTES + 5, 7)
+
+
+def test_parts_are_waited_for_and_named_when_they_do_not_come(tmp_path: Path) -> None:
+    folder = staging(str(tmp_path), 1, ME)
+    first = put(tmp_path, 1, 0)
+    with pytest.raises(StorageError, match="the parts of ranks 1, 2 did not come within 0 s"):
+        collect(folder, 3, wait_s=0)
+    late = threading.Timer(0.3, lambda: [put(tmp_path, 1, rank) for rank in (1, 2)])
+    late.start()
+    parts = collect(folder, 3, wait_s=60)
+    late.join()
+    assert [part.rank for part in parts] == [0, 1, 2]
+    assert parts[0] == first
+
+
+def test_an_older_generation_cannot_publish(tmp_path: Path) -> None:
+    old, new = Author(3, "run"), Author(4, "run")
+    take(str(tmp_path), old)
+    part = put(tmp_path, 1, 0, author=old)
+    take(str(tmp_path), new)
+    with pytest.raises(StorageError, match="generation 4 has taken over .* so generation 3 may not publish there"):
+        publish(str(tmp_path), 1, [part], METADATA, author=old)
+    with pytest.raises(StorageError, match="generation 4 has taken over"):
+        take(str(tmp_path), old)
+    assert find(str(tmp_path)) == ()
+    save(tmp_path, 1, author=new)
+    # Another run is another job: it takes the folder over whatever its number, and the first one is told so.
+    take(str(tmp_path), Author(0, "next"))
+    part = put(tmp_path, 2, 0, author=new)
+    with pytest.raises(StorageError, match="generation 0 of run next has taken over"):
+        publish(str(tmp_path), 2, [part], METADATA, author=new)
+
+
+OPERATIONS = ("open", "write", "pwrite", "fsync", "ftruncate", "rename", "mkdir")
+
+
+@contextlib.contextmanager
+def failing(monkeypatch: pytest.MonkeyPatch, at: int, code: int) -> Any:
+    """The file system fails from the operation of this number on, as a full or broken disk does."""
+    numbers = itertools.count()
+
+    def failed(call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **named: Any) -> Any:
+            reads = call is opened and not args[1] & os.O_CREAT and not args[1] & os.O_DIRECTORY
+            if not reads and next(numbers) >= at:
+                raise OSError(code, os.strerror(code))
+            return call(*args, **named)
+
+        return counted
+
+    opened = os.open
+    with monkeypatch.context() as patch:
+        for name in OPERATIONS:
+            patch.setattr(os, name, failed(getattr(os, name)))
+        patch.setattr(direct, "make_room", failed(direct.make_room))
+        yield numbers
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_trouble_at_any_operation_is_an_outcome_and_leaves_the_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    save(tmp_path, 1)
+    lane = Lane(str(tmp_path), print)
+
+    def write(pulse: Pulse) -> str:
+        part = write_part(staging(str(tmp_path), 2, ME), 0, [in_pages(content(5000, 1))], pulse=pulse)
+        return publish(str(tmp_path), 2, [part], METADATA, author=ME, pulse=pulse)
+
+    outcomes: list[Outcome] = []
+    for at in itertools.count():
+        with failing(monkeypatch, at, code):
+            outcomes.append(lane.run(2, write))
+        found = find(str(tmp_path))
+        assert [why for one in found for why in verify(one.url)] == []
+        assert found[-1].step == 1
+        if outcomes[-1].ok or found[0].step == 2:
+            break
+        assert outcomes[-1].detail.endswith(f": {os.strerror(code)}"), outcomes[-1]
+        clean(str(tmp_path), Author(2))
+        assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    assert len(outcomes) > 15
+
+
+def test_no_room_is_freed_again_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, block: memoryview, offset: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch, pytest.raises(StorageError, match="No space left"):
+        patch.setattr(os, "pwrite", full)
+        put(tmp_path, 1, 0, size=BLOCK_BYTES)
+    assert list(Path(staging(str(tmp_path), 1, ME)).iterdir()) == []
+
+
+FULL = """
+import sys
+from pathlib import Path
+from holdfast.checkpoint.lane import Lane
+from holdfast.checkpoint.manifest import Author
+from holdfast.checkpoint.persist import publish, staging, write_part
+from holdfast.checkpoint.retention import find
+from holdfast.checkpoint.load import verify
+base, lane = sys.argv[1], Lane(sys.argv[1], print)
+def write(step, size):
+    def go(pulse):
+        part = write_part(staging(base, step, Author(1)), 0, [memoryview(bytes(size))], pulse=pulse)
+        return publish(base, step, [part], b"metadata", author=Author(1), pulse=pulse)
+    return lane.run(step, go)
+assert write(1, 3 << 20).ok
+failed = write(2, 30 << 20)
+assert not failed.ok and failed.detail.endswith("No space left on device"), failed
+assert [one.step for one in find(base)] == [1] and verify(find(base)[0].url) == ()
+assert write(3, 3 << 20).ok
+print("survived")
+"""
+
+
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    mount = f"mount -t tmpfs -o size=16m none {tmp_path} && exec {sys.executable} -c '{FULL}' {tmp_path}"
+    try:
+        made = ["unshare", "--user", "--map-root-user", "--mount"]
+        subprocess.run([*made, "true"], check=True, capture_output=True, timeout=30)
+    except (OSError, subprocess.CalledProcessError) as e:
+        pytest.skip(f"no small file system can be mounted here: {e}")
+    ran = subprocess.run([*made, "sh", "-c", mount], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.stdout.endswith("survived\n"), ran.stderr
+
+
+def test_storage_that_hangs_publishes_nothing_when_it_wakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wakes, real = threading.Event(), os.pwrite
+
+    def hanging(fd: int, block: memoryview, offset: int) -> int:
+        wakes.wait(60)
+        return real(fd, block, offset)
+
+    memory = in_pages(content(2 * BLOCK_BYTES, 1))
+
+    def write(pulse: Pulse) -> str:
+        part = write_part(staging(str(tmp_path), 1, ME), 0, [memory], pulse=pulse)
+        return publish(str(tmp_path), 1, [part], METADATA, author=ME, pulse=pulse)
+
+    lane = Lane(str(tmp_path), print, stall_s=0.2)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", hanging)
+        outcome = lane.run(1, write)
+        assert "has taken nothing for 0.2 s" in outcome.detail
+        memory[:] = bytes(len(memory))  # the slot is used again
+        wakes.set()
+        for thread in threading.enumerate():
+            if thread.name == "holdfast-write-1":
+                thread.join(30)
+    assert find(str(tmp_path)) == ()
+    assert lane.run(1, write).ok
+
+
+def test_part_files_are_small_and_say_who_wrote(tmp_path: Path) -> None:
+    part = put(tmp_path, 1, 0, size=3 * BLOCK_BYTES)
+    path = Path(staging(str(tmp_path), 1, ME), part.name)
+    assert path.stat().st_size < 400
+    shown = msgspec.json.decode(path.read_bytes())
+    assert shown["writer"]["pid"] == os.getpid()
+    assert len(shown["blocks"]) == 3 * 16
