@@ -116,7 +116,7 @@ def publish(
         author=author,
         at=time.time(),
         layout=layout,
-        torch=torch,
+        torch=str(torch),  # torch's own is a str of its own kind
         bytes=sum(part.bytes for part in parts),
         files=(sealed(METADATA, metadata), *files),
     )

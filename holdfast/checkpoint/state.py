@@ -84,9 +84,12 @@ def extra_spec(size: int, rank: int, world: int) -> Spec:
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank has of a tensor, without a copy and without autograd."""
-    if isinstance(tensor, DTensor):
-        tensor = tensor._local_tensor  # to_local would take part in autograd, and ten times as long
-    return tensor.detach()
+    return bare(tensor).detach()
+
+
+def bare(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank has of a tensor where autograd does not matter: at every step, so nothing is made anew."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def encode(value: object) -> bytes:

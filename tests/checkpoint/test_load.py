@@ -1,7 +1,9 @@
 """Reading back: any pieces to any place, nothing that has changed is believed, and plain torch reads it too."""
 
+import dataclasses
 import errno
 import os
+import pickle  # noqa: TID251  # torch's metadata is one, and this test's own
 import random
 import re
 from collections.abc import Callable
@@ -185,13 +187,21 @@ def test_a_format_of_another_time(tmp_path: Path) -> None:
     assert said == "holdfast.json has format 2, and this version of holdfast reads format 1"
 
 
-def saved_by_torch(folder: Path) -> dict[str, Any]:
+def saved_by_torch(folder: Path) -> tuple[dict[str, Any], list[bytes], bytes]:
+    """A state, and what torch makes of it: the files of two ranks, and its metadata."""
     import torch
     import torch.distributed.checkpoint as dcp
 
     held = {"weight": torch.rand(300, 500), "moment": torch.rand(2_500_000), "step": 7, "words": {"a": [1, "b"]}}
-    dcp.save(held, storage_writer=dcp.FileSystemWriter(folder, thread_count=1), no_dist=True)
-    return held
+    dcp.save(held, storage_writer=dcp.FileSystemWriter(folder, thread_count=2), no_dist=True)
+    # Two threads of one rank write two files; called as a second rank's, they are a checkpoint of two.
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    for index, item in metadata.storage_data.items():
+        named = item.relative_path.replace("__0_1", "__1_0")
+        metadata.storage_data[index] = dataclasses.replace(item, relative_path=named)
+    assert {item.relative_path for item in metadata.storage_data.values()} == {"__0_0.distcp", "__1_0.distcp"}
+    files = [(folder / f"__0_{number}.distcp").read_bytes() for number in range(2)]
+    return held, files, pickle.dumps(metadata)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -199,20 +209,20 @@ def test_plain_torch_loads_what_is_published(tmp_path: Path) -> None:
     import torch
     import torch.distributed.checkpoint as dcp
 
-    held = saved_by_torch(tmp_path / "torch")
-    whole = (tmp_path / "torch" / "__0_0.distcp").read_bytes()
-    author = Author(1)
-    memory = in_pages(whole)
-    cut = len(whole) // 3  # as of a share that lies in several ranges of an image
-    part = write_part(staging(str(tmp_path), 9, author), 0, [memory[:cut], memory[cut:]])
-    metadata = (tmp_path / "torch" / ".metadata").read_bytes()
-    url = publish(str(tmp_path), 9, [part], metadata, author=author, torch=torch.__version__)
+    held, files, metadata = saved_by_torch(tmp_path / "torch")
+    author, parts = Author(1), []
+    for rank, whole in enumerate(files):
+        memory = in_pages(whole)
+        cut = len(whole) // 3  # as of a share that lies in several ranges of an image
+        parts.append(write_part(staging(str(tmp_path), 9, author), rank, [memory[:cut], memory[cut:]]))
+    url = publish(str(tmp_path), 9, parts, metadata, author=author, torch=torch.__version__)
     loaded = {"weight": torch.zeros(300, 500), "moment": torch.zeros(2_500_000), "step": 0, "words": {"a": [0, ""]}}
     dcp.load(loaded, checkpoint_id=url, no_dist=True)
     assert torch.equal(loaded["weight"], held["weight"]) and torch.equal(loaded["moment"], held["moment"])
     assert (loaded["step"], loaded["words"]) == (7, {"a": [1, "b"]})
-    assert read_manifest(url).torch == torch.__version__
+    assert read_manifest(url).torch == str(torch.__version__)
     assert read_metadata(url) == metadata
-    back = in_pages(bytes(len(whole)))
-    read_part(url, 0, back)
-    assert bytes(back) == whole
+    for rank, whole in enumerate(files):
+        back = in_pages(bytes(len(whole)))
+        read_part(url, rank, back)
+        assert bytes(back) == whole

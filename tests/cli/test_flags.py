@@ -162,7 +162,7 @@ def test_unused_flags_are_named_where_they_stood(script: str) -> None:
 
 def test_abbreviations_torchrun_takes_keep_its_meaning(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     taken = 0
-    for action, option in ((action, option) for action in actions() for option in action.option_strings):
+    for action, option in ((a, o) for a in actions() for o in a.option_strings):
         for end in range(3, len(option)):
             argv = [option[:end], *sample(action), script]
             try:

@@ -1,0 +1,222 @@
+"""What a keeper answers to ranks, what it says it holds, and what it makes of snapshots."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.agent.keeper import Keeper
+from holdfast.checkpoint import load, retention
+from holdfast.checkpoint.arena import Arena
+from holdfast.model.copy import Restore, Source
+from holdfast.model.errand import LaunchHere
+from holdfast.model.topology import Seat
+from holdfast.wire import keeping
+from holdfast.wire.holding import KeptArena
+from holdfast.wire.keeping import Denied, FromKeeper, Resume, State, Storage, ToKeeper, Want
+from holdfast.wire.keeping import Arena as ArenaAt
+
+pytestmark = pytest.mark.timeout(60)
+
+LAYOUT = "ab" * 32
+IMAGE_BYTES = 3 * 4096
+
+
+def launch(generation: int, restore: Restore | None = None) -> LaunchHere:
+    return LaunchHere(
+        id=generation,
+        generation=generation,
+        seat=Seat(node="n0", group_rank=0, first_rank=0, nproc=1),
+        world_size=1,
+        group_world_size=1,
+        store_host="h",
+        store_port=1,
+        run_id="r",
+        max_restarts=0,
+        restore=restore or Restore(),
+    )
+
+
+def want(generation: int, storage: Storage | None = None, metadata: str = "") -> Want:
+    return Want(
+        rank=0,
+        world=1,
+        generation=generation,
+        layout=LAYOUT,
+        image_bytes=IMAGE_BYTES,
+        slots=2,
+        share=((0, IMAGE_BYTES),),
+        metadata_path=metadata,
+        storage=storage,
+    )
+
+
+class Bench:
+    """A keeper, the memory a holder would keep for it, and a rank that talks to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.memory: dict[str, tuple[int, int]] = {}
+        self.said: list[str] = []
+        self.keeper = self.fresh()
+
+    def fresh(self) -> Keeper:
+        keeper = Keeper("n0", "r", self.folder / "keeper.sock", self.make)
+        keeper.say = self.said.append
+        return keeper
+
+    async def make(self, name: str, size: int) -> str:
+        fd = os.memfd_create(name)
+        os.ftruncate(fd, size)
+        self.memory[name] = (fd, size)
+        return f"/proc/{os.getpid()}/fd/{fd}"
+
+    def kept(self) -> tuple[KeptArena, ...]:
+        return tuple(
+            KeptArena(name=name, bytes=size, path=f"/proc/{os.getpid()}/fd/{fd}")
+            for name, (fd, size) in self.memory.items()
+        )
+
+    async def ask(self, question: ToKeeper) -> FromKeeper:
+        async with asyncio.timeout(20):
+            while not self.keeper.socket_path.exists():
+                await asyncio.sleep(0.01)
+            reader, writer = await asyncio.open_unix_connection(self.keeper.socket_path)
+            writer.write(keeping.encode(question) + b"\n")
+            line = await reader.readline()
+            writer.close()
+            return keeping.from_keeper(line)
+
+    async def arena(self, question: Want) -> Arena:
+        answer = await self.ask(question)
+        assert isinstance(answer, ArenaAt), answer
+        return Arena.open(answer.path)
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    made = Bench(tmp_path)
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(made.keeper.serve()), tasks.create_task(made.keeper.watch())]
+        yield made
+        for task in running:
+            task.cancel()
+    for fd, _ in made.memory.values():
+        with suppress(OSError):
+            os.close(fd)
+
+
+def snapshot(arena: Arena, step: int, generation: int = 1) -> bytes:
+    slot = arena.begin(step, generation)
+    assert slot is not None
+    content = os.urandom(IMAGE_BYTES)
+    slot.image[:] = content
+    slot.seal()
+    return content
+
+
+def from_own_memory(step: int) -> Restore:
+    return Restore(step=step, sources=(Source(rank=0, own=True, nodes=("n0",)),))
+
+
+async def test_a_snapshot_outlives_its_rank(bench: Bench) -> None:
+    bench.keeper.launched(launch(1))
+    arena = await bench.arena(want(1))
+    assert await bench.ask(Resume(rank=0, generation=1)) == State(source="none")
+    snapshot(arena, 6)
+    content = snapshot(arena, 7)
+    assert sorted(copy.step for copy in bench.keeper.copies()) == [6, 7]
+    bench.keeper.launched(launch(2, from_own_memory(7)))
+    again = await bench.arena(want(2))
+    state = await bench.ask(Resume(rank=0, generation=2))
+    assert isinstance(state, State) and (state.source, state.step) == ("memory", 7)
+    assert bytes(again.image(state.slot)) == content
+
+
+async def test_what_came_after_the_restored_step_is_dropped(bench: Bench) -> None:
+    bench.keeper.launched(launch(1))
+    arena = await bench.arena(want(1))
+    snapshot(arena, 6)
+    snapshot(arena, 7)
+    bench.keeper.launched(launch(2, from_own_memory(6)))
+    assert [copy.step for copy in bench.keeper.copies()] == [6]
+    bench.keeper.launched(launch(3))
+    assert bench.keeper.copies() == (), "a generation that starts from nothing leaves no line to go back to"
+
+
+async def test_a_damaged_snapshot_is_named_and_not_offered_again(bench: Bench) -> None:
+    bench.keeper.launched(launch(1))
+    arena = await bench.arena(want(1))
+    snapshot(arena, 6)
+    snapshot(arena, 7)
+    newest = arena.sealed()[0]
+    arena.check(newest.slot)
+    arena.image(newest.slot)[5000] ^= 1
+    bench.keeper.launched(launch(2, from_own_memory(7)))
+    answer = await bench.ask(Resume(rank=0, generation=2))
+    assert isinstance(answer, Denied) and "block 0" in answer.why
+    assert "rank 0 is damaged" in bench.said[0]
+    assert [copy.step for copy in bench.keeper.copies()] == [6]
+
+
+async def test_another_layout_gets_other_memory(bench: Bench) -> None:
+    bench.keeper.launched(launch(1))
+    snapshot(await bench.arena(want(1)), 7)
+    other = await bench.arena(msgspec.structs.replace(want(1), layout="cd" * 32))
+    assert other.sealed() == ()
+
+
+async def test_a_rank_of_a_generation_that_is_over_gets_nothing(bench: Bench) -> None:
+    bench.keeper.launched(launch(2))
+    answer = await bench.ask(want(1))
+    assert isinstance(answer, Denied) and "generation 1 is over" in answer.why
+
+
+async def test_the_next_agent_knows_what_was_kept(bench: Bench) -> None:
+    bench.keeper.launched(launch(1))
+    snapshot(await bench.arena(want(1)), 7)
+    bench.keeper.launched(launch(2, from_own_memory(7)))
+    successor = bench.fresh()
+    successor.recall(bench.kept())
+    assert [copy.step for copy in successor.copies()] == [7]
+    answer = await successor._answer(keeping.encode(Resume(rank=0, generation=2)))
+    assert isinstance(answer, State) and answer.step == 7
+
+
+async def test_due_steps_become_checkpoints(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "metadata").write_bytes(b"blob")
+    storage = Storage(url=str(tmp_path / "ckpt"), every_steps=2, keep=1)
+    bench.keeper.launched(launch(1))
+    arena = await bench.arena(want(1, storage, str(tmp_path / "metadata")))
+    for step in (1, 2, 3, 4):
+        content = snapshot(arena, step)
+        if step % 2 == 0:
+            await _published(storage.url, step)
+    [found] = retention.find(storage.url)
+    assert found.step == 4 and load.verify(found.url) == ()
+    into = bytearray(IMAGE_BYTES)
+    load.read_part(found.url, 0, memoryview(into))
+    assert bytes(into) == content
+
+
+async def _published(url: str, step: int) -> None:
+    async with asyncio.timeout(20):
+        while not any(found.step == step for found in retention.find(url)):
+            await asyncio.sleep(0.02)
+
+
+async def test_storage_that_fails_costs_a_sentence(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    storage = Storage(url=str(tmp_path / "file" / "below"), every_steps=1)
+    bench.keeper.launched(launch(1))
+    arena = await bench.arena(want(1, storage))
+    snapshot(arena, 1)
+    async with asyncio.timeout(20):
+        while not bench.said:
+            await asyncio.sleep(0.02)
+    assert "step 1 was not written" in bench.said[0] and "training goes on" in bench.said[0]
+    assert arena.begin(2, 1) is not None, "the snapshot is not held back"
