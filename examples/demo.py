@@ -129,7 +129,7 @@ def _demo(folder: Path, steps: int) -> int:
     console.rule("what happened")
     for what in struck:
         console.print(f"> {what}", style="bold red")
-    console.print(report.render(report.load(second.run_dir)))
+    console.print(report.render(report.load(second.run_dir), min(console.width, 100)))
     equal = bool(first.weights) and first.weights == second.weights
     console.print(f"final weights undisturbed {first.weights[:16]}, with faults {second.weights[:16]}: ", end="")
     console.print("equal, bit for bit" if equal else "NOT EQUAL", style="bold green" if equal else "bold red")

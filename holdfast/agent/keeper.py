@@ -22,6 +22,7 @@ from holdfast.wire.keeping import Arena as ArenaAt
 from holdfast.wire.keeping import Denied, Resume, State, Want
 
 LOOK_S = 0.02  # how often the headers are looked at
+_IDLE_S = 0.2  # the same while no rank has asked for memory
 _log = logging.getLogger("holdfast.keeper")
 
 
@@ -165,4 +166,4 @@ class Keeper:
                         self._seen[rank] = newest.seq
                         if self._persisting.due(rank, newest.step):
                             tasks.create_task(self._persisting.write(rank, arena, newest))
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(LOOK_S if self._arenas else _IDLE_S)

@@ -39,6 +39,7 @@ from holdfast.wire.messages import Ack, Hello, Notice, Tell, Welcome
 
 POLL_S = 0.1  # how often the slots are read
 _LATCH_S = 1.0  # a rank that told of its failure and has not ended by then is reported all the same
+_LOGS_S = 0.5  # how often the sizes of logs are looked at
 _OUTBOX = 256
 _OWN = 0  # id of errands that no controller has sent
 _DIAL_S = 10.0  # for one try to reach the controller
@@ -221,7 +222,7 @@ class Agent:
         generation, rank = (int(part) for part in held.key.split(":"))
         where = words.folder(self.spec.log_dir, generation, rank)
         code = held.code if held.code is not None else 1
-        reading = self._reading(held.key)
+        reading = self._readings().get(held.key)
         exit = Exit(
             node=self.spec.node,
             generation=generation,
@@ -234,15 +235,11 @@ class Agent:
         self._beat()
         self._do(self.life.step(time.monotonic(), Exited(exit)))
 
-    def _reading(self, key: str) -> slot.Reading | None:
-        generation, rank = (int(part) for part in key.split(":"))
-        if self.ranks.arena is None:
-            return None
-        for index in range(self.spec.nproc):
-            reading = slot.read(self.ranks.arena, index)
-            if reading and reading.generation == generation and reading.rank == rank:
-                return reading
-        return None
+    def _readings(self) -> dict[str, slot.Reading]:
+        """What the ranks last told, by their keys."""
+        arena = self.ranks.arena
+        found = [slot.read(arena, index) for index in range(self.spec.nproc)] if arena is not None else []
+        return {f"{r.generation}:{r.rank}": r for r in found if r is not None}
 
     def _beat(self) -> None:
         self._beat_at = time.monotonic()
@@ -251,9 +248,7 @@ class Agent:
     def _summary(self) -> Beat:
         """The slowest rank speaks for the node."""
         generation = self.life.generation
-        arena = self.ranks.arena
-        found = [slot.read(arena, index) for index in range(self.spec.nproc)] if arena is not None else []
-        readings = [r for r in found if r is not None and r.generation == generation and r.step >= 0]
+        readings = [r for r in self._readings().values() if r.generation == generation and r.step >= 0]
         if generation == 0 or len(readings) < self.spec.nproc:
             return Beat(node=self.spec.node, generation=generation, step=-1, at=0.0)
         slowest = min(readings, key=lambda r: (r.step, -r.at))
@@ -286,17 +281,15 @@ class Agent:
 
     async def _keep_logs_small(self) -> None:
         while True:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(_LOGS_S)
             # In a thread: a slow disk must not keep us from speaking.
             await asyncio.to_thread(self._rotate, [held.key for held in self.ranks.running()])
 
     def _look_for_latches(self, now: float) -> None:
-        for held in self.ranks.running():
-            reading = self._reading(held.key)
-            if reading is None or not reading.failed:
-                continue
+        failed = [key for key, reading in self._readings().items() if reading.failed]
+        for held in [self.ranks.held[key] for key in failed if key in self.ranks.held]:
             since = self._latched.setdefault(held.key, now)
-            if now >= since + _LATCH_S:
+            if held.code is None and now >= since + _LATCH_S:
                 self._latched[held.key] = float("inf")
                 self._over(msgspec.structs.replace(held, code=1, at=time.time()))
 

@@ -114,25 +114,27 @@ def surplus(
     return tuple(removed)
 
 
-def clean(base: str, author: Author) -> tuple[str, ...]:
-    """Remove writes that were never published and, for certain, never will be; returns their URLs."""
+def clean(base: str, author: Author | None, *, force: bool = False) -> tuple[str, ...]:
+    """Remove writes that were never published and, for certain, never will be; returns their URLs.
+
+    Without an author only what ended processes have left is certain. By force everything goes.
+    """
     storage = at(base)
-    mine = [one.step for one in _find(storage) if one.author == author]
-    last = max(mine, default=-1)
-    dead = [attempt.name for attempt in storage.unpublished() if _is_dead(storage, attempt, author, last)]
+    last = max((one.step for one in _find(storage) if one.author == author), default=-1)
+    attempts = storage.unpublished()
+    dead = [one.name for one in attempts if force or _is_dead(storage, one, author, last)]
     for name in dead:
         storage.remove(name)
     return tuple(storage.url(name) for name in dead)
 
 
-def _is_dead(storage: Storage, attempt: Attempt, author: Author, last: int) -> bool:
+def _is_dead(storage: Storage, attempt: Attempt, author: Author | None, last: int) -> bool:
     if not attempt.tag:
         return True  # taken back already
     run, _, generation = attempt.tag.rpartition("-")
-    own_run, _, own_generation = author.tag.rpartition("-")
-    if run == own_run and generation.isdecimal():
+    if author and generation.isdecimal() and run == author.tag.rpartition("-")[0]:
         # Within a generation steps only grow, and a step is published after every rank has written its part of it.
-        return (int(generation), attempt.step) < (int(own_generation), last)
+        return (int(generation), attempt.step) < (author.generation, last)
     try:
         contents = [storage.read(f"{attempt.name}/{name}") for name in storage.names(attempt.name) if is_part(name)]
         writers = [decode_part(content).writer for content in contents if content is not None]

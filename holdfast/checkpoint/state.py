@@ -2,9 +2,10 @@
 
 import ctypes
 import io
+import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import IO, NamedTuple, cast
+from typing import IO, Any, NamedTuple, cast
 
 import msgspec
 import torch
@@ -100,8 +101,18 @@ def encode(value: object) -> bytes:
 
 
 def decode(content: bytes | memoryview) -> object:
-    """A value again; nothing but plain values and tensors is ever made of bytes."""
-    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    """A value again; nothing but plain values, tensors and arrays is ever made of bytes."""
+    with torch.serialization.safe_globals(_array_kinds()):
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+
+
+def _array_kinds() -> list[Any]:
+    """What numpy's arrays and numbers are made of, if the script uses them."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return []
+    rebuild, scalar = numpy.ndarray.__reduce__(numpy.zeros(1))[0], numpy.float64(0).__reduce__()[0]
+    return [rebuild, scalar, numpy.ndarray, numpy.dtype, *{type(numpy.dtype(code)) for code in numpy.typecodes["All"]}]
 
 
 def sizes(spec: Spec) -> tuple[int, int]:

@@ -109,6 +109,6 @@ def _incidents(report: Report) -> Table:
         swapped = f"; {', '.join(record.admitted)} took its place" if record.admitted else ""
         lost = f"{record.resumed_at - record.good_at:.1f} s ({phases(record)})"
         if record.resumed_from is not None:
-            lost += f", {max(0, record.good_step - record.resumed_from)} steps redone"
+            lost += f", {counted(max(0, record.good_step - record.resumed_from), 'step')} redone"
         table.add_row(str(record.number), at, f"{record.cause}{step}", f"{record.verdict.reason}{swapped}", lost)
     return table

@@ -78,13 +78,13 @@ def _first_step(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Te
     hooks: dict[str, OrderedDict[int, object]] = {
         name: OrderedDict() for name in vars(optimizer) if name.endswith("_hooks")
     }
-    shadow = object.__new__(type(optimizer))
+    double = object.__new__(type(optimizer))
     state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
     groups: list[Kept] = [{**group, **plain, **rates, "params": [blank]}]
-    vars(shadow).update(vars(optimizer))
-    vars(shadow).update(hooks, state=state, param_groups=groups)
+    vars(double).update(vars(optimizer))
+    vars(double).update(hooks, state=state, param_groups=groups)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        _bare(type(optimizer).step)(shadow)
+        _bare(type(optimizer).step)(double)
     beside = bool(group.get("fused") or group.get("capturable"))
     return {name: _blank(value, parameter, beside) for name, value in state[blank].items()}
 
@@ -106,3 +106,23 @@ def _blank(value: object, parameter: torch.Tensor, beside: bool) -> object:
     here = value.device if alone and not beside else parameter.device
     spread = isinstance(parameter, DTensor) and value.shape == part.shape and not alone
     return Blank(torch.empty_like(value, device="meta"), here, spread)
+
+
+def shadow(optimizer: Optimizer, kept: dict[torch.Tensor, Kept]) -> Optimizer:
+    """A stand-in that has what the optimizer keeps now, and blanks for what it will keep."""
+    made = object.__new__(type(optimizer))
+    vars(made).update(vars(optimizer))
+    state = {parameter: _stand_ins(parameter, own) for parameter, own in kept.items()}
+    for parameter, own in optimizer.state.items():
+        state[parameter] = state.get(parameter, {}) | own
+    vars(made)["state"] = state
+    return made
+
+
+def _stand_ins(parameter: torch.Tensor, kept: Kept) -> Kept:
+    made: Kept = {}
+    for name, value in kept.items():
+        if isinstance(value, Blank):
+            value = value.stand_in(parameter)
+        made[name] = _stand_ins(parameter, value) if isinstance(value, dict) else value
+    return made

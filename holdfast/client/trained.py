@@ -1,7 +1,7 @@
 """A model and its optimizers as a state: what is in it, who else has it, and where to find each thing at every step."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,16 +15,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from holdfast.checkpoint.layout import Item, Layout, Path, Ranks
-from holdfast.checkpoint.state import EXTRA, Found, Held, Image, StateError, bare, local, slices
-from holdfast.client.foresee import Blank, Kept, foresee
+from holdfast.checkpoint.layout import Layout, Path, Ranks
+from holdfast.checkpoint.state import Found, Held, Image, bare
+from holdfast.client.foresee import Blank, Kept, foresee, shadow
+from holdfast.client.found import ABSENT, ChangedError, Row, Way, descend, read, rows, write
 
-MODEL, OPTIMIZER = "model", "optimizer"  # the two parts of the state dict, as one would write it by hand
-ABSENT = object()  # an optimizer keeps nothing for parameters that never had a gradient
-
-
-class ChangedError(Exception):
-    """The state has another form than the one that was laid out."""
+MODEL, OPTIMIZER, STATE, GROUPS = "model", "optimizer", "state", "param_groups"
 
 
 class Place(NamedTuple):
@@ -32,7 +28,12 @@ class Place(NamedTuple):
 
     holder: dict[str, Any]
     name: str
-    trained: bool  # a parameter
+    trained: bool  # a parameter, not a buffer
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        found: torch.Tensor = self.holder[self.name]
+        return found
 
 
 class Kin(NamedTuple):
@@ -45,80 +46,218 @@ class Kin(NamedTuple):
 class Trained:
     """Names are canonical: the same with and without DDP, FSDP2 or torch.compile around the model."""
 
-    def __init__(self, model: torch.nn.Module, optimizers: Sequence[Optimizer], rank: int, replicas: Ranks) -> None:
+    def __init__(self, model: torch.nn.Module, optimizers: Sequence[Optimizer], group: Ranks) -> None:
         self._model = model
         self._optimizers = optimizers
-        self._rank = rank
-        self._replicas = replicas  # of what does not know better
+        self._group = group  # who have what does not know better
+        self._wrapped = {tensor: ranks for ranks, module in _wrappers(model) for tensor in _tensors(module)}
+        meshes = {tensor.device_mesh for tensor in _tensors(model) if isinstance(tensor, DTensor)}
+        self._around = tuple(sorted({rank for mesh in meshes for rank in _ranks(mesh)}))
         self._places: dict[str, Place] = {}
+        self._empty: dict[str, torch.Tensor] = {}  # without memory, by which places are found
         self._kin: dict[str, Kin] = {}
+        self._room: dict[torch.Tensor, int] = {}  # how many things are laid out for a parameter
         self._blanks: dict[torch.Tensor, Kept] = {}
-        self._ways: list[Callable[[], object]] = []
+        self._names: list[Any] = []  # for every group of parameters their names
+        self._rows: list[Row] = []
+        self._paths: list[Path] = []
         self._fresh: dict[str, Any] = {}
-        self._layout = Layout(rank=0, world=0, items=(), image_bytes=0)
+        self._is_static = True  # everything is where it was; else modules make it for every state dict
+        self._count = self._counted()
 
     def state(self) -> dict[str, Any] | None:
-        """The state dict, with blanks where optimizers have nothing yet; None if one does not tell what it will have."""
-        state = {MODEL: get_model_state_dict(self._model)}
-        self._places = dict(self._found_in(state[MODEL]))
-        self._wrapped = {tensor: ranks for ranks, module in self._wrappers() for tensor in _tensors(module)}
-        meshes = {part.device_mesh for part in _tensors(self._model) if isinstance(part, DTensor)}
-        around = {int(rank) for mesh in meshes for rank in mesh.mesh.flatten()}
-        self._around = tuple(sorted(around)) or (self._replicas if self._replicas != (self._rank,) else ())
-        if not self._optimizers:
-            return state
-        shadows = [self._shadow(optimizer) for optimizer in self._optimizers]
-        if not all(shadows):
+        """The state dict, with blanks for what optimizers will make; None if one does not tell what that will be."""
+        state: dict[str, Any] = {MODEL: get_model_state_dict(self._model)}
+        self._places = dict(_places(self._model, state[MODEL]))
+        self._empty = {name: tensor for name, tensor in state[MODEL].items() if _is_empty(tensor)}
+        shadows = [made for optimizer in self._optimizers if (made := self._shadow(optimizer))]
+        if len(shadows) < len(self._optimizers):
             return None
-        state[OPTIMIZER] = get_optimizer_state_dict(self._model, cast(list[Optimizer], shadows))
-        kept = {id(kept): Kin(o, p) for o, s in zip(self._optimizers, shadows, strict=True) for p, kept in s.state.items()}
-        self._kin = {name: kept[id(own)] for name, own in state[OPTIMIZER]["state"].items()}
+        if not shadows:
+            return state
+        state[OPTIMIZER] = get_optimizer_state_dict(self._model, shadows)
+        kin = {
+            id(kept): Kin(optimizer, parameter)
+            for optimizer, made in zip(self._optimizers, shadows, strict=True)
+            for parameter, kept in made.state.items()
+        }
+        self._kin = {name: kin[id(kept)] for name, kept in state[OPTIMIZER][STATE].items()}
+        self._room = {self._kin[name].parameter: len(kept) for name, kept in state[OPTIMIZER][STATE].items()}
+        self._names = [group["params"] for group in state[OPTIMIZER][GROUPS]]
         return state
 
     def settle(self) -> None:
-        """Have the optimizers make their state now, as torch does before it loads: what is in it does not count."""
+        """Have optimizers make their state now, in torch's own way, which counts a step: only before it is restored."""
         get_optimizer_state_dict(self._model, self._optimizers)
 
     def holders(self, path: Path) -> Held:
         """Who has what is no DTensor."""
-        match path:
-            case ("model", str(name)):
-                place = self._places.get(name)
-                tensor = place.holder[place.name] if place else None
-                trained = bool(place and place.trained)
-            case ("optimizer", "state", str(name), *_):
-                tensor, trained = self._kin[name].parameter, True
-            case _:
-                tensor, trained = None, False
-        if isinstance(tensor, DTensor):  # then this is a count beside it
-            ranks = tuple(sorted(int(rank) for rank in tensor.device_mesh.mesh.flatten()))
+        tensor, trained = None, False
+        if path[0] == MODEL and (place := self._places.get(str(path[1]))):
+            tensor, trained = place.tensor, place.trained
+        elif path[:2] == (OPTIMIZER, STATE):
+            tensor, trained = self._kin[str(path[2])].parameter, True
+        if isinstance(tensor, DTensor):  # and what this is about is a count beside it
+            ranks = _ranks(tensor.device_mesh)
             return Held(ranks, ranks)
         ranks = self._wrapped.get(tensor, ()) if tensor is not None else next(iter(self._wrapped.values()), ())
-        # DDP spreads buffers from the first of its ranks before every forward pass, so only those matter.
-        return Held(ranks, ranks, trained) if ranks else self._loose()
+        if ranks:
+            # DDP spreads buffers from the first of its ranks before every forward pass, so only the first's matter.
+            return Held(ranks, ranks, trained)
+        return Held(self._around, self._around, False) if self._around else Held(self._group, self._group, trained)
 
     def bind(self, layout: Layout, found: Found) -> None:
         """From now on the state has this layout."""
-        self._layout = layout
-        self._parts = slices(layout)
-        self._forms = [_form(found.objects.get(item.spec.key)) for item in layout.items]
-        self._ways = [self._way(item, found) for item in layout.items]
-        self._size = self._counted()
+        self._count = self._counted()
+        self._paths = [item.spec.path for item in layout.items]
+        self._is_static = True
+        self._rows = rows(layout, found, self._way)
 
     def read(self) -> list[object]:
         """What is there now for every item: a tensor, a value, or nothing."""
-        if self._counted() != self._size:
-            raise ChangedError("the optimizer has other parameters than before")
-        if self._fresh:
+        if self._counted() != self._count or self._has_grown():
+            raise ChangedError("the optimizer has other parameters, or keeps more for them than before")
+        if not self._is_static:
             self._fresh = get_model_state_dict(self._model)
-        things = [way() for way in self._ways]
-        if any(map(_differs, things, self._forms)):
-            get_model_state_dict(self._model)  # FSDP puts parameters that it has gathered back in their place
-            things = [way() for way in self._ways]
-        for thing, form, item in zip(things, self._forms, self._layout.items, strict=True):
-            if _differs(thing, form):
-                raise ChangedError(f"{item.spec.key} has another shape or type than before")
+        try:
+            return read(self._rows)
+        except ChangedError:
+            self._fresh = get_model_state_dict(self._model)  # FSDP puts what it has gathered back in its place
+            return read(self._rows)
+        finally:
+            self._fresh = {}
+
+    def write(self, image: Image, absent: Collection[str]) -> None:
+        """Take the state from an image, in place where there is a place."""
+        odd: dict[str, Any] = {}
+        for path in self._paths:
+            if path[:2] == (OPTIMIZER, STATE) and ".".join(map(str, path)) in absent:
+                self._kin[str(path[2])].optimizer.state[self._kin[str(path[2])].parameter].pop(path[3], None)
+
+        def target(path: Path) -> torch.Tensor:
+            if path[0] == MODEL:
+                name = str(path[1])
+                if name in self._places:
+                    return self._places[name].tensor
+                if name not in odd:
+                    odd[name] = self._empty.get(name, get_model_state_dict(self._model)[name])
+                found: torch.Tensor = odd[name]
+                return found
+            return self._made(path)
+
+        def put(path: Path, value: object) -> None:
+            if path[0] == MODEL:
+                odd[str(path[1])] = value
+            elif path[-1] != "params":
+                holder, key = self._holder(path)
+                holder[key] = value
+
+        write(image, absent, target, put)
+        if odd:
+            set_model_state_dict(self._model, odd, options=StateDictOptions(strict=False))
+
+    def guarded(self) -> list[bool]:
+        """For every item whether only an optimizer's step changes it; buffers change with every forward pass."""
         return [
-            bare(thing)[part] if part is not None else bare(thing) if isinstance(thing, torch.Tensor) else thing
-            for thing, part in zip(things, self._parts, strict=True)
+            path[:2] == (OPTIMIZER, STATE)
+            or (path[0] == MODEL and str(path[1]) in self._places and self._places[str(path[1])].trained)
+            for path in self._paths
         ]
+
+    def _way(self, path: Path) -> Way:
+        if path[0] == MODEL:
+            name = str(path[1])
+            if place := self._places.get(name):
+                return lambda: place.holder[place.name]
+            if name in self._empty:
+                return lambda: self._empty[name]
+            self._is_static = False
+            return lambda: self._fresh[name]
+        if path[1] == STATE and len(path) == 4:
+            (optimizer, parameter), kept = self._kin[str(path[2])], path[3]
+            return lambda: optimizer.state.get(parameter, {}).get(kept, ABSENT)
+        if path[-1] == "params":
+            names = self._names[int(path[2])]
+            return lambda: names
+        return lambda: _got(*self._holder(path))
+
+    def _holder(self, path: Path) -> tuple[Any, Any]:
+        """What holds a thing of an optimizer, and under which key."""
+        if path[1] == GROUPS:
+            groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+            return descend(groups[int(path[2])], path[3:])
+        optimizer, parameter = self._kin[str(path[2])]
+        return descend(optimizer.state[parameter], path[3:])
+
+    def _made(self, path: Path) -> torch.Tensor:
+        """A tensor of an optimizer; a new one if it has none yet."""
+        holder, key = self._holder(path)
+        found = holder.get(key) if isinstance(holder, dict) else holder[key]
+        if isinstance(found, torch.Tensor):
+            return found
+        parameter = self._kin[str(path[2])].parameter
+        blank = self._blanks.get(parameter, {}).get(str(path[3]))
+        if not isinstance(blank, Blank) or len(path) != 4:
+            raise ChangedError(f"there is nothing to restore {'.'.join(map(str, path))} into")
+        holder[key] = blank.made(parameter)
+        made: torch.Tensor = holder[key]
+        return made
+
+    def _shadow(self, optimizer: Optimizer) -> Optimizer | None:
+        """A stand-in with all the state that this optimizer has or will have."""
+        kept = foresee(optimizer)
+        if kept is None and not optimizer.state:
+            return None
+        self._blanks.update(kept or {})
+        return shadow(optimizer, kept or {})
+
+    def _has_grown(self) -> bool:
+        kept = (own for optimizer in self._optimizers for own in optimizer.state.items())
+        return any(len(own) > self._room.get(parameter, -1) for parameter, own in kept)
+
+    def _counted(self) -> list[int]:
+        return [len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups]
+
+
+def _places(model: torch.nn.Module, named: dict[str, Any]) -> Iterator[tuple[str, Place]]:
+    """Where the tensors of a state dict are kept, found by their memory, as names differ."""
+    places = {}
+    for module in model.modules():
+        for holder, trained in ((module._buffers, False), (module._parameters, True)):
+            for name, tensor in holder.items():
+                if tensor is not None:
+                    places[_memory(tensor)] = Place(holder, name, trained)
+    for name, tensor in named.items():
+        if isinstance(tensor, torch.Tensor) and (place := places.get(_memory(tensor))):
+            yield name, place
+
+
+def _memory(tensor: torch.Tensor) -> tuple[object, ...]:
+    part = bare(tensor)
+    return (part.data_ptr(), part.dtype, part.shape, part.stride(), tensor.shape) if part.nbytes else (id(tensor),)
+
+
+def _is_empty(thing: object) -> bool:
+    return isinstance(thing, torch.Tensor) and not bare(thing).nbytes
+
+
+def _wrappers(model: torch.nn.Module) -> Iterator[tuple[Ranks, torch.nn.Module]]:
+    for module in model.modules():
+        if isinstance(module, DistributedDataParallel):
+            yield tuple(sorted(dist.get_process_group_ranks(module.process_group))), module
+
+
+def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def _ranks(mesh: Any) -> Ranks:
+    return tuple(sorted(int(rank) for rank in mesh.mesh.flatten()))
+
+
+def _got(holder: Any, key: Any) -> object:
+    try:
+        return holder[key]
+    except LookupError:
+        return ABSENT

@@ -89,7 +89,12 @@ def left(base: str) -> dict[str, Any]:
     broken = [why for one in found for why in (one.why, *verify(one.url)) if why]
     save(base, 3, 3)
     names = sorted(path.name for path in Path(base).iterdir())
-    return {"steps": [one.step for one in found], "broken": broken, "then": names, "good": not verify(find(base)[0].url)}
+    return {
+        "steps": [one.step for one in found],
+        "broken": broken,
+        "then": names,
+        "good": not verify(find(base)[0].url),
+    }
 
 
 def try_one(folder: str, step: int, at: int, when: str) -> str:

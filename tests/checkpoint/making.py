@@ -24,7 +24,5 @@ def in_pages(content: bytes) -> memoryview:
 
 def save(base: Path | str, step: int, sizes: Sequence[int] = (1000,), author: Author = Author(1)) -> str:
     folder = staging(str(base), step, author)
-    parts = [
-        write_part(folder, rank, [in_pages(content(size, 1000 * step + rank))]) for rank, size in enumerate(sizes)
-    ]
+    parts = [write_part(folder, rank, [in_pages(content(size, 1000 * step + rank))]) for rank, size in enumerate(sizes)]
     return publish(str(base), step, parts, METADATA, author=author)

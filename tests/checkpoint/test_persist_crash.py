@@ -44,7 +44,9 @@ class Tracks:
         self.renamed: list[tuple[str, list[str]]] = []
 
     def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = {name: getattr(os, name) for name in ("open", "write", "pwrite", "ftruncate", "fsync", "rename", "mkdir")}
+        real = {
+            name: getattr(os, name) for name in ("open", "write", "pwrite", "ftruncate", "fsync", "rename", "mkdir")
+        }
 
         def opened(path: str, flags: int, *args: Any, **named: Any) -> int:
             made = bool(flags & os.O_CREAT) and not os.path.exists(path)

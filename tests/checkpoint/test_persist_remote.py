@@ -1,9 +1,9 @@
 """The same promises on storage that fsspec reaches, where nothing can be renamed and the manifest alone publishes."""
 
-import os
 import re
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,30 +25,176 @@ from tests.checkpoint.making import METADATA, content, in_pages, save
 SIZES = (BLOCK_BYTES + 77, 0, 5000)
 
 
-@pytest.fixture
-def memory() -> Iterator[str]:
-    url = f"memory://{uuid.uuid4().hex}/runs/one"
-    yield url
-    fsspec.filesystem("memory").rm(url.split("/runs")[0], recursive=True)
+class Server:
+    """A real S3 server, in a process of its own, on a free port."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        with log.open("wb") as out:
+            command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+            self._process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+
+    def address(self) -> str:
+        until = time.monotonic() + 60
+        while time.monotonic() < until and self._process.poll() is None:
+            if found := re.search(r"http://127\.0\.0\.1:\d+", self._log.read_text()):
+                return found[0]
+            time.sleep(0.1)
+        raise AssertionError(f"the S3 server did not start: {self._log.read_text()}")
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(30)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A real S3 server on a free port."""
-    pytest.importorskip("moto.server", reason="moto's S3 server is not installed (pip install 'moto[server]')")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    pytest.importorskip("moto.server", reason="the S3 server of moto is not installed")
     pytest.importorskip("s3fs", reason="s3fs is not installed")
-    log = tmp_path_factory.mktemp("s3") / "log"
-    with log.open("wb") as out:
-        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-    try:
-        for _ in range(600):
-            if found := re.search(r"http://127\\.0\\.0\\.1:\\d+", log.read_text()):
-                break
-            process.wait(0.1) if process.poll() is not None else __import__("time").sleep(0.1)
-        else:
-            pytest.fail(f"the S3 server did not start: {log.read_text()}")
-        yield found[0]
-    finally:
-        process.terminate()
-        process.wait(30)
+    server = Server(tmp_path_factory.mktemp("s3") / "log")
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
+    with pytest.MonkeyPatch.context() as patch:
+        try:
+            for name, value in (keys | {"AWS_ENDPOINT_URL": server.address()}).items():
+                patch.setenv(name, value)
+            fsspec.filesystem("s3").mkdir("holdfast")
+            yield "s3://holdfast"
+        finally:
+            server.stop()
+            fsspec.filesystem("s3").clear_instance_cache()
+
+
+@pytest.fixture(params=["memory", pytest.param("s3", marks=pytest.mark.slow)])
+def base(request: pytest.FixtureRequest) -> str:
+    """An empty place on remote storage."""
+    bucket = "memory://holdfast" if request.param == "memory" else request.getfixturevalue("bucket")
+    return f"{bucket}/{uuid.uuid4().hex}/run"
+
+
+def objects(base: str) -> list[str]:
+    fs, path = fsspec.core.url_to_fs(base)
+    fs.invalidate_cache()
+    return sorted(name.removeprefix(path).removeprefix("/") for name in fs.find(path))
+
+
+def test_a_checkpoint_is_written_and_read(base: str) -> None:
+    url = save(base, 12, SIZES)
+    assert url.endswith("/step-00000012.1")
+    assert verify(url) == ()
+    for rank, size in enumerate(SIZES):
+        memory = in_pages(bytes(size))
+        assert read_part(url, rank, memory) == size
+        assert bytes(memory) == content(size, 12000 + rank)
+    memory = in_pages(bytes(300))
+    read_ranges(url, [Piece(rank=0, start=BLOCK_BYTES - 100, bytes=150, to=100)], memory)
+    assert bytes(memory[100:250]) == content(SIZES[0], 12000)[BLOCK_BYTES - 100 :][:150]
+    [found] = find(base)
+    assert (found.step, found.url, found.ok, found.bytes) == (12, url, True, sum(SIZES))
+
+
+def test_the_manifest_publishes_and_unpublishes(base: str) -> None:
+    parts = [write_part(staging(base, 1, Author(1)), 0, [memoryview(b"some")])]
+    assert find(base) == ()
+    url = publish(base, 1, parts, METADATA, author=Author(1))
+    assert [one.url for one in find(base)] == [url]
+    fsspec.core.url_to_fs(url)[0].rm_file(f"{url}/holdfast.json")
+    assert find(base) == ()
+
+
+def test_the_same_step_again_does_not_touch_the_first(base: str) -> None:
+    first, second = save(base, 5), save(base, 5, author=Author(2))
+    assert [one.url for one in find(base)] == [second, first]
+    assert verify(first) == verify(second) == ()
+    assert retain(base, keep=1) == (first,)
+    assert [name.split("/")[0] for name in objects(base)] == ["step-00000005.2"] * 4
+
+
+def test_retention_and_cleaning(base: str) -> None:
+    me = Author(3)
+    take(base, me)
+    for step in range(1, 6):
+        save(base, step, author=me)
+    write_part(staging(base, 4, Author(2)), 0, [memoryview(b"dead")])
+    write_part(staging(base, 9, Author(1, "other")), 0, [memoryview(b"alive: this test wrote it")])
+    retain(base, keep=2, every=4, newest=5)
+    assert [one.step for one in find(base)] == [5, 4]
+    assert [url.rpartition("/")[2] for url in clean(base, me)] == ["step-00000004.2"]
+    left = {name.split("/")[0] for name in objects(base)} - {".holdfast-author.json"}
+    assert left == {"step-00000004.3", "step-00000005.3", "step-00000009.other-1"}
+
+
+def test_every_corruption_is_named(base: str) -> None:
+    url = save(base, 3, SIZES)
+    fs, path = fsspec.core.url_to_fs(url)
+    for name in objects(url):
+        was = fs.cat_file(f"{path}/{name}")
+        changes = [was[:-1], was[:-1] + bytes([was[-1] ^ 1])] if was else [b"more"]
+        for changed in changes:
+            fs.pipe_file(f"{path}/{name}", changed)
+            assert name in " ".join(verify(url)), (name, len(changed))
+        fs.rm_file(f"{path}/{name}")
+        assert name in " ".join(verify(url))
+        fs.pipe_file(f"{path}/{name}", was)
+    assert verify(url) == ()
+
+
+def test_an_upload_is_taken_up_where_a_file_ended(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = staging(base, 1, Author(1))
+    first = write_part(folder, 0, [memoryview(b"whole")])
+    real = Remote.write
+    written: list[str] = []
+
+    def counted(self: Remote, name: str, *rest: Any) -> str:
+        written.append(name)
+        return real(self, name, *rest)
+
+    monkeypatch.setattr(Remote, "write", counted)
+    assert write_part(folder, 0, [memoryview(b"whole")]) == first
+    parts = [first, write_part(folder, 1, [memoryview(b"other")])]
+    assert written == ["__1_0.distcp"]
+    assert verify(publish(base, 1, parts, METADATA, author=Author(1))) == ()
+
+
+def test_an_upload_that_breaks_off_is_an_outcome(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(pulse: Pulse) -> str:
+        real, calls = pulse.beat, []
+
+        def broken(count: int = 0) -> None:
+            calls.append(count)
+            if len(calls) == 2:
+                raise ConnectionResetError("the link broke")
+            real(count)
+
+        monkeypatch.setattr(pulse, "beat", broken)
+        write_part(staging(base, 1, Author(1)), 0, [in_pages(content(2 * BLOCK_BYTES, 1))], pulse=pulse)
+        return ""
+
+    outcome = Lane(base, print).run(1, write)
+    assert outcome.detail.endswith("__0_0.distcp cannot be written: the link broke")
+    assert objects(base) == []  # nothing of it is left that somebody pays for
+
+
+def test_an_older_generation_cannot_publish(base: str) -> None:
+    part = write_part(staging(base, 1, Author(1)), 0, [memoryview(b"late")])
+    take(base, Author(2))
+    with pytest.raises(StorageError, match="generation 2 has taken over"):
+        publish(base, 1, [part], METADATA, author=Author(1))
+    assert find(base) == ()
+
+
+def test_storage_that_cannot_be_reached_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StorageError, match="nosuch://bucket/run cannot be opened: Protocol not known: nosuch"):
+        at("nosuch://bucket/run")
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise LookupError("a library beneath fsspec raises what it likes")
+
+    monkeypatch.setattr(fsspec.implementations.memory.MemoryFileSystem, "ls", unreachable)
+    with pytest.raises(StorageError, match="cannot be listed: 'a library beneath fsspec raises what it likes'|likes"):
+        find("memory://nowhere")
+
+
+def test_file_urls_are_folders(tmp_path: Path) -> None:
+    url = save(f"file://{tmp_path}", 1)
+    assert url == str(tmp_path / "step-00000001")
+    assert [one.url for one in find(f"file://{tmp_path}")] == [url]

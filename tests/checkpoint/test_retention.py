@@ -97,7 +97,9 @@ def test_good_ones_are_never_removed_below_the_number_kept(
     left = [one for one in every_one if one not in gone]
 
     def good(some: list[Found]) -> list[int]:
-        line = {one.step for one in some if one.ok and one.step not in doubted and (newest is None or one.step <= newest)}
+        line = {
+            one.step for one in some if one.ok and one.step not in doubted and (newest is None or one.step <= newest)
+        }
         return sorted(line, reverse=True)
 
     assert good(left)[:keep] == good(every_one)[:keep]

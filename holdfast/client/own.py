@@ -1,0 +1,82 @@
+"""A state dict that a script makes itself."""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import DefaultSavePlanner
+
+from holdfast.checkpoint.layout import Layout, Path, Ranks
+from holdfast.checkpoint.state import Found, Held, Image
+from holdfast.client.found import ChangedError, Row, Way, descend, read, rows, write
+
+State = dict[str, Any]
+
+
+class Own:
+    """Whatever the script's function answers; in its full form from the start, as torch wants it for loading too."""
+
+    def __init__(
+        self, state: State | Callable[[], State], load: Callable[[State], object] | None, group: Ranks
+    ) -> None:
+        self._make = state if callable(state) else lambda: state
+        self._load = load
+        self._group = group
+        self._now: State = {}
+        self._rows: list[Row] = []
+        self._keys: Collection[str] = ()
+
+    def state(self) -> State | None:
+        return self._make()
+
+    def settle(self) -> None:
+        """There is nothing to prepare."""
+
+    def holders(self, path: Path) -> Held:
+        return Held(self._group, self._group)
+
+    def bind(self, layout: Layout, found: Found) -> None:
+        self._rows = rows(layout, found, self._way)
+        self._now = {}
+        self._keys = _flat(self._make()).keys()
+
+    def read(self) -> list[object]:
+        self._now = _flat(self._make())
+        if self._now.keys() != self._keys:
+            raise ChangedError("the state dict has other keys than before")
+        try:
+            return read(self._rows)
+        finally:
+            self._now = {}
+
+    def write(self, image: Image, absent: Collection[str]) -> None:
+        state = self._make()
+
+        def put(path: Path, value: object) -> None:
+            holder, key = descend(state, path)
+            holder[key] = value
+
+        def target(path: Path) -> torch.Tensor:
+            holder, key = descend(state, path)
+            found = holder[key]
+            if not isinstance(found, torch.Tensor):
+                raise ChangedError(f"{'.'.join(map(str, path))} is no tensor any more")
+            return found
+
+        write(image, absent, target, put)
+        if self._load:
+            self._load(state)
+
+    def guarded(self) -> list[bool]:
+        """Nobody knows when a script changes its own tensors."""
+        return [False] * len(self._rows)
+
+    def _way(self, path: Path) -> Way:
+        key = ".".join(map(str, path))
+        return lambda: self._now[key]
+
+
+def _flat(state: State) -> State:
+    planner = DefaultSavePlanner()
+    planner.set_up_planner(state)
+    return planner.state_dict

@@ -1,0 +1,125 @@
+"""`holdfast ckpt`: what it lists, what it finds broken, what it refuses to remove, and what others can load of it."""
+
+import json
+import pickle  # noqa: TID251  # torch's metadata is one, and this test's own
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint.manifest import Author
+from holdfast.checkpoint.persist import publish, staging, write_part
+from holdfast.checkpoint.retention import find
+from holdfast.cli import ckpt
+from tests.checkpoint.making import save
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    base = tmp_path / "base"
+    for step in (1, 2, 3):
+        save(base, step, sizes=(5000, 70))
+    return base
+
+
+def begin(base: Path) -> str:
+    folder = staging(str(base), 4, Author(1, "run"))
+    write_part(folder, 0, [memoryview(b"some")])
+    return folder
+
+
+def spoil(base: Path, step: int) -> None:
+    (base / f"step-{step:08d}" / "__1_0.distcp").write_bytes(b"short")
+
+
+def steps(base: Path) -> list[int]:
+    return [one.step for one in find(str(base))]
+
+
+def test_ls(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unfinished = begin(base)
+    (base / "step-00000002" / "holdfast.json").write_text("{}")
+    assert ckpt.main(["ls", str(base)]) == 0
+    out = capsys.readouterr().out
+    assert "5.07 kB, 2 ranks, generation 1\n" in out
+    assert f"{base}/step-00000002  broken: holdfast.json is not as it was written\n" in out
+    assert f"unfinished, or being written: {unfinished}\n" in out
+    assert ckpt.main(["ls", str(base), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [one["step"] for one in shown["checkpoints"]] == [3, 2, 1]
+    assert shown["unfinished"] == [unfinished]
+    assert ckpt.main(["ls", str(base / "nowhere")]) == 0
+    assert "there is no checkpoint in" in capsys.readouterr().out
+
+
+def test_verify(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ckpt.main(["verify", str(base)]) == 0
+    assert capsys.readouterr().out.count(": sound\n") == 3
+    spoil(base, 2)
+    assert ckpt.main(["verify", str(base)]) == 1
+    assert "step-00000002: broken\n  __1_0.distcp has 5 bytes instead of 70\n" in capsys.readouterr().out
+    assert ckpt.main(["verify", str(base), "--step", "3"]) == 0
+    assert ckpt.main(["verify", str(base / "step-00000002")]) == 1
+    assert ckpt.main(["verify", str(base), "--step", "9"]) == 2
+    assert "there is no checkpoint of step 9 in" in capsys.readouterr().err
+
+
+def test_rm(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ckpt.main(["rm", str(base), "1", "2"]) == 0
+    assert steps(base) == [3]
+    assert capsys.readouterr().out.count("removed ") == 2
+    assert ckpt.main(["rm", str(base), "3"]) == 2
+    assert "step 3 is the last that can be restored" in capsys.readouterr().err
+    assert ckpt.main(["rm", str(base), "7"]) == 2
+    assert ckpt.main(["rm", str(base)]) == 2
+    assert steps(base) == [3]
+    assert ckpt.main(["rm", str(base), "3", "--force"]) == 0
+    assert list(base.iterdir()) == []
+
+
+def test_rm_partial_leaves_what_may_be_going_on(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = begin(base)
+    assert ckpt.main(["rm", str(base), "--partial"]) == 0
+    assert "1 unfinished write may be going on" in capsys.readouterr().out
+    assert Path(folder).exists()
+    assert ckpt.main(["rm", str(base), "--partial", "--force"]) == 0
+    assert not Path(folder).exists()
+    assert steps(base) == [3, 2, 1]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.parametrize("file_gb", ["5", "0.00002"], ids=["one file", "several"])
+def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str], file_gb: str) -> None:
+    torch = pytest.importorskip("torch")
+    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+    import torch.distributed.checkpoint as dcp
+
+    weights = {"a.weight": torch.rand(50, 60), "b": torch.rand(70).bfloat16(), "c": torch.tensor(3.0)}
+    weights["d"] = torch.rand(3000)
+    state = {"model": weights, "optimizer": {"lr": 0.1, "moment": torch.rand(50, 60)}}
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(str(tmp_path / "torch")), no_dist=True)
+    author = Author(1)
+    image = memoryview((tmp_path / "torch" / "__0_0.distcp").read_bytes())
+    metadata = pickle.dumps(pickle.loads((tmp_path / "torch" / ".metadata").read_bytes()), protocol=2)
+    for step in (1, 2):
+        part = write_part(staging(str(tmp_path), step, author), 0, [image])
+        publish(str(tmp_path), step, [part], metadata, author=author)
+    (tmp_path / "step-00000002" / "__0_0.distcp").write_bytes(b"broken")
+    to = tmp_path / "to"
+    assert ckpt.main(["export", str(tmp_path), str(to), "--file-gb", file_gb]) == 0
+    assert "step-00000001 -> " in capsys.readouterr().out  # the newest that is sound
+    files = sorted(to.glob("*.safetensors"))
+    assert len(files) == (1 if file_gb == "5" else 2)
+    found = {name: tensor for path in files for name, tensor in safetensors.load_file(path).items()}
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
+    if len(files) > 1:
+        index = json.loads((to / "model.safetensors.index.json").read_text())
+        assert {name: to / file for name, file in index["weight_map"].items()} == {
+            name: path for path in files for name in safetensors.load_file(path)
+        }
+    assert ckpt.main(["export", str(tmp_path), str(to), "--file-gb", file_gb]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert ckpt.main(["export", str(tmp_path), str(to / "x"), "--prefix", "weights."]) == 2
+    assert "no tensor's name begins with 'weights.'; names begin with model, optimizer" in capsys.readouterr().err
+    assert ckpt.main(["export", str(tmp_path), str(to), "--step", "2"]) == 2
+    assert "is sound" in capsys.readouterr().err
