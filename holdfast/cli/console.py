@@ -15,7 +15,7 @@ from holdfast.cli.flags import RunArgs
 from holdfast.cli.wording import counted
 from holdfast.wire.spec import RunSpec
 
-_PUMP_S = 0.05
+_PUMP_S = 0.1
 _CHUNK = 1 << 18
 _KEEP = 1 << 14  # of a skipped flood, this much of its end is shown
 _BAR_S = 5.0  # how often the state of a progress bar is shown

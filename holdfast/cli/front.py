@@ -16,7 +16,7 @@ from holdfast.cli.console import Console, Pump, say
 from holdfast.fleet.local import end_node
 from holdfast.wire import spec, unixpath
 
-_LOOK_S = 0.02
+_LOOK_S = 0.05
 _TRIES = 5  # controllers in a row that did not live _LIVED_S
 _LIVED_S = 10.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -8,6 +8,7 @@ from pathlib import Path
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.persist import publish, staging, write_part
 
+ME = Author(1)
 METADATA = b"what torch would say of it"
 
 
@@ -22,7 +23,7 @@ def in_pages(content: bytes) -> memoryview:
     return memoryview(memory)[: len(content)]
 
 
-def save(base: Path | str, step: int, sizes: Sequence[int] = (1000,), author: Author = Author(1)) -> str:
+def save(base: Path | str, step: int, sizes: Sequence[int] = (1000,), author: Author = ME) -> str:
     folder = staging(str(base), step, author)
     parts = [write_part(folder, rank, [in_pages(content(size, 1000 * step + rank))]) for rank, size in enumerate(sizes)]
     return publish(str(base), step, parts, METADATA, author=author)

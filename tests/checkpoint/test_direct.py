@@ -1,9 +1,12 @@
 """Blocks to files and back: any cut of memory into ranges, with direct I/O, where it is refused, and when it fails."""
 
+import ctypes
 import errno
 import fcntl
 import os
+import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +52,7 @@ def test_ranges_make_one_file(tmp_path: Path, ends: list[int]) -> None:
     whole = content(2 * BLOCK_BYTES + 777, 1)
     cuts = [0, *sorted(ends), len(whole)]
     memory = in_pages(whole)
-    ranges = [memory[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    ranges = [memory[a:b] for a, b in pairwise(cuts)]
     path = tmp_path / "file"
     assert direct.write_file(str(path), ranges, 2, Pulse()) == sums(whole)
     assert path.read_bytes() == whole
@@ -94,7 +97,7 @@ def test_a_file_system_that_cannot_reserve_is_written_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cannot(*_: object) -> int:
-        direct.ctypes.set_errno(errno.EOPNOTSUPP)
+        ctypes.set_errno(errno.EOPNOTSUPP)
         return -1
 
     monkeypatch.setattr(direct, "_libc", type("Libc", (), {"fallocate": staticmethod(cannot)}))
@@ -133,7 +136,7 @@ def test_the_first_error_ends_all_threads(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_bug_in_a_thread_is_not_taken_for_success(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct.threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
     turned: list[int] = []
 
     def work(turns: Iterator[int]) -> None:

@@ -1,10 +1,10 @@
 """Writes that fail, hang or are wrong become outcomes; nothing is raised, and nobody waits for ever."""
 
 import threading
+import time
 
 import pytest
 
-from holdfast.checkpoint import lane as lane_module
 from holdfast.checkpoint.lane import Lane, Pulse
 from holdfast.checkpoint.manifest import StorageError
 
@@ -64,7 +64,7 @@ def test_storage_that_hangs_is_left_behind_and_taken_up_again_when_it_answers() 
 
 def test_slow_is_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(lane_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
     def slow(pulse: Pulse) -> str:
         for _ in range(10):

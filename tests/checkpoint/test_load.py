@@ -216,7 +216,12 @@ def test_plain_torch_loads_what_is_published(tmp_path: Path) -> None:
         cut = len(whole) // 3  # as of a share that lies in several ranges of an image
         parts.append(write_part(staging(str(tmp_path), 9, author), rank, [memory[:cut], memory[cut:]]))
     url = publish(str(tmp_path), 9, parts, metadata, author=author, torch=torch.__version__)
-    loaded = {"weight": torch.zeros(300, 500), "moment": torch.zeros(2_500_000), "step": 0, "words": {"a": [0, ""]}}
+    loaded: dict[str, Any] = {
+        "weight": torch.zeros(300, 500),
+        "moment": torch.zeros(2_500_000),
+        "step": 0,
+        "words": {"a": [0, ""]},
+    }
     dcp.load(loaded, checkpoint_id=url, no_dist=True)
     assert torch.equal(loaded["weight"], held["weight"]) and torch.equal(loaded["moment"], held["moment"])
     assert (loaded["step"], loaded["words"]) == (7, {"a": [1, "b"]})

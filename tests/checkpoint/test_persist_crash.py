@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint import direct
 from tests.checkpoint import crashing
 
 ROOT = Path(__file__).parents[2]
+CALLS = ("open", "write", "pwrite", "ftruncate", "fsync", "rename", "mkdir")
 
 
 @pytest.mark.parametrize("step", [2, 1], ids=["the next step", "the same step again"])
@@ -44,9 +44,7 @@ class Tracks:
         self.renamed: list[tuple[str, list[str]]] = []
 
     def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = {
-            name: getattr(os, name) for name in ("open", "write", "pwrite", "ftruncate", "fsync", "rename", "mkdir")
-        }
+        real = {name: getattr(os, name) for name in CALLS}
 
         def opened(path: str, flags: int, *args: Any, **named: Any) -> int:
             made = bool(flags & os.O_CREAT) and not os.path.exists(path)
@@ -98,6 +96,6 @@ def test_all_is_durable_before_it_is_published_and_after(tmp_path: Path, monkeyp
 def test_the_tracks_see_a_missing_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tracks = Tracks()
     tracks.watch(monkeypatch)
-    monkeypatch.setattr(direct.os, "fsync", lambda _: None)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
     crashing.save(str(tmp_path), 7, 1)
     assert any(loose for _, loose in tracks.renamed)

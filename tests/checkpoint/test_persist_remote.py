@@ -187,10 +187,10 @@ def test_storage_that_cannot_be_reached_is_a_sentence(monkeypatch: pytest.Monkey
         at("nosuch://bucket/run")
 
     def unreachable(*_: object, **__: object) -> None:
-        raise LookupError("a library beneath fsspec raises what it likes")
+        raise ArithmeticError("a library beneath fsspec raises what it likes")
 
     monkeypatch.setattr(fsspec.implementations.memory.MemoryFileSystem, "ls", unreachable)
-    with pytest.raises(StorageError, match="cannot be listed: 'a library beneath fsspec raises what it likes'|likes"):
+    with pytest.raises(StorageError, match="memory:///nowhere cannot be listed: a library beneath"):
         find("memory://nowhere")
 
 
