@@ -35,6 +35,7 @@ test: $(READY) ## all tests but the slow ones; ARGS goes to pytest
 	$(PY) -m pytest -n 2 --dist loadgroup -m "not slow" $(ARGS)
 
 test-full: $(READY) ## all tests
+	$(PY) -m pip install --quiet -c constraints.txt -e '.[test-full]'
 	$(PY) -m pytest -n 2 --dist loadgroup $(ARGS)
 
 lint: $(READY) ## ruff and mypy

@@ -1,0 +1,84 @@
+"""A rank's line to the keeper of its node."""
+
+import os
+import socket
+import time
+from pathlib import Path
+
+from holdfast.wire import keeping, unixpath
+
+_AGAIN_S = 0.2
+_LOST_S = 60.0  # an agent that died is back by then
+
+
+class KeeperError(Exception):
+    """One sentence: why the keeper did not do what it was asked."""
+
+
+class Link:
+    """One question at a time; an agent that is replaced meanwhile is asked again."""
+
+    def __init__(self, path: str, lost_s: float = _LOST_S) -> None:
+        self.path = Path(path)
+        self._lost_s = lost_s
+
+    @classmethod
+    def here(cls) -> "Link | None":
+        """The keeper of this rank's node; None without an agent."""
+        path = os.environ.get(keeping.KEEPER)
+        return cls(path) if path else None
+
+    def want(self, want: keeping.Want) -> str:
+        """The path of the arena for these snapshots."""
+        match self._ask(want):
+            case keeping.Arena(path=path):
+                return path
+            case answer:
+                raise KeeperError(f"the keeper answered a request for memory with {answer}")
+
+    def resume(self, resume: keeping.Resume) -> keeping.State:
+        """Where the state to go on from lies; waits until it is there."""
+        match self._ask(resume):
+            case keeping.State() as state:
+                return state
+            case answer:
+                raise KeeperError(f"the keeper answered a request for state with {answer}")
+
+    def _ask(self, message: keeping.ToKeeper) -> keeping.FromKeeper:
+        line = keeping.encode(message) + b"\n"
+        until = time.monotonic() + self._lost_s
+        while True:
+            try:
+                with unixpath.connect(self.path) as peer:
+                    answer = _answered(peer, line)
+            except OSError as e:
+                if time.monotonic() > until:
+                    raise KeeperError(f"the keeper at {self.path} does not answer: {e}") from None
+            else:
+                if answer:
+                    return _allowed(answer)
+                until = time.monotonic() + self._lost_s  # it was there, and hung up
+            time.sleep(_AGAIN_S)
+
+    def put(self, name: str, content: bytes) -> str:
+        """Leave a file where the keeper finds it; returns its path."""
+        path = self.path.parent / name
+        draft = path.with_name(f".{name}.{os.getpid()}.{socket.gethostname()}")
+        draft.write_bytes(content)
+        draft.replace(path)
+        return str(path)
+
+
+def _answered(peer: socket.socket, line: bytes) -> bytes:
+    """One line back; empty if the other end went away first."""
+    peer.sendall(line)
+    with peer.makefile("rb") as answers:
+        answer = answers.readline(keeping.MAX_BYTES)
+    return answer if answer.endswith(b"\n") else b""
+
+
+def _allowed(line: bytes) -> keeping.FromKeeper:
+    answer: keeping.FromKeeper = keeping.from_keeper(line)
+    if isinstance(answer, keeping.Denied):
+        raise KeeperError(answer.why)
+    return answer
