@@ -17,7 +17,14 @@ PURE = {"model", "core"}
 WORLD = {"time", "random", "os", "io", "logging", "asyncio", "threading", "subprocess"}
 WORLD |= {"datetime", "secrets", "uuid", "socket", "multiprocessing", "concurrent", "importlib"}  # by another door
 OURS = {"holdfast", "msgspec"}
-TORCH = ("client/", "checkpoint/state.py", "checkpoint/dcp.py", "checkpoint/export.py", "agent/probes/", "chaos/inrank/")
+TORCH = (
+    "client/",
+    "checkpoint/state.py",
+    "checkpoint/dcp.py",
+    "checkpoint/export.py",
+    "agent/probes/",
+    "chaos/inrank/",
+)
 
 
 def allowed() -> dict[str, set[str]]:

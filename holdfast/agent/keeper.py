@@ -161,9 +161,15 @@ class Keeper:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 for rank, (_, arena) in self._arenas.items():
-                    newest = next(iter(arena.sealed()), None)
-                    if newest is not None and newest.seq != self._seen.get(rank):
-                        self._seen[rank] = newest.seq
-                        if self._persisting.due(rank, newest.step):
-                            tasks.create_task(self._persisting.write(rank, arena, newest))
+                    newest = self._news(rank, arena)
+                    if newest is not None and self._persisting.due(rank, newest.step):
+                        tasks.create_task(self._persisting.write(rank, arena, newest))
                 await asyncio.sleep(LOOK_S if self._arenas else _IDLE_S)
+
+    def _news(self, rank: int, arena: Arena) -> Sealed | None:
+        """The newest snapshot, if it was not looked at before."""
+        newest = next(iter(arena.sealed()), None)
+        if newest is None or newest.seq == self._seen.get(rank):
+            return None
+        self._seen[rank] = newest.seq
+        return newest

@@ -9,7 +9,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from holdfast.checkpoint.arena import Sealed
 from holdfast.checkpoint.lane import Lane, Pulse
-from holdfast.checkpoint.manifest import Author, StorageError
+from holdfast.checkpoint.manifest import Author, Part, StorageError
 from holdfast.checkpoint.owner import take
 from holdfast.checkpoint.persist import collect, publish, staging, write_part
 from holdfast.checkpoint.retention import clean, retain
@@ -98,7 +98,7 @@ class Storing:
         folder = staging(base, step, self._author)
         image = snapshots.arena.image(sealed.slot)
         share = [image[part.start : part.end] for part in snapshots.layout.share()]
-        parts = (write_part(folder, world.rank, share, pulse=pulse),)
+        parts: tuple[Part, ...] = (write_part(folder, world.rank, share, pulse=pulse),)
         if world.rank:
             return ""
         if world.size > 1:
