@@ -1,15 +1,29 @@
 """Holdfast keeps large PyTorch training jobs productive while machines fail; here are the verbs a script uses.
 
-    holdfast.attach(ddp)                      # the same sums in every generation, so that a resume is exact
-    holdfast.step(n, loss=loss)               # the step that is done
-    with holdfast.phase("eval"): ...          # what the rank is at, when it is not training
+holdfast.attach(ddp)                      # the same sums in every generation, so that a resume is exact
+holdfast.step(n, loss=loss)               # the step that is done
+with holdfast.phase("eval"): ...          # what the rank is at, when it is not training
+ckpt = holdfast.Checkpointer(...)         # state that survives: ckpt.restore(), ckpt.save(n)
 """
 
 from holdfast.client.progress import here as _here
 
+TYPE_CHECKING = False  # importing typing would take longer than all the rest
+if TYPE_CHECKING:
+    from holdfast.client.checkpointer import Checkpointer
+
 __version__ = "0.1.0"
-__all__ = ["attach", "phase", "step"]
+__all__ = ["Checkpointer", "attach", "phase", "step"]
 
 attach = _here.attach
 step = _here.step
 phase = _here.phase
+
+
+def __getattr__(name: str) -> object:
+    """Checkpointer brings torch with it, so it comes when it is asked for."""
+    if name != "Checkpointer":
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    from holdfast.client.checkpointer import Checkpointer
+
+    return Checkpointer

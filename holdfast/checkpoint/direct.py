@@ -6,6 +6,7 @@ import fcntl
 import mmap
 import os
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
@@ -83,18 +84,17 @@ class Ranges:
         """One block: the memory itself where it lies in one stretch, else a copy of it."""
         start = index * BLOCK_BYTES
         end = min(start + BLOCK_BYTES, self.bytes)
+        number = bisect_right(self._ends, start)
         filled = 0
-        for view, view_end in zip(self._views, self._ends, strict=True):
-            if view_end <= start + filled:
-                continue
-            at = start + filled - (view_end - len(view))
+        while filled < end - start:
+            view = self._views[number]
+            at = start + filled - (self._ends[number] - len(view))
             piece = view[at : at + end - start - filled]
             if len(piece) == end - start:
                 return piece
             spare[filled : filled + len(piece)] = piece
             filled += len(piece)
-            if filled == end - start:
-                break
+            number += 1
         return spare[:filled]
 
 

@@ -64,12 +64,17 @@ def write_part(
         part = msgspec.structs.replace(draft, blocks=blocks, done=True)
         storage.put(part.name, encode_part(part))
         storage.sync()
-    except StorageError:
-        for name in (draft.name, draft.file):  # room on a full disk is needed at once
-            with suppress(StorageError):
-                storage.drop(name)
+    except StorageError as e:
+        _withdraw(storage, draft, str(e))
         raise
     return part
+
+
+def _withdraw(storage: Storage, draft: Part, why: str) -> None:
+    """Give room back at once, which a full disk needs, and tell whoever waits for this part."""
+    with suppress(StorageError):
+        storage.drop(draft.file)
+        storage.put(draft.name, encode_part(msgspec.structs.replace(draft, why=why)))
 
 
 def collect(folder: str, world: int, wait_s: float, pulse: Pulse | None = None) -> tuple[Part, ...]:
@@ -79,7 +84,10 @@ def collect(folder: str, world: int, wait_s: float, pulse: Pulse | None = None) 
     found: dict[int, Part] = {}
     while True:
         for rank in missing_ranks(found.values(), world):
-            if (part := _part(storage, rank)) and part.done:
+            part = _part(storage, rank)
+            if part and part.why:
+                raise StorageError(f"rank {rank} could not write its part: {part.why}")
+            if part and part.done:
                 found[rank] = part
         if not (missing := missing_ranks(found.values(), world)):
             return tuple(found[rank] for rank in range(world))

@@ -138,6 +138,10 @@ class Image:
             record, after = _record_of(item.spec), item.payload + item.spec.bytes
             self.memory[item.offset : item.payload] = record.head
             self.memory[after : item.end] = record.tail
+        self.forget()
+
+    def forget(self) -> None:
+        """Somebody else wrote into this image: what it was known to hold it holds no more."""
         self._written.clear()
 
     def put(self, index: int, tensor: torch.Tensor) -> None:
@@ -169,7 +173,7 @@ class Image:
     def put_bytes(self, index: int, content: bytes) -> None:
         item = self.layout.items[index]
         if len(content) > item.spec.bytes:
-            raise StateError(f"{item.spec.key} takes {len(content)} bytes, and there is room for {item.spec.bytes}")
+            raise StateError(f"{item.spec.key} has outgrown its room of {item.spec.bytes} bytes")
         self.memory[item.payload : item.payload + len(content)] = content
 
     def payload_bytes(self, index: int) -> memoryview:

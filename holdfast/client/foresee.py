@@ -7,6 +7,7 @@ The optimizer itself and the parameters are not touched.
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -27,7 +28,7 @@ class Blank(NamedTuple):
         return self._spread(self.like, parameter)
 
     def made(self, parameter: torch.Tensor) -> torch.Tensor:
-        return self._spread(torch.empty_like(self.like, device=self.device), parameter)
+        return self._spread(torch.zeros_like(self.like, device=self.device), parameter)
 
     def _spread(self, part: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         if not self.spread:
@@ -110,19 +111,25 @@ def _blank(value: object, parameter: torch.Tensor, beside: bool) -> object:
 
 def shadow(optimizer: Optimizer, kept: dict[torch.Tensor, Kept]) -> Optimizer:
     """A stand-in that has what the optimizer keeps now, and blanks for what it will keep."""
-    made = object.__new__(type(optimizer))
-    vars(made).update(vars(optimizer))
-    state = {parameter: _stand_ins(parameter, own) for parameter, own in kept.items()}
+    double = object.__new__(type(optimizer))
+    vars(double).update(vars(optimizer))
+    state = {parameter: _each(own, partial(Blank.stand_in, parameter=parameter)) for parameter, own in kept.items()}
     for parameter, own in optimizer.state.items():
         state[parameter] = state.get(parameter, {}) | own
-    vars(made)["state"] = state
-    return made
+    vars(double)["state"] = state
+    return double
 
 
-def _stand_ins(parameter: torch.Tensor, kept: Kept) -> Kept:
-    made: Kept = {}
+def made(parameter: torch.Tensor, kept: Kept) -> Kept:
+    """What will be kept for a parameter, with memory."""
+    return _each(kept, lambda blank: blank.made(parameter))
+
+
+def _each(kept: Kept, make: Callable[[Blank], torch.Tensor]) -> Kept:
+    found: Kept = {}
     for name, value in kept.items():
-        if isinstance(value, Blank):
-            value = value.stand_in(parameter)
-        made[name] = _stand_ins(parameter, value) if isinstance(value, dict) else value
-    return made
+        if isinstance(value, dict):
+            found[name] = _each(value, make)
+        else:
+            found[name] = make(value) if isinstance(value, Blank) else value
+    return found

@@ -23,14 +23,17 @@ class Own:
         self._load = load
         self._group = group
         self._now: State = {}
+        self._loading: State = {}
         self._rows: list[Row] = []
         self._keys: Collection[str] = ()
 
     def state(self) -> State | None:
         return self._make()
 
-    def settle(self) -> None:
-        """There is nothing to prepare."""
+    def live(self) -> State:
+        """The state dict, to be loaded into."""
+        self._loading = self._make()
+        return self._loading
 
     def holders(self, path: Path) -> Held:
         return Held(self._group, self._group)
@@ -50,22 +53,25 @@ class Own:
             self._now = {}
 
     def write(self, image: Image, absent: Collection[str]) -> None:
-        state = self._make()
+        self.live()
+        write(image, absent, self._target, self.put)
+        self.loaded(absent)
 
-        def put(path: Path, value: object) -> None:
-            holder, key = descend(state, path)
-            holder[key] = value
+    def put(self, path: Path, value: object) -> None:
+        holder, key = descend(self._loading, path)
+        holder[key] = value
 
-        def target(path: Path) -> torch.Tensor:
-            holder, key = descend(state, path)
-            found = holder[key]
-            if not isinstance(found, torch.Tensor):
-                raise ChangedError(f"{'.'.join(map(str, path))} is no tensor any more")
-            return found
-
-        write(image, absent, target, put)
+    def loaded(self, absent: Collection[str]) -> None:
         if self._load:
-            self._load(state)
+            self._load(self._loading)
+        self._loading = {}
+
+    def _target(self, path: Path) -> torch.Tensor:
+        holder, key = descend(self._loading, path)
+        found = holder[key]
+        if not isinstance(found, torch.Tensor):
+            raise ChangedError(f"{'.'.join(map(str, path))} is no tensor any more")
+        return found
 
     def guarded(self) -> list[bool]:
         """Nobody knows when a script changes its own tensors."""

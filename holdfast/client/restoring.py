@@ -1,7 +1,6 @@
 """Restoring a state: from an image that lies in memory, or from a checkpoint, cut the same way or another."""
 
-import sys
-from collections.abc import Collection
+import warnings
 from typing import Any
 
 import torch
@@ -12,11 +11,77 @@ from holdfast.checkpoint import dcp, load
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.manifest import StorageError
 from holdfast.checkpoint.state import EXTRA, Image, StateError
-from holdfast.checkpoint.storage import at
 from holdfast.client.extras import Extras, unpacked
 from holdfast.client.own import Own
 from holdfast.client.snapshots import Snapshots
 from holdfast.client.trained import Trained
-from holdfast.client.world import World
 
-Source = Trained | Own
+
+class Restoring:
+    """One state, to be filled from wherever it is found."""
+
+    def __init__(self, source: Trained | Own, extras: Extras, snapshots: Snapshots) -> None:
+        self._source = source
+        self._extras = extras
+        self._snapshots = snapshots
+
+    def from_memory(self, path: str, slot: int, step: int) -> None:
+        """A snapshot of this rank, in its own arena or in one that was fetched."""
+        arena = self._snapshots.arena if path == self._snapshots.path else Arena.open(path)
+        if arena.layout != self._snapshots.layout.digest:
+            raise StateError(f"the snapshot of step {step} is laid out for another model or optimizer than this one")
+        found = [sealed for sealed in arena.sealed() if sealed.slot == slot and sealed.step == step]
+        if not found:
+            raise StateError(f"there is no whole snapshot of step {step} in slot {slot} of {path}")
+        self._from_image(Image(self._snapshots.layout, arena.image(slot)))
+        if arena.seq(slot) != found[0].seq:
+            raise StateError(f"the snapshot of step {step} was overwritten while it was read")
+
+    def abandon(self, step: int) -> None:
+        """Later snapshots are of a line that was left: what was restored is to outlive the next write instead."""
+        for sealed in self._snapshots.arena.sealed():
+            if sealed.step > step:
+                self._snapshots.arena.drop(sealed.slot)
+
+    def plan(self, url: str) -> tuple[Metadata, tuple[load.Piece, ...] | None]:
+        """What a checkpoint holds, and where in it this rank's image lies, if it was cut the same way."""
+        metadata = dcp.read(load.read_metadata(url))
+        return metadata, dcp.places(metadata, self._snapshots.layout)
+
+    def from_parts(self, url: str, step: int, generation: int, pieces: tuple[load.Piece, ...]) -> None:
+        """A checkpoint that was cut the same way: read into a slot, which then is a snapshot like any other."""
+        slot = self._snapshots.arena.begin(step, generation)
+        if slot is None:
+            raise StorageError("there is no free slot to read into")
+        image = self._snapshots.image(slot.index)
+        image.forget()
+        load.read_ranges(url, pieces, image.memory)
+        slot.seal()
+        self._from_image(image)
+
+    def from_other(self, url: str, metadata: Metadata, rank: int) -> str:
+        """A checkpoint of another world size, or cut in another way; says what could not be restored."""
+        state = self._source.live()
+        extra = metadata.state_dict_metadata.get(EXTRA)
+        rows = torch.zeros(extra.size, dtype=torch.uint8) if isinstance(extra, TensorStorageMetadata) else None
+        if rows is not None:
+            state[EXTRA] = rows
+        planner = dcp.Planner()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            torch_dcp.load(state, storage_reader=dcp.Reader(url), planner=planner, no_dist=True)
+        for key, value in planner.values.items():
+            self._source.put(planner.mappings[key], value)
+        if rows is None:
+            self._source.loaded(())
+            return "it has no extras of ours"
+        told: list[dict[str, Any]] = [unpacked(memoryview(row.numpy())) for row in rows]
+        self._source.loaded({key for one in told for key in one["absent"]})
+        here = len(told) == self._snapshots.layout.world
+        self._extras.restore(told[rank if here else 0], here=here)
+        return "" if here else f"of {len(told)} ranks: random numbers go on differently, extras are those of rank 0"
+
+    def _from_image(self, image: Image) -> None:
+        told = unpacked(image.payload_bytes(self._snapshots.extra))
+        self._source.write(image, told["absent"])
+        self._extras.restore(told, here=True)

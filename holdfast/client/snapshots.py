@@ -31,8 +31,8 @@ class Snapshots:
 
     def take(self, name: tuple[int, int], things: list[object], packed: bytes) -> int | None:
         """Copy it all, as step and generation; the slot it lies in, or None if none was free."""
-        if len(packed) > self.layout.items[self.extra].spec.bytes:
-            raise StateError(f"the extras have grown to {len(packed)} bytes, more than twice what they were")
+        if len(packed) > (most := self.layout.items[self.extra].spec.bytes):
+            raise StateError(f"the extras have outgrown their room of {most} bytes, twice what they were at the start")
         slot = self.arena.begin(*name)
         if slot is None:
             return None

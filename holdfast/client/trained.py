@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from holdfast.checkpoint.layout import Layout, Path, Ranks
 from holdfast.checkpoint.state import Found, Held, Image, bare
-from holdfast.client.foresee import Blank, Kept, foresee, shadow
+from holdfast.client.foresee import Kept, foresee, made, shadow
 from holdfast.client.found import ABSENT, ChangedError, Row, Way, descend, read, rows, write
 
 MODEL, OPTIMIZER, STATE, GROUPS = "model", "optimizer", "state", "param_groups"
@@ -62,6 +62,7 @@ class Trained:
         self._rows: list[Row] = []
         self._paths: list[Path] = []
         self._fresh: dict[str, Any] = {}
+        self._odd: dict[str, Any] = {}  # what only the model itself can take
         self._is_static = True  # everything is where it was; else modules make it for every state dict
         self._count = self._counted()
 
@@ -86,9 +87,15 @@ class Trained:
         self._names = [group["params"] for group in state[OPTIMIZER][GROUPS]]
         return state
 
-    def settle(self) -> None:
-        """Have optimizers make their state now, in torch's own way, which counts a step: only before it is restored."""
-        get_optimizer_state_dict(self._model, self._optimizers)
+    def live(self) -> dict[str, Any]:
+        """The state dict with memory for everything, to be loaded into: what is in it does not count any more."""
+        for optimizer in self._optimizers:
+            kept = foresee(optimizer)
+            if kept is None:
+                get_optimizer_state_dict(self._model, optimizer)  # torch makes a step with gradients of zero
+            for parameter, own in (kept or {}).items():
+                optimizer.state[parameter] = made(parameter, own) | optimizer.state[parameter]
+        return self.state() or {}
 
     def holders(self, path: Path) -> Held:
         """Who has what is no DTensor."""
@@ -129,32 +136,40 @@ class Trained:
 
     def write(self, image: Image, absent: Collection[str]) -> None:
         """Take the state from an image, in place where there is a place."""
-        odd: dict[str, Any] = {}
+        self._make_room(absent)
+        write(image, absent, self._target, self.put)
+        self.loaded(absent)
+
+    def put(self, path: Path, value: object) -> None:
+        """Take a value."""
+        if path[0] == MODEL:
+            self._odd[str(path[1])] = value
+        elif path[-1] != "params":
+            holder, key = self._holder(path)
+            holder[key] = value
+
+    def loaded(self, absent: Collection[str]) -> None:
+        """Everything was copied or put; of what is absent nothing stays."""
         for path in self._paths:
             if path[:2] == (OPTIMIZER, STATE) and ".".join(map(str, path)) in absent:
-                self._kin[str(path[2])].optimizer.state[self._kin[str(path[2])].parameter].pop(path[3], None)
+                optimizer, parameter = self._kin[str(path[2])]
+                optimizer.state[parameter].pop(path[3], None)
+        if self._odd:
+            set_model_state_dict(self._model, self._odd, options=StateDictOptions(strict=False))
+            self._odd = {}
 
-        def target(path: Path) -> torch.Tensor:
-            if path[0] == MODEL:
-                name = str(path[1])
-                if name in self._places:
-                    return self._places[name].tensor
-                if name not in odd:
-                    odd[name] = self._empty.get(name, get_model_state_dict(self._model)[name])
-                found: torch.Tensor = odd[name]
-                return found
-            return self._made(path)
-
-        def put(path: Path, value: object) -> None:
-            if path[0] == MODEL:
-                odd[str(path[1])] = value
-            elif path[-1] != "params":
-                holder, key = self._holder(path)
-                holder[key] = value
-
-        write(image, absent, target, put)
-        if odd:
-            set_model_state_dict(self._model, odd, options=StateDictOptions(strict=False))
+    def _target(self, path: Path) -> torch.Tensor:
+        if path[0] != MODEL:
+            return self._tensor(path)
+        name = str(path[1])
+        if name in self._places:
+            return self._places[name].tensor
+        if name in self._empty:
+            return self._empty[name]
+        if name not in self._odd:
+            self._odd[name] = get_model_state_dict(self._model)[name]
+        found: torch.Tensor = self._odd[name]
+        return found
 
     def guarded(self) -> list[bool]:
         """For every item whether only an optimizer's step changes it; buffers change with every forward pass."""
@@ -189,19 +204,23 @@ class Trained:
         optimizer, parameter = self._kin[str(path[2])]
         return descend(optimizer.state[parameter], path[3:])
 
-    def _made(self, path: Path) -> torch.Tensor:
-        """A tensor of an optimizer; a new one if it has none yet."""
-        holder, key = self._holder(path)
-        found = holder.get(key) if isinstance(holder, dict) else holder[key]
-        if isinstance(found, torch.Tensor):
-            return found
-        parameter = self._kin[str(path[2])].parameter
-        blank = self._blanks.get(parameter, {}).get(str(path[3]))
-        if not isinstance(blank, Blank) or len(path) != 4:
+    def _tensor(self, path: Path) -> torch.Tensor:
+        """A tensor of an optimizer."""
+        found = _got(*self._holder(path))
+        if not isinstance(found, torch.Tensor):
             raise ChangedError(f"there is nothing to restore {'.'.join(map(str, path))} into")
-        holder[key] = blank.made(parameter)
-        made: torch.Tensor = holder[key]
-        return made
+        return found
+
+    def _make_room(self, absent: Collection[str]) -> None:
+        """Give optimizers the tensors they have not made yet, in the order in which they would make them."""
+        gone = {self._paths[i][2:] for i, row in enumerate(self._rows) if row.key in absent}
+        names = {kin.parameter: name for name, kin in self._kin.items()}
+        for optimizer in self._optimizers:
+            for parameter in (tensor for group in optimizer.param_groups for tensor in group["params"]):
+                kept, name = self._blanks.get(parameter, {}), names.get(parameter)
+                wanted = {key: blank for key, blank in kept.items() if (name, key) not in gone}
+                if wanted:
+                    optimizer.state[parameter] = made(parameter, wanted) | optimizer.state[parameter]
 
     def _shadow(self, optimizer: Optimizer) -> Optimizer | None:
         """A stand-in with all the state that this optimizer has or will have."""

@@ -19,6 +19,7 @@ from typing import Any
 from holdfast.checkpoint import direct
 from holdfast.checkpoint.load import verify
 from holdfast.checkpoint.manifest import Author
+from holdfast.checkpoint.owner import take
 from holdfast.checkpoint.persist import publish, staging, write_part
 from holdfast.checkpoint.retention import clean, find, retain
 
@@ -30,6 +31,7 @@ BEFORE, DURING, AFTER = "before", "during", "after"
 def save(base: str, step: int, generation: int) -> None:
     """What a keeper does every so many steps."""
     author = Author(generation)
+    take(base, author)
     clean(base, author)
     memory = mmap.mmap(-1, len(PART))
     memory[:] = PART[:-1] + bytes([step])

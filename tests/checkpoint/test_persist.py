@@ -177,7 +177,11 @@ def test_no_room_is_freed_again_at_once(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(StorageError, match="No space left"):
         put(tmp_path, 1, 0, size=BLOCK_BYTES)
-    assert list(Path(staging(str(tmp_path), 1, ME)).iterdir()) == []
+    [told] = Path(staging(str(tmp_path), 1, ME)).iterdir()
+    assert told.stat().st_size < 500
+    # Whoever waits for it hears at once that it will not come.
+    with pytest.raises(StorageError, match=r"rank 0 could not write its part: .*No space left on device"):
+        collect(str(told.parent), 2, wait_s=600)
 
 
 FULL = """

@@ -171,7 +171,7 @@ def test_an_upload_that_breaks_off_is_an_outcome(base: str, monkeypatch: pytest.
 
     outcome = Lane(base, print).run(1, write)
     assert outcome.detail.endswith("__0_0.distcp cannot be written: the link broke")
-    assert objects(base) == []  # nothing of it is left that somebody pays for
+    assert objects(base) == ["step-00000001.1/__0_0.json"]  # nothing of it is left but the reason
 
 
 def test_an_older_generation_cannot_publish(base: str) -> None:
@@ -192,6 +192,18 @@ def test_storage_that_cannot_be_reached_is_a_sentence(monkeypatch: pytest.Monkey
     monkeypatch.setattr(fsspec.implementations.memory.MemoryFileSystem, "ls", unreachable)
     with pytest.raises(StorageError, match="memory:///nowhere cannot be listed: a library beneath"):
         find("memory://nowhere")
+
+
+@pytest.mark.slow
+def test_a_server_that_is_gone_is_a_sentence(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec.filesystem("s3").clear_instance_cache()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # nobody listens there
+    try:
+        outcome = Lane(bucket, print).run(1, lambda pulse: save(f"{bucket}/gone", 1))
+    finally:
+        fsspec.filesystem("s3").clear_instance_cache()
+    assert not outcome.ok
+    assert "Could not connect to the endpoint URL" in outcome.detail
 
 
 def test_file_urls_are_folders(tmp_path: Path) -> None:

@@ -1,0 +1,274 @@
+"""State that survives, as a training script uses it.
+
+    ckpt = holdfast.Checkpointer(model=model, optimizer=optimizer, extra={"schedule": schedule, "loader": loader})
+    for step in range(ckpt.restore() + 1, steps + 1):
+        ...
+        ckpt.save(step)
+
+Every rank makes one, after wrapping the model, and calls both. What was saved is a snapshot in memory that outlives the
+rank; the node's keeper copies it to a peer and, where `path` is given, makes checkpoints of it. Without an agent the
+snapshots are the process's own, and checkpoints are made by a thread.
+"""
+
+import atexit
+import os
+import secrets
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterable, MutableMapping
+from hashlib import blake2b
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.optim import Optimizer
+
+from holdfast.checkpoint import dcp
+from holdfast.checkpoint.arena import Arena
+from holdfast.checkpoint.layout import Layout, arrange
+from holdfast.checkpoint.link import Link
+from holdfast.checkpoint.manifest import Author, StorageError
+from holdfast.checkpoint.retention import find
+from holdfast.checkpoint.state import StateError, extra_spec, look, sizes
+from holdfast.client.extras import Extras, room
+from holdfast.client.found import ChangedError
+from holdfast.client.progress import GENERATION, here
+from holdfast.client.restoring import Restoring
+from holdfast.client.snapshots import Snapshots
+from holdfast.client.storing import Due, Storing
+from holdfast.client.wishes import source_of, storage_of
+from holdfast.client.world import World
+from holdfast.wire.keeping import Resume, Want
+
+_ENDING_S = 120.0  # a write that is under way when the script ends is waited for as long
+
+
+class Checkpointer:
+    """The state of one rank. `save` never raises because of storage or memory; both raise when they are misused."""
+
+    def __init__(
+        self,
+        *,
+        model: torch.nn.Module | None = None,
+        optimizer: Optimizer | Iterable[Optimizer] | None = None,
+        extra: MutableMapping[str, Any] | None = None,
+        state_dict: dict[str, Any] | Callable[[], dict[str, Any]] | None = None,
+        load: Callable[[dict[str, Any]], object] | None = None,
+        path: str | os.PathLike[str] | None = None,
+        every: int | str | None = None,
+        keep: int = 3,
+        keep_every: int | None = None,
+        slots: int = 2,
+        verified: bool = False,
+        replicated: "bool | dist.ProcessGroup | None" = None,
+    ) -> None:
+        """`every`: so many steps, or "30s", or "auto", from a snapshot that becomes a checkpoint under `path` to the
+        next. `verified`: keep one more slot, for a snapshot that has been found good. `replicated`: ranks that have no
+        wrapper in common hold the same tensors all the same."""
+        self._world = World()
+        self._storage = storage_of(path, every, keep, keep_every)
+        self._slots = slots + verified
+        if slots < 2:
+            raise ValueError(f"with {slots} slots a snapshot would be overwritten before the next is whole; give 2")
+        group = self._world.group(replicated)
+        self._source = source_of(model, optimizer, (state_dict, load), group)
+        self._extras = Extras({} if extra is None else extra)
+        self._generation = int(os.environ.get(GENERATION, "0"))
+        self._link = Link.here()
+        self._storing: Storing | None = None
+        if self._storage and not self._link:
+            author = Author(self._generation, self._world.from_first(secrets.token_hex(8)))
+            self._storing = Storing(self._storage, self._world, author, _say)
+            self._due = Due(self._storage, self._world)
+        self._snapshots: Snapshots | None = None
+        self._metadata = b""
+        self._last = -1
+        self._said: set[str] = set()
+        self.skipped = 0  # saves for which there was no room
+        self.restored_from = ""  # "memory", "peer", "storage"; "none": nothing was found
+        self._lay_out()
+        atexit.register(_end, weakref.ref(self))
+
+    def save(self, step: int) -> bool:
+        """Take a snapshot: when this returns, the state may change again. False: it was skipped, training goes on."""
+        if type(step) is not int or step < 0:
+            raise ValueError(f"a step is a number from 0 on, not {step!r}")
+        if step <= self._last:
+            raise ValueError(f"step {step} comes after step {self._last}: steps only grow")
+        began_at = time.monotonic()
+        self._last = step
+        slot = self._taken(step)
+        if slot is None:
+            self.skipped += 1
+            return False
+        if self._storing and self._due.now(step, time.monotonic() - began_at):
+            self._store(slot)
+        return True
+
+    def restore(self) -> int:
+        """Take the newest state that every rank can get; returns the step it was saved as, 0 if there is none."""
+        if self._last >= 0:
+            raise RuntimeError("restore comes before the first save")
+        with here.phase("restore"):
+            began_at = time.monotonic()
+            step = self._resume(self._link) if self._link else self._find()
+        if self.restored_from != "none":
+            self._last = step
+            if self._world.rank == 0:
+                _say(f"step {step} was restored from {self.restored_from} in {time.monotonic() - began_at:.2f} s")
+        return step
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Wait for a write that is under way."""
+        if self._storing and not self._storing.wait(timeout_s):
+            _say("the last checkpoint was not written to its end")
+
+    def _taken(self, step: int) -> int | None:
+        try:
+            for _ in range(2):
+                if not self._snapshots and not self._lay_out():
+                    raise StateError("the optimizer has no state yet, and does not tell what it will be")
+                try:
+                    return self._copied(step)
+                except ChangedError as e:
+                    self._tell(f"the state is laid out anew: {e}")
+                    self._snapshots = None
+        except StateError as e:
+            self._tell(f"no snapshots are taken, {e}")
+        return None
+
+    def _copied(self, step: int) -> int | None:
+        assert self._snapshots
+        things = self._source.read()
+        told = {"step": step, "absent": self._snapshots.absent(things)}
+        return self._snapshots.take((step, self._generation), things, self._extras.packed(told))
+
+    def _lay_out(self) -> bool:
+        """Plan everything that is the same for every snapshot; a collective. False: the state is not known yet."""
+        state = self._source.state()
+        if not all(self._world.told(state is not None)) or state is None:
+            return False
+        world = self._world
+        found = look(state, self._source.holders)
+        extra = world.largest(room(self._extras.packed({"step": 0, "absent": list(found.objects)})))
+        specs = [*found.specs, extra_spec(extra, world.rank, world.size)]
+        layout = arrange(specs, sizes, rank=world.rank, world=world.size)
+        gathered = world.gathered(layout)
+        self._metadata = dcp.metadata(gathered) if gathered else b""
+        self._source.bind(layout, found)
+        self._snapshots = self._memory(layout)
+        return True
+
+    def _memory(self, layout: Layout) -> Snapshots:
+        if not self._link:
+            fd = os.memfd_create("holdfast")
+            try:
+                path = f"/proc/self/fd/{fd}"
+                arena = Arena.make(fd, layout=layout.digest, image_bytes=layout.image_bytes, slots=self._slots)
+            finally:
+                os.close(fd)
+            return Snapshots(layout, arena, path)
+        want = Want(
+            rank=self._world.rank,
+            world=self._world.size,
+            generation=self._generation,
+            layout=layout.digest.hex(),
+            image_bytes=layout.image_bytes,
+            slots=self._slots,
+            share=tuple((part.start, part.end) for part in layout.share()),
+            metadata_path=self._link.put(_name(self._metadata), self._metadata) if self._metadata else "",
+            storage=self._storage,
+        )
+        path = self._link.want(want)
+        arena = Arena.open(path)
+        if arena.layout != layout.digest:
+            raise StateError(f"the keeper gave memory of another layout: {path}")
+        return Snapshots(layout, arena, path)
+
+    def _resume(self, link: Link) -> int:
+        """What the keeper says; all ranks of a generation are told the same step."""
+        state = link.resume(Resume(rank=self._world.rank, generation=self._generation))
+        self.restored_from = state.source
+        if state.source == "none":
+            return 0
+        restoring = self._restoring()
+        if state.source == "storage":
+            if why := self._load(restoring, state.url, state.step):
+                raise StateError(f"{state.url} cannot be restored: {why}")
+        else:
+            restoring.from_memory(state.arena, state.slot, state.step)
+        restoring.abandon(state.step)
+        return state.step
+
+    def _find(self) -> int:
+        """The newest checkpoint that all ranks can read."""
+        self.restored_from = "none"
+        url = self._storage.url if self._storage else ""
+        found = self._world.from_first(find(url) if url and self._world.rank == 0 else ())
+        tried = False
+        for one in found:
+            if not one.ok:
+                self._tell(f"{one.url} is left out: {one.why}")
+                continue
+            tried = True
+            why = self._load(self._restoring(), one.url, one.step)
+            if not why:
+                self.restored_from = "storage"
+                return one.step
+            self._tell(f"{one.url} is left out: {why}")
+        if tried:
+            raise StateError(f"of the checkpoints at {url} none can be restored")
+        return 0
+
+    def _load(self, restoring: Restoring, url: str, step: int) -> str:
+        """Take the state from a checkpoint, all ranks or none; the answer is why not, the same for all."""
+        metadata, pieces, why = None, None, ""
+        try:
+            metadata, pieces = restoring.plan(url)
+        except StorageError as e:
+            why = str(e)
+        told = self._world.told((why, pieces is not None))
+        if reasons := [why for why, _ in told if why]:
+            return reasons[0]
+        assert metadata is not None
+        try:
+            if pieces is not None and all(same for _, same in told):
+                restoring.from_parts(url, step, self._generation, pieces)
+            elif note := restoring.from_other(url, metadata, self._world.rank):
+                self._tell(f"{url} is {note}")
+        except (StorageError, StateError, CheckpointException) as e:
+            why = str(e)
+        return next(filter(None, self._world.told(why)), "")
+
+    def _restoring(self) -> Restoring:
+        if not self._snapshots:
+            self._source.live()
+            self._lay_out()
+        assert self._snapshots
+        return Restoring(self._source, self._extras, self._snapshots)
+
+    def _store(self, slot: int) -> None:
+        assert self._storing and self._snapshots
+        sealed = next(one for one in self._snapshots.arena.sealed() if one.slot == slot)
+        if not self._storing.offer(self._snapshots, self._metadata, sealed):
+            self._tell("a checkpoint was due while another was still being written: it is left out")
+
+    def _tell(self, what: str) -> None:
+        if what not in self._said and self._world.rank == 0:
+            _say(what)
+        self._said.add(what)
+
+
+def _say(what: str) -> None:
+    print(f"holdfast: {what}", file=sys.stderr, flush=True)
+
+
+def _name(metadata: bytes) -> str:
+    return f"metadata-{blake2b(metadata, digest_size=16).hexdigest()}"
+
+
+def _end(checkpointer: "weakref.ref[Checkpointer]") -> None:
+    if found := checkpointer():
+        found.close(_ENDING_S)
