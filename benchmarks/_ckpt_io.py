@@ -26,7 +26,7 @@ from holdfast.checkpoint.manifest import BLOCK_BYTES, Author
 from holdfast.checkpoint.persist import publish, staging, write_part
 
 STATE_BYTES = int(os.environ.get("BENCH_STATE_BYTES", "536870912"))
-ROUNDS = 15 if FULL else 8  # the first is not counted: caches and allocators settle
+ROUNDS = 19 if FULL else 10  # the first is not counted: caches and allocators settle
 TENSOR_BYTES = 4 << 20
 WRITE_GOAL, SAVE_GOAL, READ_GOAL, LOAD_GOAL = 1.25, 3.0, 1.5, 2.0
 
@@ -99,6 +99,11 @@ def persist(base: Path, step: int, image: memoryview, metadata: bytes) -> str:
     return publish(str(base), step, [part], metadata, author=author)
 
 
+def turned(names: list[str], by: int) -> list[str]:
+    by %= len(names)
+    return names[by:] + names[:by]
+
+
 def one_round(base: Path, step: int, image: memoryview, held: dict[str, Any]) -> dict[str, float]:
     """Every side once, in an order that turns from round to round: whoever comes later may find a busier disk."""
     metadata = (base / "first" / ".metadata").read_bytes()
@@ -115,7 +120,7 @@ def one_round(base: Path, step: int, image: memoryview, held: dict[str, Any]) ->
     }
     took = {}
     for sides in (writes, reads):
-        for side in sorted(sides, reverse=step % 2 == 1):
+        for side in turned(sorted(sides), step):
             drop_cache(base)
             took[side] = timed(sides[side])
     shutil.rmtree(saved)

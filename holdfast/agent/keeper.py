@@ -167,9 +167,9 @@ class Keeper:
                 await asyncio.sleep(LOOK_S if self._arenas else _IDLE_S)
 
     def _news(self, rank: int, arena: Arena) -> Sealed | None:
-        """The newest snapshot, if it was not looked at before."""
+        """The newest snapshot that this generation took, if it was not looked at before."""
         newest = next(iter(arena.sealed()), None)
-        if newest is None or newest.seq == self._seen.get(rank):
+        if newest is None or newest.generation != self._generation or newest.seq == self._seen.get(rank):
             return None
         self._seen[rank] = newest.seq
         return newest

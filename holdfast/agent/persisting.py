@@ -12,7 +12,7 @@ from holdfast.checkpoint.lane import Lane, Outcome, Pulse
 from holdfast.checkpoint.manifest import Author, StorageError
 from holdfast.wire.keeping import Want
 
-_PARTS_S = 600.0  # for the slowest rank's part
+_PARTS_S = 60.0  # for the slowest rank's part; one that missed the step has none
 _log = logging.getLogger("holdfast.keeper")
 
 

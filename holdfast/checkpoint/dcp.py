@@ -58,7 +58,7 @@ def metadata(layouts: Sequence[Layout]) -> bytes:
             for name, path in _names_of(item, named):
                 paths[name] = path
                 if (index := _enter(tensors, name, item)) in storage:
-                    raise StateError(f"ranks {storage[index].relative_path} and {layout.rank} both own {name}")
+                    raise StateError(f"{storage[index].relative_path} and {place.relative_path} both hold {name}")
                 if index:
                     storage[index] = place
     return pickle.dumps(Metadata(tensors, paths, storage, StorageMeta()), protocol=2)

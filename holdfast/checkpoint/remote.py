@@ -30,8 +30,7 @@ class Remote:
         with _told(f"{url} cannot be opened"):
             import fsspec  # type: ignore[import-untyped]  # a tenth of a second that those with local disks need not spend
 
-            # Listings must be those of now: other nodes write here too.
-            self._fs, self._path = fsspec.core.url_to_fs(url, use_listings_cache=False)
+            self._fs, self._path = fsspec.core.url_to_fs(url)
         self._path = self._path.rstrip("/")
 
     def url(self, name: str = "") -> str:
@@ -44,7 +43,7 @@ class Remote:
     def names(self, folder: str = "") -> list[str]:
         """What lies in a folder; nothing when it is not there."""
         with _told(f"{self.url(folder)} cannot be listed"):
-            self._fs.invalidate_cache()
+            self._fs.invalidate_cache()  # here and below: other nodes write here too
             try:
                 found = self._fs.ls(self._at(folder), detail=False)
             except FileNotFoundError:

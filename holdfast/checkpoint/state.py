@@ -1,6 +1,5 @@
 """A state as tensors: what is in it, the image that is laid out for it once, and the copies that every snapshot is."""
 
-import ctypes
 import io
 import sys
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Partial, Replicate
 
+from holdfast.checkpoint.copying import Move
 from holdfast.checkpoint.layout import Item, Layout, Path, Ranks, Spec
 
 EXTRA = "holdfast.extra"  # the key of what is no tensor and no value of the state dict: one row of bytes for every rank
@@ -56,7 +56,7 @@ def look(state: State, holders: Holders) -> Found:
     for write in plan.items:
         key, found = write.index.fqn, planner.state_dict[write.index.fqn]
         held = _holders_of(found) if isinstance(found, DTensor) else holders(paths[key])
-        thing = local(found) if isinstance(found, torch.Tensor) else found
+        thing = _checked(key, local(found)) if isinstance(found, torch.Tensor) else found
         first = same.setdefault(_memory(thing, write), key)
         if first != key:
             specs[first] = msgspec.structs.replace(specs[first], aliases=(*specs[first].aliases, paths[key]))
@@ -144,19 +144,21 @@ class Image:
         """Somebody else wrote into this image: what it was known to hold it holds no more."""
         self._written.clear()
 
-    def put(self, index: int, tensor: torch.Tensor) -> None:
-        """Copy a tensor into the image; the processor's own copy when it will do, which is the fastest there is."""
+    def put(self, index: int, tensor: torch.Tensor) -> Move | None:
+        """Copy a tensor into the image, or tell which move would do that."""
         if tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj()):
-            ctypes.memmove(self._ways[index][0], tensor.data_ptr(), self._ways[index][1])
-        else:
-            self.payloads[index].copy_(tensor)
+            to, size = self._ways[index]
+            return to, tensor.data_ptr(), size
+        self.payloads[index].copy_(tensor)
+        return None
 
-    def get(self, index: int, tensor: torch.Tensor) -> None:
-        """Copy it back."""
+    def get(self, index: int, tensor: torch.Tensor) -> Move | None:
+        """Copy it back, or tell which move would."""
         if tensor.is_cpu and tensor.is_contiguous():
-            ctypes.memmove(tensor.data_ptr(), *self._ways[index])
-        else:
-            tensor.copy_(self.payloads[index])
+            start, size = self._ways[index]
+            return tensor.data_ptr(), start, size
+        tensor.copy_(self.payloads[index])
+        return None
 
     def put_value(self, index: int, value: object) -> None:
         """Write a value, unless it is there already."""
@@ -240,8 +242,6 @@ def _spec(write: WriteItem, path: Path, thing: object, held: Held) -> Spec:
     if write.type == WriteItemType.BYTE_IO:
         return Spec(key=key, path=path, bytes=_room(key, thing), **named)
     tensor, chunk = cast(torch.Tensor, thing), write.tensor_data
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
-        raise StateError(f"{key} is a tensor of a kind that cannot be saved: {tensor.layout}, {tensor.dtype}")
     assert chunk
     return Spec(
         key=key,
@@ -253,6 +253,12 @@ def _spec(write: WriteItem, path: Path, thing: object, held: Held) -> Spec:
         start=tuple(chunk.chunk.offsets),
         **named,
     )
+
+
+def _checked(key: str, tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+        raise StateError(f"{key} is a tensor of a kind that cannot be saved: {tensor.layout}, {tensor.dtype}")
+    return tensor
 
 
 def _room(key: str, value: object) -> int:

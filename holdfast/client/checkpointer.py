@@ -188,11 +188,11 @@ class Checkpointer:
         return Snapshots(layout, arena, path)
 
     def _resume(self, link: Link) -> int:
-        """What the keeper says; all ranks of a generation are told the same step."""
+        """What the keeper says; all ranks of a generation are told the same step. No memory has it: storage, then."""
         state = link.resume(Resume(rank=self._world.rank, generation=self._generation))
         self.restored_from = state.source
         if state.source == "none":
-            return 0
+            return self._find()
         restoring = self._restoring()
         if state.source == "storage":
             if why := self._load(restoring, state.url, state.step):
@@ -235,7 +235,8 @@ class Checkpointer:
         assert metadata is not None
         try:
             if pieces is not None and all(same for _, same in told):
-                restoring.from_parts(url, step, self._generation, pieces)
+                # Of the generation before: what was just read from storage need not be written there again.
+                restoring.from_parts(url, step, self._generation - 1, pieces)
             elif note := restoring.from_other(url, metadata, self._world.rank):
                 self._tell(f"{url} is {note}")
         except (StorageError, StateError, CheckpointException) as e:

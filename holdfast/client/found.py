@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from holdfast.checkpoint.copying import Copier
 from holdfast.checkpoint.layout import Layout, Path
 from holdfast.checkpoint.state import EXTRA, Found, Image, bare, slices
 
@@ -45,6 +46,7 @@ def read(wanted: list[Row]) -> list[object]:
 def write(image: Image, absent: Collection[str], target: Callable[[Path], torch.Tensor], put: "Put") -> None:
     """Copy an image into the tensors that `target` names, and hand its values to `put`."""
     targets: dict[str, torch.Tensor] = {}
+    moves = []
     with torch.no_grad():
         for index, (item, part) in enumerate(zip(image.layout.items, slices(image.layout), strict=True)):
             spec = item.spec
@@ -56,7 +58,8 @@ def write(image: Image, absent: Collection[str], target: Callable[[Path], torch.
             if spec.key not in targets:
                 targets[spec.key] = bare(target(spec.path))
             whole = targets[spec.key]
-            image.get(index, whole[part] if part is not None else whole)
+            moves.append(image.get(index, whole[part] if part is not None else whole))
+    Copier().run(filter(None, moves))
 
 
 Put = Callable[[Path, object], None]

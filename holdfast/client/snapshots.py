@@ -3,6 +3,7 @@
 import torch
 
 from holdfast.checkpoint.arena import Arena
+from holdfast.checkpoint.copying import Copier
 from holdfast.checkpoint.layout import Layout
 from holdfast.checkpoint.state import EXTRA, Image, StateError
 from holdfast.client.found import ABSENT
@@ -15,6 +16,7 @@ class Snapshots:
         self.layout = layout
         self.arena = arena
         self.path = path
+        self.copier = Copier()
         self.extra = next(index for index, item in enumerate(layout.items) if item.spec.key == EXTRA)
         arena.touch()
         self.images = [Image(layout, arena.image(slot)) for slot in range(arena.slots)]
@@ -37,12 +39,14 @@ class Snapshots:
         if slot is None:
             return None
         image = self.image(slot.index)
+        moves = []
         with torch.no_grad():
             for index, thing in enumerate(things):
                 if isinstance(thing, torch.Tensor):
-                    image.put(index, thing)
+                    moves.append(image.put(index, thing))
                 elif thing is not ABSENT:
                     image.put_value(index, thing)
+        self.copier.run(filter(None, moves))
         image.put_bytes(self.extra, packed)
         slot.seal()
         return slot.index

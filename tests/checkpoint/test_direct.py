@@ -155,3 +155,18 @@ def test_a_write_that_was_given_up_is_not_done(tmp_path: Path) -> None:
     pulse.give_up()
     with pytest.raises(StorageError, match="given up"):
         direct.write_file(str(tmp_path / "file"), [], 1, pulse)
+
+
+def test_after_giving_up_no_further_block_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pulse, real, seen = Pulse(), os.pwrite, list[int]()
+
+    def put(fd: int, block: memoryview, offset: int) -> int:
+        seen.append(pulse.bytes)
+        if len(seen) == 2:
+            pulse.give_up()
+        return real(fd, block, offset)
+
+    monkeypatch.setattr(os, "pwrite", put)
+    with pytest.raises(StorageError, match="given up"):
+        direct.write_file(str(tmp_path / "file"), [in_pages(content(4 * BLOCK_BYTES, 1))], 1, pulse)
+    assert seen == [0, BLOCK_BYTES]  # a block that was written is a sign of life

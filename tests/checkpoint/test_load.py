@@ -93,6 +93,11 @@ def test_a_disk_that_cannot_read_is_named(url: str, monkeypatch: pytest.MonkeyPa
     assert "__1_0.distcp: block 0 of 1 (bytes 0 to 5000) cannot be read: Input/output error" in verify(url)
 
 
+def test_a_file_that_shrinks_while_it_is_read_is_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "preadv", lambda *_: 0)
+    assert "__1_0.distcp: block 0 of 1 (bytes 0 to 5000) ends after 0 bytes" in verify(url)
+
+
 class Vandal:
     """Does one thing to a checkpoint that it must not survive unnoticed, and can take it back."""
 

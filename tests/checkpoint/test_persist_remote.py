@@ -123,6 +123,24 @@ def test_retention_and_cleaning(base: str) -> None:
     assert left == {"step-00000004.3", "step-00000005.3", "step-00000009.other-1"}
 
 
+def test_a_removal_that_is_cut_short_leaves_no_checkpoint(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(base, 1)
+    save(base, 2)
+    cut = [name for name in objects(base) if "step-00000001" in name and not name.endswith("holdfast.json")]
+
+    def broken(*_: object, **__: object) -> None:
+        raise ConnectionResetError("the link broke")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fsspec.core.url_to_fs(base)[0], "rm", broken)  # one for all, by fsspec
+        with pytest.raises(StorageError, match=r"step-00000001\.1 cannot be removed: the link broke"):
+            retain(base, keep=1)
+    assert [one.step for one in find(base)] == [2]
+    assert [name for name in objects(base) if "step-00000001" in name] == cut
+    clean(base, Author(2))
+    assert [name for name in objects(base) if "step-00000001" in name] == []
+
+
 def test_every_corruption_is_named(base: str) -> None:
     url = save(base, 3, SIZES)
     fs, path = fsspec.core.url_to_fs(url)

@@ -79,9 +79,7 @@ def test_a_refusal_is_told(keeper: Keeper, address: tuple[str, int]) -> None:
         push(address, ASK, [memoryview(STATE)], Pacer(0))
 
 
-def test_damage_on_the_way_is_seen(
-    keeper: Keeper, address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_on_the_way_is_seen(keeper: Keeper, address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     def damaged(link: socket.socket, chunk: memoryview) -> None:
         whole = bytearray(chunk)
         digest = xxhash.xxh3_64_digest(whole)
