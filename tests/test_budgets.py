@@ -27,9 +27,11 @@ TERMS = re.compile("data_(parallel|loader)")  # PyTorch's own words for these tw
 
 # "file::function": the process's top loop, and the client's outermost call; nobody else catches everything.
 # The client never harms training: its outermost calls swallow everything. A rank's own exceptions, of whatever kind, are
-# shown and end it. A module that cannot be loaded ahead, for whatever reason, is left out.
+# shown and end it. A module that cannot be loaded ahead, for whatever reason, is left out. Drivers of storage raise what
+# their own libraries raise.
 CATCH_ALL = frozenset(
     {
+        "checkpoint/remote.py::_told",
         "client/main.py::_show",
         "client/main.py::run_script",
         "client/progress.py::attach",

@@ -7,7 +7,7 @@ reads, and answers the two questions a rank asks: where may I put my snapshots, 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -37,7 +37,7 @@ class Keeper:
         self._persisting = Persisting(run_id, lambda text: self.say(text))
         self._generation = 0
         self._restore = Restore()
-        self._seen: dict[int, int] = {}  # rank -> newest seq that was looked at
+        self._seen: dict[int, tuple[int, int]] = {}  # rank -> seq and flags of what was looked at last
 
     def recall(self, kept: tuple[KeptArena, ...]) -> None:
         """Memory from before this agent was started."""
@@ -160,16 +160,21 @@ class Keeper:
     async def watch(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             while True:
-                for rank, (_, arena) in self._arenas.items():
-                    newest = self._news(rank, arena)
-                    if newest is not None and self._persisting.due(rank, newest.step):
-                        tasks.create_task(self._persisting.write(rank, arena, newest))
+                for rank, arena, newest in self._due():
+                    tasks.create_task(self._persisting.write(rank, arena, newest))
                 await asyncio.sleep(LOOK_S if self._arenas else _IDLE_S)
+
+    def _due(self) -> Iterator[tuple[int, Arena, Sealed]]:
+        """Snapshots that are to become checkpoints."""
+        for rank, (_, arena) in self._arenas.items():
+            newest = self._news(rank, arena)
+            if newest is not None and self._persisting.due(rank, newest):
+                yield rank, arena, newest
 
     def _news(self, rank: int, arena: Arena) -> Sealed | None:
         """The newest snapshot that this generation took, if it was not looked at before."""
         newest = next(iter(arena.sealed()), None)
-        if newest is None or newest.generation != self._generation or newest.seq == self._seen.get(rank):
+        if newest is None or newest.generation != self._generation:
             return None
-        self._seen[rank] = newest.seq
-        return newest
+        seen, self._seen[rank] = self._seen.get(rank), (newest.seq, newest.flags)
+        return newest if seen != self._seen[rank] else None

@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.checkpoint import persist, retention
-from holdfast.checkpoint.arena import Arena, Sealed
+from holdfast.checkpoint import owner, persist, retention
+from holdfast.checkpoint.arena import DUE, Arena, Sealed
 from holdfast.checkpoint.lane import Lane, Outcome, Pulse
 from holdfast.checkpoint.manifest import Author, StorageError
 from holdfast.wire.keeping import Want
 
 _PARTS_S = 60.0  # for the slowest rank's part; one that missed the step has none
+_STALL_S = 15.0  # storage that takes nothing for so long is given up for this step, and the snapshot is free again
 _log = logging.getLogger("holdfast.keeper")
 
 
@@ -32,12 +33,13 @@ class Persisting:
     def want(self, want: Want) -> None:
         self._wants[want.rank] = want
 
-    def due(self, rank: int, step: int) -> bool:
-        """Every rank comes to the same answer by the step's number alone, so all write the same steps."""
+    def due(self, rank: int, sealed: Sealed) -> bool:
+        """By the step's number, or because all ranks have agreed on it and marked it: all write the same steps."""
         want = self._wants.get(rank)
-        if want is None or want.storage is None or want.storage.every_steps <= 0:
+        if want is None or want.storage is None or sealed.step <= self._written.get(rank, -1):
             return False
-        return step % want.storage.every_steps == 0 and step > self._written.get(rank, -1)
+        every = want.storage.every_steps
+        return sealed.step % every == 0 if every > 0 else bool(sealed.flags & DUE)
 
     async def write(self, rank: int, arena: Arena, sealed: Sealed) -> None:
         want, author = self._wants[rank], self._author
@@ -48,7 +50,7 @@ class Persisting:
             return
         pinned = Pinned(arena, sealed.slot)
         url = want.storage.url
-        lane = self._lanes.setdefault((rank, url), Lane(url, self._say))
+        lane = self._lanes.setdefault((rank, url), Lane(url, self._say, _STALL_S))
         job = Job(want, author, pinned, sealed)
         try:
             outcome = await asyncio.to_thread(lane.run, sealed.step, job.carry)
@@ -92,6 +94,8 @@ class Job:
         want = self._want
         assert want.storage is not None
         base = want.storage.url
+        if want.rank == 0:
+            owner.take(base, self._author)  # from here on no older generation can publish
         folder = persist.staging(base, self._step, self._author)
         image = self._pinned.arena.image(self._pinned.slot)
         ranges = [image[start:end] for start, end in want.share]
@@ -104,9 +108,10 @@ class Job:
             metadata = Path(want.metadata_path).read_bytes()
         except OSError as e:
             raise StorageError(f"the checkpoint's metadata is gone: {e}") from None
-        url = persist.publish(
-            base, self._step, parts, metadata, author=self._author, layout=want.layout, pulse=pulse
-        )
-        retention.retain(base, want.storage.keep, want.storage.keep_every, newest=self._step)
-        retention.clean(base, self._author)
+        url = persist.publish(base, self._step, parts, metadata, author=self._author, layout=want.layout, pulse=pulse)
+        try:
+            retention.retain(base, want.storage.keep, want.storage.keep_every, newest=self._step)
+            retention.clean(base, self._author)
+        except StorageError as e:
+            pulse.notes.append(f"old checkpoints could not be removed: {e}")
         return url

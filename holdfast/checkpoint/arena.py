@@ -32,9 +32,9 @@ from holdfast.checkpoint.header import (
     pages,
 )
 
-__all__ = ["POISONED", "VERIFIED", "Arena", "ArenaError", "Claim", "Sealed", "Slot", "arena_bytes"]
+__all__ = ["DUE", "POISONED", "VERIFIED", "Arena", "ArenaError", "Claim", "Sealed", "Slot", "arena_bytes"]
 
-VERIFIED, POISONED = 1, 2  # flags of a snapshot
+VERIFIED, POISONED, DUE = 1, 2, 4  # flags of a snapshot; DUE: it is to become a checkpoint
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which Python 3.11 has no name for
 
 

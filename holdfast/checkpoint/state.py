@@ -102,7 +102,7 @@ def encode(value: object) -> bytes:
 
 def decode(content: bytes | memoryview) -> object:
     """A value again; nothing but plain values, tensors and arrays is ever made of bytes."""
-    with torch.serialization.safe_globals(_array_kinds()):
+    with torch.serialization.safe_globals([bytes, *_array_kinds()]):  # empty bytes are written as a call of bytes
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 

@@ -9,6 +9,7 @@ COMMANDS = {
     "status": "show what a job is doing now",
     "report": "show what a job did and what it cost",
     "stop": "stop a job",
+    "ckpt": "list, verify, export and remove checkpoints",
     "sim": "run the same decisions in virtual time",
 }
 _HIDDEN = ("controller",)  # started by `run`, not by people

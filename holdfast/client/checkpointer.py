@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.optim import Optimizer
 
 from holdfast.checkpoint import dcp
-from holdfast.checkpoint.arena import Arena
+from holdfast.checkpoint.arena import DUE, Arena
 from holdfast.checkpoint.layout import Layout, arrange
 from holdfast.checkpoint.link import Link
 from holdfast.checkpoint.manifest import Author, StorageError
@@ -81,7 +81,7 @@ class Checkpointer:
         if self._storage and not self._link:
             author = Author(self._generation, self._world.from_first(secrets.token_hex(8)))
             self._storing = Storing(self._storage, self._world, author, _say)
-            self._due = Due(self._storage, self._world)
+        self._due = Due(self._storage, self._world) if self._storage else None
         self._snapshots: Snapshots | None = None
         self._metadata = b""
         self._last = -1
@@ -103,7 +103,7 @@ class Checkpointer:
         if slot is None:
             self.skipped += 1
             return False
-        if self._storing and self._due.now(step, time.monotonic() - began_at):
+        if self._due and self._due.now(step, time.monotonic() - began_at):
             self._store(slot)
         return True
 
@@ -251,7 +251,10 @@ class Checkpointer:
         return Restoring(self._source, self._extras, self._snapshots)
 
     def _store(self, slot: int) -> None:
-        assert self._storing and self._snapshots
+        assert self._snapshots
+        if not self._storing:
+            self._snapshots.arena.flag(slot, DUE)  # the keeper's to write
+            return
         sealed = next(one for one in self._snapshots.arena.sealed() if one.slot == slot)
         if not self._storing.offer(self._snapshots, self._metadata, sealed):
             self._tell("a checkpoint was due while another was still being written: it is left out")

@@ -142,9 +142,7 @@ class Trained:
 
     def put(self, path: Path, value: object) -> None:
         """Take a value."""
-        if path[0] == MODEL:
-            self._odd[str(path[1])] = value
-        elif path[-1] != "params":
+        if path[1:2] != (GROUPS,) or path[-1] != "params":
             holder, key = self._holder(path)
             holder[key] = value
 
@@ -159,16 +157,13 @@ class Trained:
             self._odd = {}
 
     def _target(self, path: Path) -> torch.Tensor:
-        if path[0] != MODEL:
-            return self._tensor(path)
-        name = str(path[1])
-        if name in self._places:
-            return self._places[name].tensor
-        if name in self._empty:
-            return self._empty[name]
-        if name not in self._odd:
-            self._odd[name] = get_model_state_dict(self._model)[name]
-        found: torch.Tensor = self._odd[name]
+        if path[0] == MODEL and path[1] in self._places:
+            return self._places[str(path[1])].tensor
+        if path[0] == MODEL and path[1] in self._empty:
+            return self._empty[str(path[1])]
+        found = _got(*self._holder(path))
+        if not isinstance(found, torch.Tensor):
+            raise ChangedError(f"there is nothing to restore {'.'.join(map(str, path))} into")
         return found
 
     def guarded(self) -> list[bool]:
@@ -187,7 +182,7 @@ class Trained:
             if name in self._empty:
                 return lambda: self._empty[name]
             self._is_static = False
-            return lambda: self._fresh[name]
+            return lambda: _got(*descend(self._fresh, path[1:]))
         if path[1] == STATE and len(path) == 4:
             (optimizer, parameter), kept = self._kin[str(path[2])], path[3]
             return lambda: optimizer.state.get(parameter, {}).get(kept, ABSENT)
@@ -197,19 +192,16 @@ class Trained:
         return lambda: _got(*self._holder(path))
 
     def _holder(self, path: Path) -> tuple[Any, Any]:
-        """What holds a thing of an optimizer, and under which key."""
+        """What holds a thing that has no place in a module, and under which key."""
+        if path[0] == MODEL:
+            if path[1] not in self._odd:
+                self._odd[str(path[1])] = get_model_state_dict(self._model)[str(path[1])]
+            return descend(self._odd, path[1:])
         if path[1] == GROUPS:
             groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
             return descend(groups[int(path[2])], path[3:])
         optimizer, parameter = self._kin[str(path[2])]
         return descend(optimizer.state[parameter], path[3:])
-
-    def _tensor(self, path: Path) -> torch.Tensor:
-        """A tensor of an optimizer."""
-        found = _got(*self._holder(path))
-        if not isinstance(found, torch.Tensor):
-            raise ChangedError(f"there is nothing to restore {'.'.join(map(str, path))} into")
-        return found
 
     def _make_room(self, absent: Collection[str]) -> None:
         """Give optimizers the tensors they have not made yet, in the order in which they would make them."""

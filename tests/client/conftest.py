@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from holdfast.client.zygote import DEFAULT_PRELOAD
+from holdfast.wire import keeping
 from holdfast.wire.slot import SLOT_BYTES, open_arena
+from tests.client.fake_keeper import FakeKeeper
 
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -165,3 +167,12 @@ def fresh(cwd: Path, *argv: str, module: bool = False, **env: str) -> Ended:
 
 def _text(path: Path) -> str:
     return re.sub("0x[0-9a-f]+", "0x", path.read_text(errors="surrogateescape"))
+
+
+@pytest.fixture
+def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKeeper]:
+    """A keeper on this node."""
+    fake = FakeKeeper(tmp_path)
+    monkeypatch.setenv(keeping.KEEPER, str(fake.path))
+    yield fake
+    fake.close()

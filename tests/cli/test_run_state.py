@@ -1,0 +1,113 @@
+"""State that survives: a rank's death costs no step, a node's only what storage lacks, and nobody can tell afterwards."""
+
+import os
+import signal
+
+import pytest
+
+from tests.cli.conftest import Start
+from tests.cli.driver import Job
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+# Dropout and inputs are drawn from the rank's own random numbers, which are part of the state.
+TRAIN = """
+import hashlib, os, sys, time
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import holdfast
+
+folder, steps = sys.argv[1], int(os.environ.get("STEPS", "1000000"))
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(32, 8))
+ddp = holdfast.attach(DistributedDataParallel(net))
+optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-2)
+torch.manual_seed(dist.get_rank())
+stored = {"path": os.environ["STORE"], "every": 5} if "STORE" in os.environ else {}
+ckpt = holdfast.Checkpointer(model=ddp, optimizer=optimizer, **stored)
+first = ckpt.restore() + 1
+print("from", first - 1, ckpt.restored_from, flush=True)
+for step in range(first, steps + 1):
+    x = torch.randn(4, 8)
+    loss = (ddp(x) - x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    ckpt.save(step)
+    holdfast.step(step, loss=loss)
+    time.sleep(0.02)
+    stop = torch.tensor(float(os.path.exists(f"{folder}/finish")))
+    dist.all_reduce(stop)
+    if stop:
+        break
+digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in net.parameters())).hexdigest()
+print("weights", digest, flush=True)
+del ddp, ckpt
+dist.destroy_process_group()
+"""
+
+
+def said(job: Job, word: str) -> list[list[str]]:
+    """What ranks printed after a word, in order."""
+    lines = [line.split() for line in job.text().splitlines() if f"] {word} " in line]
+    return [line[line.index(word) + 1 :] for line in lines]
+
+
+def test_a_killed_rank_costs_no_step(start: Start) -> None:
+    job = start("--nnodes", "2", "--nproc-per-node", "1", script=TRAIN, torch=True)
+    job.trains()
+    job.kill(job.rank(1))
+    job.trains(generation=2)
+    job.finish()
+    job.ends(0)
+    [record] = job.report().incidents
+    assert record.resumed_from is not None and record.good_step - record.resumed_from <= 1
+    assert said(job, "from")[-1] == [str(record.resumed_from), "memory"]
+    assert f"restoring step {record.resumed_from}: 2 from own memory" in (job.run_dir / "controller.log").read_text()
+
+
+def test_a_snapshot_outlives_the_agent_too(start: Start) -> None:
+    job = start("--nproc-per-node", "1", script=TRAIN, torch=True)
+    job.trains()
+    agent = job.agent("n0")
+    job.kill(agent)
+    job.until(lambda: job.agent("n0") != agent, "another agent")
+    job.kill(job.rank(0))
+    job.trains(generation=2)
+    job.finish()
+    job.ends(0)
+    [record] = job.report().incidents
+    assert record.resumed_from is not None and record.good_step - record.resumed_from <= 1
+    assert said(job, "from")[-1][1] == "memory"
+
+
+def test_a_lost_node_goes_on_from_storage(start: Start) -> None:
+    job = start("--nnodes", "2", "--nproc-per-node", "1", "--standbys", "1", script=TRAIN, torch=True, STORE="ckpt")
+    job.trains()
+    job.until(lambda: any((job.folder / "ckpt").glob("step-*/holdfast.json")), "a checkpoint")
+    lost = next(node["node"] for node in job.status()["nodes"] if node["ranks"] == "1")
+    os.kill(job.holder(lost), signal.SIGKILL)
+    job.trains(generation=2)
+    job.finish()
+    job.ends(0)
+    step, source = said(job, "from")[-1]
+    assert source == "storage" and int(step) % 5 == 0 and int(step) > 0
+
+
+@pytest.mark.slow
+def test_nobody_can_tell_afterwards(start: Start) -> None:
+    """Four ranks, killed one after the other: the weights are those of a run with no faults, bit for bit."""
+    flags = ("--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "99")
+    calm = start(*flags, script=TRAIN, torch=True, name="calm", STEPS="150")
+    calm.ends(0, patience_s=90)
+    calm.run_dir.rename(calm.folder / "calm-run")
+    job = start(*flags, script=TRAIN, torch=True, STEPS="150", STORE="ckpt")
+    for rank in range(4):
+        job.trains(generation=rank + 1)
+        job.kill(job.rank(rank, generation=rank + 1))
+    job.ends(0, patience_s=90)
+    digests = {words[0] for words in said(calm, "weights") + said(job, "weights")}
+    assert len(digests) == 1, digests
+    assert len(said(job, "weights")) == 4 and len(job.report().incidents) == 4

@@ -1,0 +1,110 @@
+"""A Checkpointer and the keeper of its node: memory that outlives the rank."""
+
+import copy
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+from torch import nn
+
+from holdfast.checkpoint import dcp
+from holdfast.checkpoint.arena import Arena
+from holdfast.checkpoint.link import KeeperError, Link
+from holdfast.checkpoint.state import StateError
+from holdfast.client.checkpointer import Checkpointer
+from holdfast.wire import keeping
+from tests.client.fake_keeper import FakeKeeper
+from tests.client.job import Job, same
+
+
+def test_a_slot_that_is_read_is_not_waited_for(keeper: FakeKeeper) -> None:
+    job = Job(0).train(1, 2)
+    arena = keeper.arena()
+    for sealed in arena.sealed():
+        assert arena.pin(sealed.slot, sealed.seq)
+    assert job.ckpt.save(3) is False and job.ckpt.skipped == 1
+    arena.unpin(arena.sealed()[1].slot)
+    assert job.ckpt.save(4)
+    assert [sealed.step for sealed in arena.sealed()] == [4, 2]
+
+
+def test_restored_snapshots_outlive_the_next_write(keeper: FakeKeeper) -> None:
+    Job(0).train(1, 7)
+    arena = keeper.arena()
+    older = arena.sealed()[1]
+    keeper.answer = keeping.State(source="memory", step=6, arena=keeper._path(0), slot=older.slot)
+    again = Job(1)
+    assert again.ckpt.restore() == 6
+    assert [sealed.step for sealed in arena.sealed()] == [6], "step 7 was abandoned"
+    again.train(7, 7)
+    assert [sealed.step for sealed in arena.sealed()] == [7, 6]
+
+
+def test_from_a_peer(keeper: FakeKeeper) -> None:
+    wanted = copy.deepcopy(dict(Job(0).train(1, 3).model.state_dict()))
+    fetched = os.memfd_create("fetched")
+    os.write(fetched, keeper.arena().memory[:])
+    slot = keeper.arena().sealed()[0].slot
+    keeper.make(_other(keeper.wants[0]))  # this node has nothing
+    keeper.answer = keeping.State(source="peer", step=3, arena=f"/proc/self/fd/{fetched}", slot=slot)
+    again = Job(1)
+    assert again.ckpt.restore() == 3
+    assert same(dict(again.model.state_dict()), wanted)
+    os.close(fetched)
+
+
+def _other(want: keeping.Want) -> keeping.Want:
+    return msgspec.structs.replace(want, layout="00" * 32)
+
+
+def test_what_the_keeper_hears(keeper: FakeKeeper, tmp_path: Path) -> None:
+    Job(0, path=tmp_path / "x", every="2min", keep=5, keep_every=100, verified=True)
+    want = keeper.wants[0]
+    arena = keeper.arena()
+    assert (want.rank, want.world, want.slots, arena.slots) == (0, 1, 3, 3)
+    assert want.share == ((0, want.image_bytes),)
+    assert want.storage == keeping.Storage(url=str(tmp_path / "x"), every_s=120.0, keep=5, keep_every=100)
+    metadata = dcp.read(Path(want.metadata_path).read_bytes())
+    assert "model.first.weight" in metadata.state_dict_metadata
+    assert "optimizer.state.first.weight.exp_avg" in metadata.state_dict_metadata
+    assert not (tmp_path / "x").exists(), "writing is the keeper's work"
+
+
+def test_a_keeper_that_comes_back(keeper: FakeKeeper) -> None:
+    keeper.hang_up = 2
+    job = Job(0).train(1, 1)
+    keeper.hang_up = 2
+    assert Job(1).ckpt.restore() == 1
+    assert job.ckpt.save(2)
+
+
+def test_a_keeper_that_says_no(keeper: FakeKeeper) -> None:
+    keeper.answer = keeping.Denied(why="snapshots would take 3 GB of 2 GB")
+    with pytest.raises(KeeperError, match="snapshots would take 3 GB of 2 GB"):
+        Job(0)
+
+
+def test_a_keeper_that_is_gone(tmp_path: Path) -> None:
+    link = Link(str(tmp_path / "nobody"), lost_s=0.3)
+    with pytest.raises(KeeperError, match="does not answer"):
+        link.resume(keeping.Resume(rank=0, generation=0))
+
+
+def test_a_snapshot_of_another_model(keeper: FakeKeeper) -> None:
+    Job(0).train(1, 2)
+    slot, path = keeper.arena().sealed()[0].slot, os.memfd_create("old")
+    os.write(path, keeper.arena().memory[:])
+    keeper.answer = keeping.State(source="memory", step=2, arena=f"/proc/self/fd/{path}", slot=slot)
+    ckpt = Checkpointer(model=nn.Linear(3, 3))
+    with pytest.raises(StateError, match="laid out for another model or optimizer"):
+        ckpt.restore()
+    os.close(path)
+
+
+def test_arena_of_another_layout_is_refused(keeper: FakeKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    Job(0)
+    monkeypatch.setattr(keeper, "make", lambda want: keeper._path(0))
+    with pytest.raises(StateError, match="memory of another layout"):
+        Checkpointer(model=nn.Linear(1, 1))
+    assert isinstance(keeper.arena(), Arena)

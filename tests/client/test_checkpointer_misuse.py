@@ -1,0 +1,82 @@
+"""A Checkpointer that is used wrongly says so at once, in one sentence."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import holdfast
+from holdfast.checkpoint.state import StateError
+from holdfast.client.checkpointer import Checkpointer
+from tests.client.fake_keeper import FakeKeeper
+from tests.client.job import Job
+
+
+def test_extras_that_outgrow_their_room(keeper: FakeKeeper, capfd: pytest.CaptureFixture[str]) -> None:
+    job = Job(0).train(1, 1)
+    job.extra["epoch"] = "x" * 1_000_000
+    assert not job.ckpt.save(2) and not job.ckpt.save(3)
+    assert capfd.readouterr().err.count("the extras have outgrown their room") == 1
+    job.extra["epoch"] = 1
+    assert job.ckpt.save(4)
+    assert Job(1).ckpt.restore() == 4
+
+
+MISUSES: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
+    "nothing": (ValueError, "nothing to save was given", {}),
+    "both": (ValueError, "either model and optimizer, or state_dict", {"model": nn.Linear(1, 1), "state_dict": {}}),
+    "load": (ValueError, "load goes with state_dict", {"model": nn.Linear(1, 1), "load": print}),
+    "no module": (TypeError, "model is a dict, not a module", {"model": {}}),
+    "no optimizer": (TypeError, "not an optimizer of torch", {"model": nn.Linear(1, 1), "optimizer": [3]}),
+    "strange": (
+        ValueError,
+        "AdamW has 1 parameters that are not in the model",
+        {"model": nn.Linear(1, 1), "optimizer": torch.optim.AdamW([torch.ones(1, requires_grad=True)])},
+    ),
+    "meta": (ValueError, "weight is on the meta device", {"model": nn.Linear(1, 1, device="meta")}),
+    "every": (ValueError, "every is a number of steps", {"model": nn.Linear(1, 1), "path": "x", "every": "soon"}),
+    "every 0": (ValueError, "every is a number of steps", {"model": nn.Linear(1, 1), "path": "x", "every": 0}),
+    "no path": (ValueError, "path, which tells where, is missing", {"model": nn.Linear(1, 1), "every": 5}),
+    "keep": (ValueError, "keep and keep_every", {"model": nn.Linear(1, 1), "path": "x", "keep": -1}),
+    "slots": (ValueError, "give 2", {"model": nn.Linear(1, 1), "slots": 1}),
+    "extra": (StateError, r"extra\['f'\] gives a function", {"model": nn.Linear(1, 1), "extra": {"f": print}}),
+    "sparse": (StateError, "cannot be saved", {"state_dict": {"x": torch.eye(2).to_sparse()}}),
+}
+
+
+@pytest.mark.parametrize("how", MISUSES)
+def test_misuse(how: str) -> None:
+    error, sentence, asked = MISUSES[how]
+    if how == "extra":
+        asked = asked | {"extra": {"f": lambda: 1}}
+    with pytest.raises(error, match=sentence):
+        Checkpointer(**asked)
+
+
+def test_misuse_of_steps() -> None:
+    ckpt = Checkpointer(model=nn.Linear(1, 1))
+    for step in (-1, 1.0, None, "3", True):
+        with pytest.raises(ValueError, match="a step is a number from 0 on"):
+            ckpt.save(step)  # type: ignore[arg-type]
+    assert ckpt.save(0) and ckpt.save(5)
+    with pytest.raises(ValueError, match="step 5 comes after step 5: steps only grow"):
+        ckpt.save(5)
+    with pytest.raises(RuntimeError, match="restore comes before the first save"):
+        ckpt.restore()
+
+
+def test_many_ranks_without_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(StateError, match="call init_process_group before"):
+        Checkpointer(model=nn.Linear(1, 1))
+
+
+def test_importing_holdfast_stays_light() -> None:
+    code = "import sys, holdfast; assert 'torch' not in sys.modules; print(holdfast.Checkpointer.__name__)"
+    told = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)
+    assert told.stdout == "Checkpointer\n"
+    with pytest.raises(AttributeError, match="module 'holdfast' has no attribute 'nothing'"):
+        _ = holdfast.nothing
