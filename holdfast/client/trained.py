@@ -151,7 +151,9 @@ class Trained:
         for path in self._paths:
             if path[:2] == (OPTIMIZER, STATE) and ".".join(map(str, path)) in absent:
                 optimizer, parameter = self._kin[str(path[2])]
-                optimizer.state[parameter].pop(path[3], None)
+                own = optimizer.state.get(parameter, {})  # asking in another way would make one
+                if own.pop(path[3], None) is not None and not own:
+                    del optimizer.state[parameter]
         if self._odd:
             set_model_state_dict(self._model, self._odd, options=StateDictOptions(strict=False))
             self._odd = {}

@@ -1,0 +1,115 @@
+"""A Checkpointer on many ranks: exact after a kill, whole on storage, and cut anew for another number of ranks."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as torch_dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+
+from holdfast.wire import keeping
+from tests.client.conftest import Ended, Rank, Zygote
+from tests.client.fake_keeper import FakeKeeper
+
+pytestmark = pytest.mark.e2e
+
+SCRIPT = str(Path(__file__).with_name("rank_job.py"))
+Group = Callable[[], list[dict[str, str]]]
+
+
+class Job:
+    """Ranks that start together; when one dies, the others are ended."""
+
+    def __init__(self, zygote: Zygote, group: Group, keeper: FakeKeeper | None = None) -> None:
+        self._zygote = zygote
+        self._group = group
+        self._env = {keeping.KEEPER: str(keeper.path)} if keeper else {}
+
+    def run(self, world: int, *argv: str) -> list[Ended]:
+        told = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), **self._env}
+        envs = [env | told for env in self._group()[:world]]
+        ranks = self._zygote.forks(envs, SCRIPT, *argv)
+        killed = [int(argv[argv.index("--kill") + 1].split(":")[0])] if "--kill" in argv else []
+        ended = {number: self._zygote.wait(ranks[number]) for number in killed}
+        for number, rank in enumerate(ranks):
+            if killed and number not in killed:
+                _kill(rank)
+        return [ended.get(number) or self._zygote.wait(rank) for number, rank in enumerate(ranks)]
+
+    def told(self, world: int, *argv: str) -> list[list[str]]:
+        ended = self.run(world, *argv)
+        assert [one.code for one in ended] == [0] * world, ended
+        return [one.out.split(maxsplit=3) for one in ended]
+
+
+def _kill(rank: Rank) -> None:
+    try:
+        os.kill(rank.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+@pytest.mark.parametrize(("how", "world"), [("ddp", 4), ("fsdp", 4), ("hsdp", 4), ("tp", 2), ("plain", 2)])
+def test_exact_after_a_kill(warm: Zygote, group: Group, keeper: FakeKeeper, how: str, world: int, when: str) -> None:
+    reference = [told[2:] for told in Job(warm, group).told(world, how, "7")]
+    job = Job(warm, group, keeper)
+    ended = job.run(world, how, "7", "--kill", f"1:5:{when}")
+    assert ended[1].code == -signal.SIGKILL
+    again = job.told(world, how, "7", "--seed", "3")
+    assert {told[0] for told in again} <= ({"5"} if when == "after" else {"4"})
+    assert {told[1] for told in again} == {"memory"}
+    assert [told[2:] for told in again] == reference
+
+
+@pytest.mark.parametrize(("how", "world"), [("ddp", 3), ("fsdp", 3), ("hsdp", 4), ("tp", 2)])
+def test_on_storage(warm: Zygote, group: Group, tmp_path: Path, how: str, world: int) -> None:
+    job, path = Job(warm, group), str(tmp_path / "checkpoints")
+    reference = [told[2:] for told in job.told(world, how, "6")]
+    job.run(world, how, "5", "--path", path)
+    assert sorted(found.name for found in Path(path).glob("step-*")) == ["step-00000002", "step-00000004"]
+    again = job.told(world, how, "6", "--path", path, "--seed", "3")
+    assert {tuple(told[:2]) for told in again} == {("4", "storage")}
+    mine = [told[2:] for told in again]
+    if how == "ddp":  # buffers are those of the first rank, as DDP itself would have it
+        assert [told[0] for told in mine] == [told[0] for told in reference]
+    else:
+        assert mine == reference
+    assert _bytes(path) < 1.3 * _plain_bytes(), "state that replicas share is there once"
+
+
+def _bytes(path: str) -> int:
+    return sum(file.stat().st_size for file in Path(path, "step-00000004").glob("*.distcp")) - 5 * (256 << 10)
+
+
+def _plain_bytes() -> int:
+    return 200_000
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize(("how", "world"), [("ddp", 4), ("fsdp", 4), ("hsdp", 4), ("tp", 2)])
+def test_another_number_of_ranks(warm: Zygote, group: Group, tmp_path: Path, how: str, world: int) -> None:
+    job, path = Job(warm, group), str(tmp_path / "checkpoints")
+    wanted = job.told(world, how, "4", "--path", path)[0][2]
+    for other, many in (("ddp", 2), ("fsdp", 2), ("fsdp", 4), ("plain", 1)):
+        told = job.told(many, other, "4", "--path", path, "--seed", "3")
+        assert {tuple(one[:2]) for one in told} == {("4", "storage")}
+        assert {one[2] for one in told} == {wanted}, f"{how} on {world} to {other} on {many}"
+    # And torch alone reads it, into one process.
+    model = nn.Sequential(nn.Linear(12, 36), nn.Tanh(), nn.Linear(36, 12), nn.Linear(12, 7))
+    model.register_buffer("seen", torch.zeros(2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    state: dict[str, Any] = {
+        "model": get_model_state_dict(model),
+        "optimizer": get_optimizer_state_dict(model, optimizer),
+    }
+    torch_dcp.load(state, checkpoint_id=f"{path}/step-00000004")
+    from tests.client.rank_job import digest
+
+    assert digest(model, optimizer) == wanted
+    assert state["optimizer"]["param_groups"][0]["lr"] == pytest.approx(1e-2 * 0.9**4)
