@@ -23,12 +23,12 @@ PARAMETERS = 5  # by position; self does not count
 DEPTH = 3
 
 NOT_NAMES = frozenset("manager handler helper util common base info data context worker master scheduler".split())
-TERMS = re.compile("data_(parallel|loader)")  # PyTorch's own words for these two things
+TERMS = re.compile("data_(parallel|loader)|(read|write)_data")  # PyTorch's own words for these things
 
 # "file::function": the process's top loop, and the client's outermost call; nobody else catches everything.
-# The client never harms training: its outermost calls swallow everything. A rank's own exceptions, of whatever kind, are
-# shown and end it. A module that cannot be loaded ahead, for whatever reason, is left out. Drivers of storage raise what
-# their own libraries raise.
+# The client never harms training: its outermost calls swallow everything. A rank's own exceptions, of whatever kind,
+# are shown and end it. A module that cannot be loaded ahead, for whatever reason, is left out. Drivers of storage raise
+# what their own libraries raise.
 CATCH_ALL = frozenset(
     {
         "checkpoint/remote.py::_told",

@@ -73,7 +73,7 @@ class Checkpointer:
         if slots < 2:
             raise ValueError(f"with {slots} slots a snapshot would be overwritten before the next is whole; give 2")
         group = self._world.group(replicated)
-        self._source = source_of(model, optimizer, (state_dict, load), group)
+        self._source = source_of(model, optimizer, (state_dict, load), rank=self._world.rank, group=group)
         self._extras = Extras({} if extra is None else extra)
         self._generation = int(os.environ.get(GENERATION, "0"))
         self._link = Link.here()

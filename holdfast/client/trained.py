@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from holdfast.checkpoint.layout import Layout, Path, Ranks
+from holdfast.checkpoint.layout import BIG_BYTES, Layout, Path, Ranks
 from holdfast.checkpoint.state import Found, Held, Image, bare
 from holdfast.client.foresee import Kept, foresee, made, shadow
 from holdfast.client.found import ABSENT, ChangedError, Row, Way, descend, read, rows, write
@@ -46,12 +46,13 @@ class Kin(NamedTuple):
 class Trained:
     """Names are canonical: the same with and without DDP, FSDP2 or torch.compile around the model."""
 
-    def __init__(self, model: torch.nn.Module, optimizers: Sequence[Optimizer], group: Ranks) -> None:
+    def __init__(self, model: torch.nn.Module, optimizers: Sequence[Optimizer], rank: int, group: Ranks) -> None:
         self._model = model
         self._optimizers = optimizers
+        self._rank = rank
         self._group = group  # who have what does not know better
-        self._wrapped = {tensor: ranks for ranks, module in _wrappers(model) for tensor in _tensors(module)}
-        meshes = {tensor.device_mesh for tensor in _tensors(model) if isinstance(tensor, DTensor)}
+        self._wrapped = dict(_wrapped(model))
+        meshes = {tensor.device_mesh for tensor in model.parameters() if isinstance(tensor, DTensor)}
         self._around = tuple(sorted({rank for mesh in meshes for rank in _ranks(mesh)}))
         self._places: dict[str, Place] = {}
         self._empty: dict[str, torch.Tensor] = {}  # without memory, by which places are found
@@ -111,6 +112,8 @@ class Trained:
         if ranks:
             # DDP spreads buffers from the first of its ranks before every forward pass, so only the first's matter.
             return Held(ranks, ranks, trained)
+        if tensor is not None and not trained and tensor.nbytes < BIG_BYTES and self._group == (self._rank,):
+            return Held(self._group, self._group)  # statistics of this rank's own batches; what is larger is a table
         return Held(self._around, self._around, False) if self._around else Held(self._group, self._group, trained)
 
     def bind(self, layout: Layout, found: Found) -> None:
@@ -254,15 +257,12 @@ def _is_empty(thing: object) -> bool:
     return isinstance(thing, torch.Tensor) and not bare(thing).nbytes
 
 
-def _wrappers(model: torch.nn.Module) -> Iterator[tuple[Ranks, torch.nn.Module]]:
+def _wrapped(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, Ranks]]:
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):
-            yield tuple(sorted(dist.get_process_group_ranks(module.process_group))), module
-
-
-def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
+            ranks = tuple(sorted(dist.get_process_group_ranks(module.process_group)))
+            yield from ((tensor, ranks) for tensor in module.parameters())
+            yield from ((tensor, ranks) for tensor in module.buffers() if module.broadcast_buffers)
 
 
 def _ranks(mesh: Any) -> Ranks:

@@ -18,7 +18,12 @@ OwnState = tuple[StateDict | Callable[[], StateDict] | None, Callable[[StateDict
 
 
 def source_of(
-    model: torch.nn.Module | None, optimizer: Optimizer | Iterable[Optimizer] | None, own: OwnState, group: Ranks
+    model: torch.nn.Module | None,
+    optimizer: Optimizer | Iterable[Optimizer] | None,
+    own: OwnState,
+    *,
+    rank: int,
+    group: Ranks,
 ) -> Trained | Own:
     """What is to be saved: a model with its optimizers, or a state dict of the script's own."""
     state, load = own
@@ -37,7 +42,7 @@ def source_of(
         if not isinstance(one, Optimizer):
             raise TypeError(f"optimizer is a {type(one).__name__}, not an optimizer of torch; see state_dict")
     _check(model, optimizers)
-    return Trained(model, optimizers, group)
+    return Trained(model, optimizers, rank, group)
 
 
 def _check(model: torch.nn.Module, optimizers: list[Optimizer]) -> None:

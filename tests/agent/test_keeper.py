@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,8 +17,8 @@ from holdfast.model.errand import LaunchHere
 from holdfast.model.topology import Seat
 from holdfast.wire import keeping
 from holdfast.wire.holding import KeptArena
-from holdfast.wire.keeping import Denied, FromKeeper, Resume, State, Storage, ToKeeper, Want
 from holdfast.wire.keeping import Arena as ArenaAt
+from holdfast.wire.keeping import Denied, FromKeeper, Resume, State, Storage, ToKeeper, Want
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -55,6 +55,12 @@ def want(generation: int, storage: Storage | None = None, metadata: str = "") ->
     )
 
 
+async def until(look: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not look():  # noqa: ASYNC110 - it is other processes and threads that are waited for
+            await asyncio.sleep(0.01)
+
+
 class Bench:
     """A keeper, the memory a holder would keep for it, and a rank that talks to it."""
 
@@ -83,13 +89,12 @@ class Bench:
 
     async def ask(self, question: ToKeeper) -> FromKeeper:
         async with asyncio.timeout(20):
-            while not self.keeper.socket_path.exists():
-                await asyncio.sleep(0.01)
+            await until(self.keeper.socket_path.exists)
             reader, writer = await asyncio.open_unix_connection(self.keeper.socket_path)
             writer.write(keeping.encode(question) + b"\n")
-            line = await reader.readline()
+            answer: FromKeeper = keeping.from_keeper(await reader.readline())
             writer.close()
-            return keeping.from_keeper(line)
+            return answer
 
     async def arena(self, question: Want) -> Arena:
         answer = await self.ask(question)
@@ -192,21 +197,16 @@ async def test_due_steps_become_checkpoints(bench: Bench, tmp_path: Path) -> Non
     storage = Storage(url=str(tmp_path / "ckpt"), every_steps=2, keep=1)
     bench.keeper.launched(launch(1))
     arena = await bench.arena(want(1, storage, str(tmp_path / "metadata")))
+    content = b""
     for step in (1, 2, 3, 4):
         content = snapshot(arena, step)
         if step % 2 == 0:
-            await _published(storage.url, step)
+            await until(lambda step=step: any(found.step == step for found in retention.find(storage.url)))
     [found] = retention.find(storage.url)
     assert found.step == 4 and load.verify(found.url) == ()
     into = bytearray(IMAGE_BYTES)
     load.read_part(found.url, 0, memoryview(into))
     assert bytes(into) == content
-
-
-async def _published(url: str, step: int) -> None:
-    async with asyncio.timeout(20):
-        while not any(found.step == step for found in retention.find(url)):
-            await asyncio.sleep(0.02)
 
 
 async def test_storage_that_fails_costs_a_sentence(bench: Bench, tmp_path: Path) -> None:
@@ -215,8 +215,6 @@ async def test_storage_that_fails_costs_a_sentence(bench: Bench, tmp_path: Path)
     bench.keeper.launched(launch(1))
     arena = await bench.arena(want(1, storage))
     snapshot(arena, 1)
-    async with asyncio.timeout(20):
-        while not bench.said:
-            await asyncio.sleep(0.02)
+    await until(lambda: bench.said)
     assert "step 1 was not written" in bench.said[0] and "training goes on" in bench.said[0]
     assert arena.begin(2, 1) is not None, "the snapshot is not held back"

@@ -68,7 +68,8 @@ def test_the_same_exception_without_getting_further_ends_the_job(start: Start) -
     job = start("--nproc-per-node", "2", script=RAISES.replace("step += 1\n", "step += 1\n    step = min(step, 15)\n"))
     job.ends(93)
     assert "failed the same way again without getting further" in job.text()
-    assert sum(record.failures for record in job.report().incidents) == 2  # one incident if it raised before its step was seen
+    # One incident of two failures, if it raised before its step was seen.
+    assert sum(record.failures for record in job.report().incidents) == 2
 
 
 def test_ctrl_c_ends_everything_once(start: Start, tmp_path: Path) -> None:

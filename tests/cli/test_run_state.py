@@ -1,4 +1,4 @@
-"""State that survives: a rank's death costs no step, a node's only what storage lacks, and nobody can tell afterwards."""
+"""State that survives: a rank's death costs no step, a node's what storage lacks, and nobody can tell afterwards."""
 
 import os
 import signal

@@ -4,7 +4,6 @@ import argparse
 import hashlib
 import os
 import signal
-import sys
 
 import torch
 import torch.distributed as dist
@@ -62,7 +61,7 @@ def die_while_copying(after: int) -> None:
         run(self, list(moves)[:after])  # type: ignore[call-overload]
         os.kill(os.getpid(), signal.SIGKILL)
 
-    copying.Copier.run = some  # type: ignore[method-assign,assignment]
+    copying.Copier.run = some  # type: ignore[method-assign]
 
 
 def main() -> None:
@@ -76,10 +75,11 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     model = made(told.how, told.seed)
+    seen = next(model.buffers())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     asked_for = {"path": told.path, "every": 2} if told.path else {}
-    ckpt = holdfast.Checkpointer(model=model, optimizer=optimizer, extra={"schedule": schedule}, **asked_for)  # type: ignore[arg-type]
+    ckpt = holdfast.Checkpointer(model=model, optimizer=optimizer, extra={"schedule": schedule}, **asked_for)
     start = ckpt.restore()
     if start == 0:
         torch.manual_seed(rank)
@@ -88,11 +88,13 @@ def main() -> None:
         x = torch.randn(BATCH, FEATURES)  # of each rank's own generator
         if told.how == "tp":
             dist.broadcast(x, 0)
+        if told.how == "plain":
+            dist.barrier()  # steps of a job go together
         model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-        getattr(model, "module", model).seen += rank + 1
+        seen += rank + 1
         mine = [str(rank), str(step)] == killed[:2]
         if mine and killed[2] == "during":
             die_while_copying(3)
@@ -102,9 +104,8 @@ def main() -> None:
         if mine and killed[2] == "after":
             os.kill(os.getpid(), signal.SIGKILL)
         ckpt.close()
-    seen = getattr(model, "module", model).seen.tolist()
-    print(start, ckpt.restored_from, digest(model, optimizer), schedule.get_last_lr()[0], seen, torch.rand(1).item())
-    sys.stdout.flush()
+    rest = schedule.get_last_lr(), seen.tolist(), torch.rand(1).item()
+    print(start, ckpt.restored_from, digest(model, optimizer), *rest, flush=True)
     dist.destroy_process_group()
 
 
