@@ -22,7 +22,7 @@ STEP_S = 0.05
 STEPS = 1200 if FULL else 300
 COLD_STEPS = 10  # caches, allocator and lazy imports settle
 LOOK_S = 10.0
-STEP_GOAL_US, STEADY_GOAL, STEADY_ERROR = 5.0, 0.01, 0.005
+STEP_GOAL_US, STEADY_GOAL = 5.0, 0.01
 
 
 def wait_json(job: Job, path: Path, limit_s: float = START_LIMIT_S) -> Any:
@@ -116,7 +116,7 @@ def steady(table: Table, findings: Findings) -> None:
     table.add_row("step, plain and under holdfast", f"{medians[0]:.2f} and {medians[1]:.2f} ms", f"{len(plain)} each")
     table.add_row("overhead, step by step", f"{overhead:+.2%}", f"+- {error:.2%}")
     table.add_row("processor time of holdfast's own processes", f"{beside:.2%}", "of one core")
-    if error < STEADY_ERROR:
+    if abs(overhead - STEADY_GOAL) > error:  # the goal is outside of what the error leaves open
         findings.goals["steady_under_1_percent"] = overhead < STEADY_GOAL
     else:
         findings.skipped["steady_under_1_percent"] = f"the machine is too busy to tell: {overhead:+.2%} +- {error:.2%}"

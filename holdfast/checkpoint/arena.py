@@ -32,7 +32,7 @@ from holdfast.checkpoint.header import (
     pages,
 )
 
-__all__ = ["DUE", "POISONED", "VERIFIED", "Arena", "ArenaError", "Claim", "Sealed", "Slot", "arena_bytes"]
+__all__ = ["DUE", "POISONED", "VERIFIED", "Arena", "ArenaError", "Claim", "Name", "Sealed", "Slot", "arena_bytes"]
 
 VERIFIED, POISONED, DUE = 1, 2, 4  # flags of a snapshot; DUE: it is to become a checkpoint
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which Python 3.11 has no name for
@@ -53,13 +53,20 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
     at: float  # wall clock
 
 
+class Name(msgspec.Struct, frozen=True, kw_only=True):
+    """What a snapshot is known by."""
+
+    step: int
+    generation: int
+    flags: int = 0
+
+
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A slot promised to work that is queued on a device, which seals it itself: this seq before, seq + 1 after."""
 
     slot: int
     seq: int
-    step: int
-    generation: int
+    name: Name
     at: float
 
 
@@ -157,19 +164,19 @@ class Arena:
 
     # What the one writer does.
 
-    def begin(self, step: int, generation: int) -> "Slot | None":
+    def begin(self, step: int, generation: int, flags: int = 0) -> "Slot | None":
         """A slot to write; never the newest whole one, never one that is read. None: skip this snapshot."""
         for slot in self._free() if self.settled() else ():
             head = self._heads[slot]
             before = head.seq
             self._number(slot, self._next_seq())
             if not lives(head.pin):
-                return Slot(self, slot, step=step, generation=generation)
+                return Slot(self, slot, Name(step=step, generation=generation, flags=flags))
             self._number(slot, before)  # its reader came first; nothing was written yet
         self.skipped += 1
         return None
 
-    def claim(self, step: int, generation: int) -> Claim | None:
+    def claim(self, name: Name) -> Claim | None:
         """Promise a slot to queued work. Work is done in the order of claims: each starts when the last is sealed."""
         self.settled()
         for slot in self._free():
@@ -177,7 +184,7 @@ class Arena:
             head.writer, head.claim = os.getpid(), (seq + 1) & LOW
             fence()
             if not lives(head.pin):
-                self._claims.append(Claim(slot=slot, seq=seq, step=step, generation=generation, at=time.time()))
+                self._claims.append(Claim(slot=slot, seq=seq, name=name, at=time.time()))
                 return self._claims[-1]
             head.claim = head.seq & LOW
         self.skipped += 1
@@ -246,6 +253,12 @@ class Arena:
             self._unpin(slot)
             return False
 
+    def hold(self, slot: int) -> None:
+        """The writer pins a slot that it has just begun or claimed, for itself; unpin ends it."""
+        with self._lock:
+            self._pins[slot] += 1
+            self._heads[slot].pin = os.getpid()
+
     def unpin(self, slot: int) -> None:
         with self._lock:
             self._unpin(slot)
@@ -303,11 +316,10 @@ class Arena:
 class Slot:
     """A slot that is being written. Left alone, as by a rank that dies, it stays torn and is the first to be reused."""
 
-    def __init__(self, arena: Arena, index: int, *, step: int, generation: int) -> None:
+    def __init__(self, arena: Arena, index: int, name: Name) -> None:
         self._arena = arena
         self.index = index
-        self.step = step
-        self.generation = generation
+        self.name = name
 
     @property
     def image(self) -> memoryview:
@@ -316,5 +328,6 @@ class Slot:
     def seal(self) -> None:
         """The image is whole."""
         head = self._arena._heads[self.index]
-        head.step, head.generation, head.at, head.flags = self.step, self.generation, time.time(), 0
+        head.step, head.generation, head.flags = self.name.step, self.name.generation, self.name.flags
+        head.at = time.time()
         self._arena._number(self.index, head.seq + 1)

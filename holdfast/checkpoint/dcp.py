@@ -48,20 +48,26 @@ def file_of(rank: int) -> str:
 
 def metadata(layouts: Sequence[Layout]) -> bytes:
     """The `.metadata` of a checkpoint that consists of every rank's share; the same for every step."""
-    named = names(layouts)
     tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     storage: dict[MetadataIndex, _StorageInfo] = {}
     paths: dict[str, Path] = {}
+    for name, path, item, place in _entries(layouts):
+        paths[name] = path
+        index = _enter(tensors, name, item)
+        if index in storage:
+            raise StateError(f"{storage[index].relative_path} and {place.relative_path} both hold {name}")
+        if index:
+            storage[index] = place
+    return pickle.dumps(Metadata(tensors, paths, storage, StorageMeta()), protocol=2)
+
+
+def _entries(layouts: Sequence[Layout]) -> Iterator[tuple[str, Path, Item, _StorageInfo]]:
+    """Everything under all its names, and where it lies."""
+    named = names(layouts)
     for layout in layouts:
         for item, at in layout.owned():
             place = _StorageInfo(file_of(layout.rank), at, item.length)
-            for name, path in _names_of(item, named):
-                paths[name] = path
-                if (index := _enter(tensors, name, item)) in storage:
-                    raise StateError(f"{storage[index].relative_path} and {place.relative_path} both hold {name}")
-                if index:
-                    storage[index] = place
-    return pickle.dumps(Metadata(tensors, paths, storage, StorageMeta()), protocol=2)
+            yield from ((name, path, item, place) for name, path in _names_of(item, named))
 
 
 def read(content: bytes) -> Metadata:
@@ -110,17 +116,17 @@ def _place(found: Metadata, item: Item) -> _StorageInfo | None:
         if whole is None:
             continue
         if not spec.dtype:
-            return _info(found, MetadataIndex(key)) if isinstance(whole, BytesStorageMetadata) else None
+            return _found_at(found, MetadataIndex(key)) if isinstance(whole, BytesStorageMetadata) else None
         if not isinstance(whole, TensorStorageMetadata) or str(whole.properties.dtype) != f"torch.{spec.dtype}":
             return None
         same = tuple(whole.size) == spec.whole and any(
             tuple(chunk.offsets) == spec.start and tuple(chunk.sizes) == spec.shape for chunk in whole.chunks
         )
-        return _info(found, MetadataIndex(key, spec.start)) if same else None
+        return _found_at(found, MetadataIndex(key, spec.start)) if same else None
     return None
 
 
-def _info(found: Metadata, index: MetadataIndex) -> _StorageInfo | None:
+def _found_at(found: Metadata, index: MetadataIndex) -> _StorageInfo | None:
     info = found.storage_data.get(index)
     return info if isinstance(info, _StorageInfo) else None
 

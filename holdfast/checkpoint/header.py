@@ -5,7 +5,7 @@ Words are aligned and little-endian, so that a processor writes each of them at 
 
 import os
 from threading import Lock
-from typing import Generic, TypeVar, cast, overload
+from typing import Any, Generic, TypeVar, cast, overload
 
 PAGE_BYTES = 4096
 BLOCK_BYTES = 8 << 20  # what one checksum covers
@@ -36,8 +36,8 @@ class Word(Generic[N]):
         head.views[self.code][self._index] = value
 
 
-def _views(memory: memoryview) -> dict[str, memoryview]:
-    return {code: memory.cast(code) for code in ("Q", "q", "d", "I")}  # type: ignore[call-overload]
+def _views(memory: memoryview) -> dict[str, Any]:
+    return {"Q": memory.cast("Q"), "q": memory.cast("q"), "d": memory.cast("d"), "I": memory.cast("I")}
 
 
 class ArenaHead:
@@ -77,7 +77,8 @@ class SlotHead:
     @property
     def table(self) -> memoryview:
         start = self.TABLE // 8
-        return self.views["Q"][start : start + self.blocks]
+        found: memoryview = self.views["Q"][start : start + self.blocks]
+        return found
 
 
 def arena_bytes(image_bytes: int, slots: int) -> int:

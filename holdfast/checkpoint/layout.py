@@ -63,13 +63,14 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     world: int
     items: tuple[Item, ...]
     image_bytes: int
+    form: str = ""  # whose records these are: two versions of torch may write them differently
 
     @property
     def digest(self) -> bytes:
-        """The same for images in which everything lies at the same place; who owns what does not matter."""
+        """The same for images that differ in nothing but payloads; who owns what does not matter."""
         told = [(i.spec.key, i.offset, i.length, i.payload, i.spec.dtype, i.spec.shape) for i in self.items]
         where = [(i.spec.whole, i.spec.start, i.spec.aliases) for i in self.items]
-        return blake2b(msgspec.msgpack.encode((1, self.image_bytes, told, where)), digest_size=32).digest()
+        return blake2b(msgspec.msgpack.encode((1, self.form, self.image_bytes, told, where)), digest_size=32).digest()
 
     def share(self, rank: int | None = None) -> tuple[Range, ...]:
         """What a rank owns of this image, in whole pages; by default the rank whose image it is."""
@@ -94,7 +95,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 Sizes = Callable[[Spec], tuple[int, int]]  # bytes before the payload, bytes of the whole record
 
 
-def arrange(specs: Iterable[Spec], sizes: Sizes, *, rank: int, world: int) -> Layout:
+def arrange(specs: Iterable[Spec], sizes: Sizes, *, rank: int, world: int, form: str = "") -> Layout:
     """Give everything its place and its owner; all replicas come to the same answer by themselves."""
     items: list[Item] = []
     at, last = 0, -1
@@ -103,7 +104,7 @@ def arrange(specs: Iterable[Spec], sizes: Sizes, *, rank: int, world: int) -> La
         at = _up(at, PAGE_BYTES if owner != last or spec.bytes >= BIG_BYTES else _ALIGN_BYTES)
         items.append(Item(spec=spec, owner=owner, offset=at, length=length, payload=at + head))
         at, last = at + length, owner
-    return Layout(rank=rank, world=world, items=tuple(items), image_bytes=_up(at, PAGE_BYTES))
+    return Layout(rank=rank, world=world, items=tuple(items), image_bytes=_up(at, PAGE_BYTES), form=form)
 
 
 def names(layouts: Sequence[Layout]) -> dict[tuple[str, Ranks], str]:

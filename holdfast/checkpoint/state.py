@@ -1,5 +1,6 @@
 """A state as tensors: what is in it, the image that is laid out for it once, and the copies that every snapshot is."""
 
+import ctypes
 import io
 import sys
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Partial, Replicate
 
 from holdfast.checkpoint.copying import Move
-from holdfast.checkpoint.layout import Item, Layout, Path, Ranks, Spec
+from holdfast.checkpoint.layout import Layout, Path, Ranks, Spec
 
 EXTRA = "holdfast.extra"  # the key of what is no tensor and no value of the state dict: one row of bytes for every rank
 _ROOM_BYTES = 64  # values are given room in such steps
@@ -93,6 +94,13 @@ def bare(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
+def bytes_of(flat: torch.Tensor) -> memoryview:
+    """The memory of a tensor of bytes on the host; it is the caller's to keep the tensor as long."""
+    if not flat.nbytes:
+        return memoryview(b"")
+    return memoryview((ctypes.c_ubyte * flat.nbytes).from_address(flat.data_ptr())).cast("B")
+
+
 def encode(value: object) -> bytes:
     """A value, in the one form of torch.save that may be followed by other bytes."""
     sink = io.BytesIO()
@@ -122,15 +130,17 @@ def sizes(spec: Spec) -> tuple[int, int]:
 
 
 class Image:
-    """The memory of one slot, as the tensors and values that lie in it."""
+    """The memory of one slot, as the tensors and values that lie in it; or other memory, with places for some."""
 
-    def __init__(self, layout: Layout, memory: memoryview) -> None:
+    def __init__(self, layout: Layout, memory: memoryview, places: Mapping[int, int] | None = None) -> None:
         self.layout = layout
         self.memory = memory
-        self._flat = torch.frombuffer(memory, dtype=torch.uint8) if layout.image_bytes else torch.empty(0)
-        self.payloads = [self._payload(item) for item in layout.items]
-        self._ways = [(view.data_ptr(), view.nbytes) for view in self.payloads]
+        self._places = places or {index: item.payload for index, item in enumerate(layout.items)}
+        flat = torch.frombuffer(memory, dtype=torch.uint8) if len(memory) else torch.empty(0, dtype=torch.uint8)
+        self.payloads = {index: shaped(flat, layout.items[index].spec, at) for index, at in self._places.items()}
+        self._ways = {index: (view.data_ptr(), view.nbytes) for index, view in self.payloads.items()}
         self._written: dict[int, str] = {}
+        self.wait: Callable[[int], None] = lambda end: None  # until the GPU can reach the image up to here
 
     def stamp(self) -> None:
         """Write what is the same in every snapshot: all that torch puts around payloads."""
@@ -157,7 +167,8 @@ class Image:
         if tensor.is_cpu and tensor.is_contiguous():
             start, size = self._ways[index]
             return tensor.data_ptr(), start, size
-        tensor.copy_(self.payloads[index])
+        self.wait(self.layout.items[index].end)
+        tensor.copy_(self.payloads[index], non_blocking=True)  # whoever reads a whole image waits for all at once
         return None
 
     def put_value(self, index: int, value: object) -> None:
@@ -173,20 +184,22 @@ class Image:
         return decode(self.payload_bytes(index))
 
     def put_bytes(self, index: int, content: bytes) -> None:
-        item = self.layout.items[index]
-        if len(content) > item.spec.bytes:
-            raise StateError(f"{item.spec.key} has outgrown its room of {item.spec.bytes} bytes")
-        self.memory[item.payload : item.payload + len(content)] = content
+        spec, at = self.layout.items[index].spec, self._places[index]
+        if len(content) > spec.bytes:
+            raise StateError(f"{spec.key} has outgrown its room of {spec.bytes} bytes")
+        self.memory[at : at + len(content)] = content
 
     def payload_bytes(self, index: int) -> memoryview:
-        item = self.layout.items[index]
-        return self.memory[item.payload : item.payload + item.spec.bytes]
+        at = self._places[index]
+        return self.memory[at : at + self.layout.items[index].spec.bytes]
 
-    def _payload(self, item: Item) -> torch.Tensor:
-        raw = self._flat[item.payload : item.payload + item.spec.bytes]
-        if not item.spec.dtype or not item.spec.bytes:
-            return raw
-        return raw.view(getattr(torch, item.spec.dtype)).view(item.spec.shape)
+
+def shaped(flat: torch.Tensor, spec: Spec, at: int) -> torch.Tensor:
+    """The payload of a record that lies at this place of some memory."""
+    if spec.dtype and not spec.bytes:  # it lies nowhere
+        return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=flat.device)
+    raw = flat[at : at + spec.bytes]
+    return raw.view(getattr(torch, spec.dtype)).view(spec.shape) if spec.dtype else raw
 
 
 def slices(layout: Layout) -> list[tuple[slice, ...] | None]:

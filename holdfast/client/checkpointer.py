@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.optim import Optimizer
 
 from holdfast.checkpoint import dcp
-from holdfast.checkpoint.arena import DUE, Arena
+from holdfast.checkpoint.arena import DUE, Arena, Name, Sealed
 from holdfast.checkpoint.layout import Layout, arrange
 from holdfast.checkpoint.link import Link
 from holdfast.checkpoint.manifest import Author, StorageError
@@ -85,6 +85,7 @@ class Checkpointer:
         self._snapshots: Snapshots | None = None
         self._metadata = b""
         self._last = -1
+        self._stall_s = 0.0  # what the last save took
         self._said: set[str] = set()
         self.skipped = 0  # saves for which there was no room
         self.restored_from = ""  # "memory", "peer", "storage"; "none": nothing was found
@@ -99,12 +100,14 @@ class Checkpointer:
             raise ValueError(f"step {step} comes after step {self._last}: steps only grow")
         began_at = time.monotonic()
         self._last = step
-        slot = self._taken(step)
-        if slot is None:
+        due = self._due is not None and self._due.now(step, self._stall_s)
+        taken = self._taken(step, due)
+        if taken is None:
             self.skipped += 1
             return False
-        if self._due and self._due.now(step, time.monotonic() - began_at):
-            self._store(slot)
+        if self._storing and due:
+            self._store(self._storing, taken)
+        self._stall_s = time.monotonic() - began_at
         return True
 
     def restore(self) -> int:
@@ -121,17 +124,19 @@ class Checkpointer:
         return step
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Wait for a write that is under way."""
+        """Wait for copies and for a write that are under way."""
+        if self._snapshots:
+            self._snapshots.close()
         if self._storing and not self._storing.wait(timeout_s):
             _say("the last checkpoint was not written to its end")
 
-    def _taken(self, step: int) -> int | None:
+    def _taken(self, step: int, due: bool) -> Sealed | None:
         try:
             for _ in range(2):
                 if not self._snapshots and not self._lay_out():
                     raise StateError("the optimizer has no state yet, and does not tell what it will be")
                 try:
-                    return self._copied(step)
+                    return self._copied(step, due)
                 except ChangedError as e:
                     self._tell(f"the state is laid out anew: {e}")
                     self._snapshots = None
@@ -139,11 +144,12 @@ class Checkpointer:
             self._tell(f"no snapshots are taken, {e}")
         return None
 
-    def _copied(self, step: int) -> int | None:
+    def _copied(self, step: int, due: bool) -> Sealed | None:
         assert self._snapshots
         things = self._source.read()
         told = {"step": step, "absent": self._snapshots.absent(things)}
-        return self._snapshots.take((step, self._generation), things, self._extras.packed(told))
+        name = Name(step=step, generation=self._generation, flags=DUE if due else 0)  # the keeper sees by it
+        return self._snapshots.take(name, things, self._extras.packed(told))
 
     def _lay_out(self) -> bool:
         """Plan everything that is the same for every snapshot; a collective. False: the state is not known yet."""
@@ -154,11 +160,17 @@ class Checkpointer:
         found = look(state, self._source.holders)
         extra = world.largest(room(self._extras.packed({"step": 0, "absent": list(found.objects)})))
         specs = [*found.specs, extra_spec(extra, world.rank, world.size)]
-        layout = arrange(specs, sizes, rank=world.rank, world=world.size)
+        layout = arrange(specs, sizes, rank=world.rank, world=world.size, form=f"torch {torch.__version__}")
         gathered = world.gathered(layout)
         self._metadata = dcp.metadata(gathered) if gathered else b""
         self._source.bind(layout, found)
         self._snapshots = self._memory(layout)
+        devices = {
+            thing.device for thing in found.objects.values() if isinstance(thing, torch.Tensor) and thing.is_cuda
+        }
+        if len(devices) == 1:
+            side = self._snapshots.beside(devices.pop(), self._source.guarded(), self._tell)
+            self._source.before_step(torch.compiler.disable(side.before_step))
         return True
 
     def _memory(self, layout: Layout) -> Snapshots:
@@ -250,13 +262,9 @@ class Checkpointer:
         assert self._snapshots
         return Restoring(self._source, self._extras, self._snapshots)
 
-    def _store(self, slot: int) -> None:
+    def _store(self, storing: Storing, taken: Sealed) -> None:
         assert self._snapshots
-        if not self._storing:
-            self._snapshots.arena.flag(slot, DUE)  # the keeper's to write
-            return
-        sealed = next(one for one in self._snapshots.arena.sealed() if one.slot == slot)
-        if not self._storing.offer(self._snapshots, self._metadata, sealed):
+        if not storing.offer(self._snapshots, self._metadata, taken):
             self._tell("a checkpoint was due while another was still being written: it is left out")
 
     def _tell(self, what: str) -> None:

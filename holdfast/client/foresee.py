@@ -47,18 +47,16 @@ def foresee(optimizer: Optimizer) -> dict[torch.Tensor, Kept] | None:
     """For every parameter that is trained what will be kept; None if this optimizer does not tell."""
     known: dict[tuple[object, ...], Kept] = {}
     kept: dict[torch.Tensor, Kept] = {}
-    for number, group in enumerate(optimizer.param_groups):
-        for parameter in group["params"]:
-            if not parameter.requires_grad:
-                continue
-            part = local(parameter)
-            kind = (number, part.shape, part.stride(), part.dtype, part.device, isinstance(parameter, DTensor))
-            if kind not in known:
-                found = _tried(optimizer, group, parameter, "meta") or _tried(optimizer, group, parameter, "cpu")
-                if found is None:
-                    return None
-                known[kind] = found[0]
-            kept[parameter] = known[kind]
+    trained = [(n, p) for n, group in enumerate(optimizer.param_groups) for p in group["params"] if p.requires_grad]
+    for number, parameter in trained:
+        part, group = local(parameter), optimizer.param_groups[number]
+        kind = (number, part.shape, part.stride(), part.dtype, part.device, isinstance(parameter, DTensor))
+        if kind not in known:
+            found = _tried(optimizer, group, parameter, "meta") or _tried(optimizer, group, parameter, "cpu")
+            if found is None:
+                return None
+            known[kind] = found[0]
+        kept[parameter] = known[kind]
     return kept
 
 

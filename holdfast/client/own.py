@@ -77,6 +77,9 @@ class Own:
         """Nobody knows when a script changes its own tensors."""
         return [False] * len(self._rows)
 
+    def before_step(self, call: Callable[..., None]) -> None:
+        """Nor with which optimizers."""
+
     def _way(self, path: Path) -> Way:
         key = ".".join(map(str, path))
         return lambda: self._now[key]

@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from holdfast.checkpoint import dcp, load
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.manifest import StorageError
-from holdfast.checkpoint.state import EXTRA, Image, StateError
+from holdfast.checkpoint.state import EXTRA, Image, StateError, bytes_of
 from holdfast.client.extras import Extras, unpacked
 from holdfast.client.own import Own
 from holdfast.client.snapshots import Snapshots
@@ -27,13 +27,15 @@ class Restoring:
 
     def from_memory(self, path: str, slot: int, step: int) -> None:
         """A snapshot of this rank, in its own arena or in one that was fetched."""
-        arena = self._snapshots.arena if path == self._snapshots.path else Arena.open(path)
+        own = path == self._snapshots.path
+        arena = self._snapshots.arena if own else Arena.open(path)
         if arena.layout != self._snapshots.layout.digest:
             raise StateError(f"the snapshot of step {step} is laid out for another model or optimizer than this one")
         found = [sealed for sealed in arena.sealed() if sealed.slot == slot and sealed.step == step]
         if not found:
             raise StateError(f"there is no whole snapshot of step {step} in slot {slot} of {path}")
-        self._from_image(Image(self._snapshots.layout, arena.image(slot)))
+        images = self._snapshots.images
+        self._from_image(images[slot] if own else Image(self._snapshots.layout, arena.image(slot)))
         if arena.seq(slot) != found[0].seq:
             raise StateError(f"the snapshot of step {step} was overwritten while it was read")
 
@@ -53,7 +55,7 @@ class Restoring:
         slot = self._snapshots.arena.begin(step, generation)
         if slot is None:
             raise StorageError("there is no free slot to read into")
-        image = self._snapshots.image(slot.index)
+        image = self._snapshots.images[slot.index]
         image.forget()
         load.read_ranges(url, pieces, image.memory)
         slot.seal()
@@ -75,7 +77,7 @@ class Restoring:
         if rows is None:
             self._source.loaded(())
             return "it has no extras of ours"
-        told: list[dict[str, Any]] = [unpacked(memoryview(row.numpy())) for row in rows]
+        told: list[dict[str, Any]] = [unpacked(bytes_of(row)) for row in rows]
         self._source.loaded({key for one in told for key in one["absent"]})
         here = len(told) == self._snapshots.layout.world
         self._extras.restore(told[rank if here else 0], here=here)

@@ -1,12 +1,16 @@
 """The snapshots of this rank: an arena and the images in it, written by one pass of copies."""
 
+from collections.abc import Callable, Sequence
+
 import torch
 
-from holdfast.checkpoint.arena import Arena
+from holdfast.checkpoint.arena import Arena, Name, Sealed
 from holdfast.checkpoint.copying import Copier
 from holdfast.checkpoint.layout import Layout
 from holdfast.checkpoint.state import EXTRA, Image, StateError
 from holdfast.client.found import ABSENT
+from holdfast.client.side import Side
+from holdfast.client.streams import Registered, Streams
 
 
 class Snapshots:
@@ -16,29 +20,53 @@ class Snapshots:
         self.layout = layout
         self.arena = arena
         self.path = path
-        self.copier = Copier()
         self.extra = next(index for index, item in enumerate(layout.items) if item.spec.key == EXTRA)
+        self.side: Side | None = None
+        self._copier = Copier()
+        self._registered: Registered | None = None
         arena.touch()
         self.images = [Image(layout, arena.image(slot)) for slot in range(arena.slots)]
-        # What lies in a whole slot may have to be restored yet: nothing of it is touched before it is given up.
-        whole = {sealed.slot for sealed in arena.sealed()}
-        self._unstamped = whole
-        for slot in set(range(arena.slots)) - whole:
+        # In a whole slot it is written already, and what lies there may have to be restored yet.
+        for slot in set(range(arena.slots)) - {sealed.slot for sealed in arena.sealed()}:
             self.images[slot].stamp()
+
+    def beside(self, device: torch.device, guarded: Sequence[bool], say: Callable[[str], None]) -> Side:
+        """From now on the GPU makes the copies."""
+        self._registered = registered = Registered(self.arena, self.layout, say)
+        for slot, image in enumerate(self.images):
+            image.wait = lambda end, slot=slot: registered.wait(slot, end)  # type: ignore[misc]
+        self.side = Side(self.layout, self.arena, guarded, Streams(device))
+        return self.side
 
     def absent(self, things: list[object]) -> list[str]:
         """The keys for which there is nothing now."""
         found = (item.spec.key for item, thing in zip(self.layout.items, things, strict=True) if thing is ABSENT)
         return sorted({*found} - {EXTRA})
 
-    def take(self, name: tuple[int, int], things: list[object], packed: bytes) -> int | None:
-        """Copy it all, as step and generation; the slot it lies in, or None if none was free."""
+    def take(self, name: Name, things: list[object], packed: bytes) -> Sealed | None:
+        """Copy it all; None if no slot was free. What a GPU copies is sealed a little later."""
         if len(packed) > (most := self.layout.items[self.extra].spec.bytes):
             raise StateError(f"the extras have outgrown their room of {most} bytes, twice what they were at the start")
-        slot = self.arena.begin(*name)
+        if self.side and self.side.takes(things):
+            for slot in range(self.arena.slots if self._registered else 0):
+                self._registered.wait(slot, self.layout.image_bytes)  # type: ignore[union-attr]
+            claim = self.side.take(name, things, packed)
+            named = {"step": name.step, "generation": name.generation, "flags": name.flags}
+            return Sealed(slot=claim.slot, seq=claim.seq + 1, at=claim.at, **named) if claim else None
+        if self.side:
+            self.side.drain()
+        return self._copied(name, things, packed)
+
+    def close(self) -> None:
+        """Wait until all that was taken is sealed."""
+        if self.side:
+            self.side.drain()
+
+    def _copied(self, name: Name, things: list[object], packed: bytes) -> Sealed | None:
+        slot = self.arena.begin(name.step, name.generation, name.flags)
         if slot is None:
             return None
-        image = self.image(slot.index)
+        image = self.images[slot.index]
         moves = []
         with torch.no_grad():
             for index, thing in enumerate(things):
@@ -46,14 +74,7 @@ class Snapshots:
                     moves.append(image.put(index, thing))
                 elif thing is not ABSENT:
                     image.put_value(index, thing)
-        self.copier.run(filter(None, moves))
+        self._copier.run(filter(None, moves))
         image.put_bytes(self.extra, packed)
         slot.seal()
-        return slot.index
-
-    def image(self, slot: int) -> Image:
-        """The image in a slot that is about to be written."""
-        if slot in self._unstamped:
-            self.images[slot].stamp()
-            self._unstamped.discard(slot)
-        return self.images[slot]
+        return self.arena.sealed()[0]

@@ -20,6 +20,7 @@ from holdfast.wire.keeping import Storage
 
 _ASK_EVERY = 16  # saves; a rank that must ask rank 0 whether it is time does so no more often
 _PARTS_S = 600.0  # other ranks have as long to write theirs
+_SEALED_S, _LOOK_S = 600.0, 0.01
 _FAILURES_PER_DAY = 1.0
 
 
@@ -69,8 +70,7 @@ class Storing:
         """Write this snapshot, unless another one is still being written."""
         if self._thread and self._thread.is_alive():
             return False
-        if not snapshots.arena.pin(sealed.slot, sealed.seq):
-            return False
+        snapshots.arena.hold(sealed.slot)
         name = f"holdfast-store-{sealed.step}"
         self._thread = threading.Thread(target=self._carry, args=(snapshots, metadata, sealed), name=name, daemon=True)
         self._thread.start()
@@ -96,6 +96,12 @@ class Storing:
             take(base, self._author)
             self._taken = True
         folder = staging(base, step, self._author)
+        until = time.monotonic() + _SEALED_S
+        while snapshots.arena.seq(sealed.slot) != sealed.seq:  # a GPU is still copying
+            if time.monotonic() > until:
+                raise StorageError(f"the snapshot was not whole after {_SEALED_S:g} s")
+            time.sleep(_LOOK_S)
+            pulse.beat()
         image = snapshots.arena.image(sealed.slot)
         share = [image[part.start : part.end] for part in snapshots.layout.share()]
         parts: tuple[Part, ...] = (write_part(folder, world.rank, share, pulse=pulse),)

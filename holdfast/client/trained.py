@@ -1,6 +1,6 @@
 """A model and its optimizers as a state: what is in it, who else has it, and where to find each thing at every step."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -64,6 +64,7 @@ class Trained:
         self._paths: list[Path] = []
         self._fresh: dict[str, Any] = {}
         self._odd: dict[str, Any] = {}  # what only the model itself can take
+        self._hooks: list[Any] = []
         self._is_static = True  # everything is where it was; else modules make it for every state dict
         self._count = self._counted()
 
@@ -179,6 +180,12 @@ class Trained:
             for path in self._paths
         ]
 
+    def before_step(self, call: Callable[..., None]) -> None:
+        """Have this called before any of the optimizers changes anything; whoever was before is no more."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = [optimizer.register_step_pre_hook(call) for optimizer in self._optimizers]
+
     def _way(self, path: Path) -> Way:
         if path[0] == MODEL:
             name = str(path[1])
@@ -237,12 +244,15 @@ class Trained:
 
 def _places(model: torch.nn.Module, named: dict[str, Any]) -> Iterator[tuple[str, Place]]:
     """Where the tensors of a state dict are kept, found by their memory, as names differ."""
-    places = {}
+    holders: list[tuple[dict[str, Any], bool]] = []
     for module in model.modules():
-        for holder, trained in ((module._buffers, False), (module._parameters, True)):
-            for name, tensor in holder.items():
-                if tensor is not None:
-                    places[_memory(tensor)] = Place(holder, name, trained)
+        holders += [(module._buffers, False), (module._parameters, True)]
+    places = {
+        _memory(tensor): Place(holder, name, trained)
+        for holder, trained in holders
+        for name, tensor in holder.items()
+        if tensor is not None
+    }
     for name, tensor in named.items():
         if isinstance(tensor, torch.Tensor) and (place := places.get(_memory(tensor))):
             yield name, place

@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -192,6 +193,10 @@ async def test_the_next_agent_knows_what_was_kept(bench: Bench) -> None:
     assert isinstance(answer, State) and answer.step == 7
 
 
+def published(url: str, step: int) -> bool:
+    return any(found.step == step for found in retention.find(url))
+
+
 async def test_due_steps_become_checkpoints(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "metadata").write_bytes(b"blob")
     storage = Storage(url=str(tmp_path / "ckpt"), every_steps=2, keep=1)
@@ -201,7 +206,7 @@ async def test_due_steps_become_checkpoints(bench: Bench, tmp_path: Path) -> Non
     for step in (1, 2, 3, 4):
         content = snapshot(arena, step)
         if step % 2 == 0:
-            await until(lambda step=step: any(found.step == step for found in retention.find(storage.url)))
+            await until(partial(published, storage.url, step))
     [found] = retention.find(storage.url)
     assert found.step == 4 and load.verify(found.url) == ()
     into = bytearray(IMAGE_BYTES)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.arena import POISONED, VERIFIED, Arena, ArenaError, arena_bytes
+from holdfast.checkpoint.arena import DUE, POISONED, VERIFIED, Arena, ArenaError, Name, Sealed, arena_bytes
 from holdfast.checkpoint.header import BLOCK_BYTES, SlotHead, lives
 
 LAYOUT = bytes(range(32))
@@ -171,6 +171,14 @@ def test_verified_and_poisoned(place: str) -> None:
     assert [sealed.flags for sealed in arena.sealed()] == [0, 0, VERIFIED]
 
 
+def test_flags_come_with_the_seal(place: str) -> None:
+    arena = make(place)
+    slot = arena.begin(1, 1, DUE)
+    assert slot is not None
+    slot.seal()
+    assert arena.sealed()[0].flags == DUE
+
+
 def test_of_two_slots_one_stays_free(place: str) -> None:
     arena = make(place)
     for step in (1, 2, 3):
@@ -216,8 +224,8 @@ def seal_by_device(place: str, arena: Arena) -> None:
     claim = arena._claims[0]
     head = SlotHead(memoryview(arena.memory)[arena.head_at(claim.slot) : arena.image_at(claim.slot)])
     head.seq = claim.seq
-    assert claim.step not in steps(Arena.open(place))
-    head.step, head.generation, head.flags = claim.step, claim.generation, 0
+    assert claim.name.step not in steps(Arena.open(place))
+    head.step, head.generation, head.flags = claim.name.step, claim.name.generation, 0
     head.seq = claim.seq + 1
 
 
@@ -226,7 +234,7 @@ def test_claims(place: str) -> None:
     save(writer, 1)
     save(writer, 2)
     two, one = reader.sealed()
-    claims = [writer.claim(step, 1) for step in (3, 4, 5)]
+    claims = [writer.claim(Name(step=step, generation=1)) for step in (3, 4, 5)]
     assert [claim.slot for claim in claims if claim] == [one.slot, two.slot, one.slot]
     assert steps(reader) == [2, 1], "nothing was written yet"
     assert not reader.pin(two.slot, two.seq) and not reader.pin(one.slot, one.seq)
@@ -236,8 +244,8 @@ def test_claims(place: str) -> None:
         writer.settled()
         assert steps(reader) == [step, step - 1]
     assert reader.pin(one.slot, reader.sealed()[0].seq), "the claim was kept"
-    assert writer.claim(6, 1) is not None
-    assert writer.claim(7, 1) is None, "it is read"
+    assert writer.claim(Name(step=6, generation=1)) is not None
+    assert writer.claim(Name(step=7, generation=1)) is None, "it is read"
 
 
 def test_a_pinned_slot_is_not_claimed(place: str) -> None:
@@ -246,7 +254,7 @@ def test_a_pinned_slot_is_not_claimed(place: str) -> None:
     save(writer, 2)
     one = reader.sealed()[1]
     assert reader.pin(one.slot, one.seq)
-    assert writer.claim(3, 1) is None and writer.skipped == 1
+    assert writer.claim(Name(step=3, generation=1)) is None and writer.skipped == 1
 
 
 def test_a_claim_of_a_dead_process_counts_for_nothing(place: str) -> None:
@@ -256,7 +264,7 @@ def test_a_claim_of_a_dead_process_counts_for_nothing(place: str) -> None:
         arena = Arena.open(place)
         save(arena, 1)
         save(arena, 2)
-        os._exit(0 if arena.claim(3, 1) else 1)
+        os._exit(0 if arena.claim(Name(step=3, generation=1)) else 1)
     assert os.waitpid(child, 0)[1] == 0
     reader = Arena.open(place)
     assert all(reader.pin(sealed.slot, sealed.seq) for sealed in reader.sealed())
@@ -323,13 +331,19 @@ def test_read_while_it_is_written(place: str) -> None:
         until = time.monotonic() + 20
         while (pinned < 200 or unpinned < 200) and time.monotonic() < until:
             os.read(heard, 64 << 10)  # else the writer would wait for us
-            for sealed in reader.sealed():
-                image = bytes(reader.image(sealed.slot))
-                if reader.seq(sealed.slot) == sealed.seq:  # not overtaken: then it was whole
-                    assert image == fill(sealed.step, IMAGE_BYTES)
-                    unpinned += 1
-                if reader.pin(sealed.slot, sealed.seq):
-                    assert bytes(reader.image(sealed.slot)) == fill(sealed.step, IMAGE_BYTES)
-                    pinned += 1
-                    reader.unpin(sealed.slot)
+            looked = [look(reader, sealed) for sealed in reader.sealed()]
+            unpinned += sum(whole for whole, _ in looked)
+            pinned += sum(held for _, held in looked)
     assert pinned >= 200 and unpinned >= 200
+
+
+def look(reader: Arena, sealed: Sealed) -> tuple[bool, bool]:
+    """Read a snapshot without and with a pin; whether that came to anything."""
+    image = bytes(reader.image(sealed.slot))
+    whole = reader.seq(sealed.slot) == sealed.seq  # not overtaken
+    assert not whole or image == fill(sealed.step, IMAGE_BYTES)
+    held = reader.pin(sealed.slot, sealed.seq)
+    if held:
+        assert bytes(reader.image(sealed.slot)) == fill(sealed.step, IMAGE_BYTES)
+        reader.unpin(sealed.slot)
+    return whole, held

@@ -56,15 +56,27 @@ def _kill(rank: Rank) -> None:
         pass
 
 
-@pytest.mark.parametrize("when", ["before", "during", "after"])
-@pytest.mark.parametrize(("how", "world"), [("ddp", 4), ("fsdp", 4), ("hsdp", 4), ("tp", 2), ("plain", 2)])
-def test_exact_after_a_kill(warm: Zygote, group: Group, keeper: FakeKeeper, how: str, world: int, when: str) -> None:
+KILLS = [
+    "ddp 4 before",
+    "ddp 4 during",
+    "ddp 4 after",
+    "fsdp 4 during",
+    "hsdp 4 after",
+    "tp 2 during",
+    "plain 2 during",
+]
+
+
+@pytest.mark.parametrize("case", KILLS)
+def test_exact_after_a_kill(warm: Zygote, group: Group, keeper: FakeKeeper, case: str) -> None:
+    how, number, when = case.split()
+    world = int(number)
     reference = [told[2:] for told in Job(warm, group).told(world, how, "7")]
     job = Job(warm, group, keeper)
     ended = job.run(world, how, "7", "--kill", f"1:5:{when}")
     assert ended[1].code == -signal.SIGKILL
     again = job.told(world, how, "7", "--seed", "3")
-    assert {told[0] for told in again} <= ({"5"} if when == "after" else {"4"})
+    assert {told[0] for told in again} == {"5" if when == "after" else "4"}
     assert {told[1] for told in again} == {"memory"}
     assert [told[2:] for told in again] == reference
 
@@ -82,7 +94,6 @@ def test_on_storage(warm: Zygote, group: Group, tmp_path: Path, how: str, world:
     chunks = {name: found for name, found in metadata.state_dict_metadata.items() if name.startswith("model.0.weight")}
     cells = [prod(chunk.sizes) for found in chunks.values() for chunk in found.chunks]  # type: ignore[union-attr]
     assert sum(cells) == 36 * 12, "what replicas share is there once"
-    assert len(cells) == (1 if how == "ddp" else 2 if how == "hsdp" else world) or how == "ddp"
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
