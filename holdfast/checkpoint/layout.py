@@ -1,7 +1,8 @@
 """How a state lies in an image: a `.distcp` file with a record for every tensor, known before the first byte is copied.
 
-What a rank alone holds comes first, then what it shares with replicas. Of shared state every replica owns a slice, cut
-between rows where need be: all ranks together send and persist every byte once, each from pages of its own.
+First comes what the snapshot says of itself, then what the rank alone holds, then what it shares with replicas. Of
+shared state every replica owns a slice, cut between rows where need be: all ranks together send and persist every byte
+once, each from pages of its own.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,6 +15,8 @@ from holdfast.checkpoint.header import PAGE_BYTES
 
 BIG_BYTES = 1 << 20  # a record from here on starts on a page, so that its memory can be registered by itself
 _ALIGN_BYTES = 64  # what torch aligns payloads to, counted from the start of their record
+
+EXTRA = "holdfast.extra"  # the key of what a snapshot says beside its tensors: one row of bytes for every rank
 
 Path = tuple[str | int, ...]
 Ranks = tuple[int, ...]
@@ -136,7 +139,7 @@ def _dealt(specs: Iterable[Spec]) -> Iterator[tuple[Spec, int]]:
 
 
 def _order(spec: Spec) -> tuple[int, Ranks, bool, str, tuple[int, ...]]:
-    kind = 0 if len(spec.replicas) == 1 else 2 if spec.alike else 1
+    kind = -1 if spec.key == EXTRA else 0 if len(spec.replicas) == 1 else 2 if spec.alike else 1
     return kind, spec.replicas, spec.bytes < BIG_BYTES, spec.key, spec.start
 
 

@@ -15,9 +15,8 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Partial, Replicate
 
 from holdfast.checkpoint.copying import Move
-from holdfast.checkpoint.layout import Layout, Path, Ranks, Spec
+from holdfast.checkpoint.layout import EXTRA, Layout, Path, Ranks, Spec
 
-EXTRA = "holdfast.extra"  # the key of what is no tensor and no value of the state dict: one row of bytes for every rank
 _ROOM_BYTES = 64  # values are given room in such steps
 
 State = Mapping[str, object]
@@ -95,10 +94,12 @@ def bare(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def bytes_of(flat: torch.Tensor) -> memoryview:
-    """The memory of a tensor of bytes on the host; it is the caller's to keep the tensor as long."""
+    """The memory of a tensor of bytes on the host."""
     if not flat.nbytes:
         return memoryview(b"")
-    return memoryview((ctypes.c_ubyte * flat.nbytes).from_address(flat.data_ptr())).cast("B")
+    memory = (ctypes.c_ubyte * flat.nbytes).from_address(flat.data_ptr())
+    memory.owner = flat  # type: ignore[attr-defined]  # which lives as long as the view does
+    return memoryview(memory).cast("B")
 
 
 def encode(value: object) -> bytes:
@@ -156,8 +157,10 @@ class Image:
 
     def put(self, index: int, tensor: torch.Tensor) -> Move | None:
         """Copy a tensor into the image, or tell which move would do that."""
+        to, size = self._ways[index]
+        if tensor.nbytes != size:  # its memory was exchanged; what is copied blindly must fit
+            raise StateError(f"{self.layout.items[index].spec.key} has another size than before")
         if tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_conj()):
-            to, size = self._ways[index]
             return to, tensor.data_ptr(), size
         self.payloads[index].copy_(tensor)
         return None

@@ -32,6 +32,7 @@ from holdfast.checkpoint.link import Link
 from holdfast.checkpoint.manifest import Author, StorageError
 from holdfast.checkpoint.retention import find
 from holdfast.checkpoint.state import StateError, extra_spec, look, sizes
+from holdfast.checkpoint.told import ToldError
 from holdfast.client.extras import Extras, room
 from holdfast.client.found import ChangedError
 from holdfast.client.progress import GENERATION, here
@@ -135,10 +136,12 @@ class Checkpointer:
             for _ in range(2):
                 if not self._snapshots and not self._lay_out():
                     raise StateError("the optimizer has no state yet, and does not tell what it will be")
+                assert self._snapshots
                 try:
                     return self._copied(step, due)
                 except ChangedError as e:
                     self._tell(f"the state is laid out anew: {e}")
+                    self._snapshots.release()
                     self._snapshots = None
         except StateError as e:
             self._tell(f"no snapshots are taken, {e}")
@@ -147,9 +150,9 @@ class Checkpointer:
     def _copied(self, step: int, due: bool) -> Sealed | None:
         assert self._snapshots
         things = self._source.read()
-        told = {"step": step, "absent": self._snapshots.absent(things)}
+        packed = self._extras.packed(step, things.absent)
         name = Name(step=step, generation=self._generation, flags=DUE if due else 0)  # the keeper sees by it
-        return self._snapshots.take(name, things, self._extras.packed(told))
+        return self._snapshots.take(name, things, packed)
 
     def _lay_out(self) -> bool:
         """Plan everything that is the same for every snapshot; a collective. False: the state is not known yet."""
@@ -158,7 +161,7 @@ class Checkpointer:
             return False
         world = self._world
         found = look(state, self._source.holders)
-        extra = world.largest(room(self._extras.packed({"step": 0, "absent": list(found.objects)})))
+        extra = world.largest(room(self._extras.packed(0, list(found.objects))))
         specs = [*found.specs, extra_spec(extra, world.rank, world.size)]
         layout = arrange(specs, sizes, rank=world.rank, world=world.size, form=f"torch {torch.__version__}")
         gathered = world.gathered(layout)
@@ -251,7 +254,7 @@ class Checkpointer:
                 restoring.from_parts(url, step, self._generation - 1, pieces)
             elif note := restoring.from_other(url, metadata, self._world.rank):
                 self._tell(f"{url} is {note}")
-        except (StorageError, StateError, CheckpointException) as e:
+        except (StorageError, StateError, ToldError, CheckpointException) as e:
             why = str(e)
         return next(filter(None, self._world.told(why)), "")
 

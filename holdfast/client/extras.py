@@ -2,14 +2,15 @@
 
 import random
 import sys
+from array import array
 from collections.abc import Callable, MutableMapping
 from typing import Any, NamedTuple
 
 import torch
 
-from holdfast.checkpoint.state import StateError, decode, encode
+from holdfast.checkpoint.state import StateError, bytes_of, decode, encode
+from holdfast.checkpoint.told import Generators, Told, packed
 
-_LENGTH_BYTES = 8
 _ROOM_BYTES = 64 << 10
 _LEAST_BYTES = 256 << 10  # loaders tell less before their first batch than after
 
@@ -29,20 +30,20 @@ class Extras:
         for name in extra:
             _readable(name, self._rider(name).take())
 
-    def packed(self, told: dict[str, Any]) -> bytes:
-        """Everything as bytes, together with what is told."""
-        content = encode(
-            {**told, "rng": _generators(), "extra": {name: self._rider(name).take() for name in self._extra}}
-        )
-        return len(content).to_bytes(_LENGTH_BYTES, "little") + content
+    def packed(self, step: int, absent: list[str]) -> bytes:
+        """Everything as bytes."""
+        extra = encode({name: self._rider(name).take() for name in self._extra}) if self._extra else b""
+        # Generators are no matter of torch.save, which looks at every single number.
+        return packed(Told(step=step, absent=absent, generators=_generators(), extra=extra))
 
-    def restore(self, told: dict[str, Any], *, here: bool) -> None:
+    def restore(self, told: Told, *, here: bool) -> None:
         """Give everything back; the generators only to the very rank they are of."""
-        for name, state in told["extra"].items():
+        states = decode(told.extra) if told.extra else {}
+        for name, state in states.items() if isinstance(states, dict) else ():
             if name in self._extra:
                 self._rider(name).give(state)
-        if here:
-            _set_generators(told["rng"])
+        if here and told.generators:
+            _set_generators(told.generators)
 
     def _rider(self, name: str) -> Rider:
         thing = self._extra[name]
@@ -57,19 +58,9 @@ class Extras:
         return Rider(lambda: self._extra[name], lambda state: self._extra.__setitem__(name, state))
 
 
-def room(packed: bytes) -> int:
+def room(content: bytes) -> int:
     """What packed extras may grow to."""
-    return max(_LEAST_BYTES, -(-2 * len(packed) // _ROOM_BYTES) * _ROOM_BYTES)
-
-
-def unpacked(content: memoryview) -> dict[str, Any]:
-    size = int.from_bytes(content[:_LENGTH_BYTES], "little")
-    if not 0 < size <= len(content) - _LENGTH_BYTES:
-        raise StateError("there are no extras in this image")
-    told = decode(content[_LENGTH_BYTES : _LENGTH_BYTES + size])
-    if not isinstance(told, dict):
-        raise StateError("the extras in this image are none")
-    return told
+    return max(_LEAST_BYTES, -(-2 * len(content) // _ROOM_BYTES) * _ROOM_BYTES)
 
 
 def _readable(name: str, state: object) -> None:
@@ -82,29 +73,36 @@ def _readable(name: str, state: object) -> None:
         ) from None
 
 
-def _generators() -> dict[str, Any]:
+def _generators() -> Generators:
     version, words, gauss = random.getstate()
-    # As tensors: torch.save looks at every single number of a tuple.
-    found: dict[str, Any] = {"python": (version, torch.tensor(words), gauss), "torch": torch.get_rng_state()}
-    if numpy := sys.modules.get("numpy"):
-        kind, words, *rest = numpy.random.get_state()
-        found["numpy"] = (kind, torch.from_numpy(words.astype("int64")), *rest)
-    if torch.cuda.is_initialized():
-        found["cuda"] = torch.cuda.get_rng_state()
-    return found
+    numpy = sys.modules.get("numpy")
+    found = None
+    if numpy:
+        kind, key, at, has_gauss, cached = numpy.random.get_state()
+        found = (str(kind), key.tobytes(), int(at), int(has_gauss), float(cached))
+    return Generators(
+        python=(version, array("I", words).tobytes(), gauss),
+        torch=bytes(bytes_of(torch.get_rng_state())),
+        numpy=found,
+        cuda=bytes(bytes_of(torch.cuda.get_rng_state())) if torch.cuda.is_initialized() else b"",
+    )
 
 
-def _set_generators(found: dict[str, Any]) -> None:
-    version, words, gauss = found["python"]
-    random.setstate((version, tuple(words.tolist()), gauss))
-    torch.set_rng_state(found["torch"])
-    if "numpy" in found:
+def _set_generators(found: Generators) -> None:
+    version, words, gauss = found.python
+    random.setstate((version, tuple(array("I", words)), gauss))
+    torch.set_rng_state(_tensor(found.torch))
+    if found.numpy:
         import numpy
 
-        kind, words, *rest = found["numpy"]
-        numpy.random.set_state((kind, words.numpy().astype("uint32"), *rest))
-    if "cuda" in found and torch.cuda.is_available():
-        torch.cuda.set_rng_state(found["cuda"])
+        kind, key, at, has_gauss, cached = found.numpy
+        numpy.random.set_state((kind, numpy.frombuffer(key, dtype="uint32"), at, has_gauss, cached))
+    if found.cuda and torch.cuda.is_available():
+        torch.cuda.set_rng_state(_tensor(found.cuda))
+
+
+def _tensor(content: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
 def _tuples(state: Any) -> Any:

@@ -1,13 +1,15 @@
 """Where the things of a laid out state are found again at every step, and put back when it is restored."""
 
 from collections.abc import Callable, Collection, Mapping, MutableMapping, MutableSequence
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from holdfast.checkpoint.copying import Copier
-from holdfast.checkpoint.layout import Layout, Path
-from holdfast.checkpoint.state import EXTRA, Found, Image, bare, slices
+from holdfast.checkpoint.layout import EXTRA, Layout, Path
+from holdfast.checkpoint.state import Found, Image, bare, slices
 
 ABSENT = object()  # an optimizer keeps nothing for parameters that never had a gradient
 
@@ -28,19 +30,53 @@ class Row(NamedTuple):
     part: tuple[slice, ...] | None
 
 
-def rows(layout: Layout, found: Found, way: Callable[[Path], Way]) -> list[Row]:
-    """How to read a state of this layout."""
-    made = []
-    for item, part in zip(layout.items, slices(layout), strict=True):
-        key = item.spec.key
-        form = _form(found.objects.get(key)) if item.spec.dtype else None
-        made.append(Row(key, way(item.spec.path) if key != EXTRA else _nothing, form, part))
-    return made
+class Things(NamedTuple):
+    """What is there now: for each item a tensor, a value, or nothing."""
+
+    version: int  # another one when tensors were exchanged or came or went, not when their content changed
+    all: list[object]
+    absent: list[str]
 
 
-def read(wanted: list[Row]) -> list[object]:
-    """What is there now: for each row a tensor, a value, or nothing."""
-    return [_piece(row, row.way()) for row in wanted]
+class Rows:
+    """How to read a state of one layout. At nearly every step all tensors are the ones of the step before."""
+
+    def __init__(self, layout: Layout, found: Found, way: Callable[[Path], Way]) -> None:
+        self._rows: list[Row] = []
+        for item, part in zip(layout.items, slices(layout), strict=True):
+            key, form = item.spec.key, _form(found.objects.get(item.spec.key)) if item.spec.dtype else None
+            self._rows.append(Row(key, way(item.spec.path) if key != EXTRA else _nothing, form, part))
+        self._tensors = [index for index, row in enumerate(self._rows) if row.form]
+        self._values = [index for index, row in enumerate(self._rows) if not row.form and row.key != EXTRA]
+        self._ways = [self._rows[index].way for index in self._tensors]
+        self._parts = [index for index in self._tensors if self._rows[index].part]
+        self._seen: list[object] = []
+        self._gone: list[int] = []
+        self._things = Things(0, [ABSENT] * len(self._rows), [])
+
+    def read(self) -> Things:
+        seen = [way() for way in self._ways]
+        seen = [thing._local_tensor if isinstance(thing, DTensor) else thing for thing in seen]
+        values = {index: self._rows[index].way() for index in self._values}
+        gone = [index for index, value in values.items() if value is ABSENT]
+        if gone != self._gone or len(seen) != len(self._seen) or not all(map(is_, seen, self._seen)):
+            self._look(seen, gone)
+        version, things, absent = self._things
+        things = things.copy()
+        for index, value in values.items():
+            things[index] = value
+        for index in self._parts:  # the memory of a tensor may be another although the tensor is the same
+            thing, part = things[index], self._rows[index].part
+            things[index] = thing[part] if isinstance(thing, torch.Tensor) else thing
+        return Things(version, things, absent)
+
+    def _look(self, seen: list[object], gone: list[int]) -> None:
+        things: list[object] = [ABSENT] * len(self._rows)
+        for index, thing in zip(self._tensors, seen, strict=True):
+            things[index] = _checked(self._rows[index], thing)
+        lost = {self._rows[index].key for index in (*self._tensors, *gone) if things[index] is ABSENT}
+        self._seen, self._gone = seen, gone
+        self._things = Things(self._things.version + 1, things, sorted(lost))
 
 
 def write(image: Image, absent: Collection[str], target: Callable[[Path], torch.Tensor], put: "Put") -> None:
@@ -87,16 +123,11 @@ def _key(holder: object, name: str | int) -> Any:
     return name
 
 
-def _piece(row: Row, thing: object) -> object:
-    if not isinstance(thing, torch.Tensor):
-        if row.form is None or thing is ABSENT:
-            return thing
-        if thing is None:
-            return ABSENT
-    elif row.form is not None:
-        tensor = bare(thing)
-        if tensor.shape == row.form[0] and tensor.dtype == row.form[1]:
-            return tensor if row.part is None else tensor[row.part]
+def _checked(row: Row, thing: object) -> object:
+    if thing is ABSENT or thing is None:
+        return ABSENT
+    if isinstance(thing, torch.Tensor) and (thing.shape, thing.dtype) == row.form:
+        return thing
     raise ChangedError(f"{row.key} has another shape or type than before")
 
 

@@ -8,7 +8,7 @@ from torch.distributed.checkpoint import DefaultSavePlanner
 
 from holdfast.checkpoint.layout import Layout, Path, Ranks
 from holdfast.checkpoint.state import Found, Held, Image
-from holdfast.client.found import ChangedError, Row, Way, descend, read, rows, write
+from holdfast.client.found import ChangedError, Rows, Things, Way, descend, write
 
 State = dict[str, Any]
 
@@ -24,7 +24,7 @@ class Own:
         self._group = group
         self._now: State = {}
         self._loading: State = {}
-        self._rows: list[Row] = []
+        self._rows: Rows
         self._keys: Collection[str] = ()
 
     def state(self) -> State | None:
@@ -39,16 +39,16 @@ class Own:
         return Held(self._group, self._group)
 
     def bind(self, layout: Layout, found: Found) -> None:
-        self._rows = rows(layout, found, self._way)
-        self._now = {}
+        self._rows = Rows(layout, found, self._way)
+        self._size = len(layout.items)
         self._keys = _flat(self._make()).keys()
 
-    def read(self) -> list[object]:
+    def read(self) -> Things:
         self._now = _flat(self._make())
         if self._now.keys() != self._keys:
             raise ChangedError("the state dict has other keys than before")
         try:
-            return read(self._rows)
+            return self._rows.read()
         finally:
             self._now = {}
 
@@ -75,7 +75,7 @@ class Own:
 
     def guarded(self) -> list[bool]:
         """Nobody knows when a script changes its own tensors."""
-        return [False] * len(self._rows)
+        return [False] * self._size
 
     def before_step(self, call: Callable[..., None]) -> None:
         """Nor with which optimizers."""

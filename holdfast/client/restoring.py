@@ -1,7 +1,6 @@
 """Restoring a state: from an image that lies in memory, or from a checkpoint, cut the same way or another."""
 
 import warnings
-from typing import Any
 
 import torch
 import torch.distributed.checkpoint as torch_dcp
@@ -9,9 +8,11 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from holdfast.checkpoint import dcp, load
 from holdfast.checkpoint.arena import Arena
+from holdfast.checkpoint.layout import EXTRA
 from holdfast.checkpoint.manifest import StorageError
-from holdfast.checkpoint.state import EXTRA, Image, StateError, bytes_of
-from holdfast.client.extras import Extras, unpacked
+from holdfast.checkpoint.state import Image, StateError, bytes_of
+from holdfast.checkpoint.told import unpacked
+from holdfast.client.extras import Extras
 from holdfast.client.own import Own
 from holdfast.client.snapshots import Snapshots
 from holdfast.client.trained import Trained
@@ -77,13 +78,13 @@ class Restoring:
         if rows is None:
             self._source.loaded(())
             return "it has no extras of ours"
-        told: list[dict[str, Any]] = [unpacked(bytes_of(row)) for row in rows]
-        self._source.loaded({key for one in told for key in one["absent"]})
+        told = [unpacked(bytes_of(row)) for row in rows]
+        self._source.loaded({key for one in told for key in one.absent})
         here = len(told) == self._snapshots.layout.world
         self._extras.restore(told[rank if here else 0], here=here)
         return "" if here else f"of {len(told)} ranks: random numbers go on differently, extras are those of rank 0"
 
     def _from_image(self, image: Image) -> None:
         told = unpacked(image.payload_bytes(self._snapshots.extra))
-        self._source.write(image, told["absent"])
+        self._source.write(image, told.absent)
         self._extras.restore(told, here=True)

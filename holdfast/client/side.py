@@ -17,8 +17,9 @@ import torch
 
 from holdfast.checkpoint.arena import Arena, Claim, Name
 from holdfast.checkpoint.header import SlotHead
-from holdfast.checkpoint.layout import Layout
-from holdfast.checkpoint.state import EXTRA, Image, bytes_of, shaped
+from holdfast.checkpoint.layout import EXTRA, Layout
+from holdfast.checkpoint.state import Image, bytes_of, shaped
+from holdfast.client.found import Things
 from holdfast.client.split import kinds_of, longer, split
 from holdfast.client.streams import Streams
 
@@ -48,6 +49,13 @@ class Turn(NamedTuple):
     alive: object  # is read until then
 
 
+class Wait(NamedTuple):
+    """Where an optimizer came to wait for a snapshot."""
+
+    reached: Any
+    turn: Turn
+
+
 class Side:
     """The copies of one rank's state, one after the other in the order in which they were asked for."""
 
@@ -60,20 +68,26 @@ class Side:
         self._hold = not any(guarded)  # nobody tells when the state changes: what comes after waits for the copies
         self._queue = ThreadPoolExecutor(1, "holdfast-side")  # to queue hundreds of copies takes a while
         self._turns: deque[Future[Turn]] = deque()
-        self._taken = 0
-        self._reached: Any = None  # where the optimizer came to wait for the last one
+        self._taken = self._waited = 0
+        self._known = self._version = -1  # of the things
+        self._takes = False
+        self._waits: deque[Wait] = deque(maxlen=4)
         self._arrange([], frozenset())
 
-    def takes(self, things: Sequence[object]) -> bool:
+    def takes(self, things: Things) -> bool:
         """Whether this state is one for the GPU to copy."""
-        tensors = [thing for thing in things if isinstance(thing, torch.Tensor)]
-        devices = {tensor.device for tensor in tensors if not tensor.is_cpu}
-        on_host = sum(tensor.nbytes for tensor in tensors if tensor.is_cpu)
-        return devices == {self._streams.device} and on_host <= _HOST_BYTES
+        if things.version != self._known:
+            tensors = [thing for thing in things.all if isinstance(thing, torch.Tensor)]
+            devices = {tensor.device for tensor in tensors if not tensor.is_cpu}
+            on_host = sum(tensor.nbytes for tensor in tensors if tensor.is_cpu)
+            self._takes = devices == {self._streams.device} and on_host <= _HOST_BYTES
+            self._known = things.version
+        return self._takes
 
-    def take(self, name: Name, things: Sequence[Any], packed: bytes) -> Claim | None:
+    def take(self, name: Name, found: Things, packed: bytes) -> Claim | None:
         """Queue a snapshot; None if no slot is free."""
-        self._adapt(things)
+        self._adapt(found)
+        things: list[Any] = found.all
         claim = self._arena.claim(name)
         if claim is None:
             return None
@@ -87,7 +101,6 @@ class Side:
         ready = streams.record(compute)
         self._turns.append(self._queue.submit(self._queued, claim, things, stage, ready))
         self._taken += 1
-        self._reached = None
         if self._hold:
             streams.wait(compute, self._turns[-1].result().free)
         return claim
@@ -99,9 +112,11 @@ class Side:
         if self._streams.is_capturing():
             self._hold = True  # steps of a captured graph do not come by here
             return
-        compute = self._streams.compute()
-        self._reached = self._reached or self._streams.record(compute)
-        self._streams.wait(compute, self._turns[-1].result().free)
+        compute, turn = self._streams.compute(), self._turns[-1].result()
+        if self._waited < self._taken:
+            self._waited = self._taken
+            self._waits.append(Wait(self._streams.record(compute), turn))
+        self._streams.wait(compute, turn.free)
 
     def drain(self) -> None:
         """Wait until all that was queued is sealed."""
@@ -133,6 +148,7 @@ class Side:
         streams.run(streams.side, end)
         return Turn(ready, free, streams.record(streams.side), (things, stage))
 
+    @torch.no_grad()
     def _filled(self, claim: Claim, things: Sequence[Any], packed: bytes) -> Stage:
         """What the host adds, in memory that the last snapshots have done with."""
         if len(self._turns) >= _STAGES:
@@ -151,26 +167,33 @@ class Side:
                 stage.image.put_value(index, thing)
         return stage
 
-    def _adapt(self, things: Sequence[object]) -> None:
+    def _adapt(self, things: Things) -> None:
         """Choose the ways anew if things lie elsewhere than before, or if the optimizer had to wait for them."""
-        last = None
         while self._turns and self._turns[0].done() and self._streams.passed(self._turns[0].result().sealed):
-            last = self._turns.popleft().result()
-        kinds, tail = kinds_of(self._layout, things), frozenset(self._split.late)
-        if last and not self._turns and self._reached is not None and self._streams.passed(self._reached):
-            tail = self._tail(last, self._reached)
+            self._turns.popleft()
+        kinds, tail = self._kinds, frozenset(self._split.late)
+        if things.version != self._version:
+            kinds, self._version = kinds_of(self._layout, things.all), things.version
+        while self._waits and self._streams.passed(self._waits[0].reached) and not self._is_under_way(self._waits[0]):
+            tail = self._tail(self._waits.popleft())
         if kinds != self._kinds or tail != frozenset(self._split.late):
             self.drain()
+            self._waits.clear()  # they were waits for other ways
             self._arrange(kinds, tail)
 
-    def _tail(self, last: Turn, reached: Any) -> frozenset[int]:
-        """What to copy on the GPU first, judged by the last snapshot."""
-        had_s, took_s = self._streams.between_s(last.ready, reached), self._streams.between_s(last.ready, last.free)
+    def _is_under_way(self, wait: Wait) -> bool:
+        return not self._streams.passed(wait.turn.free)
+
+    def _tail(self, wait: Wait) -> frozenset[int]:
+        """What to copy on the GPU first, judged by an earlier snapshot."""
+        had_s = self._streams.between_s(wait.turn.ready, wait.reached)
+        took_s = self._streams.between_s(wait.turn.ready, wait.turn.free)
         if took_s <= had_s:
             return frozenset(self._split.late)
         size = sum(self._layout.items[index].spec.bytes for index in self._split.direct)
         held = sum(shadow.nbytes for shadow in self._shadows.values())
-        most = min(_SHADOW_SHARE * self._layout.image_bytes, held + _SHADOW_ROOM * self._streams.room())
+        state = sum(item.spec.bytes for item in self._layout.items)
+        most = min(_SHADOW_SHARE * state, held + _SHADOW_ROOM * self._streams.room())
         return longer(self._layout, self._split, size * _MARGIN * had_s / took_s, int(most))
 
     def _arrange(self, kinds: list[str], tail: Collection[int]) -> None:
@@ -198,6 +221,7 @@ class Side:
         return Stage(flat, Image(self._layout, memory, self._split.places))
 
 
+@torch.no_grad()
 def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     if targets:
         torch._foreach_copy_(targets, sources, non_blocking=True)

@@ -6,9 +6,9 @@ import torch
 
 from holdfast.checkpoint.arena import Arena, Name, Sealed
 from holdfast.checkpoint.copying import Copier
-from holdfast.checkpoint.layout import Layout
-from holdfast.checkpoint.state import EXTRA, Image, StateError
-from holdfast.client.found import ABSENT
+from holdfast.checkpoint.layout import EXTRA, Layout
+from holdfast.checkpoint.state import Image, StateError
+from holdfast.client.found import ABSENT, Things
 from holdfast.client.side import Side
 from holdfast.client.streams import Registered, Streams
 
@@ -32,18 +32,13 @@ class Snapshots:
 
     def beside(self, device: torch.device, guarded: Sequence[bool], say: Callable[[str], None]) -> Side:
         """From now on the GPU makes the copies."""
-        self._registered = registered = Registered(self.arena, self.layout, say)
+        self._registered = registered = Registered(self.arena, self.layout, device, say)
         for slot, image in enumerate(self.images):
             image.wait = lambda end, slot=slot: registered.wait(slot, end)  # type: ignore[misc]
         self.side = Side(self.layout, self.arena, guarded, Streams(device))
         return self.side
 
-    def absent(self, things: list[object]) -> list[str]:
-        """The keys for which there is nothing now."""
-        found = (item.spec.key for item, thing in zip(self.layout.items, things, strict=True) if thing is ABSENT)
-        return sorted({*found} - {EXTRA})
-
-    def take(self, name: Name, things: list[object], packed: bytes) -> Sealed | None:
+    def take(self, name: Name, things: Things, packed: bytes) -> Sealed | None:
         """Copy it all; None if no slot was free. What a GPU copies is sealed a little later."""
         if len(packed) > (most := self.layout.items[self.extra].spec.bytes):
             raise StateError(f"the extras have outgrown their room of {most} bytes, twice what they were at the start")
@@ -62,14 +57,20 @@ class Snapshots:
         if self.side:
             self.side.drain()
 
-    def _copied(self, name: Name, things: list[object], packed: bytes) -> Sealed | None:
+    def release(self) -> None:
+        """Nothing more will be taken: let the memory go."""
+        self.close()
+        if self._registered:
+            self._registered.close()
+
+    def _copied(self, name: Name, things: Things, packed: bytes) -> Sealed | None:
         slot = self.arena.begin(name.step, name.generation, name.flags)
         if slot is None:
             return None
         image = self.images[slot.index]
         moves = []
         with torch.no_grad():
-            for index, thing in enumerate(things):
+            for index, thing in enumerate(things.all):
                 if isinstance(thing, torch.Tensor):
                     moves.append(image.put(index, thing))
                 elif thing is not ABSENT:

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from holdfast.checkpoint.layout import BIG_BYTES, Layout, Range
-from holdfast.checkpoint.state import EXTRA
+from holdfast.checkpoint.layout import BIG_BYTES, EXTRA, Layout, Range
 from holdfast.client.found import ABSENT
 
 FIRST = 64  # where things begin in a stage: before lie the words of the slot's header

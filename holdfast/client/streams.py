@@ -59,7 +59,8 @@ class Streams:
 class Registered:
     """Makes an arena reachable for the GPU in a thread; a copy waits for its own part only."""
 
-    def __init__(self, arena: Arena, layout: Layout, say: Callable[[str], None]) -> None:
+    def __init__(self, arena: Arena, layout: Layout, device: torch.device, say: Callable[[str], None]) -> None:
+        self._device = device
         self._base = torch.frombuffer(arena.memory, dtype=torch.uint8).data_ptr()
         self._news = threading.Condition()
         self._done: dict[int, int] = dict.fromkeys(range(arena.slots), 0)  # how far into its image each slot is
@@ -83,6 +84,7 @@ class Registered:
         self._made.clear()
 
     def _register(self, parts: list[tuple[int, int, int, int]], say: Callable[[str], None]) -> None:
+        torch.cuda.set_device(self._device)  # of this thread: another GPU is none of its business
         failed = 0
         for slot, start, end, reached in parts:
             failed = failed or int(torch.cuda.cudart().cudaHostRegister(self._base + start, end - start, 0))

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from holdfast.checkpoint.layout import BIG_BYTES, Layout, Path, Ranks
 from holdfast.checkpoint.state import Found, Held, Image, bare
 from holdfast.client.foresee import Kept, foresee, made, shadow
-from holdfast.client.found import ABSENT, ChangedError, Row, Way, descend, read, rows, write
+from holdfast.client.found import ABSENT, ChangedError, Rows, Things, Way, descend, write
 
 MODEL, OPTIMIZER, STATE, GROUPS = "model", "optimizer", "state", "param_groups"
 
@@ -60,7 +60,7 @@ class Trained:
         self._room: dict[torch.Tensor, int] = {}  # how many things are laid out for a parameter
         self._blanks: dict[torch.Tensor, Kept] = {}
         self._names: list[Any] = []  # for every group of parameters their names
-        self._rows: list[Row] = []
+        self._rows: Rows
         self._paths: list[Path] = []
         self._fresh: dict[str, Any] = {}
         self._odd: dict[str, Any] = {}  # what only the model itself can take
@@ -122,19 +122,19 @@ class Trained:
         self._count = self._counted()
         self._paths = [item.spec.path for item in layout.items]
         self._is_static = True
-        self._rows = rows(layout, found, self._way)
+        self._rows = Rows(layout, found, self._way)
 
-    def read(self) -> list[object]:
-        """What is there now for every item: a tensor, a value, or nothing."""
+    def read(self) -> Things:
+        """What is there now for every item."""
         if self._counted() != self._count or self._has_grown():
             raise ChangedError("the optimizer has other parameters, or keeps more for them than before")
         if not self._is_static:
             self._fresh = get_model_state_dict(self._model)
         try:
-            return read(self._rows)
+            return self._rows.read()
         except ChangedError:
             self._fresh = get_model_state_dict(self._model)  # FSDP puts what it has gathered back in its place
-            return read(self._rows)
+            return self._rows.read()
         finally:
             self._fresh = {}
 
@@ -217,7 +217,7 @@ class Trained:
 
     def _make_room(self, absent: Collection[str]) -> None:
         """Give optimizers the tensors they have not made yet, in the order in which they would make them."""
-        gone = {self._paths[i][2:] for i, row in enumerate(self._rows) if row.key in absent}
+        gone = {path[2:] for path in self._paths if ".".join(map(str, path)) in absent}
         names = {kin.parameter: name for name, kin in self._kin.items()}
         for optimizer in self._optimizers:
             for parameter in (tensor for group in optimizer.param_groups for tensor in group["params"]):

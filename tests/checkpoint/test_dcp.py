@@ -14,9 +14,9 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_op
 
 from holdfast.checkpoint import dcp, load, persist
 from holdfast.checkpoint.copying import Copier
-from holdfast.checkpoint.layout import Layout, arrange
+from holdfast.checkpoint.layout import EXTRA, Layout, arrange
 from holdfast.checkpoint.manifest import Author
-from holdfast.checkpoint.state import EXTRA, Held, Image, StateError, extra_spec, look, sizes, slices
+from holdfast.checkpoint.state import Held, Image, StateError, extra_spec, look, sizes, slices
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 AUTHOR = Author(1, "run")

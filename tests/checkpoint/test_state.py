@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from holdfast.checkpoint.copying import Copier
-from holdfast.checkpoint.layout import Layout, arrange
+from holdfast.checkpoint.layout import EXTRA, Layout, arrange
 from holdfast.checkpoint.state import (
-    EXTRA,
     Found,
     Held,
     Image,

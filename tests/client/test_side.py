@@ -1,0 +1,249 @@
+"""Snapshots by a GPU, with streams that work in any order: what is sealed is whole, and of one step."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast.checkpoint.arena import Arena, Name
+from holdfast.checkpoint.layout import EXTRA, Layout, arrange
+from holdfast.checkpoint.state import Held, Image, extra_spec, look, sizes
+from holdfast.client import side as module
+from holdfast.client.found import ABSENT, Things
+from holdfast.client.side import Side
+from holdfast.client.split import DEVICE, HOST, NOTHING, longer, split
+from tests.client.fake_streams import FakeStreams
+
+BIG_BYTES = 1 << 10  # what counts as large here
+BIG = BIG_BYTES // 4
+
+
+class Gpu:
+    """A training loop on a GPU that is always behind."""
+
+    def __init__(self, seed: int, *, slots: int = 2, guarded: bool = True) -> None:
+        self.streams = FakeStreams(seed)
+        self.parameters = {f"w{n}": torch.zeros(BIG + n) for n in range(4)} | {"x": torch.zeros(5)}
+        self.buffers = {"b0": torch.zeros(3), "b1": torch.zeros(BIG + 1)}
+        self.count = torch.zeros(())  # on the host, as optimizers have it
+        self.value = 0.0
+        found = look({**self.parameters, **self.buffers, "count": self.count, "value": 0.0}, lambda _: Held((0,), (0,)))
+        self.layout: Layout = arrange([*found.specs, extra_spec(512, 0, 1)], sizes, rank=0, world=1)
+        self._fd = os.memfd_create("arena")
+        make = {"layout": self.layout.digest, "image_bytes": self.layout.image_bytes, "slots": slots}
+        self.arena = Arena.make(self._fd, **make)  # type: ignore[arg-type]
+        self.reader = Arena.open(f"/proc/self/fd/{self._fd}")
+        self.images = [Image(self.layout, self.reader.image(slot)) for slot in range(slots)]
+        for image in self.images:
+            image.stamp()
+        safe = [guarded and item.spec.key in self.parameters for item in self.layout.items]
+        self.side = Side(self.layout, self.arena, safe, self.streams)  # type: ignore[arg-type]
+        self.absent: dict[int, set[str]] = {}  # by step
+        self.newest = 0
+
+    def close(self) -> None:
+        self.side.drain()
+        os.close(self._fd)
+
+    def save(self, step: int) -> bool:
+        things = [self._thing(step, item.spec.key) for item in self.layout.items]
+        version = sum(1 << index for index, thing in enumerate(things) if thing is ABSENT)
+        took = self.side.take(Name(step=step, generation=1), Things(version, things, []), step.to_bytes(8, "little"))
+        return took is not None
+
+    def train(self, step: int) -> None:
+        """Queue one step: forward changes buffers, the optimizer everything else."""
+        self._queue(self.buffers, step)
+        self.side.before_step()
+        self.streams.reached += [wait.reached for wait in self.side._waits]
+        self._queue(self.parameters, step)
+        self.count.fill_(step)
+        self.value = float(step)
+
+    def check(self) -> None:
+        """Everything that is sealed now is whole."""
+        steps = []
+        for sealed in self.reader.sealed():
+            image = self.images[sealed.slot]
+            for index, item in enumerate(self.layout.items):
+                if item.spec.key not in self.absent.get(sealed.step, ()):
+                    assert self._seen(image, index, item.spec.key) == sealed.step, item.spec.key
+            steps.append(sealed.step)
+        assert steps[:1] >= [self.newest] or not self.newest, "what was sealed stays until the next is"
+        self.newest = max([self.newest, *steps])
+
+    def _seen(self, image: Image, index: int, key: str) -> float:
+        if key == EXTRA:
+            return int.from_bytes(image.payload_bytes(index)[:8], "little")
+        if key == "value":
+            return image.get_value(index)  # type: ignore[return-value]
+        low, high = image.payloads[index].aminmax()
+        return float(low) if low == high else float("nan")
+
+    def _thing(self, step: int, key: str) -> Any:
+        if key in self.absent.get(step, ()):
+            return ABSENT
+        return {**self.parameters, **self.buffers, "count": self.count, "value": self.value}.get(key, ABSENT)
+
+    def _queue(self, tensors: dict[str, torch.Tensor], step: int) -> None:
+        for tensor in tensors.values():
+            half = len(tensor) // 2
+            for part in (tensor[:half], tensor[half:]):
+                self.streams._add(self.streams.main, lambda part=part: part.fill_(step))
+
+
+@pytest.fixture(autouse=True)
+def _kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU all tensors are on the host; which of them are not is told by their names."""
+
+    def kinds_of(layout: Layout, things: list[object]) -> list[str]:
+        kinds = {"count": HOST, "value": HOST, EXTRA: HOST}
+        return [
+            NOTHING if thing is ABSENT and item.spec.key != EXTRA else kinds.get(item.spec.key, DEVICE)
+            for item, thing in zip(layout.items, things, strict=True)
+        ]
+
+    monkeypatch.setattr(module, "kinds_of", kinds_of)
+    monkeypatch.setattr("holdfast.checkpoint.layout.BIG_BYTES", BIG_BYTES)
+    monkeypatch.setattr("holdfast.client.split.BIG_BYTES", BIG_BYTES)
+    monkeypatch.setattr(FakeStreams, "reached", [])
+
+
+@pytest.fixture
+def gpus() -> Iterator[list[Gpu]]:
+    made: list[Gpu] = []
+    yield made
+    for gpu in made:
+        gpu.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("guarded", [True, False])
+def test_never_torn_never_stale(gpus: list[Gpu], seed: int, guarded: bool) -> None:
+    gpu = Gpu(seed, slots=2 + seed % 2, guarded=guarded)
+    gpus.append(gpu)
+    gpu.streams.looks = gpu.check
+    for step in range(1, 12):
+        gpu.train(step)
+        assert gpu.save(step)
+        gpu.streams.pump(gpu.streams.chance.choice([0, 0, 1, 10, 60]))
+    gpu.side.drain()
+    assert gpu.newest == 11
+    assert len(gpu.reader.sealed()) == gpu.arena.slots
+
+
+def test_the_processor_does_not_wait(gpus: list[Gpu]) -> None:
+    gpu = Gpu(0)
+    gpus.append(gpu)
+    for step in range(1, 4):
+        gpu.train(step)
+        assert gpu.save(step)
+    assert gpu.streams.synced == 0 and not gpu.reader.sealed(), "the GPU has done nothing yet"
+    gpu.train(4)
+    assert gpu.save(4)
+    assert gpu.streams.synced == 1, "so far ahead it has to"
+
+
+def test_the_optimizer_waits_on_the_gpu(gpus: list[Gpu]) -> None:
+    gpu = Gpu(0)
+    gpus.append(gpu)
+    gpu.train(1)
+    gpu.save(1)
+    gpu.train(2)
+    gpu.side._turns[-1].result()
+    while gpu.streams._can(gpu.streams.main):  # all that can be done without the copies
+        piece = gpu.streams.main.queue.popleft()
+        if callable(piece):
+            piece()
+        elif not isinstance(piece, tuple):
+            piece.done = True
+    assert gpu.streams.main.queue, "the optimizer stands before the copies"
+    assert gpu.parameters["w0"].unique().tolist() == [1]
+    assert gpu.buffers["b1"].unique().tolist() == [2], "and the forward pass did not"
+
+
+def test_what_does_not_fit_is_copied_on_the_gpu_first(gpus: list[Gpu]) -> None:
+    gpu = Gpu(0)
+    gpus.append(gpu)
+    gpu.streams.looks = gpu.check
+    for step in range(1, 8):
+        gpu.train(step)
+        gpu.save(step)
+        gpu.streams.had_s, gpu.streams.took_s = 1.0, 0.4 * len(gpu.side._split.direct)
+        while gpu.streams.pump():
+            pass
+    keys = {gpu.layout.items[index].spec.key for index in gpu.side._split.late}
+    assert keys == {"b1", "w2", "w3"}, "buffers, and as much of the rest as does not fit"
+    assert gpu.newest == 7
+    assert len(gpu.side._split.direct) == 2
+
+
+def test_a_captured_graph(gpus: list[Gpu]) -> None:
+    gpu = Gpu(3)
+    gpus.append(gpu)
+    gpu.train(1)
+    gpu.save(1)
+    gpu.streams.capturing = True
+    gpu.side.before_step()
+    gpu.side.drain()
+    gpu.streams.looks = gpu.check
+    for step in range(2, 8):  # the hook is not heard of any more
+        for tensors in (gpu.buffers, gpu.parameters):
+            gpu._queue(tensors, step)
+        gpu.count.fill_(step)
+        gpu.value = float(step)
+        assert gpu.save(step)
+        gpu.streams.pump(5)
+    gpu.side.drain()
+    assert gpu.newest == 7
+
+
+def test_state_that_comes_later(gpus: list[Gpu]) -> None:
+    gpu = Gpu(4)
+    gpus.append(gpu)
+    gpu.streams.looks = gpu.check
+    gpu.absent = {step: {"w1", "x"} for step in (1, 2, 3)} | {6: {"w0"}}
+    for step in range(1, 9):
+        gpu.train(step)
+        gpu.save(step)
+        gpu.streams.pump(20)
+    gpu.side.drain()
+    assert gpu.newest == 8
+
+
+def test_a_slot_that_is_read_is_left_alone(gpus: list[Gpu]) -> None:
+    gpu = Gpu(5)
+    gpus.append(gpu)
+    for step in (1, 2):
+        gpu.train(step)
+        gpu.save(step)
+        gpu.side.drain()
+    older = gpu.reader.sealed()[1]
+    assert gpu.reader.pin(older.slot, older.seq)
+    gpu.train(3)
+    assert not gpu.save(3)
+    gpu.reader.unpin(older.slot)
+    assert gpu.save(4)
+    assert not gpu.reader.pin(older.slot, older.seq), "it is promised"
+
+
+def test_split() -> None:
+    gpu = Gpu(0)
+    keys = [item.spec.key for item in gpu.layout.items]
+    kinds = [HOST if key in ("count", "value", EXTRA) else DEVICE for key in keys]
+    found = split(gpu.layout, kinds, [key in gpu.parameters for key in keys], ())
+    assert [keys[i] for i in found.direct] == ["w0", "w1", "w2", "w3"]
+    assert [keys[i] for i in found.late] == ["b1"]
+    assert [keys[i] for i in found.packed] == ["x"]
+    assert [keys[i] for i in found.early] == ["b0"]
+    assert sorted(keys[i] for i in found.host) == ["count", EXTRA, "value"]
+    assert len(found.runs) == 2 and found.stage_bytes % 64 == 0
+    for index, place in found.places.items():
+        assert place % 64 == gpu.layout.items[index].payload % 64
+    size = sum(gpu.layout.items[index].spec.bytes for index in found.direct)
+    assert {keys[i] for i in longer(gpu.layout, found, size - 1, 1 << 30)} == {"b1", "w3"}
+    assert {keys[i] for i in longer(gpu.layout, found, 0, 1 << 30)} == {"b1", "w0", "w1", "w2", "w3"}
+    assert {keys[i] for i in longer(gpu.layout, found, 0, 0)} == {"b1"}, "there is no room for more"
+    gpu.close()
