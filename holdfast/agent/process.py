@@ -9,9 +9,7 @@ import subprocess
 from holdfast.agent import kernel
 
 
-def start(
-    argv: list[str], env: dict[str, str], cwd: str | None, logs: tuple[int, int], keep: int | None = None
-) -> int:
+def start(argv: list[str], env: dict[str, str], cwd: str | None, logs: tuple[int, int], keep: int | None = None) -> int:
     """Start a program in a session of its own that dies with us; we reap it ourselves."""
     process = subprocess.Popen(
         argv,

@@ -48,9 +48,7 @@ def generation_of(key: str) -> int:
 
 
 class Ranks:
-    def __init__(
-        self, node: NodeSpec, node_dir: Path, sock: socket.socket, on_over: Callable[[Held], None]
-    ) -> None:
+    def __init__(self, node: NodeSpec, node_dir: Path, sock: socket.socket, on_over: Callable[[Held], None]) -> None:
         self.spec = node
         self.held: dict[str, Held] = {}
         self.warm = asyncio.Event()

@@ -165,7 +165,7 @@ class Arena:
     # What the one writer does.
 
     def begin(self, step: int, generation: int, flags: int = 0) -> "Slot | None":
-        """A slot to write; never the newest whole one, never one that is read. None: skip this snapshot."""
+        """A slot to write, never one that is read. None: skip this snapshot."""
         for slot in self._free() if self.settled() else ():
             head = self._heads[slot]
             before = head.seq
@@ -201,16 +201,19 @@ class Arena:
         return not self._claims
 
     def _free(self) -> list[int]:
-        """Slots that may be written, the one that is missed least first."""
+        """Slots that may be written, the one that is missed least first.
+
+        The newest whole one is left alone, unless readers hold all others and one of these is whole: to go without the
+        newest while it is written anew is better than to take no snapshots for as long as somebody reads.
+        """
         whole = [sealed for sealed in self.sealed() if not sealed.flags & POISONED]
-        verified = [sealed for sealed in whole if sealed.flags & VERIFIED]
         ahead = {claim.slot: claim.seq for claim in self._claims}
-        kept = {self._claims[-1].slot} if self._claims else {sealed.slot for sealed in whole[:1]}
-        if self.slots > 2:  # of two, one must stay free
-            kept |= {sealed.slot for sealed in verified[:1]}
+        newest = self._claims[-1].slot if self._claims else next((sealed.slot for sealed in whole), -1)
+        open_ = [slot for slot in range(self.slots) if not lives(self._heads[slot].pin)]
+        if open_ == [newest] and newest not in ahead and len(whole) > 1:
+            return open_
         worth = {sealed.slot: sealed.seq for sealed in whole} | ahead
-        free = [slot for slot in range(self.slots) if slot not in kept and not lives(self._heads[slot].pin)]
-        return sorted(free, key=lambda slot: worth.get(slot, 0))
+        return sorted((slot for slot in open_ if slot != newest), key=lambda slot: worth.get(slot, 0))
 
     def _next_seq(self) -> int:
         newest = max([head.seq for head in self._heads] + [claim.seq for claim in self._claims])

@@ -8,6 +8,7 @@ once, each from pages of its own.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import groupby
+from math import prod
 
 import msgspec
 
@@ -127,6 +128,11 @@ def names(layouts: Sequence[Layout]) -> dict[tuple[str, Ranks], str]:
 def name_of(key: str, group: Ranks) -> str:
     """What a key is called where another group has the plain name."""
     return f"{key}@{group[0]}"
+
+
+def is_nothing(spec: Spec) -> bool:
+    """Whether this is the empty chunk of a tensor that others hold."""
+    return bool(spec.dtype) and not spec.bytes and prod(spec.whole) > 0
 
 
 def _dealt(specs: Iterable[Spec]) -> Iterator[tuple[Spec, int]]:

@@ -5,10 +5,31 @@ import socket
 import time
 from pathlib import Path
 
+from holdfast.checkpoint.layout import Layout
 from holdfast.wire import keeping, unixpath
 
 _AGAIN_S = 0.2
 _LOST_S = 60.0  # an agent that died is back by then
+
+
+def generation() -> int:
+    """Of this launch; 0 without an agent."""
+    return int(os.environ.get("HOLDFAST_GENERATION", "0"))
+
+
+def want_of(layout: Layout, slots: int, metadata_path: str, storage: keeping.Storage | None) -> keeping.Want:
+    """What to ask for, for snapshots of this layout."""
+    return keeping.Want(
+        rank=layout.rank,
+        world=layout.world,
+        generation=generation(),
+        layout=layout.digest.hex(),
+        image_bytes=layout.image_bytes,
+        slots=slots,
+        share=tuple((part.start, part.end) for part in layout.share()),
+        metadata_path=metadata_path,
+        storage=storage,
+    )
 
 
 class KeeperError(Exception):

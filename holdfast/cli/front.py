@@ -116,7 +116,6 @@ class Front:
             if (folder / "holder.pid").exists():
                 _end(folder)
 
-
     def _end_store(self) -> None:
         """One whose controller could not tell it that the job is over would wait for the next."""
         try:

@@ -28,20 +28,20 @@ from torch.optim import Optimizer
 from holdfast.checkpoint import dcp
 from holdfast.checkpoint.arena import DUE, Arena, Name, Sealed
 from holdfast.checkpoint.layout import Layout, arrange
-from holdfast.checkpoint.link import Link
+from holdfast.checkpoint.link import Link, generation, want_of
 from holdfast.checkpoint.manifest import Author, StorageError
 from holdfast.checkpoint.retention import find
 from holdfast.checkpoint.state import StateError, extra_spec, look, sizes
 from holdfast.checkpoint.told import ToldError
 from holdfast.client.extras import Extras, room
 from holdfast.client.found import ChangedError
-from holdfast.client.progress import GENERATION, here
+from holdfast.client.progress import here
 from holdfast.client.restoring import Restoring
 from holdfast.client.snapshots import Snapshots
 from holdfast.client.storing import Due, Storing
 from holdfast.client.wishes import source_of, storage_of
 from holdfast.client.world import World
-from holdfast.wire.keeping import Resume, Want
+from holdfast.wire.keeping import Resume
 
 _ENDING_S = 120.0  # a write that is under way when the script ends is waited for as long
 
@@ -76,7 +76,7 @@ class Checkpointer:
         group = self._world.group(replicated)
         self._source = source_of(model, optimizer, (state_dict, load), rank=self._world.rank, group=group)
         self._extras = Extras({} if extra is None else extra)
-        self._generation = int(os.environ.get(GENERATION, "0"))
+        self._generation = generation()
         self._link = Link.here()
         self._storing: Storing | None = None
         if self._storage and not self._link:
@@ -185,17 +185,8 @@ class Checkpointer:
             finally:
                 os.close(fd)
             return Snapshots(layout, arena, path)
-        want = Want(
-            rank=self._world.rank,
-            world=self._world.size,
-            generation=self._generation,
-            layout=layout.digest.hex(),
-            image_bytes=layout.image_bytes,
-            slots=self._slots,
-            share=tuple((part.start, part.end) for part in layout.share()),
-            metadata_path=self._link.put(_name(self._metadata), self._metadata) if self._metadata else "",
-            storage=self._storage,
-        )
+        left = self._link.put(_name(self._metadata), self._metadata) if self._metadata else ""
+        want = want_of(layout, self._slots, left, self._storage)
         path = self._link.want(want)
         arena = Arena.open(path)
         if arena.layout != layout.digest:

@@ -10,6 +10,7 @@ from holdfast.checkpoint import dcp, load
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.layout import EXTRA
 from holdfast.checkpoint.manifest import StorageError
+from holdfast.checkpoint.places import places
 from holdfast.checkpoint.state import Image, StateError, bytes_of
 from holdfast.checkpoint.told import unpacked
 from holdfast.client.extras import Extras
@@ -49,7 +50,7 @@ class Restoring:
     def plan(self, url: str) -> tuple[Metadata, tuple[load.Piece, ...] | None]:
         """What a checkpoint holds, and where in it this rank's image lies, if it was cut the same way."""
         metadata = dcp.read(load.read_metadata(url))
-        return metadata, dcp.places(metadata, self._snapshots.layout)
+        return metadata, places(metadata, self._snapshots.layout)
 
     def from_parts(self, url: str, step: int, generation: int, pieces: tuple[load.Piece, ...]) -> None:
         """A checkpoint that was cut the same way: read into a slot, which then is a snapshot like any other."""

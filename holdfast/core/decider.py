@@ -90,7 +90,7 @@ class Decider:
             case Phase.ENDING, Outcome(action=id) if id == self.awaited:
                 self.phase = Phase.DONE
                 return "done"
-            case (Phase.ENDING | Phase.DONE), _:
+            case ((Phase.ENDING | Phase.DONE), _):
                 return "the job is ending: no longer of interest"
             case _, Order(verb="stop"):
                 grace_s = 0.0 if event.now else self.limits.shutdown_grace_s
@@ -111,11 +111,11 @@ class Decider:
                 return self._started(now, event)
             case Phase.LAUNCHING, Outcome(action=id) if id == self.awaited:
                 return self._trouble(now, self._launch_failed(now, event))
-            case (Phase.LAUNCHING | Phase.STARTING | Phase.TRAINING), Alarm():
+            case ((Phase.LAUNCHING | Phase.STARTING | Phase.TRAINING), Alarm()):
                 return self._trouble(now, event)
-            case (Phase.LAUNCHING | Phase.STARTING | Phase.TRAINING), Progress():
+            case ((Phase.LAUNCHING | Phase.STARTING | Phase.TRAINING), Progress()):
                 return self._progressed(now, event)
-            case (Phase.LAUNCHING | Phase.STARTING | Phase.TRAINING), Ended():
+            case ((Phase.LAUNCHING | Phase.STARTING | Phase.TRAINING), Ended()):
                 return self._node_ended(now, event)
             case Phase.STOPPING, Alarm():
                 return self._noted(event)

@@ -147,9 +147,7 @@ class NodeLife:
         """Whether it was launched here before, unless by an agent that may have ended in the middle of it."""
         return generation <= self.stopped or (generation <= self.generation and generation != self._begun)
 
-    def _carried(
-        self, errand: Errand, ok: bool, detail: str, copies: tuple[Copy, ...] = ()
-    ) -> tuple[Deed, ...]:
+    def _carried(self, errand: Errand, ok: bool, detail: str, copies: tuple[Copy, ...] = ()) -> tuple[Deed, ...]:
         self._doing.discard(errand.id)
         done = Done(id=errand.id, node=self.node, ok=ok, detail=detail, copies=copies)
         self._done[errand.id] = done

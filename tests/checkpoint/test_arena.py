@@ -123,13 +123,34 @@ def test_pins(place: str) -> None:
     two, one = reader.sealed()
     assert reader.pin(one.slot, one.seq)
     assert reader.pin(one.slot, one.seq)  # a second thread
-    assert save(writer, 3) is None and writer.skipped == 1
+    assert save(writer, 3) == two.slot, "the newest, as one that is read is whole"
     reader.unpin(one.slot)
-    assert save(writer, 3) is None
+    assert save(writer, 4) == two.slot
     reader.unpin(one.slot)
-    assert save(writer, 3) == one.slot
+    assert save(writer, 5) == one.slot
     assert not reader.pin(one.slot, one.seq), "it is another snapshot by now"
-    assert save(writer, 4) == two.slot, "a pin that was refused holds nobody up"
+    assert save(writer, 6) == two.slot, "a pin that was refused holds nobody up"
+    assert writer.skipped == 0
+
+
+def test_the_only_whole_one_is_not_overwritten(place: str) -> None:
+    writer, reader = make(place), Arena.open(place)
+    save(writer, 1)
+    torn = writer.begin(2, 1)
+    assert torn is not None
+    reader.hold(torn.index)
+    assert save(writer, 3) is None and writer.skipped == 1
+    assert steps(writer) == [1]
+    reader.unpin(torn.index)
+    assert save(writer, 3) == torn.index
+
+
+def test_all_are_read(place: str) -> None:
+    writer, reader = make(place), Arena.open(place)
+    save(writer, 1)
+    save(writer, 2)
+    assert all(reader.pin(sealed.slot, sealed.seq) for sealed in reader.sealed())
+    assert save(writer, 3) is None and writer.skipped == 1
 
 
 def test_a_pin_of_a_dead_process_counts_for_nothing(place: str) -> None:
@@ -162,9 +183,10 @@ def test_verified_and_poisoned(place: str) -> None:
     first = save(arena, 1)
     assert first is not None
     arena.flag(first, VERIFIED)
+    arena.hold(first)
     for step in range(2, 8):
         save(arena, step)
-    assert set(steps(arena)) == {7, 6, 1}, "the verified one stays beside the two"
+    assert set(steps(arena)) == {7, 6, 1}, "one that is held stays beside the two"
     newest = arena.sealed()[0]
     arena.flag(newest.slot, POISONED)
     assert save(arena, 8) == newest.slot, "a poisoned one is worth nothing"
@@ -254,7 +276,9 @@ def test_a_pinned_slot_is_not_claimed(place: str) -> None:
     save(writer, 2)
     one = reader.sealed()[1]
     assert reader.pin(one.slot, one.seq)
-    assert writer.claim(Name(step=3, generation=1)) is None and writer.skipped == 1
+    claimed = writer.claim(Name(step=3, generation=1))
+    assert claimed is not None and claimed.slot != one.slot
+    assert writer.claim(Name(step=4, generation=1)) is None and writer.skipped == 1
 
 
 def test_a_claim_of_a_dead_process_counts_for_nothing(place: str) -> None:

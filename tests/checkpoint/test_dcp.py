@@ -16,6 +16,7 @@ from holdfast.checkpoint import dcp, load, persist
 from holdfast.checkpoint.copying import Copier
 from holdfast.checkpoint.layout import EXTRA, Layout, arrange
 from holdfast.checkpoint.manifest import Author
+from holdfast.checkpoint.places import file_of, places
 from holdfast.checkpoint.state import Held, Image, StateError, extra_spec, look, sizes, slices
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -70,7 +71,7 @@ def share(image: Image) -> list[memoryview]:
 def put(folder: Path, made: list[Image]) -> str:
     """As raw files, without any code of ours."""
     for image in made:
-        (folder / dcp.file_of(image.layout.rank)).write_bytes(b"".join(share(image)))
+        (folder / file_of(image.layout.rank)).write_bytes(b"".join(share(image)))
     (folder / ".metadata").write_bytes(dcp.metadata([image.layout for image in made]))
     return str(folder)
 
@@ -159,7 +160,7 @@ def test_an_image_is_filled_again_from_the_parts(tmp_path: Path, world: int) -> 
     url = published(tmp_path, made)
     metadata = dcp.read(load.read_metadata(url))
     for image in made:
-        pieces = dcp.places(metadata, image.layout)
+        pieces = places(metadata, image.layout)
         assert pieces is not None and len(pieces) <= 2 * world
         again = bytearray(image.layout.image_bytes)
         load.read_ranges(url, pieces, memoryview(again))
@@ -169,9 +170,9 @@ def test_an_image_is_filled_again_from_the_parts(tmp_path: Path, world: int) -> 
 def test_another_cut_is_noticed(tmp_path: Path) -> None:
     state = state_of(2)
     metadata = dcp.read(dcp.metadata([image.layout for image in images(state, 3, replicated(3))]))
-    assert dcp.places(metadata, images(state, 2, replicated(2))[0].layout) is None
+    assert places(metadata, images(state, 2, replicated(2))[0].layout) is None
     other = {**state, "model": {**state["model"], "0.bias": torch.zeros(51)}}
-    assert dcp.places(metadata, images(other, 3, replicated(3))[0].layout) is None
+    assert places(metadata, images(other, 3, replicated(3))[0].layout) is None
 
 
 def test_our_reader(tmp_path: Path) -> None:
@@ -200,7 +201,7 @@ def test_our_reader_sees_a_flipped_byte(tmp_path: Path) -> None:
     url = published(tmp_path, made)
     item = next(item for item, _ in made[1].layout.owned() if item.spec.bytes > 1000)
     at = next(at for other, at in made[1].layout.owned() if other is item) + item.length // 2
-    path = Path(url) / dcp.file_of(1)
+    path = Path(url) / file_of(1)
     with path.open("r+b") as file:
         content = os.pread(file.fileno(), 1, at)
         os.pwrite(file.fileno(), bytes([content[0] ^ 1]), at)

@@ -47,12 +47,15 @@ def test_one_rank_that_always_fails_ends_in_giving_up(start: Start) -> None:
     assert "in a row without a step between them" in job.text()
 
 
-RAISES = TRAIN + """
+RAISES = (
+    TRAIN
+    + """
     if step == 15 and rank == "1":
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied (8x64 and 32x64)")
     if step == 40:
         break
 """
+)
 
 
 def test_an_exception_after_steps_restarts_and_goes_on(start: Start) -> None:

@@ -1,6 +1,7 @@
 """One rank of a job that saves and restores; run as a script: how it is wrapped, the last step, and what befalls it."""
 
 import argparse
+import gc
 import hashlib
 import os
 import signal
@@ -101,11 +102,16 @@ def main() -> None:
         if mine and killed[2] == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         ckpt.save(step)
-        if mine and killed[2] == "after":
-            os.kill(os.getpid(), signal.SIGKILL)
+        if [str(step), "after"] == killed[1:]:
+            dist.barrier()  # or the others might hear of the death within this step, and not get to save it
+            if mine:
+                os.kill(os.getpid(), signal.SIGKILL)
         ckpt.close()
     rest = schedule.get_last_lr(), seen.tolist(), torch.rand(1).item()
     print(start, ckpt.restored_from, digest(model, optimizer), *rest, flush=True)
+    # torch aborts now and then if what holds on to a process group ends after the group.
+    del model, optimizer, schedule, ckpt, seen
+    gc.collect()
     dist.destroy_process_group()
 
 

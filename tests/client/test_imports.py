@@ -23,9 +23,7 @@ def test_installed_modules_up_to_the_first_step(bare: Zygote, arena: tuple[str, 
     (bare.folder / "importing.py").write_text(SCRIPT)
     noted = bare.folder / "imports.json"
     slot = f"{arena[0]}:1"
-    ended = bare.run(
-        "importing.py", HOLDFAST_SLOT=slot, HOLDFAST_GENERATION="2", RANK="0", HOLDFAST_IMPORTS=str(noted)
-    )
+    ended = bare.run("importing.py", HOLDFAST_SLOT=slot, HOLDFAST_GENERATION="2", RANK="0", HOLDFAST_IMPORTS=str(noted))
     assert ended.code == 0, ended.err
     names = json.loads(noted.read_text())
     assert {"colorsys", "wave"} <= set(names)

@@ -130,4 +130,3 @@ async def _end(controller: Controller, running: "asyncio.Task[int]") -> None:
 async def _quietly(task: "asyncio.Task[int]") -> None:
     with contextlib.suppress(BaseExceptionGroup):  # a test that breaks the controller looks at it itself
         await task
-

@@ -147,7 +147,6 @@ def test_promises_hold_whatever_happens(rng: Random, length: int) -> None:
     keeps_its_promises(rng, length)
 
 
-
 @pytest.mark.parametrize("first", range(0, 1000, 250))
 def test_promises_hold_in_long_runs(first: int) -> None:
     for seed in range(first, first + 250):

@@ -10,9 +10,7 @@ from holdfast.model.verdict import Remedy, Verdict
 
 
 def crash(at: float, node: str = "n0", rank: int = 0, klass: str = "process_crash_signal") -> Alarm:
-    return Alarm(
-        kind=Kind.CRASH, at=at, suspects=(node,), ranks=(rank,), reason="failed", klass=klass, signature=klass
-    )
+    return Alarm(kind=Kind.CRASH, at=at, suspects=(node,), ranks=(rank,), reason="failed", klass=klass, signature=klass)
 
 
 def echo(at: float, node: str = "n0", rank: int = 0) -> Alarm:
