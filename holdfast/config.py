@@ -9,6 +9,8 @@ import msgspec
 
 from holdfast.core.detect.pace import PaceLimits
 from holdfast.core.detect.silence import SilenceLimits
+from holdfast.core.floor import BackupLimits
+from holdfast.core.memory import SnapshotLimits, cap_of
 from holdfast.core.node import NodeLimits
 from holdfast.model.event import Limits
 
@@ -26,6 +28,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pace: PaceLimits = PaceLimits()
     node: NodeLimits = NodeLimits()
     logs: LogLimits = LogLimits()
+    backup: BackupLimits = BackupLimits()
+    snapshot: SnapshotLimits = SnapshotLimits()
 
 
 class ConfigError(Exception):
@@ -75,15 +79,21 @@ def _check(s: Settings) -> None:
     for section in msgspec.structs.fields(Settings):
         limits = getattr(s, section.name)
         for field in msgspec.structs.fields(type(limits)):
-            if not 0 <= getattr(limits, field.name) < float("inf"):
+            value = getattr(limits, field.name)
+            if not isinstance(value, str) and not 0 <= value < float("inf"):
                 raise ConfigError(f"{section.name}.{field.name} must not be negative, infinite or not a number")
     rules = (
         (0 < s.silence.beat_s, "silence.beat_s must be above 0"),
         (2 * s.silence.beat_s <= s.silence.silence_s, "silence.silence_s must be at least two beats (silence.beat_s)"),
         (s.silence.silence_s < s.node.lost_s, "node.lost_s must be above silence.silence_s"),
         (s.recovery.attempts >= 1, "recovery.attempts must be at least 1"),
+        (0 < s.backup.duty <= 1, "backup.duty is a part of the time: above 0, at most 1"),
         (s.logs.file_bytes >= 1 << 16, "logs.file_bytes must be at least 65536"),
     )
     for holds, sentence in rules:
         if not holds:
             raise ConfigError(sentence)
+    try:
+        cap_of(s.snapshot.memory)
+    except ValueError as e:
+        raise ConfigError(f"snapshot.memory: {e}") from None

@@ -7,14 +7,22 @@ reads, and answers the two questions a rank asks: where may I put my snapshots, 
 import asyncio
 import contextlib
 import logging
+import socket
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
+from holdfast.agent.backing import Backing
+from holdfast.agent.gathering import Gathering
 from holdfast.agent.persisting import Persisting
+from holdfast.agent.shelf import PREFIX, Shelf
 from holdfast.checkpoint.arena import POISONED, VERIFIED, Arena, ArenaError, Sealed, arena_bytes
-from holdfast.model.copy import Copy, Restore, Source
+from holdfast.checkpoint.link import want_of
+from holdfast.checkpoint.transport import Serving, TransportError
+from holdfast.core.floor import BackupLimits
+from holdfast.model.copy import Aim, Copy, Restore, Source
 from holdfast.model.errand import LaunchHere
 from holdfast.wire import keeping, spec, unixpath
 from holdfast.wire.holding import KeptArena
@@ -23,18 +31,39 @@ from holdfast.wire.keeping import Denied, Resume, State, Want
 
 LOOK_S = 0.02  # how often the headers are looked at
 _IDLE_S = 0.2  # the same while no rank has asked for memory
+_SLOTS = 4  # for a rank that will ask for as many at most
+_CHECKING = 0.05  # of a core is at most spent on checksums of snapshots
 _log = logging.getLogger("holdfast.keeper")
 
 
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose keeper it is, and how it is reached."""
+
+    node: str
+    run_id: str
+    socket_path: Path  # by ranks; what a next agent must know lies beside it
+    token: str = ""  # of the job, for other keepers
+    host: str = "127.0.0.1"  # other keepers reach it there
+    limits: BackupLimits = BackupLimits()
+
+
 class Keeper:
-    def __init__(self, node: str, run_id: str, socket_path: Path, make: Callable[[str, int], Awaitable[str]]) -> None:
-        self.node = node
-        self.socket_path = socket_path
-        self._notes = socket_path.parent  # what a next agent must know lies here
+    def __init__(self, place: Place, make: Callable[[str, int], Awaitable[str]]) -> None:
+        self.place = place
+        self.node = place.node
+        self.socket_path = place.socket_path
+        self._notes = place.socket_path.parent
         self.say: Callable[[str], None] = lambda text: None  # to the person at the console
+        self.told: Callable[[], None] = lambda: None  # how far copies are should be heard of now
         self._make = make
+        self._token = place.token or place.run_id  # without a token the job is on one host, among friends
         self._arenas: dict[int, tuple[str, Arena]] = {}  # rank -> path and content
-        self._persisting = Persisting(run_id, lambda text: self.say(text))
+        self._persisting = Persisting(place.run_id, lambda text: self.say(text))
+        self.backing = Backing(self._arenas, self._notes, self._token, place.limits.bytes_s)
+        self.backing.say, self.backing.told = lambda text: self.say(text), lambda: self.told()
+        self._shelf = Shelf(self._notes, self._arenas, make)
+        self._shelf.say = lambda text: self.say(text)
+        self._listener: socket.socket | None = None
         self._generation = 0
         self._restore = Restore()
         self._seen: dict[int, tuple[int, int]] = {}  # rank -> seq and flags of what was looked at last
@@ -43,52 +72,88 @@ class Keeper:
         """Memory from before this agent was started."""
         for one in kept:
             with contextlib.suppress(ArenaError):  # made, and never used
-                arena = Arena.open(one.path)
-                self._arenas[arena.rank] = (one.path, arena)
+                if one.name.startswith(PREFIX):
+                    self._shelf.recall(one)
+                else:
+                    arena = Arena.open(one.path)
+                    self._arenas[arena.rank] = (one.path, arena)
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            errand = spec.read(self._notes / "launch.json", LaunchHere)
-            self._generation, self._restore = errand.generation, errand.restore
-            self._persisting.begin(errand.generation)
+            self._begin(spec.read(self._notes / "launch.json", LaunchHere))
         for path in self._notes.glob("want-*.json"):
             with contextlib.suppress(OSError, msgspec.DecodeError):
                 want = spec.read(path, Want)
-                if want.generation == self._generation:
+                if want.generation == self._generation and want.rank in self._arenas:
                     self._persisting.want(want)
+                    self.backing.want(want)
+
+    @property
+    def stored(self) -> int:
+        """The newest checkpoint that this node has published, of this generation."""
+        return self._persisting.stored
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where other keepers reach this one."""
+        return (self.place.host, self._listener.getsockname()[1]) if self._listener else ("", 0)
 
     def copies(self) -> tuple[Copy, ...]:
         """What could be restored from here."""
-        return tuple(self._copy(arena, one) for _, arena in self._arenas.values() for one in arena.sealed())
+        own = [self._copy(arena, one, True) for _, arena in self._arenas.values() for one in arena.sealed()]
+        return (*own, *(self._copy(*found) for found in self._shelf.copies()))
 
-    def _copy(self, arena: Arena, sealed: Sealed) -> Copy:
+    def _copy(self, arena: Arena, sealed: Sealed, whole: bool) -> Copy:
         return Copy(
             rank=arena.rank,
             step=sealed.step,
             node=self.node,
             layout=arena.layout.hex(),
             world=arena.world,
-            whole=True,
+            whole=whole,
             verified=bool(sealed.flags & VERIFIED),
             poisoned=bool(sealed.flags & POISONED),
         )
 
     def launched(self, errand: LaunchHere) -> None:
         """A generation is about to start from this state; what came after it belongs to a line that is given up."""
-        self._generation, self._restore = errand.generation, errand.restore
-        self._persisting.begin(errand.generation)
+        self._begin(errand)
         self._seen.clear()
         spec.write(self._notes / "launch.json", errand)
+        line = errand.restore.step if errand.restore.sources else -1
+        self._shelf.launched(errand.generation, line)
         for _, arena in self._arenas.values():
             for one in arena.sealed():
-                if one.step > errand.restore.step or not errand.restore.sources:
+                if one.step > line:
                     arena.drop(one.slot)
+
+    def _begin(self, errand: LaunchHere) -> None:
+        self._generation, self._restore = errand.generation, errand.restore
+        self._persisting.begin(errand.generation)
+        line = errand.restore.step if errand.restore.sources else -1
+        self.backing.begin(errand.generation, errand.seat.nproc, line)
+        self.backing.aimed(errand.aim)
+
+    async def aimed(self, aim: Aim) -> None:
+        """Which snapshots the job counts on."""
+        self.backing.aimed(aim)
+        if aim.floor >= 0 and aim.generation == self._generation:
+            for name in self._shelf.hold(aim.floor):
+                await self._make(name, 0)
 
     # --- what ranks ask ----------------------------------------------------------------------------------------
 
     async def serve(self) -> None:
+        self._shelf.start(asyncio.get_running_loop())
+        self._listener = socket.create_server((self.place.host, 0))
+        Serving(self._listener, self._token, self._shelf.take, self._shelf.give).start()
         listener = unixpath.listen(self.socket_path)
         server = await asyncio.start_unix_server(self._talk, sock=listener, limit=keeping.MAX_BYTES)
-        async with server:
-            await server.serve_forever()
+        try:
+            async with server:
+                await server.serve_forever()
+        finally:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there
+            self._listener.close()
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -113,31 +178,39 @@ class Keeper:
 
     async def _want(self, want: Want) -> ArenaAt | Denied:
         path, arena = self._arenas.get(want.rank, ("", None))
-        shape = (want.layout, want.image_bytes, want.slots, want.world)
-        if arena is None or (arena.layout.hex(), arena.image_bytes, arena.slots, arena.world) != shape:
+        shape = (want.layout, want.image_bytes, want.world)
+        fits = arena and (arena.layout.hex(), arena.image_bytes, arena.world) == shape and arena.slots >= want.slots
+        if not fits:
             try:
-                path = await self._make(f"rank-{want.rank}", arena_bytes(want.image_bytes, want.slots))
-                arena = Arena.make(
-                    path,
-                    layout=bytes.fromhex(want.layout),
-                    image_bytes=want.image_bytes,
-                    slots=want.slots,
-                    rank=want.rank,
-                    world=want.world,
-                )
+                path = await self._new(want)
             except (OSError, ValueError, ArenaError) as e:
                 return Denied(why=f"no memory for snapshots: {e}")
-            self._arenas[want.rank] = (path, arena)
         self._persisting.want(want)
+        self.backing.want(want)
         spec.write(self._notes / f"want-{want.rank}.json", want)
         return ArenaAt(path=path)
+
+    async def _new(self, want: Want) -> str:
+        path = await self._make(f"rank-{want.rank}", arena_bytes(want.image_bytes, want.slots))
+        arena = Arena.make(
+            path,
+            layout=bytes.fromhex(want.layout),
+            image_bytes=want.image_bytes,
+            slots=want.slots,
+            rank=want.rank,
+            world=want.world,
+        )
+        self._arenas[want.rank] = (path, arena)
+        return path
 
     async def _resume(self, asked: Resume) -> State | Denied:
         source = next((s for s in self._restore.sources if s.rank == asked.rank), None)
         if source is None:
             return State(source="none")
+        if not source.own:
+            return await self._gathered(source)
         path, arena = self._arenas.get(asked.rank, ("", None))
-        if not source.own or arena is None:
+        if arena is None:
             return Denied(why=f"the snapshot of step {self._restore.step} is not on this node")
         return await self._own(source, path, arena)
 
@@ -155,14 +228,50 @@ class Keeper:
             return Denied(why=wrong)
         return Denied(why=f"the snapshot of step {step} is gone")
 
+    async def _gathered(self, source: Source) -> State | Denied:
+        """A rank that sat elsewhere: its state is fetched from those who hold it, into memory of its own."""
+        restore, began_at = self._restore, time.monotonic()
+        gathering = Gathering(restore, source.rank, self._token)
+        try:
+            plan = await asyncio.to_thread(gathering.plan)
+            if plan.rank not in self._arenas or self._arenas[plan.rank][1].layout != plan.digest:
+                await self._new(want_of(plan, _SLOTS, "", None))  # it has not asked for its memory yet
+            path, arena = self._arenas[plan.rank]
+            slot = arena.begin(restore.step, self._generation - 1)
+            if slot is None:
+                return Denied(why=f"there is no room for the state of rank {source.rank}")
+            nodes = await asyncio.to_thread(gathering.fill, plan, slot.image)
+        except (TransportError, OSError, ArenaError) as e:
+            self.say(str(e))
+            return Denied(why=str(e))
+        slot.seal()
+        took_s = time.monotonic() - began_at
+        size = f"{plan.image_bytes / 1e9:.3g} GB" if plan.image_bytes > 1e7 else f"{plan.image_bytes / 1e6:.2g} MB"
+        self.say(f"rank {source.rank} was given {size} of step {restore.step} from {nodes} in {took_s:.2f} s")
+        return State(source="peer", step=restore.step, arena=path, slot=slot.index)
+
     # --- watching ----------------------------------------------------------------------------------------------
 
     async def watch(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             while True:
                 for rank, arena, newest in self._due():
+                    if arena.slots - arena.pinned() < 2:
+                        self.backing.step_aside()
                     tasks.create_task(self._persisting.write(rank, arena, newest))
+                if self.backing.ready():
+                    tasks.create_task(self.backing.send())
                 await asyncio.sleep(LOOK_S if self._arenas else _IDLE_S)
+
+    async def check(self) -> None:
+        """Give snapshots their checksums, the newest first, with little of a core: most are overwritten before."""
+        while True:
+            began_at = time.monotonic()
+            for _, arena in list(self._arenas.values()):
+                newest = next(iter(arena.sealed()), None)
+                if newest and not arena.checked(newest.slot):
+                    await asyncio.to_thread(arena.check, newest.slot)
+            await asyncio.sleep(max(_IDLE_S, (time.monotonic() - began_at) / _CHECKING))
 
     def _due(self) -> Iterator[tuple[int, Arena, Sealed]]:
         """Snapshots that are to become checkpoints."""

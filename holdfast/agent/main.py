@@ -8,13 +8,14 @@ import signal
 import socket
 import sys
 import time
+import urllib.parse
 from pathlib import Path
 
 import aiohttp
 import msgspec
 
 from holdfast.agent import words
-from holdfast.agent.keeper import Keeper
+from holdfast.agent.keeper import Keeper, Place
 from holdfast.agent.ranks import Ranks
 from holdfast.core.node import (
     Acked,
@@ -35,7 +36,7 @@ from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.signal import Beat, Exit
 from holdfast.wire import messages, slot, spec
 from holdfast.wire.holding import Held
-from holdfast.wire.messages import Ack, Hello, Notice, Tell, Welcome
+from holdfast.wire.messages import Ack, Hello, Hold, Notice, Tell, Welcome
 
 POLL_S = 0.1  # how often the slots are read
 _LATCH_S = 1.0  # a rank that told of its failure and has not ended by then is reported all the same
@@ -52,8 +53,8 @@ class Agent:
         self.node_dir = node_dir
         self.spec = spec.read(node_dir / "spec.json", spec.NodeSpec)
         self.ranks = Ranks(self.spec, node_dir, sock, self._over)
-        self.keeper = Keeper(self.spec.node, self.spec.run_id, self.ranks.keeper_path, self.ranks.make_arena)
-        self.keeper.say = self._notice
+        self.keeper = Keeper(_place(self.spec, self.ranks.keeper_path), self.ranks.make_arena)
+        self.keeper.say, self.keeper.told = self._notice, self._beat
         self.life = NodeLife(self.spec.node, self.spec.settings.node, catalog.load(), time.monotonic())
         self.beat_s = self.spec.settings.silence.beat_s
         self._offset_s = 0.0  # controller's clock minus ours
@@ -73,6 +74,7 @@ class Agent:
             self.keeper.recall(self.ranks.arenas)
             self._tasks.create_task(self.keeper.serve())
             self._tasks.create_task(self.keeper.watch())
+            self._tasks.create_task(self.keeper.check())
             self._tasks.create_task(self._poll())
             self._tasks.create_task(self._keep_logs_small())
             self._tasks.create_task(self._say_when_warm())
@@ -164,6 +166,8 @@ class Agent:
                 self._do(self.life.step(now, Acked(seq)))
             case Tell(errand=errand):
                 self._do(self.life.step(now, Told(errand)))
+            case Hold(aim=aim):
+                self._tasks.create_task(self.keeper.aimed(aim))
 
     def _hello(self) -> bytes:
         running = self.ranks.running()
@@ -175,6 +179,7 @@ class Agent:
             generation=max((int(r.key.split(":")[0]) for r in running), default=0),
             ready=self.ranks.warm.is_set() and not self.life.leaving,
             copies=self.keeper.copies(),
+            keeper=self.keeper.address,
         )
         return messages.encode(hello)
 
@@ -251,6 +256,7 @@ class Agent:
         readings = [r for r in self._readings().values() if r.generation == generation and r.step >= 0]
         if generation == 0 or len(readings) < self.spec.nproc:
             return Beat(node=self.spec.node, generation=generation, step=-1, at=0.0)
+        backing = self.keeper.backing
         slowest = min(readings, key=lambda r: (r.step, -r.at))
         wall_s = time.time() + self._offset_s - time.monotonic()
         return Beat(
@@ -263,6 +269,11 @@ class Agent:
             counted=slowest.counted,
             loss=slowest.loss,
             phase=slowest.phase,
+            sealed=backing.sealed(),
+            backed=backing.backed,
+            backing_s=backing.took_s,
+            stored=self.keeper.stored,
+            verifies=backing.verifies(),
         )
 
     async def _poll(self) -> None:
@@ -313,6 +324,16 @@ def _read_done(path: Path) -> tuple[Done, ...]:
         with contextlib.suppress(msgspec.DecodeError):
             done.append(msgspec.json.decode(line, type=Done))
     return tuple(done)
+
+
+def _place(node: spec.NodeSpec, socket_path: Path) -> Place:
+    """Where nodes reach the controller over a network they reach each other, by the address that faces it."""
+    url = urllib.parse.urlsplit(node.url)
+    with socket.socket(socket.AF_INET6 if ":" in (url.hostname or "") else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((url.hostname or "127.0.0.1", url.port or 1))  # sends nothing
+        host = probe.getsockname()[0]
+    token, limits = _token(node.token_file), node.settings.backup
+    return Place(node=node.node, run_id=node.run_id, socket_path=socket_path, token=token, host=host, limits=limits)
 
 
 def _token(path: str) -> str:

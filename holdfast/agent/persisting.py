@@ -24,11 +24,13 @@ class Persisting:
         self._wants: dict[int, Want] = {}
         self._lanes: dict[tuple[int, str], Lane] = {}  # one each: a rank whose storage hangs holds up no other
         self._written: dict[int, int] = {}  # rank -> newest step that was taken on
+        self.stored = -1  # newest step that was published
 
     def begin(self, generation: int) -> None:
         self._author = Author(generation, self._author.run)
         self._wants.clear()
         self._written.clear()
+        self.stored = -1
 
     def want(self, want: Want) -> None:
         self._wants[want.rank] = want
@@ -56,6 +58,8 @@ class Persisting:
             outcome = await asyncio.to_thread(lane.run, sealed.step, job.carry)
         finally:
             pinned.release()
+        if outcome.ok and rank == 0 and author == self._author:
+            self.stored = max(self.stored, sealed.step)
         self._report(rank, outcome)
 
     def _report(self, rank: int, outcome: Outcome) -> None:

@@ -256,6 +256,10 @@ class Arena:
             self._unpin(slot)
             return False
 
+    def pinned(self) -> int:
+        """How many slots are read."""
+        return sum(lives(head.pin) for head in self._heads)
+
     def hold(self, slot: int) -> None:
         """The writer pins a slot that it has just begun or claimed, for itself; unpin ends it."""
         with self._lock:

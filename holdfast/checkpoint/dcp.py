@@ -232,7 +232,7 @@ class Writer(StorageWriter):
     whole, and the keeper does the rest; without, this rank's part is written to `url` before save returns.
     """
 
-    def __init__(self, url: str, *, keep: int = 3, slots: int = 2) -> None:
+    def __init__(self, url: str, *, keep: int = 3, slots: int = 3) -> None:
         self._storage = Storage(url=url, keep=keep)
         self._slots = slots
         self._step, self._next = -1, 0
@@ -312,7 +312,8 @@ class Writer(StorageWriter):
         if not self._arena or self._arena.layout != layout.digest:
             self._metadata_name = f"metadata-{layout.digest.hex()[:32]}"
             path = str(link.path.parent / self._metadata_name) if self._is_coordinator else ""
-            self._arena = Arena.open(link.want(want_of(layout, self._slots, path, self._storage)))
+            want = want_of(layout, self._slots, path, self._storage)
+            self._arena = Arena.open(link.want(want, layout))
             self._arena.touch()
         self._slot = self._arena.begin(self._step, generation(), DUE)
         if self._slot is None:

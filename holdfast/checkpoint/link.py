@@ -5,6 +5,8 @@ import socket
 import time
 from pathlib import Path
 
+import msgspec
+
 from holdfast.checkpoint.layout import Layout
 from holdfast.wire import keeping, unixpath
 
@@ -49,8 +51,9 @@ class Link:
         path = os.environ.get(keeping.KEEPER)
         return cls(path) if path else None
 
-    def want(self, want: keeping.Want) -> str:
-        """The path of the arena for these snapshots."""
+    def want(self, want: keeping.Want, layout: Layout) -> str:
+        """The path of the arena for these snapshots; the keeper may have to tell others how they are laid out."""
+        self.put(keeping.plan_name(want.rank, want.layout), msgspec.msgpack.encode(layout))
         match self._ask(want):
             case keeping.Arena(path=path):
                 return path

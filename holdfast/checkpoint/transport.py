@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Literal
 
 import msgspec
 import xxhash
@@ -17,6 +18,7 @@ import xxhash
 CHUNK_BYTES = 8 << 20
 _LINE_BYTES = 1 << 20
 _SUM_BYTES = 8
+_SMALL_BYTES = 1 << 30
 _WAIT_S = 30.0  # for a peer that says nothing
 
 
@@ -24,20 +26,21 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """What a connection is for."""
 
     token: str
-    verb: str  # "push": take this state; "pull": give me that state
+    verb: Literal["push", "pull", "tell", "plan"]  # take this state; give me that state; and of a layout the same
     rank: int
-    world: int
-    step: int
-    generation: int
     layout: str
-    whole: bool  # the rank's whole image, or only its share of it
-    bytes: int = 0  # push: how many will come
-    ranges: tuple[tuple[int, int], ...] = ()  # pull: of the image
+    world: int = 0
+    step: int = 0
+    generation: int = 0
+    floor: int = -1  # push: a step that must not be lost
+    bytes: int = 0  # push and tell: how many will come
+    ranges: tuple[tuple[int, int], ...] = ()  # pull: of the rank's whole image
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
-    chunks: int = 0  # push: that many are here already; pull: unused
+    chunks: int = 0  # push: that many are here already
+    bytes: int = 0  # pull and plan: how many will come
 
 
 class TransportError(Exception):
@@ -84,12 +87,21 @@ def push(address: tuple[str, int], ask: Ask, views: Sequence[memoryview], pacer:
 def pull(address: tuple[str, int], ask: Ask, views: Sequence[memoryview]) -> int:
     """Fetch state from a keeper that holds it, straight into memory; returns the bytes that came."""
     with _connect(address) as link:
-        _ask(link, ask)
-        came = 0
+        came = _ask(link, ask).bytes
+        if came != sum(map(len, views)):
+            raise TransportError(f"the keeper has {came} bytes where {sum(map(len, views))} were asked for")
         for number, chunk in enumerate(chunks(views)):
             _receive_chunk(link, chunk, number)
-            came += len(chunk)
         return came
+
+
+def fetch(address: tuple[str, int], ask: Ask) -> bytes:
+    """What a keeper has, where its size is not known beforehand; for what is small."""
+    with _connect(address) as link:
+        content = bytearray(min(_ask(link, ask).bytes, _SMALL_BYTES))
+        for number, chunk in enumerate(chunks([memoryview(content)])):
+            _receive_chunk(link, chunk, number)
+        return bytes(content)
 
 
 class Holding(msgspec.Struct):
@@ -136,7 +148,7 @@ class Serving:
                 return
             if self._token and not hmac.compare_digest(ask.token.encode(), self._token.encode()):
                 _reply(link, Reply(error="the token is not this job's"))
-            elif ask.verb == "push":
+            elif ask.verb in ("push", "tell"):
                 self._receive(link, ask)
             else:
                 self._send(link, ask)
@@ -161,7 +173,7 @@ class Serving:
             return
         views, release = given
         try:
-            _reply(link, Reply())
+            _reply(link, Reply(bytes=sum(map(len, views))))
             for chunk in chunks(views):
                 _send_chunk(link, chunk)
         finally:

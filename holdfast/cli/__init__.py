@@ -10,6 +10,7 @@ COMMANDS = {
     "report": "show what a job did and what it cost",
     "stop": "stop a job",
     "ckpt": "list, verify, export and remove checkpoints",
+    "clean": "remove what runs that were killed have left",
     "sim": "run the same decisions in virtual time",
 }
 _HIDDEN = ("controller",)  # started by `run`, not by people

@@ -111,19 +111,20 @@ class Console:
                 self._finish(file)
                 del self._files[path]
         for generation in generations[-2:]:
-            for path in sorted((self._log_dir / f"gen-{generation}").glob("rank-*/std???.log")):
+            folder = self._log_dir / f"gen-{generation}"
+            # Beside nodes of other sizes a node's first rank may have any number; its folder is made before the others.
+            first = min((_rank(path) for path in folder.glob("rank-*")), default=0)
+            for path in sorted(folder.glob("rank-*/std???.log")):
                 if path not in self._files:
-                    self._take(path)
+                    self._take(path, (_rank(path.parent) - first) % self._style.nproc)
 
     def _generation(self, path: Path) -> int:
         return int(path.parent.parent.name.removeprefix("gen-"))
 
-    def _take(self, path: Path) -> None:
-        rank = int(path.parent.name.removeprefix("rank-"))
-        local = rank % self._style.nproc
+    def _take(self, path: Path, local: int) -> None:
         fd = _STDOUT if path.name == "stdout.log" else _STDERR
         if self._style.shown(local) & fd:  # the bits happen to be the numbers of the streams
-            values = {"rank": rank, "local_rank": local, "role_name": self._style.role}
+            values = {"rank": _rank(path.parent), "local_rank": local, "role_name": self._style.role}
             prefix = Template(self._style.prefix).safe_substitute(values).encode()
             self._files[path] = _File(path, prefix, fd)
 
@@ -166,6 +167,10 @@ class Console:
         newest = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
         show(file.fd, b"".join(file.prefix + line + b"\n" for line in newest))
         file.shown_at = time.monotonic()
+
+
+def _rank(folder: Path) -> int:
+    return int(folder.name.removeprefix("rank-"))
 
 
 class Pump:

@@ -23,7 +23,7 @@ from holdfast.controller.replay import ReplayError
 from holdfast.controller.store import Store
 from holdfast.fleet.join import JoinFleet
 from holdfast.fleet.local import LocalFleet
-from holdfast.journal.sqlite import JournalError, SqliteJournal
+from holdfast.journal.sqlite import JournalError, JournalFullError, SqliteJournal
 from holdfast.model.action import Finish
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Begin, Entry, Order, Phase
@@ -51,12 +51,17 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(filename=run_dir / "controller.log", level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     say = Said(run_dir)
+    ended: Ended | None = None
     try:
         ended = asyncio.run(_run(run_dir, socket.socket(fileno=fd), say))
+    except* JournalFullError as group:
+        say("; ".join(str(e) for e in leaves(group)))  # which is no end: the front knows what to do
     except* (JournalError, ReplayError, UsageError) as group:
         sentences = [str(e) for e in leaves(group)]
         ended = Ended(code=1, reason="; ".join(sentences))
         say(f"{ended.reason}; the job is ended")
+    if ended is None:
+        return 1
     spec.write(run_dir / "exit.json", ended)
     return ended.code
 

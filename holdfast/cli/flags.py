@@ -2,12 +2,14 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from math import prod
 
 import msgspec
 
 from holdfast.cli import flagvalues as values
 from holdfast.cli.flagtable import OURS, TORCHRUN, UNUSED, Given, UsageError, Word, read
 from holdfast.cli.flagvalues import Streams, resolve_nproc
+from holdfast.model.topology import Dims
 
 __all__ = ["FLEETS", "RunArgs", "Streams", "UsageError", "parse", "resolve_nproc"]
 
@@ -17,7 +19,11 @@ _MASTER_PORT = 29500
 _PLACES = ("rdzv-endpoint", "master-addr", "node-rank")  # any of these says: a job that spans hosts
 _JOIN_ONLY = (*_PLACES, "master-port", "local-addr", "rdzv-conf")
 _CONF_KEYS = ("join_timeout", "last_call_timeout")
-_KEPT_ON_RESUME = ("resume", "config", "port", "token-file")
+_KEPT_ON_RESUME = ("resume", "config")
+_NOT_ON_RESUME = {
+    "port": "the nodes of that run look for its controller at the port it had",
+    "token-file": "the nodes of that run show the token it was started with",
+}
 
 
 class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +51,8 @@ class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float | None
     preload: tuple[str, ...]
     zygote: bool
+    snapshot_memory: str | None
+    mesh: Dims
     settings: tuple[tuple[str, str], ...]
     config: str | None
     port: int
@@ -55,6 +63,14 @@ class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
     script: str  # empty with resume only
     script_args: tuple[str, ...]
     notes: tuple[str, ...]
+
+    def ranks(self) -> int:
+        """How many ranks there are on each node, in a job whose mesh, if it has one, is of that many in all."""
+        nproc = resolve_nproc(self.nproc)
+        dims, ranks = prod(size for _, size in self.mesh), self.max_nodes * nproc
+        if self.mesh and dims != ranks:
+            raise UsageError(f"--mesh is of {dims} ranks, but {self.max_nodes} x {nproc} are {ranks}: mend one of them")
+        return nproc
 
     def on_console(self, local_rank: int) -> int:
         """The streams of a local rank that the console shows: bit 1 stdout, bit 2 stderr."""
@@ -94,6 +110,8 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
         grace_s=_grace_s(given, env),
         preload=values.modules(given.lists["preload"]),
         zygote="no-zygote" not in given.words,
+        mesh=values.mesh(given, "mesh"),
+        snapshot_memory=values.memory(given, "snapshot-memory"),
         settings=values.settings(given.lists["set"]),
         config=values.existing(given, "config"),
         port=values.number(given, "port", most=65535) or 0,
@@ -207,6 +225,9 @@ def _on_resume(given: Given) -> list[str]:
     """Flags beside --resume; variables are left out, for they belong to the host and not to this command."""
     if "resume" not in given.words:
         return []
+    for name, why in _NOT_ON_RESUME.items():
+        if name in given.words:
+            raise UsageError(f"--{name} has no use beside --resume: {why}; drop it")
     names = [f.name for f in TORCHRUN + OURS if f.name not in _KEPT_ON_RESUME]
     told = [name for name in names if name in given.words and given.words[name].source == f"--{name}"]
     told += ["preload"] if given.lists["preload"] else []

@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 
 from holdfast.cli.flagtable import Given, UsageError, Word
+from holdfast.core.memory import cap_of
+from holdfast.model.topology import Dims
 
 _NPROC_KINDS = ("auto", "gpu", "cpu")
 _STREAMS = re.compile(r"[0-3]|(\d+:[0-3],)*\d+:[0-3]")
@@ -136,6 +138,30 @@ def settings(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
             raise UsageError(f"--set {text}: give KEY=VALUE")
         pairs.append((key.strip(), value))
     return tuple(pairs)
+
+
+def memory(given: Given, name: str) -> str | None:
+    """A size or a percentage, as written; None when the flag is absent."""
+    word = given.words.get(name)
+    if word is None:
+        return None
+    try:
+        cap_of(word.text)
+    except ValueError:
+        raise UsageError(f"{word}: give a size as in 64G, or a part of what is free as in 50%") from None
+    return word.text
+
+
+def mesh(given: Given, name: str) -> Dims:
+    """Names and sizes of parallel groups; () when the flag is absent."""
+    word = given.words.get(name)
+    if word is None:
+        return ()
+    dims = tuple((dim.strip(), size.strip()) for dim, _, size in (part.partition("=") for part in word.text.split(",")))
+    good = all(dim.isidentifier() and size.isdecimal() and int(size) > 0 for dim, size in dims)
+    if not good or len({dim for dim, _ in dims}) < len(dims):
+        raise UsageError(f"{word}: give each dimension once with its size, as in pp=2,dp=4,tp=8")
+    return tuple((dim, int(size)) for dim, size in dims)
 
 
 def modules(texts: Iterable[str]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from holdfast.wire import spec, unixpath
 _LOOK_S = 0.05
 _TRIES = 5  # controllers in a row that did not live _LIVED_S
 _LIVED_S = 10.0
+_ROOM_BYTES = 1 << 20  # a disk with less than this is full
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -45,6 +46,7 @@ class Front:
         self._run_dir = run_dir
         self._listener = listener
         self._console = console
+        self._lock = rundir.occupy(run_dir)
         self._asked = Asked()
         self._passed = 0  # to the present controller
 
@@ -64,12 +66,32 @@ class Front:
             code = self._watch(self._start())
             if code is not None:
                 return code
+            if rundir.free_bytes(self._run_dir) < _ROOM_BYTES:
+                tries = 0
+                if not self._wait_for_room():
+                    return self._asked.code if self._asked.numbers else 1
+                continue
             tries = tries + 1 if time.monotonic() - started_at < _LIVED_S else 1
             log = self._run_dir / "controller.log"
             if tries >= _TRIES:
                 say(f"the controller does not stay up; see {log}")
                 return 1
             say(f"the controller went away; training goes on while it is restarted (see {log})")
+
+    def _wait_for_room(self) -> bool:
+        """No controller can work on a full disk; whether a person has made room, and wants to go on."""
+        wait_s = rundir.read_spec(self._run_dir).settings.recovery.wait_s
+        full = f"the disk that holds {self._run_dir} is full"
+        say(f"{full}, so the controller ended; make room there, within {wait_s:g} s, and it is started again")
+        until = time.monotonic() + wait_s
+        while rundir.free_bytes(self._run_dir) < _ROOM_BYTES:
+            if self._asked.numbers:
+                return False
+            if time.monotonic() > until:
+                say(f"{full}; the job is ended: make room, then go on with holdfast run --resume {self._run_dir}")
+                return False
+            time.sleep(_LOOK_S)
+        return True
 
     def _start(self) -> subprocess.Popen[bytes]:
         fd = self._listener.fileno()
@@ -81,7 +103,7 @@ class Front:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C reaches it through us, once
-                pass_fds=(fd,),
+                pass_fds=(fd, *self._lock),
             )
 
     def _watch(self, process: subprocess.Popen[bytes]) -> int | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.cli import flags, rundir
+from holdfast.cli import rundir
 from holdfast.cli.api import NotRunning, Refused, Stranger, ask_url
 from holdfast.cli.console import Console, console_of, say, shape
 from holdfast.cli.flags import RunArgs, UsageError
@@ -34,7 +34,7 @@ class Joining:
         self.settings = settings
         self.run_id = args.run_id or rundir.new_id()
         self.name = f"{socket.gethostname()}-{secrets.token_hex(2)}"
-        self.nproc = flags.resolve_nproc(args.nproc)
+        self.nproc = args.ranks()
         self.run_dir = rundir.make(args.run_dir and f"{args.run_dir}/{self.name}", f"{self.run_id}-{self.name}")
         log_dir = rundir.make_log_dir(args.log_dir, self.run_dir, f"{self.run_id}-{self.name}")
         job = Job(
@@ -43,6 +43,7 @@ class Joining:
             max_nodes=args.max_nodes,
             standbys=args.standbys,
             max_restarts=args.max_restarts,
+            mesh=args.mesh,
             can_acquire=False,
         )
         self.run = RunSpec(
@@ -82,6 +83,7 @@ class Joining:
     def follow(self, console: Console) -> int:
         rundir.publish(self.run_dir, self.run, self.token)
         say(f"join fleet: node {self.name} joins the job at {self.host}:{self.port}; {self._where()}")
+        rundir.occupy(self.run_dir)
         self._wait_for_controller()
         return watch_node(self.node_dir, self.start_node(self.port, leads=False), console)
 

@@ -46,6 +46,8 @@ def _settings(args: RunArgs) -> Settings:
     given = [*args.settings]
     if args.grace_s is not None:
         given.append(("recovery.shutdown_grace_s", str(args.grace_s)))
+    if args.snapshot_memory is not None:
+        given.append(("snapshot.memory", args.snapshot_memory))
     for key, setting in (("join_timeout", "recovery.wait_s"), ("last_call_timeout", "recovery.last_call_s")):
         if key in args.rdzv_conf:
             given.append((setting, str(args.rdzv_conf[key])))
@@ -67,6 +69,7 @@ def _entry(args: RunArgs) -> Entry:
 
 
 def _local(args: RunArgs, settings: Settings) -> int:
+    nproc = args.ranks()
     with listen("127.0.0.1", args.port, "give another with --port, or 0 for any free one") as listener:
         run_id = args.run_id or rundir.new_id()
         run_dir = rundir.make(args.run_dir, run_id)
@@ -75,7 +78,7 @@ def _local(args: RunArgs, settings: Settings) -> int:
             entry=_entry(args),
             settings=settings,
             fleet="local",
-            nproc=flags.resolve_nproc(args.nproc),
+            nproc=nproc,
             log_dir=str(rundir.make_log_dir(args.log_dir, run_dir, run_id)),
             port=listener.getsockname()[1],
         )
@@ -92,6 +95,7 @@ def _job(args: RunArgs, run_id: str) -> Job:
         max_nodes=args.max_nodes,
         standbys=args.standbys,
         max_restarts=args.max_restarts,
+        mesh=args.mesh,
     )
 
 

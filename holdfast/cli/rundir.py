@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.cli.flagtable import UsageError
-from holdfast.wire import spec
+from holdfast.wire import lock, spec
 from holdfast.wire.spec import Ended, Listening, NodeSpec, RunSpec
 
 
@@ -68,9 +68,22 @@ def read_env(run_dir: Path) -> dict[str, str]:
 
 def publish(run_dir: Path, run: RunSpec, token: str) -> None:
     """Everything that a controller, and whoever looks for it, needs to know."""
-    (run_dir / "token").write_text(token)
-    save_env(run_dir)
-    spec.write(run_dir / "run.json", run)
+    try:
+        (run_dir / "token").write_text(token)
+        save_env(run_dir)
+        spec.write(run_dir / "run.json", run)
+    except OSError as e:
+        raise UsageError(f"cannot write to the run directory {run_dir}: {e.strerror}; give another --run-dir") from None
+
+
+def occupy(run_dir: Path) -> tuple[int, ...]:
+    """Say that this run is alive, for as long as this process or a child that is given these files is."""
+    try:
+        return lock.hold(run_dir)
+    except BlockingIOError:
+        raise UsageError(f"{run_dir} is being cleaned by holdfast clean; try again when it is done") from None
+    except OSError as e:
+        raise UsageError(f"cannot write to the run directory {run_dir}: {e.strerror}; give another --run-dir") from None
 
 
 def mark_newest(run_dir: Path) -> None:
@@ -82,6 +95,12 @@ def mark_newest(run_dir: Path) -> None:
         link.replace(home() / "newest")
     except OSError:
         pass
+
+
+def free_bytes(run_dir: Path) -> int:
+    """What can still be written to the disk that holds a run."""
+    disk = os.statvfs(run_dir)
+    return disk.f_bavail * disk.f_frsize if disk.f_favail or not disk.f_files else 0
 
 
 def find(wanted: str | None) -> Path:
@@ -143,4 +162,6 @@ def node_spec(run: RunSpec, run_dir: Path, url: str) -> NodeSpec:
         entry=run.entry,
         settings=run.settings,
         run_id=run.job.run_id,
+        host_nodes=run.job.max_nodes if run.fleet == "local" else 1,
+        learned=str(run_dir / "imports.json"),
     )

@@ -10,4 +10,4 @@ def duration(seconds: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")
+    return f"{count} {noun}" + ("" if count == 1 else "es" if noun.endswith("s") else "s")

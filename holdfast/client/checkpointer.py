@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, MutableMapping
 from hashlib import blake2b
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
@@ -61,23 +62,26 @@ class Checkpointer:
         every: int | str | None = None,
         keep: int = 3,
         keep_every: int | None = None,
-        slots: int = 2,
+        slots: int | None = None,
         verified: bool = False,
         replicated: "bool | dist.ProcessGroup | None" = None,
     ) -> None:
         """`every`: so many steps, or "30s", or "auto", from a snapshot that becomes a checkpoint under `path` to the
-        next. `verified`: keep one more slot, for a snapshot that has been found good. `replicated`: ranks that have no
-        wrapper in common hold the same tensors all the same."""
+        next. `slots`: for how many snapshots there is memory; by default 3 where they are copied to peers or storage,
+        else 2. `verified`: one more, for a snapshot that has been found good. `replicated`: ranks that have no wrapper
+        in common hold the same tensors all the same."""
         self._world = World()
         self._storage = storage_of(path, every, keep, keep_every)
-        self._slots = slots + verified
+        self._link = Link.here()
+        if slots is None:
+            slots = 3 if self._storage or (self._link and self._world.nodes > 1) else 2
+        self._slots, self._verified = slots + verified, verified
         if slots < 2:
             raise ValueError(f"with {slots} slots a snapshot would be overwritten before the next is whole; give 2")
         group = self._world.group(replicated)
         self._source = source_of(model, optimizer, (state_dict, load), rank=self._world.rank, group=group)
         self._extras = Extras({} if extra is None else extra)
         self._generation = generation()
-        self._link = Link.here()
         self._storing: Storing | None = None
         if self._storage and not self._link:
             author = Author(self._generation, self._world.from_first(secrets.token_hex(8)))
@@ -187,7 +191,7 @@ class Checkpointer:
             return Snapshots(layout, arena, path)
         left = self._link.put(_name(self._metadata), self._metadata) if self._metadata else ""
         want = want_of(layout, self._slots, left, self._storage)
-        path = self._link.want(want)
+        path = self._link.want(msgspec.structs.replace(want, verified=self._verified), layout)
         arena = Arena.open(path)
         if arena.layout != layout.digest:
             raise StateError(f"the keeper gave memory of another layout: {path}")

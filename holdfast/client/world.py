@@ -25,6 +25,7 @@ class World:
             raise StateError(f"this is one of {told} ranks: call init_process_group before making a Checkpointer")
         self.rank = dist.get_rank() if together else 0
         self.size = dist.get_world_size() if together else 1
+        self.nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
 
     def group(self, replicated: "bool | dist.ProcessGroup | None") -> Ranks:
         """Who have the same tensors as this rank, as far as the script says."""

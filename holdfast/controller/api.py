@@ -36,6 +36,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float
     incidents: int
     last_incident: str
+    floor: int  # newest step that the job can go back to after the loss of a node; -1: none is on peers
     nodes: tuple[NodeView, ...]
 
 
@@ -69,6 +70,7 @@ def status_of(controller: Controller) -> Status:
         wall_s=account.wall_s,
         incidents=len(account.incidents),
         last_incident=account.incidents[-1].sentence if account.incidents else "",
+        floor=controller.ingest.floor.floor,
         nodes=tuple(views),
     )
 

@@ -1,19 +1,22 @@
 """Carries actions out: fans them out to nodes as errands, gathers the answers into one outcome each."""
 
 import asyncio
+import contextlib
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
 
 from holdfast.core.restore import choose
 from holdfast.model.action import Acquire, Action, Finish, Launch, Release, Say, Stop
-from holdfast.model.copy import Copy
+from holdfast.model.copy import Address, Aim, Copy, Restore
 from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.event import Limits, Outcome
-from holdfast.model.topology import Job, world_size
+from holdfast.model.topology import Job, Seat, world_size
 from holdfast.ports import Fleet, Store
 
 _AT_ONCE = 64
+_TRIES = 2
 EVICTED = 1  # exit code of a node that the job no longer wants
 
 
@@ -37,10 +40,15 @@ class Hands:
         self.present: Callable[[], tuple[str, ...]] = tuple
         self.forget: Callable[[str], None] = lambda node: None
         self.known: Callable[[], set[str]] = set
+        self.aim: Callable[[str], Aim] = lambda node: Aim(generation=0)
         self.copies: dict[str, tuple[Copy, ...]] = {}  # snapshots that nodes said they hold
+        self.keepers: dict[str, Address] = {}  # where nodes are asked for them
+        self.stored = -1  # newest checkpoint of the line that the job is on
         self._report = report
         self._waiting: dict[int, Waiting] = {}
         self._silent: set[str] = set()
+        self._stepping = asyncio.Event()
+        self._tries: Counter[int] = Counter()  # restores from a step since the last step was made
 
     async def carry(self, action: Action) -> None:
         """Do one action and report its outcome; the world failing is an outcome too."""
@@ -92,6 +100,7 @@ class Hands:
 
     async def hurry(self) -> None:
         """End every node at once; nobody is waited for."""
+        self._stepping.set()
         await self._release_all("told to hurry")
         for waiting in self._waiting.values():
             waiting.left.clear()
@@ -133,14 +142,28 @@ class Hands:
         return Outcome(action=action.id, ok=True, nodes=(*here, *more))
 
     async def _release(self, action: Release) -> Outcome:
+        if self.copies.get(action.node):
+            await self._not_needed()
         self.tell(action.node, Leave(id=action.id, code=EVICTED, grace_s=0.0, reason=action.reason))
         self.forget(action.node)
         await self.fleet.release(action.node, action.reason)
         return Outcome(action=action.id, ok=True)
 
+    async def _not_needed(self) -> None:
+        """What an evicted node holds may be what the next generation goes on from: it leaves when that has a step."""
+        self._stepping.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.limits.wait_s):
+                await self._stepping.wait()
+
+    def stepping(self) -> None:
+        """Every rank has its state, as it has made a step with it."""
+        self._stepping.set()
+        self._tries.clear()
+
     async def _launch(self, action: Launch) -> Outcome:
         port = await self.store.open(action.generation)
-        plan = choose(action.seats, [copy for held in self.copies.values() for copy in held])
+        plan = self._plan(action.seats)
         errands: dict[str, Errand] = {
             seat.node: LaunchHere(
                 id=action.id,
@@ -152,18 +175,39 @@ class Hands:
                 store_port=port,
                 run_id=self.job.run_id,
                 max_restarts=self.job.max_restarts or 0,
-                restore=msgspec.structs.replace(plan, sources=tuple(s for s in plan.sources if seat.holds(s.rank))),
+                restore=self._restore_on(seat, plan),
+                aim=self.aim(seat.node),
             )
             for seat in action.seats
         }
         outcome = await self._gather(action.id, errands, self.limits.launch_s)
         return msgspec.structs.replace(outcome, detail=plan.reason) if plan.sources else outcome
 
+    def _plan(self, seats: tuple[Seat, ...]) -> Restore:
+        """What to go on from. A state that did not bring the job to a step, twice, is not tried a third time."""
+        copies = [copy for held in self.copies.values() for copy in held]
+        plan = choose(seats, [copy for copy in copies if self._tries[copy.step] < _TRIES])
+        if self.stored > plan.step:
+            return Restore(reason=f"step {self.stored} is on storage, newer than what memory holds for every rank")
+        self.stored = min(self.stored, plan.step)
+        if plan.sources:
+            self._tries[plan.step] += 1
+        return plan
+
+    def _restore_on(self, seat: Seat, plan: Restore) -> Restore:
+        """One node's part; who has what, where there is something to fetch."""
+        sources = tuple(source for source in plan.sources if seat.holds(source.rank))
+        if all(source.own for source in sources):
+            return msgspec.structs.replace(plan, sources=sources, kept=())
+        keepers = {kept.node: self.keepers[kept.node] for kept in plan.kept if kept.node in self.keepers}
+        return msgspec.structs.replace(plan, sources=sources, keepers=keepers)
+
     async def _stop(self, action: Stop) -> Outcome:
         errand = StopHere(id=action.id, generation=action.generation, grace_s=action.grace_s)
         return await self._gather(action.id, dict.fromkeys(action.nodes, errand), action.grace_s + self.limits.stop_s)
 
     async def _finish(self, action: Finish) -> Outcome:
+        self._stepping.set()
         nodes = self.present()
         errand = Leave(id=action.id, code=action.code, grace_s=action.grace_s, reason=action.reason)
         outcome = await self._gather(action.id, dict.fromkeys(nodes, errand), action.grace_s + self.limits.stop_s)

@@ -12,13 +12,16 @@ from holdfast.controller.hands import Hands
 from holdfast.core.decider import Decider
 from holdfast.core.detect.pace import Pace
 from holdfast.core.detect.silence import Silence
+from holdfast.core.floor import Floor
 from holdfast.core.node import Post
+from holdfast.model.action import Launch
 from holdfast.model.alarm import Alarm
+from holdfast.model.copy import Aim
 from holdfast.model.errand import Done, Errand, StopHere
 from holdfast.model.event import Event, Ready
 from holdfast.model.signal import Beat
 from holdfast.wire import messages
-from holdfast.wire.messages import Ack, Hello, Notice, Tell, Welcome
+from holdfast.wire.messages import Ack, Hello, Hold, Notice, Tell, Welcome
 
 _OUTBOX = 64
 _HANG_UP = b""
@@ -37,14 +40,17 @@ class Ingest:
         self.now: Callable[[], float] = lambda: 0.0
         self.silence = Silence(settings.silence)
         self.pace = Pace(settings.pace)
+        self.floor = Floor(settings.backup)
         self.beats: dict[str, Beat] = {}  # the newest of each node, for people
         self._links: dict[str, Outbox] = {}
+        self._exposed: tuple[str, ...] = ()
         self._left: set[str] = set()  # told to leave: their silence is no news
         self._stale: dict[str, tuple[int, Hello]] = {}  # being emptied of an old generation before they are ready
         self._stale_id = 0
         self._unkept: list[tuple[Outbox, Ack]] = []  # posts that the journal may not have on disk yet
         hands.tell, hands.present = self.tell, self._present
         hands.forget, hands.known = self._forget, self._known
+        hands.aim = self._aim
 
     # --- links -------------------------------------------------------------------------------------------------
 
@@ -115,6 +121,7 @@ class Ingest:
         self._left.add(node)
         self.silence.forget(node)
         self.hands.copies.pop(node, None)
+        self.hands.keepers.pop(node, None)
         self.beats.pop(node, None)
 
     def _hello(self, now: float, hello: Hello, outbox: Outbox) -> None:
@@ -122,10 +129,13 @@ class Ingest:
         self._links[hello.node] = outbox
         self._left.discard(hello.node)
         self.silence.heard(now, hello.node)
-        self.hands.copies[hello.node] = hello.copies
+        self.hands.keepers[hello.node] = hello.keeper
+        if self._seated(hello.node):  # others may hold steps of a line that the job has left
+            self.hands.copies[hello.node] = hello.copies
         if fresh:
             self._put(outbox, messages.encode(Welcome(at=now, beat_s=self.settings.silence.beat_s)))
             self.hands.linked_again(hello.node)
+            self._tell_aims()  # of the node, and of whose peer it is
         if not hello.ready or hello.node in self.decider.pool or self._seated(hello.node):
             return
         if hello.generation == 0:
@@ -160,8 +170,30 @@ class Ingest:
     def _beat(self, now: float, beat: Beat) -> None:
         self._alive(now, beat.node)
         self.beats[beat.node] = beat
+        if beat.generation == self.decider.generation:
+            self.hands.stored = max(self.hands.stored, beat.stored)
         if progress := self.pace.heard(now, beat):
+            self.hands.stepping()
             self.hear(progress)
+        if self.floor.heard(now, beat):
+            self._tell_aims()
+
+    def launched(self, launch: Launch) -> None:
+        """A generation is about to start."""
+        self.pace.launched(launch.generation, tuple(seat.node for seat in launch.seats))
+        exposed = self.floor.launched(launch.generation, launch.seats, self.decider.job.mesh)
+        if exposed != self._exposed:
+            self._exposed = exposed
+            for sentence in exposed:
+                self.hands.say(sentence)
+
+    def _aim(self, node: str) -> Aim:
+        aim = self.floor.aim(node)
+        return msgspec.structs.replace(aim, peer_at=self.hands.keepers.get(aim.peer, ("", 0)))
+
+    def _tell_aims(self) -> None:
+        for node in self.floor.nodes:
+            self._put(self._links.get(node), messages.encode(Hold(aim=self._aim(node))))
 
     def _post(self, now: float, post: Post) -> None:
         match post.body:
@@ -193,6 +225,8 @@ class Ingest:
         now = self.now()
         for alarm in self.silence.overdue(now):
             self._alarm(alarm)
+        if self.floor.tick(now):
+            self._tell_aims()
 
     def _alarm(self, alarm: Alarm) -> None:
         self.flush()

@@ -113,7 +113,7 @@ class Controller:
 
     def _note(self, action: Action) -> None:
         if isinstance(action, Launch):
-            self.ingest.pace.launched(action.generation, tuple(s.node for s in action.seats))
+            self.ingest.launched(action)
 
     def _replay(self) -> list[Action]:
         """Bring the decider to where the journal ends; returns the actions that have no outcome."""

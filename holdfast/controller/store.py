@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast.wire import unixpath
+from holdfast.wire import lock, unixpath
 
 _UP_S = 120.0
 _QUIT_S = 2.0
@@ -107,8 +107,15 @@ class Store:
         argv = [sys.executable, "-m", "holdfast.client.store", str(self._run_dir), str(self._lost_s), self.host]
         log = os.open(self._run_dir / "store.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            return subprocess.Popen(
-                argv, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+            with lock.held(self._run_dir) as held:  # it may outlive everybody else here
+                return subprocess.Popen(
+                    argv,
+                    env=self._env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    pass_fds=held,
+                )
         finally:
             os.close(log)

@@ -5,8 +5,11 @@ owner's node: then evicting the nodes of any one group, if these are not all nod
 """
 
 from collections import deque
+from math import prod
 
 import msgspec
+
+from holdfast.model.topology import Dims, Seat, world_size
 
 Groups = tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]  # (dimension, its groups of ranks), ...
 
@@ -29,6 +32,20 @@ def groups_of(dims: tuple[tuple[str, int], ...]) -> Groups:
         found.append((name, tuple(tuple(start + stride * i for i in range(size)) for start in starts)))
         stride *= size
     return tuple(found)
+
+
+def partners(seats: tuple[Seat, ...], mesh: Dims) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Which node keeps the copies of which, and what that does not survive; a mesh of another size is not ours."""
+    if len(seats) < 2:
+        return {}, ()
+    world, nproc = world_size(seats), seats[0].nproc
+    known = mesh if prod(size for _, size in mesh) == world else ()
+    if any(seat.nproc != nproc for seat in seats):
+        # Nodes of different sizes have no regular place in any group; a neighbour is as good as another.
+        return {seat.node: seats[number - 1].node for number, seat in enumerate(seats)}, ()
+    placed = place(world, nproc, groups_of(known[::-1]) if known else ())
+    kept_by = [placed.partner[seat.first_rank] // nproc for seat in seats]
+    return {seat.node: seats[other].node for seat, other in zip(seats, kept_by, strict=True)}, placed.exposed
 
 
 def place(world: int, nproc: int, groups: Groups) -> Backups:

@@ -6,7 +6,7 @@ looks there itself.
 
 from collections.abc import Iterable
 
-from holdfast.model.copy import Copy, Restore, Source
+from holdfast.model.copy import KEPT_DIGITS, Copy, Kept, Restore, Source
 from holdfast.model.topology import Seat, world_size
 
 
@@ -17,14 +17,15 @@ def choose(seats: tuple[Seat, ...], copies: Iterable[Copy], not_after: int | Non
     if not_after is not None:
         usable = [c for c in usable if c.verified and c.step <= not_after]
     for step in sorted({c.step for c in usable}, reverse=True):
-        sources = _sources(seats, [c for c in usable if c.step == step])
+        held = tuple(c for c in usable if c.step == step)
+        sources = _sources(seats, held)
         if sources is not None:
-            return Restore(step=step, sources=sources, reason=_reason(step, sources))
+            return Restore(step=step, sources=sources, kept=tuple(map(_kept, held)), reason=_reason(step, sources))
     why = "no step is held for every rank" if usable else "no snapshots are held"
     return Restore(reason=f"nothing to restore from memory: {why}")
 
 
-def _sources(seats: tuple[Seat, ...], copies: list[Copy]) -> tuple[Source, ...] | None:
+def _sources(seats: tuple[Seat, ...], copies: tuple[Copy, ...]) -> tuple[Source, ...] | None:
     """A source for every rank, or None if one of them has none."""
     sources = []
     for seat in seats:
@@ -36,18 +37,20 @@ def _sources(seats: tuple[Seat, ...], copies: list[Copy]) -> tuple[Source, ...] 
     return tuple(sources)
 
 
-def _source(rank: int, node: str, copies: list[Copy]) -> Source | None:
+def _source(rank: int, node: str, copies: tuple[Copy, ...]) -> Source | None:
     mine = [c for c in copies if c.rank == rank]
     if any(c.node == node and c.whole for c in mine):
         return Source(rank=rank, own=True, nodes=(node,))
     whole = sorted({c.node for c in mine if c.whole})
     if whole:  # it moved, and its old node still answers
         return Source(rank=rank, own=False, nodes=tuple(whole))
+    # What a backup lacks other ranks hold too: as each of them has a source at this step, all of it can be had.
     partial = sorted({c.node for c in mine}, key=lambda n: (n != node, n))
-    if not partial:
-        return None
-    replicas = sorted({c.node for c in copies if c.whole and c.rank != rank}, key=lambda n: (n != node, n))
-    return Source(rank=rank, own=False, nodes=tuple(partial), replicas=tuple(replicas))
+    return Source(rank=rank, own=False, nodes=tuple(partial)) if partial else None
+
+
+def _kept(copy: Copy) -> Kept:
+    return Kept(copy.rank, copy.node, copy.whole, copy.layout[:KEPT_DIGITS])
 
 
 def _reason(step: int, sources: tuple[Source, ...]) -> str:

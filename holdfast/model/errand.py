@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.model.copy import Copy, Restore
+from holdfast.model.copy import Aim, Copy, Restore
 from holdfast.model.topology import Seat
 
 
@@ -17,6 +17,7 @@ class LaunchHere(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     run_id: str
     max_restarts: int
     restore: Restore = Restore()  # of this node's ranks
+    aim: Aim = Aim(generation=0)
 
 
 class StopHere(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):

@@ -27,3 +27,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     counted: bool = True  # steps counted by us since launch, not told by the script
     loss: float | None = None
     phase: str = ""
+    sealed: int = -1  # newest snapshot that every rank of the node has taken
+    backed: int = -1  # newest that was wanted as a floor, and now is held here and by the peer
+    stored: int = -1  # newest checkpoint that was published from here in this generation
+    verifies: bool = False  # a snapshot found good is to be kept beside the others
+    backing_s: float = 0.0  # what it took to copy that

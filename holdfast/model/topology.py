@@ -2,6 +2,8 @@
 
 import msgspec
 
+Dims = tuple[tuple[str, int], ...]  # names and sizes, as a DeviceMesh has them: over ranks the last varies fastest
+
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What the user asked for; it never changes while the job lives."""
@@ -12,6 +14,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     standbys: int = 0
     max_restarts: int | None = None  # caps restarts without eviction; None: the ledger's bounds hold
     can_acquire: bool = True  # whether the fleet can bring nodes by itself
+    mesh: Dims = ()  # the parallel groups, where the user told
 
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True):

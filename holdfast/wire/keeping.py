@@ -2,8 +2,15 @@
 
 import msgspec
 
+from holdfast.model.copy import KEPT_DIGITS
+
 KEEPER = "HOLDFAST_KEEPER"  # in a rank's environment: path of the socket
 MAX_BYTES = 1 << 22  # of one message
+
+
+def plan_name(rank: int, layout: str) -> str:
+    """The file with the layout of a rank's image, which lies beside the socket."""
+    return f"plan-{rank}-{layout[:KEPT_DIGITS]}"
 
 
 class Storage(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +34,7 @@ class Want(msgspec.Struct, frozen=True, kw_only=True, tag="want"):
     slots: int
     share: tuple[tuple[int, int], ...]  # byte ranges of the image that this rank backs up and persists for all replicas
     metadata_path: str = ""  # rank 0: a file with DCP's metadata for this layout
+    verified: bool = False  # one slot is for a snapshot that was found good
     storage: Storage | None = None
 
 

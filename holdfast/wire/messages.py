@@ -3,7 +3,7 @@
 import msgspec
 
 from holdfast.core.node import Post
-from holdfast.model.copy import Copy
+from holdfast.model.copy import Address, Aim, Copy
 from holdfast.model.errand import Errand
 from holdfast.model.signal import Beat
 
@@ -21,6 +21,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     generation: int  # whose ranks run here, 0: none
     ready: bool  # checks passed, zygote warm
     copies: tuple[Copy, ...] = ()  # snapshots that it holds
+    keeper: Address = ("", 0)  # where other nodes reach its keeper
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True, tag="notice"):
@@ -43,8 +44,14 @@ class Tell(msgspec.Struct, frozen=True, kw_only=True, tag="tell"):
     errand: Errand
 
 
+class Hold(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
+    """Which snapshots the job counts on; it may be lost, and is said again."""
+
+    aim: Aim
+
+
 FromAgent = Hello | Beat | Post | Notice
-FromController = Welcome | Ack | Tell
+FromController = Welcome | Ack | Tell | Hold
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_agent = msgspec.msgpack.Decoder(FromAgent).decode

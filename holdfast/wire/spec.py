@@ -62,6 +62,8 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     entry: Entry
     settings: Settings
     run_id: str
+    host_nodes: int = 1  # nodes of this run that share the host, and so its memory
+    learned: str = ""  # a file that they share: modules that the script imports up to its first step
 
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.agent.keeper import Keeper
+from holdfast.agent.keeper import Keeper, Place
 from holdfast.checkpoint import load, retention
 from holdfast.checkpoint.arena import Arena
 from holdfast.model.copy import Restore, Source
@@ -72,7 +72,8 @@ class Bench:
         self.keeper = self.fresh()
 
     def fresh(self) -> Keeper:
-        keeper = Keeper("n0", "r", self.folder / "keeper.sock", self.make)
+        place = Place(node="n0", run_id="r", socket_path=self.folder / "keeper.sock")
+        keeper = Keeper(place, self.make)
         keeper.say = self.said.append
         return keeper
 

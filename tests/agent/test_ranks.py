@@ -52,9 +52,10 @@ def launch_of(generation: int, nproc: int = 2) -> LaunchHere:
 class Bench:
     """Ranks, and the other end of their socket."""
 
-    def __init__(self, folder: Path, zygote: bool = False) -> None:
+    def __init__(self, folder: Path, zygote: bool = False, learned: str = "") -> None:
         entry = msgspec.structs.replace(TEMPLATE.entry, zygote=zygote, argv=("t.py", "--l=${local_rank}"), python="py")
         node = msgspec.structs.replace(TEMPLATE, node="n0", nproc=2, log_dir=str(folder / "logs"), entry=entry)
+        node = msgspec.structs.replace(node, learned=learned)
         ours, self.holder = holding.pair()
         self.holder.setblocking(False)
         self.over: list[Held] = []
@@ -223,3 +224,30 @@ async def test_a_zygote_is_asked_for_and_used(tmp_path: Path, monkeypatch: pytes
     await bench.say(Started(key="1:4", pid=9))
     assert await launching == ""
     await close(bench)
+
+
+async def test_a_standby_preloads_what_others_have_learned(tmp_path: Path) -> None:
+    learned = tmp_path / "learned.json"
+    for folder in ("trains", "waits"):
+        (tmp_path / folder / "logs").mkdir(parents=True)  # which is the node's own folder here
+    trains = Bench(tmp_path / "trains", zygote=True, learned=str(learned))
+    waits = Bench(tmp_path / "waits", zygote=True, learned=str(learned))
+    await trains.begin(Held(key="1:4", pid=50), warm=True)
+    await waits.begin(warm=True)
+    for bench in (waits, trains):
+        bench.ranks.learn()
+    assert not learned.exists(), "there was nothing to learn"
+    imports = tmp_path / "trains" / "logs" / "imports.json"
+    imports.write_text('["numpy", "rich"]')
+    trains.ranks.learn()
+    own = await trains.hear()
+    assert isinstance(own, Preload) and own.modules[-2:] == ("numpy", "rich")
+    assert not imports.exists()
+    waits.ranks.learn()
+    taken = await waits.hear()
+    assert isinstance(taken, Preload) and taken.modules == own.modules
+    for bench in (waits, trains):
+        bench.ranks.learn()  # once is enough
+        with pytest.raises(BlockingIOError):
+            bench.holder.recv(1)
+        await close(bench)

@@ -69,6 +69,24 @@ def test_streams_that_are_not_wanted_are_not_shown(ranks: Ranks, capfd: pytest.C
     assert capfd.readouterr() == ("r 0 $ ${odd}: out\n", "r 1 $ ${odd}: err\n")
 
 
+def test_local_ranks_beside_nodes_of_other_sizes(ranks: Ranks, capfd: pytest.CaptureFixture[str]) -> None:
+    """This host has ranks 3 and 4 of a job whose first host has three; after a loss they are ranks 1 and 2."""
+    shown = ranks.console(shown=lambda local: 3 if local == 1 else 0, prefix="${rank} ${local_rank}: ")
+    for generation, first in ((1, 3), (2, 1)):
+        for rank in (first, first + 1):
+            ranks.write(b"hear\n", rank=rank, generation=generation)
+    shown.drain()
+    assert capfd.readouterr().out == "4 1: hear\n2 1: hear\n"
+
+
+def test_local_ranks_of_several_nodes_on_this_host(ranks: Ranks, capfd: pytest.CaptureFixture[str]) -> None:
+    shown = ranks.console(prefix="${rank} ${local_rank}: ")
+    for rank in range(4):
+        ranks.write(b"hear\n", rank=rank)
+    shown.drain()
+    assert capfd.readouterr().out == "0 0: hear\n1 1: hear\n2 0: hear\n3 1: hear\n"
+
+
 def test_our_own_words_come_after_those_of_the_ranks(ranks: Ranks, capfd: pytest.CaptureFixture[str]) -> None:
     shown = ranks.console()
     ranks.said.write_text("holdfast: rank 0 died\n")

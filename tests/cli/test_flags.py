@@ -253,9 +253,10 @@ def test_our_own_flags(script: str, tmp_path: Path) -> None:
     token.touch()
     argv = ["--nnodes=4", "--standbys", "2", "--run_dir", "runs/a", "--preload", "numpy,my.mod", "--preload", "numpy"]
     argv += ["--no-zygote", "--set", "detect.hang_s=9", "--set", "a=b=c", "--config", str(toml)]
-    args = parse([*argv, "--port", "8080", "--token-file", str(token), script], {})
+    args = parse([*argv, "--snapshot-memory", "64G", "--port", "8080", "--token-file", str(token), script], {})
     assert (args.standbys, args.run_dir, args.preload, args.zygote) == (2, "runs/a", ("numpy", "my.mod"), False)
     assert args.settings == (("detect.hang_s", "9"), ("a", "b=c"))
+    assert args.snapshot_memory == "64G"
     assert (args.config, args.port, args.token_file, args.notes) == (str(toml), 8080, str(token), ())
     assert msgspec.json.decode(msgspec.json.encode(args), type=RunArgs) == args
 
@@ -294,7 +295,7 @@ def test_flags_out_of_place_are_said() -> None:
 
 
 def test_resume_needs_no_script(tmp_path: Path) -> None:
-    args = parse(["--resume", str(tmp_path), "--nnodes", "3", "--port", "1"], {"PET_NNODES": "2"})
+    args = parse(["--resume", str(tmp_path), "--nnodes", "3"], {"PET_NNODES": "2"})
     assert (args.resume, args.script) == (str(tmp_path), "")
     assert args.notes == ("--nnodes is ignored: the run is taken up as it was recorded",)
 

@@ -48,6 +48,11 @@ def script(tmp_path: Path) -> str:
         ("--config no.toml S", "--config no.toml: there is no such file"),
         ("--token-file no S", "--token-file no: there is no such file"),
         ("--resume nowhere", "--resume nowhere: there is no such directory"),
+        ("--resume . --port 1", "--port has no use beside --resume: the nodes of that run look for its controller at "),
+        ("--resume . --token-file t", "--token-file has no use beside --resume: the nodes of that run show the token "),
+        ("--snapshot-memory lots S", "--snapshot-memory lots: give a size as in 64G, or a part of what is free as in"),
+        ("--snapshot-memory 0 S", "--snapshot-memory 0: give a size as in 64G"),
+        ("--snapshot-memory 101% S", "--snapshot-memory 101%: give a size as in 64G"),
         ("--resume . S", "--resume takes up the script of that run; drop "),
         ("--nnodes 2", "no script given; write holdfast run [flags] SCRIPT"),
         ("--role", "argument --role: expected one argument; see holdfast run --help"),
@@ -61,6 +66,7 @@ def script(tmp_path: Path) -> str:
 )
 def test_bad_input(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, sentence: str) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "t").touch()
     with pytest.raises(UsageError) as raised:
         parse([script if word == "S" else word for word in line.split()], {})
     assert str(raised.value).startswith(sentence)

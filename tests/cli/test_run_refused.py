@@ -82,7 +82,7 @@ def test_a_run_dir_that_holds_a_run(place: Path, capfd: pytest.CaptureFixture[st
     assert "is this a run directory of this version?" in refused(capfd, "run", "--resume", "old")
 
 
-@pytest.mark.parametrize("command", ["report", "status", "stop"])
+@pytest.mark.parametrize("command", ["report", "status", "stop", "clean"])
 def test_other_commands_say_what_is_missing(place: Path, command: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert "there is no run yet" in refused(capfd, command)
     assert "empty is no run directory" in refused(capfd, command, "empty")
@@ -103,7 +103,7 @@ def test_a_report_of_a_run_that_never_began(place: Path, capfd: pytest.CaptureFi
 
 def test_there_is_no_such_command(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["fly"]) == 2
-    known = "run, status, report, stop, ckpt, sim"
+    known = "run, status, report, stop, ckpt, clean, sim"
     assert capfd.readouterr().err == f"holdfast: there is no command 'fly'; there are {known}\n"
 
 

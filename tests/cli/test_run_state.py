@@ -83,8 +83,51 @@ def test_a_snapshot_outlives_the_agent_too(start: Start) -> None:
     assert said(job, "from")[-1][1] == "memory"
 
 
+def backed(job: Job) -> bool:
+    """Whether peers have copies of a step that is not the first."""
+    return bool(job.status()["floor"] > 3)
+
+
+def test_a_lost_node_is_made_up_for_by_its_peer(start: Start) -> None:
+    flags = ("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "1")
+    calm = start(*flags, script=TRAIN, torch=True, name="calm", STEPS="150")
+    calm.ends(0, patience_s=90)
+    calm.run_dir.rename(calm.folder / "calm-run")
+    job = start(*flags, script=TRAIN, torch=True, STEPS="150")
+    job.trains()
+    job.until(lambda: backed(job), "copies on peers")
+    lost = next(node["node"] for node in job.status()["nodes"] if node["ranks"] == "2-3")
+    os.kill(job.holder(lost), signal.SIGKILL)
+    job.trains(generation=2)
+    job.ends(0, patience_s=90)
+    [record] = job.report().incidents
+    assert record.evicted == (lost,) and record.resumed_from is not None and record.resumed_from > 0
+    restored = [words for words in said(job, "from") if words[0] != "0"]
+    assert sorted(source for _, source in restored) == ["memory", "memory", "peer", "peer"]
+    assert {step for step, _ in restored} == {str(record.resumed_from)}
+    assert {words[0] for words in said(job, "weights")} == {words[0] for words in said(calm, "weights")}
+
+
+def test_an_evicted_node_gives_its_state_before_it_leaves(start: Start) -> None:
+    """Without copies on peers: the same rank dies twice, its node has to go, and still nothing is lost."""
+    flags = ("--nnodes", "2", "--nproc-per-node", "1", "--standbys", "1", "--set", "backup.enabled=false")
+    job = start(*flags, script=TRAIN, torch=True)
+    for generation in (1, 2):
+        job.trains(generation=generation)
+        job.kill(job.rank(1, generation=generation))
+    job.trains(generation=3)
+    job.finish()
+    job.ends(0)
+    _, record = job.report().incidents
+    assert len(record.evicted) == 1
+    assert record.resumed_from is not None and record.good_step - record.resumed_from <= 1
+    assert sorted(source for _, source in said(job, "from")[-2:]) == ["memory", "peer"]
+    assert (job.run_dir / "nodes" / record.evicted[0] / "released").exists()
+
+
 def test_a_lost_node_goes_on_from_storage(start: Start) -> None:
-    job = start("--nnodes", "2", "--nproc-per-node", "1", "--standbys", "1", script=TRAIN, torch=True, STORE="ckpt")
+    flags = ("--nnodes", "2", "--nproc-per-node", "1", "--standbys", "1", "--set", "backup.enabled=false")
+    job = start(*flags, script=TRAIN, torch=True, STORE="ckpt")
     job.trains()
     job.until(lambda: any((job.folder / "ckpt").glob("step-*/holdfast.json")), "a checkpoint")
     lost = next(node["node"] for node in job.status()["nodes"] if node["ranks"] == "1")
@@ -111,3 +154,29 @@ def test_nobody_can_tell_afterwards(start: Start) -> None:
     digests = {words[0] for words in said(calm, "weights") + said(job, "weights")}
     assert len(digests) == 1, digests
     assert len(said(job, "weights")) == 4 and len(job.report().incidents) == 4
+
+
+# Stages of a pipeline: every rank has weights of its own, and nobody else has them.
+STAGES = TRAIN.replace("ddp = holdfast.attach(DistributedDataParallel(net))", "ddp = net").replace(
+    "del ddp, ckpt", "del ckpt"
+)
+
+
+def test_a_whole_pipeline_group_is_lost(start: Start) -> None:
+    """Two nodes at once, which a rank and its copy never share."""
+    flags = ("--nnodes", "4", "--standbys", "2", "--mesh", "pp=2,dp=2")
+    calm = start(*flags, script=STAGES, torch=True, name="calm", STEPS="120")
+    calm.ends(0, patience_s=90)
+    calm.run_dir.rename(calm.folder / "calm-run")
+    job = start(*flags, script=STAGES, torch=True, STEPS="120")
+    job.trains()
+    job.until(lambda: backed(job), "copies on peers")
+    lost = {node["node"] for node in job.status()["nodes"] if node["ranks"] in ("0", "2")}
+    for node in lost:
+        os.kill(job.holder(node), signal.SIGKILL)
+    job.trains(generation=2)
+    job.ends(0, patience_s=90)
+    [record] = job.report().incidents
+    assert set(record.evicted) == lost and record.resumed_from
+    assert sorted(source for step, source in said(job, "from") if step != "0") == ["memory", "memory", "peer", "peer"]
+    assert sorted(words[0] for words in said(job, "weights")) == sorted(words[0] for words in said(calm, "weights"))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Start
-from tests.cli.driver import TRAIN, gone
+from tests.cli.driver import TRAIN, Job, gone
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -69,9 +69,15 @@ def test_ranks_of_a_real_job_are_forked_and_heal(start: Start) -> None:
     assert os.path.exists(job.folder / "weights.pt")
 
 
+TELLS = "import sys\nprint('ready', 'rich.table' in sys.modules, flush=True)\nimport rich.table\n" + TRAIN
+
+
+def readiness(job: Job) -> list[str]:
+    return [line.split()[-1] for line in job.text().splitlines() if "] ready " in line]
+
+
 def test_what_the_script_imports_is_preloaded_for_the_next_generation(start: Start) -> None:
-    script = "import sys\nprint('ready', 'rich.table' in sys.modules, flush=True)\nimport rich.table\n" + TRAIN
-    job = start("--nproc-per-node", "1", "--max-restarts", "99", script=script, torch=True)
+    job = start("--nproc-per-node", "1", "--max-restarts", "99", script=TELLS, torch=True)
     job.trains()
     zygotes = job.run_dir / "nodes" / "n0" / "agent.log"
     job.until(lambda: "zygote: " in zygotes.read_text(), "a zygote with more modules")
@@ -79,5 +85,16 @@ def test_what_the_script_imports_is_preloaded_for_the_next_generation(start: Sta
     job.trains(generation=2)
     job.finish()
     job.ends(0)
-    said = [line.split()[-1] for line in job.text().splitlines() if "ready" in line]
-    assert said == ["False", "True"]
+    assert readiness(job) == ["False", "True"]
+
+
+def test_a_standby_has_it_ready_too(start: Start) -> None:
+    job = start("--standbys", "1", script=TELLS, torch=True)
+    job.trains()
+    zygotes = job.run_dir / "nodes" / "n1" / "agent.log"
+    job.until(lambda: "zygote: " in zygotes.read_text(), "a zygote with more modules")
+    job.kill(job.holder("n0"))
+    job.trains(generation=2)
+    job.finish()
+    job.ends(0)
+    assert readiness(job) == ["False", "True"]

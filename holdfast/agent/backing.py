@@ -1,0 +1,229 @@
+"""This node's snapshots on their way to the peer: what is to be held, what is to be sent, and how far that is.
+
+All ranks of all nodes hold the same two steps: the job's floor, and the next while it is copied. Held means pinned: the
+rank goes on in its other slots.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.agent.shelf import NO_PLAN
+from holdfast.checkpoint.arena import VERIFIED, Arena, Sealed
+from holdfast.checkpoint.transport import Ask, Pacer, TransportError, push
+from holdfast.model.copy import Aim
+from holdfast.wire.keeping import Want, plan_name
+
+_AGAIN_S = 1.0  # after a link that broke
+_SLOTS = 3  # the least with which a floor can be held while snapshots go on safely
+_log = logging.getLogger("holdfast.keeper")
+
+
+class GivenUp(Pacer):
+    """A pace that ends as soon as what is sent is no longer wanted."""
+
+    def __init__(self, pacer: Pacer) -> None:
+        super().__init__(0)
+        self._pacer = pacer
+        self.over = False
+
+    def spend(self, count: int) -> None:
+        self._pacer.spend(count)
+        if self.over:
+            raise TransportError("it is given up for a newer one")
+
+
+class Backing:
+    def __init__(self, own: dict[int, tuple[str, Arena]], notes: Path, token: str, bytes_s: float) -> None:
+        self.say: Callable[[str], None] = lambda text: None
+        self.told: Callable[[], None] = lambda: None  # the controller should hear how far we are
+        self.aim = Aim(generation=0)
+        self.backed = -1
+        self.took_s = 0.0
+        self._own = own
+        self._notes = notes
+        self._token = token
+        self._pacer = Pacer(bytes_s)
+        self._wants: dict[int, Want] = {}
+        self._ranks = 0
+        self._floor: dict[int, Sealed] = {}
+        self._before: dict[int, Sealed] = {}  # the floor before, for as long as this one is not verified
+        self._next: dict[int, Sealed] = {}
+        self._sending: GivenUp | None = None
+        self._done: set[tuple[int, int]] = set()  # rank and seq that the peer has
+        self._said: set[str] = set()
+
+    def begin(self, generation: int, ranks: int, step: int) -> None:
+        """The floor stays held if the job goes on from there or later."""
+        self.aim, self.backed, self._ranks = Aim(generation=generation), -1, ranks
+        self._wants.clear()
+        self._done.clear()
+        self._let_go()
+        for held in (self._before, self._floor):
+            if any(one.step > step for one in held.values()):
+                self._release(held)
+
+    def want(self, want: Want) -> None:
+        held = self._floor.get(want.rank)
+        if held and self._own[want.rank][1].seq(held.slot) != held.seq:
+            del self._floor[want.rank]  # memory of another layout
+        self._wants[want.rank] = want
+
+    def sealed(self) -> int:
+        """The newest step that all ranks here have; -1 if floors are not for us."""
+        if len(self._wants) < self._ranks or not (self.aim.peer or self.verifies()):
+            return -1
+        arenas = [self._own[rank][1] for rank in self._wants]
+        if any(arena.slots < _SLOTS for arena in arenas):
+            self._once(f"snapshots are not copied to {self.aim.peer}: that takes {_SLOTS} slots a rank")
+            return -1
+        return min(
+            max((one.step for one in arena.sealed() if one.generation == self.aim.generation), default=-1)
+            for arena in arenas
+        )
+
+    def verifies(self) -> bool:
+        return any(want.verified for want in self._wants.values())
+
+    def aimed(self, aim: Aim) -> None:
+        """The controller's word; said again, it changes nothing."""
+        if aim.generation != self.aim.generation:
+            return
+        before, self.aim = self.aim, aim
+        if aim.peer != before.peer:
+            self._done.clear()
+        if aim.floor >= 0 and {one.step for one in self._floor.values()} != {aim.floor}:
+            self._rise(aim.floor)
+        if aim.next != before.next and self._next:
+            self._let_go()
+        if aim.verified >= 0:
+            self._mark(aim.verified)
+        if aim.verified == aim.floor:
+            self._release(self._before)
+
+    def _rise(self, floor: int) -> None:
+        """A new floor: what was sent last, or what is found of it after a restart of ours."""
+        found: dict[int, Sealed] = {}
+        for rank in self._wants:
+            arena = self._own[rank][1]
+            one = next((one for one in arena.sealed() if one.step == floor), None)
+            if one and arena.pin(one.slot, one.seq):
+                found[rank] = one
+        self._let_go()
+        self._release(self._before)
+        self._before, self._floor = self._floor, found
+        if not self.verifies():
+            self._release(self._before)
+
+    def _mark(self, step: int) -> None:
+        for rank, (_, arena) in self._own.items():
+            for one in arena.sealed():
+                if one.step == step and not one.flags & VERIFIED and rank in self._wants:
+                    arena.flag(one.slot, VERIFIED)
+
+    def step_aside(self) -> None:
+        """A checkpoint needs the slot more."""
+        if self._next:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._sending:
+            self._sending.over = True
+        self._release(self._next)
+
+    def _release(self, held: dict[int, Sealed]) -> None:
+        for rank, one in held.items():
+            arena = self._own[rank][1]
+            if arena.seq(one.slot) == one.seq:
+                arena.unpin(one.slot)
+        held.clear()
+
+    # --- sending -----------------------------------------------------------------------------------------------
+
+    def ready(self) -> bool:
+        """Whether the next floor is there, for all ranks of the node; what is there of it is held from now on."""
+        if self.aim.next < 0 or self.backed >= self.aim.next or self._sending or len(self._wants) < self._ranks:
+            return False
+        least = max([self.aim.next, *(one.step for one in self._next.values())])
+        for rank in self._wants:
+            self._pick(rank, least)
+        return len(self._next) == len(self._wants) and len({one.step for one in self._next.values()}) == 1
+
+    def _pick(self, rank: int, least: int) -> None:
+        arena, before = self._own[rank][1], self._next.get(rank)
+        if before and before.step >= least:
+            return
+        if before:
+            arena.unpin(self._next.pop(rank).slot)
+        fresh = [one for one in arena.sealed() if one.generation == self.aim.generation and one.step >= least]
+        one = min(fresh, key=lambda one: one.step, default=None)
+        if one and arena.slots - arena.pinned() > 1 and arena.pin(one.slot, one.seq):
+            self._next[rank] = one
+
+    async def send(self) -> None:
+        """All ranks at once; a link that breaks is tried again until something newer is wanted."""
+        sending = self._sending = GivenUp(self._pacer)
+        aim, began_at = self.aim, time.monotonic()
+        step = next(iter(self._next.values())).step
+        try:
+            while aim.peer and not sending.over:
+                jobs = (asyncio.to_thread(self._push, rank, one, sending) for rank, one in dict(self._next).items())
+                errors = [error for error in await asyncio.gather(*jobs) if error]
+                if not errors or sending.over:
+                    break
+                self._once(f"the copy of step {step} does not get to {aim.peer}: {errors[0]}")
+                await asyncio.sleep(_AGAIN_S)
+            if not sending.over:
+                self.backed, self.took_s = step, time.monotonic() - began_at
+                self.told()
+        finally:
+            self._sending = None
+
+    def _push(self, rank: int, one: Sealed, pace: GivenUp) -> str:
+        want, arena = self._wants[rank], self._own[rank][1]
+        if (rank, one.seq) in self._done:
+            return ""
+        image = arena.image(one.slot)
+        views = [image[start:end] for start, end in want.share]
+        state = Ask(
+            token=self._token,
+            verb="push",
+            rank=rank,
+            world=want.world,
+            step=one.step,
+            generation=one.generation,
+            layout=want.layout,
+            floor=self.aim.floor,
+            bytes=sum(map(len, views)),
+        )
+        try:
+            try:
+                push(self.aim.peer_at, state, views, pace)
+            except TransportError as e:
+                if NO_PLAN not in str(e):
+                    raise
+                self._tell(want, state)
+                push(self.aim.peer_at, state, views, pace)
+        except (TransportError, OSError) as e:
+            return str(e)
+        self._done.add((rank, one.seq))
+        return ""
+
+    def _tell(self, want: Want, state: Ask) -> None:
+        content = (self._notes / plan_name(want.rank, want.layout)).read_bytes()
+        plan = Ask(
+            token=self._token,
+            verb="tell",
+            rank=want.rank,
+            layout=want.layout,
+            generation=state.generation,
+            bytes=len(content),
+        )
+        push(self.aim.peer_at, plan, [memoryview(content)], Pacer(0))
+
+    def _once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self.say(text)

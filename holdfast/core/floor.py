@@ -1,0 +1,111 @@
+"""The step that the whole job can fall back to after the loss of nodes: held by every rank, and by every rank's peer.
+
+Snapshots roll on at every step, so left alone nobody would hold the same step as the peers of others. Nodes are told
+which snapshot to hold and to copy next; when the last has done so, it is the new floor and the old one may go. Nodes
+answer in their beats: a word that is lost is said again.
+"""
+
+from math import isfinite
+
+import msgspec
+
+from holdfast.core.backup import partners
+from holdfast.model.copy import Aim
+from holdfast.model.signal import Beat
+from holdfast.model.topology import Dims, Seat
+
+_MOST = 256  # steps ahead
+
+
+class BackupLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How snapshots are copied to peers."""
+
+    enabled: bool = True
+    duty: float = 0.25  # of the time is at most spent copying; the next floor waits as long
+    stuck_s: float = 60.0  # a copy that has not arrived by then is given up for a newer one
+    bytes_s: int = 0  # a node sends at most so much per second; 0: as fast as it goes
+    verify_steps: int = 10  # a floor counts as verified when so many steps after it went well
+
+
+class Floor:
+    def __init__(self, limits: BackupLimits) -> None:
+        self.limits = limits
+        self.generation = 0
+        self.floor = -1
+        self.verified = -1
+        self.peers: dict[str, str] = {}
+        self._next = -1
+        self._aimed_at = 0.0
+        self._not_before = 0.0
+        self._ahead = 1  # steps from what nodes have to what they are told: they must hear it first
+        self._well = 0  # floors in a row
+        self._beats: dict[str, Beat] = {}
+        self.nodes: frozenset[str] = frozenset()
+
+    def launched(self, generation: int, seats: tuple[Seat, ...], mesh: Dims) -> tuple[str, ...]:
+        """A generation starts. What its placement does not survive is the answer."""
+        self.generation, self.nodes = generation, frozenset(seat.node for seat in seats)
+        self.floor = self.verified = self._next = -1
+        self._beats.clear()
+        self.peers, exposed = partners(seats, mesh) if self.limits.enabled else ({}, ())
+        return exposed
+
+    def heard(self, now: float, beat: Beat) -> bool:
+        """Whether there is something new to tell every node."""
+        if beat.generation != self.generation or beat.node not in self.nodes:
+            return False
+        self._beats[beat.node] = beat
+        return self.tick(now)
+
+    def tick(self, now: float) -> bool:
+        """The same, when time has passed."""
+        if len(self._beats) < len(self.nodes) or min((b.sealed for b in self._beats.values()), default=-1) < 0:
+            return False
+        before = self.floor
+        told = self._next_floor(now) | self._found_well()
+        return told or self.floor != before
+
+    def aim(self, node: str) -> Aim:
+        """What one node is to do; where its peer listens is not known here."""
+        return Aim(
+            generation=self.generation,
+            floor=self.floor,
+            next=self._next,
+            verified=self.verified,
+            peer=self.peers.get(node, ""),
+        )
+
+    def _next_floor(self, now: float) -> bool:
+        backed = {beat.backed for beat in self._beats.values()}
+        if self._next < 0:
+            return self._look_ahead(now)
+        if min(backed) < self._next:
+            return now >= self._aimed_at + self.limits.stuck_s and self._take_aim(now)
+        if len(backed) > 1:  # somebody heard of it too late and took a later one
+            self._ahead, self._well = min(2 * self._ahead, _MOST), 0
+            return self._take_aim(now)
+        self.floor, self._next = backed.pop(), -1
+        self._well += 1
+        if self._well % 8 == 0:
+            self._ahead = max(1, self._ahead - 1)
+        took_s = max(beat.backing_s for beat in self._beats.values())
+        self._not_before = now + took_s * (1 / self.limits.duty - 1)
+        return self._look_ahead(now)
+
+    def _look_ahead(self, now: float) -> bool:
+        """Where a verified state is to be kept, a floor is left only for one that has been found good."""
+        settled = self.verified == self.floor or not any(beat.verifies for beat in self._beats.values())
+        return settled and now >= self._not_before and self._take_aim(now)
+
+    def _take_aim(self, now: float) -> bool:
+        self._next, self._aimed_at = max(beat.sealed for beat in self._beats.values()) + self._ahead, now
+        return True
+
+    def _found_well(self) -> bool:
+        beats = self._beats.values()
+        if self.floor <= self.verified or any(b.loss is not None and not isfinite(b.loss) for b in beats):
+            return False
+        if min(beat.step for beat in beats) < self.floor + self.limits.verify_steps:
+            return False
+        self.verified = self.floor
+        return True
