@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "holdfast"
 
 # Raising one of these is a change of its own, with its reason in the commit.
-TOTAL_LINES = 17000  # of Python in holdfast/: the walking skeleton took 9,200, state that survives takes the rest
+TOTAL_LINES = 18500  # of Python in holdfast/: the walking skeleton took 9,200, state that survives takes the rest
 SETTINGS = 60
 NOUNS = 60  # structs in holdfast/model/
 

@@ -9,17 +9,19 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 
 import msgspec
 
 from holdfast.agent.backing import Backing
 from holdfast.agent.gathering import Gathering
+from holdfast.agent.memory import Budget
 from holdfast.agent.persisting import Persisting
 from holdfast.agent.shelf import PREFIX, Shelf
 from holdfast.checkpoint.arena import POISONED, VERIFIED, Arena, ArenaError, Sealed, arena_bytes
 from holdfast.checkpoint.link import want_of
+from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.transport import Serving, TransportError
 from holdfast.core.floor import BackupLimits
 from holdfast.model.copy import Aim, Copy, Restore, Source
@@ -48,7 +50,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Keeper:
-    def __init__(self, place: Place, make: Callable[[str, int], Awaitable[str]]) -> None:
+    def __init__(self, place: Place, make: Callable[[str, int], Awaitable[str]], budget: Budget | None = None) -> None:
         self.place = place
         self.node = place.node
         self.socket_path = place.socket_path
@@ -56,15 +58,17 @@ class Keeper:
         self.say: Callable[[str], None] = lambda text: None  # to the person at the console
         self.told: Callable[[], None] = lambda: None  # how far copies are should be heard of now
         self._make = make
+        self._budget = budget
         self._token = place.token or place.run_id  # without a token the job is on one host, among friends
         self._arenas: dict[int, tuple[str, Arena]] = {}  # rank -> path and content
-        self._persisting = Persisting(place.run_id, lambda text: self.say(text))
+        self._persisting = Persisting(lambda text: self.say(text))
         self.backing = Backing(self._arenas, self._notes, self._token, place.limits.bytes_s)
         self.backing.say, self.backing.told = lambda text: self.say(text), lambda: self.told()
         self._shelf = Shelf(self._notes, self._arenas, make)
         self._shelf.say = lambda text: self.say(text)
         self._listener: socket.socket | None = None
         self._generation = 0
+        self._run = ""  # who writes checkpoints
         self._restore = Restore()
         self._seen: dict[int, tuple[int, int]] = {}  # rank -> seq and flags of what was looked at last
 
@@ -72,19 +76,28 @@ class Keeper:
         """Memory from before this agent was started."""
         for one in kept:
             with contextlib.suppress(ArenaError):  # made, and never used
-                if one.name.startswith(PREFIX):
-                    self._shelf.recall(one)
-                else:
-                    arena = Arena.open(one.path)
-                    self._arenas[arena.rank] = (one.path, arena)
+                self._recall(one)
         with contextlib.suppress(OSError, msgspec.DecodeError):
             self._begin(spec.read(self._notes / "launch.json", LaunchHere))
         for path in self._notes.glob("want-*.json"):
             with contextlib.suppress(OSError, msgspec.DecodeError):
-                want = spec.read(path, Want)
-                if want.generation == self._generation and want.rank in self._arenas:
-                    self._persisting.want(want)
-                    self.backing.want(want)
+                self._wanted(spec.read(path, Want))
+
+    def _recall(self, kept: KeptArena) -> None:
+        if kept.name.startswith(PREFIX):
+            self._shelf.recall(kept)
+        else:
+            arena = Arena.open(kept.path)
+            self._arenas[arena.rank] = (kept.path, arena)
+
+    def _wanted(self, want: Want) -> None:
+        """A rank of this generation has memory."""
+        if want.generation != self._generation or want.rank not in self._arenas:
+            return
+        if self._budget:
+            self._budget.recall(want, self._arenas[want.rank][1].slots)
+        self._persisting.want(want)
+        self.backing.want(want)
 
     @property
     def stored(self) -> int:
@@ -121,13 +134,12 @@ class Keeper:
         line = errand.restore.step if errand.restore.sources else -1
         self._shelf.launched(errand.generation, line)
         for _, arena in self._arenas.values():
-            for one in arena.sealed():
-                if one.step > line:
-                    arena.drop(one.slot)
+            arena.drop_after(line)
 
     def _begin(self, errand: LaunchHere) -> None:
         self._generation, self._restore = errand.generation, errand.restore
-        self._persisting.begin(errand.generation)
+        self._run = f"{errand.run_id}.{errand.mark}"
+        self._persisting.begin(Author(errand.generation, self._run), errand.restore.doubts)
         line = errand.restore.step if errand.restore.sources else -1
         self.backing.begin(errand.generation, errand.seat.nproc, line)
         self.backing.aimed(errand.aim)
@@ -179,34 +191,36 @@ class Keeper:
     async def _want(self, want: Want) -> ArenaAt | Denied:
         path, arena = self._arenas.get(want.rank, ("", None))
         shape = (want.layout, want.image_bytes, want.world)
-        fits = arena and (arena.layout.hex(), arena.image_bytes, arena.world) == shape and arena.slots >= want.slots
-        if not fits:
+        if arena is None or (arena.layout.hex(), arena.image_bytes, arena.world) != shape:
             try:
                 path = await self._new(want)
             except (OSError, ValueError, ArenaError) as e:
                 return Denied(why=f"no memory for snapshots: {e}")
-        self._persisting.want(want)
-        self.backing.want(want)
+        self._wanted(want)
         spec.write(self._notes / f"want-{want.rank}.json", want)
         return ArenaAt(path=path)
 
     async def _new(self, want: Want) -> str:
-        path = await self._make(f"rank-{want.rank}", arena_bytes(want.image_bytes, want.slots))
-        arena = Arena.make(
-            path,
-            layout=bytes.fromhex(want.layout),
-            image_bytes=want.image_bytes,
-            slots=want.slots,
-            rank=want.rank,
-            world=want.world,
-        )
+        """Memory as the rank wants it, or with fewer slots where there is not as much."""
+        slots = want.slots
+        if self._budget:
+            self._budget.backed = bool(self.backing.aim.peer)
+            given = self._budget.grant(want)
+            if not given.slots:
+                raise ArenaError(given.why)
+            if given.why:
+                self.say(given.why)
+            slots = given.slots
+        path = await self._make(f"rank-{want.rank}", arena_bytes(want.image_bytes, slots))
+        layout, world = bytes.fromhex(want.layout), want.world
+        arena = Arena.make(path, layout=layout, image_bytes=want.image_bytes, slots=slots, rank=want.rank, world=world)
         self._arenas[want.rank] = (path, arena)
         return path
 
     async def _resume(self, asked: Resume) -> State | Denied:
         source = next((s for s in self._restore.sources if s.rank == asked.rank), None)
         if source is None:
-            return State(source="none")
+            return State(source="none", run=self._run, doubts=self._restore.doubts)
         if not source.own:
             return await self._gathered(source)
         path, arena = self._arenas.get(asked.rank, ("", None))
@@ -255,10 +269,8 @@ class Keeper:
     async def watch(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             while True:
-                for rank, arena, newest in self._due():
-                    if arena.slots - arena.pinned() < 2:
-                        self.backing.step_aside()
-                    tasks.create_task(self._persisting.write(rank, arena, newest))
+                for work in self._due():
+                    tasks.create_task(work)
                 if self.backing.ready():
                     tasks.create_task(self.backing.send())
                 await asyncio.sleep(LOOK_S if self._arenas else _IDLE_S)
@@ -273,12 +285,15 @@ class Keeper:
                     await asyncio.to_thread(arena.check, newest.slot)
             await asyncio.sleep(max(_IDLE_S, (time.monotonic() - began_at) / _CHECKING))
 
-    def _due(self) -> Iterator[tuple[int, Arena, Sealed]]:
+    def _due(self) -> Iterator[Coroutine[None, None, None]]:
         """Snapshots that are to become checkpoints."""
         for rank, (_, arena) in self._arenas.items():
             newest = self._news(rank, arena)
-            if newest is not None and self._persisting.due(rank, newest):
-                yield rank, arena, newest
+            if newest is None or not self._persisting.due(rank, newest):
+                continue
+            if arena.slots - arena.pinned() < 2:
+                self.backing.step_aside()  # or snapshots would have no slot left
+            yield self._persisting.write(rank, arena, newest)
 
     def _news(self, rank: int, arena: Arena) -> Sealed | None:
         """The newest snapshot that this generation took, if it was not looked at before."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from holdfast.agent import words
+from holdfast.agent import memory, words
 from holdfast.agent.keeper import Keeper, Place
 from holdfast.agent.ranks import Ranks
 from holdfast.core.node import (
@@ -28,12 +28,13 @@ from holdfast.core.node import (
     NodeLife,
     Remember,
     Send,
+    Spoilt,
     Told,
     Unlinked,
 )
 from holdfast.logs import catalog
 from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
-from holdfast.model.signal import Beat, Exit
+from holdfast.model.signal import Beat, Exit, Loss
 from holdfast.wire import messages, slot, spec
 from holdfast.wire.holding import Held
 from holdfast.wire.messages import Ack, Hello, Hold, Notice, Tell, Welcome
@@ -53,7 +54,8 @@ class Agent:
         self.node_dir = node_dir
         self.spec = spec.read(node_dir / "spec.json", spec.NodeSpec)
         self.ranks = Ranks(self.spec, node_dir, sock, self._over)
-        self.keeper = Keeper(_place(self.spec, self.ranks.keeper_path), self.ranks.make_arena)
+        budget = memory.Budget(lambda: memory.room(node_dir, self.spec))
+        self.keeper = Keeper(_place(self.spec, self.ranks.keeper_path), self.ranks.make_arena, budget)
         self.keeper.say, self.keeper.told = self._notice, self._beat
         self.life = NodeLife(self.spec.node, self.spec.settings.node, catalog.load(), time.monotonic())
         self.beat_s = self.spec.settings.silence.beat_s
@@ -282,6 +284,7 @@ class Agent:
             now = time.monotonic()
             self._do(self.life.step(now, Clock()))
             self._look_for_latches(now)
+            self._look_at_losses()
             due = now >= self._beat_at + self.beat_s
             if due or (self._first_said != self.life.generation and self._summary().step >= 0):
                 if due:
@@ -303,6 +306,19 @@ class Agent:
             if held.code is None and now >= since + _LATCH_S:
                 self._latched[held.key] = float("inf")
                 self._over(msgspec.structs.replace(held, code=1, at=time.time()))
+
+    def _look_at_losses(self) -> None:
+        for one in self._readings().values():
+            if one.first_bad_step >= 0 and one.loss is not None:
+                told = Loss(
+                    node=self.spec.node,
+                    generation=one.generation,
+                    rank=one.rank,
+                    step=one.first_bad_step,
+                    loss=one.loss,
+                    at=one.at + time.time() + self._offset_s - time.monotonic(),
+                )
+                self._do(self.life.step(time.monotonic(), Spoilt(told)))
 
     def _rotate(self, keys: list[str]) -> None:
         for key in keys:

@@ -10,6 +10,7 @@ from holdfast.checkpoint import owner, persist, retention
 from holdfast.checkpoint.arena import DUE, Arena, Sealed
 from holdfast.checkpoint.lane import Lane, Outcome, Pulse
 from holdfast.checkpoint.manifest import Author, StorageError
+from holdfast.model.copy import Doubt
 from holdfast.wire.keeping import Want
 
 _PARTS_S = 60.0  # for the slowest rank's part; one that missed the step has none
@@ -18,16 +19,17 @@ _log = logging.getLogger("holdfast.keeper")
 
 
 class Persisting:
-    def __init__(self, run_id: str, say: Callable[[str], None]) -> None:
-        self._author = Author(0, run_id)
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._author = Author(0)
+        self._doubts: tuple[Doubt, ...] = ()
         self._say = say
         self._wants: dict[int, Want] = {}
         self._lanes: dict[tuple[int, str], Lane] = {}  # one each: a rank whose storage hangs holds up no other
         self._written: dict[int, int] = {}  # rank -> newest step that was taken on
         self.stored = -1  # newest step that was published
 
-    def begin(self, generation: int) -> None:
-        self._author = Author(generation, self._author.run)
+    def begin(self, author: Author, doubts: tuple[Doubt, ...] = ()) -> None:
+        self._author, self._doubts = author, doubts
         self._wants.clear()
         self._written.clear()
         self.stored = -1
@@ -54,6 +56,7 @@ class Persisting:
         url = want.storage.url
         lane = self._lanes.setdefault((rank, url), Lane(url, self._say, _STALL_S))
         job = Job(want, author, pinned, sealed)
+        job.doubts = self._doubts
         try:
             outcome = await asyncio.to_thread(lane.run, sealed.step, job.carry)
         finally:
@@ -92,6 +95,7 @@ class Job:
         self._author = author
         self._pinned = pinned
         self._step = sealed.step
+        self.doubts: tuple[Doubt, ...] = ()
 
     def carry(self, pulse: Pulse) -> str:
         """Write the part; rank 0 then waits for the others' and publishes. The answer is the checkpoint's URL."""
@@ -114,7 +118,9 @@ class Job:
             raise StorageError(f"the checkpoint's metadata is gone: {e}") from None
         url = persist.publish(base, self._step, parts, metadata, author=self._author, layout=want.layout, pulse=pulse)
         try:
-            retention.retain(base, want.storage.keep, want.storage.keep_every, newest=self._step)
+            found = retention.find(base) if self.doubts else ()
+            doubted = [one.step for one in retention.doubted(found, self._author.run, self.doubts) if not one.ok]
+            retention.retain(base, want.storage.keep, want.storage.keep_every, newest=self._step, doubted=doubted)
             retention.clean(base, self._author)
         except StorageError as e:
             pulse.notes.append(f"old checkpoints could not be removed: {e}")

@@ -236,17 +236,22 @@ class Ranks:
         return {k: str(v) for k, v in values.items()}
 
     def learn(self) -> None:
-        """Have a zygote that holds what the script imported up to its first step, for the next generation."""
+        """Have a zygote that holds what the script imported up to its first step, for the next generation.
+
+        A node without ranks, as a standby, takes over what another one on its host has learned.
+        """
         if self.cold:
             return
-        try:
-            names = json.loads(self._imports.read_bytes())
-            self._imports.unlink()
-        except (OSError, ValueError):
-            return  # nothing new
-        modules = tuple(dict.fromkeys((*self.spec.entry.preload, *self._learned, *map(str, names))))
+        names = _names(self._imports)
+        self._imports.unlink(missing_ok=True)
+        if not names and not self.held and self.spec.learned:
+            names = _names(Path(self.spec.learned))
+        modules = tuple(dict.fromkeys((*self.spec.entry.preload, *self._learned, *names)))
         if len(modules) > len(self.spec.entry.preload) + len(self._learned):
             self._learned = modules[len(self.spec.entry.preload) :]
+            if self.held and self.spec.learned:
+                with contextlib.suppress(OSError):
+                    spec.put(Path(self.spec.learned), json.dumps(self._learned).encode())
             with contextlib.suppress(ValueError):  # too many to tell: the zygote stays as it is
                 self._send(Preload(modules=modules, env=self._own_env()))
 
@@ -293,6 +298,14 @@ class Ranks:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await self._changed.wait()
+
+
+def _names(path: Path) -> tuple[str, ...]:
+    """Of the modules listed in a file; none if it is not there."""
+    try:
+        return tuple(map(str, json.loads(path.read_bytes())))
+    except (OSError, ValueError):
+        return ()
 
 
 def _is_text(value: str) -> bool:

@@ -88,9 +88,7 @@ class Shelf:
             self._sound.clear()
             for backup in self._backups.values():
                 backup.coming = None
-                for one in backup.arena.sealed():
-                    if one.step > step:
-                        backup.arena.drop(one.slot)
+                backup.arena.drop_after(step)
                 if backup.held and backup.held.step > step:
                     backup.release()
 

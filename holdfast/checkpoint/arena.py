@@ -194,6 +194,12 @@ class Arena:
         """This snapshot is not to be taken any more."""
         self._number(slot, self._next_seq())
 
+    def drop_after(self, step: int) -> None:
+        """The same for all later ones: they are of a line that is given up."""
+        for sealed in self.sealed():
+            if sealed.step > step:
+                self.drop(sealed.slot)
+
     def settled(self) -> bool:
         """Whether all claimed slots are sealed."""
         while self._claims and self._heads[self._claims[0].slot].seq > self._claims[0].seq:

@@ -1,5 +1,6 @@
 """Which checkpoints there are, which of them are kept, and what of unfinished writes is removed."""
 
+import sys
 from collections.abc import Collection, Iterator
 
 import msgspec
@@ -19,6 +20,7 @@ from holdfast.checkpoint.manifest import (
 from holdfast.checkpoint.owner import has_ended
 from holdfast.checkpoint.persist import SMALL_AT_ONCE
 from holdfast.checkpoint.storage import Storage, at
+from holdfast.model.copy import Doubt
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,9 +37,27 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
 
 
+class Unfinished(msgspec.Struct, frozen=True):
+    """What a write that never came to its end has left."""
+
+    url: str
+    bytes: int
+
+
 def find(base: str) -> tuple[Found, ...]:
     """All published checkpoints, newest first."""
     return _find(at(base))
+
+
+def doubted(found: Collection[Found], run: str, doubts: Collection[Doubt]) -> tuple[Found, ...]:
+    """The same, where those that led a run astray are not ok."""
+    told = []
+    for one in found:
+        made = one.author.generation if one.ok and one.author.run == run else sys.maxsize
+        doubt = next((d for d in doubts if made <= d.generation and one.step > d.not_after), None)
+        why = f"after step {doubt.not_after} of generation {doubt.generation} the loss was not finite" if doubt else ""
+        told.append(msgspec.structs.replace(one, ok=False, why=why) if doubt else one)
+    return tuple(told)
 
 
 def _find(storage: Storage) -> tuple[Found, ...]:
@@ -126,6 +146,19 @@ def clean(base: str, author: Author | None, *, force: bool = False) -> tuple[str
     for name in dead:
         storage.remove(name)
     return tuple(storage.url(name) for name in dead)
+
+
+def abandoned(base: str, run: str) -> tuple[Unfinished, ...]:
+    """Writes of a run that were never published, and whose writers have ended for certain; nothing is removed."""
+    storage = at(base)
+    mine = Author(0, run).tag.rpartition("-")[0]
+    attempts = [one for one in storage.unpublished() if one.tag.rpartition("-")[0] == mine]
+    dead = [one.name for one in attempts if _is_dead(storage, one, None, -1)]
+    return tuple(Unfinished(url=storage.url(name), bytes=_size(storage, name)) for name in dead)
+
+
+def _size(storage: Storage, folder: str) -> int:
+    return sum(storage.size(f"{folder}/{name}") or 0 for name in storage.names(folder))
 
 
 def _is_dead(storage: Storage, attempt: Attempt, author: Author | None, last: int) -> bool:

@@ -43,6 +43,7 @@ class Joining:
             max_nodes=args.max_nodes,
             standbys=args.standbys,
             max_restarts=args.max_restarts,
+            mark=secrets.token_hex(4),
             mesh=args.mesh,
             can_acquire=False,
         )

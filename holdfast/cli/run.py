@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import secrets
 import socket
 import sys
 from pathlib import Path
@@ -95,6 +96,7 @@ def _job(args: RunArgs, run_id: str) -> Job:
         max_nodes=args.max_nodes,
         standbys=args.standbys,
         max_restarts=args.max_restarts,
+        mark=secrets.token_hex(4),
         mesh=args.mesh,
     )
 

@@ -31,7 +31,7 @@ from holdfast.checkpoint.arena import DUE, Arena, Name, Sealed
 from holdfast.checkpoint.layout import Layout, arrange
 from holdfast.checkpoint.link import Link, generation, want_of
 from holdfast.checkpoint.manifest import Author, StorageError
-from holdfast.checkpoint.retention import find
+from holdfast.checkpoint.retention import doubted, find
 from holdfast.checkpoint.state import StateError, extra_spec, look, sizes
 from holdfast.checkpoint.told import ToldError
 from holdfast.client.extras import Extras, room
@@ -42,8 +42,9 @@ from holdfast.client.snapshots import Snapshots
 from holdfast.client.storing import Due, Storing
 from holdfast.client.wishes import source_of, storage_of
 from holdfast.client.world import World
-from holdfast.wire.keeping import Resume
+from holdfast.wire.keeping import Resume, State
 
+_NO_STATE = State(source="none")
 _ENDING_S = 120.0  # a write that is under way when the script ends is waited for as long
 
 
@@ -202,7 +203,7 @@ class Checkpointer:
         state = link.resume(Resume(rank=self._world.rank, generation=self._generation))
         self.restored_from = state.source
         if state.source == "none":
-            return self._find()
+            return self._find(state)
         restoring = self._restoring()
         if state.source == "storage":
             if why := self._load(restoring, state.url, state.step):
@@ -212,11 +213,12 @@ class Checkpointer:
         restoring.abandon(state.step)
         return state.step
 
-    def _find(self) -> int:
+    def _find(self, told: State = _NO_STATE) -> int:
         """The newest checkpoint that all ranks can read."""
         self.restored_from = "none"
         url = self._storage.url if self._storage else ""
-        found = self._world.from_first(find(url) if url and self._world.rank == 0 else ())
+        there = find(url) if url and self._world.rank == 0 else ()
+        found = self._world.from_first(doubted(there, told.run, told.doubts))
         tried = False
         for one in found:
             if not one.ok:

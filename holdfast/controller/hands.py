@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import sys
 from collections import Counter
 from collections.abc import Callable
 
@@ -163,7 +164,7 @@ class Hands:
 
     async def _launch(self, action: Launch) -> Outcome:
         port = await self.store.open(action.generation)
-        plan = self._plan(action.seats)
+        plan = self._plan(action)
         errands: dict[str, Errand] = {
             seat.node: LaunchHere(
                 id=action.id,
@@ -174,6 +175,7 @@ class Hands:
                 store_host=self.store.host,
                 store_port=port,
                 run_id=self.job.run_id,
+                mark=self.job.mark,
                 max_restarts=self.job.max_restarts or 0,
                 restore=self._restore_on(seat, plan),
                 aim=self.aim(seat.node),
@@ -181,14 +183,19 @@ class Hands:
             for seat in action.seats
         }
         outcome = await self._gather(action.id, errands, self.limits.launch_s)
-        return msgspec.structs.replace(outcome, detail=plan.reason) if plan.sources else outcome
+        worth_telling = plan.sources or self.stored >= 0 or plan.doubts
+        return msgspec.structs.replace(outcome, detail=plan.reason) if worth_telling else outcome
 
-    def _plan(self, seats: tuple[Seat, ...]) -> Restore:
+    def _plan(self, launch: Launch) -> Restore:
         """What to go on from. A state that did not bring the job to a step, twice, is not tried a third time."""
-        copies = [copy for held in self.copies.values() for copy in held]
-        plan = choose(seats, [copy for copy in copies if self._tries[copy.step] < _TRIES])
-        if self.stored > plan.step:
-            return Restore(reason=f"step {self.stored} is on storage, newer than what memory holds for every rank")
+        least = launch.not_after if launch.not_after is not None else sys.maxsize
+        held = [copy for copies in self.copies.values() for copy in copies]
+        usable = [copy for copy in held if copy.step <= least and self._tries[copy.step] < _TRIES]
+        plan = choose(launch.seats, usable, least if launch.verified else None)
+        plan = msgspec.structs.replace(plan, doubts=launch.doubts)
+        if least >= self.stored > plan.step:
+            reason = f"step {self.stored} is on storage, newer than what memory holds for every rank"
+            return Restore(doubts=launch.doubts, reason=reason)
         self.stored = min(self.stored, plan.step)
         if plan.sources:
             self._tries[plan.step] += 1

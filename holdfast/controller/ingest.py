@@ -188,8 +188,9 @@ class Ingest:
                 self.hands.say(sentence)
 
     def _aim(self, node: str) -> Aim:
-        aim = self.floor.aim(node)
-        return msgspec.structs.replace(aim, peer_at=self.hands.keepers.get(aim.peer, ("", 0)))
+        aim, at = self.floor.aim(node), self.hands.keepers
+        halves = tuple(msgspec.structs.replace(half, keeper_at=at.get(half.keeper, ("", 0))) for half in aim.halves)
+        return msgspec.structs.replace(aim, peer_at=at.get(aim.peer, ("", 0)), halves=halves)
 
     def _tell_aims(self) -> None:
         for node in self.floor.nodes:

@@ -5,6 +5,7 @@ owner's node: then evicting the nodes of any one group, if these are not all nod
 """
 
 from collections import deque
+from collections.abc import Sequence
 from math import prod
 
 import msgspec
@@ -35,17 +36,21 @@ def groups_of(dims: tuple[tuple[str, int], ...]) -> Groups:
 
 
 def partners(seats: tuple[Seat, ...], mesh: Dims) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Which node keeps the copies of which, and what that does not survive; a mesh of another size is not ours."""
+    """Which node keeps the copies of which, and what that does not survive."""
     if len(seats) < 2:
         return {}, ()
     world, nproc = world_size(seats), seats[0].nproc
-    known = mesh if prod(size for _, size in mesh) == world else ()
     if any(seat.nproc != nproc for seat in seats):
         # Nodes of different sizes have no regular place in any group; a neighbour is as good as another.
         return {seat.node: seats[number - 1].node for number, seat in enumerate(seats)}, ()
-    placed = place(world, nproc, groups_of(known[::-1]) if known else ())
+    placed = place(world, nproc, groups_of(mesh_of(seats, mesh)))
     kept_by = [placed.partner[seat.first_rank] // nproc for seat in seats]
     return {seat.node: seats[other].node for seat, other in zip(seats, kept_by, strict=True)}, placed.exposed
+
+
+def mesh_of(seats: tuple[Seat, ...], mesh: Dims) -> Dims:
+    """The mesh as `groups_of` wants it; of another size, it tells nothing."""
+    return mesh[::-1] if prod(size for _, size in mesh) == world_size(seats) else ()
 
 
 def place(world: int, nproc: int, groups: Groups) -> Backups:
@@ -56,7 +61,7 @@ def place(world: int, nproc: int, groups: Groups) -> Backups:
     nodes = world // nproc
     if nodes < 2:
         return Backups(partner=tuple(range(world)), exposed=("there is one node only: its loss loses every snapshot",))
-    shared = _shared(nodes, nproc, groups)
+    shared = together(nodes, nproc, groups)
     chosen = _shift(nodes, shared) or _match(nodes, shared)
     partner = tuple(chosen[rank // nproc] * nproc + rank % nproc for rank in range(world))
     return Backups(partner=partner, exposed=exposures(nodes, nproc, groups, chosen))
@@ -73,7 +78,7 @@ def exposures(nodes: int, nproc: int, groups: Groups, chosen: tuple[int, ...]) -
     return tuple(found)
 
 
-def _shared(nodes: int, nproc: int, groups: Groups) -> tuple[frozenset[int], ...]:
+def together(nodes: int, nproc: int, groups: Groups) -> tuple[frozenset[int], ...]:
     """For every node the nodes that could be evicted with it; a group over all nodes is evicted by nobody."""
     shared: list[set[int]] = [{node} for node in range(nodes)]
     evictions = ({rank // nproc for rank in ranks} for _, members in groups for ranks in members)
@@ -93,11 +98,8 @@ def _shift(nodes: int, shared: tuple[frozenset[int], ...]) -> tuple[int, ...] | 
 
 def _match(nodes: int, shared: tuple[frozenset[int], ...]) -> tuple[int, ...]:
     """A perfect matching of owners to keepers where there is one; who finds nobody safe takes a neighbour."""
-    keeper_of: dict[int, int] = {}  # keeper -> owner
-    for owner in range(nodes):
-        _augment(owner, nodes, shared, keeper_of)
-    chosen = {owner: keeper for keeper, owner in keeper_of.items()}
-    free = deque(n for n in range(nodes) if n not in keeper_of)
+    chosen = matched(nodes, shared)
+    free = deque(n for n in range(nodes) if n not in chosen.values())
     for owner in range(nodes):
         if owner in chosen:
             continue
@@ -111,14 +113,22 @@ def _match(nodes: int, shared: tuple[frozenset[int], ...]) -> tuple[int, ...]:
     return tuple(chosen[node] for node in range(nodes))
 
 
-def _augment(owner: int, nodes: int, shared: tuple[frozenset[int], ...], keeper_of: dict[int, int]) -> None:
+def matched(nodes: int, barred: Sequence[frozenset[int]]) -> dict[int, int]:
+    """As many owners as possible with a keeper each, of whom none is barred to them or taken twice."""
+    keeper_of: dict[int, int] = {}  # keeper -> owner
+    for owner in range(nodes):
+        _augment(owner, nodes, barred, keeper_of)
+    return {owner: keeper for keeper, owner in keeper_of.items()}
+
+
+def _augment(owner: int, nodes: int, barred: Sequence[frozenset[int]], keeper_of: dict[int, int]) -> None:
     """Grow the matching by one along a shortest alternating path, if there is one."""
     came_from: dict[int, int] = {}  # keeper -> owner who would take it
     queue = deque([owner])
     while queue:
         seeking = queue.popleft()
         for keeper in range(nodes):
-            if keeper in shared[seeking] or keeper in came_from:
+            if keeper in barred[seeking] or keeper in came_from:
                 continue
             came_from[keeper] = seeking
             if keeper in keeper_of:

@@ -4,10 +4,11 @@ from collections.abc import Collection, Iterable
 from itertools import count
 
 from holdfast.core import story
-from holdfast.core.diagnose.ladder import GAVE_UP, NOT_STARTED, Case, Past, judge
+from holdfast.core.diagnose.ladder import GAVE_UP, Case, Past, judge
+from holdfast.core.doubts import Doubts
 from holdfast.core.plan import next_seats
 from holdfast.core.standby import Standbys
-from holdfast.core.triage import Incident
+from holdfast.core.triage import Incident, not_started
 from holdfast.model.action import Action, Finish, Launch, Say, Stop
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import (
@@ -58,6 +59,7 @@ class Decider:
         self._last_call_at: float | None = None
         self._actions: list[Action] = []
         self._closed: Record | None = None
+        self.doubts = Doubts()
 
     @property
     def pool(self) -> dict[str, Ready]:
@@ -110,7 +112,7 @@ class Decider:
             case Phase.LAUNCHING, Outcome(action=id, ok=True) if id == self.awaited:
                 return self._started(now, event)
             case Phase.LAUNCHING, Outcome(action=id) if id == self.awaited:
-                return self._trouble(now, self._launch_failed(now, event))
+                return self._trouble(now, not_started(now, event, self.generation, self.seats))
             case ((Phase.LAUNCHING | Phase.STARTING | Phase.TRAINING), Alarm()):
                 return self._trouble(now, event)
             case ((Phase.LAUNCHING | Phase.STARTING | Phase.TRAINING), Progress()):
@@ -152,7 +154,7 @@ class Decider:
         return f"{event.node} is ready as a standby"
 
     def _concerns_generation(self, alarm: Alarm) -> bool:
-        if alarm.kind is Kind.CRASH:
+        if alarm.kind is not Kind.SILENCE:
             return alarm.generation == self.generation and self.phase is not Phase.WAITING
         return not (self._active() - self.ended).isdisjoint(alarm.suspects)
 
@@ -218,7 +220,15 @@ class Decider:
         self.generation += 1
         self.phase, self._wait_until, self._last_call_at = Phase.LAUNCHING, None, None
         self.awaited = next(self._ids)
-        self._actions.append(Launch(id=self.awaited, generation=self.generation, seats=seats))
+        launch = Launch(
+            id=self.awaited,
+            generation=self.generation,
+            seats=seats,
+            doubts=self.doubts.all,
+            not_after=self.doubts.not_after,
+            verified=self.doubts.verified,
+        )
+        self._actions.append(launch)
         return f"launching generation {self.generation} on {', '.join(s.node for s in seats)}"
 
     def _wait(self, now: float) -> str:
@@ -237,19 +247,6 @@ class Decider:
             self.incident.launched_at = now
         return f"generation {self.generation} started" + (f", {event.detail}" if event.detail else "")
 
-    def _launch_failed(self, now: float, event: Outcome) -> Alarm:
-        words = "; ".join(sorted(set(event.failed.values()))) or event.detail or "nobody said why"
-        return Alarm(
-            kind=Kind.CRASH,
-            at=now,
-            suspects=tuple(sorted(event.failed)) or tuple(s.node for s in self.seats),
-            generation=self.generation,
-            klass=NOT_STARTED,
-            group="infrastructure",
-            reason=f"could not start ranks ({words})",
-            signature=f"launch {words}",
-        )
-
     def _progressed(self, now: float, event: Progress) -> str:
         if event.generation != self.generation:
             return ""
@@ -258,6 +255,7 @@ class Decider:
         if self.phase is Phase.TRAINING:
             return ""
         self.phase = Phase.TRAINING
+        self.doubts.settle()
         if self.incident is None or self.verdict is None:
             return f"training, first step after {event.first_step - 1} done" if not event.counted else "training"
         resumed_from = None if event.counted or self.incident.counted else event.first_step - 1
@@ -328,6 +326,9 @@ class Decider:
         incident.stopped_at = now
         silent = set(incident.silent)
         cause = incident.name_cause()
+        if cause.not_after is not None:
+            incident.good_step = min(incident.good_step, cause.not_after)
+            self.doubts.arise(self.generation, cause.not_after, self.progress)
         verdict = self._judge(now, incident, cause)
         lost = silent.union(event.failed)
         if lost - set(verdict.nodes) and verdict.remedy is not Remedy.GIVE_UP:

@@ -10,7 +10,8 @@ from math import isfinite
 import msgspec
 
 from holdfast.core.backup import partners
-from holdfast.model.copy import Aim
+from holdfast.core.parity import halves
+from holdfast.model.copy import Aim, Half
 from holdfast.model.signal import Beat
 from holdfast.model.topology import Dims, Seat
 
@@ -24,6 +25,7 @@ class BackupLimits(msgspec.Struct, frozen=True, kw_only=True):
     duty: float = 0.25  # of the time is at most spent copying; the next floor waits as long
     stuck_s: float = 60.0  # a copy that has not arrived by then is given up for a newer one
     bytes_s: int = 0  # a node sends at most so much per second; 0: as fast as it goes
+    parity: bool = False  # two copies are laid over one another, for half the memory
     verify_steps: int = 10  # a floor counts as verified when so many steps after it went well
 
 
@@ -34,6 +36,7 @@ class Floor:
         self.floor = -1
         self.verified = -1
         self.peers: dict[str, str] = {}
+        self.halves: dict[str, tuple[Half, Half]] = {}  # with parity
         self._next = -1
         self._aimed_at = 0.0
         self._not_before = 0.0
@@ -47,8 +50,17 @@ class Floor:
         self.generation, self.nodes = generation, frozenset(seat.node for seat in seats)
         self.floor = self.verified = self._next = -1
         self._beats.clear()
-        self.peers, exposed = partners(seats, mesh) if self.limits.enabled else ({}, ())
-        return exposed
+        self.peers, self.halves = {}, {}
+        if not self.limits.enabled:
+            return ()
+        why = ""
+        if self.limits.parity:
+            self.halves, why = halves(seats, mesh)
+        if self.halves:
+            self.peers = {node: first.keeper for node, (first, _) in self.halves.items()}
+            return ()
+        self.peers, exposed = partners(seats, mesh)
+        return (why, *exposed) if why else exposed
 
     def heard(self, now: float, beat: Beat) -> bool:
         """Whether there is something new to tell every node."""
@@ -73,6 +85,7 @@ class Floor:
             next=self._next,
             verified=self.verified,
             peer=self.peers.get(node, ""),
+            halves=self.halves.get(node, ()),
         )
 
     def _next_floor(self, now: float) -> bool:
@@ -84,6 +97,8 @@ class Floor:
         if len(backed) > 1:  # somebody heard of it too late and took a later one
             self._ahead, self._well = min(2 * self._ahead, _MOST), 0
             return self._take_aim(now)
+        if self.halves and {beat.kept for beat in self._beats.values()} != backed:  # sent, and not yet sealed
+            return now >= self._aimed_at + self.limits.stuck_s and self._take_aim(now)
         self.floor, self._next = backed.pop(), -1
         self._well += 1
         if self._well % 8 == 0:

@@ -4,12 +4,13 @@ from collections import OrderedDict
 
 import msgspec
 
+from holdfast.core.detect import loss
 from holdfast.core.detect.crash import Catalog, alarm_of
 from holdfast.model.alarm import Alarm
 from holdfast.model.copy import Copy
 from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.event import Ended
-from holdfast.model.signal import Exit
+from holdfast.model.signal import Exit, Loss
 
 
 class NodeLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,10 +52,14 @@ class Exited(msgspec.Struct, frozen=True):
     exit: Exit
 
 
+class Spoilt(msgspec.Struct, frozen=True):
+    told: Loss
+
+
 class Clock(msgspec.Struct, frozen=True): ...
 
 
-News = Linked | Unlinked | Acked | Told | Carried | Exited | Clock
+News = Linked | Unlinked | Acked | Told | Carried | Exited | Spoilt | Clock
 
 
 # What the machine wants done, in this order.
@@ -88,6 +93,7 @@ class NodeLife:
         self.leaving = False
         self._over: set[int] = set()  # ranks of it that have
         self._begun = 0  # a generation that an earlier agent launched, perhaps not wholly
+        self._spoiled = 0  # the generation in which a rank of ours had a loss that is not finite
         self._failed = 0  # the generation in which a rank of ours ended badly
         self._done: dict[int, Done] = {}
         self._doing: set[int] = set()
@@ -120,6 +126,8 @@ class NodeLife:
                 return self._carried(errand, ok, detail, copies)
             case Exited(exit):
                 return self._exited(exit)
+            case Spoilt(told):
+                return self._spoilt(told)
             case Clock():
                 return self._clock(now)
 
@@ -164,6 +172,13 @@ class NodeLife:
         if self.expected or self._failed == exit.generation:
             return ()
         return self._post(Ended(node=self.node, generation=exit.generation))
+
+    def _spoilt(self, told: Loss) -> tuple[Deed, ...]:
+        alarm = loss.alarm_of(told)
+        if alarm is None or told.generation <= max(self.stopped, self._spoiled) or told.generation != self.generation:
+            return ()
+        self._spoiled = told.generation  # once is enough: all ranks that share a loss have it
+        return self._post(alarm)
 
     def _clock(self, now: float) -> tuple[Deed, ...]:
         if self._linked or self.leaving or now < self._unlinked_at + self.limits.lost_s:

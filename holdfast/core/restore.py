@@ -1,7 +1,7 @@
 """Which step to go on from: the newest that every rank can get, from its own node's memory or a peer's.
 
 Storage is not weighed here: a checkpoint is older than what memory holds, and a rank that is given nothing from memory
-looks there itself.
+looks there itself. Parity is worth something only together with the state that it was laid over.
 """
 
 from collections.abc import Iterable
@@ -45,12 +45,18 @@ def _source(rank: int, node: str, copies: tuple[Copy, ...]) -> Source | None:
     if whole:  # it moved, and its old node still answers
         return Source(rank=rank, own=False, nodes=tuple(whole))
     # What a backup lacks other ranks hold too: as each of them has a source at this step, all of it can be had.
-    partial = sorted({c.node for c in mine}, key=lambda n: (n != node, n))
-    return Source(rank=rank, own=False, nodes=tuple(partial)) if partial else None
+    partial = {c.node for c in mine if c.half < 0} or _halves(mine, {c.rank for c in copies if c.whole})
+    return Source(rank=rank, own=False, nodes=tuple(sorted(partial, key=lambda n: (n != node, n)))) if partial else None
+
+
+def _halves(mine: list[Copy], whole: set[int]) -> set[str]:
+    """Who keep both halves of a share, each laid over that of a rank which is there itself; nobody if one is missing."""
+    usable = [c for c in mine if c.beside in whole]
+    return {c.node for c in usable} if {c.half for c in usable} == {0, 1} else set()
 
 
 def _kept(copy: Copy) -> Kept:
-    return Kept(copy.rank, copy.node, copy.whole, copy.layout[:KEPT_DIGITS])
+    return Kept(copy.rank, copy.node, copy.whole, copy.layout[:KEPT_DIGITS], copy.half, copy.beside)
 
 
 def _reason(step: int, sources: tuple[Source, ...]) -> str:

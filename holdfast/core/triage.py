@@ -4,10 +4,13 @@ import msgspec
 
 from holdfast.core import story
 from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.event import Outcome
+from holdfast.model.topology import Seat
 from holdfast.model.verdict import Record, Verdict
 
 # Classes that a rank shows because another one failed: its peer went away, or somebody stopped it.
 ECHOES = frozenset({"peer_connection_lost", "nccl_timeout", "preempted_cancelled"})
+NOT_STARTED = "dns_ssh_launch"  # the taxonomy's class for a node on which ranks could not be started
 KEPT_ALARMS = 64  # of one incident; the rest are only counted
 
 # A silence alarm is dated at the last word heard, up to one beat before the death itself: a crash counts as earlier
@@ -114,3 +117,18 @@ def first_cause(alarms: list[Alarm]) -> Alarm:
         return first
     silence = min(silences, key=lambda a: (a.at, a.suspects))
     return first if first.at < silence.at - _NOTICE_S else silence
+
+
+def not_started(now: float, event: Outcome, generation: int, seats: tuple[Seat, ...]) -> Alarm:
+    """A launch that failed is a crash before the first step."""
+    words = "; ".join(sorted(set(event.failed.values()))) or event.detail or "nobody said why"
+    return Alarm(
+        kind=Kind.CRASH,
+        at=now,
+        suspects=tuple(sorted(event.failed)) or tuple(seat.node for seat in seats),
+        generation=generation,
+        klass=NOT_STARTED,
+        group="infrastructure",
+        reason=f"could not start ranks ({words})",
+        signature=f"launch {words}",
+    )

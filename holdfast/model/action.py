@@ -2,6 +2,7 @@
 
 import msgspec
 
+from holdfast.model.copy import Doubt
 from holdfast.model.topology import Seat
 
 
@@ -26,6 +27,9 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     id: int
     generation: int
     seats: tuple[Seat, ...]
+    doubts: tuple[Doubt, ...] = ()  # of states on storage
+    not_after: int | None = None  # of states in memory
+    verified: bool = False  # only such as were found good some steps later
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):

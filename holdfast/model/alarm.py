@@ -8,6 +8,7 @@ import msgspec
 class Kind(StrEnum):
     CRASH = "crash"
     SILENCE = "silence"
+    LOSS = "loss"
 
 
 class Alarm(msgspec.Struct, frozen=True, kw_only=True, tag="alarm"):
@@ -22,3 +23,4 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True, tag="alarm"):
     group: str = ""  # whose fault, in the taxonomy's words
     signature: str = ""  # equal for failures that look the same
     evidence: tuple[str, ...] = ()
+    not_after: int | None = None  # the last step known good, where later states are not to be trusted

@@ -15,6 +15,8 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
     layout: str
     world: int
     whole: bool  # False: a backup, which lacks what other replicas hold too
+    half: int = -1  # 0, 1: of the rank's share only this half, laid over a half of another rank's
+    beside: int = -1  # that other rank, whose whole copy it takes to tell them apart
     verified: bool = False  # some steps later everything was still well
     poisoned: bool = False  # led to NaN
 
@@ -26,6 +28,15 @@ class Kept(msgspec.Struct, frozen=True, array_like=True):
     node: str
     whole: bool
     layout: str  # its first digits
+    half: int = -1
+    beside: int = -1
+
+
+class Doubt(msgspec.Struct, frozen=True, kw_only=True):
+    """States after this step that this generation or an older one has made are not to be gone on from."""
+
+    generation: int
+    not_after: int
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +54,16 @@ class Restore(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[Source, ...] = ()
     kept: tuple[Kept, ...] = ()  # all that nodes hold of this step, for ranks whose state has to be gathered
     keepers: dict[str, Address] = {}  # of the nodes that hold it
+    doubts: tuple[Doubt, ...] = ()
     reason: str = ""
+
+
+class Half(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one half of what a node's ranks back up is kept, laid over a half of another node's."""
+
+    keeper: str
+    keeper_at: Address = ("", 0)
+    beside: int  # the first rank of the other node
 
 
 class Aim(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,3 +75,4 @@ class Aim(msgspec.Struct, frozen=True, kw_only=True):
     verified: int = -1  # a floor after which training went on well
     peer: str = ""  # the node that keeps the copies; "": nobody does
     peer_at: Address = ("", 0)
+    halves: tuple[Half, ...] = ()  # with parity the peer keeps the first of these only

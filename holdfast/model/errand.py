@@ -15,6 +15,7 @@ class LaunchHere(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     store_host: str
     store_port: int
     run_id: str
+    mark: str = ""  # of the run
     max_restarts: int
     restore: Restore = Restore()  # of this node's ranks
     aim: Aim = Aim(generation=0)

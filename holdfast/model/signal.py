@@ -15,6 +15,17 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
     latched: str = ""  # what it wrote into its slot before it went
 
 
+class Loss(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank tells of its loss since it first was not finite."""
+
+    node: str
+    generation: int
+    rank: int
+    step: int  # where it first was not
+    loss: float  # newest
+    at: float
+
+
 class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     """One node's summary of its ranks: the slowest rank's step speaks for the node."""
 
@@ -29,6 +40,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     phase: str = ""
     sealed: int = -1  # newest snapshot that every rank of the node has taken
     backed: int = -1  # newest that was wanted as a floor, and now is held here and by the peer
+    kept: int = -1  # with parity: newest of which this node keeps all that it is to keep for others
     stored: int = -1  # newest checkpoint that was published from here in this generation
     verifies: bool = False  # a snapshot found good is to be kept beside the others
     backing_s: float = 0.0  # what it took to copy that

@@ -14,6 +14,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     standbys: int = 0
     max_restarts: int | None = None  # caps restarts without eviction; None: the ledger's bounds hold
     can_acquire: bool = True  # whether the fleet can bring nodes by itself
+    mark: str = ""  # tells the run from another of the same name
     mesh: Dims = ()  # the parallel groups, where the user told
 
 

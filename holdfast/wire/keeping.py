@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.model.copy import KEPT_DIGITS
+from holdfast.model.copy import KEPT_DIGITS, Doubt
 
 KEEPER = "HOLDFAST_KEEPER"  # in a rank's environment: path of the socket
 MAX_BYTES = 1 << 22  # of one message
@@ -60,6 +60,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     arena: str = ""  # memory and peer
     slot: int = 0
     url: str = ""  # storage: the checkpoint's folder
+    run: str = ""  # none: the run's id, and
+    doubts: tuple[Doubt, ...] = ()  # what of its checkpoints is not to be taken
 
 
 class Denied(msgspec.Struct, frozen=True, kw_only=True, tag="denied"):

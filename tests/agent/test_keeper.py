@@ -133,7 +133,7 @@ def from_own_memory(step: int) -> Restore:
 async def test_a_snapshot_outlives_its_rank(bench: Bench) -> None:
     bench.keeper.launched(launch(1))
     arena = await bench.arena(want(1))
-    assert await bench.ask(Resume(rank=0, generation=1)) == State(source="none")
+    assert await bench.ask(Resume(rank=0, generation=1)) == State(source="none", run="r.")
     snapshot(arena, 6)
     content = snapshot(arena, 7)
     assert sorted(copy.step for copy in bench.keeper.copies()) == [6, 7]

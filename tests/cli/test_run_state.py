@@ -180,3 +180,26 @@ def test_a_whole_pipeline_group_is_lost(start: Start) -> None:
     assert set(record.evicted) == lost and record.resumed_from
     assert sorted(source for step, source in said(job, "from") if step != "0") == ["memory", "memory", "peer", "peer"]
     assert sorted(words[0] for words in said(job, "weights")) == sorted(words[0] for words in said(calm, "weights"))
+
+
+# What was saved from step 40 on leads to no good, in the first two generations.
+ASTRAY = TRAIN.replace(
+    "holdfast.step(step, loss=loss)",
+    'bad = step >= 40 and int(os.environ["HOLDFAST_GENERATION"]) < 3\n'
+    '    holdfast.step(step, loss=float("nan") if bad else loss)',
+)
+
+
+def test_a_state_that_led_astray_twice_is_not_gone_on_from(start: Start) -> None:
+    job = start("--nproc-per-node", "2", script=ASTRAY, torch=True, STORE="ckpt")
+    job.trains(generation=3)
+    job.until(lambda: job.status()["step"] > 45, "steps beyond the trouble")
+    job.finish()
+    job.ends(0)
+    incidents = job.report().incidents  # two, or one that took two rounds
+    assert {(one.kind, one.evicted) for one in incidents} == {("loss", ())}
+    first, other = said(job, "from")[2:4]
+    assert first == other and first[1] == "memory" and int(first[0]) in (38, 39)
+    (step, source), again = said(job, "from")[-2:]
+    assert source == "storage" and int(step) < int(first[0]) and again == [step, source]
+    assert incidents[-1].resumed_from == int(step)

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.core.decider import Decider
+from holdfast.core.detect import loss
 from holdfast.core.detect.crash import alarm_of
 from holdfast.logs import catalog
 from holdfast.model.action import Acquire, Action, Finish, Launch, Release, Say, Stop
@@ -34,7 +35,7 @@ from holdfast.model.event import (
     Ready,
     Tick,
 )
-from holdfast.model.signal import Exit
+from holdfast.model.signal import Exit, Loss
 from holdfast.model.topology import Job
 from holdfast.model.verdict import Remedy
 
@@ -107,6 +108,12 @@ def _alarm(words: Words, now: float, generation: int) -> Event:
     if kind == "silence":
         reason = "has been silent for 3 s"
         return Alarm(kind=Kind.SILENCE, at=at, suspects=(node,), reason=reason, signature=f"silence {node}")
+    if kind == "loss":
+        rank, step = int(words.after("rank", "0")), int(words.after("step", "0"))
+        told = Loss(node=node, generation=generation, rank=rank, step=step, loss=float("nan"), at=at)
+        found = loss.alarm_of(told)
+        assert found is not None
+        return found
     said = tuple(words.after_all("said"))
     exit = Exit(
         node=node,
@@ -187,7 +194,10 @@ def show_action(action: Action) -> str:
             return f"Release {id} {node}: {reason}"
         case Launch(id=id, generation=generation, seats=seats):
             places = " ".join(f"{s.node}:{s.first_rank}-{s.first_rank + s.nproc - 1}" for s in seats)
-            return f"Launch {id} generation {generation} on {places}"
+            since = f" after doubts {action.doubts[-1].not_after}" if action.doubts else ""
+            kind = " verified" if action.verified else ""
+            until = f" from{kind} memory up to {action.not_after}" if action.not_after is not None else ""
+            return f"Launch {id} generation {generation} on {places}{until}{since}"
         case Stop(id=id, generation=generation, nodes=nodes, grace_s=grace_s):
             return f"Stop {id} generation {generation} on {' '.join(nodes) or 'nobody'}, grace {grace_s:g}"
         case Finish(id=id, code=code, grace_s=grace_s, reason=reason):

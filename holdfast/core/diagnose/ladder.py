@@ -2,12 +2,11 @@
 
 import msgspec
 
-from holdfast.core.triage import is_echo
+from holdfast.core.triage import NOT_STARTED, is_echo
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.verdict import Remedy, Verdict
 
 GAVE_UP = 93  # exit code: do not requeue
-NOT_STARTED = "dns_ssh_launch"  # the taxonomy's class for a node on which ranks could not be started
 
 
 class Past(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +71,8 @@ def judge(case: Case) -> Verdict:
     # With a cap given the user has said how often to try; without one the ledger says when trying is pointless.
     if case.max_restarts is None and case.rounds >= case.attempts:
         return _give_up(f"{case.rounds + 1} failures in a row without a step between them")
+    if cause.kind is Kind.LOSS:
+        return _loss(case)
     if cause.group == "script":
         return _user_code(case)
     if case.replaceable and cause.klass == NOT_STARTED:
@@ -96,6 +97,15 @@ def _user_code(case: Case) -> Verdict:
     if case.no_further or (case.counted and len(case.recent) >= case.attempts):
         return _give_up("the script failed the same way again without getting further")
     return Verdict(remedy=Remedy.RESTART, reason="the script raised, after steps were made: restarted in place")
+
+
+def _loss(case: Case) -> Verdict:
+    """It names the rank that told of it first, which is no evidence against its node: they all share the loss."""
+    if case.capped:
+        return _capped(case)
+    if case.max_restarts is None and case.fruitless >= case.attempts:
+        return _give_up(f"the loss was not finite {case.fruitless + 1} times without getting further: data or code")
+    return Verdict(remedy=Remedy.RESTART, reason="restarted in place from a state before that")
 
 
 def _capped(case: Case) -> Verdict:

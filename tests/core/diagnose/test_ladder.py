@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from holdfast.core.diagnose.ladder import GAVE_UP, NOT_STARTED, Case, Past, judge
+from holdfast.core.diagnose.ladder import GAVE_UP, Case, Past, judge
+from holdfast.core.triage import NOT_STARTED
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.verdict import Remedy
 
