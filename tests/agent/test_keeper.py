@@ -208,6 +208,7 @@ async def test_due_steps_become_checkpoints(bench: Bench, tmp_path: Path) -> Non
         content = snapshot(arena, step)
         if step % 2 == 0:
             await until(partial(published, storage.url, step))
+    await until(lambda: len(retention.find(storage.url)) == 1)  # older ones go after the new one is there
     [found] = retention.find(storage.url)
     assert found.step == 4 and load.verify(found.url) == ()
     into = bytearray(IMAGE_BYTES)
