@@ -10,7 +10,7 @@ from holdfast.core.plan import next_seats
 from holdfast.core.standby import Standbys
 from holdfast.core.triage import Incident, not_started
 from holdfast.model.action import Action, Finish, Launch, Say, Stop
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.event import (
     Begin,
     Decision,
@@ -103,6 +103,8 @@ class Decider:
                 return self._ready(now, event)
             case _, Outcome(action=id) if id in self._standbys.acquiring:
                 return self._standbys.acquired(now, event, self._active())
+            case _, Alarm() if event.stance is not Stance.ACT:
+                return self._told(event)
             case _, Alarm() if not self._concerns_generation(event):
                 return self._outsider(now, event)
             case Phase.WAITING, Alarm():
@@ -152,6 +154,12 @@ class Decider:
         if self.phase is Phase.WAITING:
             return self._next_generation(now)
         return f"{event.node} is ready as a standby"
+
+    def _told(self, alarm: Alarm) -> str:
+        """Naming is cheap: a person may hear of it, nobody is stopped for it."""
+        if alarm.stance is Stance.NOTIFY:
+            self._actions.append(Say(text=story.cause(alarm)))
+        return f"{alarm.kind} ({alarm.stance}): {story.cause(alarm)}"
 
     def _concerns_generation(self, alarm: Alarm) -> bool:
         if alarm.kind is not Kind.SILENCE:

@@ -9,6 +9,19 @@ class Kind(StrEnum):
     CRASH = "crash"
     SILENCE = "silence"
     LOSS = "loss"
+    HANG = "hang"
+    SLOW = "slow"
+    HEALTH = "health"
+    LINES = "lines"
+    REPLICA = "replica"
+
+
+class Stance(StrEnum):
+    """What an alarm of a detector is for."""
+
+    OBSERVE = "observe"  # the journal alone
+    NOTIFY = "notify"  # a person is told
+    ACT = "act"
 
 
 class Alarm(msgspec.Struct, frozen=True, kw_only=True, tag="alarm"):
@@ -23,4 +36,6 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True, tag="alarm"):
     group: str = ""  # whose fault, in the taxonomy's words
     signature: str = ""  # equal for failures that look the same
     evidence: tuple[str, ...] = ()
+    stance: Stance = Stance.ACT
+    hard: bool = False  # the evidence names its suspects beyond doubt
     not_after: int | None = None  # the last step known good, where later states are not to be trusted

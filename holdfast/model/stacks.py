@@ -1,0 +1,61 @@
+"""Where the processes of a job are in their code, at one instant."""
+
+import msgspec
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    function: str
+    file: str
+    line: int = 0
+
+
+class Thread(msgspec.Struct, frozen=True, kw_only=True):
+    """Outermost frame first."""
+
+    name: str = ""
+    tid: int = 0
+    main: bool = False
+    frames: tuple[Frame, ...] = ()
+
+
+class Process(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank, or a process that one has started: a data loader, a checkpoint writer."""
+
+    node: str
+    rank: int  # its own, or that of the rank it belongs to
+    pid: int
+    child: bool = False
+    name: str = ""
+    state: str = ""  # as the kernel tells it: R running, S asleep, D in the kernel, T stopped, Z ended
+    cpu_s: float = 0.0  # used so far, all threads
+    io_bytes: int = 0  # read and written so far
+    threads: tuple[Thread, ...] = ()
+    error: str = ""  # why there are no frames
+
+
+class Collective(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest collective that a rank entered in one process group, as the flight recorder has it."""
+
+    group: str  # name of the process group
+    entered: int  # sequence number
+    completed: int
+    op: str = ""
+    at: float = 0.0  # when it was entered, on the controller's clock
+
+
+class Flight(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's flight recorder, in short."""
+
+    node: str
+    rank: int
+    groups: tuple[Collective, ...] = ()
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node found when it was asked to look at all its processes at one instant."""
+
+    node: str
+    at: float  # on the controller's clock
+    processes: tuple[Process, ...] = ()
+    flights: tuple[Flight, ...] = ()
+    took_s: float = 0.0
