@@ -3,9 +3,10 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 READY := .venv/.ready
+PEERS := .venv/peers/.ready
 SOURCES = $(wildcard holdfast tests examples benchmarks)
 # A name starting with an underscore is a part of other benchmarks, not one itself. Those in SLOW run only by name.
-SLOW ?=
+SLOW ?= torture
 BENCHES = $(filter-out $(SLOW),$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))
 
 .DEFAULT_GOAL := help
@@ -41,6 +42,14 @@ test-full: $(READY) ## all tests
 lint: $(READY) ## ruff and mypy
 	$(PY) -m ruff check .
 	$(PY) -m mypy $(SOURCES)
+
+# Savers of others, to be measured beside ours. Without what they depend on, as that might be another torch, and beside
+# the environment, not in it; one that cannot be had is named in the results.
+$(PEERS): benchmarks/peers.txt | $(READY)
+	grep -v '^#' $< | xargs -n 1 $(PY) -m pip install --quiet --no-deps --upgrade --target $(@D) || true
+	@touch $@
+
+bench-ckpt: $(PEERS)
 
 bench: $(addprefix bench-,$(BENCHES)) ## all benchmarks but the slow ones
 

@@ -27,9 +27,12 @@ class Persisting:
         self._lanes: dict[tuple[int, str], Lane] = {}  # one each: a rank whose storage hangs holds up no other
         self._written: dict[int, int] = {}  # rank -> newest step that was taken on
         self.stored = -1  # newest step that was published
+        self._trouble: set[str] = set()  # storages
 
     def begin(self, author: Author, doubts: tuple[Doubt, ...] = ()) -> None:
         self._author, self._doubts = author, doubts
+        for lane in self._lanes.values():
+            lane.give_up()  # of a generation that is over: a part that is missing will not come
         self._wants.clear()
         self._written.clear()
         self.stored = -1
@@ -63,12 +66,17 @@ class Persisting:
             pinned.release()
         if outcome.ok and rank == 0 and author == self._author:
             self.stored = max(self.stored, sealed.step)
-        self._report(rank, outcome)
+        self._report(rank, url, outcome)
 
-    def _report(self, rank: int, outcome: Outcome) -> None:
+    def _report(self, rank: int, url: str, outcome: Outcome) -> None:
+        """Trouble with a storage is told when it begins and when it ends, not once for every rank and step."""
         _log.info("rank %d: %s", rank, outcome.detail)
-        if not outcome.ok:
+        if not outcome.ok and url not in self._trouble:
+            self._trouble.add(url)
             self._say(f"rank {rank}: {outcome.detail}; training goes on, snapshots stay in memory")
+        elif outcome.ok and outcome.url and url in self._trouble:
+            self._trouble.discard(url)
+            self._say(f"checkpoints are written again: {outcome.detail}")
 
 
 class Pinned:
@@ -105,6 +113,8 @@ class Job:
         if want.rank == 0:
             owner.take(base, self._author)  # from here on no older generation can publish
         folder = persist.staging(base, self._step, self._author)
+        if want.rank != 0 and not persist.begun(folder, pulse):
+            return ""
         image = self._pinned.arena.image(self._pinned.slot)
         ranges = [image[start:end] for start, end in want.share]
         persist.write_part(folder, want.rank, ranges, pulse=pulse)

@@ -266,6 +266,11 @@ class Arena:
         """How many slots are read."""
         return sum(lives(head.pin) for head in self._heads)
 
+    def can_pin(self) -> bool:
+        """Whether one more may be read: of four slots two stay with the writer, so that one is always whole and newest;
+        of fewer one, and then snapshots are safe, but for a moment a step or two older."""
+        return self.slots - self.pinned() > (2 if self.slots > 3 else 1)
+
     def hold(self, slot: int) -> None:
         """The writer pins a slot that it has just begun or claimed, for itself; unpin ends it."""
         with self._lock:

@@ -58,6 +58,11 @@ class Lane:
         self._stall_s = stall_s
         self._said: set[str] = set()
         self._last: tuple[int, threading.Thread] | None = None
+        self._pulse = Pulse()
+
+    def give_up(self) -> None:
+        """Nobody wants what is being written any more; it ends when it next moves."""
+        self._pulse.give_up()
 
     def run(self, step: int, write: Callable[[Pulse], str]) -> Outcome:
         """Carry out one write, which answers with the checkpoint's URL or ""; never raises for storage's sake."""
@@ -65,7 +70,7 @@ class Lane:
             why = f"storage at {self._url} still holds up the write of step {self._last[0]}, so step {step} is left out"
             return Outcome(step=step, ok=False, detail=why)
         began_at = time.monotonic()
-        pulse = Pulse()
+        pulse = self._pulse = Pulse()
         found: list[Outcome] = []
 
         def carry() -> None:

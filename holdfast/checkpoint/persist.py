@@ -38,6 +38,7 @@ from holdfast.checkpoint.owner import check_taken, this_process
 from holdfast.checkpoint.storage import Storage, at
 
 SMALL_AT_ONCE = 8  # small files are waited for, not worked on
+BEGUN_S = 5.0  # for rank 0 to begin with a step that is due
 _LOOK_S = 0.2
 
 
@@ -75,6 +76,18 @@ def _withdraw(storage: Storage, draft: Part, why: str) -> None:
     with suppress(StorageError):
         storage.drop(draft.file)
         storage.put(draft.name, encode_part(msgspec.structs.replace(draft, why=why)))
+
+
+def begun(folder: str, pulse: Pulse | None = None, wait_s: float = BEGUN_S) -> bool:
+    """Whether rank 0 writes this step: the others follow, or slow storage would get parts of different steps."""
+    storage, until = at(folder), time.monotonic() + wait_s
+    while _part(storage, 0) is None:
+        if time.monotonic() > until:
+            return False
+        if pulse:
+            pulse.beat()
+        time.sleep(_LOOK_S / 2)
+    return True
 
 
 def collect(folder: str, world: int, wait_s: float, pulse: Pulse | None = None) -> tuple[Part, ...]:

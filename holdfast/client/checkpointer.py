@@ -68,14 +68,14 @@ class Checkpointer:
         replicated: "bool | dist.ProcessGroup | None" = None,
     ) -> None:
         """`every`: so many steps, or "30s", or "auto", from a snapshot that becomes a checkpoint under `path` to the
-        next. `slots`: for how many snapshots there is memory; by default 3 where they are copied to peers or storage,
-        else 2. `verified`: one more, for a snapshot that has been found good. `replicated`: ranks that have no wrapper
+        next. `slots`: for how many snapshots there is memory; by default 4 where they are copied to peers, 3 where
+        they are copied to storage, else 2. `verified`: one more, for a snapshot that has been found good. `replicated`: ranks that have no wrapper
         in common hold the same tensors all the same."""
         self._world = World()
         self._storage = storage_of(path, every, keep, keep_every)
         self._link = Link.here()
         if slots is None:
-            slots = 3 if self._storage or (self._link and self._world.nodes > 1) else 2
+            slots = 4 if self._link and self._world.nodes > 1 else 3 if self._storage else 2
         self._slots, self._verified = slots + verified, verified
         if slots < 2:
             raise ValueError(f"with {slots} slots a snapshot would be overwritten before the next is whole; give 2")

@@ -11,7 +11,7 @@ from holdfast.checkpoint.arena import Sealed
 from holdfast.checkpoint.lane import Lane, Pulse
 from holdfast.checkpoint.manifest import Author, Part, StorageError
 from holdfast.checkpoint.owner import take
-from holdfast.checkpoint.persist import collect, publish, staging, write_part
+from holdfast.checkpoint.persist import begun, collect, publish, staging, write_part
 from holdfast.checkpoint.retention import clean, retain
 from holdfast.client.snapshots import Snapshots
 from holdfast.client.world import World
@@ -96,6 +96,8 @@ class Storing:
             take(base, self._author)
             self._taken = True
         folder = staging(base, step, self._author)
+        if world.rank and not begun(folder, pulse):
+            return ""
         until = time.monotonic() + _SEALED_S
         while snapshots.arena.seq(sealed.slot) != sealed.seq:  # a GPU is still copying
             if time.monotonic() > until:

@@ -19,7 +19,7 @@ from holdfast.checkpoint.lane import Lane, Outcome, Pulse
 from holdfast.checkpoint.load import read_manifest, read_metadata, read_part, verify
 from holdfast.checkpoint.manifest import BLOCK_BYTES, Author, Part, StorageError
 from holdfast.checkpoint.owner import take
-from holdfast.checkpoint.persist import collect, publish, staging, write_part
+from holdfast.checkpoint.persist import begun, collect, publish, staging, write_part
 from holdfast.checkpoint.retention import clean, find
 from tests.checkpoint.making import METADATA, content, in_pages, save
 
@@ -252,3 +252,14 @@ def test_part_files_are_small_and_say_who_wrote(tmp_path: Path) -> None:
     shown = msgspec.json.decode(path.read_bytes())
     assert shown["writer"]["pid"] == os.getpid()
     assert len(shown["blocks"]) == 3 * 16
+
+
+def test_others_follow_rank_0(tmp_path: Path) -> None:
+    folder = staging(str(tmp_path), 7, Author(1))
+    assert not begun(folder, wait_s=0.1)
+    write_part(folder, 0, [memoryview(b"x" * 100)])
+    assert begun(folder, wait_s=0.1)
+    given_up = Pulse()
+    given_up.give_up()
+    with pytest.raises(StorageError, match="given up"):
+        begun(staging(str(tmp_path), 8, Author(1)), given_up, wait_s=10.0)

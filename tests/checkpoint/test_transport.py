@@ -67,6 +67,19 @@ def test_a_push_goes_on_where_it_broke(keeper: Keeper, address: tuple[str, int])
     assert keeper.sealed.wait(10) and bytes(keeper.memory) == STATE
 
 
+def test_what_a_broken_link_delivers_late_does_no_harm(keeper: Keeper, address: tuple[str, int]) -> None:
+    """A second link has been told where to go on; then the first, thought dead, brings one chunk more."""
+    with socket.create_connection(address) as link:
+        link.sendall(msgspec.json.encode(ASK) + b"\n")
+        transport._read_reply(link)
+        keeper.memory[:CHUNK_BYTES] = STATE[:CHUNK_BYTES]  # by the other link
+        keeper.holding.done = 1
+        for chunk in transport.chunks([memoryview(STATE)]):
+            transport._send_chunk(link, chunk)
+        transport._read_reply(link)
+    assert keeper.sealed.wait(10) and bytes(keeper.memory) == STATE
+
+
 def test_a_stranger_is_refused(keeper: Keeper, address: tuple[str, int]) -> None:
     with pytest.raises(TransportError, match="token"):
         push(address, msgspec.structs.replace(ASK, token="guess"), [memoryview(STATE)], Pacer(0))

@@ -62,7 +62,7 @@ def test_what_the_keeper_hears(keeper: FakeKeeper, tmp_path: Path) -> None:
     Job(0, path=tmp_path / "x", every="2min", keep=5, keep_every=100, verified=True)
     want = keeper.wants[0]
     arena = keeper.arena()
-    assert (want.rank, want.world, want.slots, arena.slots) == (0, 1, 3, 3)
+    assert (want.rank, want.world, want.slots, arena.slots) == (0, 1, 4, 4)
     assert want.share == ((0, want.image_bytes),)
     assert want.storage == keeping.Storage(url=str(tmp_path / "x"), every_s=120.0, keep=5, keep_every=100)
     metadata = dcp.read(Path(want.metadata_path).read_bytes())

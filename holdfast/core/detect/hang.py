@@ -1,0 +1,179 @@
+"""hang: nodes answer, and the job's step stands still for longer than this job ever has.
+
+Naming is cheap: after a few of the job's own steps all processes are looked at, twice, and whoever the others wait for
+is named. Acting is not: at once only on a rank that is stopped or gone. Otherwise the suspects and their children must
+have shown no processor time, no bytes read or written and no frame that moved for `act_s` and longer than any pause
+this run has come back from.
+
+Refuses to judge before the first step of a generation, where compilation and data may take any time (`start_s`), and
+while its own clock stood still. A pause that ends by itself teaches it: the next one of its phase may last as long.
+"""
+
+import msgspec
+
+from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.signal import Beat
+from holdfast.model.stacks import Process, Trace
+
+_STEPS = 64  # durations that are remembered
+_STILL_CPU = 0.02  # of a core: what threads that only wait use up
+_STILL_BYTES = 4096
+
+
+class HangLimits(msgspec.Struct, frozen=True, kw_only=True):
+    stance: str = "act"
+    steps: float = 8.0  # so many of the job's own steps without one is suspect
+    least_s: float = 3.0  # but not before this
+    pause: float = 1.5  # nor before so many times the longest pause of the same phase that ended by itself
+    again_s: float = 1.0  # between the two looks
+    act_s: float = 180.0  # a suspect that shows no life for so long is acted on
+    last_s: float = 1800.0  # a suspect is acted on after so long, whatever it shows: it may be spinning
+    start_s: float = 900.0  # before the first step
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """One look at all nodes."""
+
+    at: float
+    traces: tuple[Trace, ...]
+
+
+class Named(msgspec.Struct, frozen=True, kw_only=True):
+    """Whom a look names."""
+
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
+    reason: str
+
+
+class Hang:
+    def __init__(self, limits: HangLimits) -> None:
+        self.limits = limits
+        self.generation = 0
+        self._nodes: frozenset[str] = frozenset()
+        self._beats: dict[str, Beat] = {}
+        self._step = -1
+        self._moved_at = 0.0  # when the job's step last rose
+        self._took: list[float] = []  # seconds per step
+        self._pauses: dict[str, float] = {}  # phase -> longest that ended by itself
+        self._phase = ""
+        self._look_at = 0.0  # not before this
+        self._looks = 0  # since the step last rose
+        self._still: dict[int, float] = {}  # rank -> since when it shows no life
+        self._last: Seen | None = None
+        self._named: tuple[int, ...] = ()
+        self._asked_at = 0.0
+
+    def launched(self, now: float, generation: int, nodes: tuple[str, ...]) -> None:
+        self.generation, self._nodes = generation, frozenset(nodes)
+        self._beats.clear()
+        self._step, self._phase = -1, ""
+        self._rose(now)
+
+    def heard(self, now: float, beat: Beat) -> None:
+        if beat.generation != self.generation or beat.node not in self._nodes:
+            return
+        self._beats[beat.node] = beat
+        if len(self._beats) < len(self._nodes):
+            return
+        slowest = min(self._beats.values(), key=lambda b: b.step)
+        if slowest.step > self._step:
+            self._learn(now, slowest)
+        self._phase = slowest.phase or self._phase
+
+    def _learn(self, now: float, beat: Beat) -> None:
+        pause_s = now - self._moved_at
+        if self._step >= 0:
+            self._took = [*self._took, pause_s / (beat.step - self._step)][-_STEPS:]
+            if self._looks:  # it was suspect, and came back: its like will be waited for
+                self._pauses[self._phase] = max(self._pauses.get(self._phase, 0.0), pause_s)
+        self._step, self._phase = beat.step, beat.phase
+        self._rose(now)
+
+    def _rose(self, now: float) -> None:
+        self._moved_at, self._looks, self._look_at = now, 0, 0.0
+        self._still.clear()
+        self._last, self._named = None, ()
+
+    @property
+    def patience_s(self) -> float:
+        """How long this job may stand still before anybody is looked at."""
+        if self._step < 0:
+            return self.limits.start_s
+        typical_s = sorted(self._took)[len(self._took) // 2] if self._took else 0.0
+        learned_s = self.limits.pause * self._pauses.get(self._phase, 0.0)
+        return max(self.limits.least_s, self.limits.steps * typical_s, learned_s)
+
+    def suspicious(self, now: float) -> bool:
+        """Whether all processes are to be looked at now. To be asked several times a second."""
+        asked_at, self._asked_at = self._asked_at, now
+        if asked_at and now - asked_at > self.limits.least_s / 2:
+            self._moved_at += now - asked_at  # we stood still, not they
+        return bool(self._nodes) and now >= max(self._moved_at + self.patience_s, self._look_at)
+
+    def looked(self, now: float, seen: Seen, named: Named | None) -> Alarm | None:
+        """What one look found. Looks come in pairs first, then further and further apart."""
+        self._looks += 1
+        gap_s = self.limits.again_s if self._looks < 2 else min(30.0, self.limits.again_s * 2 ** (self._looks // 2))
+        self._look_at = now + gap_s
+        self._watch(seen)
+        if named is None:
+            self._named = ()
+            return None
+        stopped = [p for t in seen.traces for p in t.processes if p.rank in named.ranks and _is_down(p)]
+        if stopped:
+            return self._alarm(now, named, Stance.ACT, f"{named.reason}: {_down(stopped[0])}", hard=True)
+        still_s = min((now - self._still.get(rank, now) for rank in named.ranks), default=0.0)
+        longest_s = self.limits.pause * max(self._pauses.values(), default=0.0)
+        if still_s >= max(self.limits.act_s, longest_s):
+            return self._alarm(now, named, Stance.ACT, f"{named.reason}, without a sign of life for {still_s:.0f} s")
+        if now - self._moved_at >= max(self.limits.last_s, longest_s):
+            return self._alarm(now, named, Stance.ACT, named.reason)
+        if self._looks < 2 or named.ranks == self._named:
+            return None
+        self._named = named.ranks
+        return self._alarm(now, named, Stance.NOTIFY, named.reason)
+
+    def _watch(self, seen: Seen) -> None:
+        """Who has shown life since the last look."""
+        last, self._last = self._last, seen
+        before = {(p.rank, p.pid): p for t in last.traces for p in t.processes} if last else {}
+        found: dict[int, list[Process]] = {}
+        for trace in seen.traces:
+            for process in trace.processes:
+                found.setdefault(process.rank, []).append(process)
+        for rank, processes in found.items():
+            same = last and all((p.rank, p.pid) in before for p in processes)
+            if last and same and not any(_lives(before[p.rank, p.pid], p, seen.at - last.at) for p in processes):
+                self._still.setdefault(rank, last.at)
+            else:
+                self._still.pop(rank, None)
+
+    def _alarm(self, now: float, named: Named, stance: Stance, reason: str, hard: bool = False) -> Alarm:
+        ceiling = Stance(self.limits.stance)
+        order = [Stance.OBSERVE, Stance.NOTIFY, Stance.ACT]
+        return Alarm(
+            kind=Kind.HANG,
+            at=self._moved_at,
+            suspects=named.nodes,
+            ranks=named.ranks,
+            generation=self.generation,
+            reason=f"holds up all others at step {self._step} for {now - self._moved_at:.0f} s: {reason}",
+            signature=f"hang {named.ranks}",
+            stance=min(stance, ceiling, key=order.index),
+            hard=hard,
+        )
+
+
+def _is_down(process: Process) -> bool:
+    return not process.child and process.state in ("T", "t", "Z", "X", "gone")
+
+
+def _down(process: Process) -> str:
+    return "its process is stopped" if process.state in ("T", "t") else "its process is gone"
+
+
+def _lives(before: Process, after: Process, apart_s: float) -> bool:
+    moved = [t.frames for t in before.threads if t.main] != [t.frames for t in after.threads if t.main]
+    used = after.cpu_s - before.cpu_s > _STILL_CPU * max(apart_s, 0.1)
+    return moved or used or after.io_bytes - before.io_bytes > _STILL_BYTES

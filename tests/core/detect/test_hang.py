@@ -1,0 +1,160 @@
+"""Who is named when a job stands still, how soon, and when that is acted on."""
+
+import msgspec
+import pytest
+
+from holdfast.core.detect.hang import Hang, HangLimits, Named, Seen
+from holdfast.model.alarm import Stance
+from holdfast.model.signal import Beat
+from holdfast.model.stacks import Frame, Process, Thread, Trace
+
+LIMITS = HangLimits()
+NAMED = Named(ranks=(1,), nodes=("n1",), reason="it is in user code")
+
+
+def beat(node: str, step: int, phase: str = "", generation: int = 1) -> Beat:
+    return Beat(node=node, generation=generation, step=step, at=0.0, phase=phase)
+
+
+def trained(steps: int = 40, step_s: float = 0.2, limits: HangLimits = LIMITS) -> tuple[Hang, float]:
+    """Two nodes that have made some steps; and the time."""
+    made = Hang(limits)
+    made.launched(100.0, 1, ("n0", "n1"))
+    now = 100.0
+    for step in range(1, steps + 1):
+        for part in range(1, 41):
+            made.suspicious(now + step_s * part / 40)
+        now += step_s
+        for node in ("n0", "n1"):
+            made.heard(now, beat(node, step))
+    return made, now
+
+
+def passes(made: Hang, now: float, seconds: float) -> float:
+    """Time in which nothing moves but the clock; when it becomes suspicious, or its end."""
+    for _ in range(int(seconds / 0.25)):
+        now += 0.25
+        if made.suspicious(now):
+            break
+    return now
+
+
+def seen(at: float, *, state: str = "S", cpu_s: float = 1.0, line: int = 7, io: int = 0) -> Seen:
+    frames = (Frame("main", "train.py", 3), Frame("load", "train.py", line))
+    thread = Thread(main=True, frames=frames)
+    rank = Process(node="n1", rank=1, pid=11, state=state, cpu_s=cpu_s, io_bytes=io, threads=(thread,))
+    other = Process(node="n0", rank=0, pid=10, state="S", cpu_s=2.0)
+    return Seen(at, (Trace(node="n0", at=at, processes=(other,)), Trace(node="n1", at=at, processes=(rank,))))
+
+
+def test_fast_steps_are_missed_within_seconds() -> None:
+    made, now = trained()
+    assert 3.0 <= passes(made, now, 60.0) - now <= 3.5
+
+
+def test_long_steps_are_waited_for() -> None:
+    made, _ = trained(steps=20, step_s=10.0)
+    assert made.patience_s == pytest.approx(80.0)
+
+
+def test_the_first_step_may_take_its_time() -> None:
+    made = Hang(LIMITS)
+    made.launched(100.0, 1, ("n0", "n1"))
+    assert made.patience_s == LIMITS.start_s
+
+
+def test_named_at_the_second_look() -> None:
+    made, now = trained()
+    now = passes(made, now, 10.0)
+    assert made.looked(now, seen(now), NAMED) is None
+    assert not made.suspicious(now + 0.5)
+    assert made.suspicious(now + 1.1)
+    alarm = made.looked(now + 1.1, seen(now + 1.1), NAMED)
+    assert alarm is not None
+    assert (alarm.stance, alarm.ranks, alarm.suspects, alarm.hard) == (Stance.NOTIFY, (1,), ("n1",), False)
+    assert "at step 40" in alarm.reason and "user code" in alarm.reason
+    assert made.looked(now + 3.0, seen(now + 3.0), NAMED) is None, "once"
+
+
+def test_a_stopped_rank_is_acted_on_at_once() -> None:
+    made, now = trained()
+    now = passes(made, now, 10.0)
+    alarm = made.looked(now, seen(now, state="T"), NAMED)
+    assert alarm is not None and (alarm.stance, alarm.hard) == (Stance.ACT, True)
+    assert "stopped" in alarm.reason
+
+
+def look_on(made: Hang, now: float, until: float, look: "dict[str, float]") -> tuple[float, list[Stance]]:
+    """Looks whenever it asks; every second some of these grow."""
+    stances = []
+    began = now
+    while now < until:
+        now += 0.25
+        if made.suspicious(now):
+            grown = {name: rate * (now - began) for name, rate in look.items()}
+            found = seen(now, cpu_s=1 + grown.get("cpu", 0), line=int(grown.get("line", 0)), io=int(grown.get("io", 0)))
+            alarm = made.looked(now, found, NAMED)
+            stances += [alarm.stance] if alarm else []
+            if Stance.ACT in stances:
+                break
+    return now, stances
+
+
+def test_a_rank_without_a_sign_of_life_is_acted_on_in_the_end() -> None:
+    made, now = trained()
+    ended, stances = look_on(made, now, now + 600.0, {})
+    assert stances == [Stance.NOTIFY, Stance.ACT]
+    assert 180.0 <= ended - now <= 240.0
+
+
+@pytest.mark.parametrize("life", [{"cpu": 0.5}, {"io": 100_000.0}, {"line": 1.0}])
+def test_a_rank_that_works_is_not_acted_on(life: dict[str, float]) -> None:
+    made, now = trained()
+    _, stances = look_on(made, now, now + 900.0, life)
+    assert stances == [Stance.NOTIFY]
+
+
+def test_not_even_a_rank_that_spins_is_waited_for_for_ever() -> None:
+    made, now = trained()
+    ended, stances = look_on(made, now, now + 4000.0, {"cpu": 1.0})
+    assert stances == [Stance.NOTIFY, Stance.ACT] and ended - now >= 1800.0
+
+
+def test_a_pause_that_ended_by_itself_is_learned() -> None:
+    made, now = trained()
+    _, stances = look_on(made, now, now + 40.0, {"cpu": 1.0})
+    assert stances == [Stance.NOTIFY]
+    now += 40.0
+    for node in ("n0", "n1"):
+        made.heard(now, beat(node, 41))
+    assert made.patience_s == pytest.approx(60.0, rel=0.1)
+
+
+def test_nobody_is_an_answer() -> None:
+    made, now = trained()
+    now = passes(made, now, 10.0)
+    for extra in (0.0, 1.1, 4.0):
+        assert made.looked(now + extra, seen(now + extra), None) is None
+
+
+def test_the_own_clock_standing_still_is_nobodys_fault() -> None:
+    made, now = trained()
+    assert not made.suspicious(now + 100.0)
+
+
+def test_looks_grow_rare() -> None:
+    made, now = trained()
+    looks = 0
+    for _ in range(4 * 300):
+        now += 0.25
+        if made.suspicious(now):
+            looks += 1
+            made.looked(now, seen(now, cpu_s=now), NAMED)
+    assert 8 <= looks <= 20
+
+
+def test_shadow_mode() -> None:
+    made, now = trained(limits=msgspec.structs.replace(LIMITS, stance="observe"))
+    now = passes(made, now, 10.0)
+    alarm = made.looked(now, seen(now, state="T"), NAMED)
+    assert alarm is not None and alarm.stance is Stance.OBSERVE
