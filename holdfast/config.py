@@ -7,7 +7,11 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.detect.health import HealthLimits
+from holdfast.core.detect.lines import LineLimits
 from holdfast.core.detect.pace import PaceLimits
+from holdfast.core.detect.rules import RuleLimits
+from holdfast.core.detect.rules import fault as fault_of_rules
 from holdfast.core.detect.silence import SilenceLimits
 from holdfast.core.floor import BackupLimits
 from holdfast.core.memory import SnapshotLimits, cap_of
@@ -30,6 +34,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     logs: LogLimits = LogLimits()
     backup: BackupLimits = BackupLimits()
     snapshot: SnapshotLimits = SnapshotLimits()
+    health: HealthLimits = HealthLimits()
+    lines: LineLimits = LineLimits()
+    rules: RuleLimits = RuleLimits()
 
 
 class ConfigError(Exception):
@@ -80,7 +87,7 @@ def _check(s: Settings) -> None:
         limits = getattr(s, section.name)
         for field in msgspec.structs.fields(type(limits)):
             value = getattr(limits, field.name)
-            if not isinstance(value, str) and not 0 <= value < float("inf"):
+            if isinstance(value, int | float) and not 0 <= value < float("inf"):
                 raise ConfigError(f"{section.name}.{field.name} must not be negative, infinite or not a number")
     rules = (
         (0 < s.silence.beat_s, "silence.beat_s must be above 0"),
@@ -89,6 +96,13 @@ def _check(s: Settings) -> None:
         (s.recovery.attempts >= 1, "recovery.attempts must be at least 1"),
         (0 < s.backup.duty <= 1, "backup.duty is a part of the time: above 0, at most 1"),
         (s.logs.file_bytes >= 1 << 16, "logs.file_bytes must be at least 65536"),
+        (s.lines.bytes_s >= 1 << 12, "lines.bytes_s must be at least 4096"),
+        (
+            0 < min(s.health.kernel_s, s.health.gpu_s, s.health.host_s, s.health.network_s),
+            "health.kernel_s, gpu_s, host_s and network_s must be above 0",
+        ),
+        (s.health.deadline_s >= 1, "health.deadline_s must be at least 1"),
+        (not (wrong := fault_of_rules(s.rules)), wrong),
     )
     for holds, sentence in rules:
         if not holds:

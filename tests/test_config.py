@@ -80,6 +80,14 @@ def test_limits_that_contradict_each_other(key: str, value: str, words: str) -> 
     assert words in refused((key, value))
 
 
+def test_memory_for_snapshots(tmp_path: Path) -> None:
+    path = tmp_path / "holdfast.toml"
+    path.write_text('[snapshot]\nmemory = "64G"\n')
+    assert load(str(path), ()).snapshot.memory == "64G"
+    assert load(str(path), [("snapshot.memory", "50%")]).snapshot.memory == "50%"
+    assert "snapshot.memory: 'lots' is no share of a node's memory: give a size" in refused(("snapshot.memory", "lots"))
+
+
 def test_a_value_where_a_section_is_due(tmp_path: Path) -> None:
     assert "'recovery' is a section" in refused(text="recovery = 5\n", tmp_path=tmp_path)
     assert "'recovery' is a section" in refused(("recovery.attempts", "1"), text="recovery = 5\n", tmp_path=tmp_path)

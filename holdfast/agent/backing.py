@@ -10,10 +10,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.agent.shelf import NO_PLAN
+import msgspec
+
+from holdfast.agent.backup import NO_PLAN
+from holdfast.agent.mixing import LATER
 from holdfast.checkpoint.arena import VERIFIED, Arena, Sealed
+from holdfast.checkpoint.parity import Cut, half_of
 from holdfast.checkpoint.transport import Ask, Pacer, TransportError, push
-from holdfast.model.copy import Aim
+from holdfast.model.copy import Address, Aim
 from holdfast.wire.keeping import Want, plan_name
 
 _AGAIN_S = 1.0  # after a link that broke
@@ -35,6 +39,17 @@ class GivenUp(Pacer):
             raise TransportError("it is given up for a newer one")
 
 
+class Parcel(msgspec.Struct, frozen=True, kw_only=True):
+    """What goes to one node of one rank's snapshot."""
+
+    rank: int
+    one: Sealed
+    to: str
+    at: Address
+    ranges: tuple[Cut, ...]
+    pair: tuple[int, int] | None = None  # with parity
+
+
 class Backing:
     def __init__(self, own: dict[int, tuple[str, Arena]], notes: Path, token: str, bytes_s: float) -> None:
         self.say: Callable[[str], None] = lambda text: None
@@ -47,17 +62,17 @@ class Backing:
         self._token = token
         self._pacer = Pacer(bytes_s)
         self._wants: dict[int, Want] = {}
-        self._ranks = 0
+        self.ranks = 0
         self._floor: dict[int, Sealed] = {}
         self._before: dict[int, Sealed] = {}  # the floor before, for as long as this one is not verified
         self._next: dict[int, Sealed] = {}
         self._sending: GivenUp | None = None
-        self._done: set[tuple[int, int]] = set()  # rank and seq that the peer has
+        self._done: set[tuple[int, int, str]] = set()  # rank, seq and the node that has it
         self._said: set[str] = set()
 
     def begin(self, generation: int, ranks: int, step: int) -> None:
         """The floor stays held if the job goes on from there or later."""
-        self.aim, self.backed, self._ranks = Aim(generation=generation), -1, ranks
+        self.aim, self.backed, self.ranks = Aim(generation=generation), -1, ranks
         self._wants.clear()
         self._done.clear()
         self._let_go()
@@ -73,7 +88,7 @@ class Backing:
 
     def sealed(self) -> int:
         """The newest step that all ranks here have; -1 if floors are not for us."""
-        if len(self._wants) < self._ranks or not (self.aim.peer or self.verifies()):
+        if len(self._wants) < self.ranks or not (self.aim.peer or self.verifies()):
             return -1
         arenas = [self._own[rank][1] for rank in self._wants]
         if any(arena.slots < _SLOTS for arena in arenas):
@@ -92,8 +107,10 @@ class Backing:
         if aim.generation != self.aim.generation:
             return
         before, self.aim = self.aim, aim
-        if aim.peer != before.peer:
+        if aim.peer != before.peer or aim.halves != before.halves:
             self._done.clear()
+            if aim.halves and self.backed >= aim.next >= 0:
+                self.backed = -1  # whoever keeps our half has started anew, and what is not sealed is lost with it
         if aim.floor >= 0 and {one.step for one in self._floor.values()} != {aim.floor}:
             self._rise(aim.floor)
         if aim.next != before.next and self._next:
@@ -144,7 +161,7 @@ class Backing:
 
     def ready(self) -> bool:
         """Whether the next floor is there, for all ranks of the node; what is there of it is held from now on."""
-        if self.aim.next < 0 or self.backed >= self.aim.next or self._sending or len(self._wants) < self._ranks:
+        if self.aim.next < 0 or self.backed >= self.aim.next or self._sending or len(self._wants) < self.ranks:
             return False
         least = max([self.aim.next, *(one.step for one in self._next.values())])
         for rank in self._wants:
@@ -159,21 +176,24 @@ class Backing:
             arena.unpin(self._next.pop(rank).slot)
         fresh = [one for one in arena.sealed() if one.generation == self.aim.generation and one.step >= least]
         one = min(fresh, key=lambda one: one.step, default=None)
-        if one and arena.slots - arena.pinned() > 1 and arena.pin(one.slot, one.seq):
+        if one and arena.can_pin() and arena.pin(one.slot, one.seq):
             self._next[rank] = one
 
     async def send(self) -> None:
         """All ranks at once; a link that breaks is tried again until something newer is wanted."""
         sending = self._sending = GivenUp(self._pacer)
-        aim, began_at = self.aim, time.monotonic()
+        aim, began_at, failures = self.aim, time.monotonic(), 0
         step = next(iter(self._next.values())).step
         try:
             while aim.peer and not sending.over:
-                jobs = (asyncio.to_thread(self._push, rank, one, sending) for rank, one in dict(self._next).items())
-                errors = [error for error in await asyncio.gather(*jobs) if error]
-                if not errors or sending.over:
+                parcels = [parcel for rank, one in self._next.items() for parcel in self._parcels(rank, one)]
+                errors = await asyncio.gather(*(asyncio.to_thread(self._push, one, sending) for one in parcels))
+                failed = [(parcel, error) for parcel, error in zip(parcels, errors, strict=True) if error]
+                if not failed or sending.over:
                     break
-                self._once(f"the copy of step {step} does not get to {aim.peer}: {errors[0]}")
+                failures += 1
+                if failures > 1:  # one that goes on at once where it broke is not worth a word
+                    self._once(f"the copy of step {step} does not get to {failed[0][0].to}: {failed[0][1]}")
                 await asyncio.sleep(_AGAIN_S)
             if not sending.over:
                 self.backed, self.took_s = step, time.monotonic() - began_at
@@ -181,12 +201,25 @@ class Backing:
         finally:
             self._sending = None
 
-    def _push(self, rank: int, one: Sealed, pace: GivenUp) -> str:
-        want, arena = self._wants[rank], self._own[rank][1]
-        if (rank, one.seq) in self._done:
+    def _parcels(self, rank: int, one: Sealed) -> list[Parcel]:
+        aim, share = self.aim, self._wants[rank].share
+        if not aim.halves:
+            return [Parcel(rank=rank, one=one, to=aim.peer, at=aim.peer_at, ranges=share)]
+        parcels = []
+        for number, half in enumerate(aim.halves):
+            other = half.beside + rank - min(self._wants)
+            pair = (rank, other) if number == 0 else (other, rank)
+            ranges = half_of(share, number)
+            parcels.append(Parcel(rank=rank, one=one, to=half.keeper, at=half.keeper_at, ranges=ranges, pair=pair))
+        return parcels
+
+    def _push(self, parcel: Parcel, pace: GivenUp) -> str:
+        rank, one = parcel.rank, parcel.one
+        want, key = self._wants[rank], (rank, one.seq, parcel.to)
+        if key in self._done:
             return ""
-        image = arena.image(one.slot)
-        views = [image[start:end] for start, end in want.share]
+        image = self._own[rank][1].image(one.slot)
+        views = [image[start:end] for start, end in parcel.ranges]
         state = Ask(
             token=self._token,
             verb="push",
@@ -197,21 +230,24 @@ class Backing:
             layout=want.layout,
             floor=self.aim.floor,
             bytes=sum(map(len, views)),
+            pair=parcel.pair,
         )
         try:
             try:
-                push(self.aim.peer_at, state, views, pace)
+                push(parcel.at, state, views, pace)
             except TransportError as e:
                 if NO_PLAN not in str(e):
                     raise
-                self._tell(want, state)
-                push(self.aim.peer_at, state, views, pace)
+                self._tell(want, state, parcel.at)
+                push(parcel.at, state, views, pace)
         except (TransportError, OSError) as e:
-            return str(e)
-        self._done.add((rank, one.seq))
+            if LATER not in str(e):
+                return str(e)
+            # Another rank has gone on to a later step. The controller hears that from its node, and aims anew.
+        self._done.add(key)
         return ""
 
-    def _tell(self, want: Want, state: Ask) -> None:
+    def _tell(self, want: Want, state: Ask, at: Address) -> None:
         content = (self._notes / plan_name(want.rank, want.layout)).read_bytes()
         plan = Ask(
             token=self._token,
@@ -221,7 +257,7 @@ class Backing:
             generation=state.generation,
             bytes=len(content),
         )
-        push(self.aim.peer_at, plan, [memoryview(content)], Pacer(0))
+        push(at, plan, [memoryview(content)], Pacer(0))
 
     def _once(self, text: str) -> None:
         if text not in self._said:

@@ -5,12 +5,12 @@ from typing import TypeVar
 
 import msgspec
 
+from holdfast.agent.apart import Asking, Laid, Run
 from holdfast.checkpoint.layout import Item, Layout
-from holdfast.checkpoint.transport import Ask, TransportError, fetch, pull
+from holdfast.checkpoint.transport import Ask, TransportError, fetch
 from holdfast.model.copy import Kept, Restore
 
 T = TypeVar("T")
-Run = tuple[int, int, int]  # bytes from..to of the holder's image, and where in ours they go
 
 
 class Gathering:
@@ -32,30 +32,46 @@ class Gathering:
             everything = ((0, plan.image_bytes, 0),)
             return self._tried(whole, lambda kept: self._pull(kept, everything, image))
         owners = sorted({item.owner for item in plan.items}, key=lambda owner: (owner != self._rank, owner))
-        nodes = [self._part(plan, owner, image) for owner in owners]
+        nodes = [node for owner in owners for node in self._part(plan, owner, image)]
         return ", ".join(dict.fromkeys(nodes))
 
-    def _part(self, plan: Layout, owner: int, image: memoryview) -> str:
-        """What one rank sends and persists for all its replicas."""
+    def _part(self, plan: Layout, owner: int, image: memoryview) -> list[str]:
+        """What one rank sends and persists for all its replicas; the answer says from whom."""
+        holders = self._kept(owner)
 
-        def fetched(kept: Kept) -> str:
-            theirs = plan if owner == self._rank else self._layout(kept)
-            return self._pull(kept, tuple(_runs(plan, theirs, owner)), image)
+        def theirs(kept: Kept) -> Layout:
+            return plan if owner == self._rank else self._layout(kept)
 
-        return self._tried(self._kept(owner), fetched)
+        copies = [kept for kept in holders if kept.half < 0]
+        if copies or not holders:
+            return [self._tried(copies, lambda kept: self._pull(kept, tuple(_runs(plan, theirs(kept), owner)), image))]
+        nodes = []
+        for half in (0, 1):
+            laid = [kept for kept in holders if kept.half == half]
+            nodes += self._tried(laid, lambda kept: self._told_apart(kept, theirs(kept), plan, image))
+        return nodes
+
+    def _told_apart(self, kept: Kept, theirs: Layout, plan: Layout, image: memoryview) -> list[str]:
+        """One half of an owner's share: the parity, and what it was laid over."""
+
+        def with_other(other: Kept) -> list[str]:
+            laid = Laid(self._asking(kept), self._asking(other), theirs, self._layout(other))
+            laid.fill(image, tuple(_runs(plan, theirs, kept.rank)))
+            return [kept.node, other.node]
+
+        return self._tried([other for other in self._kept(kept.beside) if other.whole], with_other)
+
+    def _asking(self, kept: Kept) -> Asking:
+        pair = None
+        if kept.half >= 0:
+            pair = (kept.rank, kept.beside) if kept.half == 0 else (kept.beside, kept.rank)
+        step, token = self._restore.step, self._token
+        ask = Ask(token=token, verb="pull", rank=kept.rank, layout=kept.layout, step=step, pair=pair)
+        return Asking(self._restore.keepers[kept.node], ask)
 
     def _pull(self, kept: Kept, runs: Sequence[Run], image: memoryview) -> str:
-        ranges = tuple((start, end) for start, end, _ in runs)
-        views = [image[to : to + end - start] for start, end, to in runs]
-        ask = Ask(
-            token=self._token,
-            verb="pull",
-            rank=kept.rank,
-            layout=kept.layout,
-            step=self._restore.step,
-            ranges=ranges,
-        )
-        pull(self._restore.keepers[kept.node], ask, views)
+        ranges = [(start, end) for start, end, _ in runs]
+        self._asking(kept).pull(ranges, [image[to : to + end - start] for start, end, to in runs])
         return kept.node
 
     def _layout(self, kept: Kept) -> Layout:

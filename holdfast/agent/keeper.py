@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -15,10 +16,11 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent.backing import Backing
+from holdfast.agent.backup import PREFIX
 from holdfast.agent.gathering import Gathering
 from holdfast.agent.memory import Budget
 from holdfast.agent.persisting import Persisting
-from holdfast.agent.shelf import PREFIX, Shelf
+from holdfast.agent.shelf import Shelf
 from holdfast.checkpoint.arena import POISONED, VERIFIED, Arena, ArenaError, Sealed, arena_bytes
 from holdfast.checkpoint.link import want_of
 from holdfast.checkpoint.manifest import Author
@@ -65,12 +67,12 @@ class Keeper:
         self.backing = Backing(self._arenas, self._notes, self._token, place.limits.bytes_s)
         self.backing.say, self.backing.told = lambda text: self.say(text), lambda: self.told()
         self._shelf = Shelf(self._notes, self._arenas, make)
-        self._shelf.say = lambda text: self.say(text)
+        self._shelf.say, self._shelf.pairs.told = lambda text: self.say(text), lambda: self.told()
         self._listener: socket.socket | None = None
         self._generation = 0
         self._run = ""  # who writes checkpoints
         self._restore = Restore()
-        self._seen: dict[int, tuple[int, int]] = {}  # rank -> seq and flags of what was looked at last
+        self._seen: dict[int, tuple[tuple[int, int], ...]] = {}  # rank -> seq and flags of what was looked at last
 
     def recall(self, kept: tuple[KeptArena, ...]) -> None:
         """Memory from before this agent was started."""
@@ -79,6 +81,7 @@ class Keeper:
                 self._recall(one)
         with contextlib.suppress(OSError, msgspec.DecodeError):
             self._begin(spec.read(self._notes / "launch.json", LaunchHere))
+            self._shelf.launched(self._generation, sys.maxsize)  # nothing was given up since
         for path in self._notes.glob("want-*.json"):
             with contextlib.suppress(OSError, msgspec.DecodeError):
                 self._wanted(spec.read(path, Want))
@@ -112,7 +115,12 @@ class Keeper:
     def copies(self) -> tuple[Copy, ...]:
         """What could be restored from here."""
         own = [self._copy(arena, one, True) for _, arena in self._arenas.values() for one in arena.sealed()]
-        return (*own, *(self._copy(*found) for found in self._shelf.copies()))
+        return (*own, *(self._copy(*found) for found in self._shelf.copies()), *self._shelf.pairs.copies(self.node))
+
+    @property
+    def kept(self) -> int:
+        """The newest step of which this node has all parities that it is to keep."""
+        return self._shelf.pairs.newest(self.backing.ranks)
 
     def _copy(self, arena: Arena, sealed: Sealed, whole: bool) -> Copy:
         return Copy(
@@ -204,7 +212,7 @@ class Keeper:
         """Memory as the rank wants it, or with fewer slots where there is not as much."""
         slots = want.slots
         if self._budget:
-            self._budget.backed = bool(self.backing.aim.peer)
+            self._budget.backed, self._budget.parity = bool(self.backing.aim.peer), bool(self.backing.aim.halves)
             given = self._budget.grant(want)
             if not given.slots:
                 raise ArenaError(given.why)
@@ -288,17 +296,17 @@ class Keeper:
     def _due(self) -> Iterator[Coroutine[None, None, None]]:
         """Snapshots that are to become checkpoints."""
         for rank, (_, arena) in self._arenas.items():
-            newest = self._news(rank, arena)
-            if newest is None or not self._persisting.due(rank, newest):
+            fresh = self._news(rank, arena)
+            due = next((one for one in fresh if self._persisting.due(rank, one)), None)
+            if due is None:
                 continue
-            if arena.slots - arena.pinned() < 2:
-                self.backing.step_aside()  # or snapshots would have no slot left
-            yield self._persisting.write(rank, arena, newest)
+            if not arena.can_pin():
+                self.backing.step_aside()  # or snapshots would lack a slot
+            yield self._persisting.write(rank, arena, due)
 
-    def _news(self, rank: int, arena: Arena) -> Sealed | None:
-        """The newest snapshot that this generation took, if it was not looked at before."""
-        newest = next(iter(arena.sealed()), None)
-        if newest is None or newest.generation != self._generation:
-            return None
-        seen, self._seen[rank] = self._seen.get(rank), (newest.seq, newest.flags)
-        return newest if seen != self._seen[rank] else None
+    def _news(self, rank: int, arena: Arena) -> tuple[Sealed, ...]:
+        """The snapshots that this generation took, newest first, if there are any that were not looked at before."""
+        fresh = tuple(one for one in arena.sealed() if one.generation == self._generation)
+        looks = tuple((one.seq, one.flags) for one in fresh)
+        seen, self._seen[rank] = self._seen.get(rank), looks
+        return fresh if seen != looks else ()

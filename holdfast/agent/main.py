@@ -16,7 +16,8 @@ import msgspec
 
 from holdfast.agent import memory, words
 from holdfast.agent.keeper import Keeper, Place
-from holdfast.agent.ranks import Ranks
+from holdfast.agent.ranks import Ranks, generation_of
+from holdfast.agent.tracer import Asked, Tracer, fitted
 from holdfast.core.node import (
     Acked,
     Carried,
@@ -37,7 +38,7 @@ from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.signal import Beat, Exit, Loss
 from holdfast.wire import messages, slot, spec
 from holdfast.wire.holding import Held
-from holdfast.wire.messages import Ack, Hello, Hold, Notice, Tell, Welcome
+from holdfast.wire.messages import Ack, Hello, Hold, Look, Looked, Notice, Tell, Welcome
 
 POLL_S = 0.1  # how often the slots are read
 _LATCH_S = 1.0  # a rank that told of its failure and has not ended by then is reported all the same
@@ -46,6 +47,7 @@ _OUTBOX = 256
 _OWN = 0  # id of errands that no controller has sent
 _DIAL_S = 10.0  # for one try to reach the controller
 _REDIAL_S = 0.05  # after a link that broke; then longer and longer
+_ENVELOPE = 1 << 10  # of a message around a trace
 _log = logging.getLogger("holdfast.agent")
 
 
@@ -57,6 +59,7 @@ class Agent:
         budget = memory.Budget(lambda: memory.room(node_dir, self.spec))
         self.keeper = Keeper(_place(self.spec, self.ranks.keeper_path), self.ranks.make_arena, budget)
         self.keeper.say, self.keeper.told = self._notice, self._beat
+        self.tracer = Tracer(self.spec.node, self.spec.nproc)
         self.life = NodeLife(self.spec.node, self.spec.settings.node, catalog.load(), time.monotonic())
         self.beat_s = self.spec.settings.silence.beat_s
         self._offset_s = 0.0  # controller's clock minus ours
@@ -66,6 +69,7 @@ class Agent:
         self._first_said = 0  # generation whose first step was reported
         self._latched: dict[str, float] = {}
         self._flooded: set[str] = set()
+        self._looking = asyncio.Lock()
 
     async def run(self) -> None:
         listed = asyncio.Event()
@@ -170,6 +174,17 @@ class Agent:
                 self._do(self.life.step(now, Told(errand)))
             case Hold(aim=aim):
                 self._tasks.create_task(self.keeper.aimed(aim))
+            case Look():
+                self._tasks.create_task(self._look(message))
+
+    async def _look(self, look: Look) -> None:
+        """In a thread, for it takes a while; of several at once the last ones wait for the first."""
+        newest = tuple(r for r in self.ranks.held.values() if generation_of(r.key) == self.life.generation)
+        asked = Asked(ranks=newest, deadline_s=look.deadline_s, native=look.native, offset_s=self._offset_s)
+        async with self._looking:
+            trace = await asyncio.to_thread(self.tracer.take, asked, self.ranks.arena)
+        room = messages.MAX_BYTES - _ENVELOPE
+        self._put(messages.encode(Looked(id=look.id, trace=fitted(trace, room))))
 
     def _hello(self) -> bytes:
         running = self.ranks.running()
@@ -274,6 +289,7 @@ class Agent:
             sealed=backing.sealed(),
             backed=backing.backed,
             backing_s=backing.took_s,
+            kept=self.keeper.kept,
             stored=self.keeper.stored,
             verifies=backing.verifies(),
         )
@@ -289,6 +305,7 @@ class Agent:
             if due or (self._first_said != self.life.generation and self._summary().step >= 0):
                 if due:
                     self.ranks.learn()
+                    self.tracer.watch(self.ranks.held.values())
                 else:
                     self._first_said = self.life.generation
                 self._beat()

@@ -20,6 +20,7 @@ class Budget:
 
     def __init__(self, room: Callable[[], Room], *, backed: bool = False) -> None:
         self.backed = backed  # whether this node keeps copies for another, about as large as its own ranks' shares
+        self.parity = False  # and if so, two of them laid over one another, half of each
         self._room = room
         self._given: dict[int, int] = {}
 
@@ -37,7 +38,8 @@ class Budget:
 
     def _ask(self, want: Want, slots: int) -> Ask:
         share_bytes = sum(end - start for start, end in want.share)
-        copies_bytes = arena_bytes(share_bytes, _COPIES) if self.backed else 0
+        kept_bytes = -(-share_bytes // 2) if self.parity else share_bytes
+        copies_bytes = arena_bytes(kept_bytes, _COPIES) if self.backed else 0
         return Ask(rank=want.rank, slot_bytes=arena_bytes(want.image_bytes, 1), slots=slots, backup_bytes=copies_bytes)
 
 

@@ -34,7 +34,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     floor: int = -1  # push: a step that must not be lost
     bytes: int = 0  # push and tell: how many will come
-    ranges: tuple[tuple[int, int], ...] = ()  # pull: of the rank's whole image
+    ranges: tuple[tuple[int, int], ...] = ()  # pull: of the rank's whole image; of a parity's, where there is a pair
+    pair: tuple[int, int] | None = None  # the rank is one of these: its half is laid over the other's
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,12 +48,14 @@ class TransportError(Exception):
     """One sentence: what broke between two keepers."""
 
 
+def cuts(start: int, end: int) -> list[tuple[int, int]]:
+    """Where a range is cut into chunks."""
+    return [(at, min(at + CHUNK_BYTES, end)) for at in range(start, end, CHUNK_BYTES)]
+
+
 def chunks(views: Sequence[memoryview]) -> list[memoryview]:
     """The ranges cut into pieces that both sides cut alike."""
-    cut = []
-    for view in views:
-        cut += [view[at : at + CHUNK_BYTES] for at in range(0, len(view), CHUNK_BYTES)]
-    return cut
+    return [view[start:end] for view in views for start, end in cuts(0, len(view))]
 
 
 class Pacer:
@@ -109,7 +112,8 @@ class Holding(msgspec.Struct):
 
     views: list[memoryview]
     done: int  # chunks
-    finish: Callable[[], None]
+    finish: Callable[[], None]  # raises a TransportError if it is not wanted any more
+    mix: Callable[[int, memoryview, bytes], None] | None = None  # takes and counts chunks, which are not to lie there
 
 
 class Serving:
@@ -158,13 +162,23 @@ class Serving:
         if isinstance(holding, str):
             _reply(link, Reply(error=holding))
             return
-        _reply(link, Reply(chunks=holding.done))
-        for number, chunk in enumerate(chunks(holding.views)):
-            if number >= holding.done:
+        first = holding.done  # fixed: a link that broke may still have a chunk to deliver
+        _reply(link, Reply(chunks=first))
+        coming = chunks(holding.views)[first:]
+        aside = memoryview(bytearray(max(map(len, coming), default=0) if holding.mix else 0))
+        for number, chunk in enumerate(coming, first):
+            if holding.mix is None:
                 _receive_chunk(link, chunk, number)
-                holding.done = number + 1
-        holding.finish()
-        _reply(link, Reply(chunks=holding.done))
+                holding.done = max(holding.done, number + 1)
+            else:
+                apart = aside[: len(chunk)]
+                holding.mix(number, apart, _receive_chunk(link, apart, number))
+        try:
+            holding.finish()
+        except TransportError as e:
+            _reply(link, Reply(error=str(e)))
+        else:
+            _reply(link, Reply(chunks=holding.done))
 
     def _send(self, link: socket.socket, ask: Ask) -> None:
         given = self._give(ask)
@@ -230,7 +244,8 @@ def _send_chunk(link: socket.socket, chunk: memoryview) -> None:
         raise TransportError(f"the link broke while sending: {e}") from None
 
 
-def _receive_chunk(link: socket.socket, chunk: memoryview, number: int) -> None:
+def _receive_chunk(link: socket.socket, chunk: memoryview, number: int) -> bytes:
+    """Its checksum, which has been compared."""
     digest = bytearray(_SUM_BYTES)
     for part in (chunk, memoryview(digest)):
         at = 0
@@ -244,3 +259,4 @@ def _receive_chunk(link: socket.socket, chunk: memoryview, number: int) -> None:
             at += count
     if xxhash.xxh3_64_digest(chunk) != bytes(digest):
         raise TransportError(f"chunk {number} was damaged on its way")
+    return bytes(digest)

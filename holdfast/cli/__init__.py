@@ -8,6 +8,7 @@ COMMANDS = {
     "run": "run a training script, as torchrun would, and keep it running",
     "status": "show what a job is doing now",
     "report": "show what a job did and what it cost",
+    "trace": "show where all processes of a job are, and whom they wait for",
     "stop": "stop a job",
     "ckpt": "list, verify, export and remove checkpoints",
     "clean": "remove what runs that were killed have left",

@@ -25,20 +25,20 @@ class Stranger(NotRunning):
     """Something answered that is no controller of ours."""
 
 
-def ask(run_dir: Path, path: str, body: dict[str, Any] | None = None) -> Any:
+def ask(run_dir: Path, path: str, body: dict[str, Any] | None = None, wait_s: float = _WAIT_S) -> Any:
     listening = rundir.listening(run_dir)
     if listening is None:
         raise NotRunning(f"the run in {run_dir} {rundir.ending(run_dir)}")
-    return ask_url(listening.url, rundir.token(run_dir), path, body)
+    return ask_url(listening.url, rundir.token(run_dir), path, body, wait_s)
 
 
-def ask_url(url: str, token: str, path: str, body: dict[str, Any] | None = None) -> Any:
+def ask_url(url: str, token: str, path: str, body: dict[str, Any] | None = None, wait_s: float = _WAIT_S) -> Any:
     sent = json.dumps(body).encode() if body is not None else None
     request = urllib.request.Request(url + path, data=sent, headers={TOKEN_HEADER: token})
     # Never through a proxy: the controller is on our own network, and the token is nobody else's business.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=_WAIT_S) as answer:
+        with opener.open(request, timeout=wait_s) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as e:
         raise _refusal(url, e) from None

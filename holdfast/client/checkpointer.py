@@ -107,7 +107,11 @@ class Checkpointer:
         began_at = time.monotonic()
         self._last = step
         due = self._due is not None and self._due.now(step, self._stall_s)
-        taken = self._taken(step, due)
+        if here.astray():  # the states before it may be needed, and would be overwritten
+            self._tell("no snapshots are taken while the loss is not finite")
+            taken = None
+        else:
+            taken = self._taken(step, due)
         if taken is None:
             self.skipped += 1
             return False

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SLOT = "HOLDFAST_SLOT"  # "<path of the arena>:<index>"
 GENERATION = "HOLDFAST_GENERATION"
+FLIGHT = "HOLDFAST_FLIGHT"  # "<path of the arena>:<where the flight log begins>"
 
 
 class Progress:
@@ -92,6 +93,11 @@ class Progress:
         except Exception:
             return Phase(None, "")
 
+    def astray(self) -> bool:
+        """Whether the newest loss that the script told of is not finite."""
+        slot = self._slot or self.slot()
+        return slot is not None and slot.astray
+
     def fail(self, text: str) -> None:
         """The rank ends by this failure."""
         if self._slot is not None:
@@ -116,6 +122,10 @@ class Progress:
             self._slot = _open(os.environ)
         except (OSError, ValueError):
             self._slot = None
+        if self._slot is not None and FLIGHT in os.environ:
+            from holdfast.client import flight
+
+            flight.start(os.environ[FLIGHT], int(os.environ.get(GENERATION, "0")), int(os.environ.get("RANK", "0")))
         return self._slot
 
     def _leave(self) -> None:

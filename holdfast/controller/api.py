@@ -9,12 +9,16 @@ from aiohttp import web
 
 from holdfast.controller.loop import Controller
 from holdfast.controller.metrics import render
+from holdfast.core.diagnose import stacks
+from holdfast.core.diagnose.stacks import Naming
 from holdfast.core.report import Report, report_of
 from holdfast.model.event import Entry, Order, Phase
+from holdfast.model.stacks import Trace
 from holdfast.wire.messages import TOKEN_HEADER
 
 _MAX_BODY = 1 << 16
 _MAX_ENTRIES = 1000
+_MAX_TRACE_S = 60.0
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +49,19 @@ class OrderBody(msgspec.Struct, frozen=True, kw_only=True):
     who: str = "the API"
     code: int = 0
     now: bool = False
+
+
+class TraceBody(msgspec.Struct, frozen=True, kw_only=True):
+    deadline_s: float = 5.0
+    native: bool = False  # frames of C and C++ too, which stops each rank for a moment
+
+
+class Traced(msgspec.Struct, frozen=True, kw_only=True):
+    """Where everybody is, and whom they wait for if the job stands."""
+
+    at: float
+    naming: Naming
+    traces: tuple[Trace, ...]
 
 
 def status_of(controller: Controller) -> Status:
@@ -120,12 +137,29 @@ def make_app(controller: Controller, token: str) -> web.Application:
     app.router.add_get("/api/v1/report", report)
     app.router.add_get("/api/v1/entries", entries)
     app.router.add_post("/api/v1/orders", order)
+    app.router.add_post("/api/v1/trace", _trace_of(controller))
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/openapi.json", openapi)
     return app
 
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def _trace_of(controller: Controller) -> Answer:
+    async def trace(request: web.Request) -> web.Response:
+        try:
+            body = msgspec.json.decode(await request.read() or b"{}", type=TraceBody)
+        except msgspec.DecodeError as e:
+            return _error(400, f'ask for a trace such as {{"deadline_s": 5, "native": false}}: {e}')
+        if not 0 < body.deadline_s <= _MAX_TRACE_S:
+            return _error(400, f"deadline_s must be above 0 and at most {_MAX_TRACE_S:g}")
+        seats, at = controller.decider.seats, controller.clock()
+        nodes = tuple(seat.node for seat in seats)
+        traces = await controller.ingest.tracing.take(body.deadline_s, body.native, nodes)
+        return _json(Traced(at=at, naming=stacks.name(traces, seats, controller.decider.job.mesh), traces=traces))
+
+    return trace
 
 
 def _guard(token: str) -> Any:
@@ -152,18 +186,20 @@ def _error(status: int, sentence: str) -> web.Response:
 def describe() -> dict[str, Any]:
     """The OpenAPI description, its schemas taken from the very structs that are sent."""
     shown = {"status": Status, "report": Report, "entries": list[Entry]}
-    refs, schemas = msgspec.json.schema_components(
-        [*shown.values(), OrderBody], ref_template="#/components/schemas/{name}"
-    )
+    sent = (Traced, TraceBody, OrderBody)
+    refs, schemas = msgspec.json.schema_components([*shown.values(), *sent], ref_template="#/components/schemas/{name}")
     paths: dict[str, Any] = {}
     for (name, _), ref in zip(shown.items(), refs, strict=False):
         content = {"application/json": {"schema": ref}}
         paths[f"/api/v1/{name}"] = {"get": {"responses": {"200": {"description": name, "content": content}}}}
     number = {"name": "after", "in": "query", "schema": {"type": "integer"}, "description": "entries after this one"}
     paths["/api/v1/entries"]["get"]["parameters"] = [number]
-    body = {"required": True, "content": {"application/json": {"schema": refs[-1]}}}
-    taken = {"200": {"description": "taken"}, "400": {"description": "not understood, and why"}}
-    paths["/api/v1/orders"] = {"post": {"requestBody": body, "responses": taken}}
+    *_, traced, trace_body, order_body = ({"application/json": {"schema": ref}} for ref in refs)
+    bad = {"400": {"description": "not understood, and why"}}
+    body = {"required": True, "content": order_body}
+    paths["/api/v1/orders"] = {"post": {"requestBody": body, "responses": {"200": {"description": "taken"}} | bad}}
+    found = {"200": {"description": "where all processes are, and whom they wait for", "content": traced}}
+    paths["/api/v1/trace"] = {"post": {"requestBody": {"content": trace_body}, "responses": found | bad}}
     paths["/metrics"] = {"get": {"responses": {"200": {"description": "Prometheus text"}}}}
     key = {"type": "apiKey", "in": "header", "name": TOKEN_HEADER}
     return {

@@ -9,6 +9,7 @@ from aiohttp import WSMsgType, web
 
 from holdfast.config import Settings
 from holdfast.controller.hands import Hands
+from holdfast.controller.tracing import Tracing
 from holdfast.core.decider import Decider
 from holdfast.core.detect.pace import Pace
 from holdfast.core.detect.silence import Silence
@@ -21,7 +22,7 @@ from holdfast.model.errand import Done, Errand, StopHere
 from holdfast.model.event import Event, Ready
 from holdfast.model.signal import Beat
 from holdfast.wire import messages
-from holdfast.wire.messages import Ack, Hello, Hold, Notice, Tell, Welcome
+from holdfast.wire.messages import Ack, Hello, Hold, Look, Looked, Notice, Tell, Welcome
 
 _OUTBOX = 64
 _HANG_UP = b""
@@ -43,6 +44,7 @@ class Ingest:
         self.floor = Floor(settings.backup)
         self.beats: dict[str, Beat] = {}  # the newest of each node, for people
         self._links: dict[str, Outbox] = {}
+        self.tracing = Tracing(lambda: tuple(sorted(self._links)), self._look)
         self._exposed: tuple[str, ...] = ()
         self._left: set[str] = set()  # told to leave: their silence is no news
         self._stale: dict[str, tuple[int, Hello]] = {}  # being emptied of an old generation before they are ready
@@ -81,6 +83,9 @@ class Ingest:
         """Send an errand if the node is linked; otherwise it is told again when it comes back."""
         return self._put(self._links.get(node), messages.encode(Tell(errand=errand)))
 
+    def _look(self, node: str, look: Look) -> bool:
+        return self._put(self._links.get(node), messages.encode(look))
+
     def _put(self, outbox: Outbox | None, packet: bytes) -> bool:
         if outbox is None:
             return False
@@ -101,6 +106,8 @@ class Ingest:
                 self._beat(now, message)
             case Notice() if message.node == node:
                 self.hands.say(f"{node}: {message.text}")
+            case Looked() if node:
+                self.tracing.heard(node, message)
             case Post() if node:
                 self._alive(now, node)
                 self._post(now, message)

@@ -52,7 +52,7 @@ class Controller:
     async def run(self, job: Job, on_begun: Callable[[], None] = lambda: None) -> int:
         """Drive the job to its end and return its exit code; from `on_begun` on it can take orders."""
         unanswered = self._replay()
-        self.ingest.now = self.clock
+        self.ingest.now = self.ingest.tracing.now = self.clock
         known = {*(s.node for s in self.decider.seats), *self.decider.pool}
         self.ingest.expect(known - set(self.decider.gone))
         async with asyncio.TaskGroup() as self._tasks:

@@ -50,7 +50,7 @@ def _source(rank: int, node: str, copies: tuple[Copy, ...]) -> Source | None:
 
 
 def _halves(mine: list[Copy], whole: set[int]) -> set[str]:
-    """Who keep both halves of a share, each laid over that of a rank which is there itself; nobody if one is missing."""
+    """Who keep both halves of a share, each laid over that of a rank which is there itself; nobody if one lacks."""
     usable = [c for c in mine if c.beside in whole]
     return {c.node for c in usable} if {c.half for c in usable} == {0, 1} else set()
 

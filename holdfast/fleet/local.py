@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.wire import spec
+from holdfast.wire import lock, spec
 from holdfast.wire.spec import NodeSpec
 
 _NAME = re.compile(r"n\d+")
@@ -25,7 +25,7 @@ def start_node(node_dir: Path, node: NodeSpec, env: dict[str, str]) -> int:
     try:
         node_dir.mkdir(parents=True, exist_ok=True)
         spec.write(node_dir / "spec.json", node)
-        with (node_dir / "holder.log").open("ab") as log:
+        with lock.held(node_dir) as held, (node_dir / "holder.log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "holdfast.agent.holder", str(node_dir)],
                 env=env | {MARK: _mark(node_dir)},
@@ -33,6 +33,7 @@ def start_node(node_dir: Path, node: NodeSpec, env: dict[str, str]) -> int:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                pass_fds=held,  # so that the node is never without it
             )
     except OSError:
         shutil.rmtree(node_dir, ignore_errors=True)  # or it would count as a node that is coming
@@ -95,6 +96,12 @@ def end_node(folder: Path, grace_s: float = 5.0) -> None:
         _poll()
         time.sleep(0.01)
     (folder / "holder.pid").unlink(missing_ok=True)
+
+
+def left_of(folder: Path) -> list[int]:
+    """The processes of a node, by its mark: those below a holder, and those that have outlived it."""
+    mark = _mark(folder)
+    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _marked(pid, mark)]
 
 
 def _poll() -> None:

@@ -22,6 +22,10 @@ class JournalError(Exception):
     """The file cannot serve as a journal; one sentence says why."""
 
 
+class JournalFullError(JournalError):
+    """There is no room for the next entry; what was written before is whole."""
+
+
 class SqliteJournal:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._path = path
@@ -92,4 +96,6 @@ class SqliteJournal:
         self._db.close()
 
     def _error(self, why: Exception) -> JournalError:
+        if getattr(why, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
+            return JournalFullError(f"{self._path} cannot grow: the disk that holds it is full")
         return JournalError(f"{self._path} cannot be used as a journal: {why}")

@@ -44,3 +44,20 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     stored: int = -1  # newest checkpoint that was published from here in this generation
     verifies: bool = False  # a snapshot found good is to be kept beside the others
     backing_s: float = 0.0  # what it took to copy that
+
+
+class Gauge(msgspec.Struct, frozen=True, kw_only=True):
+    """A number that a source has read of a machine."""
+
+    name: str  # such as gpu.ecc_uncorrected
+    of: str  # what it was read of: "GPU 3", "eth0", "/scratch"
+    value: float
+    at: float
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One line that somebody has written: the kernel, or a rank."""
+
+    text: str
+    at: float
+    rank: int = -1  # -1: the kernel

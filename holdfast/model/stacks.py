@@ -43,6 +43,14 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
     at: float = 0.0  # when it was entered, on the controller's clock
 
 
+class Arrival(msgspec.Struct, frozen=True, array_like=True):
+    """When a rank came to one collective; other ranks tell of those with the same numbers."""
+
+    group: str
+    seq: int
+    at: float  # on the controller's clock
+
+
 class Flight(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's flight recorder, in short."""
 
@@ -59,3 +67,4 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     processes: tuple[Process, ...] = ()
     flights: tuple[Flight, ...] = ()
     took_s: float = 0.0
+    error: str = ""  # why the node found nothing, as when it did not answer

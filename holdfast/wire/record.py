@@ -82,6 +82,11 @@ class Slot:
             self._first_bad_step = step
             self._refresh()
 
+    @property
+    def astray(self) -> bool:
+        """Whether the newest loss is not finite."""
+        return bool(self._flags & LOSS) and not isfinite(self._loss)
+
     def enter(self, phase: str) -> None:
         """The rank is in this phase from now on."""
         self._phase, self._phase_at = phase.encode("ascii", "replace")[:PHASE_BYTES], monotonic()

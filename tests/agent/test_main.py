@@ -13,8 +13,9 @@ from holdfast.agent.main import Agent
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Done
 from holdfast.wire import holding, messages, spec
+from holdfast.wire.flightlog import arena_bytes
 from holdfast.wire.holding import Held
-from holdfast.wire.slot import SLOT_BYTES, Slot
+from holdfast.wire.slot import Slot
 from tests.fleet.places import TEMPLATE
 
 
@@ -24,7 +25,7 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
     spec.write(tmp_path / "spec.json", node)
     ours, theirs = holding.pair()
     made = Agent(tmp_path, ours)
-    made.ranks.arena = mmap.mmap(-1, 2 * SLOT_BYTES)
+    made.ranks.arena = mmap.mmap(-1, arena_bytes(2))
     yield made
     ours.close()
     theirs.close()

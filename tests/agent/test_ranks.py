@@ -14,6 +14,7 @@ from holdfast.agent.ranks import Ranks
 from holdfast.model.errand import LaunchHere
 from holdfast.model.topology import Seat
 from holdfast.wire import holding
+from holdfast.wire.flightlog import arena_bytes
 from holdfast.wire.holding import (
     Exec,
     Forget,
@@ -28,7 +29,6 @@ from holdfast.wire.holding import (
     Swept,
     Warmed,
 )
-from holdfast.wire.slot import SLOT_BYTES
 from holdfast.wire.zygote import Fork
 from tests.fleet.places import TEMPLATE
 
@@ -62,7 +62,7 @@ class Bench:
         self.ranks = Ranks(node, Path(node.log_dir), ours, self.over.append)
         self.sock: socket.socket = ours
         self.arena = folder / "arena"
-        self.arena.write_bytes(bytes(2 * SLOT_BYTES))
+        self.arena.write_bytes(bytes(arena_bytes(2)))
 
     async def begin(self, *held: Held, warm: bool = False) -> None:
         listed = asyncio.Event()

@@ -108,6 +108,27 @@ def test_a_lost_node_is_made_up_for_by_its_peer(start: Start) -> None:
     assert {words[0] for words in said(job, "weights")} == {words[0] for words in said(calm, "weights")}
 
 
+def test_a_lost_node_is_made_up_for_by_parity(start: Start) -> None:
+    flags = ("--nnodes", "3", "--standbys", "1", "--set", "backup.parity=true")
+    calm = start(*flags, script=TRAIN, torch=True, name="calm", STEPS="150")
+    calm.ends(0, patience_s=90)
+    calm.run_dir.rename(calm.folder / "calm-run")
+    job = start(*flags, script=TRAIN, torch=True, STEPS="150")
+    job.trains()
+    job.until(lambda: backed(job), "parity on peers")
+    lost = next(node["node"] for node in job.status()["nodes"] if node["ranks"] == "1")
+    os.kill(job.holder(lost), signal.SIGKILL)
+    job.trains(generation=2)
+    job.ends(0, patience_s=90)
+    [record] = job.report().incidents
+    assert record.evicted == (lost,) and record.resumed_from is not None and record.resumed_from > 0
+    restored = [words for words in said(job, "from") if words[0] != "0"]
+    assert sorted(source for _, source in restored) == ["memory", "memory", "peer"]
+    assert {step for step, _ in restored} == {str(record.resumed_from)}
+    assert {words[0] for words in said(job, "weights")} == {words[0] for words in said(calm, "weights")}
+    assert any(path.name.startswith("pair-") for path in (job.run_dir / "nodes").glob("*/pair-*.json"))
+
+
 def test_an_evicted_node_gives_its_state_before_it_leaves(start: Start) -> None:
     """Without copies on peers: the same rank dies twice, its node has to go, and still nothing is lost."""
     flags = ("--nnodes", "2", "--nproc-per-node", "1", "--standbys", "1", "--set", "backup.enabled=false")

@@ -138,3 +138,29 @@ def test_what_a_placement_does_not_survive_is_told() -> None:
     assert made.launched(1, seats, (("pp", 2), ("dp", 2), ("tp", 2))) == ()
     assert made.peers == {"n0": "n3", "n3": "n0", "n1": "n2", "n2": "n1"}
     assert made.launched(1, seats, (("dp", 3), ("tp", 2))) == (), "a mesh of another size tells nothing"
+
+
+def test_with_parity_it_rises_when_all_is_sealed() -> None:
+    made = floor(BackupLimits(duty=0.5, parity=True))
+    aims = [made.aim(seat.node) for seat in SEATS]
+    assert all(aim.peer == aim.halves[0].keeper != aim.halves[1].keeper for aim in aims)
+    tell(made, 0.0, sealed=10)
+    assert tell(made, 1.0, sealed=11, backed=11, kept=-1) == [False] * 3 and made.floor == -1, "sent, and not sealed"
+    assert tell(made, 2.0, sealed=12, backed=11, kept=11) == [False, False, True] and made.floor == 11
+
+
+def test_parity_that_is_never_sealed_is_given_up() -> None:
+    made = floor(BackupLimits(stuck_s=60.0, parity=True))
+    tell(made, 0.0, sealed=10)
+    tell(made, 59.0, sealed=50, backed=11)
+    assert made.aim("n0").next == 11
+    assert True in tell(made, 60.0, sealed=51, backed=11)
+    assert (made.floor, made.aim("n0").next) == (-1, 52)
+
+
+def test_where_parity_does_not_fit_copies_are_whole_and_it_is_said() -> None:
+    made = Floor(BackupLimits(parity=True))
+    [why] = made.launched(1, SEATS[:2], ())
+    assert "it takes 3 nodes" in why
+    assert made.peers == {"n0": "n1", "n1": "n0"} and made.aim("n0").halves == ()
+    assert made.launched(2, SEATS, ()) == () and made.aim("n0").halves

@@ -63,3 +63,33 @@ def test_after_corruption_only_verified_steps_up_to_the_last_good_one() -> None:
     assert choose(SEATS, copies, not_after=8).step == 8
     assert choose(SEATS, copies, not_after=7).step == 7
     assert choose(SEATS, copies, not_after=6).step == 0
+
+
+def half(rank: int, number: int, beside: int, node: str) -> Copy:
+    return Copy(rank=rank, step=11, node=node, layout="l", world=3, whole=False, half=number, beside=beside)
+
+
+LOST_1 = (SEATS[0], Seat(node="n9", group_rank=1, first_rank=1, nproc=1), SEATS[2])
+
+
+def test_a_rank_is_had_from_parity_with_what_it_was_laid_over() -> None:
+    halves = [half(1, 0, 2, "n0"), half(1, 1, 0, "n2")]
+    plan = choose(LOST_1, [own(0, 11), own(2, 11), *halves])
+    assert plan.step == 11 and (plan.sources[1].own, plan.sources[1].nodes) == (False, ("n0", "n2"))
+    assert {(k.half, k.beside, k.node) for k in plan.kept if k.rank == 1} == {(0, 2, "n0"), (1, 0, "n2")}
+
+
+def test_one_half_is_nothing() -> None:
+    assert not choose(LOST_1, [own(0, 11), own(2, 11), half(1, 0, 2, "n0")]).sources
+
+
+def test_parity_without_the_other_rank_is_nothing() -> None:
+    """Which is there only as parity itself, or at another step."""
+    halves = [half(1, 0, 2, "n0"), half(1, 1, 0, "n2")]
+    assert not choose(LOST_1, [own(0, 11), own(2, 12), backup(2, 11, "n0"), *halves]).sources
+
+
+def test_a_whole_copy_is_better_than_parity() -> None:
+    halves = [half(1, 0, 2, "n0"), half(1, 1, 0, "n2")]
+    plan = choose(LOST_1, [own(0, 11), own(2, 11), backup(1, 11, "n0"), *halves])
+    assert plan.sources[1].nodes == ("n0",)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.journal.sqlite import FORMAT, JournalError, SqliteJournal
+from holdfast.journal.sqlite import FORMAT, JournalError, JournalFullError, SqliteJournal
 from holdfast.model.event import Decision, Entry, Tick
 
 ENTRY = Entry(seq=1, at=1.0, event=Tick(), decision=Decision())
@@ -52,6 +52,18 @@ def test_a_directory(tmp_path: Path) -> None:
 
 def test_a_directory_that_does_not_exist(tmp_path: Path) -> None:
     refused(tmp_path / "nowhere" / "journal.db")
+
+
+def test_a_full_disk_is_told_from_other_trouble(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    journal = SqliteJournal(path)
+    journal._db.execute("pragma max_page_count = 3")  # SQLite says the same of a disk
+    journal.append(ENTRY, durable=True)
+    large = Entry(seq=2, at=1.0, event=Tick(), decision=Decision(reason="x" * 20_000))
+    with pytest.raises(JournalFullError, match=r"journal.db cannot grow: the disk that holds it is full$"):
+        journal.append(large, durable=True)
+    assert list(journal.read()) == [ENTRY], "what was written before is whole"
+    journal.close()
 
 
 def test_a_reader_may_not_write(tmp_path: Path) -> None:

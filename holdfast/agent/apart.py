@@ -1,0 +1,77 @@
+"""What is told apart again: a half of a lost rank's share, from the parity and from the rank it was laid over."""
+
+from collections.abc import Sequence
+
+import msgspec
+import xxhash
+
+from holdfast.checkpoint.layout import Layout
+from holdfast.checkpoint.parity import SUM_BYTES, Cut, parity_of, xor
+from holdfast.checkpoint.transport import CHUNK_BYTES, Ask, TransportError, pull
+from holdfast.model.copy import Address
+
+_CHUNKS = 4  # fetched at once
+Run = tuple[int, int, int]  # bytes from..to of the holder's image, and where in ours they go
+
+
+class Asking(msgspec.Struct, frozen=True):
+    """Whom to ask for what; ranges come with each question."""
+
+    at: Address
+    ask: Ask
+
+    def pull(self, ranges: Sequence[Cut], views: Sequence[memoryview]) -> None:
+        if ranges:
+            pull(self.at, msgspec.structs.replace(self.ask, ranges=tuple(ranges)), views)
+
+
+class Laid:
+    """One parity, of which the half of one rank is wanted and the other rank is there."""
+
+    def __init__(self, parity: Asking, other: Asking, wanted: Layout, there: Layout) -> None:
+        assert parity.ask.pair is not None
+        self._parity = parity
+        self._other = other
+        self._half = parity.ask.pair.index(parity.ask.rank)
+        self._shape = parity_of(*((wanted, there) if self._half == 0 else (there, wanted)))
+        size = min(_CHUNKS * CHUNK_BYTES, self._shape.bytes)
+        self._room = memoryview(bytearray(size)), memoryview(bytearray(size))
+
+    def fill(self, image: memoryview, runs: Sequence[Run]) -> None:
+        """Put what these runs name of the wanted rank's image in its place; what they do not touch is not fetched."""
+        chunks = self._shape.chunks[self._half]
+        sums = memoryview(bytearray(SUM_BYTES * len(chunks)))
+        at = self._shape.sums_at(self._half)
+        self._parity.pull([(at, at + len(sums))] if sums else [], [sums])
+        for first in range(0, len(chunks), _CHUNKS):
+            some = chunks[first : first + _CHUNKS]
+            if any(start < high and low < end for low, high in some for start, end, _ in runs):
+                self._some(first, some, sums, (image, runs))
+
+    def _some(self, first: int, some: Sequence[Cut], sums: memoryview, into: tuple[memoryview, Sequence[Run]]) -> None:
+        starts = self._shape.starts[self._half]
+        begin, end = starts[first], starts[first + len(some)]
+        cuts = self._shape.other(self._half, begin, end)
+        both, there = self._room[0][: end - begin], self._room[1][: sum(high - low for low, high in cuts)]
+        self._parity.pull([(begin, end)], [both])
+        views, at = [], 0
+        for low, high in cuts:
+            views.append(there[at : at + high - low])
+            at += high - low
+        self._other.pull(cuts, views)
+        xor(both[: len(there)], there)
+        for number, (low, high) in enumerate(some, first):
+            chunk = both[starts[number] - begin :][: high - low]
+            if xxhash.xxh3_64_digest(chunk) != bytes(sums[SUM_BYTES * number :][:SUM_BYTES]):
+                raise TransportError(f"what was kept of rank {self._parity.ask.rank} is not what it had sent")
+            _put(chunk, low, into)
+
+
+def _put(chunk: memoryview, low: int, into: tuple[memoryview, Sequence[Run]]) -> None:
+    """Those bytes of a chunk, which began here in its rank's image, that are wanted."""
+    image, runs = into
+    high = low + len(chunk)
+    for start, end, to in runs:
+        a, b = max(start, low), min(end, high)
+        if a < b:
+            image[to + a - start : to + b - start] = chunk[a - low : b - low]

@@ -1,0 +1,230 @@
+"""Nodes that keep for each other: keepers over real links, without agents, holders or ranks."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from holdfast.agent.keeper import Keeper, Place
+from holdfast.checkpoint.arena import Arena, Sealed
+from holdfast.checkpoint.layout import Layout, Spec, arrange
+from holdfast.checkpoint.link import want_of
+from holdfast.core.parity import halves
+from holdfast.core.restore import choose
+from holdfast.model.copy import Aim, Copy, Half, Restore
+from holdfast.model.errand import LaunchHere
+from holdfast.model.topology import Seat
+from holdfast.wire import keeping
+from holdfast.wire.holding import KeptArena
+from holdfast.wire.keeping import Arena as ArenaAt
+from holdfast.wire.keeping import FromKeeper, ToKeeper
+
+
+def spec(key: str, size: int, replicas: tuple[int, ...]) -> Spec:
+    return Spec(
+        key=key,
+        path=(key,),
+        bytes=size,
+        dtype="uint8",
+        shape=(size,),
+        whole=(size,),
+        start=(0,),
+        group=replicas,
+        replicas=replicas,
+    )
+
+
+def layout(rank: int, world: int, shared: bool) -> Layout:
+    """Ranks that hold the same weights, or each its own; and something of its own beside."""
+    everybody = tuple(range(world)) if shared else (rank,)
+    specs = [spec("weights", 3_000_000, everybody), spec("bias", 1000, everybody), spec(f"own.{rank}", 5000, (rank,))]
+    return arrange(specs, lambda one: (64, one.bytes + 128), rank=rank, world=world, form="test")
+
+
+class Node:
+    """A keeper, the memory a holder would keep for it, and one rank that talks to it."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        folder.mkdir()
+        self.name = name
+        self.memory: dict[str, int] = {}
+        self.said: list[str] = []
+        self.keeper = Keeper(Place(node=name, run_id="r", socket_path=folder / "k"), self.make)
+        self.keeper.say = self.said.append
+        self.folder = folder
+        self.running: list[asyncio.Task[None]] = []
+
+    def successor(self) -> Keeper:
+        keeper = Keeper(self.keeper.place, self.make)
+        keeper.say = self.said.append
+        kept = [
+            KeptArena(name=name, bytes=os.fstat(fd).st_size, path=f"/proc/{os.getpid()}/fd/{fd}")
+            for name, fd in self.memory.items()
+        ]
+        keeper.recall(tuple(kept))
+        return keeper
+
+    async def make(self, name: str, size: int) -> str:
+        if name in self.memory:
+            os.close(self.memory.pop(name))
+        if size:
+            self.memory[name] = os.memfd_create(name)
+            os.ftruncate(self.memory[name], size)
+        return f"/proc/{os.getpid()}/fd/{self.memory.get(name, -1)}"
+
+    async def ask(self, question: ToKeeper) -> FromKeeper:
+        return await self.keeper._answer(keeping.encode(question))
+
+    async def arena(self, plan: Layout, generation: int, slots: int = 3) -> Arena:
+        (self.folder / keeping.plan_name(plan.rank, plan.digest.hex())).write_bytes(msgspec.msgpack.encode(plan))
+        want = msgspec.structs.replace(want_of(plan, slots, "", None), generation=generation)
+        answer = await self.ask(want)
+        assert isinstance(answer, ArenaAt), answer
+        return Arena.open(answer.path)
+
+
+class Fleet:
+    """Nodes of one rank each."""
+
+    def __init__(self, folder: Path, tasks: asyncio.TaskGroup) -> None:
+        self.folder = folder
+        self.nodes: dict[str, Node] = {}
+        self.seats: tuple[Seat, ...] = ()
+        self.parity = False
+        self._tasks = tasks
+
+    async def add(self, name: str) -> Node:
+        node = self.nodes[name] = Node(self.folder / name, name)
+        await self._run(node)
+        return node
+
+    async def _run(self, node: Node) -> None:
+        node.running = [self._tasks.create_task(work) for work in (node.keeper.serve(), node.keeper.watch())]
+        await until(lambda: node.keeper.address[1])
+
+    async def restart(self, name: str) -> None:
+        """As after the death of an agent: memory and notes are there, all else is not."""
+        node = self.nodes[name]
+        for task in node.running:
+            task.cancel()
+        node.keeper = node.successor()
+        await self._run(node)
+
+    def launch(self, generation: int, *names: str, restore: Restore | None = None) -> None:
+        self.seats = tuple(Seat(node=n, group_rank=i, first_rank=i, nproc=1) for i, n in enumerate(names))
+        laid, _ = halves(self.seats, ()) if self.parity else ({}, "")
+        for number, seat in enumerate(self.seats):
+            two = tuple(self._at(half) for half in laid.get(seat.node, ()))
+            peer = two[0].keeper if two else names[(number + 1) % len(names)]
+            aim = Aim(generation=generation, peer=peer, peer_at=self.nodes[peer].keeper.address, halves=two)
+            errand = LaunchHere(
+                id=generation,
+                generation=generation,
+                seat=seat,
+                world_size=len(names),
+                group_world_size=len(names),
+                store_host="h",
+                store_port=1,
+                run_id="r",
+                max_restarts=0,
+                restore=restore or Restore(),
+                aim=aim,
+            )
+            self.nodes[seat.node].keeper.launched(errand)
+
+    def _at(self, half: Half) -> Half:
+        return msgspec.structs.replace(half, keeper_at=self.nodes[half.keeper].keeper.address)
+
+    async def aim(self, floor: int, next: int) -> None:
+        for seat in self.seats:
+            keeper = self.nodes[seat.node].keeper
+            aim = keeper.backing.aim
+            two = tuple(self._at(half) for half in aim.halves)
+            at = self.nodes[aim.peer].keeper.address
+            await keeper.aimed(msgspec.structs.replace(aim, floor=floor, next=next, peer_at=at, halves=two))
+
+    def copies(self, *names: str) -> list[Copy]:
+        return [copy for name in names for copy in self.nodes[name].keeper.copies()]
+
+    def plan(self, *alive: str) -> Restore:
+        """As the controller would, when only these still answer."""
+        plan = choose(self.seats, self.copies(*alive))
+        keepers = {name: self.nodes[name].keeper.address for name in alive}
+        return msgspec.structs.replace(plan, keepers=keepers)
+
+    def end(self) -> None:
+        for node in self.nodes.values():
+            for task in node.running:
+                task.cancel()
+            for fd in node.memory.values():
+                with suppress(OSError):
+                    os.close(fd)
+
+
+async def until(look: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not look():  # noqa: ASYNC110 - it is other threads that are waited for
+            await asyncio.sleep(0.01)
+
+
+def save(arena: Arena, plan: Layout, step: int, generation: int) -> None:
+    """Shared bytes are the same on all ranks, a rank's own are not."""
+    slot = arena.begin(step, generation)
+    assert slot is not None
+    slot.image[:] = bytes(len(slot.image))
+    for item in plan.items:
+        rank = plan.rank if len(item.spec.replicas) == 1 else 99
+        content = bytes((step * 7 + rank * 31 + at) % 251 for at in range(97))
+        whole = content * (item.length // 97 + 1)
+        slot.image[item.offset : item.end] = whole[: item.length]
+    slot.seal()
+
+
+def image(arena: Arena, plan: Layout, step: int) -> list[bytes]:
+    """The records; what lies between them is nobody's."""
+    found: Sealed = next(one for one in arena.sealed() if one.step == step)
+    memory = arena.image(found.slot)
+    return [bytes(memory[item.offset : item.end]) for item in plan.items]
+
+
+class Trained:
+    """Ranks on as many nodes, by default three, that take snapshots in step."""
+
+    def __init__(self, fleet: Fleet, shared: bool = True, names: str = "abc") -> None:
+        self.fleet = fleet
+        self.names = names
+        self.plans = [layout(rank, len(names), shared) for rank in range(len(names))]
+        self.arenas: list[Arena] = []
+
+    async def start(self, *more: str, slots: int = 3) -> None:
+        for name in (*self.names, *more):
+            await self.fleet.add(name)
+        self.fleet.launch(1, *self.names)
+        pairs = zip(self.names, self.plans, strict=True)
+        self.arenas = [await self.fleet.nodes[name].arena(plan, 1, slots) for name, plan in pairs]
+
+    def save(self, *steps: int) -> None:
+        for step in steps:
+            for arena, plan in zip(self.arenas, self.plans, strict=True):
+                save(arena, plan, step, 1)
+
+    async def back_up(self, step: int, floor: int = -1) -> None:
+        await self.fleet.aim(floor, step)
+        self.save(step)
+        await until(lambda: all(self.backed(name) == step for name in self.names))
+        await self.fleet.aim(step, -1)
+
+    def backed(self, name: str) -> int:
+        return self.fleet.nodes[name].keeper.backing.backed
+
+    def steps(self, rank: int) -> set[int]:
+        return {one.step for one in self.arenas[rank].sealed()}
+
+
+def backups(node: Node) -> set[tuple[int, int]]:
+    """Ranks and steps that a node holds for others."""
+    own = {arena.rank for _, arena in node.keeper._arenas.values()}
+    return {(copy.rank, copy.step) for copy in node.keeper.copies() if copy.rank not in own}

@@ -1,0 +1,61 @@
+"""A job whose run directory lies on a disk of its own, which fills up; to be run where it may be mounted:
+
+unshare -Urm python -m tests.cli.full_disk FOLDER
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.cli.driver import TRAIN, Job, gone
+
+
+def fill(disk: Path) -> Path:
+    path = disk / "fill"
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(1 << 12)):
+            pass
+    return path
+
+
+def main(folder: Path) -> None:
+    disk = folder / "run"  # where the driver looks
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], check=True)
+    (folder / "job.py").write_text(TRAIN)
+    flags = ("--run-dir", str(disk), "--no-zygote", "--set", "recovery.wait_s=20", "--set", "node.lost_s=60")
+    job = Job(folder, *flags, "job.py", str(folder))
+    try:
+        told(job, disk)
+    finally:
+        job.process.send_signal(signal.SIGINT)
+        job.process.wait(60)
+
+
+def told(job: Job, disk: Path) -> None:
+    job.trains()
+    rank, controller = job.rank(0), job.controller()
+    filled = fill(disk)
+    os.kill(controller, signal.SIGKILL)
+    job.says(f"the disk that holds {disk} is full, so the controller ended; make room there, within 20 s")
+    filled.unlink()
+    job.trains()
+    assert job.rank(0) == rank and not gone(rank), "training went on"
+    assert job.controller() != controller
+    filled = fill(disk)
+    os.kill(job.controller(), signal.SIGKILL)
+    job.says(f"the job is ended: make room, then go on with holdfast run --resume {disk}")
+    job.until(lambda: job.process.poll() is not None, "the end")
+    assert job.process.returncode == 1 and not (disk / "exit.json").exists()
+    filled.unlink()
+    job.start("--resume", str(disk))
+    job.trains(generation=2)
+    job.finish()
+    job.ends(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

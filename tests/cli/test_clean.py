@@ -1,0 +1,279 @@
+"""`holdfast clean` after real runs and kill -9: what is dead goes, what is alive or worth keeping stays."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from holdfast.checkpoint import persist
+from holdfast.checkpoint.manifest import Author
+from holdfast.cli import main, rundir
+from holdfast.cli.flagtable import UsageError
+from holdfast.cli.leftovers import Found
+from holdfast.config import Settings
+from holdfast.fleet.local import left_of
+from holdfast.model.topology import Job as JobSpec
+from holdfast.wire import lock, spec
+from holdfast.wire.keeping import Storage, Want
+from holdfast.wire.spec import Ended, Entry, RunSpec
+from tests.cli.conftest import Start
+from tests.cli.driver import ROOT, TRAIN, Job, gone, until
+from tests.conftest import marked
+
+Capture = pytest.CaptureFixture[str]
+BRISK = ("--set", "node.lost_s=4", "--set", "silence.silence_s=3")
+# Its first rank starts a process that wants to be nobody's.
+LITTERS = TRAIN.replace(
+    "step = int",
+    """import subprocess
+if rank == "0":
+    left = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    with open(f"{folder}/left.new", "w") as file:
+        file.write(str(left.pid))
+    os.replace(f"{folder}/left.new", f"{folder}/left")
+step = int""",
+)
+
+
+def clean(capfd: Capture, *words: str | Path, code: int = 0) -> list[Found]:
+    capfd.readouterr()
+    assert main(["clean", "--json", *map(str, words)]) == code
+    told = msgspec.json.decode(capfd.readouterr().out)
+    return msgspec.convert(told["runs"], list[Found])
+
+
+def tree(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def ends_alone(job: Job, mark: str, but: int = 0) -> None:
+    job.until(lambda: not marked(mark) - {but}, "the end of all processes")
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(180)
+def test_a_run_killed_with_all_its_holders(start: Start, no_orphans: str, capfd: Capture) -> None:
+    job = start("--nnodes", "2", *BRISK, script=LITTERS)
+    job.trains()
+    litter = int(until(lambda: (job.folder / "left").exists() and (job.folder / "left").read_text(), "litter"))
+    before = tree(job.run_dir)
+    [found] = clean(capfd, job.run_dir, code=1)
+    assert (found.state, found.left) == ("alive", ())
+    assert "holds its lock" in found.why
+
+    for pid in (job.process.pid, job.controller(), store_of(job), job.holder("n0"), job.holder("n1")):
+        os.kill(pid, signal.SIGKILL)
+    job.process.wait()
+    job.until(lambda: alive(job) == [litter], "the end of all but the litter")
+
+    assert main(["clean", "--dry-run", str(job.run_dir)]) == 0
+    said = capfd.readouterr().out
+    assert f"{job.run_dir}: was killed, and can be resumed; would remove 1 left process, " in said
+    assert f"left process {litter}, " in said
+    assert "nodes/n1/holder.pid" in said and "; kept: the journal, all logs, what --resume needs\n" in said
+    assert tree(job.run_dir) >= before - {"journal.db-shm", "journal.db-wal"} and not gone(litter)
+
+    [found] = clean(capfd, job.run_dir)
+    assert (found.state, found.failed) == ("dead", ()) and found.bytes > 0
+    assert gone(litter)
+    left = tree(job.run_dir)
+    assert {"journal.db", "run.json", "token", "env.json", "nodes/n0/agent.log", "logs/gen-1/rank-0/stdout.log"} <= left
+    assert not {"store.sock", "controller.json", "nodes/n0/holder.pid", "nodes/n1/keeper.sock"} & left
+    assert clean(capfd, job.run_dir)[0].left == ()
+
+    job.start("--resume", str(job.run_dir))
+    job.trains(generation=2)
+    assert clean(capfd, job.run_dir, code=1)[0].state == "alive"
+    job.finish()
+    job.ends(0)
+    assert clean(capfd, job.run_dir)[0].why.startswith("has ended with code 0")
+    assert not {"token", "env.json"} & tree(job.run_dir)
+    job.check_replay()
+
+
+def alive(job: Job) -> list[int]:
+    """Processes that were started by this run, on any node."""
+    return [pid for node in (job.run_dir / "nodes").iterdir() for pid in left_of(node)]
+
+
+def store_of(job: Job) -> int:
+    words = ["holdfast.client.store", str(job.run_dir)]
+    return next(p.pid for p in psutil.process_iter(["cmdline"]) if words == (p.info["cmdline"] or [])[2:4])
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(180)
+def test_a_run_whose_front_and_agents_are_killed_ends_by_itself(start: Start, no_orphans: str, capfd: Capture) -> None:
+    job = start("--nnodes", "2", *BRISK)
+    job.trains()
+    holders = [job.holder("n0"), job.holder("n1")]
+    for pid in (job.process.pid, job.agent("n0"), job.agent("n1")):
+        os.kill(pid, signal.SIGKILL)
+    job.process.wait()
+    os.kill(job.controller(), signal.SIGKILL) if rundir.listening(job.run_dir) else None
+    assert clean(capfd, job.run_dir, code=1)[0].state == "alive", "its nodes wait for another controller"
+    assert not any(gone(pid) for pid in holders)
+    ends_alone(job, no_orphans)
+    [found] = clean(capfd, job.run_dir)
+    assert found.state == "dead" and {one.kind for one in found.left} == {"file"}
+
+
+# --- by hand ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def made(run_id: str, *, fleet: str = "local", locked: bool = True) -> Path:
+    run_dir = rundir.make(None, run_id)
+    job = JobSpec(run_id=run_id, min_nodes=1, max_nodes=1)
+    run = RunSpec(job=job, entry=Entry(argv=("x",)), settings=Settings(), fleet=fleet, nproc=1, log_dir="/l")
+    rundir.publish(run_dir, run, "secret")
+    if locked:
+        for fd in lock.hold(run_dir):
+            os.close(fd)
+    return run_dir
+
+
+@pytest.fixture
+def tenant() -> Iterator[list[subprocess.Popen[bytes]]]:
+    processes: list[subprocess.Popen[bytes]] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def occupied(folder: Path, tenants: list[subprocess.Popen[bytes]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock.held(folder) as held:
+        tenants.append(subprocess.Popen(["sleep", "60"], pass_fds=held))
+
+
+def test_all_runs(home: Path, tenant: list[subprocess.Popen[bytes]], capfd: Capture) -> None:
+    dead, living, noded, old = (made(name, locked=name != "d-old") for name in ("a-dead", "b-run", "c-node", "d-old"))
+    occupied(living, tenant)
+    occupied(noded / "nodes" / "n0", tenant)
+    for run_dir in (dead, living, noded, old):
+        (run_dir / "store.sock").touch()
+    (dead / ".run.json.123").touch()
+    found = clean(capfd, "--all")
+    assert [one.state for one in found] == ["dead", "alive", "alive", "unknown"]
+    assert [Path(one.name).name for one in found[0].left] == [".run.json.123", "store.sock"]
+    assert found[2].why == "the holder of node n0 holds its lock"
+    assert found[3].why == "it has no lock"
+    assert [(run_dir / "store.sock").exists() for run_dir in (dead, living, noded, old)] == [False, True, True, True]
+    assert main(["clean", str(old)]) == 1
+    said = capfd.readouterr().out
+    assert said == f"{old}: left alone, for nothing proves it dead: it has no lock\n"
+
+
+def test_nobody_moves_in_meanwhile(home: Path) -> None:
+    run_dir = made("r")
+    fd = lock.take(run_dir)
+    assert fd is not None
+    with pytest.raises(UsageError, match="is being cleaned by holdfast clean; try again"):
+        rundir.occupy(run_dir)
+    os.close(fd)
+
+
+def test_secrets_of_a_run_that_cannot_be_resumed(home: Path, capfd: Capture) -> None:
+    run_dir, node = made("r"), made("s", fleet="join")
+    spec.write(run_dir / "exit.json", Ended(code=93, reason="enough"))
+    for place, why in ((run_dir, "has ended with code 93: enough"), (node, "was a node of a job whose controller is ")):
+        [found] = clean(capfd, place)
+        assert found.why.startswith(why)
+        assert found.kept == ("the journal", "all logs")
+        assert not {"token", "env.json"} & tree(place)
+
+
+def test_a_rank_does_not_clean_its_own_run(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
+    run_dir = made("r")
+    monkeypatch.setenv("HOLDFAST_MARK", str(run_dir / "nodes" / "n0"))
+    assert clean(capfd, run_dir, code=1)[0].why == "this command was started by one of its ranks"
+
+
+WRITE = """
+import sys
+from holdfast.checkpoint import persist
+from holdfast.checkpoint.manifest import Author
+persist.write_part(persist.staging(sys.argv[1], int(sys.argv[2]), Author(1, sys.argv[3])), 0, [memoryview(bytes(9000))])
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def writer(base: Path, step: int, run: str) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-c", WRITE, str(base), str(step), run]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
+    assert process.stdout and process.stdout.readline()
+    return process
+
+
+@pytest.mark.timeout(120)
+def test_unfinished_checkpoints(home: Path, tmp_path: Path, capfd: Capture) -> None:
+    """Of this run and of a writer that was killed: gone. Of another run, or of a writer that lives: kept."""
+    run_dir, base = made("r"), tmp_path / "ckpt"
+    storage = Storage(url=str(base), every_steps=1)
+    want = Want(rank=0, world=1, generation=1, layout="", image_bytes=1, slots=2, share=(), storage=storage)
+    (run_dir / "nodes" / "n0").mkdir(parents=True)
+    spec.write(run_dir / "nodes" / "n0" / "want-0.json", want)
+    killed, other, living = writer(base, 1, "r"), writer(base, 2, "elsewhere"), writer(base, 3, "r")
+    for process in (killed, other):
+        process.kill()
+        process.communicate()
+    author = Author(1, "r")
+    part = persist.write_part(persist.staging(str(base), 4, author), 0, [memoryview(bytes(9000))])
+    whole = persist.publish(str(base), 4, [part], b"", author=author)
+    try:
+        [found] = clean(capfd, run_dir, "--dry-run")
+        [write] = [one for one in found.left if one.kind == "write"]
+        assert write.name == persist.staging(str(base), 1, author) and write.bytes > 9000
+        assert f"1 checkpoint in {base}" in found.kept
+        before = sorted(os.listdir(base))
+        [found] = clean(capfd, run_dir)
+        assert not found.failed
+        assert set(before) - set(os.listdir(base)) == {Path(write.name).name}
+        assert Path(whole).is_dir()
+    finally:
+        living.kill()
+        living.communicate()
+
+
+@pytest.mark.timeout(60)
+def test_storage_that_cannot_be_looked_at(home: Path, capfd: Capture) -> None:
+    run_dir = made("r")
+    storage = Storage(url="nowhere://at/all")
+    want = Want(rank=0, world=1, generation=1, layout="", image_bytes=1, slots=2, share=(), storage=storage)
+    (run_dir / "nodes" / "n0").mkdir(parents=True)
+    spec.write(run_dir / "nodes" / "n0" / "want-0.json", want)
+    [found] = clean(capfd, run_dir, code=1)
+    assert len(found.failed) == 1
+    assert (run_dir / "nodes" / "n0" / "want-0.json").exists(), "without it nobody would look there again"
+
+
+def test_bad_input(home: Path, tmp_path: Path, capfd: Capture) -> None:
+    assert main(["clean", "--all"]) == 0
+    assert capfd.readouterr().out == "there is no run yet\n"
+    for words, sentence in (
+        ((), "there is no run yet; start one"),
+        ((str(tmp_path),), "is no run directory (it has no run.json)"),
+        (("--all", "x"), "name runs, or say --all, not both"),
+    ):
+        assert main(["clean", *words]) == 2
+        out, err = capfd.readouterr()
+        assert out == "" and err.startswith("holdfast clean: ") and sentence in err and err.count("\n") == 1
+    run_dir = made("broken")
+    (run_dir / "run.json").write_text("{")
+    (run_dir / "store.sock").touch()
+    assert main(["clean", str(run_dir)]) == 2
+    assert "cannot be read" in capfd.readouterr().err and (run_dir / "store.sock").exists()
