@@ -1,0 +1,177 @@
+"""What a run that is over has left on this host and on storage; a lock proves that it is over."""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from holdfast.checkpoint import retention
+from holdfast.checkpoint.manifest import StorageError
+from holdfast.checkpoint.storage import at
+from holdfast.cli import rundir
+from holdfast.cli.wording import counted
+from holdfast.fleet.local import MARK, end_node, left_of
+from holdfast.wire import lock, spec
+from holdfast.wire.keeping import Want
+from holdfast.wire.spec import RunSpec
+
+_DRAFT = re.compile(r"\..+\.\d+")  # a file that was being written, and by whom
+_WANTS = "nodes/*/want-*.json"
+_NODE_KEPT = ("left", "released", lock.NAME)  # why it is gone; a run that is resumed gives no name twice
+_SECRET = ("env.json", "token")  # needed to resume, and by nobody afterwards
+
+
+class Leftover(msgspec.Struct, frozen=True):
+    """One thing that nobody will use again."""
+
+    kind: str  # "file", "process", "write": an unfinished checkpoint
+    name: str  # its path, pid or URL
+    bytes: int  # on disk or, for a process, in memory
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """How it stands with a run. Only of a dead one something is ever removed."""
+
+    run: str
+    state: str  # "alive", "dead", "unknown"
+    why: str
+    left: tuple[Leftover, ...] = ()
+    kept: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()  # one sentence each: what could not be looked at or removed
+
+    @property
+    def bytes(self) -> int:
+        return sum(one.bytes for one in self.left)
+
+
+def clean(run_dir: Path, *, dry_run: bool) -> Found:
+    """Find what is left of a run and, unless this is a rehearsal, remove it while nobody can move in."""
+    with contextlib.ExitStack() as locks:
+        try:
+            alive = _alive(run_dir, locks)
+        except lock.LockError as e:
+            return Found(run=str(run_dir), state="unknown", why=f"it {e}")
+        if alive:
+            return Found(run=str(run_dir), state="alive", why=alive)
+        found = _look(run_dir)
+        return found if dry_run else _remove(run_dir, found)
+
+
+def _nodes(run_dir: Path) -> list[Path]:
+    folder = run_dir / "nodes"
+    return sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+
+
+def _alive(run_dir: Path, locks: contextlib.ExitStack) -> str:
+    """Who lives here; nobody: all locks are ours until the stack is closed."""
+    if os.path.realpath(os.environ.get(MARK, "/")).startswith(os.path.realpath(run_dir) + "/"):
+        return "this command was started by one of its ranks"
+    if not _take(run_dir, locks):
+        return "holdfast run, its controller or its store holds its lock"
+    for node in _nodes(run_dir):
+        if (node / lock.NAME).exists() and not _take(node, locks):
+            return f"the holder of node {node.name} holds its lock"
+    return ""
+
+
+def _take(folder: Path, locks: contextlib.ExitStack) -> bool:
+    fd = lock.take(folder)
+    if fd is not None:
+        locks.callback(os.close, fd)
+    return fd is not None
+
+
+def _look(run_dir: Path) -> Found:
+    run = rundir.read_spec(run_dir)
+    ending = _ending(run_dir, run)
+    processes = [_process(pid) for node in _nodes(run_dir) for pid in left_of(node)]
+    failed: list[str] = []
+    writes: list[Leftover] = []
+    urls = sorted(set(_storages(run_dir)))
+    for url in urls:
+        try:
+            abandoned = retention.abandoned(url, run.job.run_id)
+            writes += [Leftover("write", one.url, one.bytes) for one in abandoned]
+        except StorageError as e:
+            failed.append(str(e))
+    files = [Leftover("file", str(path), path.lstat().st_size) for path in _files(run_dir, bool(ending))]
+    return Found(
+        run=str(run_dir),
+        state="dead",
+        why=ending or "was killed, and can be resumed",
+        left=(*processes, *writes, *files),
+        kept=tuple(_kept(bool(ending), urls)),
+        failed=tuple(failed),
+    )
+
+
+def _ending(run_dir: Path, run: RunSpec) -> str:
+    """How it ended; empty if it could be resumed."""
+    if (run_dir / "exit.json").exists():
+        return rundir.ending(run_dir)
+    if run.fleet == "join" and not (run_dir / "journal.db").exists():
+        return "was a node of a job whose controller is elsewhere"
+    return ""
+
+
+def _files(run_dir: Path, ended: bool) -> Iterator[Path]:
+    names = {"store.sock", "controller.json", "imports.json", *(_SECRET if ended else ())}
+    for path in sorted(run_dir.iterdir()):
+        if path.name in names or _DRAFT.fullmatch(path.name):
+            yield path
+    for node in _nodes(run_dir):
+        for path in sorted(node.iterdir()):
+            if path.suffix != ".log" and path.name not in _NODE_KEPT and not path.is_dir():
+                yield path
+
+
+def _storages(run_dir: Path) -> Iterator[str]:
+    """Where its ranks wanted checkpoints written."""
+    for path in run_dir.glob(_WANTS):
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            want = spec.read(path, Want)
+            if want.storage:
+                yield want.storage.url
+
+
+def _kept(ended: bool, urls: list[str]) -> Iterator[str]:
+    yield "the journal"
+    yield "all logs"
+    if not ended:
+        yield "what --resume needs"
+    with contextlib.suppress(StorageError):
+        for url in urls:
+            if count := len(retention.find(url)):
+                yield f"{counted(count, 'checkpoint')} in {url}"
+
+
+def _process(pid: int) -> Leftover:
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        pages = 0  # it has just ended
+    return Leftover("process", str(pid), pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+def _remove(run_dir: Path, found: Found) -> Found:
+    failed = [*found.failed]
+    for node in _nodes(run_dir) if any(one.kind == "process" for one in found.left) else ():
+        try:
+            end_node(node)
+        except OSError as e:
+            failed.append(str(e))
+    for one in found.left:
+        try:
+            if one.kind == "file" and failed and Path(one.name).match(_WANTS):
+                continue  # by these the next try finds the storage
+            if one.kind == "file":
+                Path(one.name).unlink(missing_ok=True)
+            elif one.kind == "write":
+                base, _, name = one.name.rpartition("/")
+                at(base).remove(name)
+        except (OSError, StorageError) as e:
+            failed.append(f"{one.name} cannot be removed: {e}" if isinstance(e, OSError) else str(e))
+    return msgspec.structs.replace(found, failed=tuple(failed))
