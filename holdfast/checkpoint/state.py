@@ -3,7 +3,7 @@
 import ctypes
 import io
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import IO, Any, NamedTuple, cast
 
@@ -18,6 +18,7 @@ from holdfast.checkpoint.copying import Move
 from holdfast.checkpoint.layout import EXTRA, Layout, Path, Ranks, Spec
 
 _ROOM_BYTES = 64  # values are given room in such steps
+_PLAIN = frozenset((type(None), int, float, bool, str, bytes))
 
 State = Mapping[str, object]
 
@@ -141,6 +142,7 @@ class Image:
         self.payloads = {index: shaped(flat, layout.items[index].spec, at) for index, at in self._places.items()}
         self._ways = {index: (view.data_ptr(), view.nbytes) for index, view in self.payloads.items()}
         self._written: dict[int, str] = {}
+        self._known: dict[int, object] = {}  # by which most values are found unchanged without a look at what they show
         self.wait: Callable[[int], None] = lambda end: None  # until the GPU can reach the image up to here
 
     def stamp(self) -> None:
@@ -154,6 +156,7 @@ class Image:
     def forget(self) -> None:
         """Somebody else wrote into this image: what it was known to hold it holds no more."""
         self._written.clear()
+        self._known.clear()
 
     def put(self, index: int, tensor: torch.Tensor) -> Move | None:
         """Copy a tensor into the image, or tell which move would do that."""
@@ -176,12 +179,18 @@ class Image:
 
     def put_value(self, index: int, value: object) -> None:
         """Write a value, unless it is there already."""
-        plain = repr(value) if _is_plain(value) else None
-        if plain is not None and self._written.get(index) == plain:
+        known = self._known.get(index, self)
+        if known is value or (type(value) is list and known == value):
             return
-        self.put_bytes(index, encode(value))
+        plain = repr(value) if _is_plain(value) else None
+        if plain is None or self._written.get(index) != plain:
+            self.put_bytes(index, encode(value))
         if plain is not None:
             self._written[index] = plain
+        if type(value) in _PLAIN:
+            self._known[index] = value
+        elif type(value) is list and all(type(one) is str for one in value):  # of other kinds, equals may differ
+            self._known[index] = value.copy()
 
     def get_value(self, index: int) -> object:
         return decode(self.payload_bytes(index))
@@ -312,7 +321,8 @@ def _sorted(ranks: torch.Tensor) -> Ranks:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value is what it shows, and cannot change."""
-    if isinstance(value, tuple):
-        return type(value) is tuple and all(map(_is_plain, value))
-    return value is None or type(value) in (int, float, bool, str, bytes)
+    """Whether a value is what it shows."""
+    if type(value) in (tuple, list):
+        several = cast(Sequence[object], value)
+        return _PLAIN.issuperset(map(type, several)) or all(map(_is_plain, several))
+    return type(value) in _PLAIN

@@ -183,6 +183,8 @@ class Checkpointer:
         if len(devices) == 1:
             side = self._snapshots.beside(devices.pop(), self._source.guarded(), self._tell)
             self._source.before_step(torch.compiler.disable(side.before_step))
+        else:
+            self._snapshots.touch()
         return True
 
     def _memory(self, layout: Layout) -> Snapshots:

@@ -27,8 +27,8 @@ class Blank(NamedTuple):
     def stand_in(self, parameter: torch.Tensor) -> torch.Tensor:
         return self._spread(self.like, parameter)
 
-    def made(self, parameter: torch.Tensor) -> torch.Tensor:
-        return self._spread(torch.zeros_like(self.like, device=self.device), parameter)
+    def made(self, parameter: torch.Tensor, make: "Make") -> torch.Tensor:
+        return self._spread(make(self.like, self.device), parameter)
 
     def _spread(self, part: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
         if not self.spread:
@@ -40,6 +40,7 @@ class Blank(NamedTuple):
         ).detach()
 
 
+Make = Callable[[torch.Tensor, torch.device], torch.Tensor]  # a tensor like one without memory, on a device
 Kept = dict[str, Any]  # name -> Blank, value, or a dict of the same kind
 
 
@@ -118,9 +119,13 @@ def shadow(optimizer: Optimizer, kept: dict[torch.Tensor, Kept]) -> Optimizer:
     return double
 
 
-def made(parameter: torch.Tensor, kept: Kept) -> Kept:
+def zeros(like: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return torch.zeros_like(like, device=device)
+
+
+def made(parameter: torch.Tensor, kept: Kept, make: Make = zeros) -> Kept:
     """What will be kept for a parameter, with memory."""
-    return _each(kept, lambda blank: blank.made(parameter))
+    return _each(kept, lambda blank: blank.made(parameter, make))
 
 
 def _each(kept: Kept, make: Callable[[Blank], torch.Tensor]) -> Kept:

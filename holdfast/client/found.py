@@ -1,7 +1,7 @@
 """Where the things of a laid out state are found again at every step, and put back when it is restored."""
 
 from collections.abc import Callable, Collection, Mapping, MutableMapping, MutableSequence
-from operator import is_
+from operator import getitem, is_
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from holdfast.checkpoint.state import Found, Image, bare, slices
 ABSENT = object()  # an optimizer keeps nothing for parameters that never had a gradient
 
 Way = Callable[[], object]
+Spot = tuple[dict[Any, Any], Any]  # a dict and a key in it
 Holder = MutableMapping[Any, Any] | MutableSequence[Any]
 
 
@@ -43,23 +44,33 @@ class Rows:
 
     def __init__(self, layout: Layout, found: Found, way: Callable[[Path], Way]) -> None:
         self._rows: list[Row] = []
+        self._paths = [item.spec.path for item in layout.items]
         for item, part in zip(layout.items, slices(layout), strict=True):
             key, form = item.spec.key, _form(found.objects.get(item.spec.key)) if item.spec.dtype else None
             self._rows.append(Row(key, way(item.spec.path) if key != EXTRA else _nothing, form, part))
         self._tensors = [index for index, row in enumerate(self._rows) if row.form]
         self._values = [index for index, row in enumerate(self._rows) if not row.form and row.key != EXTRA]
-        self._ways = [self._rows[index].way for index in self._tensors]
         self._parts = [index for index in self._tensors if self._rows[index].part]
+        self._spread: list[int] = []  # which of them are DTensors
         self._seen: list[object] = []
         self._gone: list[int] = []
+        self.settle(lambda path: None)
         self._things = Things(0, [ABSENT] * len(self._rows), [])
 
+    def settle(self, spot: Callable[[Path], Spot | None]) -> None:
+        """Where tensors are kept from now on, as far as that is known: to look there costs little."""
+        spots = {index: found for index in self._tensors if (found := spot(self._paths[index]))}
+        self._tensors = [*spots, *(index for index in self._tensors if index not in spots)]
+        self._ways = [self._rows[index].way for index in self._tensors]
+        self._holders = [holder for holder, _ in spots.values()]
+        self._keys = [key for _, key in spots.values()]
+        self._seen = []
+
     def read(self) -> Things:
-        seen = [way() for way in self._ways]
-        seen = [thing._local_tensor if isinstance(thing, DTensor) else thing for thing in seen]
+        seen = self._found()
         values = {index: self._rows[index].way() for index in self._values}
         gone = [index for index, value in values.items() if value is ABSENT]
-        if gone != self._gone or len(seen) != len(self._seen) or not all(map(is_, seen, self._seen)):
+        if gone != self._gone or not _same(seen, self._seen):
             self._look(seen, gone)
         version, things, absent = self._things
         things = things.copy()
@@ -70,6 +81,18 @@ class Rows:
             things[index] = thing[part] if isinstance(thing, torch.Tensor) else thing
         return Things(version, things, absent)
 
+    def _found(self) -> list[object]:
+        """The tensors, in C: with thousands of them, and after a step that has emptied all caches, that is felt."""
+        try:
+            seen = [*map(getitem, self._holders, self._keys), *(way() for way in self._ways[len(self._keys) :])]
+        except LookupError:
+            seen = [way() for way in self._ways]
+        if not self._seen:
+            self._spread = [number for number, thing in enumerate(seen) if isinstance(thing, DTensor)]
+        for number in self._spread:
+            seen[number] = getattr(seen[number], "_local_tensor", seen[number])
+        return seen
+
     def _look(self, seen: list[object], gone: list[int]) -> None:
         things: list[object] = [ABSENT] * len(self._rows)
         for index, thing in zip(self._tensors, seen, strict=True):
@@ -77,6 +100,10 @@ class Rows:
         lost = {self._rows[index].key for index in (*self._tensors, *gone) if things[index] is ABSENT}
         self._seen, self._gone = seen, gone
         self._things = Things(self._things.version + 1, things, sorted(lost))
+
+
+def _same(these: list[object], those: list[object]) -> bool:
+    return len(these) == len(those) and all(map(is_, these, those))
 
 
 def write(image: Image, absent: Collection[str], target: Callable[[Path], torch.Tensor], put: "Put") -> None:

@@ -43,9 +43,7 @@ class Restoring:
 
     def abandon(self, step: int) -> None:
         """Later snapshots are of a line that was left: what was restored is to outlive the next write instead."""
-        for sealed in self._snapshots.arena.sealed():
-            if sealed.step > step:
-                self._snapshots.arena.drop(sealed.slot)
+        self._snapshots.arena.drop_after(step)
 
     def plan(self, url: str) -> tuple[Metadata, tuple[load.Piece, ...] | None]:
         """What a checkpoint holds, and where in it this rank's image lies, if it was cut the same way."""

@@ -24,18 +24,21 @@ class Snapshots:
         self.side: Side | None = None
         self._copier = Copier()
         self._registered: Registered | None = None
-        arena.touch()
         self.images = [Image(layout, arena.image(slot)) for slot in range(arena.slots)]
         # In a whole slot it is written already, and what lies there may have to be restored yet.
         for slot in set(range(arena.slots)) - {sealed.slot for sealed in arena.sealed()}:
             self.images[slot].stamp()
+
+    def touch(self) -> None:
+        """The processor makes the copies."""
+        self.arena.touch()
 
     def beside(self, device: torch.device, guarded: Sequence[bool], say: Callable[[str], None]) -> Side:
         """From now on the GPU makes the copies."""
         self._registered = registered = Registered(self.arena, self.layout, device, say)
         for slot, image in enumerate(self.images):
             image.wait = lambda end, slot=slot: registered.wait(slot, end)  # type: ignore[misc]
-        self.side = Side(self.layout, self.arena, guarded, Streams(device))
+        self.side = Side(self.layout, self.arena, guarded, Streams(device), registered.wait)
         return self.side
 
     def take(self, name: Name, things: Things, packed: bytes) -> Sealed | None:
@@ -43,8 +46,6 @@ class Snapshots:
         if len(packed) > (most := self.layout.items[self.extra].spec.bytes):
             raise StateError(f"the extras have outgrown their room of {most} bytes, twice what they were at the start")
         if self.side and self.side.takes(things):
-            for slot in range(self.arena.slots if self._registered else 0):
-                self._registered.wait(slot, self.layout.image_bytes)  # type: ignore[union-attr]
             claim = self.side.take(name, things, packed)
             named = {"step": name.step, "generation": name.generation, "flags": name.flags}
             return Sealed(slot=claim.slot, seq=claim.seq + 1, at=claim.at, **named) if claim else None

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from holdfast.checkpoint.layout import BIG_BYTES, EXTRA, Layout, Range
+from holdfast.checkpoint.layout import BIG_BYTES, EXTRA, Item, Layout, Range
 from holdfast.client.found import ABSENT
 
 FIRST = 64  # where things begin in a stage: before lie the words of the slot's header
@@ -22,17 +22,32 @@ class Run(NamedTuple):
 
 class Split(NamedTuple):
     direct: list[int]  # large: straight into the slot
-    late: list[int]  # large, by way of a shadow on the GPU
+    tail: list[int]  # large, by way of a shadow on the GPU: more than the bus takes before the optimizer's step
+    loose: list[int]  # large, by way of a shadow that is made at once: it may change before the optimizer's step
     packed: list[int]  # small: put together on the GPU first
-    early: list[int]  # small, by way of a shadow: it may change before the optimizer's step
+    early: list[int]  # small, and it may change before the optimizer's step
     host: list[int]  # small, and not on the GPU
     runs: list[Run]  # all that is small, with what torch writes around it
     places: dict[int, int]  # where the payloads of small things lie in a stage
     stage_bytes: int
 
     @property
+    def at_once(self) -> list[int]:
+        return [*self.early, *self.loose]
+
+    @property
     def shadowed(self) -> list[int]:
-        return [*self.early, *self.late]
+        return [*self.at_once, *self.tail]
+
+
+def is_large(item: Item) -> bool:
+    """Whether it is worth a copy of its own."""
+    return item.spec.bytes >= BIG_BYTES
+
+
+def guess(layout: Layout) -> list[str]:
+    """Where everything will lie, most likely."""
+    return [DEVICE if item.spec.dtype and item.spec.key != EXTRA else HOST for item in layout.items]
 
 
 def kinds_of(layout: Layout, things: Sequence[object]) -> list[str]:
@@ -41,8 +56,8 @@ def kinds_of(layout: Layout, things: Sequence[object]) -> list[str]:
 
 
 def split(layout: Layout, kinds: Sequence[str], steady: Sequence[bool], tail: Collection[int]) -> Split:
-    """`steady` things stay as they are until they are copied; of these the `tail` shall not keep the optimizer."""
-    found = Split([], [], [], [], [], [], {}, 0)
+    """`steady` things stay as they are until the optimizer's step; of these the `tail` shall not keep it waiting."""
+    found = Split([], [], [], [], [], [], [], {}, 0)
     at, start, end = FIRST, -1, -1  # of the run that is being made
 
     def close() -> None:
@@ -53,7 +68,7 @@ def split(layout: Layout, kinds: Sequence[str], steady: Sequence[bool], tail: Co
         start = -1
 
     for index, (item, kind) in enumerate(zip(layout.items, kinds, strict=True)):
-        large = item.spec.bytes >= BIG_BYTES and kind != HOST
+        large = is_large(item) and kind != HOST
         if large:
             close()
         elif start < 0:
@@ -61,33 +76,38 @@ def split(layout: Layout, kinds: Sequence[str], steady: Sequence[bool], tail: Co
         if not large:
             end = item.end
             found.places[index] = at + item.payload - start
-        _way(found, kind, large, steady[index] and index not in tail).append(index)
+        if kind == HOST:
+            found.host.append(index)
+        elif kind == DEVICE:
+            _way(found, large, steady[index], index in tail).append(index)
     close()
     return found._replace(stage_bytes=at)
 
 
 def longer(layout: Layout, found: Split, want: float, most: int) -> frozenset[int]:
-    """The tail that leaves so many bytes to be copied straight away; no larger than `most` bytes."""
-    tail = list(found.late)
-    size = {index: layout.items[index].spec.bytes for index in (*found.direct, *found.late)}
-    left, held = sum(size[index] for index in found.direct), sum(size[index] for index in tail)
+    """The tail that leaves so many bytes to be copied straight away; all shadows together get `most` bytes."""
+    tail = list(found.tail)
+    left, held = _bytes(layout, found.direct), _bytes(layout, found.shadowed)
     for index in reversed(found.direct):
         if left <= want:
             break
-        if held + size[index] <= most:
+        size = layout.items[index].spec.bytes
+        if held + size <= most:
             tail.append(index)
-            left, held = left - size[index], held + size[index]
+            left, held = left - size, held + size
     return frozenset(tail)
 
 
-def _way(found: Split, kind: str, large: bool, steady: bool) -> list[int]:
-    if kind == HOST:
-        return found.host
-    if kind == NOTHING:
-        return []
-    if large:
-        return found.direct if steady else found.late
-    return found.packed if steady else found.early
+def _bytes(layout: Layout, indices: list[int]) -> int:
+    return sum(layout.items[index].spec.bytes for index in indices)
+
+
+def _way(found: Split, large: bool, steady: bool, is_tail: bool) -> list[int]:
+    if not large:
+        return found.packed if steady else found.early
+    if not steady:
+        return found.loose
+    return found.tail if is_tail else found.direct
 
 
 def _kind(thing: object, key: str) -> str:

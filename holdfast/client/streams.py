@@ -1,8 +1,13 @@
 """CUDA as far as snapshots need it: a stream beside the one that computes, events, and memory both sides can reach."""
 
+import ctypes
+import mmap
+import os
 import threading
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise, zip_longest
 from typing import Any
 
 import torch
@@ -11,6 +16,12 @@ from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.layout import BIG_BYTES, Layout
 
 _CHUNK_BYTES = 256 << 20  # registered at once, so that copies can start before all of it is
+_TOUCH_BYTES = 32 << 20  # touched at once, by each of a few threads
+_MOST_THREADS = 8
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which Python 3.11 has no name for
+
+_madvise = ctypes.CDLL(None).madvise  # without the interpreter's lock
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class Streams:
@@ -19,9 +30,10 @@ class Streams:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.side: Any = torch.cuda.Stream(device)
+        self._index: int | None = device.index  # which is looked up faster
 
     def compute(self) -> Any:
-        return torch.cuda.current_stream(self.device)
+        return torch.cuda.current_stream(self._index)
 
     def run(self, stream: Any, work: Callable[[], object]) -> None:
         with torch.cuda.stream(stream):
@@ -56,16 +68,29 @@ class Streams:
         return int(torch.cuda.mem_get_info(self.device)[0])
 
 
+_Part = tuple[int, int, int, int]  # slot; start and end in the arena; how far into the slot's image that is
+
+
+def threads() -> int:
+    """Of this rank's share of processors, as many as are of use."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)) // max(1, ranks)))
+
+
 class Registered:
     """Makes an arena reachable for the GPU in a thread; a copy waits for its own part only."""
 
     def __init__(self, arena: Arena, layout: Layout, device: torch.device, say: Callable[[str], None]) -> None:
         self._device = device
-        self._base = torch.frombuffer(arena.memory, dtype=torch.uint8).data_ptr()
+        memory = torch.frombuffer(arena.memory, dtype=torch.uint8)
+        self._base, self._bytes = memory.data_ptr(), memory.nbytes
         self._news = threading.Condition()
         self._done: dict[int, int] = dict.fromkeys(range(arena.slots), 0)  # how far into its image each slot is
         self._made: list[int] = []
-        newest = [sealed.slot for sealed in arena.sealed()]
+        # CUDA fails in strange places once registered memory is gone: whoever lets go of this lets go of it in order.
+        self._end = weakref.finalize(self, _unregister, device, memory, self._made)
+        self._end.atexit = False
+        newest = [sealed.slot for sealed in arena.sealed()]  # and what is newest will be restored first
         order = sorted(range(arena.slots), key=lambda slot: newest.index(slot) if slot in newest else len(newest))
         parts = [(slot, *part) for slot in order for part in _parts(arena, layout, slot)]
         self._thread = threading.Thread(target=self._register, args=(parts, say), name="holdfast-register", daemon=True)
@@ -79,22 +104,53 @@ class Registered:
     def close(self) -> None:
         """Nothing may be copied any more."""
         self._thread.join()
-        for address in self._made:
-            torch.cuda.cudart().cudaHostUnregister(address)
-        self._made.clear()
+        self._end()
 
-    def _register(self, parts: list[tuple[int, int, int, int]], say: Callable[[str], None]) -> None:
+    def _register(self, parts: list[_Part], say: Callable[[str], None]) -> None:
         torch.cuda.set_device(self._device)  # of this thread: another GPU is none of its business
         failed = 0
-        for slot, start, end, reached in parts:
-            failed = failed or int(torch.cuda.cudart().cudaHostRegister(self._base + start, end - start, 0))
-            if not failed:
-                self._made.append(self._base + start)
-            with self._news:
-                self._done[slot] = reached
-                self._news.notify_all()
+        _madvise(self._base, self._bytes, mmap.MADV_HUGEPAGE)
+        with ThreadPoolExecutor(threads(), "holdfast-touch") as pool:
+            for slot, start, end, reached in _touched(pool, self._base, parts):
+                failed = failed or int(torch.cuda.cudart().cudaHostRegister(self._base + start, end - start, 0))
+                if not failed:
+                    self._made.append(self._base + start)
+                with self._news:
+                    self._done[slot] = reached
+                    self._news.notify_all()
         if failed:
             say(f"memory cannot be registered with the GPU (CUDA error {failed}): snapshots will hold training up")
+
+
+def _unregister(device: torch.device, memory: torch.Tensor, made: list[int]) -> None:
+    """`memory` is held until then."""
+    torch.cuda.synchronize(device)  # nothing may be on its way there any more
+    for address in made:
+        torch.cuda.cudart().cudaHostUnregister(address)
+
+
+def _touched(pool: ThreadPoolExecutor, base: int, parts: Sequence[_Part]) -> Iterator[_Part]:
+    """Each part when its pages are at hand; the next one's are fetched meanwhile. CUDA would do that by one thread."""
+    ahead: list[Future[None]] = []
+    for part, following in zip_longest(parts, parts[1:]):
+        under_way, ahead = ahead or _touching(pool, base, part), _touching(pool, base, following) if following else []
+        for one in under_way:
+            one.result()
+        yield part
+
+
+def _touching(pool: ThreadPoolExecutor, base: int, part: _Part) -> list[Future[None]]:
+    _, start, end, _ = part
+    cut = [(base + at, min(_TOUCH_BYTES, end - at)) for at in range(start, end, _TOUCH_BYTES)]
+    try:
+        return [pool.submit(_touch, *piece) for piece in cut]
+    except RuntimeError:
+        return []  # the interpreter ends: nobody will miss them
+
+
+def _touch(start: int, size: int) -> None:
+    """Have these pages at hand. A kernel that knows no such advice: whoever comes first waits for each page."""
+    _madvise(start, size, _POPULATE_WRITE)
 
 
 def _parts(arena: Arena, layout: Layout, slot: int) -> Iterator[tuple[int, int, int]]:

@@ -1,6 +1,7 @@
 """A model and its optimizers as a state: what is in it, who else has it, and where to find each thing at every step."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -15,10 +16,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from holdfast.checkpoint.copying import prefer_large_pages
 from holdfast.checkpoint.layout import BIG_BYTES, Layout, Path, Ranks
 from holdfast.checkpoint.state import Found, Held, Image, bare
 from holdfast.client.foresee import Kept, foresee, made, shadow
-from holdfast.client.found import ABSENT, ChangedError, Rows, Things, Way, descend, write
+from holdfast.client.found import ABSENT, ChangedError, Rows, Spot, Things, Way, descend, write
 
 MODEL, OPTIMIZER, STATE, GROUPS = "model", "optimizer", "state", "param_groups"
 
@@ -61,10 +63,13 @@ class Trained:
         self._blanks: dict[torch.Tensor, Kept] = {}
         self._names: list[Any] = []  # for every group of parameters their names
         self._rows: Rows
+        self._owns: list[Any] = []  # what the optimizers keep, for each parameter
+        self._sizes: list[int] = []
         self._paths: list[Path] = []
         self._fresh: dict[str, Any] = {}
         self._odd: dict[str, Any] = {}  # what only the model itself can take
         self._hooks: list[Any] = []
+        self._is_moved = True  # what the optimizers keep is elsewhere than before
         self._is_static = True  # everything is where it was; else modules make it for every state dict
         self._count = self._counted()
 
@@ -123,11 +128,15 @@ class Trained:
         self._paths = [item.spec.path for item in layout.items]
         self._is_static = True
         self._rows = Rows(layout, found, self._way)
+        self._owns, self._is_moved = [], True
 
     def read(self) -> Things:
         """What is there now for every item."""
         if self._counted() != self._count or self._has_grown():
             raise ChangedError("the optimizer has other parameters, or keeps more for them than before")
+        if self._is_moved:
+            self._rows.settle(self._spot)
+            self._is_moved = False
         if not self._is_static:
             self._fresh = get_model_state_dict(self._model)
         try:
@@ -201,7 +210,18 @@ class Trained:
         if path[-1] == "params":
             names = self._names[int(path[2])]
             return lambda: names
+        if path[1] == GROUPS and len(path) == 4:
+            optimizer, number = self._group_at(int(path[2]))
+            return lambda: optimizer.param_groups[number].get(str(path[3]), ABSENT)
         return lambda: _got(*self._holder(path))
+
+    def _group_at(self, number: int) -> tuple[Optimizer, int]:
+        """The optimizer that a group of parameters is of, and which of its groups it is."""
+        for optimizer in self._optimizers:
+            if number < len(optimizer.param_groups):
+                return optimizer, number
+            number -= len(optimizer.param_groups)
+        raise ChangedError("there are fewer groups of parameters than before")
 
     def _holder(self, path: Path) -> tuple[Any, Any]:
         """What holds a thing that has no place in a module, and under which key."""
@@ -224,7 +244,7 @@ class Trained:
                 kept, name = self._blanks.get(parameter, {}), names.get(parameter)
                 wanted = {key: blank for key, blank in kept.items() if (name, key) not in gone}
                 if wanted:
-                    optimizer.state[parameter] = made(parameter, wanted) | optimizer.state[parameter]
+                    optimizer.state[parameter] = made(parameter, wanted, _untouched) | optimizer.state[parameter]
 
     def _shadow(self, optimizer: Optimizer) -> Optimizer | None:
         """A stand-in with all the state that this optimizer has or will have."""
@@ -235,8 +255,23 @@ class Trained:
         return shadow(optimizer, kept or {})
 
     def _has_grown(self) -> bool:
+        owns = [own for optimizer in self._optimizers for own in optimizer.state.values()]
+        sizes = [*map(len, owns)]
+        if sizes == self._sizes and len(owns) == len(self._owns) and all(map(is_, owns, self._owns)):
+            return False
+        self._owns, self._sizes, self._is_moved = owns, sizes, True
         kept = (own for optimizer in self._optimizers for own in optimizer.state.items())
         return any(len(own) > self._room.get(parameter, -1) for parameter, own in kept)
+
+    def _spot(self, path: Path) -> Spot | None:
+        """Where a tensor is kept; None: that is not known, or nothing is there."""
+        if path[0] == MODEL and (place := self._places.get(str(path[1]))):
+            return place.holder, place.name
+        if path[:2] == (OPTIMIZER, STATE) and len(path) == 4:
+            optimizer, parameter = self._kin[str(path[2])]
+            own = optimizer.state.get(parameter, {})
+            return (own, path[3]) if path[3] in own else None
+        return None
 
     def _counted(self) -> list[int]:
         return [len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups]
@@ -277,6 +312,14 @@ def _wrapped(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, Ranks]]:
 
 def _ranks(mesh: Any) -> Ranks:
     return tuple(sorted(int(rank) for rank in mesh.mesh.flatten()))
+
+
+def _untouched(like: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor that is about to be overwritten: its memory is first touched then, by all who copy."""
+    tensor = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
+    if tensor.is_cpu:
+        prefer_large_pages(tensor.data_ptr(), tensor.nbytes)
+    return tensor
 
 
 def _got(holder: Any, key: Any) -> object:

@@ -1,6 +1,9 @@
 """Snapshots by a GPU, with streams that work in any order: what is sealed is whole, and of one step."""
 
+import gc
 import os
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -94,6 +97,10 @@ class Gpu:
                 self.streams._add(self.streams.main, lambda part=part: part.fill_(step))
 
 
+def assert_true(found: object) -> None:
+    assert found
+
+
 @pytest.fixture(autouse=True)
 def _kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU all tensors are on the host; which of them are not is told by their names."""
@@ -171,13 +178,65 @@ def test_what_does_not_fit_is_copied_on_the_gpu_first(gpus: list[Gpu]) -> None:
     for step in range(1, 8):
         gpu.train(step)
         gpu.save(step)
-        gpu.streams.had_s, gpu.streams.took_s = 1.0, 0.4 * len(gpu.side._split.direct)
+        gpu.streams.had_s, gpu.streams.took_s = 1.0, 0.4 * len(gpu.side.ways.split.direct)
         while gpu.streams.pump():
             pass
-    keys = {gpu.layout.items[index].spec.key for index in gpu.side._split.late}
-    assert keys == {"b1", "w2", "w3"}, "buffers, and as much of the rest as does not fit"
+    keys = {gpu.layout.items[index].spec.key for index in gpu.side.ways.split.tail}
+    assert keys == {"w2", "w3"}, "as much as does not fit"
     assert gpu.newest == 7
-    assert len(gpu.side._split.direct) == 2
+    assert len(gpu.side.ways.split.direct) == 2
+
+
+def test_a_tail_lets_nothing_stand_still(gpus: list[Gpu]) -> None:
+    gpu = Gpu(0)
+    gpus.append(gpu)
+    for step in range(1, 7):
+        gpu.train(step)
+        gpu.save(step)
+        gpu.streams.had_s, gpu.streams.took_s = 1.0, 2.0
+        gpu.side._turns[-1].result()
+        while gpu.streams.pump():
+            pass
+    assert gpu.side.ways.split.tail
+    gpu.train(7)
+    before = len(gpu.streams.main.queue)
+    gpu.save(7)
+    copies = [piece for piece in list(gpu.streams.main.queue)[before:] if callable(piece)]
+    assert len(copies) == 4, "of buffers alone, each in halves"
+
+
+def test_memory_that_comes_late(gpus: list[Gpu]) -> None:
+    """The first save does not wait until the GPU can reach its slot, and nothing is judged by such a copy."""
+    gpu = Gpu(1)
+    gpus.append(gpu)
+    at_hand = threading.Event()
+    gpu.side._reach = lambda slot, end: assert_true(at_hand.wait(30))
+    gpu.streams.looks = gpu.check
+    gpu.train(1)
+    assert gpu.save(1)
+    threading.Timer(0.05, at_hand.set).start()
+    gpu.train(2)
+    assert gpu.side._turns[0].result().late and not gpu.side._waits
+    assert gpu.save(2)
+    gpu.train(3)
+    assert len(gpu.side._waits) == 1
+    gpu.side.drain()
+    assert gpu.newest == 2
+
+
+def test_let_go_of_with_copies_on_their_way(gpus: list[Gpu]) -> None:
+    gpu = Gpu(2)
+    gpu.train(1)
+    gpu.save(1)
+    reader, streams = gpu.reader, gpu.streams
+    gpu.side._turns[-1].result()
+    del gpu.side
+    gc.collect()
+    until = time.monotonic() + 30
+    while not reader.sealed():  # by whichever thread was the last to know it
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert streams.synced == 1
 
 
 def test_a_captured_graph(gpus: list[Gpu]) -> None:
@@ -220,13 +279,14 @@ def test_a_slot_that_is_read_is_left_alone(gpus: list[Gpu]) -> None:
         gpu.train(step)
         gpu.save(step)
         gpu.side.drain()
-    older = gpu.reader.sealed()[1]
-    assert gpu.reader.pin(older.slot, older.seq)
+    newer, older = gpu.reader.sealed()
+    assert gpu.reader.pin(older.slot, older.seq) and gpu.reader.pin(newer.slot, newer.seq)
     gpu.train(3)
     assert not gpu.save(3)
     gpu.reader.unpin(older.slot)
     assert gpu.save(4)
     assert not gpu.reader.pin(older.slot, older.seq), "it is promised"
+    assert gpu.reader.seq(newer.slot) == newer.seq
 
 
 def test_split() -> None:
@@ -235,7 +295,7 @@ def test_split() -> None:
     kinds = [HOST if key in ("count", "value", EXTRA) else DEVICE for key in keys]
     found = split(gpu.layout, kinds, [key in gpu.parameters for key in keys], ())
     assert [keys[i] for i in found.direct] == ["w0", "w1", "w2", "w3"]
-    assert [keys[i] for i in found.late] == ["b1"]
+    assert [keys[i] for i in found.loose] == ["b1"] and not found.tail
     assert [keys[i] for i in found.packed] == ["x"]
     assert [keys[i] for i in found.early] == ["b0"]
     assert sorted(keys[i] for i in found.host) == ["count", EXTRA, "value"]
@@ -243,7 +303,7 @@ def test_split() -> None:
     for index, place in found.places.items():
         assert place % 64 == gpu.layout.items[index].payload % 64
     size = sum(gpu.layout.items[index].spec.bytes for index in found.direct)
-    assert {keys[i] for i in longer(gpu.layout, found, size - 1, 1 << 30)} == {"b1", "w3"}
-    assert {keys[i] for i in longer(gpu.layout, found, 0, 1 << 30)} == {"b1", "w0", "w1", "w2", "w3"}
-    assert {keys[i] for i in longer(gpu.layout, found, 0, 0)} == {"b1"}, "there is no room for more"
+    assert {keys[i] for i in longer(gpu.layout, found, size - 1, 1 << 30)} == {"w3"}
+    assert {keys[i] for i in longer(gpu.layout, found, 0, 1 << 30)} == {"w0", "w1", "w2", "w3"}
+    assert not longer(gpu.layout, found, 0, 0), "there is no room for more"
     gpu.close()

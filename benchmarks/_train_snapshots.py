@@ -1,0 +1,98 @@
+"""A job on one GPU that takes a snapshot at every step: what it restores from memory, and what becomes of its weights.
+
+Events as in _train_ddp.py: start, imported, cuda_up, made (the model is on the GPU), laid (there is a Checkpointer),
+answered (the keeper told where the state is), restored (step: from which), step. The last words are a checksum of all
+weights, in the file that --ckpt names.
+"""
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+started_at = time.time()
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import torch  # noqa: E402  the start counts from before the imports
+import xxhash  # noqa: E402
+from torch import nn  # noqa: E402
+
+import holdfast  # noqa: E402
+from holdfast.checkpoint.link import Link  # noqa: E402
+from holdfast.wire.keeping import Resume, State  # noqa: E402
+
+imported_at = time.time()
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+WIDTH, LAYERS, TOKENS = (4096, 40, 32768) if ON_GPU else (256, 4, 64)  # 671 million parameters
+
+
+def network() -> nn.Module:
+    with DEVICE:
+        parts = [part for _ in range(LAYERS) for part in (nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.1))]
+        return nn.Sequential(*parts)
+
+
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    batch = torch.randn(TOKENS, WIDTH, device=DEVICE)
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        loss = (model(batch) - batch).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def digest(model: nn.Module) -> str:
+    found = xxhash.xxh3_64()
+    for parameter in model.parameters():
+        found.update(parameter.detach().cpu().numpy().tobytes())
+    return found.hexdigest()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--events", type=Path, required=True, help="folder for the events")
+    parser.add_argument("--ckpt", type=Path, required=True, help="where the checksum goes")
+    parser.add_argument("--steps", type=int, default=int(os.environ.get("BENCH_STEPS", "30")))
+    args = parser.parse_args()
+    args.events.mkdir(parents=True, exist_ok=True)
+    with (args.events / f"{os.getpid()}.jsonl").open("a", buffering=1) as events:
+
+        def note(kind: str, at: float | None = None, step: int = 0) -> None:
+            event = {"at": at or time.time(), "kind": kind, "pid": os.getpid(), "rank": 0, "world": 1, "step": step}
+            events.write(json.dumps(event) + "\n")
+
+        note("start", started_at)
+        note("imported", imported_at)
+        torch.manual_seed(0)
+        torch.ones(8, device=DEVICE).sum().item()
+        note("cuda_up")
+        model = network()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+        if ON_GPU:
+            torch.cuda.synchronize()
+        note("made")
+        ask = Link.resume
+
+        def resume(link: Link, asked: Resume) -> State:
+            answer = ask(link, asked)
+            note("answered")
+            return answer
+
+        Link.resume = resume  # type: ignore[method-assign, assignment]
+        ckpt = holdfast.Checkpointer(model=model, optimizer=optimizer)
+        note("laid")
+        start = ckpt.restore()
+        note("restored", step=start)
+        for step in range(start + 1, args.steps + 1):
+            trained(model, optimizer)
+            ckpt.save(step)
+            if ON_GPU:
+                torch.cuda.synchronize()
+            note("step", step=step)
+        args.ckpt.write_text(digest(model))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,296 @@
+"""What snapshots cost on a GPU: longer steps, the processor's time, and the way back after a SIGKILL.
+
+A transformer with 671 million fp32 parameters and fused AdamW: 8 GB of state. Steps with and without a snapshot take
+turns in one process, each pair in an order of its own, timed on the GPU; what counts is the median of the differences
+within pairs. Then a job of the same size under `holdfast run` is killed at random moments, and its weights compared.
+"""
+
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.table import Table
+from torch import nn
+
+from benchmarks._harness import Fault, Job
+from benchmarks._report import FULL, Findings, report
+from holdfast.client.checkpointer import Checkpointer
+
+SCRIPT = Path(__file__).with_name("_train_snapshots.py")
+LAYERS, WIDTH = 13, 2048
+# Tokens, and how often before a step. Copies fit into the first two, and not into the last.
+FITS, LONG, SHORT = (24576, 1), (24576, 2), (7680, 1)
+EVERY = 4  # steps from a snapshot to the next where copies do not fit
+PAIRS = 60 if FULL else 25
+KILLS, STEPS = 4, 30
+LIMIT_S = 240.0  # of one part
+LONGER_GOAL, BLOCKED_GOAL, STALL_GOAL, SHADOW_GOAL, RESTORE_GOAL = 0.15, 0.5, 1.0, 60.0, 0.6
+
+
+class Training:
+    """fp32 parameters and fused AdamW, computing in bf16."""
+
+    def __init__(self, tokens: int, times: int, *, is_calm: bool) -> None:
+        """`is_calm`: of zeros alone, which the GPU multiplies as it does others, but without coming to the limit of its
+        power, where clocks go up and down all the time and no two steps are alike."""
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(WIDTH, 16, 4 * WIDTH, dropout=0.1, batch_first=True, device="cuda")
+        encoder = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+        self.model = nn.Sequential(nn.Linear(WIDTH, WIDTH, device="cuda"), encoder)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        self.batch = torch.randn(tokens // 512, 512, WIDTH, device="cuda")
+        self.times = times
+        self.bytes = 3 * sum(parameter.nbytes for parameter in self.model.parameters())
+        if is_calm:
+            self.optimizer.param_groups[0]["lr"] = 0.0
+            with torch.no_grad():
+                for tensor in (*self.model.parameters(), self.batch):
+                    tensor.zero_()
+
+    def step(self) -> torch.Tensor:
+        loss = torch.zeros(())
+        for _ in range(self.times):
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = self.model(self.batch).square().mean()
+            loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss
+
+
+class Middle(NamedTuple):
+    """A median and its standard error, as good as for normal noise."""
+
+    value: float
+    error: float
+
+    @classmethod
+    def of(cls, measured: list[float]) -> "Middle":
+        value = statistics.median(measured)
+        spread = 1.4826 * statistics.median(abs(one - value) for one in measured)
+        return cls(value, 1.2533 * spread / len(measured) ** 0.5)
+
+
+class Turns:
+    """Steps with and without a snapshot, in turns."""
+
+    def __init__(self, size: tuple[int, int], every: int, *, is_calm: bool) -> None:
+        self.training = Training(*size, is_calm=is_calm)
+        self.every = every
+        for _ in range(3):
+            self.training.step()
+        began = time.perf_counter()
+        self.ckpt = Checkpointer(model=self.training.model, optimizer=self.training.optimizer)
+        self.made_s = time.perf_counter() - began
+        self.blocked_ms: list[float] = []
+        self.number = 0
+
+    def save(self) -> None:
+        self.number += 1
+        began = time.perf_counter()
+        self.ckpt.save(self.number)
+        self.blocked_ms.append(1e3 * (time.perf_counter() - began))
+
+    def measure(self, pairs: int, *, is_read: bool) -> tuple[list[float], list[float]]:
+        """Milliseconds of `every` steps without and with a snapshot before them; `is_read`: the loss, at every step."""
+        chance = random.Random(0)
+        took: dict[bool, list[tuple[Any, Any]]] = {False: [], True: []}
+        for _ in range(pairs):
+            first = chance.random() < 0.5
+            for saves in (first, not first):
+                took[saves].append(self._timed(saves, is_read))
+        torch.cuda.synchronize()
+        plain, saving = ([began.elapsed_time(ended) for began, ended in took[saves]] for saves in (False, True))
+        return plain, saving
+
+    def _timed(self, saves: bool, is_read: bool) -> tuple[Any, Any]:
+        began = torch.cuda.Event(enable_timing=True)
+        began.record()
+        if saves:
+            self.save()
+        for _ in range(self.every):
+            loss = self.training.step()
+            if is_read:
+                loss.item()
+        ended = torch.cuda.Event(enable_timing=True)
+        ended.record()
+        return began, ended
+
+
+def settled(turns: Turns) -> float:
+    """Snapshots until the ways are chosen; milliseconds of the first save."""
+    for _ in range(6):
+        turns.save()
+        for _ in range(turns.every):
+            turns.training.step()
+        torch.cuda.synchronize()
+    first_ms = turns.blocked_ms[0]
+    turns.blocked_ms.clear()
+    return first_ms
+
+
+def cost(size: tuple[int, int], every: int, pairs: int, *, is_calm: bool = True) -> dict[str, Any]:
+    turns = Turns(size, every, is_calm=is_calm)
+    first_ms = settled(turns)
+    found: dict[str, Any] = {"state_gb": turns.training.bytes / 1e9, "made_s": turns.made_s, "first_save_ms": first_ms}
+    for name, is_read, count in (("queued", False, pairs), ("read", True, max(9, pairs // 2))):
+        turns.blocked_ms.clear()
+        plain, saving = turns.measure(count, is_read=is_read)
+        stall = Middle.of([b - a for a, b in zip(plain[1:], saving[1:], strict=True)])
+        step_ms = statistics.median(plain) / every
+        found[name] = {
+            "step_ms": step_ms,
+            "stall_ms": stall.value,
+            "stall_error_ms": stall.error,
+            "longer_percent": 100 * stall.value / every / step_ms,
+            "longer_error_percent": 100 * stall.error / every / step_ms,
+            "stall_ms_per_gb": stall.value / found["state_gb"],
+            "blocked_ms": statistics.median(turns.blocked_ms),
+            "blocked_most_ms": max(turns.blocked_ms),
+            "pairs": count - 1,
+        }
+    side = turns.ckpt._snapshots.side if turns.ckpt._snapshots else None
+    assert side
+    found["shadow_percent"] = 100 * side.ways.shadow_bytes / turns.training.bytes
+    found["skipped"] = turns.ckpt.skipped
+    turns.ckpt.close()
+    return found
+
+
+def killed() -> dict[str, Any]:
+    """A job under `holdfast run`, killed again and again, beside one that nobody disturbs and no agent looks after."""
+    wanted = undisturbed()
+    launch = [sys.executable, "-m", "holdfast.cli", "run", "--standalone", "--nproc-per-node=1", "--max-restarts=99"]
+    chance = random.Random(1)
+    phases: list[dict[str, float]] = []
+    lost: list[int] = []
+    with Job(1, script=SCRIPT) as job:
+        job.start(launch, {"BENCH_STEPS": str(STEPS)})
+        fault: Fault | None = None
+        for _ in range(KILLS):
+            if job.wait_steps(4, fault, LIMIT_S / 4) is None:
+                raise SystemExit(f"the job does not step:\n{job.last_words(40)}")
+            time.sleep(chance.uniform(0.0, 0.5))
+            fault = job.fault()
+            job.kill(job.pid_of(0))
+            done = max(event.step for event in job.events() if event.kind == "step")
+            if job.wait_steps(1, fault, LIMIT_S / 4) is None:
+                raise SystemExit(f"the job did not come back:\n{job.last_words(40)}")
+            fresh = {event.kind: event for event in reversed(job.events()) if event.pid not in fault.before}
+            phases.append({kind: event.at - fault.at for kind, event in fresh.items()})
+            lost.append(done - fresh["restored"].step)
+        job.launchers[0].wait(LIMIT_S / 4)
+        found = (job.folder / "checkpoint.pt").read_text()
+    middle = {kind: statistics.median(one[kind] for one in phases) for kind in phases[0]}
+    return {
+        "after_s": middle,
+        "laid_s": statistics.median(one["laid"] - one["made"] for one in phases),
+        "answer_s": statistics.median(one["answered"] - one["laid"] for one in phases),
+        "copy_s": statistics.median(one["restored"] - one["answered"] for one in phases),
+        "restore_s": statistics.median(one["restored"] - one["laid"] for one in phases),
+        "restore_most_s": max(one["restored"] - one["laid"] for one in phases),
+        "steps_lost": lost,
+        "bit_exact": found == wanted,
+        "kills": KILLS,
+    }
+
+
+def undisturbed() -> str:
+    with Job(1, script=SCRIPT) as job:
+        launcher = job.start([sys.executable], {"BENCH_STEPS": str(STEPS)})
+        if launcher.wait(LIMIT_S / 2):
+            raise SystemExit(f"the job that nobody disturbs has failed:\n{job.last_words(40)}")
+        return (job.folder / "checkpoint.pt").read_text()
+
+
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "fits": lambda: cost(FITS, 1, PAIRS),
+    "long": lambda: cost(LONG, 1, PAIRS),
+    "hot": lambda: cost(FITS, 1, PAIRS, is_calm=False),
+    "short": lambda: cost(SHORT, EVERY, max(12, PAIRS // 2)),
+    "killed": killed,
+}
+
+
+def alone(part: str) -> dict[str, Any] | str:
+    """One part in a process of its own: what it found, or how it failed."""
+    try:
+        done = subprocess.run([sys.executable, __file__, part], stdout=subprocess.PIPE, timeout=LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"not done within {LIMIT_S:g} s"
+    if done.returncode:
+        return f"exit code {done.returncode}: {done.stdout.decode()[-400:]}"
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def judge(parts: dict[str, dict[str, Any]], table: Table, findings: Findings) -> None:
+    def row(name: str, value: float, text: str, goal: float) -> None:
+        findings.goals[name] = value <= goal
+        table.add_row(name.replace("_", " "), text, f"at most {goal:g}")
+
+    for part in ("fits", "long", "hot"):
+        for way in ("queued", "read") if part in parts else ():
+            one = parts[part][way]
+            text = f"{one['longer_percent']:.3f} +- {one['longer_error_percent']:.3f} of {one['step_ms']:.1f} ms"
+            row(f"longer_steps_percent_{part}_{way}", one["longer_percent"], text, LONGER_GOAL)
+    if fits := parts.get("fits"):
+        row("blocked_ms", fits["read"]["blocked_ms"], f"{fits['read']['blocked_ms']:.3f}", BLOCKED_GOAL)
+    if short := parts.get("short"):
+        one = short["queued"]
+        text = f"{one['stall_ms_per_gb']:.2f} ({one['stall_ms']:.2f} +- {one['stall_error_ms']:.2f} ms)"
+        row("stall_ms_per_gb", one["stall_ms_per_gb"], text, STALL_GOAL)
+        row("shadow_percent", short["shadow_percent"], f"{short['shadow_percent']:.0f}", SHADOW_GOAL)
+    if after := parts.get("killed"):
+        row("restore_s", after["restore_s"], f"{after['restore_s']:.2f}", RESTORE_GOAL)
+        row("steps_lost", max(after["steps_lost"]), str(after["steps_lost"]), 1)
+        findings.goals["bit_exact"] = after["bit_exact"]
+
+
+def main() -> int:
+    if sys.argv[1:]:
+        print(json.dumps(PARTS[sys.argv[1]]()))
+        return 0
+    table = Table(title="Snapshots of 8 GB of state on a GPU")
+    for column in ("what", "median of pairs", "goal"):
+        table.add_column(column)
+    findings = Findings()
+    if not Path("/proc/driver/nvidia/gpus").exists():
+        findings.skipped["ckpt-gpu"] = "no CUDA device on this machine"
+        report("ckpt-gpu", table, findings)
+        return 0
+    asked = os.environ.get("BENCH_PARTS", ",".join(PARTS)).split(",")
+    parts: dict[str, dict[str, Any]] = {}
+    for part in asked:
+        found = alone(part)
+        print(part, json.dumps(found), flush=True)
+        if isinstance(found, str):
+            findings.skipped[part] = found
+        else:
+            parts[part] = found
+            findings.figures |= flat(part, found)
+    judge(parts, table, findings)
+    report("ckpt-gpu", table, findings)
+    return 0
+
+
+def flat(name: str, found: dict[str, Any]) -> dict[str, float | str | None]:
+    figures: dict[str, float | str | None] = {}
+    for key, value in found.items():
+        if isinstance(value, dict):
+            figures |= flat(f"{name}_{key}", value)
+        else:
+            figures[f"{name}_{key}"] = round(value, 4) if isinstance(value, float) else str(value)
+    return figures
+
+
+if __name__ == "__main__":
+    sys.exit(main())
