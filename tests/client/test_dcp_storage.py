@@ -56,7 +56,7 @@ def test_steps_count_by_themselves(tmp_path: Path) -> None:
 
 
 def test_in_memory(keeper: FakeKeeper, tmp_path: Path) -> None:
-    writer = Writer(str(tmp_path / "checkpoints"))
+    writer = Writer(str(tmp_path / "checkpoints"), slots=2)
     for step in (7, 2, 3):
         torch_dcp.save(state_of(step), checkpoint_id=str(step), storage_writer=writer)
     want = keeper.wants[0]
