@@ -62,9 +62,9 @@ def _chunks(to: int, start: int, size: int) -> Iterator[Move]:
     """Cut where the target is aligned, so that no two threads wait for one page."""
     at = 0
     while at < size:
-        count = min(_CHUNK_BYTES - (to + at) % _CHUNK_BYTES, size - at)
-        yield to + at, start + at, count
-        at += count
+        part = min(_CHUNK_BYTES - (to + at) % _CHUNK_BYTES, size - at)
+        yield to + at, start + at, part
+        at += part
 
 
 def _spare_threads() -> int:
