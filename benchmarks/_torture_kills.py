@@ -19,9 +19,10 @@ RANKS = 4
 STRETCH_S = 0.006
 FLAGS = ["--nnodes=2", "--nproc-per-node=2", *KEEP_NODES]
 # What is struck, and when. A rank in each part of a step and a save; "any": at a moment drawn from a whole step. A
-# rank, and a keeper, while a part is written to storage or a manifest is published. A rank of the generation that
-# restores after another kill. Two ranks of two nodes at once.
-KINDS = "train copy copied sealed any write publish keeper-write keeper-publish restore pair".split()
+# rank, and a keeper, while a part is written to storage or a manifest is published; the same while a snapshot is copied
+# to the peer. A rank of the generation that restores after another kill. Two ranks of two nodes at once.
+KINDS = "train copy copied sealed any write publish backup restore pair".split()
+KINDS += [f"keeper-{kind}" for kind in ("write", "publish", "backup")]
 ROOT = Path(__file__).parents[1]
 
 
@@ -111,6 +112,8 @@ class Round:
                 at_random(self.rng, 3 * STRETCH_S)
                 second = scene.strike(other)
                 return msgspec.structs.replace(second, sealed=max(first.sealed, second.sealed))
+            case "backup" | "keeper-backup":
+                return self._strike_copying(kind, rank)
             case _:
                 return self._strike_writing(kind, rank)
 
@@ -124,6 +127,15 @@ class Round:
         if kind.startswith("keeper"):
             self._kill_keeper(rank)
             at_random(self.rng, 0.2)
+            self._await(lambda: self.scene.look(rank).phase == "train")
+        return self.scene.strike(rank)
+
+    def _strike_copying(self, kind: str, rank: int) -> Struck:
+        """While two snapshots of a rank are held: the floor, and the one that is on its way to the peer."""
+        arena = self.scene.arena(rank)
+        self._await(lambda: arena.pinned() > 1)
+        if kind.startswith("keeper"):
+            self._kill_keeper(rank)
             self._await(lambda: self.scene.look(rank).phase == "train")
         return self.scene.strike(rank)
 

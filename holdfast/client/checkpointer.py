@@ -69,8 +69,8 @@ class Checkpointer:
     ) -> None:
         """`every`: so many steps, or "30s", or "auto", from a snapshot that becomes a checkpoint under `path` to the
         next. `slots`: for how many snapshots there is memory; by default 4 where they are copied to peers, 3 where
-        they are copied to storage, else 2. `verified`: one more, for a snapshot that has been found good. `replicated`: ranks that have no wrapper
-        in common hold the same tensors all the same."""
+        they are copied to storage, else 2. `verified`: one more, for a snapshot that has been found good.
+        `replicated`: ranks that have no wrapper in common hold the same tensors all the same."""
         self._world = World()
         self._storage = storage_of(path, every, keep, keep_every)
         self._link = Link.here()

@@ -10,22 +10,26 @@ from aiohttp import WSMsgType, web
 from holdfast.config import Settings
 from holdfast.controller.hands import Hands
 from holdfast.controller.tracing import Tracing
+from holdfast.controller.watching import Watching
 from holdfast.core.decider import Decider
 from holdfast.core.detect.pace import Pace
+from holdfast.core.detect.replica import Replicas
 from holdfast.core.detect.silence import Silence
 from holdfast.core.floor import Floor
 from holdfast.core.node import Post
+from holdfast.core.often import Told
 from holdfast.model.action import Launch
-from holdfast.model.alarm import Alarm
+from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.copy import Aim
 from holdfast.model.errand import Done, Errand, StopHere
 from holdfast.model.event import Event, Ready
 from holdfast.model.signal import Beat
 from holdfast.wire import messages
-from holdfast.wire.messages import Ack, Hello, Hold, Look, Looked, Notice, Tell, Welcome
+from holdfast.wire.messages import Ack, Hello, Hold, Look, Looked, Marked, Notice, Tell, Welcome
 
 _OUTBOX = 64
 _HANG_UP = b""
+_SPIKE_S = 60.0  # a loss that all ranks share stands out on all nodes, and one word of it is enough
 _RECONNECT_S = 5.0  # agents find a restarted controller within this
 
 
@@ -42,9 +46,13 @@ class Ingest:
         self.silence = Silence(settings.silence)
         self.pace = Pace(settings.pace)
         self.floor = Floor(settings.backup)
+        self.replicas = Replicas(settings.replica)
+        self.floor.equal = self.replicas.equal
+        self._spiked = Told(_SPIKE_S)
         self.beats: dict[str, Beat] = {}  # the newest of each node, for people
         self._links: dict[str, Outbox] = {}
         self.tracing = Tracing(lambda: tuple(sorted(self._links)), self._look)
+        self.watching = Watching(settings, decider, self.tracing, self._cry)
         self._exposed: tuple[str, ...] = ()
         self._left: set[str] = set()  # told to leave: their silence is no news
         self._stale: dict[str, tuple[int, Hello]] = {}  # being emptied of an old generation before they are ready
@@ -106,6 +114,12 @@ class Ingest:
                 self._beat(now, message)
             case Notice() if message.node == node:
                 self.hands.say(f"{node}: {message.text}")
+            case Marked() if message.node == node:
+                for alarm in self.replicas.heard(now, node, message.generation, message.marks):
+                    self.flush()
+                    self.hear(alarm)
+                if self.floor.tick(now):
+                    self._tell_aims()
             case Looked() if node:
                 self.tracing.heard(node, message)
             case Post() if node:
@@ -184,9 +198,16 @@ class Ingest:
             self.hear(progress)
         if self.floor.heard(now, beat):
             self._tell_aims()
+        self.watching.heard(now, beat)
+
+    def _cry(self, alarm: Alarm) -> None:
+        self.flush()
+        self.hear(alarm)
 
     def launched(self, launch: Launch) -> None:
         """A generation is about to start."""
+        self.replicas.launched(launch.generation)
+        self.watching.launched(self.now(), launch)
         self.pace.launched(launch.generation, tuple(seat.node for seat in launch.seats))
         exposed = self.floor.launched(launch.generation, launch.seats, self.decider.job.mesh)
         if exposed != self._exposed:
@@ -213,6 +234,10 @@ class Ingest:
                         self._ready(hello)
             case Done() as done:
                 self.hands.done(done)
+            case Alarm(kind=Kind.LOSS, stance=Stance.OBSERVE | Stance.NOTIFY) as alarm if self._spiked.again(
+                now, (alarm.generation, alarm.signature)
+            ):
+                pass
             case body:
                 self.flush()
                 self.hear(body)
@@ -235,6 +260,7 @@ class Ingest:
             self._alarm(alarm)
         if self.floor.tick(now):
             self._tell_aims()
+        self.watching.tick(now)
 
     def _alarm(self, alarm: Alarm) -> None:
         self.flush()

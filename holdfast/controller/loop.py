@@ -38,6 +38,7 @@ class Controller:
         self.ledger = Ledger()
         self.hands = hands_of(self)
         self.ingest = Ingest(settings, self.decider, self.hands, self.hear)
+        self.ingest.watching.spawn, self.ingest.watching.now = self._act, lambda: self.clock()
         self.clock = Clock()
         self.last = Decision()
         self.reason = ""  # the newest that says something

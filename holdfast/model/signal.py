@@ -2,6 +2,8 @@
 
 import msgspec
 
+from holdfast.model.stacks import Arrival
+
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):
     """A rank's process ended, or told us that it is about to: code is negative for a signal."""
@@ -26,6 +28,30 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
     at: float
 
 
+class Values(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank told of one step."""
+
+    generation: int
+    rank: int
+    step: int
+    at: float
+    loss: float | None = None
+    grad_norm: float | None = None  # of the gradient that all replicas share
+    own_norm: float | None = None  # of the rank's own, before it is summed
+    update: float | None = None  # the largest RMS of a tensor's step, where the optimizer is watched
+
+
+class Mark(msgspec.Struct, frozen=True, array_like=True):
+    """A hash of what a rank shares with its replicas, at one step."""
+
+    rank: int
+    step: int
+    group: str  # the same for those who share it
+    count: int  # how many they are
+    part: str  # of the state
+    value: int
+
+
 class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     """One node's summary of its ranks: the slowest rank's step speaks for the node."""
 
@@ -38,12 +64,14 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     counted: bool = True  # steps counted by us since launch, not told by the script
     loss: float | None = None
     phase: str = ""
+    arrivals: dict[int, tuple[Arrival, ...]] = {}  # by rank: when it came to its newest collectives
     sealed: int = -1  # newest snapshot that every rank of the node has taken
     backed: int = -1  # newest that was wanted as a floor, and now is held here and by the peer
     kept: int = -1  # with parity: newest of which this node keeps all that it is to keep for others
     stored: int = -1  # newest checkpoint that was published from here in this generation
     verifies: bool = False  # a snapshot found good is to be kept beside the others
     backing_s: float = 0.0  # what it took to copy that
+    compares: bool = False  # what its ranks share with others is hashed
 
 
 class Gauge(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,11 +9,14 @@ Refuses to judge before the first step of a generation, where compilation and da
 while its own clock stood still. A pause that ends by itself teaches it: the next one of its phase may last as long.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
+from holdfast.core.diagnose.stacks import Naming, moved
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.signal import Beat
-from holdfast.model.stacks import Process, Trace
+from holdfast.model.stacks import Trace
 
 _STEPS = 64  # durations that are remembered
 _STILL_CPU = 0.02  # of a core: what threads that only wait use up
@@ -31,21 +34,6 @@ class HangLimits(msgspec.Struct, frozen=True, kw_only=True):
     start_s: float = 900.0  # before the first step
 
 
-class Seen(msgspec.Struct, frozen=True):
-    """One look at all nodes."""
-
-    at: float
-    traces: tuple[Trace, ...]
-
-
-class Named(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom a look names."""
-
-    ranks: tuple[int, ...]
-    nodes: tuple[str, ...]
-    reason: str
-
-
 class Hang:
     def __init__(self, limits: HangLimits) -> None:
         self.limits = limits
@@ -60,7 +48,7 @@ class Hang:
         self._look_at = 0.0  # not before this
         self._looks = 0  # since the step last rose
         self._still: dict[int, float] = {}  # rank -> since when it shows no life
-        self._last: Seen | None = None
+        self._last: tuple[float, tuple[Trace, ...]] = (0.0, ())
         self._named: tuple[int, ...] = ()
         self._asked_at = 0.0
 
@@ -93,7 +81,7 @@ class Hang:
     def _rose(self, now: float) -> None:
         self._moved_at, self._looks, self._look_at = now, 0, 0.0
         self._still.clear()
-        self._last, self._named = None, ()
+        self._last, self._named = (0.0, ()), ()
 
     @property
     def patience_s(self) -> float:
@@ -111,19 +99,18 @@ class Hang:
             self._moved_at += now - asked_at  # we stood still, not they
         return bool(self._nodes) and now >= max(self._moved_at + self.patience_s, self._look_at)
 
-    def looked(self, now: float, seen: Seen, named: Named | None) -> Alarm | None:
+    def looked(self, now: float, traces: Sequence[Trace], named: Naming) -> Alarm | None:
         """What one look found. Looks come in pairs first, then further and further apart."""
         self._looks += 1
         gap_s = self.limits.again_s if self._looks < 2 else min(30.0, self.limits.again_s * 2 ** (self._looks // 2))
         self._look_at = now + gap_s
-        self._watch(seen)
-        if named is None:
+        self._watch(now, traces)
+        if not named.ranks:
             self._named = ()
             return None
-        stopped = [p for t in seen.traces for p in t.processes if p.rank in named.ranks and _is_down(p)]
-        if stopped:
-            return self._alarm(now, named, Stance.ACT, f"{named.reason}: {_down(stopped[0])}", hard=True)
-        still_s = min((now - self._still.get(rank, now) for rank in named.ranks), default=0.0)
+        if named.how in ("stopped", "gone"):
+            return self._alarm(now, named, Stance.ACT, named.reason)
+        still_s = min(now - self._still.get(rank, now) for rank in named.ranks)
         longest_s = self.limits.pause * max(self._pauses.values(), default=0.0)
         if still_s >= max(self.limits.act_s, longest_s):
             return self._alarm(now, named, Stance.ACT, f"{named.reason}, without a sign of life for {still_s:.0f} s")
@@ -134,46 +121,26 @@ class Hang:
         self._named = named.ranks
         return self._alarm(now, named, Stance.NOTIFY, named.reason)
 
-    def _watch(self, seen: Seen) -> None:
+    def _watch(self, now: float, traces: Sequence[Trace]) -> None:
         """Who has shown life since the last look."""
-        last, self._last = self._last, seen
-        before = {(p.rank, p.pid): p for t in last.traces for p in t.processes} if last else {}
-        found: dict[int, list[Process]] = {}
-        for trace in seen.traces:
-            for process in trace.processes:
-                found.setdefault(process.rank, []).append(process)
-        for rank, processes in found.items():
-            same = last and all((p.rank, p.pid) in before for p in processes)
-            if last and same and not any(_lives(before[p.rank, p.pid], p, seen.at - last.at) for p in processes):
-                self._still.setdefault(rank, last.at)
-            else:
+        (last_at, last), self._last = self._last, (now, tuple(traces))
+        for rank, motion in moved(last, traces).items():
+            used = motion.cpu_s > _STILL_CPU * max(now - last_at, 0.1)
+            if used or motion.frames or motion.io_bytes > _STILL_BYTES:
                 self._still.pop(rank, None)
+            else:
+                self._still.setdefault(rank, last_at)
 
-    def _alarm(self, now: float, named: Named, stance: Stance, reason: str, hard: bool = False) -> Alarm:
-        ceiling = Stance(self.limits.stance)
+    def _alarm(self, now: float, named: Naming, stance: Stance, reason: str) -> Alarm:
         order = [Stance.OBSERVE, Stance.NOTIFY, Stance.ACT]
         return Alarm(
             kind=Kind.HANG,
             at=self._moved_at,
-            suspects=named.nodes,
+            suspects=named.wide or named.nodes,
             ranks=named.ranks,
             generation=self.generation,
-            reason=f"holds up all others at step {self._step} for {now - self._moved_at:.0f} s: {reason}",
+            reason=f"keeps the others waiting at step {self._step} for {now - self._moved_at:.0f} s: {reason}",
             signature=f"hang {named.ranks}",
-            stance=min(stance, ceiling, key=order.index),
-            hard=hard,
+            stance=min(stance, Stance(self.limits.stance), key=order.index),
+            hard=named.how in ("stopped", "gone"),
         )
-
-
-def _is_down(process: Process) -> bool:
-    return not process.child and process.state in ("T", "t", "Z", "X", "gone")
-
-
-def _down(process: Process) -> str:
-    return "its process is stopped" if process.state in ("T", "t") else "its process is gone"
-
-
-def _lives(before: Process, after: Process, apart_s: float) -> bool:
-    moved = [t.frames for t in before.threads if t.main] != [t.frames for t in after.threads if t.main]
-    used = after.cpu_s - before.cpu_s > _STILL_CPU * max(apart_s, 0.1)
-    return moved or used or after.io_bytes - before.io_bytes > _STILL_BYTES

@@ -3,13 +3,15 @@
 import msgspec
 import pytest
 
-from holdfast.core.detect.hang import Hang, HangLimits, Named, Seen
+from holdfast.core.detect.hang import Hang, HangLimits
+from holdfast.core.diagnose.stacks import Naming
 from holdfast.model.alarm import Stance
 from holdfast.model.signal import Beat
 from holdfast.model.stacks import Frame, Process, Thread, Trace
 
 LIMITS = HangLimits()
-NAMED = Named(ranks=(1,), nodes=("n1",), reason="it is in user code")
+NAMED = Naming(ranks=(1,), nodes=("n1",), wide=("n1",), how="missing", reason="it is in user code")
+STOPPED = msgspec.structs.replace(NAMED, how="stopped", hard=True, reason="rank 1 is stopped")
 
 
 def beat(node: str, step: int, phase: str = "", generation: int = 1) -> Beat:
@@ -39,12 +41,12 @@ def passes(made: Hang, now: float, seconds: float) -> float:
     return now
 
 
-def seen(at: float, *, state: str = "S", cpu_s: float = 1.0, line: int = 7, io: int = 0) -> Seen:
+def seen(at: float, *, cpu_s: float = 1.0, line: int = 7, io: int = 0) -> tuple[Trace, ...]:
     frames = (Frame("main", "train.py", 3), Frame("load", "train.py", line))
     thread = Thread(main=True, frames=frames)
-    rank = Process(node="n1", rank=1, pid=11, state=state, cpu_s=cpu_s, io_bytes=io, threads=(thread,))
+    rank = Process(node="n1", rank=1, pid=11, state="S", cpu_s=cpu_s, io_bytes=io, threads=(thread,))
     other = Process(node="n0", rank=0, pid=10, state="S", cpu_s=2.0)
-    return Seen(at, (Trace(node="n0", at=at, processes=(other,)), Trace(node="n1", at=at, processes=(rank,))))
+    return Trace(node="n0", at=at, processes=(other,)), Trace(node="n1", at=at, processes=(rank,))
 
 
 def test_fast_steps_are_missed_within_seconds() -> None:
@@ -79,7 +81,7 @@ def test_named_at_the_second_look() -> None:
 def test_a_stopped_rank_is_acted_on_at_once() -> None:
     made, now = trained()
     now = passes(made, now, 10.0)
-    alarm = made.looked(now, seen(now, state="T"), NAMED)
+    alarm = made.looked(now, seen(now), STOPPED)
     assert alarm is not None and (alarm.stance, alarm.hard) == (Stance.ACT, True)
     assert "stopped" in alarm.reason
 
@@ -134,7 +136,7 @@ def test_nobody_is_an_answer() -> None:
     made, now = trained()
     now = passes(made, now, 10.0)
     for extra in (0.0, 1.1, 4.0):
-        assert made.looked(now + extra, seen(now + extra), None) is None
+        assert made.looked(now + extra, seen(now + extra), Naming(reason="nobody")) is None
 
 
 def test_the_own_clock_standing_still_is_nobodys_fault() -> None:
@@ -156,5 +158,5 @@ def test_looks_grow_rare() -> None:
 def test_shadow_mode() -> None:
     made, now = trained(limits=msgspec.structs.replace(LIMITS, stance="observe"))
     now = passes(made, now, 10.0)
-    alarm = made.looked(now, seen(now, state="T"), NAMED)
+    alarm = made.looked(now, seen(now), STOPPED)
     assert alarm is not None and alarm.stance is Stance.OBSERVE

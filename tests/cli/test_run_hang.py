@@ -1,0 +1,60 @@
+"""A job that stands: the rank that keeps the others waiting is named, and acted on where there is no doubt."""
+
+import signal
+
+import pytest
+
+from tests.cli.conftest import Start
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+TRAIN = """
+import os, sys, time
+import torch, torch.distributed as dist
+import holdfast
+
+folder = sys.argv[1]
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+for step in range(1, 1_000_000):
+    if os.path.exists(f"{folder}/pause-{rank}"):
+        time.sleep(1000 if os.path.exists(f"{folder}/long") else 12)
+        os.remove(f"{folder}/pause-{rank}")
+    time.sleep(0.1)
+    x = torch.ones(4)
+    dist.all_reduce(x)
+    holdfast.step(step)
+    stop = torch.tensor(float(os.path.exists(f"{folder}/finish")))
+    dist.all_reduce(stop)
+    if stop:
+        break
+dist.destroy_process_group()
+"""
+
+
+def test_a_stopped_rank_is_named_and_acted_on(start: Start) -> None:
+    job = start("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "1", script=TRAIN, torch=True)
+    job.trains()
+    job.until(lambda: job.status()["step"] > 20, "some steps")
+    job.kill(job.rank(3), signal.SIGSTOP)
+    job.trains(generation=2)
+    job.finish()
+    job.ends(0)
+    [record] = job.report().incidents
+    assert (record.kind, record.ranks) == ("hang", (3,)) and len(record.evicted) == 1
+    assert "rank 3 is stopped" in record.cause
+
+
+def test_a_rank_that_pauses_is_named_and_left_alone(start: Start) -> None:
+    job = start("--nnodes", "2", "--nproc-per-node", "2", script=TRAIN, torch=True)
+    job.trains()
+    job.until(lambda: job.status()["step"] > 20, "some steps")
+    (job.folder / "pause-2").touch()
+    said = job.says("rank 2 on ")
+    assert "keeps the others waiting" in said
+    job.until(lambda: not (job.folder / "pause-2").exists(), "the end of the pause")
+    at = job.status()["step"]
+    job.until(lambda: job.status()["step"] > at + 5, "more steps")
+    job.finish()
+    job.ends(0)
+    assert job.report().incidents == ()

@@ -1,0 +1,85 @@
+"""Who makes the others wait: named with a margin, or nobody."""
+
+import random
+
+import pytest
+
+from holdfast.core.detect.slow import Slow, SlowLimits
+from holdfast.model.alarm import Alarm, Stance
+from holdfast.model.signal import Beat
+from holdfast.model.stacks import Arrival
+
+RANKS = 4
+
+
+def run(slow_rank: int | None, times: float, noise: float, seed: int, steps: int = 60) -> list[Alarm]:
+    """Ranks that meet in two collectives a step, one of them slower than the others; each has a node of its own."""
+    chance = random.Random(seed)
+    made = Slow(SlowLimits())
+    made.launched(0.0, 1)
+    now, seq, alarms, step_s = 0.0, 0, [], 0.2
+    arrivals: dict[int, list[Arrival]] = {rank: [] for rank in range(RANKS)}
+    beat_at = 1.0
+    for step in range(1, steps + 1):
+        began = now
+        own = {r: step_s * (times if r == slow_rank else 1.0) * chance.gauss(1.0, noise) for r in range(RANKS)}
+        for part in (0.5, 1.0):
+            seq += 1
+            for rank, took in own.items():
+                arrivals[rank].append(Arrival("dp", seq, began + part * took))
+        now = began + max(own.values())
+        if now >= beat_at:
+            beat_at += 1.0
+            for rank in range(RANKS):
+                beat = Beat(node=f"n{rank}", generation=1, step=step, at=now)
+                alarm = made.heard(now, beat, {rank: tuple(arrivals[rank])})
+                alarms += [alarm] if alarm else []
+                arrivals[rank].clear()
+    return alarms
+
+
+@pytest.mark.parametrize("times", [2.0, 1.5, 1.3])
+def test_a_slow_rank_is_named(times: float) -> None:
+    right = 0
+    for seed in range(40):
+        alarms = run(seed % RANKS, times, noise=0.08, seed=seed)
+        assert {alarm.ranks for alarm in alarms} <= {(seed % RANKS,)}
+        right += bool(alarms)
+    assert right >= 38
+
+
+def test_nobody_is_named_where_nobody_is_slow() -> None:
+    assert sum(bool(run(None, 1.0, noise=0.15, seed=seed, steps=200)) for seed in range(40)) <= 1
+
+
+def test_what_is_told() -> None:
+    [alarm] = run(2, 2.0, noise=0.02, seed=1)
+    assert (alarm.ranks, alarm.suspects, alarm.stance) == ((2,), ("n2",), Stance.NOTIFY)
+    assert "late to collectives, latest in" in alarm.reason
+
+
+def test_a_rank_that_is_not_heard_of_is_no_evidence() -> None:
+    made = Slow(SlowLimits())
+    made.launched(0.0, 1)
+    for step in range(1, 100):
+        beat = Beat(node="n0", generation=1, step=step, at=step * 0.2)
+        assert made.heard(step * 0.2, beat, {0: (Arrival("dp", step, step * 0.2),)}) is None
+
+
+def test_a_pace_that_is_lost() -> None:
+    made = Slow(SlowLimits())
+    made.launched(0.0, 1)
+    now, alarms = 0.0, []
+    for step in range(1, 400):
+        now += 0.2 if step < 100 else 0.3
+        alarm = made.heard(now, Beat(node="n0", generation=1, step=step, at=now), {})
+        alarms += [(now, alarm)] if alarm else []
+    [(at, alarm)] = alarms
+    assert alarm.ranks == () and "1.5 times as long" in alarm.reason
+    assert 50.0 <= at <= 62.0
+
+
+def test_another_generation_is_not_heard() -> None:
+    made = Slow(SlowLimits())
+    made.launched(0.0, 2)
+    assert made.heard(1.0, Beat(node="n0", generation=1, step=1, at=1.0), {}) is None
