@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.agent import kernel, process
 from holdfast.agent.zygotes import Zygotes
-from holdfast.wire import holding, spec, zygote
+from holdfast.wire import flightlog, holding, spec, zygote
 from holdfast.wire.holding import (
     Exec,
     Forget,
@@ -31,7 +31,6 @@ from holdfast.wire.holding import (
     Sweep,
     Swept,
 )
-from holdfast.wire.slot import SLOT_BYTES
 
 _AGENT_TRIES = 10  # starts in a row that lived less than _AGENT_LIVED_S
 _AGENT_LIVED_S = 5.0
@@ -47,7 +46,7 @@ class Holder:
         self.ranks: dict[str, Held] = {}
         self.code: int | None = None  # set: leave with this code
         arena = os.memfd_create("holdfast-slots")
-        os.ftruncate(arena, SLOT_BYTES * self.spec.nproc)
+        os.ftruncate(arena, flightlog.arena_bytes(self.spec.nproc))
         self.arena = f"/proc/{os.getpid()}/fd/{arena}"
         self._unclaimed: dict[int, tuple[int, float]] = {}  # ended before the zygote had told us whose they were
         self._agent: tuple[int, socket.socket] | None = None

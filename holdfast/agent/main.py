@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 import sys
@@ -14,8 +13,10 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from holdfast.agent import memory, words
+from holdfast.agent import memory, remembering, words
 from holdfast.agent.keeper import Keeper, Place
+from holdfast.agent.losses import Losses
+from holdfast.agent.monitor import Monitor, Ties
 from holdfast.agent.ranks import Ranks, generation_of
 from holdfast.agent.tracer import Asked, Tracer, fitted
 from holdfast.core.node import (
@@ -27,6 +28,7 @@ from holdfast.core.node import (
     Exited,
     Linked,
     NodeLife,
+    Noticed,
     Remember,
     Send,
     Spoilt,
@@ -34,15 +36,18 @@ from holdfast.core.node import (
     Unlinked,
 )
 from holdfast.logs import catalog
-from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
-from holdfast.model.signal import Beat, Exit, Loss
+from holdfast.model.alarm import Alarm
+from holdfast.model.errand import Errand, LaunchHere, Leave, StopHere
+from holdfast.model.signal import Beat, Exit, Loss, Mark
+from holdfast.model.stacks import Arrival
 from holdfast.wire import messages, slot, spec
 from holdfast.wire.holding import Held
-from holdfast.wire.messages import Ack, Hello, Hold, Look, Looked, Notice, Tell, Welcome
+from holdfast.wire.messages import Ack, Hello, Hold, Look, Looked, Marked, Notice, Tell, Welcome
 
-POLL_S = 0.1  # how often the slots are read
+POLL_S = 0.1  # how often the slots are read until every rank has made its first step
+_STEADY_S = 0.25  # and then: waking up is most of what an agent costs
 _LATCH_S = 1.0  # a rank that told of its failure and has not ended by then is reported all the same
-_LOGS_S = 0.5  # how often the sizes of logs are looked at
+_LOGS_S = 1.0  # how often the sizes of logs are looked at
 _OUTBOX = 256
 _OWN = 0  # id of errands that no controller has sent
 _DIAL_S = 10.0  # for one try to reach the controller
@@ -59,8 +64,13 @@ class Agent:
         budget = memory.Budget(lambda: memory.room(node_dir, self.spec))
         self.keeper = Keeper(_place(self.spec, self.ranks.keeper_path), self.ranks.make_arena, budget)
         self.keeper.say, self.keeper.told = self._notice, self._beat
+        self.keeper.hashing.told = self._marked
+        self.losses = Losses(self.spec.node, self.spec.settings.loss)
         self.tracer = Tracer(self.spec.node, self.spec.nproc)
         self.life = NodeLife(self.spec.node, self.spec.settings.node, catalog.load(), time.monotonic())
+        self.life.on_bad_loss = self.spec.settings.loss.stance
+        ties = Ties(self._noticed, lambda: [*self.ranks.held.values()], lambda: self._offset_s)
+        self.monitor = Monitor(node_dir, self.spec, ties)
         self.beat_s = self.spec.settings.silence.beat_s
         self._offset_s = 0.0  # controller's clock minus ours
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue(_OUTBOX)
@@ -81,16 +91,18 @@ class Agent:
             self._tasks.create_task(self.keeper.serve())
             self._tasks.create_task(self.keeper.watch())
             self._tasks.create_task(self.keeper.check())
+            self._tasks.create_task(self.keeper.hashing.run())
             self._tasks.create_task(self._poll())
             self._tasks.create_task(self._keep_logs_small())
             self._tasks.create_task(self._say_when_warm())
+            self._tasks.create_task(self.monitor.run())
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._asked_to_leave)
             await self._link()
 
     # --- state that outlives an agent --------------------------------------------------------------------------
 
     def _recall(self) -> None:
-        done = _read_done(self.node_dir / "done.jsonl")
+        done = remembering.recall(self.node_dir / "done.jsonl")
         keys = [tuple(int(part) for part in key.split(":")) for key in self.ranks.held]
         newest = max((generation for generation, _ in keys), default=0)
         ranks = tuple(rank for generation, rank in keys if generation == newest)
@@ -100,19 +112,13 @@ class Agent:
             if held.code is not None:
                 self._over(held)
 
-    def _remember(self, done: Done) -> None:
-        with (self.node_dir / "done.jsonl").open("ab") as file:
-            file.write(b"\n" + msgspec.json.encode(done))  # the line before may be torn
-            file.flush()
-            os.fsync(file.fileno())
-
     def _do(self, deeds: tuple[Deed, ...]) -> None:
         for deed in deeds:
             match deed:
                 case Send(post):
                     self._put(messages.encode(post))
                 case Remember(done):
-                    self._remember(done)
+                    remembering.remember(self.node_dir / "done.jsonl", done)
                 case Carry(errand):
                     self._tasks.create_task(self._carry(errand))
 
@@ -179,7 +185,8 @@ class Agent:
 
     async def _look(self, look: Look) -> None:
         """In a thread, for it takes a while; of several at once the last ones wait for the first."""
-        newest = tuple(r for r in self.ranks.held.values() if generation_of(r.key) == self.life.generation)
+        held = self.ranks.held.values()  # but for those that have ended well: nobody waits for them
+        newest = tuple(r for r in held if generation_of(r.key) == self.life.generation and r.code != 0)
         asked = Asked(ranks=newest, deadline_s=look.deadline_s, native=look.native, offset_s=self._offset_s)
         async with self._looking:
             trace = await asyncio.to_thread(self.tracer.take, asked, self.ranks.arena)
@@ -244,6 +251,8 @@ class Agent:
         generation, rank = (int(part) for part in held.key.split(":"))
         where = words.folder(self.spec.log_dir, generation, rank)
         code = held.code if held.code is not None else 1
+        if code and generation > self.life.stopped:
+            self.monitor.hurry(held.at + self._offset_s)
         reading = self._readings().get(held.key)
         exit = Exit(
             node=self.spec.node,
@@ -256,6 +265,9 @@ class Agent:
         )
         self._beat()
         self._do(self.life.step(time.monotonic(), Exited(exit)))
+
+    def _noticed(self, alarm: Alarm) -> None:
+        self._do(self.life.step(time.monotonic(), Noticed(alarm)))
 
     def _readings(self) -> dict[str, slot.Reading]:
         """What the ranks last told, by their keys."""
@@ -286,17 +298,23 @@ class Agent:
             counted=slowest.counted,
             loss=slowest.loss,
             phase=slowest.phase,
+            arrivals=self._arrivals(generation),
             sealed=backing.sealed(),
             backed=backing.backed,
             backing_s=backing.took_s,
             kept=self.keeper.kept,
             stored=self.keeper.stored,
             verifies=backing.verifies(),
+            compares=self.keeper.hashing.compares,
         )
+
+    def _arrivals(self, generation: int) -> dict[int, tuple[Arrival, ...]]:
+        arena = self.ranks.arena
+        return self.tracer.arrivals(arena, generation, self._offset_s) if arena is not None else {}
 
     async def _poll(self) -> None:
         while True:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(_STEADY_S if self._first_said == self.life.generation else POLL_S)
             now = time.monotonic()
             self._do(self.life.step(now, Clock()))
             self._look_for_latches(now)
@@ -325,17 +343,17 @@ class Agent:
                 self._over(msgspec.structs.replace(held, code=1, at=time.time()))
 
     def _look_at_losses(self) -> None:
-        for one in self._readings().values():
-            if one.first_bad_step >= 0 and one.loss is not None:
-                told = Loss(
-                    node=self.spec.node,
-                    generation=one.generation,
-                    rank=one.rank,
-                    step=one.first_bad_step,
-                    loss=one.loss,
-                    at=one.at + time.time() + self._offset_s - time.monotonic(),
-                )
-                self._do(self.life.step(time.monotonic(), Spoilt(told)))
+        if (arena := self.ranks.arena) is None:
+            return
+        wall_s = time.time() + self._offset_s - time.monotonic()
+        for found in self.losses.look(arena, self.spec.nproc, wall_s):
+            news = Spoilt(found) if isinstance(found, Loss) else Noticed(found)
+            self._do(self.life.step(time.monotonic(), news))
+        self._marked(self.losses.marks())
+
+    def _marked(self, marks: tuple[Mark, ...]) -> None:
+        if marks:
+            self._put(messages.encode(Marked(node=self.spec.node, generation=self.life.generation, marks=marks)))
 
     def _rotate(self, keys: list[str]) -> None:
         for key in keys:
@@ -348,25 +366,21 @@ class Agent:
                 _log.warning("rank %d writes more than logs.file_bytes; its older output is dropped", rank)
 
 
-def _read_done(path: Path) -> tuple[Done, ...]:
-    """Errands carried out by earlier agents; a line torn by a crash was never acknowledged."""
-    if not path.exists():
-        return ()
-    done = []
-    for line in path.read_bytes().splitlines():
-        with contextlib.suppress(msgspec.DecodeError):
-            done.append(msgspec.json.decode(line, type=Done))
-    return tuple(done)
-
-
 def _place(node: spec.NodeSpec, socket_path: Path) -> Place:
     """Where nodes reach the controller over a network they reach each other, by the address that faces it."""
     url = urllib.parse.urlsplit(node.url)
     with socket.socket(socket.AF_INET6 if ":" in (url.hostname or "") else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((url.hostname or "127.0.0.1", url.port or 1))  # sends nothing
         host = probe.getsockname()[0]
-    token, limits = _token(node.token_file), node.settings.backup
-    return Place(node=node.node, run_id=node.run_id, socket_path=socket_path, token=token, host=host, limits=limits)
+    return Place(
+        node=node.node,
+        run_id=node.run_id,
+        socket_path=socket_path,
+        token=_token(node.token_file),
+        host=host,
+        limits=node.settings.backup,
+        replica=node.settings.replica,
+    )
 
 
 def _token(path: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from holdfast.agent import kernel, words
 from holdfast.model.errand import LaunchHere
-from holdfast.wire import holding, slot, spec
+from holdfast.wire import flight, flightlog, holding, slot, spec
 from holdfast.wire.holding import (
     Exec,
     Forget,
@@ -38,6 +38,7 @@ from holdfast.wire.zygote import Fork
 
 _log = logging.getLogger("holdfast.agent")
 _SECRET = ("HOLDFAST_TOKEN", "HOLDFAST_TOKEN_FILE")
+_FR_BUFFER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # of torch's flight recorder
 # Together less than recovery.stop_s, so that our answer comes before nobody waits for it any more.
 _UNKILLABLE_S = 10.0
 _SWEPT_S = 8.0  # the holder takes less
@@ -166,6 +167,7 @@ class Ranks:
             return f"rank {rank}: cannot make its log folder {where}: {e.strerror}"
         assert self.arena is not None
         slot.clear(self.arena, local)
+        flight.clear(self.arena, flightlog.place(self.spec.nproc, local))
         env = self._own_env() | self._rank_env(errand, local)
         env["TORCHELASTIC_ERROR_FILE"] = str(where / "error.json")
         if local == 0:
@@ -205,6 +207,8 @@ class Ranks:
     def _own_env(self) -> dict[str, str]:
         env = {k: v for k, v in os.environ.items() if k not in _SECRET and _is_text(k) and _is_text(v)}
         env.setdefault("OMP_NUM_THREADS", "1")
+        if not env.keys() & set(_FR_BUFFER):
+            env[_FR_BUFFER[0]] = "64"  # entries: what is read once a second must not be 2,000
         return env
 
     def _rank_env(self, errand: LaunchHere, local: int) -> dict[str, str]:
@@ -231,7 +235,9 @@ class Ranks:
             "HOLDFAST_NODE": self.spec.node,
             "HOLDFAST_KEEPER": self.keeper_path,
             "HOLDFAST_GENERATION": errand.generation,
+            "HOLDFAST_REPLICA_EVERY": self.spec.settings.replica.every,
             "HOLDFAST_SLOT": f"{self._arena_path}:{local}",
+            "HOLDFAST_FLIGHT": f"{self._arena_path}:{flightlog.place(self.spec.nproc, local)}",
         }
         return {k: str(v) for k, v in values.items()}
 

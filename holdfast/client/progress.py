@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from holdfast.client.device import Copies
+    from holdfast.client.marking import Marking
+    from holdfast.client.watching import Watching
 
     Model = TypeVar("Model")
 
 SLOT = "HOLDFAST_SLOT"  # "<path of the arena>:<index>"
 GENERATION = "HOLDFAST_GENERATION"
+EVERY = "HOLDFAST_REPLICA_EVERY"  # steps between comparisons of replicas
 FLIGHT = "HOLDFAST_FLIGHT"  # "<path of the arena>:<where the flight log begins>"
 
 
@@ -31,21 +34,40 @@ class Progress:
         self._sought = False  # the environment is looked at once
         self._told = False  # the script tells its steps itself
         self._copies: Copies | None = None
+        self._marking: Marking | None = None
+        self._watching: Watching | None = None
         self._on_first: Callable[[], None] | None = None
         # Children are not the rank: what they say would overwrite what it said.
         os.register_at_fork(after_in_child=self._leave)
 
-    def attach(self, model: "Model" = None) -> "Model":  # type: ignore[assignment]
+    def attach(self, model: "Model" = None, replicas: object = None) -> "Model":  # type: ignore[assignment]
         """Report from here on; a DistributedDataParallel model gets the same reduction layout in every generation.
 
-        Call it on every rank, after wrapping the model and before its first backward pass. Returns the model.
+        Call it on every rank, after wrapping the model and before its first backward pass. Returns the model. With
+        `replicas` (True for all ranks, or a process group) parameters are compared with those of these ranks now and
+        then; with a Checkpointer that is done without it, and without the rank.
         """
         try:
             if self.slot() is not None and model is not None:
                 self._fix_layout(model)
+                if replicas:
+                    self._mark(model, None if replicas is True else replicas)
         except Exception as e:
-            print(f"holdfast: the reduction layout stays as it was: {e!r}", file=sys.stderr)
+            print(f"holdfast: the model was not wholly attached: {e!r}", file=sys.stderr)
         return model
+
+    def watch(self, optimizer: object, model: object = None) -> None:
+        """Have updates of this optimizer (Adam or its kin) judged, too: a pass over its state at every step.
+
+        With a DistributedDataParallel model also the norm of the rank's own gradient, which takes a communication hook.
+        """
+        try:
+            if self.slot() is not None:
+                from holdfast.client.watching import Watching
+
+                self._watching = Watching(optimizer, model)  # type: ignore[arg-type]
+        except Exception as e:
+            print(f"holdfast: the optimizer is not watched: {e!r}", file=sys.stderr)
 
     def step(self, step: int, loss: object = None, grad_norm: object = None) -> None:
         """Step number `step` is done."""
@@ -60,11 +82,13 @@ class Progress:
             self._told = True
             if self._copies is not None:
                 self._copies.collect(slot)
-            if loss is not None or grad_norm is not None:
+            if loss is not None or grad_norm is not None or self._watching is not None:
                 try:
                     self._note(slot, step, loss, grad_norm)
                 except Exception:
                     pass  # the step itself counts all the same
+            if self._marking is not None:
+                self._marking.step(slot, step)
             slot.step(step)
             if self._on_first is not None:
                 self._first()
@@ -130,16 +154,27 @@ class Progress:
 
     def _leave(self) -> None:
         self._slot, self._sought, self._copies, self._on_first = None, True, None, None
+        self._marking = self._watching = None
 
     def _note(self, slot: Slot, step: int, loss: object, grad_norm: object) -> None:
-        if _is_here(loss) and _is_here(grad_norm):
-            slot.note(step, _number(loss), _number(grad_norm))
+        own_norm = update = None
+        if self._watching is not None:
+            own_norm, update = self._watching.own_norm, self._watching.update
+            grad_norm = self._watching.norm if grad_norm is None else grad_norm
+        if _is_here(loss) and _is_here(grad_norm) and _is_here(update):
+            slot.note(step, _number(loss), _number(grad_norm), _number(own_norm), _number(update))
             return
         if self._copies is None:
             from holdfast.client.device import Copies
 
             self._copies = Copies()
-        self._copies.start(step, loss, grad_norm)
+        self._copies.start(step, loss, grad_norm, own_norm, update)
+
+    def _mark(self, model: object, group: object) -> None:
+        from holdfast.client.marking import Marking
+
+        every = int(os.environ.get(EVERY, "0"))
+        self._marking = Marking(model.parameters(), group, every) if every else None  # type: ignore[attr-defined, arg-type]
 
     def _fix_layout(self, model: object) -> None:
         if "torch.nn.parallel.distributed" in sys.modules:

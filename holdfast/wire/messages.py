@@ -5,7 +5,8 @@ import msgspec
 from holdfast.core.node import Post
 from holdfast.model.copy import Address, Aim, Copy
 from holdfast.model.errand import Errand
-from holdfast.model.signal import Beat
+from holdfast.model.signal import Beat, Mark
+from holdfast.model.stacks import Trace
 
 MAX_BYTES = 1 << 20  # of one message
 TOKEN_HEADER = "X-Holdfast-Token"
@@ -31,6 +32,21 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, tag="notice"):
     text: str
 
 
+class Marked(msgspec.Struct, frozen=True, kw_only=True, tag="marked"):
+    """Hashes of what this node's ranks share with others; those that are lost are not sent again."""
+
+    node: str
+    generation: int
+    marks: tuple[Mark, ...]
+
+
+class Looked(msgspec.Struct, frozen=True, kw_only=True, tag="looked"):
+    """The answer to a Look; one that is lost is not sent again."""
+
+    id: int
+    trace: Trace
+
+
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     at: float  # the controller's clock
     beat_s: float
@@ -50,8 +66,16 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
     aim: Aim
 
 
-FromAgent = Hello | Beat | Post | Notice
-FromController = Welcome | Ack | Tell | Hold
+class Look(msgspec.Struct, frozen=True, kw_only=True, tag="look"):
+    """Take the stacks of all training processes now, and answer by the deadline with what there is."""
+
+    id: int
+    deadline_s: float
+    native: bool = False
+
+
+FromAgent = Hello | Beat | Post | Notice | Marked | Looked
+FromController = Welcome | Ack | Tell | Hold | Look
 
 encode = msgspec.msgpack.Encoder().encode
 decode_from_agent = msgspec.msgpack.Decoder(FromAgent).decode

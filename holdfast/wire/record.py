@@ -2,7 +2,8 @@
 
 A slot is a seqlock over two records that are written in turn, each with a checksum; the newest whole one counts. So a
 rank that was stopped or killed in the middle of a write still shows the step before, and nobody depends on memory
-barriers, which Python does not have. Every training script pays for the imports here, so there are few.
+barriers, which Python does not have. Behind them the values of the last steps go round in a ring, so that whoever looks
+now and then misses none. Every training script pays for the imports here, so there are few.
 """
 
 import mmap
@@ -12,8 +13,10 @@ from math import isfinite, nan
 from time import monotonic
 from zlib import crc32
 
-SLOT_BYTES = 512
-RECORD_BYTES = SLOT_BYTES // 2
+RECORD_BYTES = 256
+RING_AT = 2 * RECORD_BYTES
+RING, ENTRY_BYTES = 16, 64
+SLOT_BYTES = RING_AT + RING * ENTRY_BYTES
 
 SUM = struct.Struct("<I")
 HOT = struct.Struct("<QIqdqdd")  # seq, flags, step, at, loss_step, loss, grad_norm
@@ -22,7 +25,11 @@ BODY = slice(SUM.size, SUM.size + HOT.size + COLD.size)
 PHASE_BYTES = 24
 FAILURE_BYTES = 120
 
+VALUES = struct.Struct("<HHQqdddd")  # flags, generation, number, step, loss, grad_norm, own_norm, update
+MARK = struct.Struct("<HHQqQQI")  # the same up to the step; then hash, group and count
+
 COUNTED, LOSS, GRAD_NORM, FAILED = 1, 2, 4, 8
+OWN_NORM, UPDATE, MARKED = 16, 32, 64
 
 
 class Slot:
@@ -31,7 +38,7 @@ class Slot:
     def __init__(self, buf: mmap.mmap | memoryview, index: int, *, generation: int, rank: int) -> None:
         self._buf = buf
         self._at = index * SLOT_BYTES
-        before = newest(bytes(buf[self._at : self._at + SLOT_BYTES]))
+        before = newest(bytes(buf[self._at : self._at + RING_AT]))
         self._seq: int = HOT.unpack_from(before)[0] if before else 0
         self._flags = 0
         self._step = self._loss_step = self._first_step = self._first_bad_step = -1
@@ -39,6 +46,7 @@ class Slot:
         self._first_at = 0.0
         self._loss = self._grad_norm = nan
         self._owner = (generation, rank, os.getpid())
+        self._told = 0  # entries of the ring
         self._phase, self._phase_at = b"", 0.0
         self._failure, self._failed_at = b"", 0.0
         self._refresh()
@@ -67,8 +75,15 @@ class Slot:
         self._flags |= COUNTED
         self._refresh()
 
-    def note(self, step: int, loss: float | None, grad_norm: float | None) -> None:
-        """Values of a step, to be shown with the next write."""
+    def note(
+        self,
+        step: int,
+        loss: float | None,
+        grad_norm: float | None,
+        own_norm: float | None = None,
+        update: float | None = None,
+    ) -> None:
+        """Values of a step: the newest are shown with the next write, all of the last steps in the ring."""
         self._flags &= ~(LOSS | GRAD_NORM)
         self._loss_step, self._loss, self._grad_norm = step, nan, nan
         finite = True
@@ -81,6 +96,21 @@ class Slot:
         if not finite and self._first_bad_step < 0:
             self._first_bad_step = step
             self._refresh()
+        flags = self._flags & (LOSS | GRAD_NORM)
+        if own_norm is not None or update is not None:
+            flags |= (OWN_NORM if own_norm is not None else 0) | (UPDATE if update is not None else 0)
+        more = (nan if own_norm is None else own_norm, nan if update is None else update)
+        self._told += 1
+        self._enter(VALUES.pack(flags, self._owner[0] & 0xFFFF, self._told, step, self._loss, self._grad_norm, *more))
+
+    def mark(self, step: int, value: int, group: int, count: int) -> None:
+        """A hash of what this rank shares with others of a group."""
+        self._told += 1
+        self._enter(MARK.pack(MARKED, self._owner[0] & 0xFFFF, self._told, step, value, group, count))
+
+    def _enter(self, body: bytes) -> None:
+        at = self._at + RING_AT + self._told % RING * ENTRY_BYTES
+        self._buf[at : at + SUM.size + len(body)] = SUM.pack(crc32(body)) + body
 
     @property
     def astray(self) -> bool:
@@ -117,7 +147,7 @@ class Slot:
 
 def newest(image: bytes) -> bytes | None:
     """The body of the newest whole record in the image of a slot."""
-    halves = image[:RECORD_BYTES], image[RECORD_BYTES:]
+    halves = image[:RECORD_BYTES], image[RECORD_BYTES:RING_AT]
     whole = [half[BODY] for half in halves if SUM.unpack_from(half)[0] == crc32(half[BODY])]
     return max(whole, key=lambda body: HOT.unpack_from(body)[0], default=None)
 

@@ -1,12 +1,36 @@
 """The reading end of a rank's slot."""
 
 import mmap
+from zlib import crc32
 
 import msgspec
 
-from holdfast.wire.record import COLD, COUNTED, FAILED, GRAD_NORM, HOT, LOSS, SLOT_BYTES, Slot, newest, open_arena
+from holdfast.model.signal import Mark, Values
+from holdfast.wire.record import (
+    COLD,
+    COUNTED,
+    ENTRY_BYTES,
+    FAILED,
+    GRAD_NORM,
+    HOT,
+    LOSS,
+    MARK,
+    MARKED,
+    OWN_NORM,
+    RING,
+    RING_AT,
+    SLOT_BYTES,
+    SUM,
+    UPDATE,
+    VALUES,
+    Slot,
+    newest,
+    open_arena,
+)
 
-__all__ = ["SLOT_BYTES", "Reading", "Slot", "clear", "open_arena", "read"]
+__all__ = ["SLOT_BYTES", "Reading", "Slot", "clear", "open_arena", "read", "told"]
+
+PARAMETERS = "parameters"  # the part of the state of which ranks tell marks themselves
 
 _TRIES = 8
 
@@ -37,7 +61,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 def read(buf: mmap.mmap | memoryview, index: int) -> Reading | None:
     """The newest whole record; None if the slot is empty or no record was whole in a few tries."""
     for _ in range(_TRIES):
-        image = bytes(buf[index * SLOT_BYTES : (index + 1) * SLOT_BYTES])
+        image = bytes(buf[index * SLOT_BYTES : index * SLOT_BYTES + RING_AT])
         body = newest(image)
         if body is not None:
             return _reading(body)
@@ -46,9 +70,43 @@ def read(buf: mmap.mmap | memoryview, index: int) -> Reading | None:
     return None
 
 
+def told(buf: mmap.mmap | memoryview, index: int, reading: Reading, after: int) -> tuple[int, list[Values | Mark]]:
+    """What the rank of this reading told after so many entries, oldest first; and how many there are by now."""
+    start = index * SLOT_BYTES + RING_AT
+    image = bytes(buf[start : start + RING * ENTRY_BYTES])
+    found: list[tuple[int, Values | Mark]] = []
+    for at in range(0, len(image), ENTRY_BYTES):
+        if (entry := _entry(image[at : at + ENTRY_BYTES], reading)) and entry[0] > after:
+            found.append(entry)
+    found.sort(key=lambda entry: entry[0])
+    return (found[-1][0] if found else after), [one for _, one in found]
+
+
 def clear(buf: mmap.mmap | memoryview, index: int) -> None:
     """Empty the slot before a launch; a writer that is still alive fills it again with its own generation."""
     buf[index * SLOT_BYTES : (index + 1) * SLOT_BYTES] = bytes(SLOT_BYTES)
+
+
+def _entry(image: bytes, reading: Reading) -> tuple[int, Values | Mark] | None:
+    flags, generation, number, step = VALUES.unpack_from(image, SUM.size)[:4]
+    form = MARK if flags & MARKED else VALUES
+    body = image[SUM.size : SUM.size + form.size]
+    if SUM.unpack_from(image)[0] != crc32(body) or generation != reading.generation & 0xFFFF or not number:
+        return None
+    if flags & MARKED:
+        *_, value, group, count = MARK.unpack(body)
+        return number, Mark(reading.rank, step, f"{group:x}", count, PARAMETERS, value)
+    *_, loss, grad_norm, own_norm, update = VALUES.unpack(body)
+    return number, Values(
+        generation=reading.generation,
+        rank=reading.rank,
+        step=step,
+        at=reading.at,
+        loss=loss if flags & LOSS else None,
+        grad_norm=grad_norm if flags & GRAD_NORM else None,
+        own_norm=own_norm if flags & OWN_NORM else None,
+        update=update if flags & UPDATE else None,
+    )
 
 
 def _reading(body: bytes) -> Reading:

@@ -11,6 +11,7 @@ import pytest
 from holdfast.agent.holder import Holder
 from holdfast.agent.zygotes import Zygote
 from holdfast.wire import holding, spec, zygote
+from holdfast.wire.flightlog import arena_bytes
 from holdfast.wire.holding import (
     Exec,
     Held,
@@ -172,7 +173,7 @@ def test_the_first_words_to_an_agent(bench: Bench) -> None:
     holder._tell(Listing(ranks=tuple(holder.ranks.values()), arena=holder.arena, arenas=(), warm=True))
     [listing] = bench.heard()
     assert isinstance(listing, Listing) and listing.ranks == (Held(key="1:0", pid=5),)
-    assert Path(listing.arena).stat().st_size == 2 * 512
+    assert Path(listing.arena).stat().st_size == arena_bytes(2)
 
 
 def warm(end: socket.socket, threads: int) -> None:

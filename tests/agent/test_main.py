@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.agent import main
 from holdfast.agent.main import Agent
+from holdfast.agent.remembering import remember
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Done
 from holdfast.wire import holding, messages, spec
@@ -38,18 +39,8 @@ def told(agent: Agent) -> list[object]:
     return found
 
 
-def test_what_was_carried_out_is_remembered_even_behind_a_torn_line(agent: Agent, tmp_path: Path) -> None:
-    assert main._read_done(tmp_path / "done.jsonl") == ()
-    first, second = Done(id=1, node="n0", ok=True), Done(id=2, node="n0", ok=False, detail="no")
-    agent._remember(first)
-    with (tmp_path / "done.jsonl").open("ab") as file:
-        file.write(b'\n{"type":"done","id":7,"no')  # the agent died in the middle of it
-    agent._remember(second)
-    assert main._read_done(tmp_path / "done.jsonl") == (first, second)
-
-
 def test_an_agent_goes_on_where_its_predecessor_was(agent: Agent, tmp_path: Path) -> None:
-    agent._remember(Done(id=1, node="n0", ok=True))
+    remember(tmp_path / "done.jsonl", Done(id=1, node="n0", ok=True))
     spec.put(tmp_path / "stopped", b"2\n")
     agent.ranks.held = {
         "2:0": Held(key="2:0", pid=1, code=-9, at=1.0),

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from holdfast.core.triage import NOT_STARTED, is_echo
+from holdfast.core import story
+from holdfast.core.triage import NOT_STARTED, is_echo, names_node
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.verdict import Remedy, Verdict
 
@@ -33,6 +34,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     restarts: int  # so far, without eviction
     max_restarts: int | None
+    standbys: int = 0
     replaceable: bool  # whether the job can do without the suspects
 
     @property
@@ -68,11 +70,21 @@ def judge(case: Case) -> Verdict:
     where = ", ".join(cause.suspects)
     if cause.kind is Kind.SILENCE:
         return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=f"{where} {cause.reason}: evicted")
+    if names_node(cause) and case.replaceable:
+        return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=f"{where} {cause.reason}: evicted")
     # With a cap given the user has said how often to try; without one the ledger says when trying is pointless.
     if case.max_restarts is None and case.rounds >= case.attempts:
         return _give_up(f"{case.rounds + 1} failures in a row without a step between them")
     if cause.kind is Kind.LOSS:
         return _loss(case)
+    if names_node(cause):
+        return _kept(case)
+    if cause.kind is Kind.REPLICA:
+        return _differ(case)
+    if cause.kind is Kind.LINES:
+        return _setup(case)
+    if cause.kind in (Kind.HANG, Kind.SLOW) and case.replaceable and case.standbys >= len(cause.suspects):
+        return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=f"{story.cause(cause)}: evicted {where}")
     if cause.group == "script":
         return _user_code(case)
     if case.replaceable and cause.klass == NOT_STARTED:
@@ -97,6 +109,33 @@ def _user_code(case: Case) -> Verdict:
     if case.no_further or (case.counted and len(case.recent) >= case.attempts):
         return _give_up("the script failed the same way again without getting further")
     return Verdict(remedy=Remedy.RESTART, reason="the script raised, after steps were made: restarted in place")
+
+
+def _kept(case: Case) -> Verdict:
+    """A bad node that nobody can replace may still do for a while."""
+    if case.capped:
+        return _capped(case)
+    if case.recent:
+        return _give_up("the same again on a node that cannot be replaced")
+    return Verdict(remedy=Remedy.RESTART, reason="nobody can take its place: restarted in place")
+
+
+def _differ(case: Case) -> Verdict:
+    """Replicas disagree and there is no majority: whose fault it was shows if it comes again and one more can say."""
+    if case.capped:
+        return _capped(case)
+    if case.max_restarts is None and case.fruitless >= case.attempts:
+        return _give_up(f"replicas differed {case.fruitless + 1} times without getting further, and nobody can say why")
+    return Verdict(remedy=Remedy.RESTART, reason="nobody can be named: restarted in place from where they were equal")
+
+
+def _setup(case: Case) -> Verdict:
+    """Something is to be set otherwise, such as how much memory is used: never a node's fault."""
+    if case.capped:
+        return _capped(case)
+    if case.no_further or len(case.recent) >= case.attempts:
+        return _give_up("the same again without getting further")
+    return Verdict(remedy=Remedy.RESTART, reason="no node is to blame: restarted in place")
 
 
 def _loss(case: Case) -> Verdict:

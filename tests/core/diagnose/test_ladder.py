@@ -123,3 +123,35 @@ def test_user_code_after_as_many_counted_steps_as_before_is_stuck() -> None:
     assert judge(case(SCRIPT, counted=True, past=past(50, counted=True, at=-99999.0))).code == GAVE_UP
     assert judge(case(SCRIPT, counted=True, past=past(49, 51, counted=True))).remedy is Remedy.RESTART
     assert judge(case(SCRIPT, counted=True, past=past(49, 51, 52, counted=True))).code == GAVE_UP
+
+
+LOST = Alarm(
+    kind=Kind.HEALTH, at=100.0, suspects=("n1",), klass="gpu_lost_bus", reason="has lost GPU 3", hard=True,
+    signature="s",
+)  # fmt: skip
+OOM = Alarm(
+    kind=Kind.LINES, at=100.0, suspects=("n1",), ranks=(2,), klass="host_oom_kill", group="framework", reason="oom",
+    signature="s",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [Kind.HEALTH, Kind.LINES])
+def test_a_bad_machine_is_evicted_whatever_else_is_known(kind: Kind) -> None:
+    for changes in ({}, {"rounds": 99}, {"max_restarts": 0}, {"ever": False}):
+        verdict = judge(case(msgspec.structs.replace(LOST, kind=kind), **changes))
+        assert (verdict.remedy, verdict.nodes) == (Remedy.EVICT, ("n1",))
+
+
+def test_a_bad_machine_that_nobody_can_replace() -> None:
+    assert judge(case(LOST, replaceable=False)).remedy is Remedy.RESTART
+    assert judge(case(LOST, replaceable=False, past=past(10))).remedy is Remedy.GIVE_UP
+    assert judge(case(LOST, replaceable=False, rounds=3)).remedy is Remedy.GIVE_UP
+    assert judge(case(LOST, replaceable=False, max_restarts=0)).remedy is Remedy.GIVE_UP
+
+
+def test_an_oom_kill_never_costs_a_node() -> None:
+    assert judge(case(OOM)).remedy is Remedy.RESTART
+    assert judge(case(OOM, past=past(10, 20))).remedy is Remedy.RESTART, "it gets further each time"
+    assert judge(case(OOM, past=past(50))).remedy is Remedy.GIVE_UP
+    assert judge(case(OOM, past=past(10, 20, 30))).remedy is Remedy.GIVE_UP
+    assert judge(case(OOM, max_restarts=0)).remedy is Remedy.GIVE_UP

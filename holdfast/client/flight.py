@@ -1,0 +1,152 @@
+"""A thread in the rank that writes down, once a second, which collectives it came to; and where it is, when asked.
+
+What it writes lies in shared memory, so the node reads it when the rank is stopped, or can no longer run any Python.
+The thread is none of `threading`'s, takes no signals and no lock, and does not keep the process from ending. While it
+dumps torch's recorder (half a millisecond for 64 entries) it holds the interpreter's lock, so no fork comes in between.
+"""
+
+import _thread
+import os
+import pickle  # noqa: TID251 - for what torch itself hands us in this process; its JSON takes three times as long
+import signal
+import sys
+import time
+from types import FrameType
+from typing import Any
+
+from holdfast.client import kernel
+from holdfast.wire.flightlog import NAME_CHARS, Came, Group, Log
+from holdfast.wire.record import open_arena
+
+_LOOK_S = 0.25  # how often a question for stacks is looked for
+_SHARE = 0.002  # of the time that dumps may take: a large buffer is dumped less often
+_KEEP = 16  # arrivals of one group
+_A_SECOND = 4  # arrivals of one group, about
+_DEPTH = 64  # frames of one thread
+
+Entry = dict[str, Any]  # of torch's recorder
+Dump = dict[str, Any]
+
+
+def start(place: str, generation: int, rank: int) -> None:
+    """Begin to write to "<path of the arena>:<where the log begins>"; without such a place there is no recorder."""
+    path, _, at = place.rpartition(":")
+    try:
+        log = Log(open_arena(path), int(at), generation=generation, rank=rank)
+    except (OSError, ValueError):
+        return
+    kernel.allow_stacks()
+    os.register_at_fork(after_in_child=kernel.allow_stacks)  # what was allowed here is not inherited
+    _thread.start_new_thread(Recorder(log, _thread.get_ident()).run, ())
+
+
+class Recorder:
+    def __init__(self, log: Log, main: int) -> None:
+        self._log = log
+        self._main = main  # thread that started us, which is the main one unless threads were made before
+        self._groups: dict[str, Group] = {}
+        self._arrivals: dict[str, dict[int, float]] = {}
+        self._answered = log.asked()
+
+    def run(self) -> None:
+        """Until the process ends. Seconds begin at the same time everywhere, so ranks tell of the same collectives."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        due = time.time()
+        try:
+            while True:
+                now = time.time()
+                time.sleep(_LOOK_S - now % _LOOK_S)
+                self._answer()
+                if now >= due:
+                    began = time.perf_counter()
+                    self.note(_dumps(), _groups(), time.time())
+                    due = float(int(now) + max(1.0, (time.perf_counter() - began) / _SHARE))
+        except Exception:
+            return  # of no use to the script, so nothing to tell it
+
+    def note(self, dumps: list[Dump], names: dict[str, str], now: float) -> None:
+        """Tell what torch's recorders hold; a group that has left their buffers has nothing open any more."""
+        entries: dict[str, list[Entry]] = {}
+        for entry in (e for dump in dumps for e in dump.get("entries", ()) if not e["is_p2p"]):
+            name = str(entry["process_group"][0])
+            entries.setdefault(names.get(name, name[:NAME_CHARS]), []).append(entry)
+        for name, (_, entered, _, op, at) in self._groups.items():
+            self._groups[name] = (name, entered, entered, op, at)
+        for name in names.values():
+            self._groups.setdefault(name, (name, 0, 0, "", 0.0))
+        for name, found in entries.items():
+            self._groups[name] = newest(name, found)
+            kept = self._arrivals.setdefault(name, {})
+            kept.update(arrivals(found))
+            for seq in sorted(kept)[:-_KEEP]:
+                del kept[seq]
+        came: list[Came] = [(name, seq, at) for name, kept in self._arrivals.items() for seq, at in kept.items()]
+        self._log.tell(now, list(self._groups.values()), came)
+
+    def _answer(self) -> None:
+        asked = self._log.asked()
+        if asked != self._answered:
+            self._answered = asked
+            self._log.answer(asked, stacks(self._main))
+
+
+def newest(name: str, entries: list[Entry]) -> Group:
+    """The last that was entered; completed is what is not open, nor comes after what is."""
+    last = max(entries, key=lambda e: (e["collective_seq_id"], e["record_id"]))
+    entered: int = last["collective_seq_id"]
+    # gloo never says that something has completed, only that it is retired.
+    still = [e["collective_seq_id"] for e in entries if not e["retired"] and e["state"] != "completed"]
+    op = str(last["profiling_name"]).rpartition(":")[2][:NAME_CHARS]
+    return name, entered, min(still, default=entered + 1) - 1, op, last["time_created_ns"] / 1e9
+
+
+def arrivals(entries: list[Entry]) -> dict[int, float]:
+    """When a few of the collectives were entered: those whose number divides by a power of two that suits their rate.
+
+    Ranks that differ in their choice, by a factor of two then, still share every second one.
+    """
+    times = {e["collective_seq_id"]: e["time_created_ns"] / 1e9 for e in reversed(entries)}
+    span_s = max(times.values()) - min(times.values())
+    every = 1
+    while len(times) > every * _A_SECOND * max(span_s, 0.1) and sum(seq % (2 * every) == 0 for seq in times) >= 2:
+        every *= 2
+    return {seq: at for seq, at in times.items() if seq % every == 0}
+
+
+def stacks(main: int) -> list[object]:
+    """Of every thread of this process but ours, the main thread first."""
+    me, threading = _thread.get_ident(), sys.modules.get("threading")
+    first = threading.main_thread().ident if threading else main
+    frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != first)
+    return [(tid, tid == first, "", _frames(frame)) for tid, frame in frames if tid != me]
+
+
+def _frames(frame: FrameType | None) -> list[tuple[str, str, int]]:
+    found: list[tuple[str, str, int]] = []
+    while frame is not None and len(found) < _DEPTH:
+        code = frame.f_code
+        found.append((code.co_qualname[-200:], code.co_filename[-200:], frame.f_lineno or 0))
+        frame = frame.f_back
+    return found[::-1]
+
+
+def _dumps() -> list[Dump]:
+    """What torch's recorders hold, without stacks, for these would take seconds; nothing before there is a group."""
+    c10d = sys.modules.get("torch._C._distributed_c10d")
+    initialized = getattr(sys.modules.get("torch.distributed"), "is_initialized", None)
+    if c10d is None or initialized is None or not initialized():
+        return []
+    asks = [getattr(c10d, name, None) for name in ("_dump_fr_trace", "_dump_nccl_trace")]
+    return [pickle.loads(ask(True, False, False)) for ask in asks if ask is not None]
+
+
+def _groups() -> dict[str, str]:
+    """The groups this rank is in: torch's names and ours. Parts of a split share a name; their first ranks differ."""
+    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    ranks = getattr(world, "pg_group_ranks", {})
+    known = {}
+    for group, name in list(getattr(world, "pg_names", {}).items()):
+        members = ranks.get(group) or {}
+        part = f" from rank {min(members)}" if 0 < len(members) < int(os.environ.get("WORLD_SIZE", "1")) else ""
+        known[str(name)] = f"{str(name)[:NAME_CHARS]}{part}"
+    return known

@@ -1,0 +1,167 @@
+"""`holdfast trace` on a job of four gloo ranks that is brought to a stand in one way after another."""
+
+import json
+import os
+import signal
+import time
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.cli import main
+from holdfast.cli.api import ask
+from holdfast.controller.api import Traced
+from holdfast.core.diagnose.folding import frames_of
+from holdfast.core.diagnose.stacks import Naming
+from holdfast.model.stacks import Process
+from tests.cli.conftest import Start
+from tests.cli.driver import Job
+
+SCRIPT = """
+import ctypes, datetime, os, sys, time
+import torch, torch.distributed as dist
+import holdfast
+
+folder, rank = sys.argv[1], int(os.environ["RANK"])
+
+def now(kind):
+    try:
+        return rank == 1 and open(f"{folder}/kind").read() == kind
+    except OSError:
+        return False
+
+class Items(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1 << 20
+
+    def __getitem__(self, index):
+        while now("loader"):
+            time.sleep(0.1)
+        return index
+
+def preprocess():
+    while now("sleep"):
+        time.sleep(0.1)
+
+def spin():
+    while now("gil"):
+        ctypes.PyDLL(None).sleep(2)
+
+def cross(side):
+    while now("crossed"):
+        try:
+            dist.all_reduce(torch.ones(1), group=side)
+        except RuntimeError:
+            break
+
+dist.init_process_group("gloo")
+side = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=20))
+loader = torch.utils.data.DataLoader(Items(), num_workers=int(rank == 1), prefetch_factor=1 if rank == 1 else None)
+for step, _ in enumerate(loader, 1):
+    preprocess(), spin(), cross(side)
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.05)
+    holdfast.step(step)
+    if os.path.exists(f"{folder}/finish"):
+        break
+"""
+
+
+def stand(job: Job) -> None:
+    """Wait until the job has made no step for longer than the flight recorders need to tell."""
+    last, since = -1, time.monotonic()
+
+    def still() -> bool:
+        nonlocal last, since
+        step = job.status().get("step", last)
+        if step != last:
+            last, since = step, time.monotonic()
+        return time.monotonic() > since + 2.5
+
+    job.until(still, "the job to stand")
+
+
+def go_on(job: Job) -> None:
+    before = job.status()["step"]
+    (job.folder / "kind").unlink(missing_ok=True)
+    job.until(lambda: job.status().get("step", 0) > before + 2, "the job to go on")
+
+
+def look(job: Job, **how: Any) -> tuple[Naming, dict[int, Process], list[Process]]:
+    found = msgspec.convert(ask(job.run_dir, "/api/v1/trace", {"deadline_s": 10.0, **how}, 20.0), Traced)
+    assert not [trace.error for trace in found.traces if trace.error], found
+    processes = [process for trace in found.traces for process in trace.processes]
+    return found.naming, {p.rank: p for p in processes if not p.child}, [p for p in processes if p.child]
+
+
+def stuck(job: Job, kind: str) -> tuple[Naming, dict[int, Process], list[Process]]:
+    (job.folder / "kind").write_text(kind)
+    stand(job)
+    return look(job)
+
+
+def innermost(process: Process) -> str:
+    return frames_of(process)[-1].function
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+def test_who_keeps_the_others_waiting(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    job = start("--nnodes", "2", "--nproc-per-node", "2", script=SCRIPT, torch=True)
+    job.trains()
+
+    named, mains, children = stuck(job, "sleep")
+    assert (named.ranks, named.nodes, named.how, named.hard) == ((1,), ("n0",), "missing", True), named
+    assert innermost(mains[1]) == "preprocess" and [innermost(mains[r]) for r in (0, 2, 3)] == ["all_reduce"] * 3
+    assert [child.rank for child in children] == [1] and children[0].name.startswith("pt_data")
+    shows(job, capsys)
+    go_on(job)
+
+    named, mains, children = stuck(job, "loader")
+    assert (named.ranks, named.how, named.hard) == ((1,), "missing", True), named
+    assert [innermost(child) for child in children] == ["Items.__getitem__"]
+    assert "its child pt_data_worker in Items.__getitem__" in named.reason
+    go_on(job)
+
+    named, mains, _ = stuck(job, "gil")
+    assert (named.ranks, named.how, named.hard) == ((1,), "missing", True), named
+    assert innermost(mains[1]) == "spin"
+    go_on(job)
+
+    named, mains, _ = stuck(job, "crossed")
+    assert (named.ranks, named.nodes, named.how, named.hard) == ((0, 1), ("n0",), "crossed", False), named
+    go_on(job)
+
+    os.kill(mains[1].pid, signal.SIGSTOP)
+    named, mains, _ = look(job)
+    assert (named.ranks, named.how, named.hard) == ((1,), "stopped", True), named
+    assert mains[1].state == "T"
+    os.kill(mains[1].pid, signal.SIGCONT)
+    job.finish()
+    job.ends(0)
+
+
+def shows(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a person sees of rank 1 in its sleep."""
+    picture = job.folder / "trace.svg"
+    assert main(["trace", str(job.run_dir), "--svg", str(picture)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("rank 1 on n0 (missing, for certain): rank 1 has not come to all_reduce ")
+    assert "ranks 0, 2-3: " in text and "preprocess" in text and "entered by" in text
+    labels = [element.text or "" for element in ET.parse(picture).iter()]
+    assert any("preprocess" in label and "rank 1" in label for label in labels)
+    assert main(["trace", str(job.run_dir), "--json", "--rounds", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["naming"]["ranks"] == [1] and len(found["rounds"]) == 2
+    assert main(["trace", str(job.run_dir), "--svg", "/nowhere/x.svg"]) == 2
+    assert "cannot write /nowhere/x.svg" in capsys.readouterr().err
+
+
+def test_without_a_run(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
+    assert main(["trace"]) == 2
+    assert "there is no run yet" in capsys.readouterr().err
+    assert main(["trace", "--rounds", "0"]) == 2
+    assert "--rounds takes 1 to 100" in capsys.readouterr().err
