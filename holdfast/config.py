@@ -7,12 +7,16 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.detect.hang import HangLimits
 from holdfast.core.detect.health import HealthLimits
 from holdfast.core.detect.lines import LineLimits
 from holdfast.core.detect.pace import PaceLimits
+from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.detect.rules import RuleLimits
 from holdfast.core.detect.rules import fault as fault_of_rules
 from holdfast.core.detect.silence import SilenceLimits
+from holdfast.core.detect.slow import SlowLimits
+from holdfast.core.detect.spikes import LossLimits
 from holdfast.core.floor import BackupLimits
 from holdfast.core.memory import SnapshotLimits, cap_of
 from holdfast.core.node import NodeLimits
@@ -32,11 +36,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pace: PaceLimits = PaceLimits()
     node: NodeLimits = NodeLimits()
     logs: LogLimits = LogLimits()
+    hang: HangLimits = HangLimits()
+    slow: SlowLimits = SlowLimits()
     backup: BackupLimits = BackupLimits()
     snapshot: SnapshotLimits = SnapshotLimits()
     health: HealthLimits = HealthLimits()
     lines: LineLimits = LineLimits()
     rules: RuleLimits = RuleLimits()
+    loss: LossLimits = LossLimits()
+    replica: ReplicaLimits = ReplicaLimits()
 
 
 class ConfigError(Exception):

@@ -74,6 +74,10 @@ def test_a_value_of_the_wrong_type() -> None:
         ("recovery.stop_grace_s", "-1", "must not be negative"),
         ("recovery.attempts", "0", "at least 1"),
         ("logs.file_bytes", "10", "at least 65536"),
+        ("lines.bytes_s", "10", "at least 4096"),
+        ("health.gpu_s", "0", "must be above 0"),
+        ("health.deadline_s", "0", "at least 1"),
+        ("health.stance", "panic", "health.stance"),
     ],
 )
 def test_limits_that_contradict_each_other(key: str, value: str, words: str) -> None:
@@ -96,3 +100,14 @@ def test_a_value_where_a_section_is_due(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ["-1", "nan", "inf"])
 def test_limits_are_finite_and_not_negative(value: str) -> None:
     assert "recovery.wait_s must not be negative" in refused(("recovery.wait_s", value))
+
+
+def test_rules_over_log_lines(tmp_path: Path) -> None:
+    path = tmp_path / "holdfast.toml"
+    path.write_text("[[rules.rule]]\nname = 'nan'\nkind = 'loss'\npattern = 'loss=(.+)'\n")
+    [rule] = load(str(path), [("rules.stance", "notify")]).rules.rule
+    assert (rule.name, rule.times, rule.above) == ("nan", 1, None)
+    bad = "[[rules.rule]]\nname = 'nan'\nkind = '{}'\npattern = '{}'\n"
+    assert "rules.rule 'nan' has a bad pattern" in refused(text=bad.format("loss", "(("), tmp_path=tmp_path)
+    assert "rules.rule" in refused(text=bad.format("mood", "(x)"), tmp_path=tmp_path)
+    assert "every" in refused(text=bad.format("loss", "(x)") + "every = 1\n", tmp_path=tmp_path)

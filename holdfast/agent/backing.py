@@ -99,6 +99,11 @@ class Backing:
             for arena in arenas
         )
 
+    @property
+    def coming(self) -> dict[int, Sealed]:
+        """What is held to become the next floor."""
+        return self._next
+
     def verifies(self) -> bool:
         return any(want.verified for want in self._wants.values())
 

@@ -18,6 +18,7 @@ import msgspec
 from holdfast.agent.backing import Backing
 from holdfast.agent.backup import PREFIX
 from holdfast.agent.gathering import Gathering
+from holdfast.agent.hashing import Hashing
 from holdfast.agent.memory import Budget
 from holdfast.agent.persisting import Persisting
 from holdfast.agent.shelf import Shelf
@@ -25,6 +26,7 @@ from holdfast.checkpoint.arena import POISONED, VERIFIED, Arena, ArenaError, Sea
 from holdfast.checkpoint.link import want_of
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.transport import Serving, TransportError
+from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.floor import BackupLimits
 from holdfast.model.copy import Aim, Copy, Restore, Source
 from holdfast.model.errand import LaunchHere
@@ -49,6 +51,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     token: str = ""  # of the job, for other keepers
     host: str = "127.0.0.1"  # other keepers reach it there
     limits: BackupLimits = BackupLimits()
+    replica: ReplicaLimits = ReplicaLimits()
 
 
 class Keeper:
@@ -66,6 +69,8 @@ class Keeper:
         self._persisting = Persisting(lambda text: self.say(text))
         self.backing = Backing(self._arenas, self._notes, self._token, place.limits.bytes_s)
         self.backing.say, self.backing.told = lambda text: self.say(text), lambda: self.told()
+        self.hashing = Hashing(self._arenas, self._notes, place.replica)
+        self.hashing.held = lambda: self.backing.coming
         self._shelf = Shelf(self._notes, self._arenas, make)
         self._shelf.say, self._shelf.pairs.told = lambda text: self.say(text), lambda: self.told()
         self._listener: socket.socket | None = None
@@ -101,6 +106,7 @@ class Keeper:
             self._budget.recall(want, self._arenas[want.rank][1].slots)
         self._persisting.want(want)
         self.backing.want(want)
+        self.hashing.want(want)
 
     @property
     def stored(self) -> int:
@@ -150,6 +156,7 @@ class Keeper:
         self._persisting.begin(Author(errand.generation, self._run), errand.restore.doubts)
         line = errand.restore.step if errand.restore.sources else -1
         self.backing.begin(errand.generation, errand.seat.nproc, line)
+        self.hashing.begin(errand.generation)
         self.backing.aimed(errand.aim)
 
     async def aimed(self, aim: Aim) -> None:

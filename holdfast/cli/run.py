@@ -21,6 +21,7 @@ from holdfast.config import ConfigError, Settings
 from holdfast.controller.replay import ReplayError, replay
 from holdfast.core.decider import Decider
 from holdfast.journal.sqlite import JournalError, SqliteJournal
+from holdfast.logs import catalog
 from holdfast.model.topology import Job
 from holdfast.wire import spec
 from holdfast.wire.spec import Entry, RunSpec
@@ -54,7 +55,9 @@ def _settings(args: RunArgs) -> Settings:
             given.append((setting, str(args.rdzv_conf[key])))
     if args.fleet == "join" and not any(key == "node.lost_s" for key, _ in given):
         given.append(("node.lost_s", "1800"))  # a controller on another host may take its time to come back
-    return config.load(args.config, given)
+    settings = config.load(args.config, given)
+    catalog.check(settings)
+    return settings
 
 
 def _entry(args: RunArgs) -> Entry:

@@ -8,7 +8,7 @@ from holdfast.core.diagnose.ladder import GAVE_UP, Case, Past, judge
 from holdfast.core.doubts import Doubts
 from holdfast.core.plan import next_seats
 from holdfast.core.standby import Standbys
-from holdfast.core.triage import Incident, not_started
+from holdfast.core.triage import Incident, names_node, not_started
 from holdfast.model.action import Action, Finish, Launch, Say, Stop
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.event import (
@@ -162,17 +162,17 @@ class Decider:
         return f"{alarm.kind} ({alarm.stance}): {story.cause(alarm)}"
 
     def _concerns_generation(self, alarm: Alarm) -> bool:
-        if alarm.kind is not Kind.SILENCE:
-            return alarm.generation == self.generation and self.phase is not Phase.WAITING
-        return not (self._active() - self.ended).isdisjoint(alarm.suspects)
+        if alarm.kind is Kind.SILENCE or (names_node(alarm) and self.phase is not Phase.WAITING):
+            return not (self._active() - self.ended).isdisjoint(alarm.suspects)
+        return alarm.generation == self.generation and self.phase is not Phase.WAITING
 
     def _outsider(self, now: float, alarm: Alarm) -> str:
         """News of a standby, of a node still coming or done with its work, or of a generation that is over."""
-        if alarm.kind is not Kind.SILENCE:
+        if alarm.kind is not Kind.SILENCE and not names_node(alarm):
             return ""
         lost = self._standbys.lost(alarm.suspects)
         for node in lost:
-            self._actions += self._standbys.release(node, alarm.kind, "standby fell silent")
+            self._actions += self._standbys.release(node, alarm.kind, story.lost_standby(alarm))
         if lost:
             waiting = f"; {self._next_generation(now)}" if self.phase is Phase.WAITING else ""
             return f"standby {', '.join(lost)} lost: {alarm.reason}{waiting}"
@@ -353,8 +353,7 @@ class Decider:
         return f"incident {incident.number}: {verdict.reason}; {self._next_generation(now)}"
 
     def _judge(self, now: float, incident: Incident, cause: Alarm) -> Verdict:
-        spare = len(self.pool) + len(self.seats) - self.job.min_nodes
-        others = len(self._active().difference(cause.suspects))
+        left = self._active().difference(cause.suspects)
         case = Case(
             cause=cause,
             step=incident.good_step,
@@ -367,7 +366,8 @@ class Decider:
             attempts=self.limits.attempts,
             restarts=self.restarts,
             max_restarts=self.job.max_restarts,
-            replaceable=others > 0 and (self.job.can_acquire or spare >= len(cause.suspects)),
+            standbys=len(self.pool),
+            replaceable=bool(left) and (self.job.can_acquire or len(left) + len(self.pool) >= self.job.min_nodes),
         )
         failure = Past(signature=cause.signature, nodes=cause.suspects, at=now, step=case.step, counted=case.counted)
         self.past = [*self.past, failure][-_REMEMBERED:]

@@ -5,6 +5,7 @@ which snapshot to hold and to copy next; when the last has done so, it is the ne
 answer in their beats: a word that is lost is said again.
 """
 
+from collections.abc import Callable
 from math import isfinite
 
 import msgspec
@@ -44,6 +45,7 @@ class Floor:
         self._well = 0  # floors in a row
         self._beats: dict[str, Beat] = {}
         self.nodes: frozenset[str] = frozenset()
+        self.equal: Callable[[], int | None] = lambda: None  # up to which step replicas are; None: nobody can say
 
     def launched(self, generation: int, seats: tuple[Seat, ...], mesh: Dims) -> tuple[str, ...]:
         """A generation starts. What its placement does not survive is the answer."""
@@ -99,6 +101,8 @@ class Floor:
             return self._take_aim(now)
         if self.halves and {beat.kept for beat in self._beats.values()} != backed:  # sent, and not yet sealed
             return now >= self._aimed_at + self.limits.stuck_s and self._take_aim(now)
+        if not self._alike(*backed):
+            return now >= self._aimed_at + self.limits.stuck_s and self._take_aim(now)
         self.floor, self._next = backed.pop(), -1
         self._well += 1
         if self._well % 8 == 0:
@@ -106,6 +110,11 @@ class Floor:
         took_s = max(beat.backing_s for beat in self._beats.values())
         self._not_before = now + took_s * (1 / self.limits.duty - 1)
         return self._look_ahead(now)
+
+    def _alike(self, step: int) -> bool:
+        """Whether replicas were equal then, where they are compared: what differs is nothing to fall back to."""
+        equal = self.equal() if any(beat.compares for beat in self._beats.values()) else None
+        return equal is None or equal >= step
 
     def _look_ahead(self, now: float) -> bool:
         """Where a verified state is to be kept, a floor is left only for one that has been found good."""

@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.core.detect import loss
 from holdfast.core.detect.crash import Catalog, alarm_of
-from holdfast.model.alarm import Alarm
+from holdfast.model.alarm import Alarm, Stance
 from holdfast.model.copy import Copy
 from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.event import Ended
@@ -56,10 +56,16 @@ class Spoilt(msgspec.Struct, frozen=True):
     told: Loss
 
 
+class Noticed(msgspec.Struct, frozen=True):
+    """A detector that watches this machine has something to say."""
+
+    alarm: Alarm
+
+
 class Clock(msgspec.Struct, frozen=True): ...
 
 
-News = Linked | Unlinked | Acked | Told | Carried | Exited | Spoilt | Clock
+News = Linked | Unlinked | Acked | Told | Carried | Exited | Spoilt | Noticed | Clock
 
 
 # What the machine wants done, in this order.
@@ -91,6 +97,7 @@ class NodeLife:
         self.expected: set[int] = set()  # its ranks that have not ended
         self.stopped = 0  # generations up to this one were ended by us
         self.leaving = False
+        self.on_bad_loss = Stance.ACT
         self._over: set[int] = set()  # ranks of it that have
         self._begun = 0  # a generation that an earlier agent launched, perhaps not wholly
         self._spoiled = 0  # the generation in which a rank of ours had a loss that is not finite
@@ -128,6 +135,8 @@ class NodeLife:
                 return self._exited(exit)
             case Spoilt(told):
                 return self._spoilt(told)
+            case Noticed(alarm):
+                return () if self.leaving else self._post(msgspec.structs.replace(alarm, generation=self.generation))
             case Clock():
                 return self._clock(now)
 
@@ -178,7 +187,7 @@ class NodeLife:
         if alarm is None or told.generation <= max(self.stopped, self._spoiled) or told.generation != self.generation:
             return ()
         self._spoiled = told.generation  # once is enough: all ranks that share a loss have it
-        return self._post(alarm)
+        return self._post(msgspec.structs.replace(alarm, stance=self.on_bad_loss))
 
     def _clock(self, now: float) -> tuple[Deed, ...]:
         if self._linked or self.leaving or now < self._unlinked_at + self.limits.lost_s:

@@ -17,10 +17,18 @@ def ending(code: int) -> str:
 def cause(alarm: Alarm) -> str:
     """Who failed, where and how."""
     where = ", ".join(alarm.suspects)
+    if not where:
+        return alarm.reason
+    if alarm.kind in (Kind.HEALTH, Kind.LINES) and len(alarm.suspects) > 1:
+        where = f"the host of {where}"
     if alarm.kind is Kind.SILENCE or not alarm.ranks:
         return f"{where} {alarm.reason}"
     ranks = ", ".join(str(r) for r in alarm.ranks)
     return f"rank {ranks} on {where} {alarm.reason}"
+
+
+def lost_standby(alarm: Alarm) -> str:
+    return "standby fell silent" if alarm.kind is Kind.SILENCE else f"standby {alarm.reason}"
 
 
 def sentence(record: Record) -> str:

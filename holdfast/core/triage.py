@@ -104,13 +104,18 @@ def is_echo(alarm: Alarm) -> bool:
     return alarm.klass in ECHOES
 
 
+def names_node(alarm: Alarm) -> bool:
+    """Whether it names a machine beyond doubt; whichever generation runs there, it is the machine that is bad."""
+    return alarm.hard and alarm.kind in (Kind.HEALTH, Kind.LINES, Kind.REPLICA)
+
+
 def first_cause(alarms: list[Alarm]) -> Alarm:
     """The earliest alarm that is not an echo of another; silence counts although it is noticed last.
 
     A node that vanished is seen first by its neighbours, as closed connections, and only after the silence limit
-    as silence: so causes are told by their kind before their time.
+    as silence: so causes are told by their kind before their time. A bad machine is read a while after its ranks fail.
     """
-    causes = [a for a in alarms if not is_echo(a)] or alarms
+    causes = [a for a in alarms if names_node(a)] or [a for a in alarms if not is_echo(a)] or alarms
     first = min(causes, key=lambda a: (a.at, a.ranks))
     silences = [a for a in causes if a.kind is Kind.SILENCE]
     if not silences:

@@ -1,13 +1,85 @@
-"""The catalogs as parsed values, for detectors that may not read files."""
+"""The catalogs as parsed values, for detectors that may not read files; a bad one is refused with one sentence."""
 
 import tomllib
+from collections.abc import Iterable
 from importlib import resources
+from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
+from holdfast.config import ConfigError, Settings
+from holdfast.core.detect import health, lines
 from holdfast.core.detect.crash import Catalog, Row
+
+T = TypeVar("T")
 
 
 def load() -> Catalog:
-    text = resources.files("holdfast.core").joinpath("catalog/words.toml").read_text(encoding="utf-8")
-    return Catalog(msgspec.convert(tomllib.loads(text)["row"], tuple[Row, ...]))
+    return Catalog(_rows(_ours("words"), "words.toml", Row))
+
+
+def load_lines(path: str = "") -> lines.LineCatalog:
+    """Our rows, and those of a user's file: no line may be known to two of them."""
+    rows = _rows(_ours("lines"), "lines.toml", lines.Row)
+    if path:
+        rows = (*rows, *_rows(_theirs(path), path, lines.Row))
+    where = path or "lines.toml"
+    for row in rows:
+        if fault := lines.fault(row):
+            raise ConfigError(f"the catalog {where}: the row '{row.say}' {fault}")
+    catalog = lines.LineCatalog(rows)
+    for row in rows:
+        if len(found := catalog.match(row.sample, rank=row.rank)) > 1:
+            named = " and ".join(f"'{other.say}'" for other, _ in found)
+            raise ConfigError(
+                f"the catalog {where}: the sample of '{row.say}' is matched by {named}; one must be narrower"
+            )
+    return catalog
+
+
+def load_health(path: str = "") -> tuple[health.Row, ...]:
+    """Our rows, with those of a user's file in the place of ours for the same gauge."""
+    rows = {row.gauge: row for row in _once(_rows(_ours("health"), "health.toml", health.Row), "health.toml")}
+    if path:
+        rows |= {row.gauge: row for row in _once(_rows(_theirs(path), path, health.Row), path)}
+    for row in rows.values():
+        if fault := health.fault(row):
+            raise ConfigError(f"the catalog {path or 'health.toml'}: the row for {row.gauge} {fault}")
+    return tuple(rows.values())
+
+
+def check(settings: Settings) -> None:
+    """Before anything starts: what the settings name can be used."""
+    load_lines(settings.lines.catalog)
+    load_health(settings.health.catalog)
+
+
+def _once(rows: Iterable[health.Row], where: str) -> list[health.Row]:
+    seen: dict[str, health.Row] = {}
+    for row in rows:
+        if row.gauge in seen:
+            raise ConfigError(f"the catalog {where} has two rows for {row.gauge}; one gauge has one meaning")
+        seen[row.gauge] = row
+    return list(seen.values())
+
+
+def _ours(name: str) -> str:
+    return resources.files("holdfast.core").joinpath(f"catalog/{name}.toml").read_text(encoding="utf-8")
+
+
+def _theirs(path: str) -> str:
+    if not Path(path).is_absolute():
+        raise ConfigError(f"the catalog {path}: give its absolute path, as every node is to find it")
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"cannot read the catalog {path}: {e}") from None
+
+
+def _rows(text: str, where: str, kind: type[T]) -> tuple[T, ...]:
+    try:
+        tree = tomllib.loads(text)
+        return msgspec.convert(tree.get("row", []), tuple[kind, ...])  # type: ignore[valid-type]
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as e:
+        raise ConfigError(f"the catalog {where} cannot be understood: {e}") from None

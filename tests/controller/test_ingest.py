@@ -2,15 +2,19 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from holdfast.config import Settings
+from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.detect.silence import SilenceLimits
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.errand import Done, LaunchHere, Leave, StopHere
 from holdfast.model.event import Ended, Limits, Phase, Progress, Ready
+from holdfast.model.signal import Mark
 from holdfast.model.topology import Job
-from holdfast.wire.messages import Ack, Welcome
+from holdfast.wire import messages
+from holdfast.wire.messages import Ack, Marked, Welcome
 from tests.controller.conftest import HEADERS, Agent, Open
 
 pytestmark = pytest.mark.timeout(60)
@@ -181,3 +185,32 @@ async def test_what_a_node_has_not_answered_is_told_again(desk_of: Open) -> None
         assert await again.errand() == launch
         await again.post(Done(id=launch.id, node="a", ok=True))
         await desk.phase(Phase.STARTING)
+
+
+async def test_replicas_that_differ_are_heard_of_and_only_from_their_own_node(desk_of: Open) -> None:
+    async with desk_of(settings=Settings(replica=ReplicaLimits(stance=Stance.NOTIFY))) as desk:
+        agent = await desk.train()
+
+        async def mark(step: int, *values: int, node: str = "a") -> None:
+            marks = tuple(Mark(rank, step, "g", 3, "parameters", value) for rank, value in enumerate(values))
+            await agent.ws.send_bytes(messages.encode(Marked(node=node, generation=1, marks=marks)))
+
+        await mark(10, 7, 7, 7)
+        await mark(20, 7, 8, 7, node="b")
+        await desk.until(lambda: desk.controller.ingest.replicas.equal() == 10, "marks")
+        await mark(20, 7, 7, 9)
+        await desk.until(lambda: any(isinstance(event, Alarm) for event in desk.events()), "an alarm")
+        [alarm] = [event for event in desk.events() if isinstance(event, Alarm)]
+        assert (alarm.kind, alarm.ranks, alarm.not_after) == (Kind.REPLICA, (2,), 10)
+
+
+async def test_a_spike_that_all_nodes_see_is_told_once(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        agent = await desk.train()
+        spike = Alarm(
+            kind=Kind.LOSS, at=1.0, suspects=("a",), ranks=(0,), generation=1, reason="stands out", stance=Stance.NOTIFY
+        )
+        for rank in range(3):
+            await agent.post(msgspec.structs.replace(spike, ranks=(rank,)))
+        await agent.post(msgspec.structs.replace(spike, signature="spike own times 2"))
+        await desk.until(lambda: sum(isinstance(e, Alarm) for e in desk.events()) == 2, "two alarms")

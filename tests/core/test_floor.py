@@ -164,3 +164,33 @@ def test_where_parity_does_not_fit_copies_are_whole_and_it_is_said() -> None:
     assert "it takes 3 nodes" in why
     assert made.peers == {"n0": "n1", "n1": "n0"} and made.aim("n0").halves == ()
     assert made.launched(2, SEATS, ()) == () and made.aim("n0").halves
+
+
+def test_a_floor_waits_until_replicas_are_known_to_be_equal() -> None:
+    made, equal = floor(), [-1]
+    made.equal = lambda: equal[0]
+    tell(made, 0.0, sealed=10, compares=True)
+    assert not any(tell(made, 1.0, sealed=12, backed=11, compares=True)) and made.floor == -1
+    equal[0] = 11
+    assert made.tick(2.0) and made.floor == 11
+
+
+def test_a_floor_that_is_never_compared_is_given_up_for_a_newer_one() -> None:
+    made = floor()
+    made.equal = lambda: -1
+    tell(made, 0.0, sealed=10, compares=True)
+    tell(made, 1.0, sealed=20, backed=11, compares=True)
+    assert made.tick(61.0) and (made.floor, made.aim("n0").next) == (-1, 21)
+
+
+def test_nobody_waits_where_nothing_is_compared_or_nothing_can_be() -> None:
+    made = floor()
+    made.equal = lambda: -1
+    tell(made, 0.0, sealed=10)
+    tell(made, 1.0, sealed=11, backed=11)
+    assert made.floor == 11
+    other = floor()
+    other.equal = lambda: None
+    tell(other, 0.0, sealed=10, compares=True)
+    tell(other, 1.0, sealed=11, backed=11, compares=True)
+    assert other.floor == 11

@@ -14,6 +14,7 @@ from holdfast.core.node import (
     Linked,
     NodeLife,
     NodeLimits,
+    Noticed,
     Post,
     Remember,
     Send,
@@ -21,7 +22,7 @@ from holdfast.core.node import (
     Unlinked,
 )
 from holdfast.logs import catalog
-from holdfast.model.alarm import Alarm
+from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.event import Ended
 from holdfast.model.signal import Exit
@@ -352,3 +353,16 @@ def test_a_launch_that_an_earlier_agent_left_half_done_is_finished() -> None:
     assert node.expected == {first + 1}
     (answer,) = bodies(node.step(2.0, Told(launch(6, 2))))
     assert isinstance(answer, Done) and not answer.ok, "once is enough"
+
+
+def test_what_a_detector_notices_is_posted_with_the_generation_that_runs() -> None:
+    node = life()
+    alarm = Alarm(kind=Kind.HEALTH, at=1.0, suspects=("n0",), reason="has lost GPU 3", hard=True)
+    do(node, launch(1, 4))
+    [told] = bodies(node.step(2.0, Noticed(alarm)))
+    assert isinstance(told, Alarm) and (told.generation, told.hard) == (4, True)
+    node.step(3.0, Unlinked())
+    assert node.step(3.5, Noticed(alarm)) == ()
+    assert len(bodies(node.step(4.0, Linked()))) == 3, "what is not acknowledged is told again"
+    node.step(5.0, Told(leave(9)))
+    assert node.step(6.0, Noticed(alarm)) == ()

@@ -21,7 +21,7 @@ from holdfast.core.detect import loss
 from holdfast.core.detect.crash import alarm_of
 from holdfast.logs import catalog
 from holdfast.model.action import Acquire, Action, Finish, Launch, Release, Say, Stop
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.event import (
     Begin,
     Decision,
@@ -115,6 +115,17 @@ def _alarm(words: Words, now: float, generation: int) -> Event:
         assert found is not None
         return found
     said = tuple(words.after_all("said"))
+    if kind in ("health", "lines"):
+        return Alarm(
+            kind=Kind(kind),
+            at=at,
+            suspects=tuple(node.split(",")),
+            generation=int(words.after("generation", str(generation))),
+            reason=" ".join(said),
+            signature=" ".join(said),
+            hard=words.has("hard"),
+            stance=Stance(words.after("stance", "act")),
+        )
     exit = Exit(
         node=node,
         generation=int(words.after("generation", str(generation))),

@@ -1,34 +1,41 @@
 """hang: nodes answer, and the job's step stands still for longer than this job ever has.
 
 Naming is cheap: after a few of the job's own steps all processes are looked at, twice, and whoever the others wait for
-is named. Acting is not: at once only on a rank that is stopped or gone. Otherwise the suspects and their children must
-have shown no processor time, no bytes read or written and no frame that moved for `act_s` and longer than any pause
-this run has come back from.
+both times is named. Acting is not: at once only on a rank that is stopped or gone. Otherwise the suspects and their
+children must have shown no processor time, no bytes read or written and no frame that moved for `act_s` and longer than
+any pause this run has come back from.
 
 Refuses to judge before the first step of a generation, where compilation and data may take any time (`start_s`), and
-while its own clock stood still. A pause that ends by itself teaches it: the next one of its phase may last as long.
+while its own clock stood still; and to name ranks that still come to collectives, as in an evaluation. A pause that
+ends by itself teaches it: the next one of its phase, if that has a name, or at its place in the code, may last as long.
+What stands elsewhere is named as soon as ever.
 """
 
 from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.core.diagnose.stacks import Naming, moved
+from holdfast.core.diagnose.folding import frames_of
+from holdfast.core.diagnose.stacks import Motion, Naming, moved
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.signal import Beat
-from holdfast.model.stacks import Trace
+from holdfast.model.stacks import Frame, Trace
 
 _STEPS = 64  # durations that are remembered
 _STILL_CPU = 0.02  # of a core: what threads that only wait use up
 _STILL_BYTES = 4096
+_SOON = 4  # looks that follow one another closely
+_PLACES = 64  # at which pauses are remembered
+
+Place = tuple[Frame, ...]  # outermost first; line 0 of the last stands for any
 
 
 class HangLimits(msgspec.Struct, frozen=True, kw_only=True):
     stance: str = "act"
     steps: float = 8.0  # so many of the job's own steps without one is suspect
     least_s: float = 3.0  # but not before this
-    pause: float = 1.5  # nor before so many times the longest pause of the same phase that ended by itself
-    again_s: float = 1.0  # between the two looks
+    pause: float = 1.5  # nor before so many times the longest pause of the same phase or place that ended by itself
+    again_s: float = 1.0  # between the first looks
     act_s: float = 180.0  # a suspect that shows no life for so long is acted on
     last_s: float = 1800.0  # a suspect is acted on after so long, whatever it shows: it may be spinning
     start_s: float = 900.0  # before the first step
@@ -43,13 +50,16 @@ class Hang:
         self._step = -1
         self._moved_at = 0.0  # when the job's step last rose
         self._took: list[float] = []  # seconds per step
-        self._pauses: dict[str, float] = {}  # phase -> longest that ended by itself
+        self._phases: dict[str, float] = {}  # phase with a name -> longest pause that ended by itself
+        self._places: dict[Place, float] = {}  # place in the code -> the same
         self._phase = ""
         self._look_at = 0.0  # not before this
         self._looks = 0  # since the step last rose
         self._still: dict[int, float] = {}  # rank -> since when it shows no life
         self._last: tuple[float, tuple[Trace, ...]] = (0.0, ())
-        self._named: tuple[int, ...] = ()
+        self._seen: tuple[int, ...] = ()  # whom the last look named
+        self._named: tuple[int, ...] = ()  # whom an alarm did
+        self._place: Place = ()  # where those stand that the others wait for, as far as all looks agree
         self._asked_at = 0.0
 
     def launched(self, now: float, generation: int, nodes: tuple[str, ...]) -> None:
@@ -74,14 +84,24 @@ class Hang:
         if self._step >= 0:
             self._took = [*self._took, pause_s / (beat.step - self._step)][-_STEPS:]
             if self._looks:  # it was suspect, and came back: its like will be waited for
-                self._pauses[self._phase] = max(self._pauses.get(self._phase, 0.0), pause_s)
+                self._remember(pause_s)
         self._step, self._phase = beat.step, beat.phase
         self._rose(now)
+
+    def _remember(self, pause_s: float) -> None:
+        if self._phase:
+            self._phases[self._phase] = max(self._phases.get(self._phase, 0.0), pause_s)
+        if self._place and self._named:
+            self._places[self._place] = max(self._places.pop(self._place, 0.0), pause_s)
+            while len(self._places) > _PLACES:
+                del self._places[next(iter(self._places))]
 
     def _rose(self, now: float) -> None:
         self._moved_at, self._looks, self._look_at = now, 0, 0.0
         self._still.clear()
-        self._last, self._named = (0.0, ()), ()
+        self._last = (0.0, ())
+        self._seen = self._named = ()
+        self._place = ()
 
     @property
     def patience_s(self) -> float:
@@ -89,7 +109,7 @@ class Hang:
         if self._step < 0:
             return self.limits.start_s
         typical_s = sorted(self._took)[len(self._took) // 2] if self._took else 0.0
-        learned_s = self.limits.pause * self._pauses.get(self._phase, 0.0)
+        learned_s = self.limits.pause * self._phases.get(self._phase, 0.0)
         return max(self.limits.least_s, self.limits.steps * typical_s, learned_s)
 
     def suspicious(self, now: float) -> bool:
@@ -100,36 +120,53 @@ class Hang:
         return bool(self._nodes) and now >= max(self._moved_at + self.patience_s, self._look_at)
 
     def looked(self, now: float, traces: Sequence[Trace], named: Naming) -> Alarm | None:
-        """What one look found. Looks come in pairs first, then further and further apart."""
+        """What one look found. The first ones come close together, later ones further and further apart."""
         self._looks += 1
-        gap_s = self.limits.again_s if self._looks < 2 else min(30.0, self.limits.again_s * 2 ** (self._looks // 2))
-        self._look_at = now + gap_s
-        self._watch(now, traces)
+        soon = self._looks < _SOON and not self._named
+        self._look_at = now + self.limits.again_s * (1 if soon else min(30.0, 2 ** (self._looks // 2)))
+        motions = self._watch(now, traces)
+        before, self._seen = self._seen, named.ranks
         if not named.ranks:
             self._named = ()
             return None
         if named.how in ("stopped", "gone"):
             return self._alarm(now, named, Stance.ACT, named.reason)
+        self._place = self._find(named, traces)
         still_s = min(now - self._still.get(rank, now) for rank in named.ranks)
-        longest_s = self.limits.pause * max(self._pauses.values(), default=0.0)
+        longest_s = self.limits.pause * max([*self._phases.values(), *self._places.values()], default=0.0)
         if still_s >= max(self.limits.act_s, longest_s):
             return self._alarm(now, named, Stance.ACT, f"{named.reason}, without a sign of life for {still_s:.0f} s")
         if now - self._moved_at >= max(self.limits.last_s, longest_s):
             return self._alarm(now, named, Stance.ACT, named.reason)
-        if self._looks < 2 or named.ranks == self._named:
+        goes_on = any(motions[rank].collectives for rank in named.ranks if rank in motions)
+        if named.ranks == self._named or named.ranks != before or goes_on or now < self._usual_until:
             return None
         self._named = named.ranks
         return self._alarm(now, named, Stance.NOTIFY, named.reason)
 
-    def _watch(self, now: float, traces: Sequence[Trace]) -> None:
+    def _find(self, named: Naming, traces: Sequence[Trace]) -> Place:
+        """Where the first of them stands; if it has been looked at before, as far as that is the same."""
+        stacks = (frames_of(p) for t in traces for p in t.processes if p.rank == named.ranks[0] and not p.child)
+        frames = next(stacks, ())
+        return shared(self._place, frames) if self._place else frames
+
+    @property
+    def _usual_until(self) -> float:
+        """Until when it may stand there, as it has done before."""
+        usual_s = max((s for place, s in self._places.items() if shared(place, self._place) == place), default=0.0)
+        return self._moved_at + self.limits.pause * usual_s
+
+    def _watch(self, now: float, traces: Sequence[Trace]) -> dict[int, Motion]:
         """Who has shown life since the last look."""
         (last_at, last), self._last = self._last, (now, tuple(traces))
-        for rank, motion in moved(last, traces).items():
+        motions = moved(last, traces)
+        for rank, motion in motions.items():
             used = motion.cpu_s > _STILL_CPU * max(now - last_at, 0.1)
-            if used or motion.frames or motion.io_bytes > _STILL_BYTES:
+            if used or motion.frames or motion.collectives or motion.io_bytes > _STILL_BYTES:
                 self._still.pop(rank, None)
             else:
                 self._still.setdefault(rank, last_at)
+        return motions
 
     def _alarm(self, now: float, named: Naming, stance: Stance, reason: str) -> Alarm:
         order = [Stance.OBSERVE, Stance.NOTIFY, Stance.ACT]
@@ -144,3 +181,15 @@ class Hang:
             stance=min(stance, Stance(self.limits.stance), key=order.index),
             hard=named.how in ("stopped", "gone"),
         )
+
+
+def shared(one: Place, other: Place) -> Place:
+    """The way that two stacks have in common; on its last frame they may be on different lines."""
+    common: list[Frame] = []
+    for a, b in zip(one, other, strict=False):
+        if (a.function, a.file) != (b.function, b.file):
+            break
+        common.append(a if a.line == b.line else Frame(a.function, a.file))
+        if a.line != b.line:
+            break
+    return tuple(common)

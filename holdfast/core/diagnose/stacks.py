@@ -45,6 +45,7 @@ class Motion(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float = 0.0
     io_bytes: int = 0
     frames: bool = False  # a main thread is at another place, or on another line
+    collectives: int = 0  # that the rank came to
 
 
 def name(traces: Sequence[Trace], seats: tuple[Seat, ...] = (), mesh: Dims = ()) -> Naming:
@@ -91,17 +92,26 @@ def moved(before: Sequence[Trace], after: Sequence[Trace]) -> dict[int, Motion]:
     then = {(p.node, p.pid): p for trace in before for p in trace.processes}
     now = {(p.node, p.pid): p for trace in after for p in trace.processes}
     found: dict[int, Motion] = {}
+    came = _came(after)
+    for rank, count in _came(before).items():
+        found[rank] = Motion(collectives=max(0, came.get(rank, count) - count))
     for key in sorted(then.keys() | now.keys()):
         old, new = then.get(key), now.get(key)
         known = new or old
         assert known is not None
-        so_far = found.setdefault(known.rank, Motion())
-        found[known.rank] = Motion(
+        so_far = found.get(known.rank, Motion())
+        found[known.rank] = msgspec.structs.replace(
+            so_far,
             cpu_s=so_far.cpu_s + (new.cpu_s if new else 0.0) - (old.cpu_s if old and new else 0.0),
             io_bytes=so_far.io_bytes + (new.io_bytes if new else 0) - (old.io_bytes if old and new else 0),
             frames=so_far.frames or old is None or new is None or frames_of(old) != frames_of(new),
         )
     return found
+
+
+def _came(traces: Sequence[Trace]) -> dict[int, int]:
+    """How many collectives every rank has come to."""
+    return {flight.rank: sum(c.entered for c in flight.groups) for trace in traces for flight in trace.flights}
 
 
 def ranks_said(ranks: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ from holdfast.core.detect.hang import Hang, HangLimits
 from holdfast.core.diagnose.stacks import Naming
 from holdfast.model.alarm import Stance
 from holdfast.model.signal import Beat
-from holdfast.model.stacks import Frame, Process, Thread, Trace
+from holdfast.model.stacks import Collective, Flight, Frame, Process, Thread, Trace
 
 LIMITS = HangLimits()
 NAMED = Naming(ranks=(1,), nodes=("n1",), wide=("n1",), how="missing", reason="it is in user code")
@@ -122,14 +122,61 @@ def test_not_even_a_rank_that_spins_is_waited_for_for_ever() -> None:
     assert stances == [Stance.NOTIFY, Stance.ACT] and ended - now >= 1800.0
 
 
-def test_a_pause_that_ended_by_itself_is_learned() -> None:
-    made, now = trained()
-    _, stances = look_on(made, now, now + 40.0, {"cpu": 1.0})
-    assert stances == [Stance.NOTIFY]
-    now += 40.0
+def pauses(made: Hang, now: float, seconds: float, line: int = 7, phase: str = "") -> tuple[float, list[float]]:
+    """The rank stands there for so long, and comes back; when it does, and after how long it was named."""
+    began, named = now, []
+    while now < began + seconds:
+        now += 0.25
+        if made.suspicious(now) and made.looked(now, seen(now, cpu_s=now, line=line), NAMED):
+            named.append(now - began)
+    step = made._step + 1
     for node in ("n0", "n1"):
-        made.heard(now, beat(node, 41))
+        made.heard(now, beat(node, step, phase))
+    return now, named
+
+
+def test_a_place_where_it_has_stood_before_is_waited_for() -> None:
+    made, now = trained()
+    now, named = pauses(made, now, 40.0)
+    assert len(named) == 1 and named[0] < 6.0
+    now, named = pauses(made, now, 40.0)
+    assert named == [], "it came back from there after 40 s"
+    now, named = pauses(made, now, 10.0, line=8)
+    assert len(named) == 1 and named[0] < 6.0, "another place"
+    _, named = pauses(made, now, 90.0)
+    assert len(named) == 1 and 60.0 <= named[0] <= 90.0
+
+
+def test_a_phase_with_a_name_is_waited_for() -> None:
+    made, now = trained()
+    for node in ("n0", "n1"):
+        made.heard(now, beat(node, 40, "eval"))
+    now, named = pauses(made, now, 40.0, phase="eval")
+    assert len(named) == 1
     assert made.patience_s == pytest.approx(60.0, rel=0.1)
+    for node in ("n0", "n1"):
+        made.heard(now, beat(node, 42, "train"))
+    assert made.patience_s < 10.0
+
+
+def test_two_looks_must_agree() -> None:
+    made, now = trained()
+    now = passes(made, now, 10.0)
+    other = msgspec.structs.replace(NAMED, ranks=(0,), nodes=("n0",), wide=("n0",))
+    for extra, named in ((0.0, NAMED), (1.1, other), (2.2, NAMED)):
+        assert made.looked(now + extra, seen(now + extra), named) is None
+    assert made.looked(now + 3.3, seen(now + 3.3), NAMED)
+
+
+def test_who_still_comes_to_collectives_is_not_named() -> None:
+    """An evaluation: records are up to a second old, and somebody is always last."""
+    made, now = trained()
+    now = passes(made, now, 10.0)
+    for turn in range(8):
+        now += 1.1 + 2.0 ** (turn // 2)
+        n0, n1 = seen(now)
+        flight = Flight(node="n1", rank=1, groups=(Collective(group="0", entered=100 + turn, completed=99 + turn),))
+        assert made.looked(now, (n0, msgspec.structs.replace(n1, flights=(flight,))), NAMED) is None
 
 
 def test_nobody_is_an_answer() -> None:

@@ -155,3 +155,23 @@ def test_an_oom_kill_never_costs_a_node() -> None:
     assert judge(case(OOM, past=past(50))).remedy is Remedy.GIVE_UP
     assert judge(case(OOM, past=past(10, 20, 30))).remedy is Remedy.GIVE_UP
     assert judge(case(OOM, max_restarts=0)).remedy is Remedy.GIVE_UP
+
+
+NAMED = Alarm(
+    kind=Kind.REPLICA, at=100.0, suspects=("n1",), ranks=(2,), reason="has other parameters", signature="s", hard=True,
+    not_after=40,
+)  # fmt: skip
+UNNAMED = msgspec.structs.replace(NAMED, suspects=("n1", "n2"), hard=False)
+
+
+def test_a_replica_that_a_majority_names_is_evicted() -> None:
+    verdict = judge(case(NAMED))
+    assert (verdict.remedy, verdict.nodes) == (Remedy.EVICT, ("n1",))
+    assert judge(case(NAMED, replaceable=False)).remedy is Remedy.RESTART
+
+
+def test_replicas_that_differ_without_a_majority_cost_no_node_however_often() -> None:
+    assert judge(case(UNNAMED)).remedy is Remedy.RESTART
+    assert judge(case(UNNAMED, past=past(40, at=50.0))).remedy is Remedy.RESTART
+    assert judge(case(UNNAMED, past=past(40, 40, 40, at=50.0))).code == GAVE_UP
+    assert judge(case(UNNAMED, max_restarts=1, restarts=1)).remedy is Remedy.GIVE_UP

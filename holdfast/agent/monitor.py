@@ -1,0 +1,281 @@
+"""The monitor: reads every source at its own pace, in a thread of its own, and hands what detectors make of it on.
+
+Threads, because a driver or a file system that hangs takes along whoever asks it: the others go on, and the agent says
+which one does not answer. They are daemons, so that none can keep an agent from ending.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from holdfast.agent.sources import Absent, Read, Signal
+from holdfast.agent.sources.gpu import GpuSource
+from holdfast.agent.sources.gpu import load as load_nvml
+from holdfast.agent.sources.host import HostSource
+from holdfast.agent.sources.kernel import KernelSource
+from holdfast.agent.sources.network import NetworkSource
+from holdfast.agent.sources.ranklogs import RankLogSource
+from holdfast.core.detect.health import Health
+from holdfast.core.detect.lines import Lines, Owned
+from holdfast.core.detect.rules import Rules
+from holdfast.core.often import Flood
+from holdfast.logs import catalog
+from holdfast.model.alarm import Alarm
+from holdfast.model.signal import Gauge, Line
+from holdfast.wire import spec
+from holdfast.wire.holding import Held
+from holdfast.wire.keeping import Want
+from holdfast.wire.spec import NodeSpec
+
+_KERNEL, _GPUS, _HOST = "kernel log", "GPUs", "host"
+_LOGS_S = 1.0
+_LOOK_S = 2.0  # how often the threads themselves are looked at
+_HURRY_S = 0.05  # what a rank's end may wait for the kernel's log
+_log = logging.getLogger("holdfast.agent")
+
+
+class Ties(msgspec.Struct, frozen=True):
+    """What the monitor asks its agent, and whom it tells."""
+
+    noticed: Callable[[Alarm], None]
+    held: Callable[[], list[Held]]  # the ranks here, those that have ended among them
+    offset_s: Callable[[], float]  # controller's clock minus ours
+    nvml: Callable[[], object] = load_nvml
+
+
+class Feed:
+    """One source and its thread."""
+
+    def __init__(self, name: str, pace_s: float, make: Callable[[], Read], *, shared: bool = True) -> None:
+        self.name = name
+        self.stuck = "gpu.stuck_s" if name == _GPUS else "source.stuck_s"
+        self.pace_s = pace_s
+        self.make = make
+        self.shared = shared  # of the host, so that one node of it is enough
+        self.asked_at: float | None = None  # since when we wait for an answer
+        self.absent = False
+        self.lock = threading.Lock()
+        self.wake = threading.Event()
+        self.thread: threading.Thread | None = None
+
+
+class Monitor:
+    def __init__(self, node_dir: Path, node: NodeSpec, ties: Ties) -> None:
+        self._spec, self._dir, self._ties = node, node_dir, ties
+        settings = node.settings
+        limits = settings.health
+        self._alone = "{node}" in limits.root
+        self._root = Path(limits.root.replace("{node}", node.node))
+        self._health = Health(limits, catalog.load_health(limits.catalog))
+        self._lines = Lines(settings.lines, catalog.load_lines(settings.lines.catalog))
+        self._rules = Rules(settings.rules)
+        self._flood = Flood()
+        self._speaker: int | None = None  # the lock by which this node speaks for its host
+        self._deciding = threading.Lock()  # on that
+        self._gpus: frozenset[str] = frozenset()
+        self._host: HostSource | None = None
+        self._kernel: KernelSource | None = None
+        self._generation = 0
+        self._ended = threading.Event()
+        self.logs: RankLogSource | None = None
+        self._feeds = {
+            feed.name: feed
+            for feed in (
+                Feed(_KERNEL, limits.kernel_s, self._make_kernel, shared=False),
+                Feed(_GPUS, limits.gpu_s, self._make_gpu),
+                Feed(_HOST, limits.host_s, self._make_host),
+                Feed("network", limits.network_s, lambda: NetworkSource(self._now, self._root).read),
+                Feed("ranks' logs", _LOGS_S, self._make_logs, shared=False),
+            )
+        }
+
+    async def run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        for feed in self._feeds.values():
+            feed.thread = threading.Thread(target=self._follow, args=(feed,), name=f"holdfast {feed.name}", daemon=True)
+            feed.thread.start()
+        try:
+            while True:
+                await asyncio.sleep(_LOOK_S)
+                self._look()
+        finally:
+            self._ended.set()
+            for feed in self._feeds.values():
+                feed.wake.set()
+
+    def hurry(self, at: float) -> None:
+        """A rank ended then: what the kernel says of it must be told before that is, and GPUs be looked at now."""
+        feed = self._feeds[_KERNEL]
+        if self._kernel and feed.lock.acquire(timeout=_HURRY_S):
+            try:
+                found = self._kernel.read()
+            finally:
+                feed.lock.release()
+            self._heard(feed, [msgspec.structs.replace(signal, at=min(signal.at, at)) for signal in found])
+        for name in (_GPUS, _HOST):
+            self._feeds[name].wake.set()
+
+    # --- threads -----------------------------------------------------------------------------------------------
+
+    def _follow(self, feed: Feed) -> None:
+        """The life of a source's thread."""
+        feed.asked_at = time.monotonic()
+        try:
+            read = feed.make()
+        except Absent as e:
+            feed.absent, feed.asked_at = True, None
+            _log.info("no %s to watch: %s", feed.name, e)
+            return
+        while not self._ended.is_set():
+            if not feed.shared or self._speaks():
+                feed.asked_at = time.monotonic()
+                with feed.lock:
+                    found = read()
+                if found and not self._hand_on(feed, found):
+                    return
+            feed.asked_at = None
+            feed.wake.wait(feed.pace_s)
+            feed.wake.clear()
+
+    def _hand_on(self, feed: Feed, found: list[Signal]) -> bool:
+        try:
+            self._loop.call_soon_threadsafe(self._heard, feed, found)
+        except RuntimeError:
+            return False  # the agent has ended
+        return True
+
+    def _make_kernel(self) -> Read:
+        self._kernel = KernelSource(self._now, self._root)
+        return self._kernel.read
+
+    def _make_gpu(self) -> Read:
+        source = GpuSource(self._ties.nvml(), self._now, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        self._gpus = frozenset(gpu.bus for gpu in source.gpus if gpu.bus)
+        return source.read
+
+    def _make_host(self) -> Read:
+        self._host = HostSource(self._now, self._ties.offset_s, self._paths, self._root)
+        return self._host.read
+
+    def _make_logs(self) -> Read:
+        source = RankLogSource(self._now, self._spec.log_dir, self._running, self._spec.settings.lines.bytes_s)
+        if not self._spec.settings.rules.rule:
+            source.worth = lambda text: self._lines.catalog.promises(text, rank=True)
+        self.logs = source
+        return source.read
+
+    def _now(self) -> float:
+        return time.time() + self._ties.offset_s()
+
+    def _running(self) -> list[tuple[int, int]]:
+        keys = (held.key.split(":") for held in self._ties.held() if held.code is None)
+        return [(int(generation), int(rank)) for generation, rank in keys]
+
+    def _paths(self) -> list[str]:
+        """What the job writes to; ranks say where they want checkpoints."""
+        paths = [self._spec.entry.cwd, self._spec.log_dir, str(self._dir), "/dev/shm"]
+        for path in self._dir.glob("want-*.json"):
+            with contextlib.suppress(OSError, msgspec.DecodeError):
+                storage = spec.read(path, Want).storage
+                paths += [storage.url] if storage else []
+        return list(dict.fromkeys(paths))
+
+    def _speaks(self) -> bool:
+        """Whether this node is the one of its host that reads what is the host's."""
+        with self._deciding:
+            if not self._alone and self._speaker is None:
+                self._speaker = _lock(self._dir.parent / f".host-{socket.gethostname()}")
+            return self._alone or self._speaker is not None
+
+    # --- in the loop -------------------------------------------------------------------------------------------
+
+    def _heard(self, feed: Feed, found: list[Signal]) -> None:
+        owned = self._owned(feed)
+        for signal in found:
+            match signal:
+                case Gauge():
+                    self._tell(self._health.heard(signal, owned.suspects))
+                case Line() if feed.name != _GPUS or self._feeds[_KERNEL].absent:  # an Xid is told once
+                    self._tell(self._lines.heard(signal, owned))
+                    for alarm in self._rules.heard(signal):
+                        self._tell(alarm)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        running = self._running()
+        generation = max((generation for generation, _ in running), default=0)
+        if generation != self._generation:
+            self._generation = generation
+            self._rules.launched(self._now(), tuple(rank for _, rank in running))
+        for alarm in self._rules.tick(self._now()) if running else ():
+            self._tell(alarm)
+        for feed in self._feeds.values():
+            waited_s = now - (feed.asked_at or now)
+            if waited_s > self._spec.settings.health.deadline_s:
+                self._tell(self._stuck(feed, feed.stuck, waited_s))
+            if feed.thread and not feed.thread.is_alive() and not feed.absent:
+                self._tell(self._stuck(feed, "source.broken", 1.0))
+
+    def _stuck(self, feed: Feed, gauge: str, value: float) -> Alarm | None:
+        return self._health.heard(Gauge(name=gauge, of=feed.name, value=value, at=self._now()), (self._spec.node,))
+
+    def _tell(self, alarm: Alarm | None) -> None:
+        if alarm and (passed := self._flood.admit(time.monotonic(), alarm)):
+            _log.warning("%s (%s): %s", alarm.kind, alarm.stance, passed.reason)
+            self._ties.noticed(passed)
+
+    def _owned(self, feed: Feed) -> Owned:
+        suspects = self._suspects()
+        return Owned(
+            node=self._spec.node,
+            suspects=suspects,
+            speaks=self._alone or self._speaker is not None,
+            gpus=self._gpus,
+            disks=self._host.disks if self._host else frozenset(),
+            ranks={held.pid: int(held.key.split(":")[1]) for held in self._ties.held()},
+            elsewhere=self._elsewhere() if feed.name == _KERNEL and len(suspects) > 1 else frozenset(),
+        )
+
+    def _elsewhere(self) -> frozenset[int]:
+        """Pids of all ranks of this generation; nodes on one host share the folder of logs."""
+        files = Path(self._spec.log_dir).glob(f"gen-{self._generation}/rank-*/pid")
+        return frozenset(int(text) for path in files if (text := _reads(path).strip()).isdecimal())
+
+    def _suspects(self) -> tuple[str, ...]:
+        """The nodes of this run that share this host; what is the host's concerns them all."""
+        if self._alone:
+            return (self._spec.node,)
+        here = socket.gethostname()
+        found = {path.parent.name for path in self._dir.parent.glob("*/lock") if _reads(path) == here}
+        alive = {name for name in found if (self._dir.parent / name / "holder.pid").exists()}
+        return tuple(sorted(alive | {self._spec.node}))
+
+
+def _lock(path: Path) -> int | None:
+    """Held until this process ends; None: another has it. -1: there can be no lock, so better all speak than none."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return -1
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        os.close(fd)
+        return None if isinstance(e, BlockingIOError) else -1
+    return fd
+
+
+def _reads(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,170 @@
+"""GPUs through NVML, without starting CUDA: counters, links, heat, and the Xid events that the driver tells."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from holdfast.agent.sources import Absent, Signal
+from holdfast.model.signal import Gauge, Line
+
+_EVENTS = 64  # of one reading
+_LINKS = 18
+_SLOWED = 0x08 | 0x20 | 0x40 | 0x80  # hardware slowdown, thermal in software and hardware, power brake
+_NVLINK_ERRORS = (38, 45, 52, 59)  # NVML_FI_DEV_NVLINK_{CRC_FLIT,CRC_DATA,REPLAY,RECOVERY}_ERROR_COUNT_TOTAL
+Ask = Callable[[], float]
+
+
+def load() -> Any:
+    try:
+        import pynvml
+    except ImportError:
+        raise Absent("nvidia-ml-py is not installed; install holdfast[gpu] to have GPUs watched") from None
+    return pynvml
+
+
+class Gpu(msgspec.Struct):
+    name: str  # "GPU 3"
+    bus: str  # as the kernel writes it: 0000:3b:00
+    asks: dict[str, Ask]  # those that this GPU can answer
+    lost: bool = False
+
+
+class GpuSource:
+    """`visible` is CUDA_VISIBLE_DEVICES: GPUs that the job does not see are none of its business."""
+
+    def __init__(self, nvml: Any, clock: Callable[[], float], visible: str | None = None) -> None:
+        self.nvml = nvml
+        self._clock = clock
+        try:
+            nvml.nvmlInit()
+            count = nvml.nvmlDeviceGetCount()
+        except nvml.NVMLError as e:
+            raise Absent(str(e)) from None
+        self._lost = {nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_GPU_NOT_FOUND}
+        self._passing = {nvml.NVML_ERROR_TIMEOUT, nvml.NVML_ERROR_UNKNOWN, nvml.NVML_ERROR_IN_USE}
+        self.gpus = [gpu for index in range(count) if (gpu := self._open(index, visible))]
+        if not self.gpus:
+            raise Absent("no GPU that this job may see")
+        self._events = self._listen()
+
+    def _open(self, index: int, visible: str | None) -> Gpu | None:
+        nvml = self.nvml
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        except nvml.NVMLError as e:
+            return Gpu(f"GPU {index}", "", {}, lost=e.value in self._lost)
+        uuid = self._or(partial(nvml.nvmlDeviceGetUUID, handle), "")
+        if visible is not None and not _sees(visible, index, _text(uuid)):
+            return None
+        pci = self._or(partial(nvml.nvmlDeviceGetPciInfo, handle), None)
+        bus = _text(pci.busId).lower().rpartition(".")[0][-10:] if pci else ""
+        return Gpu(f"GPU {index}", bus, _asks(nvml, handle))
+
+    def read(self) -> list[Signal]:
+        now = self._clock()
+        found: list[Signal] = []
+        for gpu in self.gpus:
+            found += (Gauge(name=name, of=gpu.name, value=value, at=now) for name, value in self._gauges(gpu))
+        return [*found, *self._xids(now)]
+
+    def _gauges(self, gpu: Gpu) -> Iterator[tuple[str, float]]:
+        for name, ask in list(gpu.asks.items()):
+            try:
+                yield name, float(ask())
+            except self.nvml.NVMLError as e:
+                gpu.lost = gpu.lost or e.value in self._lost
+                if e.value not in self._passing | self._lost:
+                    del gpu.asks[name]  # it cannot tell, and will not be able to later
+            if gpu.lost:
+                break
+        yield "gpu.lost", float(gpu.lost)
+
+    def _listen(self) -> Any:
+        """For Xid events; None where the driver does not tell them."""
+        nvml = self.nvml
+        try:
+            events = nvml.nvmlEventSetCreate()
+            for index in range(nvml.nvmlDeviceGetCount()):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
+        except nvml.NVMLError:
+            return None
+        return events
+
+    def _xids(self, now: float) -> Iterator[Line]:
+        """In the kernel's words, so that one catalog has them all, and the two are not told twice."""
+        for _ in range(_EVENTS if self._events is not None else 0):
+            try:
+                event = self.nvml.nvmlEventSetWait_v2(self._events, 0)
+            except self.nvml.NVMLError:
+                return  # there is none
+            pci = self._or(partial(self.nvml.nvmlDeviceGetPciInfo, event.device), None)
+            bus = _text(pci.busId).lower().rpartition(".")[0][-10:] if pci else "0"
+            yield Line(text=f"NVRM: Xid (PCI:{bus}): {event.eventData}, told by NVML", at=now)
+
+    def _or(self, ask: Callable[[], Any], otherwise: Any) -> Any:
+        try:
+            return ask()
+        except self.nvml.NVMLError:
+            return otherwise
+
+
+def _sees(visible: str, index: int, uuid: str) -> bool:
+    named = [part.strip() for part in visible.split(",")]
+    return any(part == str(index) or (part.startswith("GPU-") and uuid.startswith(part)) for part in named if part)
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _asks(nvml: Any, handle: Any) -> dict[str, Ask]:
+    """One call each, but for margins and sums."""
+    ecc = partial(nvml.nvmlDeviceGetTotalEccErrors, handle)
+    corrected, uncorrected = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+    rows = partial(nvml.nvmlDeviceGetRemappedRows, handle)
+    max_width, width = nvml.nvmlDeviceGetMaxPcieLinkWidth, nvml.nvmlDeviceGetCurrPcieLinkWidth
+    max_gen, gen = nvml.nvmlDeviceGetMaxPcieLinkGeneration, nvml.nvmlDeviceGetCurrPcieLinkGeneration
+    heat = partial(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+    limit = partial(nvml.nvmlDeviceGetTemperatureThreshold, handle, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
+    asks: dict[str, Ask] = {
+        "gpu.ecc_uncorrected": partial(ecc, uncorrected, nvml.NVML_VOLATILE_ECC),
+        "gpu.ecc_uncorrected_ever": partial(ecc, uncorrected, nvml.NVML_AGGREGATE_ECC),
+        "gpu.ecc_corrected": partial(ecc, corrected, nvml.NVML_VOLATILE_ECC),
+        "gpu.ecc_corrected_ever": partial(ecc, corrected, nvml.NVML_AGGREGATE_ECC),
+        "gpu.rows_remapped": lambda: sum(rows()[:2]),
+        "gpu.rows_pending": lambda: rows()[2],
+        "gpu.rows_failed": lambda: rows()[3],
+        "gpu.pages_pending": partial(nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle),
+        "gpu.pcie_width_missing": lambda: max_width(handle) - width(handle),
+        "gpu.pcie_gen_missing": lambda: max_gen(handle) - gen(handle),
+        "gpu.pcie_replays": partial(nvml.nvmlDeviceGetPcieReplayCounter, handle),
+        "gpu.temperature": heat,
+        "gpu.temperature_margin": lambda: limit() - heat(),
+        "gpu.power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        "gpu.clock_reasons": partial(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
+        "gpu.slowed": lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle) & _SLOWED,
+        "gpu.utilization": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+        "gpu.memory_used": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
+        "gpu.nvlink_errors": partial(_nvlink_errors, nvml, handle),
+    }
+    if links := [link for link in range(_LINKS) if _is_up(nvml, handle, link)]:
+        asks["gpu.nvlink_down"] = lambda: sum(not _is_up(nvml, handle, link) for link in links)
+    return asks
+
+
+def _is_up(nvml: Any, handle: Any, link: int) -> bool:
+    try:
+        return bool(nvml.nvmlDeviceGetNvLinkState(handle, link))
+    except nvml.NVMLError:
+        return False
+
+
+def _nvlink_errors(nvml: Any, handle: Any) -> float:
+    fields = nvml.nvmlDeviceGetFieldValues(handle, list(_NVLINK_ERRORS))
+    told = [field.value.ullVal for field in fields if field.nvmlReturn == 0]
+    if not told:
+        raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+    return float(sum(told))

@@ -1,0 +1,141 @@
+"""The host: memory, pressure, disks that the job uses, mounts that hang, the clock."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from holdfast.agent.memory import available_bytes
+from holdfast.agent.sources import Signal
+from holdfast.model.signal import Gauge
+
+_WAIT_S = 1.0  # for all file systems together; what has not answered by then is read next time
+_LARGE_BYTES = 100 << 30
+_PRESSURES = (("memory", "full"), ("io", "full"), ("cpu", "some"))
+Number = tuple[str, str, float]
+
+
+class HostSource:
+    """`paths` are files and folders that the job uses, as paths or URLs; what is on an object store is left out."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        offset_s: Callable[[], float],
+        paths: Callable[[], list[str]],
+        root: Path = Path("/"),
+    ) -> None:
+        self._clock = clock
+        self._offset_s = offset_s
+        self._paths = paths
+        self._root = root
+        self._mounts: dict[str, Mount] = {}
+
+    def read(self) -> list[Signal]:
+        now = self._clock()
+        read = [*self._memory(), *self._pressure(), *self._disks(), ("clock.offset_s", "clock", abs(self._offset_s()))]
+        return [Gauge(name=name, of=of, value=value, at=now) for name, of, value in read]
+
+    @property
+    def disks(self) -> frozenset[str]:
+        """The block devices below those paths, partitions and whole disks, by the kernel's names."""
+        return frozenset(name for mount in self._mounts.values() for name in mount.devices)
+
+    def _memory(self) -> Iterator[Number]:
+        try:
+            yield "memory.available_gib", "memory", available_bytes(self._root) / (1 << 30)
+        except (OSError, KeyError):
+            return
+
+    def _pressure(self) -> Iterator[Number]:
+        for name, line in _PRESSURES:
+            try:
+                text = (self._root / "proc/pressure" / name).read_text()
+            except OSError:
+                continue  # a kernel without PSI
+            for row in text.splitlines():
+                fields = dict(part.split("=") for part in row.split()[1:])
+                if row.startswith(line) and "avg60" in fields:
+                    yield f"{name}.pressure", name, float(fields["avg60"])
+
+    def _disks(self) -> Iterator[Number]:
+        wanted = dict.fromkeys(path for url in self._paths() if (path := _local(url)))
+        self._mounts = {path: self._mounts.get(path) or Mount(path, self._root) for path in wanted}
+        for mount in self._mounts.values():
+            mount.look()
+        until = time.monotonic() + _WAIT_S
+        seen: set[int] = set()
+        for mount in self._mounts.values():
+            mount.answered.wait(max(0.0, until - time.monotonic()))
+            yield "mount.stuck_s", mount.path, mount.stuck_s
+            if not mount.stuck_s and mount.device not in seen:  # several paths on one disk are told once
+                seen.add(mount.device)
+                yield from mount.numbers()
+
+
+class Mount:
+    """One path. It is asked in a thread: a network file system that is gone answers nobody, and takes the thread along.
+
+    There is at most one such thread per path, however often it is asked.
+    """
+
+    def __init__(self, path: str, root: Path) -> None:
+        self.path = path
+        self.device = 0  # its number
+        self.devices: tuple[str, ...] = ()  # names of it and of the disk it is on
+        self.answered = threading.Event()
+        self._root = root
+        self._asked_at: float | None = None
+        self._found: os.statvfs_result | None = None
+
+    def look(self) -> None:
+        if self._asked_at is not None and not self.answered.is_set():
+            return  # the last one is still waiting
+        self._asked_at = time.monotonic()
+        self.answered.clear()
+        threading.Thread(target=self._ask, name=f"holdfast statvfs {self.path}", daemon=True).start()
+
+    def _ask(self) -> None:
+        try:
+            place = self._root / self.path.lstrip("/")
+            self._found = os.statvfs(place)
+            self.device = os.stat(place).st_dev
+            self.devices = self.devices or _devices(self.device, self._root)
+        except OSError:
+            self._found = None  # not there yet, or no longer
+        self.answered.set()
+
+    @property
+    def stuck_s(self) -> float:
+        return 0.0 if self.answered.is_set() or self._asked_at is None else time.monotonic() - self._asked_at
+
+    def numbers(self) -> Iterator[Number]:
+        found = self._found
+        if found is None or not found.f_blocks:
+            return
+        total, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+        if self.path == "/dev/shm":
+            yield "shm.free", self.path, free / total
+            return
+        yield "disk.free", self.path, free / min(total, _LARGE_BYTES)
+        # A file system without a disk of this machine is no fault of this machine's.
+        yield f"{'disk' if self.devices else 'mount'}.readonly", self.path, float(bool(found.f_flag & os.ST_RDONLY))
+        if found.f_files:
+            yield "disk.inodes_free", self.path, found.f_favail / found.f_files
+
+
+def _local(url: str) -> str:
+    parts = urlsplit(url)
+    return os.path.abspath(parts.path) if parts.scheme in ("", "file") else ""
+
+
+def _devices(number: int, root: Path) -> tuple[str, ...]:
+    """By the kernel's names, the partition first; none for file systems without a disk."""
+    link = root / "sys/dev/block" / f"{os.major(number)}:{os.minor(number)}"
+    if not link.exists():
+        return ()
+    folder = link.resolve()
+    whole = (folder.parent.name,) if (folder / "partition").exists() else ()
+    return (folder.name, *whole)

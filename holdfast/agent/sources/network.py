@@ -1,0 +1,58 @@
+"""Network links from sysfs: carriers, flaps, errors and drops of real interfaces, and RDMA ports where there are."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from holdfast.agent.sources import Absent, Signal, number
+from holdfast.model.signal import Gauge
+
+_ERRORS = ("rx_errors", "tx_errors")
+_DROPS = ("rx_dropped", "tx_dropped")
+_RDMA_ERRORS = ("symbol_error", "port_rcv_errors", "link_error_recovery", "port_xmit_discards")
+
+
+class NetworkSource:
+    """Only links that are up when we begin are looked at: whatever is down then, the job does without it.
+
+    Bridges and other interfaces without a device of their own come and go with containers.
+    """
+
+    def __init__(self, clock: Callable[[], float], root: Path = Path("/")) -> None:
+        self._clock = clock
+        nets, rdma = root / "sys/class/net", root / "sys/class/infiniband"
+        links = sorted(p for p in nets.glob("*") if (p / "device").exists() and number(p / "carrier") == 1)
+        ports = sorted(p for p in rdma.glob("*/ports/*") if _is_active(p))
+        self._links = {path: path.name for path in links}
+        self._ports = {path: f"{path.parents[1].name} port {path.name}" for path in ports}
+        if not self._links and not self._ports:
+            raise Absent("no network link that is up, other than virtual ones")
+
+    def read(self) -> list[Signal]:
+        now = self._clock()
+        read = [*self._net(), *self._rdma()]
+        return [Gauge(name=name, of=of, value=value, at=now) for name, of, value in read if value is not None]
+
+    def _net(self) -> Iterator[tuple[str, str, float | None]]:
+        for path, of in self._links.items():
+            yield "net.down", of, float(number(path / "carrier") != 1)  # unreadable while it is set down, or gone
+            yield "net.flaps", of, number(path / "carrier_down_count")
+            yield "net.errors", of, _sum(path / "statistics", _ERRORS)
+            yield "net.drops", of, _sum(path / "statistics", _DROPS)
+
+    def _rdma(self) -> Iterator[tuple[str, str, float | None]]:
+        for path, of in self._ports.items():
+            yield "rdma.down", of, float(not _is_active(path))
+            yield "rdma.flaps", of, number(path / "counters/link_downed")
+            yield "rdma.errors", of, _sum(path / "counters", _RDMA_ERRORS)
+
+
+def _is_active(port: Path) -> bool:
+    try:
+        return (port / "state").read_text().partition(":")[2].strip() == "ACTIVE"
+    except OSError:
+        return False
+
+
+def _sum(folder: Path, names: tuple[str, ...]) -> float | None:
+    values = [value for name in names if (value := number(folder / name)) is not None]
+    return sum(values) if values else None

@@ -1,0 +1,113 @@
+"""health: what sources read of a machine, against a catalog that says which reading means what.
+
+Counters are judged by how much they rise while we look, never by what they were before; levels by how many readings in
+a row show them. Refuses to repeat itself within the hour, and to name a machine for what heals by itself: one flap of
+a link is forgiven; heat and throttling are told and not acted on, and so is a source that does not answer.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from holdfast.core.often import Tally, Told, at_most
+from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.signal import Gauge
+
+
+class HealthLimits(msgspec.Struct, frozen=True, kw_only=True):
+    stance: Stance = Stance.ACT  # the most that an alarm of this detector may be for
+    kernel_s: float = 2.0  # how often each source is read
+    gpu_s: float = 10.0
+    host_s: float = 10.0
+    network_s: float = 30.0
+    deadline_s: float = 30.0  # a source that has not answered for so long is an alarm
+    catalog: str = ""  # a file of rows that replace those for the same gauge, or add to them
+    root: str = "/"  # where proc, sys and dev are looked for; {node} in it makes each node a machine of its own
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one gauge means; exactly one of above, below and rises."""
+
+    gauge: str
+    klass: str
+    group: str
+    action: str
+    say: str  # with {of} and {value}
+    sample: tuple[float, ...]  # readings in a row that are an alarm at the last
+    source: str
+    above: float | None = None
+    below: float | None = None
+    rises: float | None = None  # by so much within the window
+    times: int = 1  # readings in a row, for above and below
+    within_s: float = 300.0
+    stance: Stance = Stance.NOTIFY
+    hard: bool = False
+    hint: str = ""
+
+
+class Health:
+    def __init__(self, limits: HealthLimits, rows: Iterable[Row]) -> None:
+        self.limits = limits
+        self._rows = {row.gauge: row for row in rows}
+        self._last: dict[tuple[str, str], float] = {}
+        self._tally = Tally()
+        self._told = Told()
+
+    def heard(self, gauge: Gauge, suspects: tuple[str, ...]) -> Alarm | None:
+        row = self._rows.get(gauge.name)
+        if row is None:
+            return None
+        key = (gauge.name, gauge.of)
+        last = self._last.get(key, gauge.value)
+        self._last[key] = gauge.value
+        amount = _amount(row, gauge.value, last)
+        if row.rises is None and not amount:
+            self._tally.forget(key)
+            return None
+        reached = self._tally.add(gauge.at, key, amount, row.within_s)
+        if not amount or reached < (row.times if row.rises is None else row.rises):
+            return None
+        if self._told.again(gauge.at, key):
+            return None
+        return self._alarm(row, gauge, suspects)
+
+    def _alarm(self, row: Row, gauge: Gauge, suspects: tuple[str, ...]) -> Alarm:
+        stance = at_most(row.stance, self.limits.stance)
+        said = row.say.format(of=gauge.of, value=f"{gauge.value:.4g}")
+        return Alarm(
+            kind=Kind.HEALTH,
+            at=gauge.at,
+            suspects=suspects,
+            klass=row.klass,
+            group=row.group,
+            reason=f"{said}; {row.hint}" if row.hint else said,
+            signature=f"{gauge.name} {gauge.of}",
+            evidence=(f"{gauge.name} of {gauge.of} reads {gauge.value:g}",),
+            stance=stance,
+            hard=row.hard,
+        )
+
+
+def _amount(row: Row, value: float, last: float) -> float:
+    """What one reading adds: 1 where a level is beyond its limit, and what a counter has risen by."""
+    if row.above is not None:
+        return float(value > row.above)
+    if row.below is not None:
+        return float(value < row.below)
+    return max(0.0, value - last)  # less than before: the counter was reset
+
+
+def fault(row: Row) -> str:
+    """What is wrong with a row, if anything is."""
+    if sum(limit is not None for limit in (row.above, row.below, row.rises)) != 1:
+        return "needs exactly one of above, below and rises"
+    try:
+        row.say.format(of="", value="")
+    except (KeyError, IndexError, ValueError):
+        return "may name {of} and {value} in what it says, nothing else"
+    health = Health(HealthLimits(), (row,))
+    gauges = [Gauge(name=row.gauge, of="it", value=v, at=float(i)) for i, v in enumerate(row.sample)]
+    heard = [health.heard(gauge, ("n",)) for gauge in gauges]
+    if not heard or heard[-1] is None or any(heard[:-1]):
+        return "is not met by its own sample, or before its end"
+    return ""

@@ -1,0 +1,147 @@
+"""lines: messages that a catalog knows, in the kernel's log and in what ranks write.
+
+Refuses to act on what a rank writes, for a script may print anything; on a disk or a GPU that the job does not use; and
+on an OOM kill of a process that is no rank. Those are told. Of what the kernel says about the machine one node per host
+speaks, of what it says about a process the node that has it.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from holdfast.core.often import Tally, Told, at_most
+from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.signal import Line
+
+_LINE_CHARS = 1000  # looked at
+_EVIDENCE_CHARS = 300
+_OF_CHARS = 80
+
+
+class LineLimits(msgspec.Struct, frozen=True, kw_only=True):
+    stance: Stance = Stance.ACT  # the most that an alarm of this detector may be for
+    bytes_s: int = 1 << 20  # of what a node's ranks write is looked at; the rest is skipped
+    catalog: str = ""  # a file of rows beside our own
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one message means. What it is about is the pattern's group `of`."""
+
+    klass: str
+    group: str
+    action: str
+    needle: str  # a part of every such line: looked for first, as patterns are slow
+    pattern: str
+    say: str  # with {of}
+    sample: str
+    source: str
+    rank: bool = False  # written by ranks, not by the kernel
+    owner: str = ""  # what `of` names: "gpu", "disk" or "rank"; acted on only if it is one of the job's
+    times: int = 1
+    within_s: float = 300.0
+    stance: Stance = Stance.NOTIFY
+    hard: bool = False
+    hint: str = ""
+
+
+class Owned(msgspec.Struct, frozen=True, kw_only=True):
+    """What of this machine the job uses."""
+
+    node: str
+    suspects: tuple[str, ...]  # the nodes on this host
+    speaks: bool = True  # whether this node speaks for the host
+    gpus: frozenset[str] = frozenset()  # by their PCI address; empty: not known, so all of them
+    disks: frozenset[str] = frozenset()
+    ranks: Mapping[int, int] = {}  # pid -> rank
+    elsewhere: frozenset[int] = frozenset()  # pids of ranks that other nodes on this host have
+
+
+class LineCatalog:
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self.rows = tuple(rows)
+        self._patterns = [(row, re.compile(row.pattern)) for row in self.rows]
+        self._needles = {rank: {r.needle.encode() for r in self.rows if r.rank is rank} for rank in (True, False)}
+
+    def promises(self, text: bytes, *, rank: bool) -> bool:
+        """Whether it is worth while to take this apart into lines."""
+        return any(needle in text for needle in self._needles[rank])
+
+    def match(self, text: str, *, rank: bool) -> list[tuple[Row, str]]:
+        """The rows that know this line, each with what it is about."""
+        text = text[:_LINE_CHARS]
+        rows = [(row, p) for row, p in self._patterns if row.rank is rank and row.needle in text]
+        found = ((row, pattern.search(text)) for row, pattern in rows)
+        return [(row, (m.groupdict().get("of") or "")[:_OF_CHARS]) for row, m in found if m]
+
+
+class Lines:
+    def __init__(self, limits: LineLimits, catalog: LineCatalog) -> None:
+        self.limits = limits
+        self.catalog = catalog
+        self._tally = Tally()
+        self._told = Told()
+
+    def heard(self, line: Line, owned: Owned) -> Alarm | None:
+        found = self.catalog.match(line.text, rank=line.rank >= 0)
+        if not found:
+            return None
+        row, of = found[0]
+        ours = _is_ours(row, of, owned)
+        rank = owned.ranks.get(_number(of), -1) if row.owner == "rank" else line.rank
+        if rank < 0 and (not owned.speaks or (row.owner == "rank" and _number(of) in owned.elsewhere)):
+            return None
+        key = (row.pattern, of, line.rank)
+        if self._tally.add(line.at, key, 1, row.within_s) < row.times or self._told.again(line.at, key):
+            return None
+        most = self.limits.stance if ours else Stance.NOTIFY
+        said = row.say.format(of=of)
+        return Alarm(
+            kind=Kind.LINES,
+            at=line.at,
+            suspects=owned.suspects if rank < 0 else (owned.node,),
+            ranks=(rank,) if rank >= 0 else (),
+            klass=row.klass,
+            group=row.group,
+            reason=f"{said}; {row.hint}" if row.hint else said,
+            signature=f"{row.klass} {said}" if row.owner != "rank" else row.klass,
+            evidence=(line.text[:_EVIDENCE_CHARS],),
+            stance=at_most(at_most(row.stance, most), self.limits.stance),
+            hard=row.hard and ours,
+        )
+
+
+def _is_ours(row: Row, of: str, owned: Owned) -> bool:
+    match row.owner:
+        case "gpu":
+            return not owned.gpus or of in owned.gpus
+        case "disk":
+            return of in owned.disks
+        case "rank":
+            return _number(of) in owned.ranks
+    return True
+
+
+def _number(of: str) -> int:
+    return int(of) if of.isdecimal() else -1
+
+
+def fault(row: Row) -> str:
+    """What is wrong with a row by itself, if anything is."""
+    try:
+        pattern = re.compile(row.pattern)
+    except re.error as e:
+        return f"has a bad pattern: {e}"
+    if row.needle not in row.sample or not row.needle:
+        return "has a needle that is not in its sample"
+    if not pattern.search(row.sample):
+        return "does not match its own sample"
+    if row.owner and (row.owner not in ("gpu", "disk", "rank") or "of" not in pattern.groupindex):
+        return "has an owner other than gpu, disk or rank, or no group 'of' that names it"
+    if row.rank and (row.hard or row.stance is Stance.ACT):
+        return "would act on what a rank writes, which may be anything"
+    try:
+        row.say.format(of="")
+    except (KeyError, IndexError, ValueError):
+        return "may name {of} in what it says, nothing else"
+    return ""

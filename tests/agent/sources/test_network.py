@@ -1,0 +1,98 @@
+"""Links from a sysfs that tests write."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.agent.sources import Absent
+from holdfast.agent.sources.network import NetworkSource
+from holdfast.core.detect.health import Health, HealthLimits
+from holdfast.logs import catalog
+from holdfast.model.alarm import Alarm
+from holdfast.model.signal import Gauge
+
+
+def link(root: Path, name: str, carrier: int = 1, *, virtual: bool = False) -> Path:
+    folder = root / "sys/class/net" / name
+    (folder / "statistics").mkdir(parents=True)
+    if not virtual:
+        (folder / "device").mkdir()
+    (folder / "carrier").write_text(f"{carrier}\n")
+    (folder / "carrier_down_count").write_text("4\n")
+    for counter in ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped"):
+        (folder / "statistics" / counter).write_text("7\n")
+    return folder
+
+
+def port(root: Path) -> Path:
+    folder = root / "sys/class/infiniband/mlx5_0/ports/1"
+    (folder / "counters").mkdir(parents=True)
+    (folder / "state").write_text("4: ACTIVE\n")
+    for counter in ("link_downed", "symbol_error", "port_rcv_errors"):
+        (folder / "counters" / counter).write_text("0\n")
+    return folder
+
+
+def numbers(source: NetworkSource) -> dict[tuple[str, str], float]:
+    return {(s.of, s.name): s.value for s in source.read() if isinstance(s, Gauge)}
+
+
+def test_real_links_that_were_up(tmp_path: Path) -> None:
+    link(tmp_path, "eth0")
+    link(tmp_path, "eth1", carrier=0)
+    link(tmp_path, "docker0", virtual=True)
+    port(tmp_path)
+    read = numbers(NetworkSource(lambda: 0.0, tmp_path))
+    assert {of for of, _ in read} == {"eth0", "mlx5_0 port 1"}
+    assert (read["eth0", "net.errors"], read["eth0", "net.flaps"], read["eth0", "net.down"]) == (14, 4, 0)
+    assert (read["mlx5_0 port 1", "rdma.down"], read["mlx5_0 port 1", "rdma.errors"]) == (0, 0)
+
+
+def test_a_machine_without_links(tmp_path: Path) -> None:
+    with pytest.raises(Absent):
+        NetworkSource(lambda: 0.0, tmp_path)
+
+
+class Watched:
+    """A source and its detector, one reading every 30 s."""
+
+    def __init__(self, root: Path) -> None:
+        self.now = 0.0
+        self.source = NetworkSource(lambda: self.now, root)
+        self.health = Health(HealthLimits(), catalog.load_health())
+        self.read()
+
+    def read(self, after_s: float = 30.0) -> list[Alarm]:
+        self.now += after_s
+        found = [self.health.heard(signal, ("n1",)) for signal in self.source.read() if isinstance(signal, Gauge)]
+        return [alarm for alarm in found if alarm]
+
+
+def test_one_flap_is_forgiven_two_within_five_minutes_are_not(tmp_path: Path) -> None:
+    folder = link(tmp_path, "eth0")
+    watched = Watched(tmp_path)
+    (folder / "carrier_down_count").write_text("5\n")
+    assert watched.read() == []
+    assert watched.read(400.0) == []
+    (folder / "carrier_down_count").write_text("6\n")
+    assert watched.read() == [], "the first is long ago"
+    (folder / "carrier_down_count").write_text("7\n")
+    [alarm] = watched.read(200.0)
+    assert alarm.hard and alarm.reason == "lost the link of eth0 twice within five minutes"
+
+
+def test_two_flaps_between_two_readings_count_as_two(tmp_path: Path) -> None:
+    folder = port(tmp_path)
+    watched = Watched(tmp_path)
+    (folder / "counters/link_downed").write_text("2\n")
+    [alarm] = watched.read()
+    assert alarm.hard and alarm.klass == "ib_rdma_error"
+
+
+def test_a_link_that_stays_down(tmp_path: Path) -> None:
+    folder = link(tmp_path, "eth0")
+    watched = Watched(tmp_path)
+    (folder / "carrier").unlink()  # reading it fails while the interface is set down
+    assert watched.read() == []
+    [alarm] = watched.read()
+    assert alarm.hard and alarm.reason == "has no link at eth0"

@@ -1,0 +1,112 @@
+"""What stands out is said once; what does not, and what cannot be judged, is not."""
+
+import math
+import random
+
+from holdfast.core.detect.spikes import LossLimits, Spikes, Update, Window, alarm_of, score, times
+from holdfast.model.alarm import Stance
+from holdfast.model.signal import Values
+
+LIMITS = LossLimits(window=32)
+
+
+def told(step: int, **more: float) -> Values:
+    return Values(generation=1, rank=0, step=step, at=10.0, **more)
+
+
+def noisy(count: int, seed: int = 1) -> list[float]:
+    dice = random.Random(seed)
+    return [2.0 + dice.gauss(0, 0.05) for _ in range(count)]
+
+
+def fed(values: list[float]) -> Spikes:
+    spikes = Spikes(LIMITS)
+    for step, value in enumerate(values):
+        assert spikes.heard(told(step, loss=value)) == []
+    return spikes
+
+
+def rules(found: list[tuple[str, str]]) -> list[str]:
+    return [rule for rule, _ in found]
+
+
+def test_a_window_knows_its_middle_and_forgets_what_is_old() -> None:
+    window = Window(16)
+    for value in (*range(100), *range(16)):
+        window.add(float(value))
+    assert (window.median, window.most) == (7.5, 15.0)
+    assert window.deviation() == 1.4826 * 4
+
+
+def test_five_times_the_median_is_a_spike() -> None:
+    spikes = fed(noisy(40))
+    assert rules(spikes.heard(told(40, loss=10.5))) == ["loss times", "loss score"]
+
+
+def test_less_than_that_is_one_by_deviations_where_values_hardly_vary() -> None:
+    spikes = fed(noisy(40))
+    found = spikes.heard(told(40, loss=4.0))
+    assert rules(found) == ["loss score"]
+    assert "deviations above its median" in found[0][1]
+
+
+def test_a_falling_loss_and_a_low_one_are_none() -> None:
+    fed([10.0 - step / 10 for step in range(99)])
+
+
+def test_nothing_is_judged_before_enough_was_seen() -> None:
+    spikes = fed(noisy(15))
+    assert spikes.heard(told(15, loss=100.0)) == []
+
+
+def test_a_median_that_is_not_positive_has_no_multiples() -> None:
+    window = Window(16)
+    for value in range(16):
+        window.add(-float(value))
+    assert times(window, 100.0, 5.0) == ""
+    assert score(window, 100.0, 5.0)
+
+
+def test_values_that_are_not_finite_are_left_to_others() -> None:
+    spikes = fed(noisy(40))
+    assert spikes.heard(told(40, loss=math.nan, grad_norm=math.inf, update=math.nan)) == []
+    assert rules(spikes.heard(told(41, loss=20.0))), "and do not spoil the window"
+
+
+def test_flat_values_have_a_least_spread() -> None:
+    spikes = fed([2.0] * 40)
+    assert spikes.heard(told(40, loss=2.001)) == []
+    assert rules(spikes.heard(told(41, loss=2.1))) == ["loss score"]
+
+
+def test_the_same_is_not_said_again_for_a_window() -> None:
+    spikes = fed(noisy(40))
+    assert spikes.heard(told(40, loss=30.0))
+    assert all(spikes.heard(told(step, loss=30.0)) == [] for step in range(41, 60))
+
+
+def updates(count: int, rule: Update) -> None:
+    dice = random.Random(3)
+    for step in range(count):
+        assert rule.heard(step, 1e-3 + dice.uniform(-1e-5, 1e-5), 0.5 + dice.uniform(-0.1, 0.1)) == ""
+
+
+def test_an_update_that_jumps_as_the_gradient_rises_is_one() -> None:
+    rule = Update(1000)
+    updates(50, rule)
+    assert "times its usual" in rule.heard(50, 5e-3, 3.0)
+
+
+def test_a_jump_with_a_falling_gradient_or_after_a_gap_is_none() -> None:
+    rule = Update(1000)
+    updates(50, rule)
+    assert rule.heard(50, 5e-3, 0.1) == ""
+    updates(50, other := Update(1000))
+    assert other.heard(51, 5e-3, 3.0) == "", "the step before was not seen"
+
+
+def test_the_alarm_names_the_step_before_as_good() -> None:
+    alarm = alarm_of("n1", told(40, loss=9.0), [("loss times", "its loss is 9")], Stance.NOTIFY)
+    assert (alarm.not_after, alarm.stance, alarm.suspects, alarm.hard) == (39, Stance.NOTIFY, ("n1",), False)
+    own = alarm_of("n1", told(40), [("own times", "")], Stance.NOTIFY)
+    assert own.signature != alarm.signature and own.signature.endswith("0"), "a rank's own is told apart by rank"

@@ -1,0 +1,79 @@
+"""GPUs of a real machine through NVML: every reading as JSON, what each costs, and whether any is missing.
+
+    python -m tests.gpu.nvml_source
+
+It needs a GPU and nvidia-ml-py, and starts no CUDA. It fails if a reading is missing that every data-centre GPU of
+NVIDIA gives; NVLink is not among these, as a machine with one GPU has none.
+"""
+
+import json
+import statistics
+import sys
+import time
+
+from holdfast.agent.sources import Absent
+from holdfast.agent.sources.gpu import GpuSource, load
+from holdfast.core.detect.health import Health, HealthLimits
+from holdfast.logs import catalog
+from holdfast.model.signal import Gauge, Line
+
+ROUNDS = 50
+MUST = frozenset(
+    "gpu.lost gpu.ecc_uncorrected gpu.ecc_uncorrected_ever gpu.ecc_corrected gpu.ecc_corrected_ever gpu.rows_remapped "
+    "gpu.rows_pending gpu.rows_failed gpu.pcie_width_missing gpu.pcie_gen_missing gpu.pcie_replays gpu.temperature "
+    "gpu.power_w gpu.clock_reasons gpu.slowed gpu.utilization gpu.memory_used".split()
+)
+
+
+def costs_ms(source: GpuSource) -> dict[str, float]:
+    """Median milliseconds of each reading of the first GPU."""
+    found = {}
+    for name, ask in source.gpus[0].asks.items():
+        took = []
+        for _ in range(ROUNDS):
+            began = time.perf_counter()
+            ask()
+            took.append(1e3 * (time.perf_counter() - began))
+        found[name] = round(statistics.median(took), 4)
+    return found
+
+
+def main() -> int:
+    began = time.perf_counter()
+    try:
+        source = GpuSource(load(), time.time)
+    except Absent as e:
+        print(f"no GPU to read: {e}", file=sys.stderr)
+        return 2
+    opened_ms = 1e3 * (time.perf_counter() - began)
+    took, signals = [], source.read()
+    cpu_s = time.process_time()
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        signals = source.read()
+        took.append(1e3 * (time.perf_counter() - began))
+    cpu_ms = 1e3 * (time.process_time() - cpu_s) / ROUNDS
+    gauges = [signal for signal in signals if isinstance(signal, Gauge)]
+    readings = {gpu.name: {g.name: g.value for g in gauges if g.of == gpu.name} for gpu in source.gpus}
+    missing = {gpu: sorted(MUST - set(read)) for gpu, read in readings.items() if MUST - set(read)}
+    health = Health(HealthLimits(), catalog.load_health())
+    alarms = [alarm.reason for gauge in gauges if (alarm := health.heard(gauge, ("here",)))]
+    record = {
+        "gpus": {gpu.name: gpu.bus for gpu in source.gpus},
+        "readings": readings,
+        "xids": [signal.text for signal in signals if isinstance(signal, Line)],
+        "tells_xids": source._events is not None,
+        "opened_ms": round(opened_ms, 1),
+        "reading_ms": {"median": round(statistics.median(took), 3), "max": round(max(took), 3)},
+        "reading_cpu_ms": round(cpu_ms, 3),
+        "part_of_a_core": cpu_ms / 1e3 / HealthLimits().gpu_s,
+        "each_ms": costs_ms(source),
+        "missing": missing,
+        "alarms": alarms,
+    }
+    print(json.dumps(record, indent=1))
+    return 1 if missing or not readings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
