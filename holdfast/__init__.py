@@ -2,6 +2,7 @@
 
 holdfast.attach(ddp)                      # the same sums in every generation, so that a resume is exact
 holdfast.step(n, loss=loss)               # the step that is done
+holdfast.watch(optimizer)                 # its updates are looked at, too
 with holdfast.phase("eval"): ...          # what the rank is at, when it is not training
 ckpt = holdfast.Checkpointer(...)         # state that survives: ckpt.restore(), ckpt.save(n)
 """
@@ -13,11 +14,12 @@ if TYPE_CHECKING:
     from holdfast.client.checkpointer import Checkpointer
 
 __version__ = "0.1.0"
-__all__ = ["Checkpointer", "attach", "phase", "step"]
+__all__ = ["Checkpointer", "attach", "phase", "step", "watch"]
 
 attach = _here.attach
 step = _here.step
 phase = _here.phase
+watch = _here.watch
 
 
 def __getattr__(name: str) -> object:

@@ -19,6 +19,8 @@ class Copy(NamedTuple):
     step: int
     loss: Value
     grad_norm: Value
+    own_norm: Value
+    update: Value
     done: torch.cuda.Event
 
 
@@ -31,12 +33,12 @@ class Copies:
             torch.dtype, list[torch.Tensor]
         ] = {}  # pinned; one per type, as converting on the way is costly
 
-    def start(self, step: int, loss: object, grad_norm: object) -> None:
+    def start(self, step: int, loss: object, grad_norm: object, own_norm: object = None, update: object = None) -> None:
         """Fetch these values behind the work that makes them."""
         if len(self._under_way) >= _AT_ONCE or torch.cuda.is_current_stream_capturing():
             return
         done = torch.cuda.Event()
-        copy = Copy(step, self._fetch(loss), self._fetch(grad_norm), done)
+        copy = Copy(step, self._fetch(loss), self._fetch(grad_norm), self._fetch(own_norm), self._fetch(update), done)
         done.record()
         self._under_way.append(copy)
 
@@ -44,7 +46,7 @@ class Copies:
         """Note what has arrived."""
         while self._under_way and self._under_way[0].done.query():
             copy = self._under_way.popleft()
-            slot.note(copy.step, self._take(copy.loss), self._take(copy.grad_norm))
+            slot.note(copy.step, *map(self._take, (copy.loss, copy.grad_norm, copy.own_norm, copy.update)))
 
     def _fetch(self, value: object) -> Value:
         if value is None or hasattr(value, "device_mesh"):  # reading a distributed tensor may take a collective

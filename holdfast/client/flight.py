@@ -19,9 +19,11 @@ from holdfast.wire.flightlog import NAME_CHARS, Came, Group, Log
 from holdfast.wire.record import open_arena
 
 _LOOK_S = 0.25  # how often a question for stacks is looked for
-_SHARE = 0.002  # of the time that dumps may take: a large buffer is dumped less often
+_SHARE = 0.002  # of a core that dumps may take: a large buffer is dumped less often
+_RARELY_S = 10.0  # but not more rarely than this
 _KEEP = 16  # arrivals of one group
-_A_SECOND = 4  # arrivals of one group, about
+_A_SECOND = 6  # arrivals of one group, about
+_SPREAD, _WHOLE = 0x9E3779B1, 1 << 32  # multiples of the golden ratio of it lie evenly, whatever they are counted by
 _DEPTH = 64  # frames of one thread
 
 Entry = dict[str, Any]  # of torch's recorder
@@ -58,9 +60,10 @@ class Recorder:
                 time.sleep(_LOOK_S - now % _LOOK_S)
                 self._answer()
                 if now >= due:
-                    began = time.perf_counter()
+                    # On a busy machine most of a dump's time is spent waiting for a core, which costs nobody anything.
+                    began = time.thread_time()
                     self.note(_dumps(), _groups(), time.time())
-                    due = float(int(now) + max(1.0, (time.perf_counter() - began) / _SHARE))
+                    due = int(now) + min(max(1.0, (time.thread_time() - began) / _SHARE), _RARELY_S)
         except Exception:
             return  # of no use to the script, so nothing to tell it
 
@@ -101,16 +104,18 @@ def newest(name: str, entries: list[Entry]) -> Group:
 
 
 def arrivals(entries: list[Entry]) -> dict[int, float]:
-    """When a few of the collectives were entered: those whose number divides by a power of two that suits their rate.
+    """When a few of the collectives were entered: which, depends on their numbers and their rate alone.
 
-    Ranks that differ in their choice, by a factor of two then, still share every second one.
+    Ranks that differ in their choice, by a factor of two then, still share every second one. A step has the same
+    collectives again and again, and who is slow is late to some of them: so none of a step may be left out every time.
     """
     times = {e["collective_seq_id"]: e["time_created_ns"] / 1e9 for e in reversed(entries)}
+    places = {seq: seq * _SPREAD % _WHOLE for seq in times}
     span_s = max(times.values()) - min(times.values())
-    every = 1
-    while len(times) > every * _A_SECOND * max(span_s, 0.1) and sum(seq % (2 * every) == 0 for seq in times) >= 2:
-        every *= 2
-    return {seq: at for seq, at in times.items() if seq % every == 0}
+    room = _WHOLE
+    while len(times) * room > _WHOLE * _A_SECOND * max(span_s, 0.1) and sum(p < room // 2 for p in places.values()) > 1:
+        room //= 2
+    return {seq: at for seq, at in times.items() if places[seq] < room}
 
 
 def stacks(main: int) -> list[object]:

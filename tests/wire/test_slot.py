@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.wire.slot import SLOT_BYTES, Slot, clear, open_arena, read
+from holdfast.model.signal import Mark, Values
+from holdfast.wire.slot import SLOT_BYTES, Slot, clear, open_arena, read, told
 
 ROOT = Path(__file__).parents[2]
 
@@ -135,3 +136,43 @@ def test_torn_reads_are_never_taken() -> None:
         finally:
             writer.kill()
     os.close(fd)
+
+
+def news(arena: mmap.mmap, after: int = 0) -> tuple[int, list[Values | Mark]]:
+    now = read(arena, 1)
+    assert now
+    return told(arena, 1, now, after)
+
+
+def test_the_values_of_every_step_are_told_once(arena: mmap.mmap) -> None:
+    slot = Slot(arena, 1, generation=3, rank=5)
+    assert news(arena) == (0, [])
+    slot.note(1, 2.5, None)
+    slot.note(2, None, 0.5, 1.5, 1e-3)
+    slot.mark(2, 2**64 - 1, 255, 4)
+    slot.step(2)
+    count, found = news(arena)
+    first, second, mark = found
+    assert isinstance(first, Values) and (first.step, first.loss, first.grad_norm, first.update) == (1, 2.5, None, None)
+    assert isinstance(second, Values) and (second.loss, second.grad_norm, second.own_norm) == (None, 0.5, 1.5)
+    assert (second.update, second.rank, second.generation) == (1e-3, 5, 3)
+    assert mark == Mark(5, 2, "ff", 4, "parameters", 2**64 - 1)
+    assert news(arena, count) == (count, [])
+
+
+def test_who_looks_too_seldom_misses_the_oldest(arena: mmap.mmap) -> None:
+    slot = Slot(arena, 1, generation=3, rank=5)
+    for step in range(100):
+        slot.note(step, float(step), None)
+    count, found = news(arena)
+    assert count == 100 and [one.step for one in found] == list(range(84, 100))
+
+
+def test_a_damaged_entry_and_one_of_another_generation_are_left_out(arena: mmap.mmap) -> None:
+    old, slot = Slot(arena, 1, generation=2, rank=5), Slot(arena, 1, generation=3, rank=5)
+    for step in range(4):
+        slot.note(step, float(step), None)
+    arena[SLOT_BYTES + 512 + 2 * 64 + 30] ^= 4
+    old._told = 9
+    old.note(7, 1.0, None)
+    assert [one.step for one in news(arena)[1]] == [0, 2, 3]

@@ -1,0 +1,76 @@
+"""What ranks tell of their steps, read out of their slots and put before the detectors."""
+
+import mmap
+from collections.abc import Iterator
+
+import msgspec
+
+from holdfast.core.detect.spikes import LossLimits, Spikes, alarm_of
+from holdfast.model.alarm import Alarm
+from holdfast.model.signal import Loss, Mark, Values
+from holdfast.wire import slot
+
+_READERS = 1 << 10  # of ranks, dead ones among them
+
+
+class Losses:
+    """One detector for every rank of every generation that runs here."""
+
+    def __init__(self, node: str, limits: LossLimits) -> None:
+        self._node = node
+        self._limits = limits
+        self._read: dict[tuple[int, int, int], int] = {}  # how many entries of a rank's ring
+        self._spikes: dict[tuple[int, int, int], Spikes] = {}
+        self._said: dict[str, int] = {}  # until which step a rule has nothing more to say, whichever rank it is about
+        self._marks: list[Mark] = []
+
+    def marks(self) -> tuple[Mark, ...]:
+        """Hashes that ranks have told since the last time."""
+        marks, self._marks = tuple(self._marks), []
+        return marks
+
+    def look(self, arena: mmap.mmap, nproc: int, offset_s: float) -> Iterator[Alarm | Loss]:
+        """What is new in the slots; `offset_s` makes their instants the controller's."""
+        for index in range(nproc):
+            reading = slot.read(arena, index)
+            if reading is None:
+                continue
+            if reading.first_bad_step >= 0 and reading.loss is not None:
+                yield self._spoilt(reading, offset_s)
+            yield from self._news(arena, index, reading, offset_s)
+
+    def _spoilt(self, reading: slot.Reading, offset_s: float) -> Loss:
+        assert reading.loss is not None
+        return Loss(
+            node=self._node,
+            generation=reading.generation,
+            rank=reading.rank,
+            step=reading.first_bad_step,
+            loss=reading.loss,
+            at=reading.at + offset_s,
+        )
+
+    def _news(self, arena: mmap.mmap, index: int, reading: slot.Reading, offset_s: float) -> Iterator[Alarm]:
+        owner = (reading.generation, reading.rank, reading.pid)
+        if owner not in self._spikes:
+            if len(self._spikes) >= _READERS:
+                self._spikes.clear()
+                self._read.clear()
+            self._spikes[owner] = Spikes(self._limits)
+        self._read[owner], news = slot.told(arena, index, reading, self._read.get(owner, 0))
+        for one in news:
+            if isinstance(one, Mark):
+                self._marks.append(one)
+            elif rules := [found for found in self._spikes[owner].heard(one) if self._is_new(found[0], one)]:
+                yield self._alarm(one, rules, offset_s)
+
+    def _is_new(self, rule: str, told: Values) -> bool:
+        """Ranks share their loss, and one word of it is enough; a gradient of its own a rank does not share."""
+        rule = f"{rule} {told.generation}" + (f" {told.rank}" if rule.startswith("own") else "")
+        fresh = told.step >= self._said.get(rule, -1)
+        self._said[rule] = told.step + self._limits.window
+        return fresh
+
+    def _alarm(self, told: Values, rules: list[tuple[str, str]], offset_s: float) -> Alarm:
+        alarm = alarm_of(self._node, told, rules, self._limits.spikes)
+        return msgspec.structs.replace(alarm, at=alarm.at + offset_s)

@@ -1,0 +1,83 @@
+"""A hash of this rank's parameters, for comparison with its replicas: for scripts that take no snapshots.
+
+Taken between steps, where `holdfast.step` is called. All bits count: words are summed as integers, tensors with odd
+factors, so no single flip can vanish, wherever it is; a few at once vanish with a chance of about 2^-32.
+"""
+
+import time
+from collections.abc import Iterable
+from hashlib import blake2b
+
+import torch
+import torch.distributed as dist
+
+from holdfast.core.detect.replica import ReplicaLimits, stride
+from holdfast.wire.record import Slot
+
+_ODD = 0x9E3779B97F4A7C15  # of a 64-bit number, any odd one will do
+_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+
+
+class Marking:
+    """Marks of the tensors that the ranks of a group share."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor], group: "dist.ProcessGroup | None", every: int) -> None:
+        ranks = tuple(sorted(dist.get_process_group_ranks(group or dist.group.WORLD)))
+        self._group = int.from_bytes(blake2b(repr(ranks).encode(), digest_size=8).digest(), "little")
+        self._count = len(ranks)
+        self._tensors = list(tensors)
+        self._limits = ReplicaLimits(every=every)
+        self._stride = every
+        self._cost_s = 0.0
+        self._last: tuple[int, float] | None = None  # step and time of the last mark
+        self._coming: tuple[int, torch.Tensor, torch.cuda.Event] | None = None
+
+    def step(self, slot: Slot, step: int) -> None:
+        """This step is done, and the next has not begun."""
+        if self._coming and self._coming[2].query():
+            slot.mark(self._coming[0], int(self._coming[1]) & (2**64 - 1), self._group, self._count)
+            self._coming = None
+        if self._stride <= 0 or step % self._stride or self._coming:
+            return
+        began_at = time.perf_counter()
+        value = self.value()
+        if value.is_cuda:
+            into = torch.empty((), dtype=value.dtype, pin_memory=True).copy_(value, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record()
+            self._coming = step, into, done
+        else:
+            slot.mark(step, int(value) & (2**64 - 1), self._group, self._count)
+        self._keep_time(step, began_at)
+
+    def value(self) -> torch.Tensor:
+        """A number that changes with any bit of the tensors."""
+        with torch.no_grad():
+            sums = torch.stack([_sum(_local(tensor)) for tensor in self._tensors])
+        factors = [_signed((2 * place + 1) * _ODD) for place in range(len(self._tensors))]
+        return (sums * torch.tensor(factors, device=sums.device)).sum()
+
+    def _keep_time(self, step: int, began_at: float) -> None:
+        """Twice as seldom, until it costs its share of the time at most; on a GPU what launching it takes counts."""
+        now = time.perf_counter()
+        before, self._last = self._last, (step, now)
+        self._cost_s = now - began_at
+        if before and step > before[0]:
+            self._stride = stride(self._limits, self._cost_s, (now - before[1]) / (step - before[0]))
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return getattr(tensor, "_local_tensor", tensor).detach()
+
+
+def _sum(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.contiguous().view(-1)
+    size = tensor.element_size()
+    if not tensor.is_cuda and flat.nbytes % 8 == 0 and flat.data_ptr() % 8 == 0:
+        size = 8
+    return flat.view(_WORDS[size]).sum(dtype=torch.int64)
+
+
+def _signed(number: int) -> int:
+    number &= 2**64 - 1
+    return number - 2**64 if number >> 63 else number

@@ -1,0 +1,131 @@
+"""replica: data-parallel replicas whose state no longer hashes alike.
+
+Refuses to act before all replicas were equal once: state that never was, because kernels or machines differ, says
+nothing, and without a step known good there is nowhere to go back to. Refuses to name anybody without a majority of all
+replicas, heard or not: of two that differ either may be wrong. It cannot see what all replicas share: a gradient that
+is wrong before it is summed makes all of them equally wrong.
+"""
+
+import msgspec
+
+from holdfast.core.often import at_most
+from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.signal import Mark
+
+_STEPS = 64  # of a stream that are waited for at once
+_STRIDES = 20  # doublings at most
+_NAMED = 8  # ranks in a sentence
+
+
+class ReplicaLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """When replicas are compared."""
+
+    stance: Stance = Stance.ACT
+    every: int = 10  # steps; 0: never. Where that costs more than its share, twice as many, and so on
+    share: float = 0.003  # of the time
+
+
+def stride(limits: ReplicaLimits, cost_s: float, step_s: float) -> int:
+    """Every how many steps to hash what takes so long. Whoever doubles still meets those who do not."""
+    steps = limits.every
+    for _ in range(_STRIDES):
+        if cost_s <= limits.share * steps * step_s:
+            break
+        steps *= 2
+    return steps
+
+
+class Stream:
+    """One part of the state that some ranks share, step by step."""
+
+    def __init__(self, part: str, count: int) -> None:
+        self.part = part
+        self.count = count  # replicas
+        self.equal = -1  # the newest step at which all were
+        self.unlike = False  # they differed before they were ever found equal
+        self.steps: dict[int, dict[int, int]] = {}  # step -> rank -> hash
+
+    def heard(self, mark: Mark) -> dict[int, int]:
+        """What is known of this step by now."""
+        told = self.steps.setdefault(mark.step, {})
+        told[mark.rank] = mark.value
+        if len(told) == self.count:
+            del self.steps[mark.step]
+            if len(set(told.values())) == 1:
+                self.equal, self.unlike = max(self.equal, mark.step), False
+            elif self.equal < 0:
+                self.unlike = True
+        elif len(self.steps) > _STEPS:
+            del self.steps[min(self.steps)]
+        return told
+
+
+class Replicas:
+    """All that is compared in one generation."""
+
+    def __init__(self, limits: ReplicaLimits) -> None:
+        self.limits = limits
+        self.generation = 0
+        self._streams: dict[tuple[str, str], Stream] = {}
+        self._nodes: dict[int, str] = {}
+        self._said: set[tuple[int, ...]] = set()
+
+    def launched(self, generation: int) -> None:
+        self.generation = generation
+        self._streams.clear()
+        self._nodes.clear()
+        self._said.clear()
+
+    def equal(self) -> int | None:
+        """The newest step at which all replicas are known to have been equal; -1: none yet. None: they never are."""
+        if not self._streams:
+            return -1
+        return min((stream.equal for stream in self._streams.values() if not stream.unlike), default=None)
+
+    def heard(self, now: float, node: str, generation: int, marks: tuple[Mark, ...]) -> list[Alarm]:
+        if generation != self.generation:
+            return []
+        touched = {}
+        for mark in marks:
+            key = (mark.group, mark.part)
+            stream = self._streams.setdefault(key, Stream(mark.part, mark.count))
+            self._nodes[mark.rank] = node
+            touched[key, mark.step] = (stream, stream.heard(mark))
+        alarms = (self._judge(now, stream, step, told) for (_, step), (stream, told) in touched.items())
+        return [alarm for alarm in alarms if alarm]
+
+    def _judge(self, now: float, stream: Stream, step: int, told: dict[int, int]) -> Alarm | None:
+        counts: dict[int, int] = {}
+        for value in told.values():
+            counts[value] = counts.get(value, 0) + 1
+        usual = max(counts, key=lambda value: counts[value])
+        majority = 2 * counts[usual] > stream.count
+        if len(counts) == 1 or not (majority or len(told) == stream.count):
+            return None
+        ranks = tuple(sorted(rank for rank, value in told.items() if not majority or value != usual))
+        if ranks in self._said:
+            return None
+        self._said.add(ranks)
+        if majority:
+            why = f"has other {stream.part} than {counts[usual]} of its {stream.count} replicas at step {step}"
+        else:
+            why = f"differ in their {stream.part} at step {step}, and nobody can say which of them is right"
+        return self._alarm(now, stream, ranks, why, majority)
+
+    def _alarm(self, now: float, stream: Stream, ranks: tuple[int, ...], why: str, majority: bool) -> Alarm:
+        stance = self.limits.stance
+        known = stream.equal >= 0
+        good = [one.equal for one in self._streams.values() if one.equal >= 0]
+        since = f"; they were equal at step {stream.equal}" if known else "; they were never found equal: not acted on"
+        return Alarm(
+            kind=Kind.REPLICA,
+            at=now,
+            suspects=tuple(sorted({self._nodes[rank] for rank in ranks})),
+            ranks=ranks[:_NAMED],
+            generation=self.generation,
+            reason=why + since,
+            signature=f"replica {stream.part}",
+            stance=stance if known else at_most(Stance.NOTIFY, stance),
+            hard=majority and known,
+            not_after=min(good) if known else None,
+        )

@@ -1,0 +1,160 @@
+"""spikes: a loss, a gradient norm or an update that stands out from this rank's own last ones.
+
+Refuses to judge before it has seen enough values, a median that is not positive (there "five times" means nothing),
+values that are not finite (`loss` has those), and an update whose step before it was not seen. None of the rules can
+tell a fault from a bad batch, nor whose fault it was: a gradient is shared by all replicas once it is summed. So they
+name the step; only the norm of a rank's own gradient, before the sum, names a rank.
+"""
+
+from bisect import bisect_left, insort
+from collections import deque
+from math import isfinite, sqrt
+
+import msgspec
+
+from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.signal import Values
+
+_LEAST = 16  # values before anything is judged
+_NORMAL = 1.4826  # makes the median deviation of a normal spread its standard deviation
+_FLAT = 1e-3  # of the median: no spread is taken for narrower
+_ALPHA = 0.05  # of the update rule, and the steps from which it judges
+_STEADY = 10
+
+
+class LossLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """When a loss is worth a word."""
+
+    stance: Stance = Stance.ACT  # on a loss that is not finite
+    spikes: Stance = Stance.NOTIFY  # what the rules below may do
+    window: int = 128  # steps that a value is compared with; as long nothing is said again
+    times: float = 5.0  # the median of the window
+    score: float = 20.0  # deviations above the median
+    warmup: int = 1000  # steps from which the update rule learns a usual jump
+
+
+class Window:
+    """The last values, and their middle."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._values: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    def add(self, value: float) -> None:
+        self._values.append(value)
+        insort(self._sorted, value)
+        if len(self._values) > self._size:
+            del self._sorted[bisect_left(self._sorted, self._values.popleft())]
+
+    @property
+    def ready(self) -> bool:
+        return len(self._values) >= _LEAST
+
+    @property
+    def median(self) -> float:
+        return _middle(self._sorted)
+
+    @property
+    def most(self) -> float:
+        return self._sorted[-1]
+
+    def deviation(self) -> float:
+        """A standard deviation that outliers do not move."""
+        median = self.median
+        spread = _middle(sorted(abs(value - median) for value in self._values))
+        return max(_NORMAL * spread, _FLAT * abs(median))
+
+
+def _middle(ordered: list[float]) -> float:
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def times(window: Window, value: float, limit: float) -> str:
+    """Why this value is too many times the usual; empty if it is not."""
+    if not window.ready or window.median <= 0 or value <= limit * window.median:
+        return ""
+    return f"is {value:.4g}, {value / window.median:.1f} times its median"
+
+
+def score(window: Window, value: float, limit: float) -> str:
+    """The same by deviations: for values that hardly vary, much less than some times the median is too much."""
+    if not window.ready or value <= window.most:  # most values end here, before anything is sorted
+        return ""
+    above = (value - window.median) / max(window.deviation(), 1e-300)
+    return f"is {value:.4g}, {above:.0f} deviations above its median" if above > limit else ""
+
+
+class Update:
+    """The update rule of Altenbernd, Wiesner and Kao: the largest RMS of a tensor's Adam step, lr m / (sqrt(v) + eps),
+    jumps by more than the jumps of the warm-up allow, while the gradient norm rises."""
+
+    def __init__(self, warmup: int) -> None:
+        self._warmup = warmup
+        self._seen = 0
+        self._mean = 0.0  # jump in the warm-up
+        self._before: tuple[int, float, float] | None = None
+
+    def heard(self, step: int, ratio: float, norm: float) -> str:
+        before, self._before = self._before, (step, ratio, norm)
+        if before is None or step != before[0] + 1:
+            return ""
+        jump, rise = abs(ratio - before[1]), norm - before[2]
+        self._seen += 1
+        usual = self._mean
+        if self._seen <= self._warmup:
+            self._mean += (jump - self._mean) / self._seen
+        if self._seen <= _STEADY or rise <= 0 or jump <= usual / (_ALPHA * sqrt(rise)):
+            return ""
+        return f"jumped by {jump:.3g}, {jump / usual if usual else 0:.0f} times its usual, as the gradient norm rose"
+
+
+class Spikes:
+    """One rank's values, by all rules; each speaks once per window."""
+
+    def __init__(self, limits: LossLimits) -> None:
+        self.limits = limits
+        self._windows: dict[str, Window] = {}
+        self._update = Update(limits.warmup)
+        self._quiet: dict[str, int] = {}
+
+    def heard(self, told: Values) -> list[tuple[str, str]]:
+        """Rules that fire, each with its reason."""
+        found = []
+        for name, what, value in (
+            ("loss", "its loss", told.loss),
+            ("norm", "its gradient norm", told.grad_norm),
+            ("own", "its own gradient norm, before the sum over replicas,", told.own_norm),
+        ):
+            if value is None or not isfinite(value):
+                continue
+            window = self._windows.setdefault(name, Window(self.limits.window))
+            found += [(f"{name} times", f"{what} {why}") for why in [times(window, value, self.limits.times)] if why]
+            found += [(f"{name} score", f"{what} {why}") for why in [score(window, value, self.limits.score)] if why]
+            window.add(value)
+        if told.update is not None and told.grad_norm is not None and isfinite(told.update + told.grad_norm):
+            why = self._update.heard(told.step, told.update, told.grad_norm)
+            found += [("update", f"its largest update {why}")] if why else []
+        return [(rule, why) for rule, why in found if self._first(rule, told.step)]
+
+    def _first(self, rule: str, step: int) -> bool:
+        quiet_until = self._quiet.get(rule, -1)
+        self._quiet[rule] = step + self.limits.window
+        return step >= quiet_until
+
+
+def alarm_of(node: str, told: Values, rules: list[tuple[str, str]], stance: Stance) -> Alarm:
+    """One word for all that stood out in one step of one rank."""
+    return Alarm(
+        kind=Kind.LOSS,
+        at=told.at,
+        suspects=(node,),
+        ranks=(told.rank,),
+        generation=told.generation,
+        reason=f"stands out at step {told.step}: {'; '.join(why for _, why in rules)}",
+        signature=f"spike {rules[0][0]}" + (f" {told.rank}" if rules[0][0].startswith("own") else ""),
+        evidence=tuple(rule for rule, _ in rules),
+        stance=stance,
+        not_after=told.step - 1,
+    )

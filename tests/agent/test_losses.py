@@ -1,0 +1,59 @@
+"""What ranks tell of their steps: a spike is one alarm for the node, a rank's own one for the rank."""
+
+import mmap
+
+from holdfast.agent.losses import Losses
+from holdfast.core.detect.spikes import LossLimits
+from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.signal import Loss
+from holdfast.wire.slot import SLOT_BYTES, Slot
+
+LIMITS = LossLimits(window=32)
+
+
+class Node:
+    """Two ranks and who looks at them."""
+
+    def __init__(self, generation: int = 1) -> None:
+        self.arena = mmap.mmap(-1, 2 * SLOT_BYTES)
+        self.slots = [Slot(self.arena, index, generation=generation, rank=index) for index in range(2)]
+        self.losses = Losses("n0", LIMITS)
+
+    def step(self, number: int, *losses: float, own: tuple[float | None, float | None] = (None, None)) -> list[object]:
+        for slot, loss, norm in zip(self.slots, losses, own, strict=True):
+            slot.note(number, loss, None, norm)
+            slot.step(number)
+        return list(self.losses.look(self.arena, 2, 1000.0))
+
+
+def test_a_spike_that_ranks_share_is_one_alarm() -> None:
+    node = Node()
+    for number in range(40):
+        assert node.step(number, 2.0 + number % 3 / 10, 2.1) == []
+    [alarm] = node.step(40, 30.0, 31.0)
+    assert isinstance(alarm, Alarm) and (alarm.kind, alarm.stance, alarm.ranks) == (Kind.LOSS, Stance.NOTIFY, (0,))
+    assert alarm.not_after == 39 and alarm.at > 1000.0
+    assert node.step(41, 30.0, 31.0) == []
+
+
+def test_a_gradient_of_its_own_names_the_rank() -> None:
+    node = Node()
+    for number in range(40):
+        node.step(number, 2.0, 2.0, own=(1.0 + number % 3 / 10, 1.0 + number % 5 / 10))
+    [alarm] = node.step(40, 2.0, 2.0, own=(1.0, 1e6))
+    assert isinstance(alarm, Alarm) and alarm.ranks == (1,) and "before the sum" in alarm.reason
+
+
+def test_a_loss_that_is_not_finite_is_told_as_ever() -> None:
+    node = Node()
+    node.step(1, 2.0, 2.0)
+    told = node.step(2, 2.0, float("nan"))
+    assert [(one.rank, one.step) for one in told if isinstance(one, Loss)] == [(1, 2)]
+
+
+def test_marks_are_handed_on_once() -> None:
+    node = Node()
+    node.slots[1].mark(10, 99, 1, 2)
+    list(node.losses.look(node.arena, 2, 0.0))
+    assert [(mark.rank, mark.step, mark.value) for mark in node.losses.marks()] == [(1, 10, 99)]
+    assert node.losses.marks() == ()
