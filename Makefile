@@ -6,7 +6,7 @@ READY := .venv/.ready
 PEERS := .venv/peers/.ready
 SOURCES = $(wildcard holdfast tests examples benchmarks)
 # A name starting with an underscore is a part of other benchmarks, not one itself. Those in SLOW run only by name.
-SLOW ?= torture
+SLOW ?= torture detect
 BENCHES = $(filter-out $(SLOW),$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))
 
 .DEFAULT_GOAL := help

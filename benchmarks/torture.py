@@ -6,14 +6,12 @@ from there.
 
 import sys
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 from rich.table import Table
 
+from benchmarks._kept import Kept
 from benchmarks._report import FULL, Findings, report
 from benchmarks._torture_kills import KINDS, Trial, kills
 from benchmarks._torture_looks import Seen, looks
@@ -26,7 +24,6 @@ REPEATS = 3 if FULL else 1
 GROWTH_BYTES = 4 << 20  # two large pages, which come and go: a process that has no more after 100 saves does not grow
 SLOWER = 1.02
 PARTS = ("train", "copy", "copied", "sealed", "restore")  # that a killed rank must have been seen in
-T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Kills(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,28 +39,6 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True):
     outages: list[Outage]
     grown: list[Grown]
     memory_over_two_states: float
-
-
-class Kept:
-    """Parts of the study that are done. The short form keeps nothing."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def part(self, name: str, kind: type[T], make: Callable[[], T]) -> T:
-        path = self._folder / f"torture-{name}.json"
-        if FULL and path.exists():
-            return msgspec.json.decode(path.read_bytes(), type=kind)
-        print(f"{name}:", flush=True)
-        made = make()
-        if FULL:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(msgspec.json.encode(made))
-        return made
-
-    def forget(self) -> None:
-        for path in self._folder.glob("torture-*.json"):
-            path.unlink()
 
 
 def killed(number: int) -> Kills:
@@ -136,7 +111,7 @@ def grows(grown: Grown) -> bool:
 
 
 def main() -> int:
-    kept = Kept(Path(__file__).with_name("out"))
+    kept = Kept("torture")
     findings = Findings()
     title = (__doc__ or "").partition("\n")[0]
     table = Table("what was done", "what was hit or seen", "what became of it", title=title)

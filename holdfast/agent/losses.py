@@ -19,7 +19,7 @@ class Losses:
     def __init__(self, node: str, limits: LossLimits) -> None:
         self._node = node
         self._limits = limits
-        self._read: dict[tuple[int, int, int], int] = {}  # how many entries of a rank's ring
+        self._read: dict[tuple[int, int, int], tuple[int, int]] = {}  # up to which write, and entry of a rank's ring
         self._spikes: dict[tuple[int, int, int], Spikes] = {}
         self._said: dict[str, int] = {}  # until which step a rule has nothing more to say, whichever rank it is about
         self._marks: list[Mark] = []
@@ -57,7 +57,11 @@ class Losses:
                 self._spikes.clear()
                 self._read.clear()
             self._spikes[owner] = Spikes(self._limits)
-        self._read[owner], news = slot.told(arena, index, reading, self._read.get(owner, 0))
+        seq, count = self._read.get(owner, (0, 0))
+        if seq == reading.seq:
+            return  # what goes into the ring is followed by a write of the step
+        count, news = slot.told(arena, index, reading, count)
+        self._read[owner] = reading.seq, count
         for one in news:
             if isinstance(one, Mark):
                 self._marks.append(one)

@@ -293,6 +293,7 @@ class Agent:
             generation=generation,
             step=slowest.step,
             at=slowest.at + wall_s,
+            sent=time.monotonic() + wall_s,
             first_step=min(r.first_step for r in readings),
             first_at=max(r.first_at for r in readings) + wall_s,
             counted=slowest.counted,

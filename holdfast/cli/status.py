@@ -73,7 +73,7 @@ def render(status: dict[str, Any]) -> Group:
         step = str(node["step"]) if node["step"] >= 0 else ""
         table.add_row(node["node"], node["role"], node["ranks"], step, loss, node["phase"])
     lines: list[Text | Table] = [head, Text(f"now: {status['reason']}", style="dim"), table]
-    if status["floor"] >= 0:
+    if status.get("floor", -1) >= 0:
         lines.append(Text(f"step {status['floor']} is held by every rank and its peer", style="dim"))
     if status["last_incident"]:
         lines.append(Text(f"last incident: {status['last_incident']}"))

@@ -59,6 +59,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     generation: int
     step: int  # -1: not every rank of the node has made a step
     at: float  # when the slowest rank reached that step
+    sent: float = 0.0  # when it was said; 0: unknown
     first_step: int = -1
     first_at: float = 0.0
     counted: bool = True  # steps counted by us since launch, not told by the script

@@ -54,6 +54,7 @@ def test_a_loss_that_is_not_finite_is_told_as_ever() -> None:
 def test_marks_are_handed_on_once() -> None:
     node = Node()
     node.slots[1].mark(10, 99, 1, 2)
+    node.slots[1].step(10)
     list(node.losses.look(node.arena, 2, 0.0))
     assert [(mark.rank, mark.step, mark.value) for mark in node.losses.marks()] == [(1, 10, 99)]
     assert node.losses.marks() == ()

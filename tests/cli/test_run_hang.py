@@ -1,4 +1,4 @@
-"""A job that stands: the rank that keeps the others waiting is named, and acted on where there is no doubt."""
+"""A job that stands or is slow: whoever keeps the others waiting is named, and acted on where there is no doubt."""
 
 import signal
 
@@ -20,7 +20,7 @@ for step in range(1, 1_000_000):
     if os.path.exists(f"{folder}/pause-{rank}"):
         time.sleep(1000 if os.path.exists(f"{folder}/long") else 12)
         os.remove(f"{folder}/pause-{rank}")
-    time.sleep(0.1)
+    time.sleep(0.2 if os.path.exists(f"{folder}/slow-{rank}") else 0.1)
     x = torch.ones(4)
     dist.all_reduce(x)
     holdfast.step(step)
@@ -55,6 +55,18 @@ def test_a_rank_that_pauses_is_named_and_left_alone(start: Start) -> None:
     job.until(lambda: not (job.folder / "pause-2").exists(), "the end of the pause")
     at = job.status()["step"]
     job.until(lambda: job.status()["step"] > at + 5, "more steps")
+    job.finish()
+    job.ends(0)
+    assert job.report().incidents == ()
+
+
+def test_a_slow_rank_is_named(start: Start) -> None:
+    job = start("--nnodes", "2", "--nproc-per-node", "2", script=TRAIN, torch=True)
+    job.trains()
+    job.until(lambda: job.status()["step"] > 20, "some steps")
+    (job.folder / "slow-1").touch()
+    said = job.says("makes the others wait")
+    assert "rank 1 on " in said
     job.finish()
     job.ends(0)
     assert job.report().incidents == ()

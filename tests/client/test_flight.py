@@ -49,6 +49,17 @@ def test_ranks_tell_of_the_same_arrivals(rate: float) -> None:
     assert all(one[seq] == other[seq] for seq in set(one) & set(other))
 
 
+@pytest.mark.parametrize("in_a_step", [2, 3, 4, 8, 13])
+def test_none_of_the_collectives_of_a_step_is_always_left_out(in_a_step: int) -> None:
+    """A rank may be late to one of them only."""
+    entries = [entry(seq, at=1000 + seq / (5 * in_a_step)) for seq in range(1, 40 * in_a_step)]
+    told: set[int] = set()
+    for second in range(1, 8):
+        upto = 5 * in_a_step * second
+        told |= arrivals(entries[max(0, upto - 64) : upto]).keys()
+    assert {seq % in_a_step for seq in told} == set(range(in_a_step))
+
+
 def test_groups_that_left_the_buffer_are_remembered_as_done(memory: mmap.mmap) -> None:
     recorder = Recorder(Log(memory, AT, generation=1, rank=3), 0)
     names = {"0": "0", "7": "7 from rank 2", "8": "8 from rank 3"}

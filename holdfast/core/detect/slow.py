@@ -1,8 +1,8 @@
 """slow: one rank makes the others wait, or the whole job has lost its pace.
 
-After a collective all of its ranks go on together, so who comes late to the next has been slow in between. Rounds of
-several steps each name the rank that came latest; it takes most of five rounds, and a distance to the second that
-noise does not make, to name one. "Nobody" is the usual answer.
+After a collective all of its ranks go on together, so who comes late to the next has been slow in between. A round of
+several steps tells for how much of the time the others waited for each rank; it takes the same rank at the head of most
+of five rounds, and a distance to the second that noise does not make, to name one. "Nobody" is the usual answer.
 
 Refuses to judge ranks whose collectives it has not heard of from all of their group, and a pace that it has not known
 to be better for a while.
@@ -13,12 +13,13 @@ from statistics import median
 
 import msgspec
 
+from holdfast.core.lateness import Lateness
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.signal import Beat
 from holdfast.model.stacks import Arrival
 
-_OPEN = 512  # collectives that are waited for
-_HIGH = 3 / 4  # of a round's latenesses the one that counts: early in a step all are on time
+_LEAST = 4  # collectives in a round
+_ROADS = 64  # beats of which the fastest tells how far a node's clock is off
 
 
 class SlowLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,8 +36,8 @@ class SlowLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 class Round(msgspec.Struct, frozen=True):
     rank: int  # the latest
-    late: float  # in steps
-    ahead: float  # of the second latest, in steps
+    late: float  # part of the time that the others waited for it
+    ahead: float  # of the second latest
 
 
 class Slow:
@@ -45,16 +46,16 @@ class Slow:
         self.generation = 0
         self.rounds: deque[Round] = deque(maxlen=limits.rounds)
         self._node_of: dict[int, str] = {}
-        self._members: dict[str, set[int]] = {}  # group -> ranks
-        self._open: dict[tuple[str, int], dict[int, float]] = {}
-        self._late: dict[int, list[float]] = {}  # since the round began
+        self._heard: dict[int, float] = {}  # rank -> when it came to the newest collective that it told of
+        self._groups: dict[str, Lateness] = {}
+        self._roads: dict[str, deque[float]] = {}  # node -> seconds that beats took to come, by its clock and ours
         self._round_at = 0.0
         self._pace = Pace(limits)
         self._told: dict[tuple[int, ...], float] = {}
 
     def launched(self, now: float, generation: int) -> None:
         self.generation = generation
-        for kept in (self._node_of, self._members, self._open, self._late, self._told):
+        for kept in (self._node_of, self._heard, self._groups, self._told):
             kept.clear()
         self.rounds.clear()
         self._round_at = now
@@ -64,35 +65,39 @@ class Slow:
         if beat.generation != self.generation:
             return None
         self._pace.heard(now, beat)
+        off_s = self._off_s(now, beat)
         for rank, came in arrivals.items():
             self._node_of[rank] = beat.node
-            for one in came:
-                self._came(rank, one)
+            heard_at = self._heard.get(rank, 0.0)
+            for one in sorted([one for one in came if one.at > heard_at], key=lambda a: a.at):  # most are told again
+                self._groups.setdefault(one.group, Lateness()).came(rank, one.seq, one.at + off_s)
+                self._heard[rank] = one.at
         return self._round(now) or self._slower(now)
 
-    def _came(self, rank: int, one: Arrival) -> None:
-        members = self._members.setdefault(one.group, set())
-        members.add(rank)
-        came = self._open.setdefault((one.group, one.seq), {})
-        came[rank] = one.at
-        if len(came) == len(members) > 1:
-            usual = median(came.values())
-            for other, at in came.items():
-                self._late.setdefault(other, []).append(at - usual)
-            del self._open[one.group, one.seq]
-        while len(self._open) > _OPEN:
-            del self._open[next(iter(self._open))]
+    def _off_s(self, now: float, beat: Beat) -> float:
+        """What a node's instants are to be moved by to be comparable with others': no beat comes before it is sent.
+
+        A node learns our clock from one message, and how long that took is not known: tens of milliseconds on a busy
+        machine, which would look like a node that is always late.
+        """
+        if not beat.sent:
+            return 0.0
+        roads = self._roads.setdefault(beat.node, deque(maxlen=_ROADS))
+        roads.append(now - beat.sent)
+        return min(roads)
 
     def _round(self, now: float) -> Alarm | None:
         step_s = self._pace.step_s
         if not step_s or now < self._round_at + max(self.limits.round_s, self.limits.round_steps * step_s):
             return None
-        late = {rank: sorted(all)[int(_HIGH * (len(all) - 1))] / step_s for rank, all in self._late.items()}
-        self._late.clear()
-        self._round_at = now
-        if len(late) < 2:
+        ready = [group for group in self._groups.values() if group.count >= _LEAST]
+        if not ready:
             return None
-        (rank, most), (_, second) = sorted(late.items(), key=lambda item: -item[1])[:2]
+        self._round_at = now
+        late: Counter[int] = Counter()
+        for group in ready:
+            late.update(group.shares())
+        (rank, most), (_, second) = late.most_common(2)
         self.rounds.append(Round(rank, most, most - second))
         return self._vote(now)
 
@@ -101,12 +106,12 @@ class Slow:
             return None
         rank, votes = Counter(one.rank for one in self.rounds).most_common(1)[0]
         own = [one for one in self.rounds if one.rank == rank]
-        ahead = sum(one.ahead for one in own) / len(self.rounds)
+        ahead = median(one.ahead if one.rank == rank else 0.0 for one in self.rounds)
         if votes < self.limits.votes or ahead < self.limits.margin:
             return None
         late = median(one.late for one in own)
         reason = (
-            f"makes the others wait: it comes {100 * late:.0f} % of a step late to collectives, "
+            f"makes the others wait: for {100 * late:.0f} % of the time they wait for it in collectives, "
             f"latest in {votes} of {len(self.rounds)} rounds"
         )
         return self._alarm(now, (rank,), reason)

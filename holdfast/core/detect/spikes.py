@@ -1,9 +1,10 @@
 """spikes: a loss, a gradient norm or an update that stands out from this rank's own last ones.
 
 Refuses to judge before it has seen enough values, a median that is not positive (there "five times" means nothing),
-values that are not finite (`loss` has those), and an update whose step before it was not seen. None of the rules can
-tell a fault from a bad batch, nor whose fault it was: a gradient is shared by all replicas once it is summed. So they
-name the step; only the norm of a rank's own gradient, before the sum, names a rank.
+losses that are not finite (`loss` has those), and an update whose step before it was not seen. Of norms that are not
+finite only the first is told, and none where they come from the start: loss scaling makes such on purpose. None of the
+rules can tell a fault from a bad batch, nor whose fault it was: a gradient is shared by all replicas once it is summed.
+So they name the step; only the norm of a rank's own gradient, before the sum, names a rank.
 """
 
 from bisect import bisect_left, insort
@@ -118,6 +119,7 @@ class Spikes:
         self._windows: dict[str, Window] = {}
         self._update = Update(limits.warmup)
         self._quiet: dict[str, int] = {}
+        self._scaled: set[str] = {"loss"}  # series in which what is not finite is nothing special
 
     def heard(self, told: Values) -> list[tuple[str, str]]:
         """Rules that fire, each with its reason."""
@@ -127,9 +129,14 @@ class Spikes:
             ("norm", "its gradient norm", told.grad_norm),
             ("own", "its own gradient norm, before the sum over replicas,", told.own_norm),
         ):
-            if value is None or not isfinite(value):
+            if value is None:
                 continue
             window = self._windows.setdefault(name, Window(self.limits.window))
+            if not isfinite(value):
+                if window.ready and name not in self._scaled:
+                    found.append((f"{name} times", f"{what} is {value}"))
+                self._scaled.add(name)
+                continue
             found += [(f"{name} times", f"{what} {why}") for why in [times(window, value, self.limits.times)] if why]
             found += [(f"{name} score", f"{what} {why}") for why in [score(window, value, self.limits.score)] if why]
             window.add(value)

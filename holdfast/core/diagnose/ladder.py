@@ -143,7 +143,8 @@ def _loss(case: Case) -> Verdict:
     if case.capped:
         return _capped(case)
     if case.max_restarts is None and case.fruitless >= case.attempts:
-        return _give_up(f"the loss was not finite {case.fruitless + 1} times without getting further: data or code")
+        what = "stood out" if case.cause.signature.startswith("spike") else "was not finite"
+        return _give_up(f"the loss {what} {case.fruitless + 1} times without getting further: data or code")
     return Verdict(remedy=Remedy.RESTART, reason="restarted in place from a state before that")
 
 

@@ -12,8 +12,13 @@ from holdfast.model.stacks import Arrival
 RANKS = 4
 
 
-def run(slow_rank: int | None, times: float, noise: float, seed: int, steps: int = 60) -> list[Alarm]:
-    """Ranks that meet in two collectives a step, one of them slower than the others; each has a node of its own."""
+def run(
+    slow_rank: int | None, times: float, *, noise: float, seed: int, steps: int = 60, off_s: float = 0.0
+) -> list[Alarm]:
+    """Ranks that meet in two collectives a step, one of them slower than the others; each has a node of its own.
+
+    The clock of node n1 is off by `off_s`.
+    """
     chance = random.Random(seed)
     made = Slow(SlowLimits())
     made.launched(0.0, 1)
@@ -21,20 +26,20 @@ def run(slow_rank: int | None, times: float, noise: float, seed: int, steps: int
     arrivals: dict[int, list[Arrival]] = {rank: [] for rank in range(RANKS)}
     beat_at = 1.0
     for step in range(1, steps + 1):
-        began = now
-        own = {r: step_s * (times if r == slow_rank else 1.0) * chance.gauss(1.0, noise) for r in range(RANKS)}
-        for part in (0.5, 1.0):
+        for part in (0.7, 0.3):
             seq += 1
+            own = {r: part * step_s * chance.gauss(times if r == slow_rank else 1.0, noise) for r in range(RANKS)}
             for rank, took in own.items():
-                arrivals[rank].append(Arrival("dp", seq, began + part * took))
-        now = began + max(own.values())
+                arrivals[rank].append(Arrival("dp", seq, now + took + (off_s if rank == 1 else 0.0)))
+            now += max(own.values())
         if now >= beat_at:
             beat_at += 1.0
             for rank in range(RANKS):
-                beat = Beat(node=f"n{rank}", generation=1, step=step, at=now)
+                sent = now + (off_s if rank == 1 else 0.0) - chance.expovariate(200.0)
+                beat = Beat(node=f"n{rank}", generation=1, step=step, at=now, sent=sent)
+                arrivals[rank] = arrivals[rank][-32:]  # told again and again
                 alarm = made.heard(now, beat, {rank: tuple(arrivals[rank])})
                 alarms += [alarm] if alarm else []
-                arrivals[rank].clear()
     return alarms
 
 
@@ -52,10 +57,16 @@ def test_nobody_is_named_where_nobody_is_slow() -> None:
     assert sum(bool(run(None, 1.0, noise=0.15, seed=seed, steps=200)) for seed in range(40)) <= 1
 
 
+@pytest.mark.parametrize("off_s", [0.03, -0.03, 2.0])
+def test_a_clock_that_is_off_is_not_a_slow_rank(off_s: float) -> None:
+    assert sum(bool(run(None, 1.0, noise=0.05, seed=seed, steps=200, off_s=off_s)) for seed in range(20)) == 0
+    assert {alarm.ranks for alarm in run(2, 1.5, noise=0.05, seed=1, off_s=off_s)} == {(2,)}
+
+
 def test_what_is_told() -> None:
     [alarm] = run(2, 2.0, noise=0.02, seed=1)
     assert (alarm.ranks, alarm.suspects, alarm.stance) == ((2,), ("n2",), Stance.NOTIFY)
-    assert "late to collectives, latest in" in alarm.reason
+    assert "of the time they wait for it in collectives, latest in" in alarm.reason
 
 
 def test_a_rank_that_is_not_heard_of_is_no_evidence() -> None:

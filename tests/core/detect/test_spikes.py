@@ -69,8 +69,18 @@ def test_a_median_that_is_not_positive_has_no_multiples() -> None:
 
 def test_values_that_are_not_finite_are_left_to_others() -> None:
     spikes = fed(noisy(40))
-    assert spikes.heard(told(40, loss=math.nan, grad_norm=math.inf, update=math.nan)) == []
+    assert spikes.heard(told(40, loss=math.nan, update=math.nan)) == []
     assert rules(spikes.heard(told(41, loss=20.0))), "and do not spoil the window"
+
+
+def test_a_norm_that_is_not_finite_is_told_once_and_not_where_losses_are_scaled() -> None:
+    spikes, scaled = Spikes(LIMITS), Spikes(LIMITS)
+    for step in range(40):
+        assert spikes.heard(told(step, grad_norm=1.0)) == []
+        assert scaled.heard(told(step, grad_norm=1.0 if step else math.inf)) == []
+    assert rules(spikes.heard(told(40, grad_norm=math.inf))) == ["norm times"]
+    assert spikes.heard(told(400, grad_norm=math.inf)) == []
+    assert scaled.heard(told(40, grad_norm=math.inf)) == []
 
 
 def test_flat_values_have_a_least_spread() -> None:

@@ -135,6 +135,14 @@ def test_motion() -> None:
     assert seen[2].frames and seen[3].frames
 
 
+def test_coming_to_collectives_is_motion() -> None:
+    before = trace(process(0), process(1), flights=(flight(0, OUT), flight(1, OUT)))
+    after = trace(process(0), process(1), flights=(flight(0, IN), flight(1, OUT)))
+    seen = moved(before, after)
+    assert (seen[0].collectives, seen[1].collectives) == (1, 0)
+    assert moved((), after)[0].collectives == 0
+
+
 def test_ranks_in_words() -> None:
     assert ranks_said([3]) == "rank 3"
     assert ranks_said([0, 1, 2, 7, 5]) == "ranks 0-2, 5, 7"

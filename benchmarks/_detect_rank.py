@@ -1,0 +1,249 @@
+"""Trains on a few gloo ranks in steps of a fifth of a second, and goes wrong as it is told to.
+
+Orders come in one file, read by every rank and its data loader at every step; what they began, and when, ranks leave
+beside it. So whoever gave an order knows who is at fault and since when, without trusting what is said about it.
+"""
+
+import ctypes
+import itertools
+import json
+import mmap
+import multiprocessing
+import os
+import re
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset
+
+import holdfast
+
+STEP_S = 0.2
+FOR_EVER_S = 3600.0
+WIDTH = 64
+PAGE = struct.Struct("<qqqdd")  # generation, pid, steps in it, when the first and the newest were made
+PAGE_BYTES = 4096
+Order = dict[str, Any]  # id, kind, ranks, at (a step), seconds, times
+
+
+class Orders:
+    """What this rank is to do wrong."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._folder, self._rank = folder, rank
+        self._changed = 0
+        self._order: Order = {}
+        self._begun = 0
+
+    def read(self, step: int = 0) -> Order:
+        """The order of this step, if it is this rank's too."""
+        try:
+            changed = os.stat(self._folder / "order").st_mtime_ns
+            if changed != self._changed:
+                self._order, self._changed = json.loads((self._folder / "order").read_text()), changed
+        except (FileNotFoundError, ValueError):
+            return {}
+        order = self._order
+        mine = self._rank in order["ranks"] or not order["ranks"]
+        return order if mine and (not order["at"] or step == order["at"]) else {}
+
+    def begin(self, order: Order) -> bool:
+        """Note when it began; False: it was carried out before."""
+        if order["id"] == self._begun:
+            return False
+        self._begun = order["id"]
+        self._note(order, "began")
+        return True
+
+    def end(self, order: Order) -> None:
+        self._note(order, "ended")
+
+    def _note(self, order: Order, what: str) -> None:
+        path = self._folder / f"{what}-{order['id']}-{self._rank}"
+        path.with_suffix(".part").write_text(str(time.time()))
+        path.with_suffix(".part").replace(path)
+
+
+class Batches(IterableDataset[torch.Tensor]):
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._orders = Orders(folder, rank)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while True:
+            order = self._orders.read()
+            if order.get("kind") == "loader" and self._orders.begin(order):
+                self._fetch_shard(order["seconds"])
+                self._orders.end(order)
+            yield torch.randn(8, WIDTH)
+
+    def _fetch_shard(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class SlowFile:
+    """Storage of so many bytes a second."""
+
+    def __init__(self, path: Path, rate: float) -> None:
+        self._file = path.open("wb")
+        self._rate = rate
+
+    def write(self, chunk: Any) -> int:
+        piece = memoryview(chunk).cast("B")
+        for at in range(0, len(piece), 1 << 18):
+            part = piece[at : at + (1 << 18)]
+            self._file.write(part)
+            time.sleep(len(part) / self._rate)
+        return len(piece)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+class Trainer:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.rank = dist.get_rank()
+        self.orders = Orders(folder, self.rank)
+        pairs = list(itertools.combinations(range(dist.get_world_size()), 2))
+        self.pairs = {pair: (dist.new_group(list(pair)), dist.new_group(list(pair))) for pair in pairs}
+        torch.manual_seed(0)
+        self.model = DistributedDataParallel(nn.Linear(WIDTH, WIDTH))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        self.batches = iter(DataLoader(Batches(folder, self.rank), batch_size=None, num_workers=1))
+        self.step = 0
+        path = folder / f"page-{self.rank}"
+        path.touch()
+        os.truncate(path, PAGE_BYTES)
+        with path.open("r+b") as file:
+            self._page = mmap.mmap(file.fileno(), PAGE_BYTES)
+        self._first_at = 0.0
+
+    def train(self) -> None:
+        over = torch.zeros(2)
+        while not over[1]:
+            batch = next(self.batches)
+            time.sleep(STEP_S)  # a stand-in for computing, as there are more ranks than cores
+            self._obey(self.orders.read(self.step))
+            loss = self.model(batch).square().mean()
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            over[0], over[1] = loss.detach(), float((self.folder / "finish").exists())
+            dist.all_reduce(over)
+            self.step += 1
+            holdfast.step(self.step, over[0].item())
+            self._note()
+
+    def _note(self) -> None:
+        now = time.time()
+        self._first_at = self._first_at or now
+        generation = int(os.environ["HOLDFAST_GENERATION"])
+        self._page[: PAGE.size] = PAGE.pack(generation, os.getpid(), self.step, self._first_at, now)
+
+    def _obey(self, order: Order) -> None:
+        kind = order.get("kind")
+        if kind in (None, "loader", "none"):
+            return
+        fresh = self.orders.begin(order)
+        if kind == "slow":
+            time.sleep(STEP_S * (order["times"] - 1))
+        elif fresh:
+            getattr(self, f"_{kind}")(order)
+            self.orders.end(order)
+
+    # --- hangs -------------------------------------------------------------------------------------------------
+
+    def _sleep(self, order: Order) -> None:
+        time.sleep(order["seconds"])
+
+    def _writer(self, order: Order) -> None:
+        """A child that writes a checkpoint, and never comes to an end."""
+        child = multiprocessing.get_context("fork").Process(target=write_state, args=(order["seconds"],))
+        child.start()
+        child.join()
+
+    def _crossed(self, order: Order) -> None:
+        """Two ranks that meet in two groups, in different orders."""
+        mine, other = self.rank, next(r for r in order["ranks"] if r != self.rank)
+        for group in self.pairs[min(mine, other), max(mine, other)][:: 1 if mine < other else -1]:
+            dist.all_reduce(torch.ones(1), group=group)
+
+    def _astray(self, order: Order) -> None:
+        """A collective with one other, who goes on to the next of all."""
+        if self.rank == order["ranks"][0]:
+            dist.all_reduce(torch.ones(1), group=self.pairs[tuple(sorted(order["ranks"]))][0])
+
+    def _spin(self, order: Order) -> None:
+        """In C, for longer than anybody waits; no other thread runs any Python meanwhile."""
+        re.match(r"(a+)+b", "a" * 64)
+
+    def _lock(self, order: Order) -> None:
+        """Asleep in C with the interpreter's lock held."""
+        ctypes.PyDLL(None).usleep(int(min(order["seconds"], 4000.0) * 1e6))
+
+    # --- what looks like one -----------------------------------------------------------------------------------
+
+    def _evaluate(self, order: Order) -> None:
+        """All ranks, with a collective now and then."""
+        until = torch.tensor(time.time() + order["seconds"], dtype=torch.float64)
+        dist.broadcast(until, 0)
+        over = torch.zeros(1)
+        while not over:
+            with torch.no_grad():
+                self.model.module(torch.randn(8, WIDTH))
+            time.sleep(0.05)
+            over.fill_(float(self.rank == 0 and time.time() > until.item()))
+            dist.broadcast(over, 0)
+
+    def _save(self, order: Order) -> None:
+        """Rank 0 writes to slow storage, the others wait for it."""
+        if self.rank == 0:
+            state = {"model": self.model.state_dict(), "optimizer": [torch.zeros(1 << 20) for _ in range(4)]}
+            torch.save(state, SlowFile(self.folder / "checkpoint.pt", (16 << 20) / order["seconds"]))  # type: ignore[arg-type]
+        dist.barrier()
+
+    def _prepare(self, order: Order) -> None:
+        """Rank 0 reads and counts, and tells the others how many there are."""
+        until, count = time.time() + order["seconds"], torch.zeros(1)
+        while self.rank == 0 and time.time() < until:
+            count += len(set(os.urandom(1 << 12)))
+            time.sleep(0.02)
+        dist.broadcast(count, 0)
+
+    def _compile(self, order: Order) -> None:
+        """One rank compiles again and again, for shapes that it has not seen."""
+        until = time.time() + order["seconds"]
+        for width in itertools.count(8):
+            torch.compile(deep, backend="aot_eager", dynamic=False)(torch.randn(width, WIDTH, requires_grad=True))
+            torch._dynamo.reset()
+            if time.time() > until:
+                break
+
+
+def deep(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(40):
+        x = torch.tanh(x @ torch.ones(WIDTH, WIDTH)) + x
+    return x
+
+
+def write_state(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    Trainer(Path(sys.argv[1])).train()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Hangs and slow ranks in real jobs: four gloo ranks on two nodes, steps of 0.2 s, default settings. Who is named?
+
+BENCH_FULL=1 does the whole study in parts, each kept in benchmarks/out/ when it is done: what was cut short goes on
+from there.
+"""
+
+import random
+import statistics
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+from rich.table import Table
+
+from benchmarks._detect_hangs import KINDS, Trial, hangs
+from benchmarks._detect_health import Healthy, healthy
+from benchmarks._detect_slow import WINDOW_S, Window, windows
+from benchmarks._kept import Kept
+from benchmarks._report import FULL, Findings, brief, report
+
+HANG_PARTS, HANGS_EACH = (8, 5) if FULL else (1, 2)  # parts of so many of every kind
+SLOW_PARTS, SLOW_EACH = (8, 5) if FULL else (1, 2)
+TIMES = {2.0: 0.95, 1.5: 0.95, 1.3: 0.90}  # how slow a rank is -> how often it must be named
+HEALTHY_S, SAVE_S = (1800.0, 60.0) if FULL else (120.0, 20.0)
+NAMED_S, STEPPING_S, RIGHT = 10.0, 12.0, 0.95
+FALSE = 1 / 40
+
+
+class Hung(msgspec.Struct, frozen=True):
+    trials: list[Trial]
+
+
+class Slowed(msgspec.Struct, frozen=True):
+    windows: list[Window]
+
+
+def hung(number: int) -> Hung:
+    return Hung(hangs(HANGS_EACH, seed=number))
+
+
+def slowed(number: int) -> Slowed:
+    return Slowed(windows([*TIMES, 1.0] * SLOW_EACH, seed=number))
+
+
+def judge_hangs(trials: list[Trial], table: Table, findings: Findings) -> None:
+    for kind in KINDS:
+        found = [trial for trial in trials if trial.kind == kind]
+        right = [trial for trial in found if trial.right]
+        soon = [trial for trial in right if (trial.named_s or 0.0) < NAMED_S]
+        took = [trial.named_s for trial in right if trial.named_s is not None]
+        stepping = [trial.stepping_s for trial in found if kind == "stopped"]
+        acted = f"; stepping again after {spread([s for s in stepping if s])}" if stepping else ""
+        table.add_row(f"hang: {kind}", f"{len(right)} of {len(found)} right", f"named after {spread(took)}{acted}")
+        key = kind.replace(" ", "_")
+        findings.figures |= {f"hang_{key}_trials": len(found), f"hang_{key}_right": len(right)}
+        findings.figures |= {f"hang_{key}_named_s": median(took), f"hang_{key}_named_worst_s": max(took, default=None)}
+        findings.goals[f"{kind}: right rank and node named in under 10 s"] = len(soon) >= RIGHT * len(found)
+        if stepping:
+            findings.figures["stopped_stepping_s"] = median([s for s in stepping if s])
+            in_time = sum(s is not None and s < STEPPING_S for s in stepping)
+            findings.goals["stopped: acted on and stepping again in under 12 s"] = in_time >= RIGHT * len(found)
+
+
+def judge_slow(found: list[Window], table: Table, findings: Findings) -> None:
+    for times, wanted in TIMES.items():
+        here = [one for one in found if one.times == times]
+        right = [one for one in here if one.right]
+        wrong = sum(bool(one.named) and not one.right for one in here)
+        took = spread([one.named_s for one in right if one.named_s is not None])
+        table.add_row(f"a rank {times:g} times as slow", f"{len(right)} of {len(here)} right", f"named after {took}")
+        findings.figures |= {f"slow_{times:g}_trials": len(here), f"slow_{times:g}_right": len(right)}
+        findings.figures |= {f"slow_{times:g}_somebody_else": wrong}
+        findings.goals[f"slow {times:g}: named in at least {100 * wanted:.0f} %"] = len(right) >= wanted * len(here)
+    calm = [one for one in found if one.times == 1.0]
+    false = sum(not one.right for one in calm)
+    table.add_row(f"nobody is slow, {WINDOW_S:g} s", f"somebody named in {false} of {len(calm)}", "")
+    findings.figures |= {"slow_none_windows": len(calm), "slow_none_named": false}
+    findings.goals["no slow rank: somebody named in at most 1 of 40"] = false <= FALSE * len(calm)
+
+
+def judge_healthy(run: Healthy, table: Table, findings: Findings) -> None:
+    mistakes = [mistake for stall in run.stalls for mistake in stall.mistakes]
+    acted = [one for stall in run.stalls for one in stall.named if one.stance == "act"]
+    for kind in dict.fromkeys(stall.kind for stall in run.stalls):
+        here = [stall for stall in run.stalls if stall.kind == kind]
+        named = sum(any(one.ranks for one in stall.named) for stall in here)
+        wrong = sum(len(stall.mistakes) for stall in here)
+        lasted = spread([stall.ended - stall.began for stall in here])
+        said = f"somebody named in {named} of {len(here)}, {wrong} by mistake"
+        table.add_row(f"healthy: {kind}", said, f"lasted {lasted}")
+        findings.figures[f"healthy_{kind.replace(' ', '_').replace('-', '_')}_named"] = named
+    restarts = run.generation - 1
+    table.add_row("healthy run", f"{run.seconds / 60:.1f} minutes, {run.steps} steps", f"{len(acted)} acted on")
+    findings.figures |= {
+        "healthy_s": round(run.seconds),
+        "healthy_stalls": len(run.stalls),
+        "healthy_acted": len(acted),
+    }
+    findings.figures |= {"healthy_mistakes": len(mistakes), "hang_after_pauses_named_s": run.after.named_s}
+    after = f"named after {brief(run.after.named_s)} s" + ("" if run.after.right else ", WRONG")
+    table.add_row("a hang in user code after all that", after, "")
+    findings.goals["healthy: nothing acted on"] = not acted and not restarts
+    findings.goals["healthy: nobody named by mistake"] = not mistakes
+    late = run.after.named_s is None or run.after.named_s >= NAMED_S
+    findings.goals["healthy: a hang after its pauses is named in under 10 s"] = run.after.right and not late
+
+
+def spread(seconds: Sequence[float]) -> str:
+    if not seconds:
+        return "never"
+    return f"{statistics.median(seconds):.1f} s (at most {max(seconds):.1f})"
+
+
+def median(seconds: Sequence[float]) -> float | None:
+    return round(statistics.median(seconds), 2) if seconds else None
+
+
+def stall_s(chance: random.Random) -> float:
+    return chance.uniform(8.0, 20.0) if FULL else 8.0
+
+
+def main() -> int:
+    kept, findings = Kept("detect"), Findings()
+    table = Table("what was done", "what was found", "", title=(__doc__ or "").partition("\n")[0])
+    trials: list[Trial] = []
+    for number in range(HANG_PARTS):
+        trials += kept.part(f"hangs-{number}", Hung, partial(hung, number)).trials
+    judge_hangs(trials, table, findings)
+    seen: list[Window] = []
+    for number in range(SLOW_PARTS):
+        seen += kept.part(f"slow-{number}", Slowed, partial(slowed, number)).windows
+    judge_slow(seen, table, findings)
+    run = kept.part("healthy", Healthy, partial(healthy, HEALTHY_S, SAVE_S, stall_s, seed=1))
+    judge_healthy(run, table, findings)
+    loads = [trial.load for trial in trials] + [one.load for one in seen] + [run.load]
+    findings.figures["load"] = median(loads)
+    findings.skipped["torchrun"] = "not measured: gloo and c10d wait 1,800 s by default, then blame a rank that waited"
+    took: dict[str, list[float | None]] = {f"named_s {k}": [t.named_s for t in trials if t.kind == k] for k in KINDS}
+    took["stepping_s"] = [trial.stepping_s for trial in trials if trial.kind == "stopped"]
+    took |= {f"named_s {times:g} times": [one.named_s for one in seen if one.times == times] for times in TIMES}
+    report("detect", table, findings, took)
+    kept.forget()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
