@@ -10,15 +10,19 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import xxhash
 from rich.table import Table
 
 from benchmarks._report import FULL, Findings, report
 from benchmarks._sdc_faults import PLACES
 from benchmarks._sdc_rank import EVERY, PIECE, RULES
+from examples.gpt import GPT, make_text
+from holdfast.core.detect.replica import ReplicaLimits, stride
 
 RANKS, WARMUP = 4, 300
 TRIALS, PIECES = (240, 10_000 // PIECE) if FULL else (40, 1)
@@ -26,7 +30,6 @@ LIMIT_S = 6 * 3600.0 if FULL else 12 * 60.0
 HASHES = ("hash parameters", "hash optimizer")
 METHODS = ("not finite", *RULES, *HASHES)
 NAMING = ("own times", "own score", *HASHES)  # the others speak of what all ranks share
-COSTS = {"update": "watch", "own times": "watch", "own score": "watch"}
 GOAL_COST = 0.003
 
 
@@ -88,11 +91,35 @@ def rate(trials: list[Trial], method: str) -> str:
     return f"{sum(method in trial.methods for trial in trials)}/{len(trials)}" if trials else "-"
 
 
-def cost(study: Study, method: str) -> float:
-    """Processor time as a part of the training step's own; hashes are taken now and then."""
-    spent = {what: sum(one.spent[what] for one in study.clean) for what in study.clean[0].spent}
-    what = method.removeprefix("hash ") if method in HASHES else COSTS.get(method, "rules")
-    return 0.0 if method == "not finite" else spent[what] / spent["train"]
+def spent(study: Study, what: str) -> float:
+    """Processor time of one step, or of one hash, of one rank."""
+    every = EVERY if what in ("parameters", "optimizer") else 1
+    return sum(one.spent[what] for one in study.clean) * every / (RANKS * sum(one.steps for one in study.clean))
+
+
+def hashing(study: Study, what: str) -> tuple[int, float]:
+    """Every how many steps a rank would hash this itself, and which part of its time that is."""
+    train_s, hash_s = spent(study, "train"), spent(study, what)
+    steps = stride(ReplicaLimits(), hash_s, train_s)
+    return steps, hash_s / (steps * train_s)
+
+
+def outside(study: Study) -> float:
+    """The same for all of the state, where the agent does it: of a core, not of the rank's time."""
+    size = sum(parameter.nbytes for parameter in GPT(len(set(make_text()))).parameters())
+    state = memoryview(bytearray(3 * size))  # and two moments of each
+    began = time.thread_time()
+    for _ in range(100):
+        xxhash.xxh3_64_intdigest(state)
+    return (time.thread_time() - began) / 100 / (EVERY * spent(study, "train"))
+
+
+def cost(study: Study, method: str) -> str:
+    if method in HASHES:
+        steps, share = hashing(study, method.removeprefix("hash "))
+        return f"{share:.2%}, every {steps}"
+    watched = method == "update" or method.startswith("own")
+    return f"{spent(study, 'watch' if watched else 'rules') / spent(study, 'train'):.2%}"
 
 
 def row(study: Study, method: str) -> list[str]:
@@ -110,8 +137,8 @@ def row(study: Study, method: str) -> list[str]:
         rate(harmful, method),
         f"{statistics.median(delays):g}, {delays[-1]}" if delays else "-",
         f"{right}/{len(found)}" if method in NAMING and found else "-",
-        f"{1e4 * false / steps:.0f}" if steps else "-",
-        f"{cost(study, method):.2%}" if study.clean else "-",
+        f"{1e4 * false / steps:.1f}",
+        cost(study, method) if method != "not finite" else "0",
     ]
 
 
@@ -122,8 +149,7 @@ def judge(study: Study, findings: Findings) -> None:
     hashed = [t for t in apart if t.methods.keys() & set(HASHES)]
     named = [t for t in hashed if all(t.methods[h][1] == [t.fault["rank"]] for h in HASHES if h in t.methods)]
     seen = sum(bool(trial.methods) for trial in harmful)
-    spent = {what: sum(one.spent[what] for one in study.clean) for what in study.clean[0].spent}
-    hash_cost = (spent["parameters"] + spent["optimizer"]) / spent["train"]
+    hash_cost, train_s = hashing(study, "parameters")[1], spent(study, "train")
     findings.figures |= {
         "injections": len(study.trials),
         "visible": len(visible),
@@ -132,8 +158,10 @@ def judge(study: Study, findings: Findings) -> None:
         "hash_recall": len(hashed) / len(apart) if apart else None,
         "hash_named_right": len(named) / len(hashed) if hashed else None,
         "hash_cost": round(hash_cost, 6),
-        "watch_cost": round(spent["watch"] / spent["train"], 4),
-        "watch_over_optimizer_step": round(spent["watch"] / spent["update"], 3),
+        "hash_cost_in_agent": round(outside(study), 6),
+        "rules_cost": round(spent(study, "rules") / train_s, 6),
+        "watch_cost": round(spent(study, "watch") / train_s, 4),
+        "watch_over_optimizer_step": round(spent(study, "watch") / spent(study, "update"), 3),
         "clean_steps": sum(one.steps for one in study.clean),
     }
     for method in METHODS:
@@ -144,7 +172,7 @@ def judge(study: Study, findings: Findings) -> None:
     ) == len(apart)
     findings.goals["and the right rank is always named"] = len(named) == len(hashed)
     findings.goals["hashes never differ without a fault"] = not any(one.alarms["hash"] for one in study.clean)
-    findings.goals["hashing costs under 0.3 % of a step"] = hash_cost < GOAL_COST
+    findings.goals["hashing parameters costs a rank under 0.3 % of its time"] = hash_cost < GOAL_COST
 
 
 def main() -> None:

@@ -145,10 +145,17 @@ class Hang:
         return self._alarm(now, named, Stance.NOTIFY, named.reason)
 
     def _find(self, named: Naming, traces: Sequence[Trace]) -> Place:
-        """Where the first of them stands; if it has been looked at before, as far as that is the same."""
-        stacks = (frames_of(p) for t in traces for p in t.processes if p.rank == named.ranks[0] and not p.child)
-        frames = next(stacks, ())
-        return shared(self._place, frames) if self._place else frames
+        """Where the first of them stands; if it has been looked at before, as far as that is the same.
+
+        But not where the others are, too: at the last look of a pause it may be on its way again.
+        """
+        mains = {p.rank: frames_of(p) for trace in traces for p in trace.processes if not p.child}
+        own = mains.get(named.ranks[0], ())
+        if not self._place:
+            return own
+        common = shared(self._place, own)
+        others = [frames for rank, frames in mains.items() if rank not in named.ranks]
+        return self._place if any(shared(common, frames) == common for frames in others) else common
 
     @property
     def _usual_until(self) -> float:

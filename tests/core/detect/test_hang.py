@@ -45,7 +45,8 @@ def seen(at: float, *, cpu_s: float = 1.0, line: int = 7, io: int = 0) -> tuple[
     frames = (Frame("main", "train.py", 3), Frame("load", "train.py", line))
     thread = Thread(main=True, frames=frames)
     rank = Process(node="n1", rank=1, pid=11, state="S", cpu_s=cpu_s, io_bytes=io, threads=(thread,))
-    other = Process(node="n0", rank=0, pid=10, state="S", cpu_s=2.0)
+    waits = Thread(main=True, frames=(Frame("main", "train.py", 5), Frame("all_reduce", "distributed_c10d.py", 9)))
+    other = Process(node="n0", rank=0, pid=10, state="S", cpu_s=2.0, threads=(waits,))
     return Trace(node="n0", at=at, processes=(other,)), Trace(node="n1", at=at, processes=(rank,))
 
 
@@ -145,6 +146,27 @@ def test_a_place_where_it_has_stood_before_is_waited_for() -> None:
     assert len(named) == 1 and named[0] < 6.0, "another place"
     _, named = pauses(made, now, 90.0)
     assert len(named) == 1 and 60.0 <= named[0] <= 90.0
+
+
+def test_a_last_look_at_a_rank_that_goes_on_teaches_nothing() -> None:
+    """Otherwise all that `main` calls would be a place where it may stand."""
+    made, now = trained()
+    ends, _ = pauses(made, now, 40.0)
+    made, now = trained()
+    while now < ends - 1.0:
+        now += 0.25
+        if made.suspicious(now):
+            made.looked(now, seen(now, cpu_s=now), NAMED)
+    n0, n1 = seen(now, cpu_s=now)
+    on_its_way = Thread(main=True, frames=(Frame("main", "train.py", 4), Frame("backward", "tensor.py", 1)))
+    rank = msgspec.structs.replace(n1.processes[0], threads=(on_its_way,))
+    made.looked(now, (n0, msgspec.structs.replace(n1, processes=(rank,))), NAMED)
+    for node in ("n0", "n1"):
+        made.heard(now, beat(node, 41))
+    now, named = pauses(made, now, 10.0, line=8)
+    assert len(named) == 1, "another place"
+    _, named = pauses(made, now, 10.0)
+    assert named == []
 
 
 def test_a_phase_with_a_name_is_waited_for() -> None:
