@@ -63,7 +63,10 @@ class Scene:
         self._seq = 0
 
     def start(self, *flags: str) -> None:
-        self.job.spawn([*holdfast(self.run_dir, *FLAGS, *flags), str(SCRIPT), str(self.folder)])
+        temporary = self.job.folder / "tmp"  # killed ranks cannot remove what multiprocessing makes there
+        temporary.mkdir()
+        command = [*holdfast(self.run_dir, *FLAGS, *flags), str(SCRIPT), str(self.folder)]
+        self.job.spawn(command, {"TMPDIR": str(temporary)})
         self.steady(START_S)
 
     # --- looking -----------------------------------------------------------------------------------------------

@@ -37,7 +37,8 @@ class Trial(msgspec.Struct):
     """What became of one fault, by what each method saw: after how many steps, and which ranks it named."""
 
     fault: dict[str, Any]
-    visible: bool
+    visible: bool  # some bit is another one after the trial than without the fault
+    apart: bool  # and not the same one on all ranks
     deviation: float
     methods: dict[str, tuple[int, list[int]]]
 
@@ -145,7 +146,7 @@ def row(study: Study, method: str) -> list[str]:
 def judge(study: Study, findings: Findings) -> None:
     visible = [trial for trial in study.trials if trial.visible]
     harmful = [trial for trial in visible if trial.deviation > 3 * study.noise]
-    apart = [t for t in visible if t.fault["place"] != PLACES[-1] and "not finite" not in t.methods]
+    apart = [trial for trial in visible if trial.apart]
     hashed = [t for t in apart if t.methods.keys() & set(HASHES)]
     named = [t for t in hashed if all(t.methods[h][1] == [t.fault["rank"]] for h in HASHES if h in t.methods)]
     seen = sum(bool(trial.methods) for trial in harmful)
@@ -153,6 +154,7 @@ def judge(study: Study, findings: Findings) -> None:
     findings.figures |= {
         "injections": len(study.trials),
         "visible": len(visible),
+        "apart": len(apart),
         "harmful": len(harmful),
         "harmful_seen_by_any": seen / len(harmful) if harmful else None,
         "hash_recall": len(hashed) / len(apart) if apart else None,
@@ -167,9 +169,7 @@ def judge(study: Study, findings: Findings) -> None:
     for method in METHODS:
         caught = sum(method in trial.methods for trial in visible)
         findings.figures[f"recall {method}"] = round(caught / len(visible), 4)
-    findings.goals["a state that differs between replicas is always found, unless it ends in NaN before"] = len(
-        hashed
-    ) == len(apart)
+    findings.goals["replicas that differ after a trial have always been found"] = len(hashed) == len(apart)
     findings.goals["and the right rank is always named"] = len(named) == len(hashed)
     findings.goals["hashes never differ without a fault"] = not any(one.alarms["hash"] for one in study.clean)
     findings.goals["hashing parameters costs a rank under 0.3 % of its time"] = hash_cost < GOAL_COST

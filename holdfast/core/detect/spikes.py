@@ -119,10 +119,12 @@ class Spikes:
         self._windows: dict[str, Window] = {}
         self._update = Update(limits.warmup)
         self._quiet: dict[str, int] = {}
-        self._scaled: set[str] = {"loss"}  # series in which what is not finite is nothing special
+        self._scaled: set[str] = set()  # series in which what is not finite is nothing special
 
     def heard(self, told: Values) -> list[tuple[str, str]]:
         """Rules that fire, each with its reason."""
+        if told.loss is not None and not isfinite(told.loss):
+            return []  # `loss` says so, and nothing else of this step means anything
         found = []
         for name, what, value in (
             ("loss", "its loss", told.loss),

@@ -69,7 +69,7 @@ def test_a_median_that_is_not_positive_has_no_multiples() -> None:
 
 def test_values_that_are_not_finite_are_left_to_others() -> None:
     spikes = fed(noisy(40))
-    assert spikes.heard(told(40, loss=math.nan, update=math.nan)) == []
+    assert spikes.heard(told(40, loss=math.nan, update=math.nan, own_norm=math.nan)) == []
     assert rules(spikes.heard(told(41, loss=20.0))), "and do not spoil the window"
 
 
