@@ -35,7 +35,7 @@ STREAMS = 4  # of batches
 TRIAL = 2 * EVERY  # steps
 PIECE = 500  # steps without a fault that are counted at once
 WARM_SEED, TRIAL_SEED, CLEAN_SEED, EVAL_SEED = 1, 2, 100, 9999
-RULES = ("loss times", "loss score", "norm times", "norm score", "own times", "own score", "update")
+RULES = ("loss times", "loss score", "norm times", "norm score", "own times", "update")
 
 
 class Trainer:

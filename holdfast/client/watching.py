@@ -57,8 +57,6 @@ class Watching:
         self._own.append(torch.linalg.vector_norm(bucket.buffer(), dtype=torch.float32).square())
         buffer = bucket.buffer().div_(group.size())
         done: torch.futures.Future[torch.Tensor] = (
-            dist.all_reduce(buffer, group=group, async_op=True)
-            .get_future()
-            .then(lambda fut: fut.value()[0])
+            dist.all_reduce(buffer, group=group, async_op=True).get_future().then(lambda fut: fut.value()[0])
         )
         return done

@@ -37,3 +37,19 @@ def test_the_replica_that_differs_is_evicted_and_undone(start: Start) -> None:
     assert "than 2 of its 3 replicas" in record.cause
     assert record.resumed_from is not None and 0 < record.resumed_from < int(struck)
     assert {words[0] for words in said(job, "weights")} == {words[0] for words in said(calm, "weights")}
+
+
+def test_without_snapshots_ranks_compare_their_parameters_themselves(start: Start) -> None:
+    script = STRUCK.replace("DistributedDataParallel(net))", "DistributedDataParallel(net), replicas=True)")
+    script = script.replace("ckpt = holdfast.Checkpointer(model=ddp, optimizer=optimizer, **stored)\n", "ckpt = None\n")
+    script = script.replace("first = ckpt.restore() + 1\n", "first = 1\n").replace("    ckpt.save(step)\n", "")
+    script = script.replace('print("from", first - 1, ckpt.restored_from, flush=True)\n', "")
+    job = start("--nproc-per-node", "3", "--set", "replica.stance=notify", script=script, torch=True)
+    job.trains()
+    job.until(lambda: job.status()["step"] > 45, "a comparison")
+    (job.folder / "strike-2").touch()
+    job.until(lambda: "has other parameters than 2 of its 3 replicas" in job.text(), "a word of it")
+    assert "rank 2 on n0 has other parameters" in job.text()
+    job.finish()
+    job.ends(0)
+    assert job.report().incidents == ()
