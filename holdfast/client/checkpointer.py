@@ -127,6 +127,8 @@ class Checkpointer:
         with here.phase("restore"):
             began_at = time.monotonic()
             step = self._resume(self._link) if self._link else self._find()
+        if self._snapshots:
+            self._snapshots.restored()
         if self.restored_from != "none":
             self._last = step
             if self._world.rank == 0:

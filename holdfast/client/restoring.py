@@ -14,8 +14,10 @@ from holdfast.checkpoint.places import places
 from holdfast.checkpoint.state import Image, StateError, bytes_of
 from holdfast.checkpoint.told import unpacked
 from holdfast.client.extras import Extras
+from holdfast.client.fetching import Fetching
 from holdfast.client.own import Own
 from holdfast.client.snapshots import Snapshots
+from holdfast.client.streams import Streams
 from holdfast.client.trained import Trained
 
 
@@ -36,8 +38,8 @@ class Restoring:
         found = [sealed for sealed in arena.sealed() if sealed.slot == slot and sealed.step == step]
         if not found:
             raise StateError(f"there is no whole snapshot of step {step} in slot {slot} of {path}")
-        images = self._snapshots.images
-        self._from_image(images[slot] if own else Image(self._snapshots.layout, arena.image(slot)))
+        image = self._snapshots.images[slot] if own else Image(self._snapshots.layout, arena.image(slot))
+        self._fetched(image, path, arena.image_at(slot))
         if arena.seq(slot) != found[0].seq:
             raise StateError(f"the snapshot of step {step} was overwritten while it was read")
 
@@ -82,6 +84,19 @@ class Restoring:
         here = len(told) == self._snapshots.layout.world
         self._extras.restore(told[rank if here else 0], here=here)
         return "" if here else f"of {len(told)} ranks: random numbers go on differently, extras are those of rank 0"
+
+    def _fetched(self, image: Image, path: str, first: int) -> None:
+        """The image that begins here in the file at this path, the faster way if the state is on a GPU."""
+        side = self._snapshots.side
+        if not side:
+            self._from_image(image)
+            return
+        torch.cuda.synchronize(side.device)  # whatever is still to be done to these tensors
+        fetching = self._snapshots.fetching or Fetching(lambda: Streams(side.device))
+        self._snapshots.fetching = None
+        with fetching.of(path, first) as image.fetch:
+            self._from_image(image)
+        image.fetch = None
 
     def _from_image(self, image: Image) -> None:
         told = unpacked(image.payload_bytes(self._snapshots.extra))

@@ -85,6 +85,10 @@ class Side:
         # Memory that copies still use must not be given to anybody else, even if nobody closes what they let go of.
         weakref.finalize(self, _drain, self._turns, streams).atexit = False
 
+    @property
+    def device(self) -> torch.device:
+        return self._streams.device
+
     def takes(self, things: Things) -> bool:
         """Whether this state is one for the GPU to copy."""
         if things.version != self._known:

@@ -8,6 +8,7 @@ from holdfast.checkpoint.arena import Arena, Name, Sealed
 from holdfast.checkpoint.copying import Copier
 from holdfast.checkpoint.layout import EXTRA, Layout
 from holdfast.checkpoint.state import Image, StateError
+from holdfast.client.fetching import Fetching
 from holdfast.client.found import ABSENT, Things
 from holdfast.client.side import Side
 from holdfast.client.streams import Registered, Streams
@@ -24,6 +25,7 @@ class Snapshots:
         self.side: Side | None = None
         self._copier = Copier()
         self._registered: Registered | None = None
+        self.fetching: Fetching | None = None
         self.images = [Image(layout, arena.image(slot)) for slot in range(arena.slots)]
         # In a whole slot it is written already, and what lies there may have to be restored yet.
         for slot in set(range(arena.slots)) - {sealed.slot for sealed in arena.sealed()}:
@@ -38,8 +40,20 @@ class Snapshots:
         self._registered = registered = Registered(self.arena, self.layout, device, say)
         for slot, image in enumerate(self.images):
             image.wait = lambda end, slot=slot: registered.wait(slot, end)  # type: ignore[misc]
+        if self.arena.sealed():  # it will most likely be restored
+            self.fetching = Fetching(lambda: Streams(device))
+        else:
+            registered.begin()
         self.side = Side(self.layout, self.arena, guarded, Streams(device), registered.wait)
         return self.side
+
+    def restored(self) -> None:
+        """Nothing has to be read any more: make ready for the first snapshot."""
+        if self.fetching:
+            self.fetching.finish()
+            self.fetching = None
+        if self._registered:
+            self._registered.begin()
 
     def take(self, name: Name, things: Things, packed: bytes) -> Sealed | None:
         """Copy it all; None if no slot was free. What a GPU copies is sealed a little later."""

@@ -90,20 +90,28 @@ class Registered:
         # CUDA fails in strange places once registered memory is gone: whoever lets go of this lets go of it in order.
         self._end = weakref.finalize(self, _unregister, device, memory, self._made)
         self._end.atexit = False
-        newest = [sealed.slot for sealed in arena.sealed()]  # and what is newest will be restored first
-        order = sorted(range(arena.slots), key=lambda slot: newest.index(slot) if slot in newest else len(newest))
+        newest = [sealed.slot for sealed in arena.sealed()]  # and what is newest is written last
+        order = sorted(range(arena.slots), key=lambda slot: -newest.index(slot) if slot in newest else -arena.slots)
         parts = [(slot, *part) for slot in order for part in _parts(arena, layout, slot)]
         self._thread = threading.Thread(target=self._register, args=(parts, say), name="holdfast-register", daemon=True)
-        self._thread.start()
+        self._is_begun = False
+
+    def begin(self) -> None:
+        """Not before a state was restored: the driver does one thing at a time, and that would take thrice as long."""
+        if not self._is_begun:
+            self._is_begun = True
+            self._thread.start()
 
     def wait(self, slot: int, end: int) -> None:
         """Until the image of a slot is reachable up to here."""
+        self.begin()
         with self._news:
             self._news.wait_for(lambda: self._done[slot] >= end)
 
     def close(self) -> None:
         """Nothing may be copied any more."""
-        self._thread.join()
+        if self._is_begun:
+            self._thread.join()
         self._end()
 
     def _register(self, parts: list[_Part], say: Callable[[str], None]) -> None:
