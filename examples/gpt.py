@@ -130,6 +130,7 @@ def train(args: argparse.Namespace, rank: int) -> None:
     torch.manual_seed(args.seed)
     model = GPT(len(letters))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    replay = holdfast.replayable(seed=args.seed)
     checkpoint = Checkpoint(args.ckpt, model, optimizer) if args.ckpt else None
     done = checkpoint.restore() if checkpoint else 0
     if rank == 0 and done:
@@ -144,11 +145,13 @@ def train(args: argparse.Namespace, rank: int) -> None:
         holdfast.step(step, loss=loss.item())
         if rank == 0:
             print(f"step {step} loss {loss.item():.4f}", flush=True)
-            if checkpoint and step % args.ckpt_every == 0:
+            if checkpoint and not replay and step % args.ckpt_every == 0:
                 checkpoint.save(step)
+        if replay.done(step, model.parameters()):
+            break
     if rank == 0:
         if args.out:
-            torch.save(model.state_dict(), args.out)
+            torch.save(model.state_dict(), replay.path(args.out))
         print(f"weights sha256: {digest(model)}", flush=True)
 
 

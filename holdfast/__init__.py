@@ -5,16 +5,18 @@ holdfast.step(n, loss=loss)               # the step that is done
 holdfast.watch(optimizer)                 # its updates are looked at, too
 with holdfast.phase("eval"): ...          # what the rank is at, when it is not training
 ckpt = holdfast.Checkpointer(...)         # state that survives: ckpt.restore(), ckpt.save(n)
+replay = holdfast.replayable(seed=seed)   # its work may be done again, to find a machine that does it wrong
 """
 
 from holdfast.client.progress import here as _here
+from holdfast.client.replaying import replayable
 
 TYPE_CHECKING = False  # importing typing would take longer than all the rest
 if TYPE_CHECKING:
     from holdfast.client.checkpointer import Checkpointer
 
 __version__ = "0.1.0"
-__all__ = ["Checkpointer", "attach", "phase", "step", "watch"]
+__all__ = ["Checkpointer", "attach", "phase", "replayable", "step", "watch"]
 
 attach = _here.attach
 step = _here.step

@@ -4,6 +4,7 @@ import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -17,6 +18,8 @@ from holdfast.core.detect.rules import fault as fault_of_rules
 from holdfast.core.detect.silence import SilenceLimits
 from holdfast.core.detect.slow import SlowLimits
 from holdfast.core.detect.spikes import LossLimits
+from holdfast.core.diagnose.probes import ProbeLimits
+from holdfast.core.diagnose.replay import ReplayLimits
 from holdfast.core.floor import BackupLimits
 from holdfast.core.memory import SnapshotLimits, cap_of
 from holdfast.core.node import NodeLimits
@@ -28,6 +31,24 @@ class LogLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     file_bytes: int = 1 << 30  # a rank's log file is rotated beyond this; one older file is kept
     console_bytes_s: int = 1 << 20  # shown on the console per second; more is skipped and counted
+
+
+class WordLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known about last words beside our own catalog."""
+
+    catalog: str = ""  # the user's own rows; empty: words.toml in HOLDFAST_HOME, else in ~/.config/holdfast
+
+
+class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """A language model that may be asked where the rules are not sure."""
+
+    url: str = ""  # of an OpenAI-compatible endpoint; empty: nobody is asked
+    name: str = ""
+    key_env: str = ""  # the environment variable that holds the key
+    timeout_s: float = 30.0
+    below: float = 0.6  # it is asked when the rules are less sure than this
+    chars: int = 24000  # of the log that it gets
+    hide_hosts: bool = True  # addresses and names of hosts and users are masked, as secrets always are
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,6 +66,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     rules: RuleLimits = RuleLimits()
     loss: LossLimits = LossLimits()
     replica: ReplicaLimits = ReplicaLimits()
+    probe: ProbeLimits = ProbeLimits()
+    replay: ReplayLimits = ReplayLimits()
+    words: WordLimits = WordLimits()
+    model: ModelLimits = ModelLimits()
 
 
 class ConfigError(Exception):
@@ -89,6 +114,18 @@ def _known(section: str, fields: object) -> None:
             raise ConfigError(f"there is no setting '{section}.{name}'; {section} has {', '.join(names)}")
 
 
+def _model_rules(m: ModelLimits) -> tuple[tuple[bool, str], ...]:
+    url = urlsplit(m.url)
+    return (
+        (not m.url or (url.scheme in ("http", "https") and bool(url.hostname)), "model.url must begin with http(s)://"),
+        ("@" not in url.netloc, "model.url must not hold a password: name a variable that does in model.key_env"),
+        (not m.url or bool(m.name), "model.url needs model.name: which model is asked"),
+        (m.timeout_s > 0, "model.timeout_s must be above 0"),
+        (m.below <= 1, "model.below is a confidence: at most 1"),
+        (m.chars >= 2000, "model.chars must be at least 2000"),
+    )
+
+
 def _check(s: Settings) -> None:
     """Relations between limits."""
     for section in msgspec.structs.fields(Settings):
@@ -111,6 +148,7 @@ def _check(s: Settings) -> None:
         ),
         (s.health.deadline_s >= 1, "health.deadline_s must be at least 1"),
         (not (wrong := fault_of_rules(s.rules)), wrong),
+        *_model_rules(s.model),
     )
     for holds, sentence in rules:
         if not holds:

@@ -39,7 +39,10 @@ class Store(Protocol):
     host: str
 
     async def open(self, generation: int) -> int:
-        """The port of this generation's own store, the same however often it is asked; OSError if there is none."""
+        """The port of this generation's own store, the same however often it is asked; OSError if there is none.
+
+        Numbers below 0 are of groups beside the generations.
+        """
 
     async def quit(self) -> None:
         """The job is over."""

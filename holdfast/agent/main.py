@@ -7,18 +7,19 @@ import signal
 import socket
 import sys
 import time
-import urllib.parse
 from pathlib import Path
 
 import aiohttp
 import msgspec
 
 from holdfast.agent import memory, remembering, words
-from holdfast.agent.keeper import Keeper, Place
+from holdfast.agent.keeper import Keeper
 from holdfast.agent.losses import Losses
 from holdfast.agent.monitor import Monitor, Ties
+from holdfast.agent.placing import place_of, token_of
 from holdfast.agent.ranks import Ranks, generation_of
 from holdfast.agent.tracer import Asked, Tracer, fitted
+from holdfast.agent.trying import Trying
 from holdfast.core.node import (
     Acked,
     Carried,
@@ -37,7 +38,7 @@ from holdfast.core.node import (
 )
 from holdfast.logs import catalog
 from holdfast.model.alarm import Alarm
-from holdfast.model.errand import Errand, LaunchHere, Leave, StopHere
+from holdfast.model.errand import Errand, LaunchHere, Leave, MeetHere, PlayHere, ProbeHere, StopHere
 from holdfast.model.signal import Beat, Exit, Loss, Mark
 from holdfast.model.stacks import Arrival
 from holdfast.wire import messages, slot, spec
@@ -62,12 +63,14 @@ class Agent:
         self.spec = spec.read(node_dir / "spec.json", spec.NodeSpec)
         self.ranks = Ranks(self.spec, node_dir, sock, self._over)
         budget = memory.Budget(lambda: memory.room(node_dir, self.spec))
-        self.keeper = Keeper(_place(self.spec, self.ranks.keeper_path), self.ranks.make_arena, budget)
+        self.keeper = Keeper(place_of(self.spec, self.ranks.keeper_path), self.ranks.make_arena, budget)
         self.keeper.say, self.keeper.told = self._notice, self._beat
         self.keeper.hashing.told = self._marked
         self.losses = Losses(self.spec.node, self.spec.settings.loss)
         self.tracer = Tracer(self.spec.node, self.spec.nproc)
-        self.life = NodeLife(self.spec.node, self.spec.settings.node, catalog.load(), time.monotonic())
+        self.trying = Trying(self.spec, node_dir, self.ranks.environment)
+        known = catalog.load(self.spec.settings.words)
+        self.life = NodeLife(self.spec.node, self.spec.settings.node, known, time.monotonic())
         self.life.on_bad_loss = self.spec.settings.loss.stance
         ties = Ties(self._noticed, lambda: [*self.ranks.held.values()], lambda: self._offset_s)
         self.monitor = Monitor(node_dir, self.spec, ties)
@@ -130,7 +133,7 @@ class Agent:
 
     async def _link(self) -> None:
         wait_s = _REDIAL_S
-        headers = {messages.TOKEN_HEADER: _token(self.spec.token_file)}
+        headers = {messages.TOKEN_HEADER: token_of(self.spec.token_file)}
         async with aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=_DIAL_S)) as session:
             while True:
                 wait_s = _REDIAL_S if await self._dial(session) else min(2 * wait_s, 1.0)
@@ -226,6 +229,12 @@ class Agent:
     # --- errands -----------------------------------------------------------------------------------------------
 
     async def _carry(self, errand: Errand) -> None:
+        if isinstance(errand, ProbeHere | MeetHere | PlayHere):
+            error, tried = await self.trying.carry(errand)
+            carried = Carried(errand, not error, error, findings=tried.findings, played=tried.played)
+            self._do(self.life.step(time.monotonic(), carried))
+            return
+        self.trying.stop()
         if isinstance(errand, LaunchHere):
             self.keeper.launched(errand)
             error = await self.ranks.launch(errand)
@@ -307,6 +316,8 @@ class Agent:
             stored=self.keeper.stored,
             verifies=backing.verifies(),
             compares=self.keeper.hashing.compares,
+            mesh=self.ranks.mesh(),
+            replayable=self.ranks.replayable(),
         )
 
     def _arrivals(self, generation: int) -> dict[int, tuple[Arrival, ...]]:
@@ -365,27 +376,6 @@ class Agent:
             if any(rotated) and key not in self._flooded:
                 self._flooded.add(key)
                 _log.warning("rank %d writes more than logs.file_bytes; its older output is dropped", rank)
-
-
-def _place(node: spec.NodeSpec, socket_path: Path) -> Place:
-    """Where nodes reach the controller over a network they reach each other, by the address that faces it."""
-    url = urllib.parse.urlsplit(node.url)
-    with socket.socket(socket.AF_INET6 if ":" in (url.hostname or "") else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((url.hostname or "127.0.0.1", url.port or 1))  # sends nothing
-        host = probe.getsockname()[0]
-    return Place(
-        node=node.node,
-        run_id=node.run_id,
-        socket_path=socket_path,
-        token=_token(node.token_file),
-        host=host,
-        limits=node.settings.backup,
-        replica=node.settings.replica,
-    )
-
-
-def _token(path: str) -> str:
-    return Path(path).read_text(encoding="utf-8").strip() if path else ""
 
 
 def main() -> None:

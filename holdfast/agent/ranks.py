@@ -12,9 +12,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from holdfast.agent import kernel, words
 from holdfast.model.errand import LaunchHere
-from holdfast.wire import flight, flightlog, holding, slot, spec
+from holdfast.model.topology import Dims
+from holdfast.wire import flight, flightlog, holding, replaying, slot, spec
 from holdfast.wire.holding import (
     Exec,
     Forget,
@@ -67,6 +70,7 @@ class Ranks:
         self.keeper_path = node_dir / "keeper.sock"
         self._made: dict[str, asyncio.Future[str]] = {}
         self._imports = node_dir / "imports.json"  # written by a rank at its first step
+        self._mesh = node_dir / "mesh.json"  # parallel groups, if the script tells them
         self._learned: tuple[str, ...] = ()
 
     # --- talking to the holder ---------------------------------------------------------------------------------
@@ -168,10 +172,12 @@ class Ranks:
         assert self.arena is not None
         slot.clear(self.arena, local)
         flight.clear(self.arena, flightlog.place(self.spec.nproc, local))
-        env = self._own_env() | self._rank_env(errand, local)
+        env = self.environment(errand, local)
         env["TORCHELASTIC_ERROR_FILE"] = str(where / "error.json")
         if local == 0:
             env["HOLDFAST_IMPORTS"] = str(self._imports)
+            self._mesh.unlink(missing_ok=True)
+            env["HOLDFAST_MESH"] = str(self._mesh)
         argv = tuple(a.replace("${local_rank}", str(local)) for a in self.spec.entry.argv)
         out, err = str(where / "stdout.log"), str(where / "stderr.log")
         cwd, module = self.spec.entry.cwd, self.spec.entry.module
@@ -240,6 +246,25 @@ class Ranks:
             "HOLDFAST_FLIGHT": f"{self._arena_path}:{flightlog.place(self.spec.nproc, local)}",
         }
         return {k: str(v) for k, v in values.items()}
+
+    def mesh(self) -> Dims:
+        """The parallel groups that a rank of ours told of; whatever else stands there is nobody's business."""
+        try:
+            return msgspec.json.decode(self._mesh.read_bytes(), type=Dims)
+        except (OSError, msgspec.DecodeError):
+            return ()
+
+    def replayable(self) -> str:
+        """What the script said of doing its work again."""
+        try:
+            note = msgspec.json.decode((self.keeper_path.parent / replaying.NOTE).read_bytes(), type=dict[str, object])
+        except (OSError, msgspec.DecodeError):
+            return ""
+        return "seeded" if note.get("seeded") else "unseeded"
+
+    def environment(self, errand: LaunchHere, local: int) -> dict[str, str]:
+        """All that a rank finds in its environment."""
+        return self._own_env() | self._rank_env(errand, local)
 
     def learn(self) -> None:
         """Have a zygote that holds what the script imported up to its first step, for the next generation.

@@ -4,9 +4,8 @@ import os
 import re
 from pathlib import Path
 
-_TAIL_BYTES = 32 << 10
-_LINES = 40
-_LINE_CHARS = 400
+_TAIL_BYTES = 512 << 10  # of each file: a cause may lie far before the end, behind what others shouted
+_LINE_CHARS = 2000
 _CHUNK = 1 << 20
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
@@ -16,12 +15,8 @@ def folder(log_dir: str, generation: int, rank: int) -> Path:
 
 
 def last_words(where: Path) -> tuple[str, ...]:
-    """The last lines of stderr, or of stdout where stderr is empty; whatever bytes they hold."""
-    for name in ("stderr.log", "stdout.log"):
-        lines = _tail(where / name)
-        if lines:
-            return lines
-    return ()
+    """The last lines of stdout, then those of stderr, where the end is told; whatever bytes they hold."""
+    return (*_tail(where / "stdout.log"), *_tail(where / "stderr.log"))
 
 
 def _tail(path: Path) -> tuple[str, ...]:
@@ -32,8 +27,10 @@ def _tail(path: Path) -> tuple[str, ...]:
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return ()
-    lines = [_ANSI.sub("", line).rstrip()[:_LINE_CHARS] for line in re.split(r"[\r\n]+", text)]
-    return tuple(line for line in lines if line)[-_LINES:]
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    lines = (line.rstrip()[:_LINE_CHARS] for line in text.replace("\r", "\n").split("\n"))
+    return tuple(line for line in lines if line)
 
 
 def rotate(path: Path, limit_bytes: int) -> bool:

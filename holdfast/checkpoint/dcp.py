@@ -50,6 +50,7 @@ from holdfast.checkpoint.places import file_of, rank_of
 from holdfast.checkpoint.retention import find, retain
 from holdfast.checkpoint.state import Image, StateError, decode, extra_spec, local, sizes
 from holdfast.wire.keeping import Resume, State, Storage
+from holdfast.wire.replaying import redirected
 
 T = TypeVar("T")
 _AT_ONCE_BYTES = 256 << 20
@@ -233,7 +234,7 @@ class Writer(StorageWriter):
     """
 
     def __init__(self, url: str, *, keep: int = 3, slots: int = 3) -> None:
-        self._storage = Storage(url=url, keep=keep)
+        self._storage = Storage(url=redirected(url), keep=keep)  # a replay never publishes
         self._slots = slots
         self._step, self._next = -1, 0
         self._run = secrets.token_hex(8)

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.checkpoint.layout import Layout
-from holdfast.wire import keeping, unixpath
+from holdfast.wire import keeping, replaying, unixpath
 
 _AGAIN_S = 0.2
 _LOST_S = 60.0  # an agent that died is back by then
@@ -47,9 +47,9 @@ class Link:
 
     @classmethod
     def here(cls) -> "Link | None":
-        """The keeper of this rank's node; None without an agent."""
+        """The keeper of this rank's node; None without an agent, and in a replay, which keeps nothing."""
         path = os.environ.get(keeping.KEEPER)
-        return cls(path) if path else None
+        return cls(path) if path and not replaying.is_replay() else None
 
     def want(self, want: keeping.Want, layout: Layout) -> str:
         """The path of the arena for these snapshots; the keeper may have to tell others how they are laid out."""

@@ -9,8 +9,11 @@ COMMANDS = {
     "status": "show what a job is doing now",
     "report": "show what a job did and what it cost",
     "trace": "show where all processes of a job are, and whom they wait for",
+    "diagnose": "read logs: which failure it was, whose, and what to do next",
     "stop": "stop a job",
+    "catalog": "look at what is known about last words, and add to it",
     "ckpt": "list, verify, export and remove checkpoints",
+    "probe": "try this machine: processors, GPUs, memory, disk, clock",
     "clean": "remove what runs that were killed have left",
     "sim": "run the same decisions in virtual time",
 }

@@ -81,6 +81,8 @@ async def _run(run_dir: Path, listener: socket.socket, say: Said) -> Ended:
     fleet = _fleet(run, run_dir, url, env)
     store = Store(run_dir, run.host, run.settings.node.lost_s, env)
     controller = Controller(SqliteJournal(run_dir / "journal.db"), run.settings, lambda c: _hands(c, fleet, store, say))
+    controller.hands.try_with(run.settings.probe, run.settings.replay, run_dir / "probed.json")
+    controller.hands.replaying.mesh, controller.hands.replaying.say = lambda: controller.ingest.mesh, say
     teller = Teller(run_dir, say)
     controller.on_entry = teller.show
     runner = web.AppRunner(make_app(controller, rundir.token(run_dir)), access_log=None)

@@ -45,6 +45,8 @@ class Joining:
             max_restarts=args.max_restarts,
             mark=secrets.token_hex(4),
             mesh=args.mesh,
+            probes=settings.probe.allow,
+            replays=settings.replay.allow,
             can_acquire=False,
         )
         self.run = RunSpec(

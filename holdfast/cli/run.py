@@ -78,7 +78,7 @@ def _local(args: RunArgs, settings: Settings) -> int:
         run_id = args.run_id or rundir.new_id()
         run_dir = rundir.make(args.run_dir, run_id)
         run = RunSpec(
-            job=_job(args, run_id),
+            job=_job(args, run_id, settings),
             entry=_entry(args),
             settings=settings,
             fleet="local",
@@ -92,7 +92,7 @@ def _local(args: RunArgs, settings: Settings) -> int:
         return Front(run_dir, listener, console_of(args, run, run_dir)).run()
 
 
-def _job(args: RunArgs, run_id: str) -> Job:
+def _job(args: RunArgs, run_id: str, settings: Settings) -> Job:
     return Job(
         run_id=run_id,
         min_nodes=args.min_nodes,
@@ -101,6 +101,8 @@ def _job(args: RunArgs, run_id: str) -> Job:
         max_restarts=args.max_restarts,
         mark=secrets.token_hex(4),
         mesh=args.mesh,
+        probes=settings.probe.allow,
+        replays=settings.replay.allow,
     )
 
 

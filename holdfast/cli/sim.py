@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.cli import sim_replay
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.wording import duration
 from holdfast.core.account import Use
@@ -34,8 +35,9 @@ _CHANCES = {
 def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
     try:
-        setup = _setup(args)
-        return _run(setup, args)
+        if args.command == "replay":
+            return sim_replay.run(args)
+        return _run(_setup(args), args)
     except (UsageError, JournalError) as e:
         print(f"holdfast sim: {e}", file=sys.stderr)
         return 2
@@ -64,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--fault", action="append", default=[], metavar="AT:KIND[:NODE]", help=one)
     run.add_argument("--journal", type=Path, metavar="FILE", help="keep its journal in this file")
     run.add_argument("--json", action="store_true", help="print the result as JSON")
+    sim_replay.add(commands)
     return parser
 
 

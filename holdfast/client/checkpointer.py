@@ -34,6 +34,7 @@ from holdfast.checkpoint.manifest import Author, StorageError
 from holdfast.checkpoint.retention import doubted, find
 from holdfast.checkpoint.state import StateError, extra_spec, look, sizes
 from holdfast.checkpoint.told import ToldError
+from holdfast.client import replaying
 from holdfast.client.extras import Extras, room
 from holdfast.client.found import ChangedError
 from holdfast.client.progress import here
@@ -72,6 +73,7 @@ class Checkpointer:
         they are copied to storage, else 2. `verified`: one more, for a snapshot that has been found good.
         `replicated`: ranks that have no wrapper in common hold the same tensors all the same."""
         self._world = World()
+        self._replay = replaying.this()
         self._storage = storage_of(path, every, keep, keep_every)
         self._link = Link.here()
         if slots is None:
@@ -84,10 +86,10 @@ class Checkpointer:
         self._extras = Extras({} if extra is None else extra)
         self._generation = generation()
         self._storing: Storing | None = None
-        if self._storage and not self._link:
+        if self._storage and not self._link and not self._replay:
             author = Author(self._generation, self._world.from_first(secrets.token_hex(8)))
             self._storing = Storing(self._storage, self._world, author, _say)
-        self._due = Due(self._storage, self._world) if self._storage else None
+        self._due = Due(self._storage, self._world) if self._storage and not self._replay else None
         self._snapshots: Snapshots | None = None
         self._metadata = b""
         self._last = -1
@@ -106,6 +108,8 @@ class Checkpointer:
             raise ValueError(f"step {step} comes after step {self._last}: steps only grow")
         began_at = time.monotonic()
         self._last = step
+        if self._replay:
+            return self._signed(step)
         due = self._due is not None and self._due.now(step, self._stall_s)
         if here.astray():  # the states before it may be needed, and would be overwritten
             self._tell("no snapshots are taken while the loss is not finite")
@@ -141,6 +145,17 @@ class Checkpointer:
             self._snapshots.close()
         if self._storing and not self._storing.wait(timeout_s):
             _say("the last checkpoint was not written to its end")
+
+    def _signed(self, step: int) -> bool:
+        """In a replay nothing is kept: what the state hashes to is told instead."""
+        self._tell("this is a replay: nothing is saved")
+        try:
+            known = self._snapshots is not None or self._lay_out()
+            things = self._source.read().all if known else []
+        except ChangedError:
+            things = self._source.read().all if self._lay_out() else []
+        self._replay.done(step, [thing for thing in things if isinstance(thing, torch.Tensor)])
+        return False
 
     def _taken(self, step: int, due: bool) -> Sealed | None:
         try:
@@ -179,6 +194,8 @@ class Checkpointer:
         self._metadata = dcp.metadata(gathered) if gathered else b""
         self._source.bind(layout, found)
         self._snapshots = self._memory(layout)
+        if self._replay:
+            return True  # no more of its memory is used than to read a checkpoint
         devices = {
             thing.device for thing in found.objects.values() if isinstance(thing, torch.Tensor) and thing.is_cuda
         }
@@ -229,6 +246,8 @@ class Checkpointer:
         found = self._world.from_first(doubted(there, told.run, told.doubts))
         tried = False
         for one in found:
+            if 0 <= self._replay.not_after < one.step:
+                continue
             if not one.ok:
                 self._tell(f"{one.url} is left out: {one.why}")
                 continue

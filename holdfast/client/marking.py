@@ -5,7 +5,7 @@ factors, so no single flip can vanish, wherever it is; a few at once vanish with
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 import torch
@@ -51,11 +51,7 @@ class Marking:
         self._keep_time(step, began_at)
 
     def value(self) -> torch.Tensor:
-        """A number that changes with any bit of the tensors."""
-        with torch.no_grad():
-            sums = torch.stack([_sum(_local(tensor)) for tensor in self._tensors])
-        factors = [_signed((2 * place + 1) * _ODD) for place in range(len(self._tensors))]
-        return (sums * torch.tensor(factors, device=sums.device)).sum()
+        return signature(self._tensors)
 
     def _keep_time(self, step: int, began_at: float) -> None:
         """Twice as seldom, until it costs its share of the time at most; on a GPU what launching it takes counts."""
@@ -64,6 +60,14 @@ class Marking:
         self._cost_s = now - began_at
         if before and step > before[0]:
             self._stride = stride(self._limits, self._cost_s, (now - before[1]) / (step - before[0]))
+
+
+def signature(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A number that changes with any bit of the tensors; sums of it do not depend on their order."""
+    with torch.no_grad():
+        sums = torch.stack([_sum(_local(tensor)) for tensor in tensors])
+    factors = [_signed((2 * place + 1) * _ODD) for place in range(len(tensors))]
+    return (sums * torch.tensor(factors, device=sums.device)).sum()
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

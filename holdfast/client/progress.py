@@ -8,6 +8,7 @@ import os
 import sys
 
 from holdfast.wire.record import SLOT_BYTES, Slot, open_arena, owner
+from holdfast.wire.replaying import is_replay
 
 TYPE_CHECKING = False  # importing typing would take longer than all the rest
 if TYPE_CHECKING:
@@ -40,14 +41,19 @@ class Progress:
         # Children are not the rank: what they say would overwrite what it said.
         os.register_at_fork(after_in_child=self._leave)
 
-    def attach(self, model: "Model" = None, replicas: object = None) -> "Model":  # type: ignore[assignment]
+    def attach(self, model: "Model" = None, replicas: object = None, mesh: object = None) -> "Model":  # type: ignore[assignment]
         """Report from here on; a DistributedDataParallel model gets the same reduction layout in every generation.
 
         Call it on every rank, after wrapping the model and before its first backward pass. Returns the model. With
         `replicas` (True for all ranks, or a process group) parameters are compared with those of these ranks now and
-        then; with a Checkpointer that is done without it, and without the rank.
+        then; with a Checkpointer that is done without it, and without the rank. `mesh` tells the parallel groups, where
+        --mesh does not: a DeviceMesh over all ranks, or {"pp": 2, "dp": 4}; those of Megatron are found without it.
         """
         try:
+            if self.slot() is not None and (mesh is not None or "megatron.core.parallel_state" in sys.modules):
+                from holdfast.client import topology
+
+                topology.tell(mesh)
             if self.slot() is not None and model is not None:
                 self._fix_layout(model)
                 if replicas:
@@ -146,6 +152,10 @@ class Progress:
             self._slot = _open(os.environ)
         except (OSError, ValueError):
             self._slot = None
+        if self._slot is not None and is_replay():
+            from holdfast.client.replaying import guard
+
+            self._on_first = guard(self._on_first)
         if self._slot is not None and FLIGHT in os.environ:
             from holdfast.client import flight
 

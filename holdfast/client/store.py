@@ -36,7 +36,14 @@ class Stores:
         self._newest = -1
 
     def open(self, generation: int) -> int:
-        """The port of this generation's server; opening a generation closes the older ones."""
+        """The port of this generation's server; opening a generation closes the older ones.
+
+        Numbers below 0 are of groups beside the generations, whose servers are there until the next one is opened.
+        """
+        if generation < 0:
+            if generation not in self._stores:
+                self._stores[generation] = _serve(self._host)
+            return self._stores[generation].port
         if generation < self._newest:
             raise ValueError(f"generation {generation} is over: {self._newest} was opened since")
         if generation not in self._stores:

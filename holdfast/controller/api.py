@@ -157,7 +157,7 @@ def _trace_of(controller: Controller) -> Answer:
         seats, at = controller.decider.seats, controller.clock()
         nodes = tuple(seat.node for seat in seats)
         traces = await controller.ingest.tracing.take(body.deadline_s, body.native, nodes)
-        return _json(Traced(at=at, naming=stacks.name(traces, seats, controller.decider.job.mesh), traces=traces))
+        return _json(Traced(at=at, naming=stacks.name(traces, seats, controller.ingest.mesh), traces=traces))
 
     return trace
 

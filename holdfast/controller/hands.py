@@ -5,11 +5,16 @@ import contextlib
 import sys
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
+from holdfast.controller.probing import Probing
+from holdfast.controller.replaying import Replaying
+from holdfast.core.diagnose.probes import ProbeLimits
+from holdfast.core.diagnose.replay import ReplayLimits
 from holdfast.core.restore import choose
-from holdfast.model.action import Acquire, Action, Finish, Launch, Release, Say, Stop
+from holdfast.model.action import Acquire, Action, Finish, Launch, Probe, Release, Replay, Say, Stop
 from holdfast.model.copy import Address, Aim, Copy, Restore
 from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.event import Limits, Outcome
@@ -28,12 +33,16 @@ class Waiting(msgspec.Struct):
     left: set[str]
     failed: dict[str, str]
     answered: asyncio.Event
+    answers: dict[str, Done] = {}
 
 
 class Hands:
     def __init__(self, fleet: Fleet, store: Store, report: Callable[[Outcome], None]) -> None:
         self.fleet = fleet
         self.store = store
+        self.hosts: dict[str, str] = {}  # of nodes
+        self.probing = Probing(self._asked, store, self.hosts)
+        self.replaying = Replaying(self._asked, store)
         self.job = Job(run_id="", min_nodes=1, max_nodes=1)
         self.limits = Limits()
         self.say: Callable[[str], None] = print
@@ -62,7 +71,7 @@ class Hands:
             outcome = Outcome(action=action.id, ok=False, detail=str(e) or type(e).__name__)
         self._report(outcome)
 
-    async def _do(self, action: Acquire | Release | Launch | Stop | Finish) -> Outcome:
+    async def _do(self, action: Acquire | Release | Launch | Stop | Probe | Replay | Finish) -> Outcome:
         match action:
             case Acquire():
                 return await self._acquire(action)
@@ -72,8 +81,17 @@ class Hands:
                 return await self._launch(action)
             case Stop():
                 return await self._stop(action)
+            case Probe():
+                return await self.probing.tried(action)
+            case Replay():
+                return await self.replaying.tried(action)
             case Finish():
                 return await self._finish(action)
+
+    def try_with(self, probe: ProbeLimits, replay: ReplayLimits, kept: Path) -> None:
+        """How nodes are tried; what probes measure on them is kept."""
+        self.probing = Probing(self._asked, self.store, self.hosts, probe, kept)
+        self.replaying = Replaying(self._asked, self.store, replay)
 
     # --- news of nodes -----------------------------------------------------------------------------------------
 
@@ -82,6 +100,7 @@ class Hands:
         if waiting and done.node in waiting.left:
             if isinstance(waiting.errands[done.node], StopHere):
                 self.copies[done.node] = done.copies
+            waiting.answers[done.node] = done
             self._answer(waiting, done.node, "" if done.ok else done.detail or "it did not say why")
 
     def silent(self, node: str) -> None:
@@ -115,6 +134,13 @@ class Hands:
             waiting.answered.set()
 
     async def _gather(self, id: int, errands: dict[str, Errand], within_s: float) -> Outcome:
+        waiting = await self._waited(id, errands, within_s)
+        return Outcome(action=id, ok=not waiting.failed, failed=dict(sorted(waiting.failed.items())))
+
+    async def _asked(self, id: int, errands: dict[str, Errand], within_s: float) -> dict[str, Done]:
+        return (await self._waited(id, errands, within_s)).answers
+
+    async def _waited(self, id: int, errands: dict[str, Errand], within_s: float) -> Waiting:
         waiting = self._waiting[id] = Waiting(errands, set(errands), {}, asyncio.Event())
         for count, (node, errand) in enumerate(errands.items(), 1):
             if node in self._silent:
@@ -132,7 +158,7 @@ class Hands:
                 waiting.failed[node] = f"no answer within {within_s:g} s"
         finally:
             del self._waiting[id]
-        return Outcome(action=id, ok=not waiting.failed, failed=dict(sorted(waiting.failed.items())))
+        return waiting
 
     # --- actions -----------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from holdfast.model.copy import Aim
 from holdfast.model.errand import Done, Errand, StopHere
 from holdfast.model.event import Event, Ready
 from holdfast.model.signal import Beat
+from holdfast.model.topology import Dims, Seat
 from holdfast.wire import messages
 from holdfast.wire.messages import Ack, Hello, Hold, Look, Looked, Marked, Notice, Tell, Welcome
 
@@ -54,6 +55,7 @@ class Ingest:
         self.tracing = Tracing(lambda: tuple(sorted(self._links)), self._look)
         self.watching = Watching(settings, decider, self.tracing, self._cry)
         self._exposed: tuple[str, ...] = ()
+        self.mesh: Dims = ()  # the parallel groups, as the script tells them or as the user did
         self._left: set[str] = set()  # told to leave: their silence is no news
         self._stale: dict[str, tuple[int, Hello]] = {}  # being emptied of an old generation before they are ready
         self._stale_id = 0
@@ -151,6 +153,7 @@ class Ingest:
         self._left.discard(hello.node)
         self.silence.heard(now, hello.node)
         self.hands.keepers[hello.node] = hello.keeper
+        self.hands.hosts[hello.node] = hello.host
         if self._seated(hello.node):  # others may hold steps of a line that the job has left
             self.hands.copies[hello.node] = hello.copies
         if fresh:
@@ -193,6 +196,13 @@ class Ingest:
         self.beats[beat.node] = beat
         if beat.generation == self.decider.generation:
             self.hands.stored = max(self.hands.stored, beat.stored)
+        if beat.mesh and beat.mesh != self.mesh and not self.decider.job.mesh:
+            self.mesh = self.watching.mesh = beat.mesh
+            self.hands.say(f"parallel groups, as the script tells: {','.join(f'{n}={s}' for n, s in beat.mesh)}")
+            self._place(self.decider.generation, self.decider.seats)
+            self._tell_aims()
+        if beat.replayable:
+            self.hands.replaying.allowed = beat.replayable
         if progress := self.pace.heard(now, beat):
             self.hands.stepping()
             self.hear(progress)
@@ -206,10 +216,15 @@ class Ingest:
 
     def launched(self, launch: Launch) -> None:
         """A generation is about to start."""
+        self.mesh = self.watching.mesh = self.decider.job.mesh or self.mesh
         self.replicas.launched(launch.generation)
         self.watching.launched(self.now(), launch)
         self.pace.launched(launch.generation, tuple(seat.node for seat in launch.seats))
-        exposed = self.floor.launched(launch.generation, launch.seats, self.decider.job.mesh)
+        self._place(launch.generation, launch.seats)
+
+    def _place(self, generation: int, seats: tuple[Seat, ...]) -> None:
+        """Choose who keeps copies of whose snapshots."""
+        exposed = self.floor.launched(generation, seats, self.mesh)
         if exposed != self._exposed:
             self._exposed = exposed
             for sentence in exposed:
@@ -226,14 +241,14 @@ class Ingest:
 
     def _post(self, now: float, post: Post) -> None:
         match post.body:
-            case Done(id=id) as done if id < 0:
-                asked, hello = self._stale.get(done.node, (0, None))
-                if asked == id and hello:
-                    del self._stale[done.node]
-                    if done.ok:
-                        self._ready(hello)
-            case Done() as done:
-                self.hands.done(done)
+            case Done(id=id, node=node) as done:
+                asked, hello = self._stale.get(node, (0, None))
+                if hello is None or asked != id:
+                    self.hands.done(done)
+                    return
+                del self._stale[node]
+                if done.ok:
+                    self._ready(hello)
             case Alarm(kind=Kind.LOSS, stance=Stance.OBSERVE | Stance.NOTIFY) as alarm if self._spiked.again(
                 now, (alarm.generation, alarm.signature)
             ):

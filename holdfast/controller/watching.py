@@ -12,6 +12,7 @@ from holdfast.model.action import Launch
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Phase
 from holdfast.model.signal import Beat
+from holdfast.model.topology import Dims
 
 _LOOK_S = 2.0  # for all nodes to look at their processes
 
@@ -22,6 +23,7 @@ class Watching:
         self.slow = Slow(settings.slow)
         self.spawn: Callable[[Coroutine[None, None, None]], None] = lambda work: work.close()
         self.now: Callable[[], float] = lambda: 0.0
+        self.mesh: Dims = ()
         self._decider = decider
         self._tracing = tracing
         self._cry = cry
@@ -52,7 +54,7 @@ class Watching:
             traces = await self._tracing.take(_LOOK_S, nodes=tuple(seat.node for seat in seats))
             if self._decider.generation != generation or not self._is_under_way():
                 return
-            alarm = self.hang.looked(self.now(), traces, name(traces, seats, self._decider.job.mesh))
+            alarm = self.hang.looked(self.now(), traces, name(traces, seats, self.mesh))
             if alarm:
                 self._cry(alarm)
         finally:

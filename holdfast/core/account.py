@@ -18,6 +18,7 @@ class Use(StrEnum):
     REDO = "redo"
     DETECT = "detect"
     STOP = "stop"
+    DIAGNOSE = "diagnose"
     LAUNCH = "launch"
     RESTORE = "restore"
     WAIT = "wait"
@@ -29,6 +30,7 @@ _USES = {
     Phase.STARTING: Use.RESTORE,  # group set-up, state and first step: the ranks' own business
     Phase.TRAINING: Use.TRAIN,
     Phase.STOPPING: Use.STOP,
+    Phase.PROBING: Use.DIAGNOSE,
     Phase.ENDING: Use.STOP,
 }
 

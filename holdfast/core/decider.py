@@ -4,30 +4,17 @@ from collections.abc import Collection, Iterable
 from itertools import count
 
 from holdfast.core import story
-from holdfast.core.diagnose.ladder import GAVE_UP, Case, Past, judge
+from holdfast.core.diagnose.ladder import GAVE_UP, Case, tried
 from holdfast.core.doubts import Doubts
-from holdfast.core.plan import next_seats
+from holdfast.core.failures import Failures
+from holdfast.core.plan import next_seats, trial
 from holdfast.core.standby import Standbys
-from holdfast.core.triage import Incident, names_node, not_started
+from holdfast.core.triage import Incident, names_node, not_started, opened
 from holdfast.model.action import Action, Finish, Launch, Say, Stop
 from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.event import (
-    Begin,
-    Decision,
-    Ended,
-    Event,
-    Limits,
-    Order,
-    Outcome,
-    Phase,
-    Progress,
-    Ready,
-    Tick,
-)
+from holdfast.model.event import Begin, Decision, Ended, Event, Limits, Order, Outcome, Phase, Progress, Ready, Tick
 from holdfast.model.topology import Job, Seat
 from holdfast.model.verdict import Record, Remedy, Verdict
-
-_REMEMBERED = 256  # failures, for the ladder
 
 
 class Decider:
@@ -43,10 +30,7 @@ class Decider:
         self.ended: set[str] = set()  # seated, and all of their ranks have ended well
         self.incident: Incident | None = None
         self.verdict: Verdict | None = None  # the newest on the open incident
-        self.past: list[Past] = []
-        self.restarts = 0
-        self.ever = False  # a step was made
-        self.best = -1  # furthest step told by the script
+        self.failures = Failures(self.job, self.limits)
         self.progress: Progress | None = None  # of this generation
         self.incidents = 0
         self.awaited = 0  # the action whose outcome moves this phase on
@@ -54,7 +38,9 @@ class Decider:
         self._ids = count(1)
         self._standbys = Standbys(self.job, self.limits, self._ids)
         self._back: dict[str, Ready] = {}  # silent ones that are back before they could be evicted
-        self._further_at = 0.0  # when that was reached
+        self._case: Case | None = None  # what nodes are being tried for
+        self._unstopped: set[str] = set()  # whose ranks could not be ended
+        self._not_before = 0.0  # when the next generation may be launched
         self._wait_until: float | None = None
         self._last_call_at: float | None = None
         self._actions: list[Action] = []
@@ -103,6 +89,8 @@ class Decider:
                 return self._ready(now, event)
             case _, Outcome(action=id) if id in self._standbys.acquiring:
                 return self._standbys.acquired(now, event, self._active())
+            case _, Outcome(action=id) if id in self._standbys.examined:
+                return self._examined(now, event)
             case _, Alarm() if event.stance is not Stance.ACT:
                 return self._told(event)
             case _, Alarm() if not self._concerns_generation(event):
@@ -127,6 +115,10 @@ class Decider:
                 return self._last_steps(now, event)
             case Phase.STOPPING, Outcome(action=id) if id == self.awaited:
                 return self._stopped(now, event)
+            case Phase.PROBING, Alarm():
+                return self._lost_while_probing(event)
+            case Phase.PROBING, Outcome(action=id) if id == self.awaited:
+                return self._probed(now, event)
             case _, Tick():
                 return self._look_at_coming(now)
             case _, Outcome() | Progress() | Ended():
@@ -138,6 +130,7 @@ class Decider:
     def _begin(self, now: float, event: Begin) -> str:
         self.job, self.limits = event.job, event.limits
         self._standbys = Standbys(self.job, self.limits, self._ids)
+        self.failures = Failures(self.job, self.limits)
         return self._wait(now)
 
     def _active(self) -> set[str]:
@@ -154,6 +147,11 @@ class Decider:
         if self.phase is Phase.WAITING:
             return self._next_generation(now)
         return f"{event.node} is ready as a standby"
+
+    def _examined(self, now: float, event: Outcome) -> str:
+        found, actions = self._standbys.examination(event)
+        self._actions += actions
+        return f"{found}; {self._next_generation(now)}" if self.phase is Phase.WAITING else found
 
     def _told(self, alarm: Alarm) -> str:
         """Naming is cheap: a person may hear of it, nobody is stopped for it."""
@@ -185,7 +183,8 @@ class Decider:
         if self.incident:
             self.incident.evicted += tuple(leaving)
         for node in leaving:
-            released = self._standbys.release(node, Kind.SILENCE if node in silent else Kind.CRASH, "evicted")
+            kind, answers = Kind.SILENCE if node in silent else Kind.CRASH, node not in self._unstopped
+            released = self._standbys.evict(node, kind, self.generation, answers=answers)
             self._actions += released
             if not released and node in self._back:
                 self._standbys.ready(self._back[node])
@@ -212,6 +211,9 @@ class Decider:
     def _next_generation(self, now: float) -> str:
         """Launch if the nodes are there, else wait for what is missing."""
         # The first generation leaves torchrun's last call open for more nodes; a recovery does not wait for them.
+        if now < self._not_before:
+            self.phase = Phase.WAITING
+            return f"waiting for {self._not_before - now:.0f} s"
         called = any(at is not None and at <= now for at in (self._last_call_at, self._wait_until))
         may_shrink = self.generation > 0 or called
         if self._have() < (self.job.min_nodes if may_shrink else self.job.max_nodes):
@@ -226,7 +228,7 @@ class Decider:
         self.seats, self._seated = seats, frozenset(s.node for s in seats)
         self.out, self.ended, self.progress = set(), set(), None
         self.generation += 1
-        self.phase, self._wait_until, self._last_call_at = Phase.LAUNCHING, None, None
+        self.phase, self._wait_until, self._last_call_at, self._not_before = Phase.LAUNCHING, None, None, 0.0
         self.awaited = next(self._ids)
         launch = Launch(
             id=self.awaited,
@@ -259,7 +261,7 @@ class Decider:
         if event.generation != self.generation:
             return ""
         self.progress = event
-        self._gets_further(now, event)
+        self.failures.gets_further(now, event)
         if self.phase is Phase.TRAINING:
             return ""
         self.phase = Phase.TRAINING
@@ -268,11 +270,6 @@ class Decider:
             return f"training, first step after {event.first_step - 1} done" if not event.counted else "training"
         resumed_from = None if event.counted or self.incident.counted else event.first_step - 1
         return self._close(self.verdict, event.first_at, resumed_from)
-
-    def _gets_further(self, now: float, event: Progress) -> None:
-        self.ever = True
-        if not event.counted and event.step > self.best:
-            self.best, self._further_at = event.step, now
 
     def _node_ended(self, now: float, event: Ended) -> str:
         if event.generation != self.generation:
@@ -290,41 +287,27 @@ class Decider:
         """Open an incident, or go on with the one that was being mended, and stop every rank at once."""
         if self.incident is None:
             self.incidents += 1
-            good = self.progress
-            self.incident = Incident(
-                number=self.incidents,
-                generation=self.generation,
-                opened_at=now,
-                good_step=good.step if good else -1,
-                good_at=min(good.at if good else alarm.at, now),
-                counted=good.counted if good else False,
-            )
+            self.incident = opened(now, self.incidents, self.generation, self.progress, alarm)
         else:
             self.incident.next_round()
         self.incident.hear(alarm)
-        self.ended = set()
-        lost = {*self.incident.silent, *self.out}
-        nodes = tuple(s.node for s in self.seats if s.node not in lost)
+        self.ended, lost = set(), {*self.incident.silent, *self.out}
         self.phase, self.awaited = Phase.STOPPING, next(self._ids)
-        grace_s = self.limits.stop_grace_s
+        grace_s, nodes = self.limits.stop_grace_s, tuple(s.node for s in self.seats if s.node not in lost)
         self._actions.append(Stop(id=self.awaited, generation=self.generation, nodes=nodes, grace_s=grace_s))
         return f"incident {self.incident.number}: {story.cause(alarm)}"
 
     def _noted(self, alarm: Alarm) -> str:
         assert self.incident is not None
         self.incident.hear(alarm)
-        for node in alarm.suspects:
-            self._back.pop(node, None)
+        self._back = {node: ready for node, ready in self._back.items() if node not in alarm.suspects}
         return f"incident {self.incident.number}: noted while stopping: {story.cause(alarm)}"
 
     def _last_steps(self, now: float, event: Progress) -> str:
         """Steps made before the alarm, told after it."""
-        incident = self.incident
-        assert incident is not None
-        if event.generation == incident.generation == self.generation and event.step > incident.good_step:
-            self._gets_further(now, event)
-            incident.good_step, incident.counted = event.step, event.counted
-            incident.good_at = min(event.at, incident.opened_at)
+        assert self.incident is not None
+        if event.generation == self.generation and self.incident.stepped(event):
+            self.failures.gets_further(now, event)
         return ""
 
     def _stopped(self, now: float, event: Outcome) -> str:
@@ -337,41 +320,58 @@ class Decider:
         if cause.not_after is not None:
             incident.good_step = min(incident.good_step, cause.not_after)
             self.doubts.arise(self.generation, cause.not_after, self.progress)
-        verdict = self._judge(now, incident, cause)
-        lost = silent.union(event.failed)
-        if lost - set(verdict.nodes) and verdict.remedy is not Remedy.GIVE_UP:
-            reason = f"{story.cause(cause)}; {', '.join(sorted(lost))} did not answer: evicted"
-            verdict = Verdict(remedy=Remedy.EVICT, nodes=tuple(sorted(lost.union(verdict.nodes))), reason=reason)
+            self.failures.spoilt(cause.not_after)
+        replaceable = self._can_do_without(cause.suspects)
+        case = self.failures.case(now, incident, cause, standbys=len(self.pool), replaceable=replaceable)
+        verdict = self.failures.judged(now, case, silent.union(event.failed))
+        self._unstopped = set(event.failed)
+        if verdict.remedy in (Remedy.PROBE, Remedy.REPLAY):
+            return self._try_nodes(case, verdict)
+        return self._treat(now, verdict, silent)
+
+    def _can_do_without(self, nodes: Iterable[str]) -> bool:
+        left = self._active().difference(nodes)
+        return bool(left) and (self.job.can_acquire or len(left) + len(self.pool) >= self.job.min_nodes)
+
+    def _treat(self, now: float, verdict: Verdict, silent: Collection[str]) -> str:
+        """Do as the verdict says."""
+        incident = self.incident
+        assert incident is not None
         if verdict.remedy is Remedy.GIVE_UP:
+            cause = story.cause(incident.alarms[0])
             self._close(verdict, now)
-            return self._finish(now, verdict.code, f"{story.cause(cause)}; {verdict.reason}")
+            return self._finish(now, verdict.code, f"{cause}; {verdict.reason}")
         self.verdict = verdict
-        if verdict.remedy is Remedy.RESTART:
-            self.restarts += 1
+        self.failures.restarts += verdict.remedy is Remedy.RESTART
+        self._not_before = now + verdict.wait_s if verdict.wait_s else 0.0
         self._evict(verdict.nodes, silent)
         self._back = {}
         return f"incident {incident.number}: {verdict.reason}; {self._next_generation(now)}"
 
-    def _judge(self, now: float, incident: Incident, cause: Alarm) -> Verdict:
-        left = self._active().difference(cause.suspects)
-        case = Case(
-            cause=cause,
-            step=incident.good_step,
-            counted=incident.counted,
-            ever=self.ever,
-            past=tuple(p for p in self.past if p.signature == cause.signature),
-            since=now - self.limits.window_s,
-            further_at=self._further_at,
-            rounds=incident.rounds - 1,
-            attempts=self.limits.attempts,
-            restarts=self.restarts,
-            max_restarts=self.job.max_restarts,
-            standbys=len(self.pool),
-            replaceable=bool(left) and (self.job.can_acquire or len(left) + len(self.pool) >= self.job.min_nodes),
-        )
-        failure = Past(signature=cause.signature, nodes=cause.suspects, at=now, step=case.step, counted=case.counted)
-        self.past = [*self.past, failure][-_REMEMBERED:]
-        return judge(case)
+    # --- trying nodes while the job stands ---------------------------------------------------------------------
+
+    def _try_nodes(self, case: Case, verdict: Verdict) -> str:
+        self._case, self.phase, self.awaited = case, Phase.PROBING, next(self._ids)
+        action = trial(self.awaited, self.generation, self.seats, verdict, self.doubts.not_after)
+        said = Say(text=f"{story.cause(case.cause)}: {verdict.reason}")
+        self._actions += [action, said] if verdict.level else [action]
+        return verdict.reason
+
+    def _lost_while_probing(self, alarm: Alarm) -> str:
+        assert self.incident is not None
+        self.incident.lost |= dict.fromkeys(alarm.suspects, alarm)
+        return f"noted while nodes are tried: {story.cause(alarm)}"
+
+    def _probed(self, now: float, event: Outcome) -> str:
+        """Whoever was found bad, or was lost meanwhile, is evicted; if it is nobody, the next rung."""
+        incident, case = self.incident, self._case
+        assert incident is not None and case is not None
+        incident.probed_s, self._case = now - incident.stopped_at, None
+        silent = {node for node, alarm in incident.lost.items() if alarm.kind is Kind.SILENCE}
+        why = {node: alarm.reason for node, alarm in incident.lost.items()} | event.failed
+        bad = {node: why[node] for node in sorted(self._active().intersection(why))}
+        verdict = tried(case, bad, event.detail, replaceable=bool(silent) or self._can_do_without(bad))
+        return self._treat(now, verdict, silent)
 
     def _close(self, verdict: Verdict, resumed_at: float, resumed_from: int | None = None) -> str:
         assert self.incident is not None
@@ -396,5 +396,5 @@ class Decider:
             return None
         waits = [self._standbys.wake_at()]
         if self.phase is Phase.WAITING:
-            waits += [self._wait_until, self._last_call_at]
+            waits += [self._wait_until, self._last_call_at, self._not_before or None]
         return min((at for at in waits if at is not None), default=None)

@@ -10,6 +10,8 @@ from holdfast.model.alarm import Alarm, Stance
 from holdfast.model.copy import Copy
 from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.event import Ended
+from holdfast.model.probe import Finding
+from holdfast.model.replay import Played
 from holdfast.model.signal import Exit, Loss
 
 
@@ -46,6 +48,8 @@ class Carried(msgspec.Struct, frozen=True):
     ok: bool
     detail: str = ""
     copies: tuple[Copy, ...] = ()  # after a stop: the snapshots that the node holds
+    findings: tuple[Finding, ...] = ()
+    played: tuple[Played, ...] = ()
 
 
 class Exited(msgspec.Struct, frozen=True):
@@ -129,8 +133,8 @@ class NodeLife:
                 return ()
             case Told(errand):
                 return self._told(errand)
-            case Carried(errand, ok, detail, copies):
-                return self._carried(errand, ok, detail, copies)
+            case Carried():
+                return self._carried(news)
             case Exited(exit):
                 return self._exited(exit)
             case Spoilt(told):
@@ -146,7 +150,7 @@ class NodeLife:
         if errand.id in self._doing or self.leaving:
             return ()
         if isinstance(errand, LaunchHere) and self._is_over(errand.generation):
-            return self._carried(errand, False, f"generation {errand.generation} is over here")
+            return self._carried(Carried(errand, False, f"generation {errand.generation} is over here"))
         self._doing.add(errand.id)
         if isinstance(errand, LaunchHere):
             seat = errand.seat
@@ -156,7 +160,7 @@ class NodeLife:
             self.expected = set(range(seat.first_rank, seat.first_rank + seat.nproc)) - self._over
         elif isinstance(errand, StopHere):
             self.stopped = max(self.stopped, errand.generation)
-        else:
+        elif isinstance(errand, Leave):
             self.leaving, self.stopped = True, self.generation
         return (Carry(errand),)
 
@@ -164,10 +168,18 @@ class NodeLife:
         """Whether it was launched here before, unless by an agent that may have ended in the middle of it."""
         return generation <= self.stopped or (generation <= self.generation and generation != self._begun)
 
-    def _carried(self, errand: Errand, ok: bool, detail: str, copies: tuple[Copy, ...] = ()) -> tuple[Deed, ...]:
-        self._doing.discard(errand.id)
-        done = Done(id=errand.id, node=self.node, ok=ok, detail=detail, copies=copies)
-        self._done[errand.id] = done
+    def _carried(self, news: Carried) -> tuple[Deed, ...]:
+        id = news.errand.id
+        self._doing.discard(id)
+        done = self._done[id] = Done(
+            id=id,
+            node=self.node,
+            ok=news.ok,
+            detail=news.detail,
+            copies=news.copies,
+            findings=news.findings,
+            played=news.played,
+        )
         return (Remember(done), *self._post(done))
 
     def _exited(self, exit: Exit) -> tuple[Deed, ...]:

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 
+from holdfast.model.action import Probe, Replay
 from holdfast.model.event import Ready
 from holdfast.model.topology import Job, Seat
+from holdfast.model.verdict import Remedy, Verdict
 
 
 def seat_order(ready: Ready) -> tuple[int, str]:
@@ -34,6 +36,14 @@ def next_seats(
     if len(kept) < job.max_nodes and not (may_shrink and len(kept) >= job.min_nodes):
         return None
     return _seats(kept)
+
+
+def trial(id: int, generation: int, seats: tuple[Seat, ...], verdict: Verdict, not_after: int | None) -> Probe | Replay:
+    """How nodes are tried while the job stands."""
+    if verdict.remedy is Remedy.REPLAY:
+        return Replay(id=id, generation=generation, seats=seats, not_after=-1 if not_after is None else not_after)
+    nodes = tuple(sorted(seat.node for seat in seats))
+    return Probe(id=id, generation=generation, nodes=nodes, level=verdict.level)
 
 
 def _seats(nodes: list[tuple[str, int]]) -> tuple[Seat, ...]:

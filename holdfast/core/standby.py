@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Set
 
-from holdfast.model.action import Acquire, Release
+from holdfast.model.action import Acquire, Probe, Release
 from holdfast.model.alarm import Kind
 from holdfast.model.event import Limits, Outcome, Ready
 from holdfast.model.topology import Job
 
+EXAMINATION = 3  # level of the probes that let an evicted node come back
 RETRY_S = 10.0  # before a fleet that gave too few nodes is asked again
 
 
@@ -20,6 +21,9 @@ class Standbys:
         self.coming: dict[str, float] = {}  # acquired: by when each must be ready
         self.acquiring: dict[int, int] = {}  # Acquire without outcome: how many
         self.gone: dict[str, Kind | None] = {}  # released, and for which kind of alarm if for any
+        self.examined: dict[int, str] = {}  # Probe without outcome: an evicted node that may come back
+        self._met: dict[str, Ready] = {}
+        self._evicted: set[str] = set()  # once before
         self._ids = ids
         self._retry_at: float | None = None
 
@@ -57,8 +61,29 @@ class Standbys:
             if self.job.can_acquire or self.gone[event.node] is not Kind.SILENCE:
                 return (Release(id=next(self._ids), node=event.node, reason="it had left the job before"),)
             del self.gone[event.node]
-        self.pool[event.node] = event
+        if event.node not in self.examined.values():
+            self.pool[event.node] = event
+        self._met[event.node] = event
         return ()
+
+    def evict(self, node: str, kind: Kind, generation: int, *, answers: bool) -> tuple[Release | Probe, ...]:
+        """Part with a seated node. Where nobody else will come, one that still answers is examined, and comes back if
+        nothing is wrong with it: once."""
+        again = node in self._evicted
+        self._evicted.add(node)
+        if kind is Kind.SILENCE or not answers or again or self.job.can_acquire or not self.job.probes:
+            return self.release(node, kind, "evicted")
+        action = Probe(id=next(self._ids), generation=generation, nodes=(node,), level=EXAMINATION)
+        self.examined[action.id] = node
+        return (action,)
+
+    def examination(self, event: Outcome) -> tuple[str, tuple[Release, ...]]:
+        """What was found on a node that had been evicted."""
+        node = self.examined.pop(event.action)
+        if why := event.failed.get(node, "" if event.ok else event.detail or "it could not be tried"):
+            return f"{node} is bad: {why}", self.release(node, Kind.CRASH, f"examined: {why}")
+        self.pool[node] = self._met[node]
+        return f"nothing is wrong with {node}: it is a standby again", ()
 
     def release(self, node: str, kind: Kind | None, reason: str) -> tuple[Release, ...]:
         """Part with a node, whether it was seated, waiting or coming."""

@@ -52,10 +52,11 @@ def phases(record: Record) -> str:
     parts = (
         ("detect", record.alarm_at - record.good_at),
         ("stop", record.stopped_at - record.alarm_at),
-        ("launch", record.launched_at - record.stopped_at),
+        ("probe", record.probed_s),
+        ("launch", record.launched_at - record.stopped_at - record.probed_s),
         ("first step", record.resumed_at - record.launched_at),
     )
-    return ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts)
+    return ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts if seconds or name != "probe")
 
 
 def _done(record: Record) -> str:

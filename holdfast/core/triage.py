@@ -4,7 +4,7 @@ import msgspec
 
 from holdfast.core import story
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.event import Outcome
+from holdfast.model.event import Outcome, Progress
 from holdfast.model.topology import Seat
 from holdfast.model.verdict import Record, Verdict
 
@@ -33,6 +33,8 @@ class Incident(msgspec.Struct, kw_only=True):
     judged: bool = False  # whether this round is among them
     first: Alarm | None = None  # the cause of the first round
     stopped_at: float = 0.0
+    probed_s: float = 0.0
+    lost: dict[str, Alarm] = {}  # nodes that fell silent or were found bad by others while nodes were tried
     launched_at: float = 0.0
     evicted: tuple[str, ...] = ()
     admitted: tuple[str, ...] = ()
@@ -43,6 +45,13 @@ class Incident(msgspec.Struct, kw_only=True):
         if len(others) > KEPT_ALARMS:
             self.alarms.remove(max(others, key=lambda a: (is_echo(a), a.at)))  # the least telling
             self.dropped += 1
+
+    def stepped(self, event: Progress) -> bool:
+        """Whether a step was made before the first alarm that was not known of."""
+        if event.generation != self.generation or event.step <= self.good_step:
+            return False
+        self.good_step, self.counted, self.good_at = event.step, event.counted, min(event.at, self.opened_at)
+        return True
 
     def next_round(self) -> None:
         """It failed again before a step was made."""
@@ -89,6 +98,7 @@ class Incident(msgspec.Struct, kw_only=True):
             stopped_at=stopped_at,
             launched_at=launched_at,
             resumed_at=max(resumed_at, launched_at),
+            probed_s=self.probed_s,
             resumed_from=resumed_from,
             failures=self.rounds,
             echoes=self.echoes,
@@ -98,6 +108,17 @@ class Incident(msgspec.Struct, kw_only=True):
             suspects=cause.suspects,
         )
         return msgspec.structs.replace(record, sentence=story.sentence(record))
+
+
+def opened(now: float, number: int, generation: int, good: Progress | None, alarm: Alarm) -> Incident:
+    return Incident(
+        number=number,
+        generation=generation,
+        opened_at=now,
+        good_step=good.step if good else -1,
+        good_at=min(good.at if good else alarm.at, now),
+        counted=good.counted if good else False,
+    )
 
 
 def is_echo(alarm: Alarm) -> bool:

@@ -1,5 +1,6 @@
 """The catalogs as parsed values, for detectors that may not read files; a bad one is refused with one sentence."""
 
+import re
 import tomllib
 from collections.abc import Iterable
 from importlib import resources
@@ -8,15 +9,42 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast.config import ConfigError, Settings
+from holdfast.config import ConfigError, Settings, WordLimits
 from holdfast.core.detect import health, lines
-from holdfast.core.detect.crash import Catalog, Row
+from holdfast.core.words.rows import Catalog, Klass, Row
+from holdfast.logs import own
 
 T = TypeVar("T")
 
 
-def load() -> Catalog:
-    return Catalog(_rows(_ours("words"), "words.toml", Row))
+_CLASSES = "classes.toml"
+
+
+def load(limits: WordLimits | None = None) -> Catalog:
+    """Last words: the classes of failure, the rows of every file beside them, and, if asked for, the user's own."""
+    folder = resources.files("holdfast.core").joinpath("catalog/words")
+    texts = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.name.endswith(".toml")}
+    del texts[_CLASSES]
+    known = classes()
+    more = _own(limits, frozenset(klass.klass for klass in known)) if limits else ()
+    try:
+        return Catalog((*(row for name in sorted(texts) for row in _rows(texts[name], name, Row)), *more), known)
+    except (re.error, ValueError) as e:
+        raise ConfigError(f"the catalog of last words cannot be used: {e}") from None
+
+
+def classes() -> tuple[Klass, ...]:
+    return _rows(_ours(f"words/{_CLASSES.removesuffix('.toml')}"), _CLASSES, Klass, table="klass")
+
+
+def _own(limits: WordLimits, classes: frozenset[str]) -> tuple[Row, ...]:
+    """The user's rows. Only `holdfast catalog` holds them against ours: a newer version of ours must not stop a job."""
+    path = own.place(limits)
+    rows = _rows(_theirs(limits.catalog), limits.catalog, Row) if limits.catalog else own.own_rows(path)
+    for row in rows:
+        if fault := own.fault_of(row, (), classes):
+            raise ConfigError(f"the catalog {path}: the row '{row.pattern[:60]}' {fault}")
+    return rows
 
 
 def load_lines(path: str = "") -> lines.LineCatalog:
@@ -51,6 +79,7 @@ def load_health(path: str = "") -> tuple[health.Row, ...]:
 
 def check(settings: Settings) -> None:
     """Before anything starts: what the settings name can be used."""
+    load(settings.words)
     load_lines(settings.lines.catalog)
     load_health(settings.health.catalog)
 
@@ -77,9 +106,9 @@ def _theirs(path: str) -> str:
         raise ConfigError(f"cannot read the catalog {path}: {e}") from None
 
 
-def _rows(text: str, where: str, kind: type[T]) -> tuple[T, ...]:
+def _rows(text: str, where: str, kind: type[T], table: str = "row") -> tuple[T, ...]:
     try:
         tree = tomllib.loads(text)
-        return msgspec.convert(tree.get("row", []), tuple[kind, ...])  # type: ignore[valid-type]
+        return msgspec.convert(tree.get(table, []), tuple[kind, ...])  # type: ignore[valid-type]
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as e:
         raise ConfigError(f"the catalog {where} cannot be understood: {e}") from None

@@ -41,6 +41,30 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     grace_s: float
 
 
+class Probe(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
+    """Try these nodes while no rank runs on them: each alone, and if nobody fails, in pairs.
+
+    The outcome is ok when all could be tried; its `failed` are those found bad, its `nodes` those of whom one is.
+    """
+
+    id: int
+    generation: int  # that ran before, and whose store is there to meet at
+    nodes: tuple[str, ...]
+    level: int
+
+
+class Replay(msgspec.Struct, frozen=True, kw_only=True, tag="replay"):
+    """Have groups of these nodes do the job's own work again, to find the one that does it wrong.
+
+    The outcome is as that of Probe.
+    """
+
+    id: int
+    generation: int
+    seats: tuple[Seat, ...]
+    not_after: int = -1  # the newest state that is not in doubt; -1: whichever is newest
+
+
 class Finish(msgspec.Struct, frozen=True, kw_only=True, tag="finish"):
     """End the job: stop what runs, give back all nodes, exit with this code."""
 
@@ -56,4 +80,4 @@ class Say(msgspec.Struct, frozen=True, kw_only=True, tag="say"):
     text: str
 
 
-Action = Acquire | Release | Launch | Stop | Finish | Say
+Action = Acquire | Release | Launch | Stop | Probe | Replay | Finish | Say

@@ -34,6 +34,8 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True, tag="alarm"):
     code: int | None = None  # exit code, negative for a signal
     klass: str = ""  # class of the failure taxonomy
     group: str = ""  # whose fault, in the taxonomy's words
+    action: str = ""  # what to do next, in the taxonomy's words
+    confidence: float = 0.0  # of the class, 0 to 1; 0: nobody says
     signature: str = ""  # equal for failures that look the same
     evidence: tuple[str, ...] = ()
     stance: Stance = Stance.ACT

@@ -3,6 +3,8 @@
 import msgspec
 
 from holdfast.model.copy import Aim, Copy, Restore
+from holdfast.model.probe import Finding, Meeting
+from holdfast.model.replay import Played, ReplayHere
 from holdfast.model.topology import Seat
 
 
@@ -29,6 +31,29 @@ class StopHere(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     grace_s: float
 
 
+class ProbeHere(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
+    """Try this node alone."""
+
+    id: int
+    level: int
+
+
+class MeetHere(msgspec.Struct, frozen=True, kw_only=True, tag="meet"):
+    """Try what lies between this node and others, together with them."""
+
+    id: int
+    meeting: Meeting
+
+
+class PlayHere(msgspec.Struct, frozen=True, kw_only=True, tag="play"):
+    """Do the job's own work again for some steps, with a group of nodes, and keep nothing of it."""
+
+    id: int
+    launch: LaunchHere  # as the ranks of a job are; only its numbers count, no generation begins
+    replay: ReplayHere
+    within_s: float
+
+
 class Leave(msgspec.Struct, frozen=True, kw_only=True, tag="leave"):
     """The job needs this node no more: end everything and exit with this code."""
 
@@ -38,7 +63,7 @@ class Leave(msgspec.Struct, frozen=True, kw_only=True, tag="leave"):
     reason: str
 
 
-Errand = LaunchHere | StopHere | Leave
+Errand = LaunchHere | StopHere | ProbeHere | MeetHere | PlayHere | Leave
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
@@ -49,3 +74,5 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     ok: bool
     detail: str = ""
     copies: tuple[Copy, ...] = ()  # after a stop: the snapshots that the node holds
+    findings: tuple[Finding, ...] = ()  # of probes
+    played: tuple[Played, ...] = ()  # by ranks of a replay

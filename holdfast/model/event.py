@@ -19,6 +19,7 @@ class Phase(StrEnum):
     STARTING = "starting"  # ranks run, not every one has made a step
     TRAINING = "training"
     STOPPING = "stopping"
+    PROBING = "probing"  # no rank runs, and nodes are tried
     ENDING = "ending"
     DONE = "done"
 
@@ -34,6 +35,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     wait_s: float = 600.0  # how long to wait for nodes before giving up
     last_call_s: float = 30.0  # with A:B, how long to wait for more than A
     window_s: float = 1800.0  # the same failure again within this window climbs the ladder
+    evictions: int = 0  # nodes that may be evicted within an hour on evidence short of proof; 0: a quarter, at least 8
     attempts: int = 3  # restarts after the same failure that lead no further, before a person is asked
 
 
@@ -77,7 +79,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
     action: int
     ok: bool
     detail: str = ""
-    nodes: tuple[str, ...] = ()  # Acquire: the nodes that will come
+    nodes: tuple[str, ...] = ()  # Acquire: the nodes that will come; Probe: of whom one is bad, and nobody knows who
     failed: dict[str, str] = {}
 
 

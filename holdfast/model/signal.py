@@ -3,6 +3,7 @@
 import msgspec
 
 from holdfast.model.stacks import Arrival
+from holdfast.model.topology import Dims
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +74,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     verifies: bool = False  # a snapshot found good is to be kept beside the others
     backing_s: float = 0.0  # what it took to copy that
     compares: bool = False  # what its ranks share with others is hashed
+    mesh: Dims = ()  # the parallel groups, if its script tells them
+    replayable: str = ""  # "seeded" or "unseeded" where the script said that its work may be done again
 
 
 class Gauge(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: int | None = None  # caps restarts without eviction; None: the ledger's bounds hold
     can_acquire: bool = True  # whether the fleet can bring nodes by itself
     mark: str = ""  # tells the run from another of the same name
+    probes: bool = False  # whether nodes may be tried while the job stands
+    replays: bool = False  # and whether its own work may be done again by groups of them, where the script allows it
     mesh: Dims = ()  # the parallel groups, where the user told
 
 

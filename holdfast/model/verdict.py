@@ -8,6 +8,8 @@ import msgspec
 class Remedy(StrEnum):
     RESTART = "restart"
     EVICT = "evict"
+    PROBE = "probe"  # and judge again by what that finds
+    REPLAY = "replay"  # the same
     GIVE_UP = "give up"
 
 
@@ -15,6 +17,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     remedy: Remedy
     reason: str
     nodes: tuple[str, ...] = ()  # whom to evict
+    level: int = 0  # of the probes
+    wait_s: float = 0.0  # before the next launch: somebody outside has to come back
     code: int = 0  # the job's exit code when we give up
 
 
@@ -34,6 +38,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     launched_at: float
     resumed_at: float  # first step of the next generation
     resumed_from: int | None  # None: the script restores itself and did not say
+    probed_s: float = 0.0  # of the time between stop and launch
     failures: int = 1  # until a step was made again
     echoes: int = 0
     evicted: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Begin, Entry, Outcome, Phase, Progress, Ready, Tick
 from holdfast.model.topology import Seat
 
-_AWAITING = (Phase.LAUNCHING, Phase.STOPPING, Phase.ENDING)
+_AWAITING = (Phase.LAUNCHING, Phase.STOPPING, Phase.PROBING, Phase.ENDING)
 _OVER = (Phase.ENDING, Phase.DONE)
 
 

@@ -5,13 +5,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.model.action import Acquire, Action, Finish, Launch, Release, Say, Stop
+from holdfast.model.action import Acquire, Action, Finish, Launch, Probe, Release, Replay, Say, Stop
 from holdfast.model.event import Outcome
 
 if TYPE_CHECKING:
     from holdfast.sim.world import Node, World
 
     Deed = Callable[[Node], str | None]  # what is wrong, "" if nothing, None if the node does not answer
+
+
+PROBE_S = 300.0
 
 
 class Gathering(msgspec.Struct, kw_only=True):
@@ -43,6 +46,11 @@ class Hands:
                 self._launch(action)
             case Stop():
                 self._stop(action)
+            case Probe(nodes=nodes):
+                gathering = Gathering(id=action.id, launches=0, left=dict.fromkeys(nodes), failed={})
+                self._gather(gathering, lambda node: "", PROBE_S, "probe")  # no fault here is one that probes see
+            case Replay():  # nor does any script allow it
+                world.later(world.costs("tell"), world.tell, Outcome(action=action.id, ok=True))
             case Finish():
                 delay_s = world.costs("tell", "stop")
                 world.later(delay_s, self._finish, action)

@@ -60,6 +60,7 @@ def simulate(setup: Setup, record: Callable[[Entry], None] = lambda entry: None)
         max_nodes=setup.nodes,
         standbys=setup.standbys,
         can_acquire=setup.acquire,
+        probes=True,
     )
     world.tell(Begin(job=job, limits=Limits()))
     if not setup.acquire:

@@ -1,4 +1,4 @@
-"""`holdfast sim run`: what it prints, what it refuses, and that a failing seed names the command that repeats it."""
+"""`holdfast sim`: what it prints, what it refuses, and that a failing seed names the command that repeats it."""
 
 import contextlib
 import json
@@ -102,3 +102,44 @@ def test_the_command_repeats_exactly(setup: Setup) -> None:
     assert (holdfast, word) == ("holdfast", "sim")
     again = sim._setup(sim._parser().parse_args(argv))
     assert msgspec.json.encode(again) == msgspec.json.encode(setup)
+
+
+REPLAY = ["replay", "--nodes", "24", "--replica", "2", "--stages", "2", "--q", "1,0.5", "--trials", "20"]
+
+
+def test_replay_says_who_is_found_and_what_it_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sim.main(REPLAY) == 0
+    out = capsys.readouterr().out
+    for words in (
+        "24 nodes in 6 groups of 4",
+        "two faulty at once: both in the set in 20 of 20",
+        "replays of 5 steps:",
+    ):
+        assert words in out
+
+
+def test_replay_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sim.main([*REPLAY, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["m"], shown["n"], shown["left_over"]) == (4, 6, 0)
+    assert [line["q"] for line in shown["lines"]] == [1.0, 0.5]
+    assert shown["lines"][0]["dual"]["found"] == 20
+    assert {"steps": 1, "by_steps": 1.0} == {key: shown["crossings"][0][key] for key in ("steps", "by_steps")}
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--q", "often"], "--q often: write it as"),
+        (["--q", "0"], "--q must be above 0"),
+        (["--confidence", "1"], "--confidence must lie between 0 and 1"),
+        (["--trials", "0"], "--trials must be at least 1"),
+        (["--step-s", "0"], "--step-s must be between"),
+        (["--group", "8"], "with m > n a faulty group of each phase would share"),
+        (["--group", "3"], "does not hold whole replicas of 2"),
+        (["--nodes", "3"], "cannot be cut into at least as many groups as a group has nodes"),
+    ],
+)
+def test_what_replay_refuses(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sim.main([*REPLAY, *flags]) == 2
+    assert words in capsys.readouterr().err

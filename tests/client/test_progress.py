@@ -154,6 +154,6 @@ def test_the_import_is_light() -> None:
 
 
 def test_the_verbs() -> None:
-    assert set(holdfast.__all__) == {"Checkpointer", "attach", "phase", "step", "watch"}
+    assert set(holdfast.__all__) == {"Checkpointer", "attach", "phase", "replayable", "step", "watch"}
     assert holdfast.__version__
     assert all(getattr(holdfast, name).__doc__ for name in holdfast.__all__)

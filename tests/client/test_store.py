@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from torch.distributed import DistNetworkError, TCPStore
 
+from holdfast.client.store import Stores
 from holdfast.wire import unixpath
 from tests.client.conftest import ENV
 
@@ -128,3 +129,12 @@ def test_it_ends_when_no_controller_has_been_there(tmp_path: Path) -> None:
     with start(tmp_path, 0.2) as process:
         assert process.wait(timeout=60) == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_groups_beside_the_generations_have_stores_of_their_own() -> None:
+    stores = Stores("127.0.0.1")
+    training = stores.open(3)
+    ports = {stores.open(-7), stores.open(-8)}
+    assert len(ports) == 2 and training not in ports
+    assert stores.open(-7) in ports and stores.open(3) == training
+    assert stores.open(4) not in (training, *ports)

@@ -120,7 +120,7 @@ async def test_metrics(desk_of: Open) -> None:
         assert 0 <= value["holdfast_ettr"] <= 1
         assert found["holdfast_incidents"].type == "counter"
         uses = {sample.labels["use"]: sample.value for sample in found["holdfast_spent_seconds"].samples}
-        assert set(uses) == {"train", "redo", "detect", "stop", "launch", "restore", "wait"}
+        assert set(uses) == {"train", "redo", "detect", "stop", "diagnose", "launch", "restore", "wait"}
         roles = {sample.labels["role"]: sample.value for sample in found["holdfast_nodes"].samples}
         assert roles == {"active": 1, "standby": 0, "evicted": 0}
 

@@ -20,7 +20,7 @@ from holdfast.core.decider import Decider
 from holdfast.core.detect import loss
 from holdfast.core.detect.crash import alarm_of
 from holdfast.logs import catalog
-from holdfast.model.action import Acquire, Action, Finish, Launch, Release, Say, Stop
+from holdfast.model.action import Acquire, Action, Finish, Launch, Probe, Release, Replay, Say, Stop
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.event import (
     Begin,
@@ -91,6 +91,8 @@ def _begin(words: Words, now: float, generation: int) -> Event:
         standbys=int(words.after("standbys", "0")),
         max_restarts=int(restarts) if restarts else None,
         can_acquire=not words.has("join"),
+        probes=words.has("probes"),
+        replays=words.has("replays"),
     )
     limits = dict(pair.split("=") for pair in words.after_all("limits"))
     return Begin(job=job, limits=msgspec.convert(limits, Limits, strict=False))
@@ -211,6 +213,10 @@ def show_action(action: Action) -> str:
             return f"Launch {id} generation {generation} on {places}{until}{since}"
         case Stop(id=id, generation=generation, nodes=nodes, grace_s=grace_s):
             return f"Stop {id} generation {generation} on {' '.join(nodes) or 'nobody'}, grace {grace_s:g}"
+        case Probe(id=id, nodes=nodes, level=level):
+            return f"Probe {id} level {level} of {' '.join(nodes)}"
+        case Replay(id=id, seats=seats):
+            return f"Replay {id} on {' '.join(seat.node for seat in seats)}"
         case Finish(id=id, code=code, grace_s=grace_s, reason=reason):
             return f"Finish {id} code {code}, grace {grace_s:g}: {reason}"
 

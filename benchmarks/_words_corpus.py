@@ -1,0 +1,85 @@
+"""A corpus of labelled logs, and how much of it a catalog gets right."""
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from holdfast.core.words.rows import Catalog
+from holdfast.logs.diagnosing import Ends, diagnose, log_of
+from holdfast.model.diagnosis import Diagnosis
+
+CORPUS = Path(__file__).parents[1] / "tests" / "corpus"
+EVICT = "evict_and_restart"
+
+
+class Label(msgspec.Struct, frozen=True, kw_only=True):
+    klass: str = msgspec.field(name="class")
+    group: str
+    action: str
+    source: str
+    root_rank: int | None = None
+    exit_code: int | None = None
+    cascade: bool = False
+
+
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    label: Label
+    found: Diagnosis
+
+    @property
+    def right(self) -> bool:
+        return self.found.klass == self.label.klass
+
+    @property
+    def first_cause(self) -> bool:
+        """Class and rank; where nobody can tell the rank, the class alone."""
+        return self.right and self.label.root_rank in (None, self.found.root_rank)
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """Shares from 0 to 1; 1 where there is nothing to be right about."""
+
+    logs: int
+    classes: int
+    klass: float
+    group: float
+    action: float
+    first_cause: float
+    cascades: int
+    evict_precision: float
+    evict_recall: float
+    evicted: int
+
+
+def judged(folder: Path, catalog: Catalog) -> Iterator[Judged]:
+    for label_file in sorted(folder.glob("*/label.toml")):
+        label = msgspec.convert(tomllib.loads(label_file.read_text(encoding="utf-8")), Label)
+        logs = [log_of(path) for path in sorted(label_file.parent.glob("*.txt"))]
+        yield Judged(
+            name=label_file.parent.name, label=label, found=diagnose(logs, Ends(code=label.exit_code), catalog)
+        )
+
+
+def score(cases: list[Judged]) -> Score:
+    cascades = [case for case in cases if case.label.cascade]
+    evicted = [case for case in cases if case.found.action == EVICT]
+    evictable = [case for case in cases if case.label.action == EVICT]
+    return Score(
+        logs=len(cases),
+        classes=len({case.label.klass for case in cases}),
+        klass=_share([case.right for case in cases]),
+        group=_share([case.found.group == case.label.group for case in cases]),
+        action=_share([case.found.action == case.label.action for case in cases]),
+        first_cause=_share([case.first_cause for case in cascades]),
+        cascades=len(cascades),
+        evict_precision=_share([case.label.action == EVICT for case in evicted]),
+        evict_recall=_share([case.found.action == EVICT for case in evictable]),
+        evicted=len(evicted),
+    )
+
+
+def _share(right: list[bool]) -> float:
+    return sum(right) / len(right) if right else 1.0

@@ -1,0 +1,98 @@
+"""Runs probes one after the other and prints a line when one begins and for each finding, as it is made."""
+
+import argparse
+import importlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA comes up; without it sums may differ
+
+import msgspec
+
+from holdfast.agent import kernel
+from holdfast.agent.probes import START, Asked, Probe, Told, chosen
+from holdfast.core.diagnose.probes import sentence
+from holdfast.model.probe import Finding
+
+Tell = Callable[[Told], None]
+
+
+def main() -> None:
+    args = _parser().parse_args()
+    if args.parent:
+        kernel.die_with_parent(args.parent)
+    os.nice(args.nice)
+    _die_first()
+    _run(args, _teller(args.json))
+    os._exit(0)  # all is said; taking torch and CUDA down takes long, and may hang on a sick machine
+
+
+def _run(args: argparse.Namespace, tell: Tell) -> None:
+    asked = Asked(level=args.level, where=args.where, small=args.small, repeats=args.repeats)
+    left_s, up = args.budget or float("inf"), False
+    # Where a machine is shared it is the work that counts: who is niced and waits takes nothing from anybody.
+    clock = time.process_time if args.small else time.perf_counter
+    for probe in chosen(args.level, args.only, args.skip):
+        if left_s <= 0:
+            why = f"no time was left of the {args.budget:g} s"
+            tell(Told(finding=Finding(probe=probe.name, level=probe.level, ok=None, detail=why)))
+            continue
+        if probe.torch and not up:
+            tell(Told(began=START))
+            importlib.import_module("holdfast.agent.probes.bench").wake()
+            up = True
+        tell(Told(began=probe.name))
+        began = clock()
+        _one(probe, msgspec.structs.replace(asked, left_s=left_s), tell)
+        left_s -= clock() - began  # what the imports took is no part of the budget
+
+
+def _one(probe: Probe, asked: Asked, tell: Tell) -> None:
+    began = time.perf_counter()
+    for finding in importlib.import_module(f"holdfast.agent.probes.{probe.name}").run(asked):
+        now = time.perf_counter()
+        tell(Told(finding=msgspec.structs.replace(finding, level=probe.level, took_s=round(now - began, 4))))
+        began = now
+
+
+def _teller(as_json: bool) -> Tell:
+    # Libraries print where they like (NCCL its version, on the standard output); findings go out by a way of their own.
+    out = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    os.dup2(2, 1)
+
+    def tell(told: Told) -> None:
+        if as_json:
+            print(msgspec.json.encode(told).decode(), file=out)
+        elif told.finding:
+            print(sentence(told.finding), file=out)
+
+    return tell
+
+
+def _die_first() -> None:
+    """When memory runs out, this process is to end, and not the keeper of snapshots."""
+    try:
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    except OSError:
+        pass
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m holdfast.agent.probes", description=__doc__)
+    parser.add_argument("--level", type=int, default=1, choices=(1, 2, 3))
+    parser.add_argument("--only", default="", metavar="NAME,...")
+    parser.add_argument("--skip", default="", metavar="NAME,...")
+    parser.add_argument("--budget", type=float, default=0.0, metavar="S", help="for all probes; 0: what they need")
+    parser.add_argument("--small", action="store_true", help="small sizes of everything")
+    parser.add_argument("--repeats", type=int, default=1, help="of what must give the same bits each time")
+    parser.add_argument("--where", type=Path, default=Path(), help="the folder whose disk is tried")
+    parser.add_argument("--nice", type=int, default=0)
+    parser.add_argument("--parent", type=int, default=0, help="the process with which this one dies")
+    parser.add_argument("--json", action="store_true")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

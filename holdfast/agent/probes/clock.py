@@ -1,0 +1,49 @@
+"""Clocks of this node: they go forward on every core, they go equally fast, and the date is of our time."""
+
+import os
+import time
+from collections.abc import Iterator
+
+from holdfast.agent.probes import Asked
+from holdfast.model.probe import Finding
+
+_CORES = 64  # looked at
+_WATCHED_S = 0.05
+_OFF = 0.01  # of the time; a clock that is being set right runs 0.0005 off
+_SINCE, _UNTIL = 1_700_000_000, 4_000_000_000  # 2023, 2096
+
+
+def run(asked: Asked) -> Iterator[Finding]:
+    faults = [*_backward(), *_apart(), *_date()]
+    yield Finding(probe="clock", level=1, ok=not faults, detail="; ".join(faults))
+
+
+def _backward() -> Iterator[str]:
+    """Whoever is moved from core to core must not see time run back."""
+    allowed = os.sched_getaffinity(0)
+    last = time.monotonic_ns()
+    try:
+        for core in sorted(allowed)[:_CORES]:
+            try:
+                os.sched_setaffinity(0, {core})
+            except OSError:
+                continue  # taken from us meanwhile
+            now = time.monotonic_ns()
+            if now < last:
+                yield f"time runs back by {last - now} ns on core {core}"
+            last = now
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def _apart() -> Iterator[str]:
+    raw, told = time.clock_gettime(time.CLOCK_MONOTONIC_RAW), time.monotonic()
+    time.sleep(_WATCHED_S)
+    raw_s, told_s = time.clock_gettime(time.CLOCK_MONOTONIC_RAW) - raw, time.monotonic() - told
+    if abs(told_s - raw_s) > _OFF * max(raw_s, _WATCHED_S):
+        yield f"one clock says {told_s:.4f} s, another {raw_s:.4f} s"
+
+
+def _date() -> Iterator[str]:
+    if not _SINCE < (now := time.time()) < _UNTIL:
+        yield f"the date is {time.strftime('%Y-%m-%d', time.gmtime(now))}"

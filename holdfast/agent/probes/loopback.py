@@ -1,0 +1,70 @@
+"""The loopback interface: connections within the node, what arrives, and how fast."""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from statistics import median
+
+from msgspec.structs import replace
+
+from holdfast.agent.probes import Asked
+from holdfast.model.probe import Finding
+
+_CHUNK = 1 << 20
+_PATIENCE_S = 10.0
+_TIMES = 8
+
+
+def run(asked: Asked) -> Iterator[Finding]:
+    size = (1 if asked.small else 16) * _CHUNK
+    content = os.urandom(size)
+    found = Finding(probe="loopback", level=1, ok=False, form=f"{size >> 20} MiB", unit="MB/s", rough=asked.small)
+    try:
+        took = [_echoed(content) for _ in range(2 if asked.small else _TIMES)]
+    except OSError as e:
+        yield replace(found, detail=f"127.0.0.1: {e.strerror or e}")
+        return
+    if None in took:
+        yield replace(found, detail="127.0.0.1: what came back is not what was sent")
+        return
+    rates = tuple(round(2 * size / 1e6 / one, 3) for one in took if one)
+    yield replace(found, ok=True, value=median(rates), samples=rates)
+
+
+def _echoed(content: bytes) -> float | None:
+    """Seconds there and back; None: it was not the same."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(_PATIENCE_S)
+        thread = threading.Thread(target=_echo, args=(server,), daemon=True)
+        thread.start()
+        with socket.create_connection(server.getsockname(), timeout=_PATIENCE_S) as one:
+            began = time.perf_counter()
+            sender = threading.Thread(target=_send, args=(one, content), daemon=True)
+            sender.start()
+            back = bytearray()
+            while chunk := one.recv(_CHUNK):
+                back += chunk
+            took_s = time.perf_counter() - began
+            sender.join(_PATIENCE_S)
+        thread.join(_PATIENCE_S)
+    return took_s if back == content else None
+
+
+def _echo(server: socket.socket) -> None:
+    try:
+        other, _ = server.accept()
+        with other:
+            while chunk := other.recv(_CHUNK):
+                other.sendall(chunk)
+    except OSError:
+        return  # the other side sees that too, and tells
+
+
+def _send(one: socket.socket, content: bytes) -> None:
+    try:
+        one.sendall(content)
+        one.shutdown(socket.SHUT_WR)
+    except OSError:
+        return  # what comes back is then not the same

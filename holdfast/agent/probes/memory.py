@@ -1,0 +1,34 @@
+"""Memory of every device: patterns are written, and read back as they were."""
+
+from collections.abc import Iterator
+
+import torch
+from msgspec.structs import replace
+
+from holdfast.agent.probes import Asked
+from holdfast.agent.probes.bench import devices, named
+from holdfast.model.probe import Finding
+
+_PATTERNS = (0, -1, 0x5555_5555_5555_5555, -0x5555_5555_5555_5556)
+
+
+def run(asked: Asked) -> Iterator[Finding]:
+    for device in devices():
+        size = 8 << 20 if asked.small else 64 << 20 if device.type == "cpu" else 512 << 20
+        yield replace(named("memory", device, f"{size >> 20} MiB"), **tried(words(device, size)))
+
+
+def words(device: torch.device, size: int) -> torch.Tensor:
+    return torch.empty(size // 8, dtype=torch.int64, device=device)
+
+
+def tried(piece: torch.Tensor) -> dict[str, object]:
+    """Whether all words of a piece of memory keep what they are given: all bits, half of them, and their own number."""
+    for pattern in _PATTERNS:
+        piece.fill_(pattern)
+        if wrong := int((piece != pattern).count_nonzero()):
+            return {"ok": False, "detail": f"{wrong} words do not keep {pattern & (1 << 64) - 1:#x}"}
+    torch.arange(len(piece), out=piece)
+    if wrong := int((piece != torch.arange(len(piece), device=piece.device)).count_nonzero()):
+        return {"ok": False, "detail": f"{wrong} words do not keep their own number"}
+    return {"ok": True}

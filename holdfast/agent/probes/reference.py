@@ -1,0 +1,36 @@
+"""One training step of a small reference model on every device, compared bit for bit: loss, gradients, parameters."""
+
+from collections.abc import Iterator
+
+import torch
+from msgspec.structs import replace
+
+from holdfast.agent.probes import Asked
+from holdfast.agent.probes.bench import devices, digest, named, same
+from holdfast.agent.probes.minigpt import step
+from holdfast.model.probe import Finding
+
+
+def run(asked: Asked) -> Iterator[Finding]:
+    for device in devices():
+        sizes = (64, 2, 32) if asked.small else (128, 2, 64) if device.type == "cpu" else (1024, 4, 256)
+        yield _aligned(device, sizes, asked.repeats)
+
+
+def _aligned(device: torch.device, sizes: tuple[int, int, int], repeats: int) -> Finding:
+    """A rare fault shows in one repetition of many, and needs no neighbour to be seen: all must be equal."""
+    found = named("reference", device, "x".join(map(str, sizes)))
+    try:
+        first = step(*sizes, device)
+        other = [n for n in range(repeats) if not same(first, step(*sizes, device))]
+    except RuntimeError as e:
+        if "deterministic" not in str(e):
+            raise
+        return replace(found, ok=None, detail=str(e).splitlines()[0])  # of this version of torch, not of this machine
+    finite = bool(torch.stack([t.isfinite().all() for t in first]).all())
+    detail = (
+        f"{len(other)} of {repeats} repetitions gave other bits, the first was number {other[0] + 1}" if other else ""
+    )
+    if not finite:
+        detail = "the step is not finite"
+    return replace(found, ok=finite and not other, detail=detail, digest=digest(*first))

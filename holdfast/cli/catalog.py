@@ -1,0 +1,128 @@
+"""`holdfast catalog`: what is known about last words, and how a person adds to it."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+
+from holdfast.cli.flagtable import UsageError
+from holdfast.cli.flagvalues import settings as pairs
+from holdfast.cli.wording import counted
+from holdfast.config import ConfigError, Settings, load
+from holdfast.core.words.prefixes import said_of
+from holdfast.core.words.rows import Row
+from holdfast.logs import bounds, catalog, own
+from holdfast.logs.masking import Masker
+
+FAULTY = 1
+
+
+def main(argv: list[str]) -> int:
+    args = _parser().parse_args(argv)
+    verbs = {"ls": _ls, "check": _check, "add": _add, "propose": _propose}
+    try:
+        return verbs[args.verb](args, load(args.config, pairs(args.set)))
+    except (UsageError, ConfigError) as e:
+        print(f"holdfast catalog {args.verb}: {e}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="holdfast catalog", description="Look after what is known about last words.")
+    settings = argparse.ArgumentParser(add_help=False)
+    settings.add_argument("--config", metavar="FILE", help="settings, of which words.catalog says where your rows are")
+    settings.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one setting")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    def verb(name: str, help: str, what: str) -> argparse.ArgumentParser:
+        return verbs.add_parser(name, help=help, description=what, parents=[settings])
+
+    ls = verb("ls", "list your rows and what is proposed", "List your own rows and those that wait to be accepted.")
+    ls.add_argument("--all", action="store_true", help="holdfast's rows too")
+    ls.add_argument("--json", action="store_true", help="print them as JSON")
+    what = "Say whether the rows of a file could be added: complete, bounded, true to their samples, no collision."
+    verb("check", "say whether rows could be added", what).add_argument("file", metavar="FILE_OR_ID")
+    what = "Accept rows: those of a file, or a proposed one by its id. They are checked first."
+    verb("add", "accept rows", what).add_argument("file", metavar="FILE_OR_ID")
+    propose = verb("propose", "make a row of a line", "Make a row of a line that you saw, to be accepted later.")
+    propose.add_argument("klass", metavar="CLASS", help="the class of failure that it shows")
+    propose.add_argument("line", metavar="LINE", help="the line, as it was printed; - reads it from standard input")
+    return parser
+
+
+def _ls(args: argparse.Namespace, settings: Settings) -> int:
+    path = own.place(settings.words)
+    mine = own.own_rows(path)
+    waiting = {name: own.own_rows(file) for name, file in own.proposals(path).items()}
+    ours = catalog.load().rows
+    if args.json:
+        tree = {"own": mine, "proposed": waiting} | ({"ours": ours} if args.all else {})
+        print(msgspec.json.encode(tree).decode())
+        return 0
+    for row in ours if args.all else ():
+        print(_line("holdfast", row))
+    for row in mine:
+        print(_line("own", row))
+    for name, rows in waiting.items():
+        print("\n".join(_line(name, row) for row in rows))
+    print(f"{counted(len(ours), 'row')} of holdfast, {len(mine)} of your own in {path}, {len(waiting)} proposed")
+    return 0
+
+
+def _line(whose: str, row: Row) -> str:
+    return f"{whose:<10} {row.klass:<26} {row.role} {row.weight}  {row.pattern or f'exit code {row.code}'}"
+
+
+def _read(wanted: str, path: Path) -> tuple[Row, ...]:
+    """The rows that were meant, by file or id."""
+    file = own.proposals(path).get(wanted) or Path(wanted)
+    if not file.exists():
+        raise UsageError(f"there is no file and no proposal '{wanted}'; holdfast catalog ls shows what is proposed")
+    rows = own.own_rows(file)
+    if not rows:
+        raise UsageError(f"{file} has no rows; each begins with [[row]]")
+    return rows
+
+
+def _faults(rows: tuple[Row, ...], file: str, settings: Settings) -> list[str]:
+    path = own.place(settings.words)
+    beside = () if Path(file).absolute() == path.absolute() else own.own_rows(path)
+    known = catalog.load()
+    return list(own.faults(rows, type(known)((*known.rows, *beside), tuple(known.classes.values()))))
+
+
+def _check(args: argparse.Namespace, settings: Settings) -> int:
+    rows = _read(args.file, own.place(settings.words))
+    faults = _faults(rows, args.file, settings)
+    print("\n".join(faults) or f"{counted(len(rows), 'row')}, nothing wrong")
+    return FAULTY if faults else 0
+
+
+def _add(args: argparse.Namespace, settings: Settings) -> int:
+    path = own.place(settings.words)
+    rows = _read(args.file, path)
+    if Path(args.file).absolute() == path.absolute():
+        raise UsageError(f"{path} is your catalog already; holdfast catalog check {path} checks it")
+    known = {(row.klass, row.pattern, row.code) for row in own.own_rows(path)}
+    new = tuple(row for row in rows if (row.klass, row.pattern, row.code) not in known)
+    if faults := _faults(new, args.file, settings):
+        print("\n".join(faults), file=sys.stderr)
+        print(f"nothing was added to {path}", file=sys.stderr)
+        return FAULTY
+    own.add(new, path)
+    if proposed := own.proposals(path).get(args.file):
+        proposed.unlink()
+    print(f"added {counted(len(new), 'row')} to {path}" if new else f"{path} has all of it already")
+    return 0
+
+
+def _propose(args: argparse.Namespace, settings: Settings) -> int:
+    line = sys.stdin.readline() if args.line == "-" else args.line
+    text = Masker(hosts=False)(" ".join(said.text for said in said_of([(0, line.strip())], 0, None)))
+    row = Row(klass=args.klass, pattern=bounds.pattern_of(text), weight=5, sample=text, source="proposed by hand")
+    if faults := _faults((row,), "", settings):
+        raise UsageError(faults[0])
+    name = own.propose(row, own.place(settings.words))
+    print(f"{own.written(row)}\nproposed as {name}; accept it with: holdfast catalog add {name}")
+    return 0

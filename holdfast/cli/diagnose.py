@@ -1,0 +1,185 @@
+"""`holdfast diagnose`: what logs say about a failure: which it was, whose fault, and what to do next."""
+
+import argparse
+import contextlib
+import io
+import itertools
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.agent import words
+from holdfast.cli import rundir
+from holdfast.cli.flagtable import UsageError
+from holdfast.cli.flagvalues import settings as pairs
+from holdfast.config import ConfigError, Settings, load
+from holdfast.journal.sqlite import JournalError, SqliteJournal
+from holdfast.logs import catalog
+from holdfast.logs.diagnosing import Ends, Log, diagnose, log_of, whole
+from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.diagnosis import Diagnosis
+
+_LOGS = (".log", ".txt", ".out", ".err")  # in a folder
+_FILES = 10_000
+_SPOKEN_BYTES = 64 << 20  # between two words about how far it is
+_ACTIONS = {
+    "evict_and_restart": "take the machine out and restart on others",
+    "retry": "restart as it is",
+    "rollback_or_fix_code": "roll the last change of code back, or fix it: a restart alone would fail again",
+    "fix_config": "change what is named below, then restart; no code needs to change",
+    "wait_external": "wait until the service outside answers again, then restart",
+    "run_diagnostics": "test the machines before anything else: this is not enough to blame one",
+}
+
+
+def main(argv: list[str]) -> int:
+    args = _parser().parse_args(argv)
+    try:
+        found = _found(args)
+    except (UsageError, ConfigError, JournalError) as e:
+        print(f"holdfast diagnose: {e}", file=sys.stderr)
+        return 2
+    except OSError as e:
+        print(f"holdfast diagnose: cannot read {e.filename or 'a log'}: {e.strerror}", file=sys.stderr)
+        return 2
+    if args.json:
+        print(encode(found))
+    else:
+        Console(highlight=False).print(render(found))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="holdfast diagnose", description="Read logs and say which failure it was, whose, and what to do next."
+    )
+    what = "logs of ranks and kernels, a folder of them, - for standard input, or one run directory or id"
+    parser.add_argument("logs", nargs="*", metavar="FILE", help=f"{what} (default: the newest run)")
+    parser.add_argument("--exit-code", type=int, metavar="N", help="of the launcher, or of the only process")
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    parser.add_argument("--ask", action="store_true", help="ask the model of model.url if the rules are unsure")
+    parser.add_argument("--config", metavar="FILE", help="settings: your own rows, a language model")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one setting")
+    return parser
+
+
+def _found(args: argparse.Namespace) -> Diagnosis:
+    settings = load(args.config, pairs(args.set))
+    if args.ask and not settings.model.url:
+        raise UsageError("--ask needs an endpoint: give model.url and model.name with --set or in a --config file")
+    run_dir = _run_dir(args.logs)
+    logs, ends = _of_run(run_dir) if run_dir else (_of_files(args.logs), Ends())
+    if args.exit_code is not None:
+        ends = msgspec.structs.replace(ends, code=args.exit_code)
+    found = diagnose(logs, ends, catalog.load(settings.words), _progress())
+    return _opinion(found, logs, settings) if args.ask else found
+
+
+def _opinion(found: Diagnosis, logs: Sequence[Log], settings: Settings) -> Diagnosis:
+    from holdfast.logs.opinion import second_opinion  # and HTTP with it, for which nobody else has to wait
+
+    return second_opinion(found, whole(logs), settings, say=lambda text: print(text, file=sys.stderr))
+
+
+def _run_dir(names: list[str]) -> Path | None:
+    if not names:
+        return rundir.find(None)
+    if len(names) > 1 or names[0] == "-" or Path(names[0]).is_file():
+        return None
+    if Path(names[0]).is_dir() and not (Path(names[0]) / "run.json").exists():
+        return None
+    try:
+        return rundir.find(names[0])
+    except UsageError:
+        raise UsageError(f"there is no file, folder or run called {names[0]}") from None
+
+
+def _of_files(names: list[str]) -> list[Log]:
+    logs: list[Log] = []
+    for name in names:
+        path = Path(name)
+        if name == "-":
+            logs.append(_stdin())
+        elif path.is_dir():
+            below = (p for p in sorted(path.rglob("*")) if p.suffix in _LOGS and p.is_file())
+            logs += [log_of(p) for p in itertools.islice(below, _FILES)]
+        else:
+            with path.open("rb"):  # better now than after minutes of reading others
+                logs.append(log_of(path))
+    if not logs:
+        raise UsageError(f"there is no log ({', '.join(_LOGS)}) below {' or '.join(names)}")
+    return logs
+
+
+def _stdin() -> Log:
+    """What comes on standard input, in a file of its own: it may be read twice."""
+    kept = tempfile.NamedTemporaryFile()  # noqa: SIM115  # gone with the last who can open it
+    shutil.copyfileobj(sys.stdin.buffer, kept, 1 << 20)
+    kept.flush()
+    return Log(open=lambda: open(kept.name, "rb"))
+
+
+def _of_run(run_dir: Path) -> tuple[list[Log], Ends]:
+    """The logs of the newest generation that failed, and how its ranks ended."""
+    journal_path = run_dir / "journal.db"
+    if not journal_path.exists():
+        raise UsageError(f"{run_dir} has no journal yet; its controller has not started")
+    with contextlib.closing(SqliteJournal(journal_path, read_only=True)) as journal:
+        events = [entry.event for entry in journal.read()]
+    crashes = [event for event in events if isinstance(event, Alarm) and event.kind is Kind.CRASH]
+    if not crashes:
+        raise UsageError(f"no rank of {run_dir} has failed; holdfast report tells what happened")
+    generation = max(alarm.generation for alarm in crashes)
+    last = [alarm for alarm in crashes if alarm.generation == generation]
+    ends = Ends(
+        codes={alarm.ranks[0]: alarm.code for alarm in last if alarm.ranks and alarm.code is not None},
+        at={alarm.ranks[0]: alarm.at for alarm in last if alarm.ranks},
+    )
+    here = words.folder(rundir.read_spec(run_dir).log_dir, generation, 0).parent
+    logs = [log_of(path) for path in sorted(here.rglob("*.log"))]
+    said = [line for alarm in last for line in alarm.evidence if not logs]  # they lie on other machines
+    logs += [Log(open=lambda: io.BytesIO("\n".join(said).encode()))] if said else []
+    return logs, ends
+
+
+def _progress() -> Callable[[int], None] | None:
+    if not sys.stderr.isatty():
+        return None
+    told = 0
+
+    def tell(seen: int) -> None:
+        nonlocal told
+        if seen - told >= _SPOKEN_BYTES or seen < told:
+            told = seen
+            print(f"\rread {seen >> 20} MiB", end="\r", file=sys.stderr, flush=True)
+
+    return tell
+
+
+def encode(found: Diagnosis) -> str:
+    tree = msgspec.to_builtins(found)
+    return msgspec.json.encode({"class": tree.pop("klass"), **tree}).decode()
+
+
+def render(found: Diagnosis) -> Group:
+    head = Text.assemble((found.klass, "bold red"), f"  {found.title}  ", (f"({found.confidence:.0%} sure)", "dim"))
+    facts = Table.grid(padding=(0, 2))
+    who = f"rank {found.root_rank}" if found.root_rank is not None else ""
+    for name, value in (
+        ("whose fault", found.group),
+        ("what to do", f"{found.action}: {_ACTIONS.get(found.action, '')}"),
+        ("", found.hint),
+        ("failed first", " ".join(filter(None, (who, found.node and f"on {found.node}", found.origin)))),
+        ("why", found.explanation),
+    ):
+        if value:
+            facts.add_row(Text(name, style="dim"), Text(value))
+    lines = (Text(f"  {line}", overflow="ellipsis", no_wrap=True) for line in found.evidence)
+    return Group(head, facts, Text("evidence" if found.evidence else "", style="dim"), *lines)

@@ -1,0 +1,155 @@
+"""`holdfast.replayable()`: a script's work may be done again, to find out which machine does it wrong.
+
+    replay = holdfast.replayable(seed=args.seed)     # first thing; what it returns is false unless this is a replay
+    out = replay.path(args.out)                      # in a replay, a file in the replay's own folder
+    for step in range(start, steps + 1):
+        ...
+        if replay.done(step, model.parameters()):    # in a replay: tells what they hash to; true after its last step
+            break
+
+Nothing that training keeps is touched in a replay: snapshots are not taken, checkpoints are read and never written, and
+what this rank prints goes to logs of the replay.
+"""
+
+import os
+import sys
+
+from holdfast.client.progress import GENERATION, here
+from holdfast.wire import replaying
+
+TYPE_CHECKING = False  # importing typing would take longer than all the rest
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import TypeVar
+
+    import torch
+
+    Tensor = TypeVar("Tensor", bound=torch.Tensor)
+
+REFUSED = 78  # exit code of a script that was to be replayed and had not said that it may be
+
+_KEEPER = "HOLDFAST_KEEPER"  # as wire/keeping.py has it, which would bring more with it
+_CHAIN, _WORD = 0x9E3779B97F4A7C15, 2**64 - 1
+
+
+class Replaying:
+    """What this process knows of the replay that it takes part in, if it does."""
+
+    def __init__(self) -> None:
+        self.opted = False  # the script called `replayable`
+        self.look()
+
+    def look(self) -> None:
+        """See what the environment says, as a rank that was just forked must."""
+        environ = os.environ
+        self.is_replay = replaying.is_replay()
+        self.name = environ.get(replaying.REPLAY, "")
+        self.steps = int(environ.get(replaying.STEPS, "0")) if self.is_replay else 0
+        self.folder = environ.get(replaying.FOLDER, "") if self.is_replay else ""
+        self.not_after = int(environ.get(replaying.NOT_AFTER, "-1")) if self.is_replay else -1
+        self.marks: dict[int, int] = {}  # step -> signature of all that was told up to it
+        self._boundary: torch.Tensor | None = None
+        self._chain = 0
+
+    def __bool__(self) -> bool:
+        return self.is_replay
+
+    def path(self, path: "str | os.PathLike[str]") -> str:
+        """The same path; in a replay, one in its own folder."""
+        return replaying.redirected(os.fspath(path))
+
+    def boundary(self, tensor: "Tensor") -> "Tensor":
+        """What leaves this rank for the next stage, or for a sum: in a replay its bits count. Returns the tensor."""
+        if self.is_replay:
+            from holdfast.client.marking import signature
+
+            found = signature([tensor])
+            self._boundary = found if self._boundary is None else self._boundary + found
+        return tensor
+
+    def done(self, step: int, tensors: "Iterable[torch.Tensor]" = ()) -> bool:
+        """This step is done, and left these tensors: whether it was the last of a replay."""
+        if not self.is_replay:
+            return False
+        from holdfast.client.marking import signature
+
+        places: dict[str, list[torch.Tensor]] = {}  # optimizers keep some of theirs on another device
+        for tensor in tensors:
+            places.setdefault(str(tensor.device), []).append(tensor)
+        found = [signature(some) for some in places.values()]
+        found += [self._boundary] if self._boundary is not None else []
+        self._boundary = None
+        for value in found:
+            self._chain = (self._chain * _CHAIN + int(value)) & _WORD
+        self.marks[step] = self._chain
+        if (slot := here.slot()) is not None:
+            slot.mark(step, self._chain, 0, 1)  # of one: ranks of a group are not compared with one another
+        return 0 < self.steps <= len(self.marks)
+
+
+_this = Replaying()
+
+
+def replayable(seed: int | None = None) -> Replaying:
+    """Say that this script may be replayed. Call it first, on every rank.
+
+    `seed`: all its random numbers and batches follow from this, the step and the rank, so that the same work can be
+    compared bit for bit between machines. In a replay the generators of python, numpy and torch are seeded with it;
+    in training nothing is changed. Without one only a crash or a loss that is not finite shows a fault.
+    """
+    if _this.name != os.environ.get(replaying.REPLAY, ""):  # forked from a zygote, which knew nothing of it
+        _this.look()
+    _this.opted = True
+    if _this.is_replay:
+        if _this.folder:
+            os.makedirs(_this.folder, exist_ok=True)
+        if seed is not None:
+            _seed(seed + int(os.environ.get("RANK", "0")))
+    else:
+        _note(seed is not None)
+    return _this
+
+
+def this() -> Replaying:
+    """The replay this process takes part in, as a Checkpointer asks for it."""
+    if replaying.is_replay() and not _this.opted:
+        raise RuntimeError("this script is being replayed and has not called holdfast.replayable(): it is not run")
+    return _this
+
+
+def guard(on_first: "Callable[[], None] | None") -> "Callable[[], None] | None":
+    """What to do at the first step of a replay: a script that has not said that it may be replayed ends there."""
+
+    def first() -> None:
+        if not _this.opted:
+            print("holdfast: this script has not called holdfast.replayable(): it is not replayed", file=sys.stderr)
+            os._exit(REFUSED)
+        if on_first is not None:
+            on_first()
+
+    return first
+
+
+def _note(seeded: bool) -> None:
+    """Tell the node that this script may be replayed."""
+    keeper = os.environ.get(_KEEPER)
+    if not keeper or os.environ.get("LOCAL_RANK", "0") != "0":
+        return
+    note = f'{{"generation": {int(os.environ.get(GENERATION, "0"))}, "seeded": {str(seeded).lower()}}}'
+    path = os.path.join(os.path.dirname(keeper), replaying.NOTE)
+    try:
+        with open(f"{path}.{os.getpid()}", "w") as file:
+            file.write(note)
+        os.replace(file.name, path)
+    except OSError as e:
+        print(f"holdfast: nobody will know that this script may be replayed: {e}", file=sys.stderr)
+
+
+def _seed(seed: int) -> None:
+    import random
+
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)

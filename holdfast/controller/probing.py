@@ -1,0 +1,104 @@
+"""Tries nodes while the job stands: each alone, and if nobody fails, what lies between them, in pairs."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from holdfast.core.diagnose import links, pairs, probes
+from holdfast.core.diagnose.baseline import Past
+from holdfast.core.diagnose.pairs import Answer, Met, World
+from holdfast.core.diagnose.probes import Judged, Key, ProbeLimits
+from holdfast.logs import golden
+from holdfast.model.action import Probe
+from holdfast.model.errand import Done, Errand, MeetHere, ProbeHere
+from holdfast.model.event import Outcome
+from holdfast.model.probe import Finding, Meeting
+from holdfast.ports import Store
+from holdfast.wire import spec
+
+_SLACK_S = 180.0  # beyond what probes may take: to start, and for one that hangs to be given up on
+_MEETING_IDS = 10**6  # errands of waves are numbered downwards from here, as an action has but one number
+_WAVES = 100
+
+# An errand for each node, its number, and within how many seconds; whoever has not answered is missing.
+Ask = Callable[[int, dict[str, Errand], float], Awaitable[dict[str, Done]]]
+
+
+class Probing:
+    def __init__(
+        self,
+        ask: Ask,
+        store: Store,
+        hosts: Mapping[str, str],
+        limits: ProbeLimits | None = None,
+        kept: Path | None = None,
+    ) -> None:
+        """`kept`: where the past of nodes is written down."""
+        self._ask = ask
+        self._store = store
+        self._hosts = hosts
+        self._limits = limits or ProbeLimits()
+        self._kept = kept
+        self._golden: Mapping[Key, str] = {}
+
+    async def tried(self, action: Probe) -> Outcome:
+        """Whom probes found bad, under `failed`; of whom one is, under `nodes`."""
+        self._golden = self._golden or golden.load()
+        errands: dict[str, Errand] = {n: ProbeHere(id=action.id, level=action.level) for n in action.nodes}
+        answers = await self._ask(action.id, errands, self._limits.budget_s + _SLACK_S)
+        found = {node: done.findings for node, done in answers.items() if done.ok}
+        past = self._past()
+        judged = probes.judge(found, self._golden, past)
+        bad = judged.bad | {node: _why(answers.get(node)) for node in action.nodes if node not in found}
+        reason = Judged(bad=bad, suspects=judged.suspects, notes=judged.notes).reason
+        if not bad and len({self._hosts.get(node, node) for node in found}) > 1:
+            met = await self._met(action, "nccl" if _on_gpus(found) else "gloo")
+            bad, reason = met.bad, met.reason if met.bad or not judged.suspects else f"{reason}; {met.reason}"
+        self._remember(past, {node: told for node, told in found.items() if node not in bad})
+        return Outcome(action=action.id, ok=True, failed=bad, nodes=tuple(judged.suspects), detail=reason)
+
+    async def _met(self, action: Probe, backend: str) -> Answer:
+        """The pair test, wave by wave."""
+        port = await self._store.open(action.generation)
+        done: list[Met] = []
+        passed: dict[World, Mapping[str, tuple[Finding, ...]]] = {}
+        for number in range(_WAVES):
+            wave = pairs.ahead(action.nodes, done)
+            if isinstance(wave, Answer):
+                return wave
+            id = -(_MEETING_IDS + action.id * _WAVES + number)
+            errands: dict[str, Errand] = {
+                node: MeetHere(id=id, meeting=self._meeting(world, rank, f"{-id}-{at}", port, backend))
+                for at, world in enumerate(wave.worlds)
+                for rank, node in enumerate(world)
+            }
+            answers = await self._ask(id, errands, _SLACK_S)
+            told = {world: {node: answers[node].findings for node in world if node in answers} for world in wave.worlds}
+            judged = links.judge(told, passed)
+            passed |= {one.world: told[one.world] for one in judged if one.ok}
+            done += judged
+        return Answer(unsure=action.nodes, reason=f"no end of the pair test after {_WAVES} waves")
+
+    def _meeting(self, world: World, rank: int, name: str, port: int, backend: str) -> Meeting:
+        host = self._store.host
+        return Meeting(rank=rank, world=len(world), host=host, port=port, name=name, backend=backend)
+
+    def _past(self) -> dict[str, Past]:
+        if self._kept is None or not self._kept.exists():
+            return {}
+        return msgspec.json.decode(self._kept.read_bytes(), type=dict[str, Past])
+
+    def _remember(self, past: dict[str, Past], sound: Mapping[str, tuple[Finding, ...]]) -> None:
+        for node, findings in sound.items():
+            past[node] = probes.remember(past.get(node, Past()), findings)
+        if self._kept is not None:
+            spec.put(self._kept, msgspec.json.encode(past))
+
+
+def _why(done: Done | None) -> str:
+    return (done.detail if done else "") or "did not answer when it was tried"
+
+
+def _on_gpus(found: Mapping[str, tuple[Finding, ...]]) -> bool:
+    return any(finding.place.startswith("cuda") for findings in found.values() for finding in findings)

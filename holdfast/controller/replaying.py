@@ -1,0 +1,93 @@
+"""Has groups of nodes do the job's own work again, wave by wave, and tells whom that accuses."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from holdfast.controller.probing import Ask
+from holdfast.core.diagnose.alike import Told
+from holdfast.core.diagnose.grid import UnfitError
+from holdfast.core.diagnose.replay import How, ReplayLimits, Ruling
+from holdfast.core.replaying import Asked, GroupLaunch, Session
+from holdfast.model.action import Replay
+from holdfast.model.errand import Done, Errand, LaunchHere, PlayHere
+from holdfast.model.event import Outcome
+from holdfast.model.replay import Played
+from holdfast.model.topology import Dims
+from holdfast.ports import Store
+
+_IDS, _GROUPS = 10**9, 10**4  # errands of groups are numbered downwards from the one, at most so many of an action
+_SLACK_S = 60.0
+
+
+class Replaying:
+    def __init__(self, ask: Ask, store: Store, limits: ReplayLimits | None = None) -> None:
+        self.mesh: Callable[[], Dims] = tuple
+        self.say: Callable[[str], None] = lambda text: None
+        self.allowed = ""  # by the script: "seeded", or without a seed by which its work can be compared
+        self._ask = ask
+        self._store = store
+        self._limits = limits or ReplayLimits()
+
+    async def tried(self, action: Replay) -> Outcome:
+        """Whom it accuses alone, under `failed`; of whom one is bad, under `nodes`."""
+        if not self.allowed:
+            return Outcome(action=action.id, ok=True, detail="the script has not said that it may be replayed")
+        self.say("the same again although nothing was found: groups of nodes do the work again")
+        asked = Asked(
+            seats=action.seats,
+            mesh=self.mesh(),
+            steps=self._limits.steps,
+            not_after=action.not_after,
+            seeded=self.allowed == "seeded",
+        )
+        try:
+            ruling = await self._ruling(action, Session(asked, self._limits))
+        except UnfitError as e:
+            return Outcome(action=action.id, ok=True, detail=f"no replay: {e}")
+        named = dict.fromkeys(ruling.nodes, ruling.reason) if ruling.how is How.ONE else {}
+        some = ruling.nodes if ruling.how is How.SOME else ()
+        return Outcome(action=action.id, ok=True, failed=named, nodes=some, detail=ruling.reason)
+
+    async def _ruling(self, action: Replay, session: Session) -> Ruling:
+        number = 0
+        while not isinstance(wave := session.next(), Ruling):
+            asked = []
+            for launch in wave:
+                number += 1
+                id = -(_IDS + action.id * _GROUPS + number)
+                port = await self._store.open(id)  # one of its own, as keys would be mixed up
+                errands = dict(self._errands(id, action, launch, port))
+                asked.append(self._ask(id, errands, self._limits.within_s + _SLACK_S))
+            for launch, answers in zip(wave, await asyncio.gather(*asked), strict=True):
+                session.heard(launch.replay.name, _told(launch, answers))
+        return wave
+
+    def _errands(self, id: int, action: Replay, launch: GroupLaunch, port: int) -> Iterable[tuple[str, Errand]]:
+        for seat in launch.seats:
+            here = LaunchHere(
+                id=id,
+                generation=action.generation,
+                seat=seat,
+                world_size=launch.world_size,
+                group_world_size=len(launch.seats),
+                store_host=self._store.host,
+                store_port=port,
+                run_id=launch.replay.name,
+                max_restarts=0,
+            )
+            yield seat.node, PlayHere(id=id, launch=here, replay=launch.replay, within_s=self._limits.within_s)
+
+
+def _told(launch: GroupLaunch, answers: dict[str, Done]) -> Told | None:
+    """What is known of a group; nothing if a node of it has not answered."""
+    done = [answers.get(seat.node) for seat in launch.seats]
+    played: list[Played] = [one for answer in done if answer and answer.ok for one in answer.played]
+    if len(played) < launch.world_size:
+        return None
+    bad = [one.bad_step for one in played if one.bad_step >= 0]
+    return Told(
+        failed=any(one.failed for one in played),
+        bad_step=min(bad, default=-1),
+        ended=all(one.ended for one in played),
+        marks={(step, one.rank): value for one in played for step, value in one.marks.items()},
+    )

@@ -1,0 +1,192 @@
+"""Judges what probes found on all nodes: who is bad, who is under suspicion together with others, and why."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+
+import msgspec
+
+from holdfast.core.diagnose import baseline
+from holdfast.core.diagnose.baseline import Past
+from holdfast.model.probe import Finding
+
+_VOTES = 3  # fewer nodes have no majority worth the name
+_REASONS = 3  # of one node, in a sentence
+
+Key = tuple[str, str, str, str]  # probe, device, torch, form: findings that must have the same bits
+Found = Mapping[str, Sequence[Finding]]  # by node
+
+
+class ProbeLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What probes may cost."""
+
+    allow: bool = True  # nodes are tried while the job stands, where a failure that nobody is to blame for comes again
+    budget_s: float = 120.0  # on a machine of its own; 0: what they need
+    local_budget_s: float = 2.0  # of each node of the local fleet, which shares its machine with us and with others
+    nice: int = 10
+
+
+class GoldenRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The bits that a sound device of this model gives."""
+
+    probe: str
+    device: str
+    torch: str
+    form: str
+    digest: str
+    source: str
+
+    @property
+    def key(self) -> Key:
+        return (self.probe, self.device, self.torch, self.form)
+
+
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    bad: dict[str, str] = {}  # node and reason
+    suspects: dict[str, str] = {}  # at least one of them is bad, and nobody knows which
+    notes: tuple[str, ...] = ()  # what stood out and accuses no node
+
+    @property
+    def reason(self) -> str:
+        told = [f"{node}: {why}" for node, why in self.bad.items()]
+        told += [f"one of {', '.join(self.suspects)}: {next(iter(self.suspects.values()))}"] if self.suspects else []
+        return "; ".join(told or self.notes) or "nobody stands out"
+
+
+def judge(found: Found, golden: Mapping[Key, str], past: Mapping[str, Past] | None = None) -> Judged:
+    """Failed probes, bits that differ from the golden or from most, and values that fall short; nobody is an answer."""
+    why: dict[str, list[str]] = {}
+    notes = _failures(found, why)
+    suspects: dict[str, str] = {}
+    for key in sorted({_key(f) for findings in found.values() for f in findings if f.digest}):
+        notes += _bits(key, found, golden.get(key), (why, suspects))
+    _values(found, past or {}, why)
+    bad = {node: "; ".join(dict.fromkeys(reasons[:_REASONS])) for node, reasons in sorted(why.items())}
+    left = {node: reason for node, reason in sorted(suspects.items()) if node not in bad}
+    return Judged(bad=bad, suspects=left, notes=tuple(notes))
+
+
+def remember(past: Past, findings: Iterable[Finding]) -> Past:
+    """The past of a node that was found sound, with one more day in it."""
+    for finding in findings:
+        if finding.value is not None and finding.ok and not finding.rough:
+            past = past.with_one(_kind(finding), finding.value)
+    return past
+
+
+def golden_rows(findings: Iterable[Finding]) -> str:
+    """As TOML, for the catalog; what failed is no gold, nor what no device gave."""
+    told = []
+    for f in findings:
+        if f.ok and f.digest and f.place:
+            fields = {"probe": f.probe, "device": f.device, "torch": f.torch, "form": f.form, "digest": f.digest}
+            lines = [f"{name} = {msgspec.json.encode(value).decode()}" for name, value in fields.items()]
+            told.append("\n".join(["[[row]]", *lines, 'source = "holdfast probe --golden"']))
+    return "\n\n".join(dict.fromkeys(told))
+
+
+def sentence(finding: Finding) -> str:
+    verdict = {True: "ok", False: "FAILED", None: "not judged"}[finding.ok]
+    named = " ".join(part for part in (finding.probe, finding.place, finding.form) if part)
+    value = f"{finding.value:.4g} {finding.unit}" if finding.value is not None else ""
+    told = ", ".join(part for part in (value, finding.digest[:12], finding.detail) if part)
+    return f"{named}: {verdict}{f' ({told})' if told else ''}, {finding.took_s:.2f} s"
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+def _failures(found: Found, why: dict[str, list[str]]) -> list[str]:
+    """Into `why`; what fails on most of several nodes is the fault of none of them, and noted instead."""
+    notes = []
+    for probe in dict.fromkeys(f.probe for findings in found.values() for f in findings):
+        tried = [node for node, findings in found.items() if any(f.probe == probe for f in findings)]
+        failed = {node: f for node in tried for f in found[node] if f.probe == probe and f.ok is False}
+        if len(failed) > 1 and 2 * len(failed) > len(tried):
+            one = next(iter(failed.values()))
+            notes.append(f"{probe} failed on {len(failed)} of {len(tried)} nodes: {one.detail}")
+            continue
+        for node, finding in failed.items():
+            at = f" on {finding.place}" if finding.place else ""
+            why.setdefault(node, []).append(f"{probe} failed{at}: {finding.detail}")
+    return notes
+
+
+# --- bits ------------------------------------------------------------------------------------------------------------
+
+
+def _bits(key: Key, found: Found, golden: str | None, into: tuple[dict[str, list[str]], dict[str, str]]) -> list[str]:
+    """One kind of result that must be the same, bit for bit, wherever it was computed."""
+    why, suspects = into
+    what = f"{key[0]} ({key[3]})" if key[3] else key[0]
+    votes: dict[str, str] = {}
+    for node, findings in found.items():
+        told = {f.place: f.digest for f in findings if f.digest and _key(f) == key}
+        if len(set(told.values())) > 1:
+            why.setdefault(node, []).append(f"{what} differs between its own devices{_odd(told)}")
+        elif told:
+            votes[node] = next(iter(told.values()))
+    counted = Counter(votes.values())
+    most, count = counted.most_common(1)[0] if counted else ("", 0)
+    majority = len(votes) >= _VOTES and 2 * count > len(votes)
+    # Sound machines agree with one another. Most of them against the golden bits: these are of another library.
+    notes = [f"{what}: most nodes differ from the golden bits of {key[1]}"] if golden and majority else []
+    if majority and most != golden:
+        truth, reason = most, f"{what} differs from {count} of {len(votes)} nodes"
+    elif golden and (golden in counted or len(votes) == 1):
+        truth, reason, notes = golden, f"{what} differs from the golden bits of {key[1]}", []
+    else:
+        truth, reason, notes = "", f"{what} differs among them, and no majority agrees", notes if golden else []
+        if len(counted) > 1:
+            suspects |= dict.fromkeys(votes, reason)
+        elif golden and votes:
+            notes = [f"{what}: all {len(votes)} nodes agree, and differ from the golden bits of {key[1]}"]
+    for node, digest in votes.items() if truth else ():
+        if digest != truth:
+            why.setdefault(node, []).append(reason)
+    return notes
+
+
+def _odd(told: dict[str, str]) -> str:
+    most, count = Counter(told.values()).most_common(1)[0]
+    return f", on {', '.join(p for p, digest in told.items() if digest != most)}" if 2 * count > len(told) else ""
+
+
+def _key(finding: Finding) -> Key:
+    return (finding.probe, finding.device, finding.torch, finding.form)
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+def _values(found: Found, past: Mapping[str, Past], why: dict[str, list[str]]) -> None:
+    by_key: dict[Key, dict[tuple[str, str], Finding]] = {}
+    for node, findings in found.items():
+        for finding in findings:
+            if finding.value is not None and finding.ok and not finding.rough:
+                by_key.setdefault(_key(finding), {})[node, finding.place] = finding
+    for units in by_key.values():
+        names = {f"{node} {place}": (node, place) for node, place in units}
+        some = next(iter(units.values()))
+        samples = {name: units[unit].samples or (_value(units[unit]),) for name, unit in names.items()}
+        before = {
+            name: p.medians.get(_kind(units[node, place]), ())
+            for name, (node, place) in names.items()
+            if (p := past.get(node))
+        }
+        short = baseline.fleet(samples, lower=some.lower)
+        short |= baseline.own_past({n: median(s) for n, s in samples.items()}, before, lower=some.lower)
+        for name, by in short.items():
+            node, place = names[name]
+            unit = units[node, place]
+            at = f" on {place}" if place else ""
+            said = f"{unit.probe}{at} is {by.by:.0%} short of {by.of} ({_value(unit):.4g} {unit.unit})"
+            why.setdefault(node, []).append(said)
+
+
+def _value(finding: Finding) -> float:
+    return finding.value or 0.0
+
+
+def _kind(finding: Finding) -> str:
+    return "|".join((*_key(finding), finding.place))

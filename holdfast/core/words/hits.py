@@ -1,0 +1,146 @@
+"""Lines that rows know, each with how much it says about the cause here."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from holdfast.core.words.prefixes import Said
+from holdfast.core.words.rows import Catalog, Known, Row
+from holdfast.core.words.tracebacks import Raised, Trace, traces_of
+
+_LINE_CHARS = 4000
+# Raised and caught every day: one of these is a cause only if nothing came of handling it.
+_FLOW = frozenset(
+    "KeyError AttributeError IndexError StopIteration StopAsyncIteration Empty Full ImportError ModuleNotFoundError "
+    "LookupError TypeError NameError CancelledError".split()
+)
+# What the network says; who wanted something of it says which service it was.
+_CARRIER = re.compile(
+    r"^gaierror$|^timeout$|Connect(?:ion)?\w*Error$|Timeout(?:Error)?$|ProtocolError|Disconnected|SSL\w*Error|MaxRetry"
+)
+_LESS = 2.5
+_RETRIED = re.compile(
+    r"\b(?:retry(?:ing)?|attempt \d+|back(?:ing)? off|ignor(?:ed|ing)|skipp(?:ed|ing)|fall(?:ing)? back|non-fatal)\b",
+    re.IGNORECASE,
+)
+_CALM = re.compile(
+    r"\bno (?:error|throttl|issue|fault|failure|problem|action required)|\bnot (?:throttl|active|detected|lost)"
+    r"|\b(?:healthy|passed|recovered|cleared|corrected)\b|\b0 (?:error|failure)s?\b|(?:errors|failures)[:=] ?0\b",
+    re.IGNORECASE,
+)
+_GAVE_UP = re.compile(
+    r"max(?:imum)? retries|retries exceeded|giving up|gave up|after \d+ (?:attempts|retries|tries)", re.IGNORECASE
+)
+_PYTHON = Row(klass="python_exception", source="an exception that no row knows", weight=3)
+_BARE = Row(klass="python_exception", source="an exception without a traceback that no row knows", weight=2)
+_FRAMEWORK = Row(klass="framework_runtime_error", source="an exception of a library that no row knows", weight=3)
+_STOPPED = Row(klass="preempted_cancelled", source="a person or a launcher interrupts", weight=2, role="echo")
+
+
+class Hit(msgspec.Struct, kw_only=True):
+    row: Row
+    said: Said
+    weight: float
+    raised: Raised | None = None
+    rank: int | None = None
+    named: bool = False  # whether the words name the rank, not only who says them
+    node: str = ""
+
+    @property
+    def klass(self) -> str:
+        return self.row.klass
+
+
+def hits_of(lines: Sequence[Said], catalog: Catalog) -> list[Hit]:
+    """What is known about these lines; of exceptions that led to one another only the one that counts."""
+    promised = catalog.promised([said.raw for said in lines])
+    known = {id(lines[index]): rows for index, rows in promised.items()}
+    traces = list(traces_of(lines))
+    inside: set[int] = set()
+    found: list[Hit] = []
+    for trace in traces:
+        for raised in trace.chain:
+            inside |= {id(said) for said in (raised.said, *raised.more)}
+        found += _of_trace(trace, known)
+    for said in lines:
+        if id(said) not in inside and id(said) in known and not said.code:
+            found += _heaviest(list(_of_line(said, known[id(said)], None)))
+    return found
+
+
+def _of_trace(trace: Trace, known: dict[int, list[Known]]) -> Iterator[Hit]:
+    """The hits of the exception in a chain that counts: the weightiest, of equals the first."""
+    best: list[Hit] = []
+    worth = -1.0
+    for place, raised in enumerate(trace.chain):
+        hits = _of_raised(raised, known)
+        after = trace.chain[place + 1].link if place + 1 < len(trace.chain) else ""
+        less = (
+            _LESS if (after == "during" and raised.name in _FLOW) or (after and _CARRIER.search(raised.name)) else 0.0
+        )
+        mine = max((hit.weight for hit in hits), default=0.0) - less
+        if mine > worth:
+            best, worth = hits, mine
+    yield from best
+
+
+def _of_raised(raised: Raised, known: dict[int, list[Known]]) -> list[Hit]:
+    found: list[Hit] = []
+    for said in (raised.said, *raised.more):
+        found += _of_line(said, known.get(id(said), ()), raised)
+    if any(hit.row.role != "context" for hit in found):
+        return _heaviest(found)
+    if raised.name == "KeyboardInterrupt":
+        return [_hit(_STOPPED, raised.said, raised)]
+    if raised.name == "SystemExit":
+        return found
+    theirs = raised.name == "RuntimeError" and raised.frames and not raised.frames[-1].ours
+    return [*found, _hit((_FRAMEWORK if theirs else _PYTHON) if raised.frames else _BARE, raised.said, raised)]
+
+
+def _heaviest(hits: list[Hit]) -> list[Hit]:
+    """Of the rows that know the same words those that know most; the others know only a part of them."""
+    top = max((hit.weight for hit in hits if hit.row.role != "context"), default=0.0)
+    return [hit for hit in hits if hit.row.role == "context" or hit.weight >= top]
+
+
+def _of_line(said: Said, rows: Iterable[Known], raised: Raised | None) -> Iterator[Hit]:
+    text, whole = said.text[:_LINE_CHARS], said.raw[:_LINE_CHARS]
+    for known in rows:
+        if known.raised and not (raised and known.raised.fullmatch(raised.name)):
+            continue
+        if known.frames and not (raised and known.frames.search(raised.stack)):
+            continue
+        if found := known.pattern.search(text) or known.pattern.search(whole):
+            yield _hit(known.row, said, raised, found)
+
+
+def _hit(row: Row, said: Said, raised: Raised | None, found: re.Match[str] | None = None) -> Hit:
+    told = found.groupdict() if found else {}
+    rank = told.get("rank") or ""
+    return Hit(
+        row=row,
+        said=said,
+        weight=_weigh(row, said, raised),
+        raised=raised,
+        rank=int(rank) if rank.isdecimal() else said.rank,
+        named=rank.isdecimal(),
+        node=told.get("node") or said.node,
+    )
+
+
+def _weigh(row: Row, said: Said, raised: Raised | None) -> float:
+    weight = float(row.weight)
+    if raised is None and row.role == "cause" and weight < 9:
+        if said.level in ("warning", "info", "debug") and not said.kernel:
+            weight -= 1.5
+        if _RETRIED.search(said.text) and not _GAVE_UP.search(said.text):
+            weight -= 2
+        if _CALM.search(said.text):
+            weight = min(weight - 3, 2.0)
+    if raised is not None and raised.ignored:
+        return min(weight, 1.0)
+    if raised is not None and raised.frames:
+        weight += 0.5
+    return max(weight, 0.5)

@@ -1,0 +1,174 @@
+"""The first cause among all that was said, and what follows from it."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from holdfast.core.story import ending
+from holdfast.core.words.causes import Finding, rivals, root_of
+from holdfast.core.words.hits import Hit, hits_of
+from holdfast.core.words.prefixes import Said, clocked
+from holdfast.core.words.rows import UNKNOWN, Catalog, Klass, Row
+from holdfast.core.words.summary import Summary, normal, summary_of
+from holdfast.model.diagnosis import Diagnosis
+
+_EVIDENCE = 5
+_LINE_CHARS = 400
+_SURE = 6.0  # weight of the evidence on which a machine may be sent away
+_PROOF = 8.0
+_CLEAR = 5.0  # weight of a clear exception
+_BUGS = frozenset({"python_exception", "shape_dtype_device", "import_dependency", "config_argument"})
+_EVICT, _ASK = "evict_and_restart", "run_diagnostics"
+_LOUD = (-9, -7, -11, -4, -8)  # signals that no echo ends with
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of one failure."""
+
+    lines: Sequence[Said]
+    code: int | None = None  # of the launcher, or of the only process
+    codes: Mapping[int, int] = {}  # by rank
+    ended_at: Mapping[int, float] = {}  # by rank
+
+
+def judge(case: Case, catalog: Catalog) -> Diagnosis:
+    clocked(case.lines)
+    hits = hits_of(case.lines, catalog)
+    summary = summary_of(case.lines)
+    hits = [hit for hit in hits if not summary.is_about_another(hit.said)]
+    summary.codes |= {rank: normal(code) for rank, code in case.codes.items()}
+    root = root_of(hits, case.lines, case.ended_at)
+    root = _blameless(root, hits, catalog) or root
+    if root is None or root.row.role == "echo" or root.weight < 2:
+        mute = summary.root_rank is not None and all(hit.rank != summary.root_rank for hit in hits)
+        code = _code(summary, case, words=root is not None and root.weight >= 2, mute=mute)
+        if code is not None and code in catalog.codes:
+            return _by_code(code, summary, catalog)
+        if mute and code:
+            root = None  # the others only tell that it has gone
+    if root is None:
+        return _nothing(case, summary, catalog)
+    return _by_words(Finding(root=root, hits=hits, summary=summary), catalog)
+
+
+def _blameless(root: Hit | None, hits: list[Hit], catalog: Catalog) -> Hit | None:
+    """A bug in the user's code, where less than proof speaks against a machine: no machine makes a TypeError."""
+    if root is None or root.raised or root.weight >= _PROOF:
+        return None
+    if (root.row.action or _klass(root.klass, catalog, root.row).action) != _EVICT:
+        return None
+    bugs = [hit for hit in hits if hit.klass in _BUGS and hit.raised and hit.raised.frames and hit.weight >= _CLEAR]
+    return min(bugs, key=lambda hit: (hit.said.source, hit.said.index)) if bugs else None
+
+
+def _code(summary: Summary, case: Case, *, words: bool, mute: bool) -> int | None:
+    """The code that says most about the cause. Where there are words, only some signals outdo them; but what the first
+    to fail ended with counts if it said nothing itself (`mute`)."""
+    codes = [*summary.spoken(), *([normal(case.code)] if case.code is not None else [])]
+    strong = [code for code in codes if code in _LOUD]
+    if strong:
+        return strong[0]
+    if words:
+        return codes[0] if mute and codes and codes[0] != -15 else None
+    # Launchers end the others with SIGTERM: it says something only where nobody ended otherwise.
+    telling = [code for code in codes if code not in (0, -15)] or codes
+    return telling[0] if telling else None
+
+
+def _by_words(finding: Finding, catalog: Catalog) -> Diagnosis:
+    root, row = finding.root, finding.root.row
+    klass = _klass(row.klass, catalog, row)
+    doubt = rivals(finding)
+    confidence = _confidence(root, doubted=bool(doubt))
+    action = row.action or klass.action
+    heavier = [hit for hit in doubt if hit.weight >= root.weight and not root.said.kernel]
+    others = {hit.row.action or _klass(hit.klass, catalog, hit.row).action for hit in heavier}
+    if action == _EVICT and (root.weight < _SURE or row.role != "cause" or others - {_EVICT, _ASK}):
+        action = _ASK  # a wrong eviction is worse than a question
+    rank = finding.rank
+    return Diagnosis(
+        klass=row.klass,
+        group=row.group or klass.group,
+        action=action,
+        confidence=confidence,
+        explanation=_explanation(finding, klass),
+        evidence=_evidence(finding),
+        root_rank=rank,
+        title=klass.title,
+        hint=row.hint or klass.hint,
+        origin=root.raised.origin if root.raised else "",
+        echoes=finding.echoes,
+        node=root.node or (finding.summary.node if rank == finding.summary.root_rank else ""),
+    )
+
+
+def _confidence(root: Hit, *, doubted: bool) -> float:
+    if root.row.role == "echo":
+        return 0.5
+    confidence = min(0.98, 0.35 + 0.07 * root.weight)
+    return round(confidence * (0.85 if doubted else 1.0), 2)
+
+
+def _explanation(finding: Finding, klass: Klass) -> str:
+    root = finding.root
+    who = (f"rank {finding.rank}" if finding.rank is not None else "") + (f" on {root.node}" if root.node else "")
+    if root.row.role == "echo":
+        return f"{klass.title}. This is what ranks say when another one has failed, and nothing shows which, or why."
+    first = f"{who.strip() or 'somebody'} said so first"
+    at = f", at {root.raised.origin}" if root.raised and root.raised.origin else ""
+    count = finding.echoes
+    lines = "1 line is a mere echo" if count == 1 else f"{count} lines are mere echoes"
+    return f"{klass.title}: {first}{at}." + (f" {lines} of it." if count else "")
+
+
+def _evidence(finding: Finding) -> tuple[str, ...]:
+    same = [hit.said for hit in finding.hits if hit.klass == finding.root.klass and hit.row.role != "context"]
+    shown = dict.fromkeys(said.raw[:_LINE_CHARS] for said in (finding.root.said, *same))
+    return tuple(shown)[:_EVIDENCE]
+
+
+def _by_code(code: int, summary: Summary, catalog: Catalog) -> Diagnosis:
+    row = catalog.codes[code]
+    klass = _klass(row.klass, catalog, row)
+    ranks = [rank for rank, mine in summary.codes.items() if mine == code]
+    rank = summary.root_rank if summary.root_rank in ranks else min(ranks, default=None)
+    said = summary.lines.get(code)
+    who = f"Rank {rank}" if rank is not None else "A process"
+    return Diagnosis(
+        klass=row.klass,
+        group=row.group or klass.group,
+        action=row.action or klass.action,
+        confidence=0.6,
+        explanation=f"{who} {ending(code)} and nothing else was said; {klass.title} is the usual reason.",
+        evidence=(said.raw[:_LINE_CHARS],) if said else (f"exit code {code}",),
+        root_rank=rank,
+        title=klass.title,
+        hint=row.hint or klass.hint,
+        node=summary.node if rank == summary.root_rank else "",
+    )
+
+
+def _nothing(case: Case, summary: Summary, catalog: Catalog) -> Diagnosis:
+    klass = _klass(UNKNOWN, catalog, None)
+    last = [said.raw[:_LINE_CHARS] for said in case.lines if said.text.strip()][-3:]
+    code = f"it {ending(normal(case.code))}; " if case.code else ""
+    return Diagnosis(
+        klass=UNKNOWN,
+        group=klass.group,
+        action=klass.action,
+        confidence=0.3 if case.lines else 0.1,
+        explanation=f"{klass.title}: {code}nothing in what was said shows why.",
+        evidence=tuple(last),
+        root_rank=summary.root_rank,
+        title=klass.title,
+        hint=klass.hint,
+        node=summary.node,
+    )
+
+
+def _klass(name: str, catalog: Catalog, row: Row | None) -> Klass:
+    known = catalog.classes.get(name)
+    if known is not None:
+        return known
+    group, action = (row.group, row.action) if row else ("unknown", _ASK)
+    return Klass(klass=name, group=group or "unknown", action=action or _ASK, title=name.replace("_", " "))

@@ -1,0 +1,199 @@
+"""Tracebacks: what was raised where, by whose code, and what led to it."""
+
+import re
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from holdfast.core.words.prefixes import Said
+
+_HEAD = re.compile(r"^(?P<indent>\s*)(?P<kind>Original |Exception Group |Remote )?Traceback \(most recent call last\)")
+_FRAME = re.compile(r'^(?P<indent>\s*)File "(?P<file>[^"]{1,500})", line (?P<line>\d+)(?:, in (?P<function>.{1,200}))?')
+_RAISED = re.compile(
+    r"^(?P<type>[A-Za-z_][\w]*(?:\.[A-Za-z_<][\w>]*)*)(?:\((?P<inner>[\w.]+)\))?(?: ?\[[^\]]{1,40}\])?"
+    r"(?::(?: (?P<text>.*)|$)|$)"
+)
+_BARE = re.compile(r"(?:Error|Exception|Interrupt|Exit|Timeout|Iteration|Empty|Full|Failure|Expired|error)$")
+_SPECIAL = re.compile(r"^\s*(?:[~^ ]+|\.\.\.<?.*|\[Previous line repeated .*\])$")
+_GROUPED = re.compile(r"^\s*(?:\||\+(?=[-+ ]))[-+ ]?(?:-*\+?-+ (?:\d+|\.\.\.) -+$)?")
+_BOXED = re.compile(r"^\s*[│╭╰|][─ ]*(?:❱ *)?")
+_BOX_FRAME = re.compile(r"^(?P<file>[/<][^:]{1,400}):(?P<line>\d+) in (?P<function>\S{1,200})")
+_DURING = "During handling of the above exception, another exception occurred"
+_DIRECT = "The above exception was the direct cause of the following exception"
+_WRAPS = re.compile(
+    r"^Caught \w+ in |^-- Process \d+ terminated|_?RemoteTraceback$|ExceptionGroup$|RayTaskError|ProcessRaised"
+)
+_PROCESS = re.compile(r"-- Process (\d+) terminated with the following error")
+_SUMMARY = "ChildFailedError"  # what follows is torchrun's list, not its message
+_LIBRARY = re.compile(
+    r"site-packages|dist-packages|/usr/(?:local/)?lib/|/lib/python\d|^<|/torch/(?:nn|utils|distributed|_\w+|autograd|optim)/"
+)
+_OPEN = 12  # lines of others that may stand between a frame and what follows it
+_MESSAGE = 40  # lines that a message may have
+
+
+class Frame(msgspec.Struct, frozen=True):
+    file: str
+    line: int
+    function: str
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is the user's code, as far as a path can tell."""
+        return not _LIBRARY.search(self.file)
+
+
+class Raised(msgspec.Struct, kw_only=True):
+    """One exception."""
+
+    type: str
+    message: str
+    said: Said  # its line
+    frames: list[Frame] = []  # outermost first
+    more: list[Said] = []  # further lines of its message
+    link: str = ""  # how it came of the one before it: "during", "direct"
+    inner: bool = False  # was printed after what it led to
+    ignored: bool = False  # in a destructor or the like, where nobody can catch it
+
+    @property
+    def name(self) -> str:
+        return self.type.rsplit(".", 1)[-1]
+
+    @property
+    def stack(self) -> str:
+        """Its frames, one a line, so that a row's pattern can mean the innermost by the end of it."""
+        return "\n".join(f"{frame.file} {frame.function}" for frame in self.frames)
+
+    @property
+    def origin(self) -> str:
+        frame = next((f for f in reversed(self.frames) if f.ours), self.frames[-1] if self.frames else None)
+        return f"{frame.file.rsplit('/', 1)[-1]}:{frame.line}" if frame else ""
+
+
+class Trace(msgspec.Struct, kw_only=True):
+    """Exceptions that led to one another, the first cause first."""
+
+    chain: list[Raised]
+
+    @property
+    def last(self) -> Raised:
+        return self.chain[-1]
+
+
+class _Mouth:
+    """One stream of words, taken apart line by line."""
+
+    def __init__(self) -> None:
+        self.traces: list[Trace] = []
+        self._frames: list[Frame] | None = None  # of a traceback whose exception is still to come
+        self._indent = 0
+        self._waited = 0
+        self._link = ""
+        self._inner = False
+        self._grouped = False  # whether this line belongs to a group of exceptions
+        self._ignored = False
+        self._process: int | None = None  # of torch.multiprocessing's, whose traceback is to come
+        self._newest: Raised | None = None
+        self._message = 0  # lines that may still belong to it
+
+    def hear(self, said: Said) -> None:
+        self._grouped = said.text.lstrip()[:1] in ("|", "+")
+        text = _GROUPED.sub("", said.text) if self._grouped else said.text
+        if text.lstrip()[:1] in ("│", "╭", "╰"):  # as the library rich shows them
+            self._boxed(_BOXED.sub("", text))
+        elif found := _HEAD.match(text):
+            self._begin(len(found["indent"]), found["kind"] or "")
+        elif found := _FRAME.match(text):
+            if self._frames is None:  # its head was cut off, or it belongs to an exception told before
+                self._begin(max(0, len(found["indent"]) - 2), "")
+            assert self._frames is not None
+            self._frames.append(Frame(found["file"], int(found["line"]), (found["function"] or "").strip()))
+            self._waited = 0
+        elif text.startswith((_DURING, _DIRECT)):
+            self._link = "during" if text.startswith(_DURING) else "direct"
+            self._frames, self._message = None, 0
+        elif text.startswith("Exception ignored in"):
+            self._ignored, self._frames = True, None
+        elif text.strip():
+            self._words(text, said)
+
+    def _boxed(self, text: str) -> None:
+        if text.startswith("Traceback (most recent call last)"):
+            self._begin(0, "")
+        elif self._frames is not None and (found := _BOX_FRAME.match(text)):
+            self._frames.append(Frame(found["file"], int(found["line"]), found["function"]))
+
+    def _begin(self, indent: int, kind: str) -> None:
+        self._inner = kind == "Original " or (not self._link and self._is_wrapped())
+        self._frames, self._indent, self._waited = [], indent, 0
+
+    def _is_wrapped(self) -> bool:
+        """Whether what comes now is what an exception told before was made of."""
+        if self._newest is None or not self._message:
+            return False
+        last = self.traces[-1].last
+        return bool(_WRAPS.search(self._newest.message) or _WRAPS.search(self._newest.type)) or (
+            self._grouped and last.name.endswith("ExceptionGroup")
+        )
+
+    def _words(self, text: str, said: Said) -> None:
+        if _SPECIAL.match(text):
+            return
+        indent = len(text) - len(text.lstrip())
+        found = _RAISED.match(text.strip())
+        if self._frames and indent > self._indent + 2:
+            said.code = True
+        elif self._frames is not None:
+            if found and indent <= self._indent and _is_type(found["type"], strict=self._waited > 0):
+                self._end(found, said, self._frames)
+            elif indent <= self._indent:
+                self._waited += 1
+                self._frames = None if self._waited > _OPEN else self._frames
+        elif found and not indent and _BARE.search(found["type"]) and _is_type(found["type"], strict=True):
+            self._end(found, said, [])
+        elif self._message and self._newest is not None:
+            self._message -= 1
+            if process := _PROCESS.match(text):
+                self._newest.message += f" {text}"
+                self._process = int(process[1])
+            if self._newest.name != _SUMMARY:
+                self._newest.more.append(said)
+
+    def _end(self, found: re.Match[str], said: Said, frames: list[Frame]) -> None:
+        if self._inner and said.rank is None:
+            said.rank = self._process
+        raised = Raised(
+            type=found["inner"] or found["type"],
+            message=found["text"] or "",
+            said=said,
+            frames=frames,
+            link=self._link,
+            inner=self._inner,
+            ignored=self._ignored,
+        )
+        self._ignored = False
+        if found["inner"]:
+            raised.message = f"RayTaskError {raised.message}"
+        if self.traces and self._inner:
+            self.traces[-1].chain.insert(0, raised)
+        elif self.traces and self._link:
+            self.traces[-1].chain.append(raised)
+        else:
+            self.traces.append(Trace(chain=[raised]))
+        self._frames, self._link, self._inner = None, "", False
+        self._newest, self._message = raised, _MESSAGE
+
+
+def _is_type(name: str, *, strict: bool) -> bool:
+    """Whether it may name an exception; `strict`: others talk in between, as in "Loss: 2.3"."""
+    last = name.rsplit(".", 1)[-1]
+    return bool(_BARE.search(last)) or "." in name or (not strict and (last[:1].isupper() or last.startswith("_")))
+
+
+def traces_of(lines: Iterable[Said]) -> Iterator[Trace]:
+    """The tracebacks of all mouths; lines come in the order of their sources."""
+    mouths: dict[tuple[int, int | None, str, int | None], _Mouth] = {}
+    for said in lines:
+        mouths.setdefault((said.source, said.rank, said.node, said.pid), _Mouth()).hear(said)
+    for mouth in mouths.values():
+        yield from mouth.traces

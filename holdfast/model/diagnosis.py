@@ -1,0 +1,18 @@
+"""What the last words of a job's ranks say: which failure it was, whose, and what to do next."""
+
+import msgspec
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    klass: str  # of the failure taxonomy
+    group: str  # whose fault
+    action: str  # what to do next
+    confidence: float  # 0 to 1
+    explanation: str  # one or two sentences in plain words
+    evidence: tuple[str, ...] = ()  # the very lines
+    root_rank: int | None = None  # the rank that failed first, where that can be told
+    title: str = ""  # the class in words
+    hint: str = ""  # for a person
+    origin: str = ""  # "file.py:12": where the user's code stood, else where it was raised
+    echoes: int = 0  # lines that only say that somebody else failed first
+    node: str = ""

@@ -1,0 +1,40 @@
+"""What stop-time probes find on a node, alone and with others."""
+
+import msgspec
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One result of one probe. `ok` is None where it could not be judged on this machine; `detail` says why.
+
+    Digests and values are comparable between findings of the same probe, device, torch and form alone.
+    """
+
+    probe: str
+    level: int
+    ok: bool | None
+    detail: str = ""
+    place: str = ""  # the device within the node: "cpu", "cuda:3"
+    device: str = ""  # its model
+    torch: str = ""  # the version, where it has a say in the result
+    form: str = ""  # data type and sizes
+    value: float | None = None
+    unit: str = ""
+    lower: bool = False  # the lower the better, as for times
+    samples: tuple[float, ...] = ()  # the measurements behind the value
+    rough: bool = False  # measured in a hurry on a shared machine: told, but not to be judged
+    digest: str = ""  # of all bits of the result
+    took_s: float = 0.0
+
+
+class Meeting(msgspec.Struct, frozen=True, kw_only=True):
+    """One node's part in a world of the pair test, which its members find through a store."""
+
+    rank: int  # of this node's process in the world
+    world: int  # two, or three
+    host: str  # of the store
+    port: int
+    name: str  # of this world, no two the same in one store
+    serve: bool = False  # rank 0 is the store itself; else it is the job's own
+    backend: str = "gloo"
+    seconds: float = 2.0  # what bandwidth may take to be measured
+    deadline_s: float = 30.0  # for all of it; who has not come by then has failed

@@ -1,0 +1,100 @@
+"""Ranks of a replay: watched through slots of their own, ended when they are done, and never training's business."""
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.agent.playing import play
+from holdfast.model.errand import LaunchHere, PlayHere
+from holdfast.model.replay import Played, ReplayHere
+from holdfast.model.topology import Seat
+from holdfast.wire.spec import Entry
+from tests.cli.driver import ROOT
+
+pytestmark = pytest.mark.timeout(60)
+
+STEPS = """
+import os, sys, time
+import holdfast
+from holdfast.client.progress import here
+
+holdfast.replayable()
+rank = int(os.environ["RANK"])
+assert "HOLDFAST_KEEPER" not in os.environ
+for step in range(1, 1000):
+    here.step(step, loss=float("nan") if (rank, step) == {nan} else 1.0)
+    here.slot().mark(step, 1000 * rank + step, 0, 1)
+    if (rank, step) == {crash}:
+        sys.exit(3)
+    if (rank, step) == {hang}:
+        time.sleep(600)
+    time.sleep(0.04)
+"""
+
+
+def played(folder: Path, within_s: float = 30.0, **when: tuple[int, int]) -> tuple[Played, ...]:
+    script = STEPS
+    for name in ("nan", "crash", "hang"):
+        script = script.replace(f"{{{name}}}", repr(when.get(name)))
+    (folder / "script.py").write_text(script)
+    seat = Seat(node="n0", group_rank=0, first_rank=2, nproc=2)
+    launch = LaunchHere(
+        id=-5,
+        generation=3,
+        seat=seat,
+        world_size=4,
+        group_world_size=2,
+        store_host="127.0.0.1",
+        store_port=1,
+        run_id="r",
+        max_restarts=0,
+    )
+    errand = PlayHere(id=-5, launch=launch, replay=ReplayHere(name="1-1-h0", steps=8), within_s=within_s)
+    entry = Entry(argv=(str(folder / "script.py"),), python=sys.executable, cwd=str(folder))
+    mark = f"PLAYED_{folder.name}"
+
+    def environment(local: int) -> dict[str, str]:
+        own = {"RANK": str(2 + local), "LOCAL_RANK": str(local), "HOLDFAST_GENERATION": "3", "HOLDFAST_KEEPER": "/x"}
+        return {**os.environ, "PYTHONPATH": str(ROOT), mark: "1", **own}
+
+    found = asyncio.run(play(errand, entry, folder / "replay", environment))
+    assert not [pid for pid in os.listdir("/proc") if pid.isdecimal() and _has(pid, mark)]
+    return found
+
+
+def _has(pid: str, mark: str) -> bool:
+    try:
+        return f"{mark}=1".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+
+
+def test_all_did_their_steps(tmp_path: Path) -> None:
+    first, second = played(tmp_path)
+    assert [(one.rank, one.ended, one.failed, one.bad_step) for one in (first, second)] == [
+        (2, True, False, -1),
+        (3, True, False, -1),
+    ]
+    assert {step: first.marks[step] for step in range(1, 9)} == {step: 2000 + step for step in range(1, 9)}
+
+
+def test_a_loss_that_is_not_finite(tmp_path: Path) -> None:
+    first, second = played(tmp_path, nan=(3, 4))
+    assert (second.bad_step, second.failed) == (4, False)
+    assert first.bad_step == -1
+
+
+def test_a_crash(tmp_path: Path) -> None:
+    _, second = played(tmp_path, crash=(3, 4))
+    assert second.failed and not second.ended and second.detail == "ended with code 3"
+
+
+def test_one_that_stands_still(tmp_path: Path) -> None:
+    began_at = time.monotonic()
+    first, second = played(tmp_path, within_s=5.0, hang=(3, 4))
+    assert time.monotonic() - began_at < 40
+    assert first.ended and second.failed and second.detail == "stood still"

@@ -1,0 +1,147 @@
+"""The judge of probes: who is bad, who is under suspicion with others, and when nobody is named."""
+
+import msgspec
+import pytest
+
+from holdfast.core.diagnose.baseline import Past
+from holdfast.core.diagnose.probes import GoldenRow, Judged, judge, remember, sentence
+from holdfast.model.probe import Finding
+
+GPU, TORCH, FORM = "NVIDIA H200", "2.11.0", "bfloat16 4096"
+ROW = GoldenRow(probe="gemm_bits", device=GPU, torch=TORCH, form=FORM, digest="aaa", source="a test")
+GOLDEN = {ROW.key: ROW.digest}
+
+
+def bits(digest: str, place: str = "cuda:0", device: str = GPU) -> Finding:
+    return Finding(
+        probe="gemm_bits", level=2, ok=True, place=place, device=device, torch=TORCH, form=FORM, digest=digest
+    )
+
+
+def speed(value: float, *, ok: bool = True, rough: bool = False, place: str = "cuda:0") -> Finding:
+    return Finding(
+        probe="memory_speed",
+        level=2,
+        ok=ok,
+        place=place,
+        device=GPU,
+        torch=TORCH,
+        value=value,
+        unit="GB/s",
+        samples=tuple(value * (1 + 0.001 * i) for i in range(-3, 4)),
+        rough=rough,
+    )
+
+
+def failed(probe: str = "memory", detail: str = "7 words do not keep 0x0") -> Finding:
+    return Finding(probe=probe, level=1, ok=False, detail=detail, place="cuda:1")
+
+
+def nodes(*findings: Finding) -> dict[str, list[Finding]]:
+    return {f"n{i}": [finding] for i, finding in enumerate(findings)}
+
+
+def test_nothing_wrong_names_nobody() -> None:
+    judged = judge(nodes(*[bits("aaa")] * 4), GOLDEN)
+    assert judged == Judged()
+    assert judged.reason == "nobody stands out"
+    assert judge({}, {}) == Judged()
+
+
+def test_a_failed_probe_names_its_node() -> None:
+    ok = Finding(probe="memory", level=1, ok=True)
+    judged = judge(nodes(ok, failed(), ok), {})
+    assert judged.bad == {"n1": "memory failed on cuda:1: 7 words do not keep 0x0"}
+    assert judge(nodes(failed()), {}).bad, "one node alone has nobody to excuse it"
+
+
+def test_what_could_not_be_judged_accuses_nobody() -> None:
+    unknown = Finding(probe="copy_speed", level=2, ok=None, detail="there is no GPU")
+    assert judge(nodes(unknown, unknown), {}) == Judged()
+
+
+def test_what_fails_on_most_nodes_is_no_nodes_fault() -> None:
+    full = failed("disk", "No space left on device")
+    judged = judge(nodes(full, full, full, Finding(probe="disk", level=1, ok=True)), {})
+    assert not judged.bad and judged.notes == ("disk failed on 3 of 4 nodes: No space left on device",)
+    assert not judge(nodes(full, full), {}).bad
+
+
+@pytest.mark.parametrize("golden", [{}, GOLDEN])
+def test_one_wrong_bit_among_four_is_named(golden: dict[tuple[str, str, str, str], str]) -> None:
+    judged = judge(nodes(bits("aaa"), bits("aaa"), bits("bbb"), bits("aaa")), golden)
+    assert list(judged.bad) == ["n2"] and not judged.suspects
+
+
+def test_golden_bits_judge_one_node_alone() -> None:
+    assert list(judge(nodes(bits("bbb")), GOLDEN).bad) == ["n0"]
+    assert "golden" in judge(nodes(bits("bbb")), GOLDEN).reason
+    assert judge(nodes(bits("bbb")), {}) == Judged()
+
+
+def test_two_that_differ_are_suspects_together_unless_there_is_gold() -> None:
+    judged = judge(nodes(bits("aaa"), bits("bbb")), {})
+    assert not judged.bad and sorted(judged.suspects) == ["n0", "n1"]
+    assert "one of n0, n1" in judged.reason
+    assert list(judge(nodes(bits("aaa"), bits("bbb")), GOLDEN).bad) == ["n1"]
+
+
+def test_without_a_majority_all_are_suspects() -> None:
+    assert len(judge(nodes(bits("b"), bits("b"), bits("c"), bits("c")), {}).suspects) == 4
+    assert len(judge(nodes(bits("b"), bits("c"), bits("d")), {}).suspects) == 3
+
+
+def test_machines_that_agree_against_the_gold_have_another_library() -> None:
+    for count in (2, 3, 5):
+        judged = judge(nodes(*[bits("bbb")] * count), GOLDEN)
+        assert not judged.bad and not judged.suspects and "golden" in judged.notes[0]
+    judged = judge(nodes(*[bits("bbb")] * 3, bits("aaa")), GOLDEN)
+    assert list(judged.bad) == ["n3"], "most nodes are believed"
+
+
+def test_other_devices_versions_and_forms_are_not_compared() -> None:
+    others = [bits("bbb", device="NVIDIA A100"), msgspec.structs.replace(bits("ccc"), torch="2.10.0")]
+    others += [msgspec.structs.replace(bits("ddd"), form="float32 4096")]
+    assert judge(nodes(*[bits("aaa")] * 3, *others), {}) == Judged()
+
+
+def test_devices_of_one_node_that_differ_accuse_it() -> None:
+    found = {"n0": [bits("aaa", f"cuda:{i}") for i in range(3)] + [bits("bbb", "cuda:3")]}
+    judged = judge(found, {})
+    assert judged.bad == {"n0": "gemm_bits (bfloat16 4096) differs between its own devices, on cuda:3"}
+
+
+def test_a_node_with_fewer_devices_stands_out() -> None:
+    count = Finding(probe="device", level=1, ok=True, device=GPU, form="count", digest="8")
+    seven = msgspec.structs.replace(count, digest="7")
+    assert list(judge(nodes(count, count, seven, count), {}).bad) == ["n2"]
+
+
+def test_a_slow_node_is_named_with_its_value() -> None:
+    judged = judge(nodes(*[speed(4000.0 + i) for i in range(7)], speed(3000.0)), {})
+    assert list(judged.bad) == ["n7"]
+    assert "25% short of the fleet (3000 GB/s)" in judged.bad["n7"]
+
+
+def test_rough_values_are_not_judged() -> None:
+    assert judge(nodes(*[speed(4000.0 + i, rough=True) for i in range(7)], speed(3000.0, rough=True)), {}) == Judged()
+
+
+def test_its_own_past_accuses_a_node_alone() -> None:
+    past = Past()
+    for value in (4000.0, 4010.0, 3990.0, 4005.0):
+        past = remember(past, [speed(value), speed(1.0, ok=False), speed(2.0, rough=True)])
+    assert judge({"n0": [speed(4001.0)]}, {}, {"n0": past}) == Judged()
+    judged = judge({"n0": [speed(3500.0)]}, {}, {"n0": past})
+    assert "short of its own past" in judged.bad["n0"]
+
+
+def test_sentences_are_for_people() -> None:
+    assert sentence(failed()) == "memory cuda:1: FAILED (7 words do not keep 0x0), 0.00 s"
+    assert sentence(speed(4000.0)) == "memory_speed cuda:0: ok (4000 GB/s), 0.00 s"
+    assert sentence(Finding(probe="a", level=1, ok=None, detail="why")) == "a: not judged (why), 0.00 s"
+
+
+def test_findings_survive_the_wire() -> None:
+    for finding in (bits("aaa"), speed(1.0), failed()):
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(finding), type=Finding) == finding

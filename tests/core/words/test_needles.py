@@ -1,0 +1,86 @@
+"""What every line that a pattern matches must hold."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.core.words.needles import Index, Lines, alternatives, needles, plain
+from holdfast.core.words.rows import Catalog, Row
+from tests.core.words.knowing import CATALOG, ROWS
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wanted"),
+    [
+        (r"CUDA out of memory", ["cuda out of memory"]),
+        (r"Xid \([^)]*\): 79\b|fallen off the bus", ["fallen off the bus", "xid ("]),
+        (r"(?i)No space (?:left|there) on", [" on", "no space "]),
+        (r"loss[ :=]+(?:nan|inf)", ["inf", "nan"]),  # and not "loss", which is in every other line
+        (r"(?:ab)?cdef", ["cdef"]),
+        (r"(?:abcd)+x?", ["abcd"]),
+        (r"^(?P<rank>\d+) failed\b", [" failed"]),
+        (r"Errno 28\]", ["errno ]"]),
+        (r"\d+|error", []),
+        (r"\w+", []),
+        (r".*", []),
+    ],
+)
+def test_taken_from_patterns(pattern: str, wanted: list[str]) -> None:
+    found = [needle.decode() for needle in needles(pattern)]
+    assert (found == wanted) if wanted != [" on", "no space "] else set(found) <= set(wanted)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wanted"),
+    [
+        ("abc", ["abc"]),
+        ("abc|de(?:f|g)|[|x]y", ["abc", "de(?:f|g)", "[|x]y"]),
+        (r"(?i)a\|b|[]|]c|[^]|]d", [r"(?i)a\|b", "(?i)[]|]c", "(?i)[^]|]d"]),
+        ("(?x)a # one | two (\n | b", ["(?x)a # one | two (\n ", "(?x) b"]),
+    ],
+)
+def test_branches(pattern: str, wanted: list[str]) -> None:
+    assert alternatives(pattern) == wanted
+
+
+def test_a_row_without_any_is_refused() -> None:
+    with pytest.raises(ValueError, match="give a needle"):
+        Catalog((Row(klass="gpu_oom", pattern=r"\d+", source="ours"),))
+    given_one = Row(klass="gpu_oom", pattern=r"\d+", source="ours", needle="Xid")
+    assert Catalog((given_one,)).match("NVRM XID 7") == [given_one]
+    assert Catalog((given_one,)).match("NVRM 7") == []
+
+
+TEXTS = st.text(alphabet="abcxyz_ :/.E", max_size=30)
+
+
+@given(st.lists(TEXTS, max_size=8), st.lists(TEXTS.filter(lambda t: len(t.strip()) >= 2), min_size=1, max_size=8))
+def test_the_index_finds_what_a_search_would(lines: list[str], wanted: list[str]) -> None:
+    plains, sought = [plain(line) for line in lines], [plain(needle) for needle in wanted]
+    index = Index(sought)
+    for _ in range(2):  # the second time from memory
+        assert [set(found) for found in index.find(plains)] == [{n for n in sought if n in line} for line in plains]
+
+
+@given(st.lists(TEXTS, max_size=8), TEXTS.filter(bool))
+def test_lines_searched_all_at_once(lines: list[str], needle: str) -> None:
+    plains = [plain(line) for line in lines]
+    assert list(Lines(plains).holding(plain(needle))) == [n for n, line in enumerate(plains) if plain(needle) in line]
+
+
+def test_every_row_is_promised_its_lines() -> None:
+    lines = [
+        "x NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus",
+        "torch.OutOfMemoryError: CUDA out of memory.",
+        "all is well",
+        "OSError: [Errno 28] No space left on device",
+    ]
+    found = CATALOG.promised(lines)
+    assert [{known.row.klass for known in found.get(n, ())} for n in range(4)] == [
+        {"gpu_lost_bus"},
+        {"gpu_oom"},
+        set(),
+        {"disk_full"},
+    ]
+    assert CATALOG.match("No SPACE left on device") == [], "needles ignore case, patterns do not"
+    assert len(ROWS) == len(CATALOG.rows)

@@ -1,0 +1,186 @@
+"""What was raised where, and what led to it."""
+
+from holdfast.core.words.tracebacks import Trace, traces_of
+from tests.core.words.knowing import said
+
+LIB = "/opt/conda/lib/python3.11/site-packages/torch"
+
+
+def traces(text: str) -> list[Trace]:
+    return list(traces_of(said(text)))
+
+
+def chain(text: str) -> list[str]:
+    (trace,) = traces(text)
+    return [raised.name for raised in trace.chain]
+
+
+def test_frames_of_the_user_and_of_libraries() -> None:
+    (trace,) = traces(f"""
+Traceback (most recent call last):
+  File "/workspace/train.py", line 88, in <module>
+    main()
+  File "/workspace/model.py", line 12, in forward
+    return self.linear(x)
+           ^^^^^^^^^^^^^^
+  File "{LIB}/nn/modules/linear.py", line 117, in forward
+    return F.linear(input, self.weight, self.bias)
+  [Previous line repeated 3 more times]
+RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x64 and 32x64)
+""")
+    (raised,) = trace.chain
+    assert (raised.type, raised.origin, len(raised.frames)) == ("RuntimeError", "model.py:12", 3)
+    assert [frame.ours for frame in raised.frames] == [True, True, False]
+    assert raised.message.startswith("mat1 and mat2")
+
+
+def test_interleaved_ranks() -> None:
+    found = traces("""
+[rank3]: Traceback (most recent call last):
+[rank1]: Traceback (most recent call last):
+[rank3]:   File "/w/a.py", line 3, in f
+[rank1]:   File "/w/b.py", line 1, in g
+[rank3]:     x()
+[rank1]: KeyError: 'b'
+[rank3]: ValueError: a
+""")
+    assert {(t.last.name, t.last.origin, t.last.said.rank) for t in found} == {
+        ("KeyError", "b.py:1", 1),
+        ("ValueError", "a.py:3", 3),
+    }
+
+
+def test_what_led_to_what() -> None:
+    text = """
+Traceback (most recent call last):
+  File "/w/a.py", line 3, in f
+OSError: [Errno 28] No space left on device
+
+{}
+
+Traceback (most recent call last):
+  File "/w/a.py", line 9, in g
+RuntimeError: saving failed
+"""
+    during = text.format("During handling of the above exception, another exception occurred:")
+    direct = text.format("The above exception was the direct cause of the following exception:")
+    assert chain(during) == chain(direct) == ["OSError", "RuntimeError"]
+    assert [traces(t)[0].last.link for t in (during, direct)] == ["during", "direct"]
+    assert [t.last.name for t in traces(text.format(""))] == ["OSError", "RuntimeError"], "two of them"
+
+
+def test_what_a_child_raised_comes_first() -> None:
+    assert chain("""
+Traceback (most recent call last):
+  File "/w/train.py", line 3, in <module>
+ValueError: Caught ValueError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "/w/dataset.py", line 7, in __getitem__
+PIL.UnidentifiedImageError: cannot identify image file 'a.jpg'
+""") == ["UnidentifiedImageError", "ValueError"]
+    assert chain("""
+torch.multiprocessing.spawn.ProcessRaisedException:
+
+-- Process 1 terminated with the following error:
+Traceback (most recent call last):
+  File "/w/train.py", line 7, in work
+KeyError: 'a'
+""") == ["KeyError", "ProcessRaisedException"]
+    assert chain("""
+Traceback (most recent call last):
+  File "/w/main.py", line 3, in <module>
+ray.exceptions.RayTaskError(ValueError): ray::train() (pid=12, ip=10.0.0.1)
+  File "/w/train.py", line 7, in train
+ValueError: bad batch
+""") == ["ValueError", "ValueError"]
+    assert chain('''
+multiprocessing.pool.RemoteTraceback:
+"""
+Traceback (most recent call last):
+  File "/w/train.py", line 7, in work
+KeyError: 'a'
+"""
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/w/main.py", line 3, in <module>
+KeyError: 'a'
+''')[:1] == ["KeyError"]
+
+
+def test_groups_of_exceptions() -> None:
+    names = chain("""
+  + Exception Group Traceback (most recent call last):
+  |   File "/w/a.py", line 3, in <module>
+  |     main()
+  | ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/w/a.py", line 9, in one
+    | ValueError: one
+    +---------------- 2 ----------------
+    | Traceback (most recent call last):
+    |   File "/w/a.py", line 12, in two
+    | KeyError: 'two'
+    +------------------------------------
+""")
+    assert names[-1] == "ExceptionGroup" and set(names[:-1]) == {"ValueError", "KeyError"}
+
+
+def test_cut_off_in_front_and_behind() -> None:
+    (front,) = traces('    main()\n  File "/w/a.py", line 3, in f\n    x()\nKeyError: 1')
+    assert (front.last.name, front.last.origin) == ("KeyError", "a.py:3")
+    assert traces('Traceback (most recent call last):\n  File "/w/a.py", line 3, in f\n    x()') == []
+    (bare,) = traces("torch.cuda.OutOfMemoryError: CUDA out of memory.")
+    assert bare.last.name == "OutOfMemoryError"
+
+
+def test_others_talk_in_between() -> None:
+    (trace,) = traces("""
+Traceback (most recent call last):
+step 12 loss 2.3
+  File "/w/a.py", line 3, in f
+step 13 loss 2.2
+    x()
+ValueError: a
+""")
+    assert (trace.last.name, trace.last.origin) == ("ValueError", "a.py:3")
+
+
+def test_boxes_of_rich() -> None:
+    (trace,) = traces("""
+╭──────── Traceback (most recent call last) ────────╮
+│ /w/train.py:88 in <module>                        │
+│                                                   │
+│ ❱ 88     main()                                   │
+│ /w/model.py:12 in forward                         │
+╰───────────────────────────────────────────────────╯
+KeyError: 'labels'
+""")
+    assert (trace.last.name, trace.last.origin) == ("KeyError", "model.py:12")
+
+
+def test_numbers_of_others_are_not_exceptions() -> None:
+    (trace,) = traces("""
+Traceback (most recent call last):
+  File "/w/a.py", line 3, in f
+some other line
+Loss: 2.3
+ValueError: a
+""")
+    assert trace.last.name == "ValueError"
+
+
+def test_messages_of_several_lines() -> None:
+    (trace,) = traces("""
+Traceback (most recent call last):
+  File "/w/a.py", line 3, in f
+RuntimeError: Error(s) in loading state_dict for Net:
+\tsize mismatch for a.weight: copying a param with shape [2] from checkpoint
+""")
+    assert [one.text.strip()[:13] for one in trace.last.more] == ["size mismatch"]
+
+
+def test_names_that_are_no_exceptions() -> None:
+    assert traces("INFO: all is well\nnote: this is\nhttp://x\nloss: 2.3\nDone") == []
