@@ -66,7 +66,7 @@ class Failures:
         if lost - set(verdict.nodes) and verdict.remedy is not Remedy.GIVE_UP:
             reason = f"{story.cause(cause)}; {', '.join(sorted(lost))} did not answer: evicted"
             verdict = Verdict(remedy=Remedy.EVICT, nodes=tuple(sorted(lost.union(verdict.nodes))), reason=reason)
-        elif verdict.remedy is Remedy.EVICT and not case.is_proof:
+        elif verdict.remedy is Remedy.EVICT and case.is_guess:
             self._evicted_at.extend([now] * len(verdict.nodes))
         failure = Past(
             signature=cause.signature,

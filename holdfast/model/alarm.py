@@ -36,6 +36,7 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True, tag="alarm"):
     group: str = ""  # whose fault, in the taxonomy's words
     action: str = ""  # what to do next, in the taxonomy's words
     confidence: float = 0.0  # of the class, 0 to 1; 0: nobody says
+    hint: str = ""  # what a person can do about it
     signature: str = ""  # equal for failures that look the same
     evidence: tuple[str, ...] = ()
     stance: Stance = Stance.ACT

@@ -35,6 +35,7 @@ def alarm_of(exit: Exit, catalog: Catalog) -> Alarm:
         group=found.group if klass else "",
         action=found.action if klass else "",
         confidence=found.confidence if klass else 0.0,
+        hint=found.hint if klass else "",
         reason=reason,
         signature=f"{klass or 'exit'} {exit.code} {found.origin}".rstrip(),
         evidence=_evidence(found.evidence if klass else (), exit.words),

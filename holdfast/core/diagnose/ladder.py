@@ -95,6 +95,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return cause.kind is Kind.SILENCE or names_node(cause) or told
 
     @property
+    def is_guess(self) -> bool:
+        """Whether evidence short of proof is all there is; a stopped or missing process is more than that."""
+        return not (self.is_proof or self.cause.hard)
+
+    @property
     def is_blameless(self) -> bool:
         """Whether a machine may be at fault, and nobody says which."""
         cause = self.cause
@@ -104,7 +109,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 def judge(case: Case) -> Verdict:
     verdict = _remedy(case)
-    if verdict.remedy is Remedy.EVICT and not case.is_proof and len(verdict.nodes) > case.may_evict:
+    if verdict.remedy is Remedy.EVICT and case.is_guess and len(verdict.nodes) > case.may_evict:
         return _too_many(case, verdict)
     if verdict.remedy is Remedy.RESTART and case.may_probe and case.is_blameless and _is_due(case):
         level = _BITS if case.cause.kind in (Kind.LOSS, Kind.REPLICA) else _NODES
@@ -208,7 +213,8 @@ def _setup(case: Case) -> Verdict:
     if case.capped:
         return _capped(case)
     if case.no_further or len(case.recent) >= case.attempts:
-        return _give_up("the same again without getting further")
+        hint = f"; {case.cause.hint}" if case.cause.hint else ""
+        return _give_up(f"the same again without getting further{hint}")
     return Verdict(remedy=Remedy.RESTART, reason="no node is to blame: restarted in place")
 
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from holdfast.core.diagnose.ladder import GAVE_UP, Case, Past, judge
+from holdfast.core.diagnose.ladder import GAVE_UP, Case, Past, judge, tried
 from holdfast.core.triage import NOT_STARTED
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.verdict import Remedy
@@ -175,3 +175,95 @@ def test_replicas_that_differ_without_a_majority_cost_no_node_however_often() ->
     assert judge(case(UNNAMED, past=past(40, at=50.0))).remedy is Remedy.RESTART
     assert judge(case(UNNAMED, past=past(40, 40, 40, at=50.0))).code == GAVE_UP
     assert judge(case(UNNAMED, max_restarts=1, restarts=1)).remedy is Remedy.GIVE_UP
+
+
+# --- last words ------------------------------------------------------------------------------------------------------
+
+ECC = msgspec.structs.replace(
+    CRASH, klass="gpu_ecc_memory", group="infrastructure", action="evict_and_restart", confidence=0.95
+)
+OOM = msgspec.structs.replace(CRASH, klass="gpu_oom", group="framework", action="fix_config", confidence=0.9)
+HUB = msgspec.structs.replace(
+    CRASH, klass="hub_network_error", group="external", action="wait_external", confidence=0.9
+)
+COMPILE = msgspec.structs.replace(CRASH, klass="torch_compile_error", action="rollback_or_fix_code", confidence=0.9)
+NAN = Alarm(kind=Kind.LOSS, at=100.0, suspects=("n1",), ranks=(2,), reason="has a loss of nan", signature="loss nan")
+
+
+def test_words_that_leave_no_doubt_evict_at_once() -> None:
+    assert judge(case(ECC)).remedy is Remedy.EVICT
+    assert judge(case(msgspec.structs.replace(ECC, confidence=0.85))).remedy is Remedy.RESTART
+    assert judge(case(ECC, replaceable=False)).remedy is Remedy.RESTART
+
+
+def test_another_setting_is_asked_for_after_one_more_try() -> None:
+    assert judge(case(OOM)).remedy is Remedy.RESTART
+    again = judge(case(OOM, past=past(50, at=90.0)))
+    assert (again.remedy, again.code) == (Remedy.GIVE_UP, GAVE_UP)
+    assert judge(case(OOM, past=past(40, at=90.0))).remedy is Remedy.RESTART  # it got further
+    by_code = msgspec.structs.replace(OOM, confidence=0.6)  # an exit code alone asks for nothing
+    assert judge(case(by_code, past=past(50, at=90.0))).remedy is Remedy.EVICT
+
+
+def test_a_service_outside_is_waited_for_longer_and_longer() -> None:
+    waits = [judge(case(HUB, past=past(*[50] * times, at=90.0), rounds=times)).wait_s for times in range(8)]
+    assert waits == [5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0]
+    assert judge(case(HUB, past=past(*[50] * 8, at=90.0), rounds=8)).remedy is Remedy.GIVE_UP
+
+
+def test_code_of_a_framework_that_cannot_run_costs_no_node() -> None:
+    assert judge(case(COMPILE)).remedy is Remedy.RESTART
+    assert judge(case(COMPILE, past=past(50, at=90.0))).remedy is Remedy.GIVE_UP
+
+
+# --- trying nodes ----------------------------------------------------------------------------------------------------
+
+
+def test_nodes_are_tried_once_when_it_comes_again() -> None:
+    first = judge(case(NAN, may_probe=True))
+    assert first.remedy is Remedy.RESTART
+    again = judge(case(NAN, may_probe=True, past=past(50, at=90.0)))
+    assert (again.remedy, again.level) == (Remedy.PROBE, 3)
+    tried_before = (*past(50, at=80.0), msgspec.structs.replace(past(50, at=90.0)[0], probed=True))
+    assert judge(case(NAN, may_probe=True, past=tried_before)).remedy is Remedy.RESTART
+    assert judge(case(NAN, may_probe=True, past=tried_before, further_at=95.0)).remedy is Remedy.RESTART
+    assert judge(case(ECHO, may_probe=True, past=past(50, at=90.0))).level == 2  # nobody to blame
+
+
+@pytest.mark.parametrize("cause", [SCRIPT, OOM, HUB, COMPILE, UNSTARTED])
+def test_nobody_is_tried_for_what_is_explained(cause: Alarm) -> None:
+    for times in range(4):
+        verdict = judge(case(cause, may_probe=True, may_replay=True, past=past(*[40] * times, at=90.0)))
+        assert verdict.remedy not in (Remedy.PROBE, Remedy.REPLAY)
+
+
+def test_the_work_is_done_again_when_probes_found_nobody() -> None:
+    probed = msgspec.structs.replace(past(50, at=90.0)[0], probed=True)
+    stubborn = case(NAN, may_probe=True, may_replay=True, past=(*past(50, at=80.0), probed))
+    assert judge(stubborn).remedy is Remedy.REPLAY
+    replayed = msgspec.structs.replace(probed, probed=False, replayed=True)
+    assert (
+        judge(msgspec.structs.replace(stubborn, past=(*past(50, at=80.0), probed, replayed))).remedy is Remedy.GIVE_UP
+    )
+
+
+def test_what_trying_found() -> None:
+    again = case(NAN, may_probe=True, past=past(50, at=90.0))
+    found = tried(again, {"n3": "computes wrongly"}, "", replaceable=True)
+    assert (found.remedy, found.nodes) == (Remedy.EVICT, ("n3",))
+    kept = tried(again, {"n3": "computes wrongly"}, "", replaceable=False)
+    assert kept.remedy is Remedy.RESTART and "nobody can take their place" in kept.reason
+    nobody = tried(again, {}, "all 2 worlds passed", replaceable=True)
+    assert nobody.remedy is Remedy.RESTART and "all 2 worlds passed" in nobody.reason
+
+
+def test_guesses_are_bounded_and_proof_is_not() -> None:
+    same = past(40, at=90.0)
+    assert judge(case(CRASH, past=same, may_evict=1)).remedy is Remedy.EVICT
+    assert judge(case(CRASH, past=same, may_evict=0)).remedy is Remedy.RESTART
+    assert judge(case(CRASH, past=past(*[50] * 3, at=90.0), may_evict=0)).remedy is Remedy.GIVE_UP
+    assert judge(case(ECC, may_evict=0)).remedy is Remedy.EVICT
+    hang = Alarm(kind=Kind.HANG, at=100.0, suspects=("n1",), ranks=(2,), reason="is stopped", hard=True)
+    assert judge(case(hang, standbys=1, may_evict=0)).remedy is Remedy.EVICT
+    slow = msgspec.structs.replace(hang, kind=Kind.SLOW, hard=False)
+    assert judge(case(slow, standbys=1, may_evict=0)).remedy is Remedy.RESTART
