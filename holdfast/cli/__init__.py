@@ -14,6 +14,7 @@ COMMANDS = {
     "catalog": "look at what is known about last words, and add to it",
     "ckpt": "list, verify, export and remove checkpoints",
     "probe": "try this machine: processors, GPUs, memory, disk, clock",
+    "plan": "how many standbys a job needs",
     "clean": "remove what runs that were killed have left",
     "sim": "run the same decisions in virtual time",
 }
