@@ -234,7 +234,7 @@ class Agent:
             carried = Carried(errand, not error, error, findings=tried.findings, played=tried.played)
             self._do(self.life.step(time.monotonic(), carried))
             return
-        self.trying.stop()
+        await self.trying.stop()
         if isinstance(errand, LaunchHere):
             self.keeper.launched(errand)
             error = await self.ranks.launch(errand)

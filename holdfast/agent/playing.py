@@ -56,13 +56,12 @@ class Player:
         why = self.ending if failed else ""
         return Played(rank=self.rank, ended=self.done, failed=failed, bad_step=self.bad_step, marks=marks, detail=why)
 
-    async def end(self) -> None:
+    def kill(self) -> None:
+        """It, and whatever it has started: it leads a session of its own."""
         if self.process.returncode is not None:
             self.ending = f"ended with code {self.process.returncode}"
-            return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        await self.process.wait()
 
 
 async def play(errand: PlayHere, entry: Entry, folder: Path, environment: Environment) -> tuple[Played, ...]:
@@ -83,7 +82,9 @@ async def play(errand: PlayHere, entry: Entry, folder: Path, environment: Enviro
             await _watch(players, memoryview(arena), errand.within_s)
         finally:
             for player in players:
-                await player.end()
+                player.kill()
+            for player in players:
+                await player.process.wait()
         for index, player in enumerate(players):
             player.look(memoryview(arena), index)
     return tuple(player.played() for player in players)

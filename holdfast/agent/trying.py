@@ -2,6 +2,7 @@
 
 import asyncio
 import ipaddress
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +17,8 @@ from holdfast.model.errand import LaunchHere, MeetHere, PlayHere, ProbeHere
 from holdfast.model.probe import Finding
 from holdfast.model.replay import Played
 from holdfast.wire.spec import NodeSpec
+
+_NAME = re.compile(r"[A-Za-z0-9-]+")  # it becomes a folder
 
 Findings = tuple[Finding, ...]
 Environment = Callable[[LaunchHere, int], dict[str, str]]  # of a rank, by its number on this node
@@ -39,7 +42,7 @@ class Trying:
 
     async def carry(self, errand: ProbeHere | MeetHere | PlayHere) -> tuple[str, Tried]:
         """What went wrong, if anything did, and what was found."""
-        self.stop()
+        await self.stop()
         task = self._task = asyncio.create_task(self._tried(errand))
         await asyncio.wait([task])
         if task.cancelled():
@@ -49,9 +52,12 @@ class Trying:
         except OSError as e:
             return f"it cannot be tried: {e}", Tried()
 
-    def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+    async def stop(self) -> None:
+        """When this returns, nothing of it runs any more."""
+        task, self._task = self._task, None
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait([task])
 
     async def _tried(self, errand: ProbeHere | MeetHere | PlayHere) -> Tried:
         match errand:
@@ -60,6 +66,8 @@ class Trying:
             case MeetHere():
                 return Tried(findings=await self._together(errand))
             case PlayHere(launch=launch, replay=replay):
+                if not _NAME.fullmatch(replay.name):
+                    raise OSError(f"{replay.name!r} is no name of a replay")
                 folder = self._node_dir / "replay" / replay.name
                 return Tried(played=await play(errand, self._node.entry, folder, partial(self._environment, launch)))
 

@@ -145,6 +145,7 @@ class Image:
         self._known: dict[int, object] = {}  # by which most values are found unchanged without a look at what they show
         self.wait: Callable[[int], None] = lambda end: None  # until the GPU can reach the image up to here
         self.fetch: Callable[[int, torch.Tensor], None] | None = None  # a faster way to a GPU than by this memory
+        self.settle: Callable[[], None] = lambda: None  # waits for all that was fetched
 
     def stamp(self) -> None:
         """Write what is the same in every snapshot: all that torch puts around payloads."""

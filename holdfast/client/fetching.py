@@ -35,6 +35,8 @@ class Fetching:
     def __init__(self, make: Callable[[], Streams]) -> None:
         self._pieces: SimpleQueue[Piece | None] = SimpleQueue()
         self._failed: list[Exception] = []
+        self._asked = 0
+        self._done: list[int] = []  # an entry for each piece that has arrived
         # Daemons: a script that ends without having restored anything must not wait for them.
         self._threads = [
             threading.Thread(target=self._run, args=(make,), name="holdfast-fetch", daemon=True)
@@ -59,15 +61,19 @@ class Fetching:
     def _add(self, fd: int, at: int, tensor: torch.Tensor) -> None:
         flat = tensor.detach().view(-1).view(torch.uint8) if tensor.dim() else tensor.detach().view(1).view(torch.uint8)
         for start in range(0, flat.nbytes, PIECE_BYTES):
+            self._asked += 1
             self._pieces.put(Piece(fd, at + start, flat[start : start + PIECE_BYTES]))
 
     def finish(self) -> None:
+        """Wait for all that was asked for; to be asked again changes nothing."""
         for _ in self._threads:
             self._pieces.put(None)
-        for thread in self._threads:
-            thread.join()
-        if self._failed:
+        while self._threads:
+            self._threads.pop().join()
+        if self._failed and self._asked:
             raise self._failed[0]
+        if len(self._done) != self._asked:  # a thread has died of something else
+            raise StateError(f"{self._asked - len(self._done)} pieces of the snapshot did not arrive")
 
     def _run(self, make: Callable[[], Streams]) -> None:
         try:
@@ -77,10 +83,11 @@ class Fetching:
 
     def _fetch(self, make: Callable[[], Streams]) -> None:
         streams = make()
+        streams.here()
         buffers = [streams.host(PIECE_BYTES) for _ in range(_BUFFERS)]
         views = [bytes_of(buffer) for buffer in buffers]
         taken: list[object] = [None] * _BUFFERS
-        turn = 0
+        turn, arrived = 0, list[int]()
         while piece := self._pieces.get():
             if taken[turn] is not None:
                 streams.sync(taken[turn])
@@ -88,10 +95,12 @@ class Fetching:
             _read(piece.fd, views[turn][:size], piece.at)
             streams.run(streams.side, partial(piece.into.copy_, buffers[turn][:size], non_blocking=True))
             taken[turn] = streams.record(streams.side)
+            arrived.append(piece.at)
             turn = (turn + 1) % _BUFFERS
         for event in taken:
             if event is not None:
                 streams.sync(event)
+        self._done += arrived
 
 
 def _read(fd: int, into: memoryview, at: int) -> None:

@@ -123,6 +123,7 @@ def write(image: Image, absent: Collection[str], target: Callable[[Path], torch.
             whole = targets[spec.key]
             moves.append(image.get(index, whole[part] if part is not None else whole))
     Copier().run(filter(None, moves))
+    image.settle()
     if any(tensor.is_cuda for tensor in targets.values()):
         torch.cuda.synchronize()
 

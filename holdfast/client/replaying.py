@@ -101,6 +101,7 @@ def replayable(seed: int | None = None) -> Replaying:
         _this.look()
     _this.opted = True
     if _this.is_replay:
+        _end_with_agent()
         if _this.folder:
             os.makedirs(_this.folder, exist_ok=True)
         if seed is not None:
@@ -143,6 +144,16 @@ def _note(seeded: bool) -> None:
         os.replace(file.name, path)
     except OSError as e:
         print(f"holdfast: nobody will know that this script may be replayed: {e}", file=sys.stderr)
+
+
+def _end_with_agent() -> None:
+    """Nobody else would end this process, and it must not go on beside training."""
+    from holdfast.client import kernel
+
+    agent = os.getppid()
+    kernel.die_with_parent()
+    if os.getppid() != agent:
+        os._exit(REFUSED)
 
 
 def _seed(seed: int) -> None:

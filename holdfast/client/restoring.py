@@ -94,9 +94,12 @@ class Restoring:
         torch.cuda.synchronize(side.device)  # whatever is still to be done to these tensors
         fetching = self._snapshots.fetching or Fetching(lambda: Streams(side.device))
         self._snapshots.fetching = None
-        with fetching.of(path, first) as image.fetch:
-            self._from_image(image)
-        image.fetch = None
+        with fetching.of(path, first) as fetch:
+            image.fetch, image.settle = fetch, fetching.finish  # before anybody is told that it is there
+            try:
+                self._from_image(image)
+            finally:
+                image.fetch, image.settle = None, lambda: None
 
     def _from_image(self, image: Image) -> None:
         told = unpacked(image.payload_bytes(self._snapshots.extra))

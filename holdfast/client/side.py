@@ -75,7 +75,7 @@ class Side:
         self._reach = reach
         self._slots = Slots(arena, layout)
         self._hold = not any(guarded)  # nobody tells when the state changes: what comes after waits for the copies
-        self._queue = ThreadPoolExecutor(1, "holdfast-side")  # to queue hundreds of copies takes a while
+        self._queue = ThreadPoolExecutor(1, "holdfast-side", streams.here)  # to queue hundreds of copies takes a while
         self._turns: deque[Future[Turn]] = deque()
         self._taken = self._waited = 0
         self._known = self._version = -1  # of the things

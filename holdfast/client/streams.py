@@ -32,6 +32,10 @@ class Streams:
         self.side: Any = torch.cuda.Stream(device)
         self._index: int | None = device.index  # which is looked up faster
 
+    def here(self) -> None:
+        """This thread works with this GPU: with another one it would make a context there."""
+        torch.cuda.set_device(self.device)
+
     def compute(self) -> Any:
         return torch.cuda.current_stream(self._index)
 

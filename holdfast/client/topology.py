@@ -14,7 +14,7 @@ _MEGATRON = (("pp", "pipeline_model"), ("dp", "data"), ("cp", "context"), ("tp",
 def tell(mesh: object) -> None:
     """`mesh`: a DeviceMesh over all ranks in their order, or names and sizes; None: what Megatron has set up."""
     place = os.environ.get(MESH)
-    dims = _of_megatron() if mesh is None else _dims(mesh)
+    dims = (_of_megatron() if mesh is None else _dims(mesh)) if place else []
     if not place or not dims:
         return
     whole = f"{place}.{os.getpid()}"

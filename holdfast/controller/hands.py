@@ -58,6 +58,7 @@ class Hands:
         self._waiting: dict[int, Waiting] = {}
         self._silent: set[str] = set()
         self._stepping = asyncio.Event()
+        self._launched: frozenset[str] = frozenset()  # nodes of the newest generation
         self._tries: Counter[int] = Counter()  # restores from a step since the last step was made
 
     async def carry(self, action: Action) -> None:
@@ -187,9 +188,12 @@ class Hands:
         """Every rank has its state, as it has made a step with it."""
         self._stepping.set()
         self._tries.clear()
+        # What others hold is of a line that the job has left, or will be told anew when they are seated.
+        self.copies = {node: held for node, held in self.copies.items() if node in self._launched}
 
     async def _launch(self, action: Launch) -> Outcome:
         port = await self.store.open(action.generation)
+        self._launched = frozenset(seat.node for seat in action.seats)
         plan = self._plan(action)
         errands: dict[str, Errand] = {
             seat.node: LaunchHere(

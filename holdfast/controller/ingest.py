@@ -181,12 +181,12 @@ class Ingest:
     def _present(self) -> tuple[str, ...]:
         """Nodes that are linked, or will be presently: after a restart of the controller none is yet."""
         awaited = {seat.node for seat in self.decider.seats} - self._lost()
-        return tuple(sorted({*self._links, *awaited, *self.decider.pool}))
+        return tuple(sorted({*self._links, *awaited, *self.decider.pool, *self.decider.examined.values()}))
 
     def _known(self) -> set[str]:
         """Nodes that the decider has heard of."""
         d = self.decider
-        return {*(seat.node for seat in d.seats), *d.pool, *d.coming, *d.gone}
+        return {*(seat.node for seat in d.seats), *d.pool, *d.coming, *d.gone, *d.examined.values()}
 
     def _ready(self, hello: Hello) -> None:
         self.hear(Ready(node=hello.node, host=hello.host, nproc=hello.nproc, order=hello.order))
@@ -196,6 +196,17 @@ class Ingest:
         self.beats[beat.node] = beat
         if beat.generation == self.decider.generation:
             self.hands.stored = max(self.hands.stored, beat.stored)
+        if beat.generation == self.decider.generation and self._seated(beat.node):
+            self._script_told(beat)
+        if progress := self.pace.heard(now, beat):
+            self.hands.stepping()
+            self.hear(progress)
+        if self.floor.heard(now, beat):
+            self._tell_aims()
+        self.watching.heard(now, beat)
+
+    def _script_told(self, beat: Beat) -> None:
+        """What the script lets its node know about itself."""
         if beat.mesh and beat.mesh != self.mesh and not self.decider.job.mesh:
             self.mesh = self.watching.mesh = beat.mesh
             self.hands.say(f"parallel groups, as the script tells: {','.join(f'{n}={s}' for n, s in beat.mesh)}")
@@ -203,12 +214,6 @@ class Ingest:
             self._tell_aims()
         if beat.replayable:
             self.hands.replaying.allowed = beat.replayable
-        if progress := self.pace.heard(now, beat):
-            self.hands.stepping()
-            self.hear(progress)
-        if self.floor.heard(now, beat):
-            self._tell_aims()
-        self.watching.heard(now, beat)
 
     def _cry(self, alarm: Alarm) -> None:
         self.flush()

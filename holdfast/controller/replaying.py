@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from holdfast.controller.probing import Ask
 from holdfast.core.diagnose.alike import Told
 from holdfast.core.diagnose.grid import UnfitError
@@ -17,6 +19,15 @@ from holdfast.ports import Store
 
 _IDS, _GROUPS = 10**9, 10**4  # errands of groups are numbered downwards from the one, at most so many of an action
 _SLACK_S = 60.0
+_BEATS, _BEAT_S = 10, 0.5
+
+
+class _GoneError(Exception):
+    """Nodes that answer no more: whatever a replay would find, they are lost."""
+
+    def __init__(self, nodes: list[str]) -> None:
+        super().__init__()
+        self.nodes = nodes
 
 
 class Replaying:
@@ -30,6 +41,9 @@ class Replaying:
 
     async def tried(self, action: Replay) -> Outcome:
         """Whom it accuses alone, under `failed`; of whom one is bad, under `nodes`."""
+        for _ in range(_BEATS):  # of a controller that has just come back no node has told it yet
+            if not self.allowed:
+                await asyncio.sleep(_BEAT_S)
         if not self.allowed:
             return Outcome(action=action.id, ok=True, detail="the script has not said that it may be replayed")
         self.say("the same again although nothing was found: groups of nodes do the work again")
@@ -44,6 +58,8 @@ class Replaying:
             ruling = await self._ruling(action, Session(asked, self._limits))
         except UnfitError as e:
             return Outcome(action=action.id, ok=True, detail=f"no replay: {e}")
+        except _GoneError as e:
+            return Outcome(action=action.id, ok=True, failed=dict.fromkeys(e.nodes, "did not answer in a replay"))
         named = dict.fromkeys(ruling.nodes, ruling.reason) if ruling.how is How.ONE else {}
         some = ruling.nodes if ruling.how is How.SOME else ()
         return Outcome(action=action.id, ok=True, failed=named, nodes=some, detail=ruling.reason)
@@ -59,6 +75,8 @@ class Replaying:
                 errands = dict(self._errands(id, action, launch, port))
                 asked.append(self._ask(id, errands, self._limits.within_s + _SLACK_S))
             for launch, answers in zip(wave, await asyncio.gather(*asked), strict=True):
+                if gone := [seat.node for seat in launch.seats if seat.node not in answers]:
+                    raise _GoneError(gone)
                 session.heard(launch.replay.name, _told(launch, answers))
         return wave
 
@@ -75,7 +93,9 @@ class Replaying:
                 run_id=launch.replay.name,
                 max_restarts=0,
             )
-            yield seat.node, PlayHere(id=id, launch=here, replay=launch.replay, within_s=self._limits.within_s)
+            # In a folder that no earlier replay has written to.
+            replay = msgspec.structs.replace(launch.replay, name=f"{action.id}-{launch.replay.name}")
+            yield seat.node, PlayHere(id=id, launch=here, replay=replay, within_s=self._limits.within_s)
 
 
 def _told(launch: GroupLaunch, answers: dict[str, Done]) -> Told | None:

@@ -36,7 +36,7 @@ class Decider:
         self.awaited = 0  # the action whose outcome moves this phase on
         self._seated: frozenset[str] = frozenset()
         self._ids = count(1)
-        self._standbys = Standbys(self.job, self.limits, self._ids)
+        self._beside(Standbys(self.job, self.limits, self._ids))
         self._back: dict[str, Ready] = {}  # silent ones that are back before they could be evicted
         self._case: Case | None = None  # what nodes are being tried for
         self._unstopped: set[str] = set()  # whose ranks could not be ended
@@ -47,17 +47,9 @@ class Decider:
         self._closed: Record | None = None
         self.doubts = Doubts()
 
-    @property
-    def pool(self) -> dict[str, Ready]:
-        return self._standbys.pool
-
-    @property
-    def coming(self) -> dict[str, float]:
-        return self._standbys.coming
-
-    @property
-    def gone(self) -> dict[str, Kind | None]:
-        return self._standbys.gone
+    def _beside(self, standbys: Standbys) -> None:
+        self._standbys, self.pool, self.coming = standbys, standbys.pool, standbys.coming
+        self.gone, self.examined = standbys.gone, standbys.examined
 
     def step(self, now: float, event: Event) -> Decision:
         self._actions, self._closed = [], None
@@ -89,8 +81,10 @@ class Decider:
                 return self._ready(now, event)
             case _, Outcome(action=id) if id in self._standbys.acquiring:
                 return self._standbys.acquired(now, event, self._active())
-            case _, Outcome(action=id) if id in self._standbys.examined:
-                return self._examined(now, event)
+            case _, Outcome(action=id) if id in self.examined:
+                found, actions = self._standbys.examination(event)
+                self._actions += actions
+                return f"{found}; {self._next_generation(now)}" if self.phase is Phase.WAITING else found
             case _, Alarm() if event.stance is not Stance.ACT:
                 return self._told(event)
             case _, Alarm() if not self._concerns_generation(event):
@@ -129,7 +123,7 @@ class Decider:
 
     def _begin(self, now: float, event: Begin) -> str:
         self.job, self.limits = event.job, event.limits
-        self._standbys = Standbys(self.job, self.limits, self._ids)
+        self._beside(Standbys(self.job, self.limits, self._ids))
         self.failures = Failures(self.job, self.limits)
         return self._wait(now)
 
@@ -138,7 +132,7 @@ class Decider:
 
     def _ready(self, now: float, event: Ready) -> str:
         if event.node in self._seated and event.node not in self.out:
-            if self.phase is Phase.STOPPING:
+            if self.phase in (Phase.STOPPING, Phase.PROBING):
                 self._back[event.node] = event
             return f"{event.node} is back"
         self._actions += self._standbys.ready(event)
@@ -147,11 +141,6 @@ class Decider:
         if self.phase is Phase.WAITING:
             return self._next_generation(now)
         return f"{event.node} is ready as a standby"
-
-    def _examined(self, now: float, event: Outcome) -> str:
-        found, actions = self._standbys.examination(event)
-        self._actions += actions
-        return f"{found}; {self._next_generation(now)}" if self.phase is Phase.WAITING else found
 
     def _told(self, alarm: Alarm) -> str:
         """Naming is cheap: a person may hear of it, nobody is stopped for it."""
@@ -214,6 +203,7 @@ class Decider:
         if now < self._not_before:
             self.phase = Phase.WAITING
             return f"waiting for {self._not_before - now:.0f} s"
+        self._not_before = 0.0
         called = any(at is not None and at <= now for at in (self._last_call_at, self._wait_until))
         may_shrink = self.generation > 0 or called
         if self._have() < (self.job.min_nodes if may_shrink else self.job.max_nodes):
@@ -228,7 +218,7 @@ class Decider:
         self.seats, self._seated = seats, frozenset(s.node for s in seats)
         self.out, self.ended, self.progress = set(), set(), None
         self.generation += 1
-        self.phase, self._wait_until, self._last_call_at, self._not_before = Phase.LAUNCHING, None, None, 0.0
+        self.phase, self._wait_until, self._last_call_at = Phase.LAUNCHING, None, None
         self.awaited = next(self._ids)
         launch = Launch(
             id=self.awaited,
@@ -352,14 +342,17 @@ class Decider:
 
     def _try_nodes(self, case: Case, verdict: Verdict) -> str:
         self._case, self.phase, self.awaited = case, Phase.PROBING, next(self._ids)
-        action = trial(self.awaited, self.generation, self.seats, verdict, self.doubts.not_after)
+        seats = tuple(seat for seat in self.seats if seat.node not in self.out)
+        action = trial(self.awaited, self.generation, seats, verdict, self.doubts.not_after)
         said = Say(text=f"{story.cause(case.cause)}: {verdict.reason}")
         self._actions += [action, said] if verdict.level else [action]
         return verdict.reason
 
     def _lost_while_probing(self, alarm: Alarm) -> str:
         assert self.incident is not None
-        self.incident.lost |= dict.fromkeys(alarm.suspects, alarm)
+        if alarm.kind is Kind.SILENCE or names_node(alarm):
+            self.incident.lost |= dict.fromkeys(alarm.suspects, alarm)
+            self._back = {node: ready for node, ready in self._back.items() if node not in alarm.suspects}
         return f"noted while nodes are tried: {story.cause(alarm)}"
 
     def _probed(self, now: float, event: Outcome) -> str:
@@ -371,6 +364,7 @@ class Decider:
         why = {node: alarm.reason for node, alarm in incident.lost.items()} | event.failed
         bad = {node: why[node] for node in sorted(self._active().intersection(why))}
         verdict = tried(case, bad, event.detail, replaceable=bool(silent) or self._can_do_without(bad))
+        incident.lost = {}
         return self._treat(now, verdict, silent)
 
     def _close(self, verdict: Verdict, resumed_at: float, resumed_from: int | None = None) -> str:

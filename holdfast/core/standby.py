@@ -89,14 +89,16 @@ class Standbys:
         """Part with a node, whether it was seated, waiting or coming."""
         self.pool.pop(node, None)
         self.coming.pop(node, None)
+        for id in [id for id, other in self.examined.items() if other == node]:
+            del self.examined[id]
         self.gone[node] = kind
         if kind is Kind.SILENCE and not self.job.can_acquire:
             return ()  # it shall find us when it comes back
         return (Release(id=next(self._ids), node=node, reason=reason),)
 
     def lost(self, nodes: Iterable[str]) -> tuple[str, ...]:
-        """Those of these nodes that wait or are coming."""
-        return tuple(n for n in nodes if n in self.pool or n in self.coming)
+        """Those of these nodes that wait, are coming, or are examined."""
+        return tuple(n for n in nodes if n in self.pool or n in self.coming or n in self.examined.values())
 
     def tick(self, now: float) -> tuple[Release, ...]:
         """The clock has moved: late nodes are given back, and a fleet that gave too few may be asked again."""

@@ -77,7 +77,7 @@ class Incident(msgspec.Struct, kw_only=True):
     def silent(self) -> tuple[str, ...]:
         """Nodes that answer no more, so that they can neither be stopped nor asked; once judged they are out."""
         if self.judged:
-            return ()
+            return tuple(sorted(node for node, alarm in self.lost.items() if alarm.kind is Kind.SILENCE))
         return tuple(sorted({n for a in self.alarms if a.kind is Kind.SILENCE for n in a.suspects}))
 
     def record(self, verdict: Verdict, resumed_at: float, resumed_from: int | None) -> Record:

@@ -103,7 +103,7 @@ def test_a_report_of_a_run_that_never_began(place: Path, capfd: pytest.CaptureFi
 
 def test_there_is_no_such_command(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["fly"]) == 2
-    known = "run, status, report, trace, stop, ckpt, clean, sim"
+    known = "run, status, report, trace, diagnose, stop, catalog, ckpt, probe, plan, clean, sim"
     assert capfd.readouterr().err == f"holdfast: there is no command 'fly'; there are {known}\n"
 
 

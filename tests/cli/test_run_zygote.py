@@ -91,9 +91,10 @@ def test_what_the_script_imports_is_preloaded_for_the_next_generation(start: Sta
 def test_a_standby_has_it_ready_too(start: Start) -> None:
     job = start("--standbys", "1", script=TELLS, torch=True)
     job.trains()
-    zygotes = job.run_dir / "nodes" / "n1" / "agent.log"
+    seated = next(node["node"] for node in job.status()["nodes"] if node["ranks"] == "0")  # whoever was ready first
+    zygotes = job.run_dir / "nodes" / ("n1" if seated == "n0" else "n0") / "agent.log"
     job.until(lambda: "zygote: " in zygotes.read_text(), "a zygote with more modules")
-    job.kill(job.holder("n0"))
+    job.kill(job.holder(seated))
     job.trains(generation=2)
     job.finish()
     job.ends(0)

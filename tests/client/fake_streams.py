@@ -33,6 +33,9 @@ class FakeStreams:
         self.synced = 0
         self._lock = threading.RLock()
 
+    def here(self) -> None:
+        pass
+
     def compute(self) -> FakeStream:
         return self.main
 

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.checkpoint.state import StateError
+from holdfast.checkpoint.layout import arrange
+from holdfast.checkpoint.state import Held, Image, StateError, extra_spec, look, sizes
 from holdfast.client import fetching
 from holdfast.client.fetching import Fetching
+from holdfast.client.found import write
 from tests.client.fake_streams import FakeStreams
 
 pytestmark = pytest.mark.timeout(60)
@@ -49,3 +51,30 @@ def _leads_to(fd: str, where: Path) -> bool:
         return os.readlink(f"/proc/self/fd/{fd}").startswith(str(where))
     except OSError:
         return False
+
+
+def test_nothing_is_said_to_be_there_before_it_is() -> None:
+    state = {"a": torch.arange(4.0), "b": torch.ones(3)}
+    found = look(state, lambda _: Held((0,), (0,)))
+    layout = arrange([*found.specs, extra_spec(512, 0, 1)], sizes, rank=0, world=1)
+    image = Image(layout, memoryview(bytearray(layout.image_bytes)))
+    image.stamp()
+    order: list[str] = []
+    image.settle = lambda: order.append("settled")
+    into = {"a": torch.zeros(4), "b": torch.zeros(3)}
+    write(image, (), lambda path: into[str(path[0])], lambda path, value: order.append("put"))
+    assert order == ["settled"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_piece_that_never_came_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread may die of what nobody thought of."""
+    (tmp_path / "arena").write_bytes(b"x" * 1000)
+
+    def dies(fd: int, into: memoryview, at: int) -> None:
+        raise SystemExit  # which ends a thread without a word
+
+    monkeypatch.setattr(fetching, "_read", dies)
+    one = Fetching(lambda: FakeStreams(0))  # type: ignore[arg-type,return-value]
+    with pytest.raises(StateError, match="did not arrive"), one.of(str(tmp_path / "arena"), 0) as fetch:
+        fetch(0, torch.zeros(500, dtype=torch.uint8))

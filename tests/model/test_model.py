@@ -5,10 +5,12 @@ from typing import get_args
 import msgspec
 import pytest
 
-from holdfast.model.action import Acquire, Action, Finish, Launch, Release, Say, Stop
+from holdfast.model.action import Acquire, Action, Finish, Launch, Probe, Release, Replay, Say, Stop
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.errand import Errand, LaunchHere, Leave, StopHere
+from holdfast.model.errand import Errand, LaunchHere, Leave, MeetHere, PlayHere, ProbeHere, StopHere
 from holdfast.model.event import Begin, Decision, Ended, Entry, Event, Limits, Order, Outcome, Progress, Ready, Tick
+from holdfast.model.probe import Meeting
+from holdfast.model.replay import ReplayHere
 from holdfast.model.topology import Job, Seat, world_size
 
 SEATS = (Seat(node="a", group_rank=0, first_rank=0, nproc=2), Seat(node="b", group_rank=1, first_rank=2, nproc=3))
@@ -27,17 +29,23 @@ ACTIONS: tuple[Action, ...] = (
     Release(id=2, node="a", reason="why"),
     Launch(id=3, generation=1, seats=SEATS),
     Stop(id=4, generation=1, nodes=("a", "b"), grace_s=2.0),
+    Probe(id=6, generation=1, nodes=("a", "b"), level=2),
+    Replay(id=7, generation=1, seats=SEATS, not_after=40),
     Finish(id=5, code=93, grace_s=0.0, reason="why"),
     Say(text="so it is"),
 )
-ERRANDS: tuple[Errand, ...] = (
-    LaunchHere(
-        id=1, generation=1, seat=SEATS[1], world_size=5, group_world_size=2, store_host="h", store_port=2, run_id="r",
-        max_restarts=3,
-    ),
-    StopHere(id=2, generation=1, grace_s=1.0),
-    Leave(id=3, code=0, grace_s=1.0, reason="done"),
+LAUNCH = LaunchHere(
+    id=1, generation=1, seat=SEATS[1], world_size=5, group_world_size=2, store_host="h", store_port=2, run_id="r",
+    max_restarts=3,
 )  # fmt: skip
+ERRANDS: tuple[Errand, ...] = (
+    LAUNCH,
+    StopHere(id=2, generation=1, grace_s=1.0),
+    ProbeHere(id=4, level=3),
+    MeetHere(id=-5, meeting=Meeting(rank=0, world=2, host="h", port=3, name="w")),
+    PlayHere(id=-6, launch=LAUNCH, replay=ReplayHere(name="1-1-h0", steps=5), within_s=9.0),
+    Leave(id=3, code=0, grace_s=1.0, reason="done"),
+)
 
 
 def test_nothing_is_left_out_here() -> None:
