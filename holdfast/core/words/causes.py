@@ -6,24 +6,14 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from holdfast.core.words.hits import Hit
+from holdfast.core.words.outlived import lighten
 from holdfast.core.words.prefixes import Said
 from holdfast.core.words.summary import Summary
 
 _NEAR = 1.5  # weights this close say as much: then the first one counts
-_SURVIVED = 3  # weight that a hit loses if training went on after it
-_PROOF = 8  # what a machine says of itself stays true although training goes on for a while
-_GOING_ON = 3  # lines of progress that prove it
-_PROVES = 50  # and that disprove even that
 _PER_NODE = 8  # ranks; where more are heard of there are more nodes
-_FAR = 2000  # lines after which any rank's progress proves the same
-_STALE_S = 6 * 3600.0  # what the kernel said so long before the job's last words is another story
 _NAMED = re.compile(r"\b(?:global )?[Rr]ank[ =:#]{1,2}(\d+)\b")
 _PID = re.compile(r"(?:\bpid[=:' ]{1,2}|[Pp]rocess )(\d+)")
-_PROGRESS = re.compile(
-    r"\b(?:step|iter(?:ation)?|epoch|batch)\w*\b[^\n]{0,80}\b(?:loss|lr|grad|ppl|acc|tokens)|it/s\b|s/it\b"
-    r"|\bloss\b[^\n]{0,40}\d\.\d|\biteration +\d+/ *\d+",
-    re.IGNORECASE,
-)
 
 
 class Finding(msgspec.Struct, kw_only=True):
@@ -53,6 +43,8 @@ class Finding(msgspec.Struct, kw_only=True):
         ranked = [hit for hit in self.hits if hit.row.role == "cause" and hit.rank is not None]
         if ranked:
             return _first(ranked, {}).rank
+        if len(blamed := {hit.rank for hit in self.hits if hit.row.role == "context" and hit.named}) == 1:
+            return blamed.pop()
         nodes, ranks = {hit.node for hit in self.hits if hit.node}, [hit.rank or 0 for hit in self.hits]
         if len(nodes) > 1 or max(ranks, default=0) >= _PER_NODE:
             return None  # there is more than one
@@ -64,7 +56,7 @@ class Finding(msgspec.Struct, kw_only=True):
 
 
 def root_of(hits: Sequence[Hit], lines: Sequence[Said], ended_at: Mapping[int, float]) -> Hit | None:
-    _lighten(hits, lines)
+    lighten(hits, lines)
     causes = [hit for hit in hits if hit.row.role == "cause" and hit.weight >= 2]
     if causes:
         return _first(causes, ended_at)
@@ -94,23 +86,3 @@ def _first(hits: list[Hit], ended_at: Mapping[int, float]) -> Hit:
     if len({hit.said.source for hit in near}) == 1:
         return min(near, key=lambda hit: (hit.said.index, -hit.weight))
     return min(near, key=lambda hit: (-hit.weight, hit.said.source, hit.said.index))
-
-
-def _lighten(hits: Sequence[Hit], lines: Sequence[Said]) -> None:
-    """What training survived is not what ended it."""
-    going: dict[tuple[int, int | None], list[int]] = {}
-    newest_step: dict[int, int] = {}  # by source
-    for said in lines:
-        if _PROGRESS.search(said.text[:400]):
-            going.setdefault((said.source, said.rank), []).append(said.index)
-            newest_step[said.source] = said.index
-    newest = max((said.at for said in lines if said.at is not None and not said.kernel), default=None)
-    for hit in hits:
-        at = hit.said.at if hit.said.kernel else None
-        later = [i for i in going.get((hit.said.source, hit.said.rank), ()) if i > hit.said.index]
-        far = newest_step.get(hit.said.source, 0) > hit.said.index + _FAR
-        if far or len(later) >= (_GOING_ON if hit.weight < _PROOF else _PROVES):
-            sure = far or hit.said.rank is not None  # else it may be the progress of other ranks
-            hit.weight = max(min(hit.weight - _SURVIVED, 3.0 if sure else 9.0), 0.5)
-        if at is not None and newest is not None and newest - at > _STALE_S:
-            hit.weight = min(hit.weight, 1.0)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from holdfast.core.words.calm import calmed
 from holdfast.core.words.prefixes import Said
 from holdfast.core.words.rows import Catalog, Known, Row
 from holdfast.core.words.tracebacks import Raised, Trace, traces_of
@@ -20,13 +21,15 @@ _CARRIER = re.compile(
     r"^gaierror$|^timeout$|Connect(?:ion)?\w*Error$|Timeout(?:Error)?$|ProtocolError|Disconnected|SSL\w*Error|MaxRetry"
 )
 _LESS = 2.5
+_CAUGHT_LESS = 5.0
 _RETRIED = re.compile(
     r"\b(?:retry(?:ing)?|attempt \d+|back(?:ing)? off|ignor(?:ed|ing)|skipp(?:ed|ing)|fall(?:ing)? back|non-fatal)\b",
     re.IGNORECASE,
 )
-_CALM = re.compile(
-    r"\bno (?:error|throttl|issue|fault|failure|problem|action required)|\bnot (?:throttl|active|detected|lost)"
-    r"|\b(?:healthy|passed|recovered|cleared|corrected)\b|\b0 (?:error|failure)s?\b|(?:errors|failures)[:=] ?0\b",
+# Said before a traceback: it is shown by who has caught it and goes on.
+_CAUGHT = re.compile(
+    r"\b(?:fail|error|exception|could not|unable|problem)\w*\b.{0,200}\b(?:retry(?:ing)?|try(?:ing)? again"
+    r"|ignor(?:ed|ing)|skipp(?:ed|ing)|fall(?:ing)? back|continuing|non-fatal)\b",
     re.IGNORECASE,
 )
 _GAVE_UP = re.compile(
@@ -118,7 +121,7 @@ def _of_line(said: Said, rows: Iterable[Known], raised: Raised | None) -> Iterat
 
 def _hit(row: Row, said: Said, raised: Raised | None, found: re.Match[str] | None = None) -> Hit:
     told = found.groupdict() if found else {}
-    rank = told.get("rank") or ""
+    rank = told.get("rank") or told.get("rank2") or ""
     return Hit(
         row=row,
         said=said,
@@ -137,10 +140,12 @@ def _weigh(row: Row, said: Said, raised: Raised | None) -> float:
             weight -= 1.5
         if _RETRIED.search(said.text) and not _GAVE_UP.search(said.text):
             weight -= 2
-        if _CALM.search(said.text):
-            weight = min(weight - 3, 2.0)
+    if raised is None and row.role == "cause":
+        weight = calmed(weight, row.klass, said.text)
     if raised is not None and raised.ignored:
         return min(weight, 1.0)
+    if raised is not None and _CAUGHT.search(raised.before[:400]) and not _GAVE_UP.search(raised.before):
+        return max(weight - _CAUGHT_LESS, 0.5)
     if raised is not None and raised.frames:
         weight += 0.5
     return max(weight, 0.5)

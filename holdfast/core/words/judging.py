@@ -39,8 +39,9 @@ def judge(case: Case, catalog: Catalog) -> Diagnosis:
     summary.codes |= {rank: normal(code) for rank, code in case.codes.items()}
     root = root_of(hits, case.lines, case.ended_at)
     root = _blameless(root, hits, catalog) or root
-    if root is None or root.row.role == "echo" or root.weight < 2:
-        mute = summary.root_rank is not None and all(hit.rank != summary.root_rank for hit in hits)
+    mute = summary.root_rank is not None and all(hit.rank != summary.root_rank for hit in hits)
+    guess = mute and root is not None and not root.row.pattern and summary.codes.get(summary.root_rank or 0) in _LOUD
+    if root is None or root.row.role == "echo" or root.weight < 2 or guess:
         code = _code(summary, case, words=root is not None and root.weight >= 2, mute=mute)
         if code is not None and code in catalog.codes:
             return _by_code(code, summary, catalog)
@@ -132,6 +133,8 @@ def _by_code(code: int, summary: Summary, catalog: Catalog) -> Diagnosis:
     klass = _klass(row.klass, catalog, row)
     ranks = [rank for rank, mine in summary.codes.items() if mine == code]
     rank = summary.root_rank if summary.root_rank in ranks else min(ranks, default=None)
+    if rank is None and summary.root_rank not in summary.codes:
+        rank = summary.root_rank  # named without a code of its own
     said = summary.lines.get(code)
     who = f"Rank {rank}" if rank is not None else "A process"
     return Diagnosis(

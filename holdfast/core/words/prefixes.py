@@ -65,7 +65,11 @@ _COMPILED = [(starts, re.compile(pattern)) for starts, pattern in _TOLD]
 _MARKS = {start: [pattern for starts, pattern in _COMPILED if start in starts] for start in "0a[(<|-"}
 _TIME = _COMPILED[0][1]
 _ANY_RANK = re.compile(r" {0,5}(?P<rank>\d{1,5}): ?")  # srun -l
+_SURE_RANK = re.compile(r' {0,5}\d{1,5}: ?(?:Traceback \(most recent|  File ")')  # nothing else begins so
 _ANY_NODE = re.compile(r"(?P<node>[A-Za-z][\w.-]{0,60}|\d+\.\d+\.\d+\.\d+): ")  # pdsh, deepspeed
+_FAILURE = re.compile(
+    r"^(?:exc(?:_?info|_?text|eption)?|err(?:or)?|stack_?(?:trace)?|traceback|reason|details?)$", re.IGNORECASE
+)
 _INSIDE = re.compile(r"\[(?:RANK|[Rr]ank) ?(\d{1,6})\]|\b[Rr]ank (\d{1,6})[\]:]|\brank=(\d{1,6})\b")
 
 
@@ -101,7 +105,7 @@ def habits_of(lines: Iterable[str]) -> Habits:
     nodes = Counter(m["node"] for line in lines if (m := _ANY_NODE.match(line)))
     often = frozenset(node for node, count in nodes.items() if count > 2 and not node.endswith(("Error", "Exception")))
     return Habits(
-        ranks=ranks > 1 and ranks >= _HABIT * len(lines),
+        ranks=ranks > 1 and (ranks >= _HABIT * len(lines) or any(_SURE_RANK.match(line) for line in lines)),
         nodes=often if sum(nodes[node] for node in often) >= _HABIT * len(lines) else frozenset(),
     )
 
@@ -127,6 +131,7 @@ def strip(line: str, habits: Habits) -> Said:
         if found is None:
             break
         _note(said, found)
+    said.kernel = said.kernel or said.text.startswith("NVRM: ")
     if said.rank is None and (m := _INSIDE.search(said.text[:200])):
         said.rank = int(m[1] or m[2] or m[3])
     return said
@@ -178,13 +183,13 @@ def _unwrap(said: Said) -> None:
         tree = json.loads(said.text)
     except (ValueError, RecursionError):
         return
-    text = next((tree[k] for k in ("log", "message", "msg", "text", "event") if isinstance(tree.get(k), str)), None)
-    if text is None:
+    words = [tree[k] for k in ("log", "message", "msg", "text", "event") if isinstance(tree.get(k), str)][:1]
+    more = [told for key, value in tree.items() for told in _told_by(key, value) if told not in words]
+    if not words and not more:
         return
     at = next((tree[k] for k in ("time", "timestamp", "ts", "asctime", "@timestamp") if k in tree), None)
     rank = next((tree[k] for k in ("rank", "global_rank") if isinstance(tree.get(k), int)), None)
-    more = [tree[k] for k in ("exc_info", "exception", "stack_trace", "traceback") if isinstance(tree.get(k), str)]
-    said.text = clean("\n".join([text, *more]))
+    said.text = "\n".join(clean(line) for line in "\n".join([*words, *more]).rstrip("\n").split("\n"))
     said.raw = said.text.strip()
     said.rank = rank
     if isinstance(at, str) and (m := _TIME.match(at)):
@@ -193,6 +198,15 @@ def _unwrap(said: Said) -> None:
     said.node = node
     level = next((tree[k] for k in ("level", "levelname", "severity") if isinstance(tree.get(k), str)), "")
     said.level = _LEVELS.get(level[:1].lower(), "")
+
+
+def _told_by(key: str, value: object) -> list[str]:
+    """What a field of such a line says of a failure, by its name or by its looks; fields may have fields."""
+    if isinstance(value, dict):
+        return [told for name, inner in value.items() for told in _told_by(str(name), inner)][:_ROUNDS]
+    if isinstance(value, str) and (_FAILURE.search(key) or "Traceback (most recent" in value):
+        return [value]
+    return []
 
 
 def clocked(lines: Sequence[Said]) -> None:

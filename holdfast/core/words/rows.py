@@ -90,6 +90,7 @@ class Catalog:
         self.rows = rows
         self.classes = {klass.klass: klass for klass in classes}
         self.known = tuple(known for row in rows if row.pattern for known in known_of(row))
+        self._places = {id(known): place for place, known in enumerate(self.known)}
         self.codes = {row.code: row for row in rows if row.code is not None and not row.pattern}
         self._by_needle: dict[bytes, list[Known]] = {}
         for known in self.known:
@@ -111,8 +112,9 @@ class Catalog:
         return {place: rows[line] for place, line in enumerate(plains) if line in rows}
 
     def looking(self, found: Iterable[bytes]) -> list[Known]:
-        """The rows that look for one of these needles."""
-        return list({id(known): known for needle in found for known in self._by_needle.get(needle, ())}.values())
+        """The rows that look for one of these needles, in the catalog's order: of equals always the same one speaks."""
+        wanted = {id(known): known for needle in found for known in self._by_needle.get(needle, ())}
+        return sorted(wanted.values(), key=lambda known: self._places[id(known)])
 
 
 def holding(lines: Sequence[bytes], wanted: Iterable[bytes]) -> list[bytes]:

@@ -17,6 +17,9 @@ _FIELD = re.compile(
     r"^\s*(?P<key>rank|exitcode|host|traceback)\s*: (?P<value>-?[\w.-]+)(?: \((?:local_rank: \d+|pid: (?P<pid>\d+))\))?"
 )
 _INIT = re.compile(r"\brank (\d+) nranks \d+")  # NCCL, when it is told to be talkative
+_MPI = re.compile(
+    r"^\s*Process name: \[(?:\[\d+,\d+\]|[\w.-]+@\d+),(?P<rank>\d+)\]"
+)  # the first to end, by mpirun; its code follows
 _ROOT = "Root Cause (first observed failure)"
 _ENDS = tuple(
     re.compile(pattern, re.IGNORECASE)
@@ -71,6 +74,8 @@ def summary_of(lines: Iterable[Said]) -> Summary:
     for said in lines:
         if said.pid is not None and (found := _INIT.search(said.text)):
             summary.pids[said.pid] = int(found[1])
+        if summary.root_rank is None and (found := _MPI.match(said.text)):
+            summary.root_rank = int(found["rank"])
         if _ROOT in said.text:
             block.root = True
         elif found := _FIELD.match(said.text):

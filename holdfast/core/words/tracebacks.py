@@ -28,6 +28,9 @@ _SUMMARY = "ChildFailedError"  # what follows is torchrun's list, not its messag
 _LIBRARY = re.compile(
     r"site-packages|dist-packages|/usr/(?:local/)?lib/|/lib/python\d|^<|/torch/(?:nn|utils|distributed|_\w+|autograd|optim)/"
 )
+_OTHERS = re.compile(
+    r"^(?:#{3,}|={5,} \w|usage: |\+ \w|srun: |slurmstepd: |mpirun\b|pdsh@)"
+)  # begins no line of a message
 _OPEN = 12  # lines of others that may stand between a frame and what follows it
 _MESSAGE = 40  # lines that a message may have
 
@@ -53,6 +56,7 @@ class Raised(msgspec.Struct, kw_only=True):
     more: list[Said] = []  # further lines of its message
     link: str = ""  # how it came of the one before it: "during", "direct"
     inner: bool = False  # was printed after what it led to
+    before: str = ""  # what was said before its traceback: why it is shown
     ignored: bool = False  # in a destructor or the like, where nobody can catch it
 
     @property
@@ -94,6 +98,8 @@ class _Mouth:
         self._ignored = False
         self._process: int | None = None  # of torch.multiprocessing's, whose traceback is to come
         self._newest: Raised | None = None
+        self._last = ""  # words outside of any traceback
+        self._before = ""  # those that stood before this one
         self._message = 0  # lines that may still belong to it
 
     def hear(self, said: Said) -> None:
@@ -126,6 +132,7 @@ class _Mouth:
     def _begin(self, indent: int, kind: str) -> None:
         self._inner = kind == "Original " or (not self._link and self._is_wrapped())
         self._frames, self._indent, self._waited = [], indent, 0
+        self._before, self._last = self._last, ""
 
     def _is_wrapped(self) -> bool:
         """Whether what comes now is what an exception told before was made of."""
@@ -139,6 +146,8 @@ class _Mouth:
     def _words(self, text: str, said: Said) -> None:
         if _SPECIAL.match(text):
             return
+        if self._frames is None:
+            self._last = text
         indent = len(text) - len(text.lstrip())
         found = _RAISED.match(text.strip())
         if self._frames and indent > self._indent + 2:
@@ -151,6 +160,8 @@ class _Mouth:
                 self._frames = None if self._waited > _OPEN else self._frames
         elif found and not indent and _BARE.search(found["type"]) and _is_type(found["type"], strict=True):
             self._end(found, said, [])
+        elif _OTHERS.match(text):
+            self._message = 0
         elif self._message and self._newest is not None:
             self._message -= 1
             if process := _PROCESS.match(text):
@@ -169,8 +180,10 @@ class _Mouth:
             frames=frames,
             link=self._link,
             inner=self._inner,
+            before=self._before,
             ignored=self._ignored,
         )
+        self._before = self._last = ""
         self._ignored = False
         if found["inner"]:
             raised.message = f"RayTaskError {raised.message}"

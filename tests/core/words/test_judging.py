@@ -180,7 +180,9 @@ def test_what_training_survived_is_not_what_ended_it() -> None:
 
 
 def test_good_news_is_no_cause() -> None:
-    assert judged(f"GPU 3: no error, 0 errors: fallen off the bus?\n{BOOM}").klass == "gpu_lost_bus", "proof is proof"
+    event = "NVRM: Xid (PCI:0000:3b:00): 79, 0 errors: fallen off the bus, not recovered"
+    assert judged(f"{event}\n{BOOM}").klass == "gpu_lost_bus", "proof is proof"
+    assert judged(f"GPU 3: no error, 0 errors: fallen off the bus?\n{BOOM}").klass == "python_exception"
     assert judged(f"CUDA out of memory: recovered\n{BOOM}").klass == "python_exception"
 
 
