@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import aiohttp
@@ -69,8 +70,9 @@ class Agent:
         self.losses = Losses(self.spec.node, self.spec.settings.loss)
         self.tracer = Tracer(self.spec.node, self.spec.nproc)
         self.trying = Trying(self.spec, node_dir, self.ranks.environment)
-        known = catalog.load(self.spec.settings.words)
-        self.life = NodeLife(self.spec.node, self.spec.settings.node, known, time.monotonic())
+        # In a thread: it takes some tenths of a second, in which an agent that was just restarted has to speak.
+        known = ThreadPoolExecutor(1, "holdfast-words").submit(catalog.load, self.spec.settings.words)
+        self.life = NodeLife(self.spec.node, self.spec.settings.node, known.result, time.monotonic())
         self.life.on_bad_loss = self.spec.settings.loss.stance
         ties = Ties(self._noticed, lambda: [*self.ranks.held.values()], lambda: self._offset_s)
         self.monitor = Monitor(node_dir, self.spec, ties)

@@ -1,6 +1,7 @@
 """The life of one node's agent as a pure step machine: links break, errands repeat, ranks end, nothing is lost."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 import msgspec
 
@@ -93,7 +94,8 @@ Deed = Send | Remember | Carry
 class NodeLife:
     """One node's side of the protocol."""
 
-    def __init__(self, node: str, limits: NodeLimits, catalog: Catalog, now: float) -> None:
+    def __init__(self, node: str, limits: NodeLimits, catalog: Callable[[], Catalog], now: float) -> None:
+        """`catalog` gives what is known about last words, which takes a moment to be had the first time."""
         self.node = node
         self.limits = limits
         self.catalog = catalog
@@ -189,7 +191,7 @@ class NodeLife:
         self._over.add(exit.rank)
         if exit.code != 0:
             self._failed = exit.generation
-            return self._post(alarm_of(exit, self.catalog))
+            return self._post(alarm_of(exit, self.catalog()))
         if self.expected or self._failed == exit.generation:
             return ()
         return self._post(Ended(node=self.node, generation=exit.generation))

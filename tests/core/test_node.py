@@ -32,7 +32,7 @@ CATALOG = catalog.load()
 
 
 def life(*, linked: bool = True) -> NodeLife:
-    node = NodeLife("n0", NodeLimits(lost_s=60.0), CATALOG, 0.0)
+    node = NodeLife("n0", NodeLimits(lost_s=60.0), lambda: CATALOG, 0.0)
     if linked:
         node.step(0.0, Linked())
     return node
