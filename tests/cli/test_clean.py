@@ -120,6 +120,7 @@ def test_a_run_whose_front_and_agents_are_killed_ends_by_itself(start: Start, no
     assert clean(capfd, job.run_dir, code=1)[0].state == "alive", "its nodes wait for another controller"
     assert not any(gone(pid) for pid in holders)
     ends_alone(job, no_orphans)
+    job.until(lambda: all(gone(pid) for pid in holders), "their locks")  # one that ends shows no environment any more
     [found] = clean(capfd, job.run_dir)
     assert found.state == "dead" and {one.kind for one in found.left} == {"file"}
 

@@ -55,11 +55,12 @@ def test_the_machine_that_computes_wrongly_is_evicted(start: Start, tmp_path: Pa
     (tmp_path / "sick").write_text("n1")
     job = start(*flags, script=SICK, torch=True, STEPS="150", PYTHONPATH=spoiled(tmp_path))
     job.ends(0, patience_s=200)
-    first, second = job.report().incidents
-    assert (first.kind, first.evicted) == ("loss", ())
-    assert (second.kind, second.evicted) == ("loss", ("n1",))
-    assert "gemm_bits" in second.verdict.reason and "differs from 2 of 3 nodes" in second.verdict.reason
-    assert second.probed_s > 0
+    incidents = job.report().incidents  # two, or one that took two rounds
+    last = incidents[-1]
+    assert {record.kind for record in incidents} == {"loss"}
+    assert [node for record in incidents for node in record.evicted] == ["n1"] == [*last.evicted]
+    assert "gemm_bits" in last.verdict.reason and "differs from 2 of 3 nodes" in last.verdict.reason
+    assert last.probed_s > 0
     assert job.report().spent_s["diagnose"] > 0
     assert "every node is tried (level 3)" in job.text()
     assert {words[0] for words in said(job, "weights")} == {words[0] for words in said(calm, "weights")}
@@ -87,8 +88,6 @@ def test_what_no_probe_sees_a_replay_finds(start: Start, tmp_path: Path) -> None
     flags = ("--nnodes", "4", "--nproc-per-node", "1", "--standbys", "1", "--set", "replay.most=2")
     job = start(*flags, script=AGAIN, torch=True, STEPS="60")
     job.ends(0, patience_s=280)
-    incidents = job.report().incidents
-    assert [record.evicted for record in incidents][-1] == ("n2",)
-    assert all(record.evicted == () for record in incidents[:-1])
-    assert sum(record.probed_s > 0 for record in incidents) == 2  # probes, and then the replay
+    assert [node for record in job.report().incidents for node in record.evicted] == ["n2"]
+    assert "every node is tried" in job.text()
     assert "groups of nodes do the work again" in job.text()
