@@ -56,11 +56,9 @@ def process(node: str, rank: int, scattered: bool) -> Process:
     frames = [
         Frame(f"forward_{n}", f"/opt/env/lib/python3.11/site-packages/torch/nn/{n}.py", n) for n in range(DEPTH - 2)
     ]
-    frames.append(Frame(f"step{rank}" if scattered else "step", "/work/release/train.py", 10 + rank % 7))
+    frames.append(Frame(f"step{rank}" if scattered else "step", "/opt/job/train.py", 10 + rank % 7))
     last = (
-        ("load", "/work/release/train.py")
-        if rank in SUSPECTS
-        else ("all_reduce", "torch/distributed/distributed_c10d.py")
+        ("load", "/opt/job/train.py") if rank in SUSPECTS else ("all_reduce", "torch/distributed/distributed_c10d.py")
     )
     thread = Thread(main=True, frames=(*frames, Frame(*last, 3252)))
     return Process(node=node, rank=rank, pid=rank + 100, state="S", threads=(thread,))

@@ -11,7 +11,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 
 LINK = re.compile(r"\]\(<?([^)>\s]+)")
 ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:|#")
-HOME = re.compile(rb"(?<![\w.~-])(/home/\w|/Users/\w|/root/\w|[A-Z]:\\Users\\)")
+HOME = re.compile(rb"(?<![\w.~-])(/home/[\w.]|/Users/[\w.]|/root/[\w.]|[A-Z]:\\Users\\)")
 LEFT_BY_TOOLS = {"__pycache__", "build", "dist", "runs", "node_modules"}
 
 

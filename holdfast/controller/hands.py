@@ -188,8 +188,10 @@ class Hands:
         """Every rank has its state, as it has made a step with it."""
         self._stepping.set()
         self._tries.clear()
-        # What others hold is of a line that the job has left, or will be told anew when they are seated.
-        self.copies = {node: held for node, held in self.copies.items() if node in self._launched}
+        # What others hold is of a line that the job has left, or will be told anew when they are seated. A controller
+        # that has just come back knows of no launch, and forgets nothing: a step may be told late, amid a stop.
+        if self._launched:
+            self.copies = {node: held for node, held in self.copies.items() if node in self._launched}
 
     async def _launch(self, action: Launch) -> Outcome:
         port = await self.store.open(action.generation)

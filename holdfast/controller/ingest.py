@@ -212,7 +212,7 @@ class Ingest:
             self.hands.say(f"parallel groups, as the script tells: {','.join(f'{n}={s}' for n, s in beat.mesh)}")
             self._place(self.decider.generation, self.decider.seats)
             self._tell_aims()
-        if beat.replayable:
+        if beat.step >= 0:  # before that nobody looks
             self.hands.replaying.allowed = beat.replayable
 
     def _cry(self, alarm: Alarm) -> None:

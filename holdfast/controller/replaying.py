@@ -34,15 +34,15 @@ class Replaying:
     def __init__(self, ask: Ask, store: Store, limits: ReplayLimits | None = None) -> None:
         self.mesh: Callable[[], Dims] = tuple
         self.say: Callable[[str], None] = lambda text: None
-        self.allowed = ""  # by the script: "seeded", or without a seed by which its work can be compared
+        self.allowed: str | None = None  # by the script: "seeded", "unseeded", "" for not at all; None: not heard yet
         self._ask = ask
         self._store = store
         self._limits = limits or ReplayLimits()
 
     async def tried(self, action: Replay) -> Outcome:
         """Whom it accuses alone, under `failed`; of whom one is bad, under `nodes`."""
-        for _ in range(_BEATS):  # of a controller that has just come back no node has told it yet
-            if not self.allowed:
+        for _ in range(_BEATS):
+            if self.allowed is None:  # this controller has just come back
                 await asyncio.sleep(_BEAT_S)
         if not self.allowed:
             return Outcome(action=action.id, ok=True, detail="the script has not said that it may be replayed")

@@ -228,3 +228,21 @@ async def test_a_silent_node_holds_nothing_any_more() -> None:
     bench.hands.copies = {"a": (Copy(rank=0, step=9, node="a", layout="l", world=1, whole=True),)}
     bench.hands.silent("a")
     assert bench.hands.copies == {}
+
+
+def test_what_is_held_is_not_forgotten_amid_a_stop() -> None:
+    """A controller that has just come back has launched nobody; a step told late must not cost the copies."""
+    bench = Bench()
+    held = (Copy(step=7, rank=0, node="a", layout="l", world=4, whole=True),)
+    bench.hands.copies = {"a": held, "b": held}
+    bench.hands.stepping()
+    assert set(bench.hands.copies) == {"a", "b"}
+
+
+async def test_what_those_hold_who_are_out_is_forgotten_at_the_next_step() -> None:
+    bench = Bench()
+    held = (Copy(step=7, rank=0, node="a", layout="l", world=4, whole=True),)
+    bench.hands.copies = {"a": held, "gone": held}
+    await bench.hands.carry(LAUNCH)
+    bench.hands.stepping()
+    assert set(bench.hands.copies) == {"a"}

@@ -2,11 +2,11 @@
 
 from holdfast.model.stacks import Collective, Flight, Frame, Process, Thread, Trace
 
-SCRIPT = (("<module>", "/work/run/train.py", 9), ("train", "/work/run/train.py", 7))
+SCRIPT = (("<module>", "/opt/run/train.py", 9), ("train", "/opt/run/train.py", 7))
 WRAP = ("_exception_logger.<locals>.wrapper", "torch/distributed/c10d_logger.py", 83)
 REDUCE = (*SCRIPT, WRAP, ("all_reduce", "torch/distributed/distributed_c10d.py", 3252))
 RECEIVE = (*SCRIPT, WRAP, ("recv", "torch/distributed/distributed_c10d.py", 2900))
-SLEEP = (*SCRIPT, ("load", "/work/run/train.py", 3))
+SLEEP = (*SCRIPT, ("load", "/opt/run/train.py", 3))
 Places = tuple[tuple[str, str, int], ...]
 
 

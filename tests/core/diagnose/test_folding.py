@@ -52,7 +52,7 @@ def test_alike() -> None:
 
 
 def test_clusters() -> None:
-    lines = (*SCRIPT[:1], ("train", "/work/run/train.py", 8), *REDUCE[2:])  # another line of the same function
+    lines = (*SCRIPT[:1], ("train", "/opt/run/train.py", 8), *REDUCE[2:])  # another line of the same function
     found = clusters([process(0), process(1, lines), process(2, SLEEP), process(3), process(4, ())])
     assert [(c.ranks, c.waits) for c in found] == [((0, 1, 3), True), ((2,), False)]
     assert found[1].frames[-1] == "load (run/train.py)"
