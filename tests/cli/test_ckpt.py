@@ -90,7 +90,7 @@ def test_rm_partial_leaves_what_may_be_going_on(base: Path, capsys: pytest.Captu
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 @pytest.mark.parametrize("file_gb", ["5", "0.00002"], ids=["one file", "several"])
 def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str], file_gb: str) -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed")
     safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
     import torch.distributed.checkpoint as dcp
 

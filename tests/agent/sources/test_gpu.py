@@ -108,7 +108,7 @@ def test_without_a_driver_there_are_none() -> None:
 
 
 def test_the_real_library_has_what_the_fake_has() -> None:
-    pynvml = pytest.importorskip("pynvml")
+    pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
     names = [name for name in dir(FakeNvml) if name.startswith(("nvml", "NVML"))]
     assert [name for name in names if not hasattr(pynvml, name)] == []
     wrong = {n for n in names if isinstance(getattr(FakeNvml, n), int) and getattr(FakeNvml, n) != getattr(pynvml, n)}
