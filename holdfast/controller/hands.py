@@ -14,7 +14,7 @@ from holdfast.controller.replaying import Replaying
 from holdfast.core.diagnose.probes import ProbeLimits
 from holdfast.core.diagnose.replay import ReplayLimits
 from holdfast.core.restore import choose
-from holdfast.model.action import Acquire, Action, Finish, Launch, Probe, Release, Replay, Say, Stop
+from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Probe, Replay, Say, Stop
 from holdfast.model.copy import Address, Aim, Copy, Restore
 from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.event import Limits, Outcome
@@ -72,11 +72,11 @@ class Hands:
             outcome = Outcome(action=action.id, ok=False, detail=str(e) or type(e).__name__)
         self._report(outcome)
 
-    async def _do(self, action: Acquire | Release | Launch | Stop | Probe | Replay | Finish) -> Outcome:
+    async def _do(self, action: Acquire | Dismiss | Launch | Stop | Probe | Replay | Finish) -> Outcome:
         match action:
             case Acquire():
                 return await self._acquire(action)
-            case Release():
+            case Dismiss():
                 return await self._release(action)
             case Launch():
                 return await self._launch(action)
@@ -169,7 +169,7 @@ class Hands:
         more = await self.fleet.acquire(action.count - len(here)) if len(here) < action.count else ()
         return Outcome(action=action.id, ok=True, nodes=(*here, *more))
 
-    async def _release(self, action: Release) -> Outcome:
+    async def _release(self, action: Dismiss) -> Outcome:
         if self.copies.get(action.node):
             await self._not_needed()
         self.tell(action.node, Leave(id=action.id, code=EVICTED, grace_s=0.0, reason=action.reason))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Set
 
-from holdfast.model.action import Acquire, Probe, Release
+from holdfast.model.action import Acquire, Dismiss, Probe
 from holdfast.model.alarm import Kind
 from holdfast.model.event import Limits, Outcome, Ready
 from holdfast.model.topology import Job
@@ -51,7 +51,7 @@ class Standbys:
             return f"the fleet gave no nodes: {event.detail or 'it did not say why'}"
         return f"the fleet gave {len(event.nodes)} of {asked}" + (f", {', '.join(new)} will come" if new else "")
 
-    def ready(self, event: Ready) -> tuple[Release, ...]:
+    def ready(self, event: Ready) -> tuple[Dismiss, ...]:
         """Take a node that reports; one that left before is sent away again.
 
         Only where the fleet cannot acquire, a node that had fallen silent is welcome: nobody else will come.
@@ -59,14 +59,14 @@ class Standbys:
         self.coming.pop(event.node, None)
         if event.node in self.gone:
             if self.job.can_acquire or self.gone[event.node] is not Kind.SILENCE:
-                return (Release(id=next(self._ids), node=event.node, reason="it had left the job before"),)
+                return (Dismiss(id=next(self._ids), node=event.node, reason="it had left the job before"),)
             del self.gone[event.node]
         if event.node not in self.examined.values():
             self.pool[event.node] = event
         self._met[event.node] = event
         return ()
 
-    def evict(self, node: str, kind: Kind, generation: int, *, answers: bool) -> tuple[Release | Probe, ...]:
+    def evict(self, node: str, kind: Kind, generation: int, *, answers: bool) -> tuple[Dismiss | Probe, ...]:
         """Part with a seated node. Where nobody else will come, one that still answers is examined, and comes back if
         nothing is wrong with it: once."""
         again = node in self._evicted
@@ -77,7 +77,7 @@ class Standbys:
         self.examined[action.id] = node
         return (action,)
 
-    def examination(self, event: Outcome) -> tuple[str, tuple[Release, ...]]:
+    def examination(self, event: Outcome) -> tuple[str, tuple[Dismiss, ...]]:
         """What was found on a node that had been evicted."""
         node = self.examined.pop(event.action)
         if why := event.failed.get(node, "" if event.ok else event.detail or "it could not be tried"):
@@ -85,7 +85,7 @@ class Standbys:
         self.pool[node] = self._met[node]
         return f"nothing is wrong with {node}: it is a standby again", ()
 
-    def release(self, node: str, kind: Kind | None, reason: str) -> tuple[Release, ...]:
+    def release(self, node: str, kind: Kind | None, reason: str) -> tuple[Dismiss, ...]:
         """Part with a node, whether it was seated, waiting or coming."""
         self.pool.pop(node, None)
         self.coming.pop(node, None)
@@ -94,13 +94,13 @@ class Standbys:
         self.gone[node] = kind
         if kind is Kind.SILENCE and not self.job.can_acquire:
             return ()  # it shall find us when it comes back
-        return (Release(id=next(self._ids), node=node, reason=reason),)
+        return (Dismiss(id=next(self._ids), node=node, reason=reason),)
 
     def lost(self, nodes: Iterable[str]) -> tuple[str, ...]:
         """Those of these nodes that wait, are coming, or are examined."""
         return tuple(n for n in nodes if n in self.pool or n in self.coming or n in self.examined.values())
 
-    def tick(self, now: float) -> tuple[Release, ...]:
+    def tick(self, now: float) -> tuple[Dismiss, ...]:
         """The clock has moved: late nodes are given back, and a fleet that gave too few may be asked again."""
         if self._retry_at is not None and self._retry_at <= now:
             self._retry_at = None

@@ -3,6 +3,7 @@
 import msgspec
 
 from holdfast.model.copy import Doubt
+from holdfast.model.release import Ease, Release, Skip
 from holdfast.model.topology import Seat
 
 
@@ -13,7 +14,7 @@ class Acquire(msgspec.Struct, frozen=True, kw_only=True, tag="acquire"):
     count: int
 
 
-class Release(msgspec.Struct, frozen=True, kw_only=True, tag="release"):
+class Dismiss(msgspec.Struct, frozen=True, kw_only=True, tag="dismiss"):
     """Give a node back to the fleet; its processes are ended."""
 
     id: int
@@ -30,6 +31,9 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     doubts: tuple[Doubt, ...] = ()  # of states on storage
     not_after: int | None = None  # of states in memory
     verified: bool = False  # only such as were found good some steps later
+    release: Release = Release(number=0)
+    skips: tuple[Skip, ...] = ()
+    eases: tuple[Ease, ...] = ()
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
@@ -39,6 +43,17 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     generation: int
     nodes: tuple[str, ...]
     grace_s: float
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True, tag="stage"):
+    """Bring a release to these nodes, beside what runs there; the first of them checks it before anybody else gets it.
+
+    The outcome is ok when every node has it; one that failed the check has a detail and no `failed`.
+    """
+
+    id: int
+    release: Release
+    nodes: tuple[str, ...]
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
@@ -80,4 +95,4 @@ class Say(msgspec.Struct, frozen=True, kw_only=True, tag="say"):
     text: str
 
 
-Action = Acquire | Release | Launch | Stop | Probe | Replay | Finish | Say
+Action = Acquire | Dismiss | Launch | Stop | Stage | Probe | Replay | Finish | Say

@@ -41,4 +41,5 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True, tag="alarm"):
     evidence: tuple[str, ...] = ()
     stance: Stance = Stance.ACT
     hard: bool = False  # the evidence names its suspects beyond doubt
+    policy: str = ""  # what the user wants done about it, where there is a choice
     not_after: int | None = None  # the last step known good, where later states are not to be trusted

@@ -4,6 +4,7 @@ import msgspec
 
 from holdfast.model.copy import Aim, Copy, Restore
 from holdfast.model.probe import Finding, Meeting
+from holdfast.model.release import Ease, Release, Skip
 from holdfast.model.replay import Played, ReplayHere
 from holdfast.model.topology import Seat
 
@@ -21,6 +22,9 @@ class LaunchHere(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     max_restarts: int
     restore: Restore = Restore()  # of this node's ranks
     aim: Aim = Aim(generation=0)
+    release: Release = Release(number=0)
+    skips: tuple[Skip, ...] = ()
+    eases: tuple[Ease, ...] = ()
 
 
 class StopHere(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
@@ -29,6 +33,14 @@ class StopHere(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     id: int
     generation: int
     grace_s: float
+
+
+class StageHere(msgspec.Struct, frozen=True, kw_only=True, tag="stage"):
+    """Have this release ready beside what runs; with `check` only if it compiles and its imports resolve."""
+
+    id: int
+    release: Release
+    check: bool = False
 
 
 class ProbeHere(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
@@ -63,7 +75,7 @@ class Leave(msgspec.Struct, frozen=True, kw_only=True, tag="leave"):
     reason: str
 
 
-Errand = LaunchHere | StopHere | ProbeHere | MeetHere | PlayHere | Leave
+Errand = LaunchHere | StopHere | StageHere | ProbeHere | MeetHere | PlayHere | Leave
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):

@@ -6,8 +6,9 @@ import msgspec
 
 from holdfast.model.action import Action
 from holdfast.model.alarm import Alarm
+from holdfast.model.release import Release
 from holdfast.model.topology import Job
-from holdfast.model.verdict import Record
+from holdfast.model.verdict import Change, Record
 
 
 class Phase(StrEnum):
@@ -20,6 +21,8 @@ class Phase(StrEnum):
     TRAINING = "training"
     STOPPING = "stopping"
     PROBING = "probing"  # no rank runs, and nodes are tried
+    PAUSING = "pausing"  # ranks are being ended on purpose: for a release, for a person, or to grow
+    HELD = "held"  # no rank runs, nodes and state are kept, and a person is waited for
     ENDING = "ending"
     DONE = "done"
 
@@ -37,6 +40,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     window_s: float = 1800.0  # the same failure again within this window climbs the ladder
     evictions: int = 0  # nodes that may be evicted within an hour on evidence short of proof; 0: a quarter, at least 8
     attempts: int = 3  # restarts after the same failure that lead no further, before a person is asked
+    trial_steps: int = 20  # a new release that fails before it has made so many is the first suspect
+    ask_s: float = 0.0  # how long an incident that nobody could solve waits for a person; 0: the job ends at once
+    recheck_s: float = 3600.0  # a standby is probed again after so long; 0: only when it comes
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
@@ -44,6 +50,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
 
     job: Job
     limits: Limits
+    release: Release = Release(number=1)
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
@@ -64,6 +71,9 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     first_step: int
     first_at: float
     counted: bool
+    grouped_at: float = 0.0  # when the last rank of this generation had its process group; 0: nobody told
+    restored_at: float = 0.0  # and its state
+    skippable: bool = False  # the script asks which batches to leave out
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
@@ -86,10 +96,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
 class Order(msgspec.Struct, frozen=True, kw_only=True, tag="order"):
     """A person's word."""
 
-    verb: str  # "stop"
+    verb: str  # stop, update, rollback, hold, resume, evict, drain, approve
     who: str
     code: int = 0
-    now: bool = False  # without grace
+    now: bool = False  # stop: without grace; update: without waiting for a restart
+    node: str = ""  # evict, drain
+    release: Release | None = None  # update: its number is given when it is taken
+    number: int = 0  # rollback: to which release; 0: to the newest that worked before
+    window_s: float = 0.0  # update: it rides on a restart within this, and after it has one of its own
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True, tag="tick"):
@@ -105,6 +119,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     phase: Phase = Phase.NEW
     closed: Record | None = None
+    changed: Change | None = None
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

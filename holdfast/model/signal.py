@@ -76,6 +76,9 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     compares: bool = False  # what its ranks share with others is hashed
     mesh: Dims = ()  # the parallel groups, if its script tells them
     replayable: str = ""  # "seeded" or "unseeded" where the script said that its work may be done again
+    skippable: bool = False  # the script asks which batches to leave out
+    grouped_at: float = 0.0  # when the last of its ranks had its process group; 0: nobody told
+    restored_at: float = 0.0  # and its state
 
 
 class Gauge(msgspec.Struct, frozen=True, kw_only=True):

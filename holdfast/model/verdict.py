@@ -4,12 +4,16 @@ from enum import StrEnum
 
 import msgspec
 
+from holdfast.model.release import Ease, Skip
+
 
 class Remedy(StrEnum):
     RESTART = "restart"
     EVICT = "evict"
     PROBE = "probe"  # and judge again by what that finds
     REPLAY = "replay"  # the same
+    ROLLBACK = "rollback"  # to the release before
+    SKIP = "skip"  # restart, and leave batches out or ease the learning rate
     GIVE_UP = "give up"
 
 
@@ -20,6 +24,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     level: int = 0  # of the probes
     wait_s: float = 0.0  # before the next launch: somebody outside has to come back
     code: int = 0  # the job's exit code when we give up
+    to: int = 0  # the release to go back to
+    skips: tuple[Skip, ...] = ()
+    eases: tuple[Ease, ...] = ()
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,4 +52,29 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     admitted: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     suspects: tuple[str, ...] = ()
+    grouped_at: float = 0.0  # when ranks of the next generation had their process groups; 0: nobody told
+    restored_at: float = 0.0  # and their state
+    rolled_back: int = 0  # the release that was given up for it
+    skipped: tuple[Skip, ...] = ()
+    sentence: str = ""
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A restart that was wanted: by a release, a person, or a job that may grow."""
+
+    why: str
+    generation: int  # the one it ended
+    release: int  # that runs now
+    good_step: int
+    good_at: float
+    asked_at: float
+    stopped_at: float
+    launched_at: float
+    resumed_at: float
+    resumed_from: int | None
+    held_s: float = 0.0  # between stop and launch a person let it wait so long
+    grouped_at: float = 0.0
+    restored_at: float = 0.0
+    evicted: tuple[str, ...] = ()
+    admitted: tuple[str, ...] = ()
     sentence: str = ""

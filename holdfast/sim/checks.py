@@ -3,7 +3,7 @@
 from holdfast.core.decider import Decider
 from holdfast.core.diagnose.ladder import GAVE_UP
 from holdfast.core.standby import RETRY_S
-from holdfast.model.action import Acquire, Finish, Launch, Release, Say, Stop
+from holdfast.model.action import Acquire, Dismiss, Finish, Launch, Say, Stop
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Begin, Entry, Outcome, Phase, Progress, Ready, Tick
 from holdfast.model.topology import Seat
@@ -45,7 +45,7 @@ class Watch:
                     self._launches(action)
                 elif isinstance(action, Stop):
                     self._stops[action.id] = action.generation
-                elif isinstance(action, Release):
+                elif isinstance(action, Dismiss):
                     self._down.add(action.node)
             self._nodes(decider)
             self._refilled(entry, decider)

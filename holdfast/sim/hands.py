@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.model.action import Acquire, Action, Finish, Launch, Probe, Release, Replay, Say, Stop
+from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Probe, Replay, Say, Stop
 from holdfast.model.event import Outcome
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Hands:
                 pass
             case Acquire():
                 world.later(world.costs("acquire"), self._acquire, action)
-            case Release():
+            case Dismiss():
                 world.later(world.costs("release"), self._release, action)
             case Launch():
                 self._launch(action)
@@ -159,7 +159,7 @@ class Hands:
                 world.later(world.costs("boot"), world.arrive, name)
         world.tell(Outcome(action=action.id, ok=True, nodes=names))
 
-    def _release(self, action: Release) -> None:
+    def _release(self, action: Dismiss) -> None:
         node = self.world.nodes.get(action.node)
         if node and not node.cut:  # else it hears of it when it is back
             self.world.leave(node)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from holdfast.controller.hands import EVICTED, Hands
-from holdfast.model.action import Acquire, Finish, Launch, Release, Say, Stop
+from holdfast.model.action import Acquire, Dismiss, Finish, Launch, Say, Stop
 from holdfast.model.copy import Copy, Restore
 from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.event import Limits, Outcome
@@ -154,7 +154,7 @@ async def test_a_fleet_that_fails_is_an_outcome() -> None:
 
 async def test_release() -> None:
     bench = Bench("a")
-    await bench.hands.carry(Release(id=4, node="a", reason="evicted"))
+    await bench.hands.carry(Dismiss(id=4, node="a", reason="evicted"))
     assert bench.told == [("a", Leave(id=4, code=EVICTED, grace_s=0.0, reason="evicted"))]
     assert bench.forgotten == ["a"]
     assert bench.fleet.released == [("a", "evicted")]

@@ -3,7 +3,7 @@
 from itertools import count
 
 from holdfast.core.standby import RETRY_S, Standbys
-from holdfast.model.action import Acquire, Release
+from holdfast.model.action import Acquire, Dismiss
 from holdfast.model.alarm import Kind
 from holdfast.model.event import Limits, Outcome, Ready
 from holdfast.model.topology import Job
@@ -72,7 +72,7 @@ def test_who_does_not_report_in_time_is_given_back() -> None:
     assert beside.tick(104.0) == ()
     assert [action.node for action in beside.tick(105.0)] == ["b", "c"]
     assert beside.refill(0) == (Acquire(id=4, count=2),)
-    assert [type(action) for action in beside.ready(ready("b"))] == [Release]  # too late
+    assert [type(action) for action in beside.ready(ready("b"))] == [Dismiss]  # too late
     assert sorted(beside.pool) == ["a"]
 
 

@@ -20,7 +20,7 @@ from holdfast.core.decider import Decider
 from holdfast.core.detect import loss
 from holdfast.core.detect.crash import alarm_of
 from holdfast.logs import catalog
-from holdfast.model.action import Acquire, Action, Finish, Launch, Probe, Release, Replay, Say, Stop
+from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Probe, Replay, Say, Stop
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.event import (
     Begin,
@@ -203,8 +203,8 @@ def show_action(action: Action) -> str:
             return f"Say {text}"
         case Acquire(id=id, count=count):
             return f"Acquire {id} count {count}"
-        case Release(id=id, node=node, reason=reason):
-            return f"Release {id} {node}: {reason}"
+        case Dismiss(id=id, node=node, reason=reason):
+            return f"Dismiss {id} {node}: {reason}"
         case Launch(id=id, generation=generation, seats=seats):
             places = " ".join(f"{s.node}:{s.first_rank}-{s.first_rank + s.nproc - 1}" for s in seats)
             since = f" after doubts {action.doubts[-1].not_after}" if action.doubts else ""

@@ -5,7 +5,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from holdfast.model.action import Acquire, Action, Finish, Launch, Probe, Release, Replay, Say, Stop
+from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Probe, Replay, Say, Stop
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.errand import Errand, LaunchHere, Leave, MeetHere, PlayHere, ProbeHere, StopHere
 from holdfast.model.event import Begin, Decision, Ended, Entry, Event, Limits, Order, Outcome, Progress, Ready, Tick
@@ -26,7 +26,7 @@ EVENTS: tuple[Event, ...] = (
 )
 ACTIONS: tuple[Action, ...] = (
     Acquire(id=1, count=2),
-    Release(id=2, node="a", reason="why"),
+    Dismiss(id=2, node="a", reason="why"),
     Launch(id=3, generation=1, seats=SEATS),
     Stop(id=4, generation=1, nodes=("a", "b"), grace_s=2.0),
     Probe(id=6, generation=1, nodes=("a", "b"), level=2),

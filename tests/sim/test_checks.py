@@ -10,7 +10,7 @@ from holdfast.core.decider import Decider
 from holdfast.core.diagnose import ladder
 from holdfast.core.standby import Standbys
 from holdfast.core.triage import Incident
-from holdfast.model.action import Action, Launch, Release, Stop
+from holdfast.model.action import Action, Dismiss, Launch, Stop
 from holdfast.model.event import Entry, Tick
 from holdfast.model.topology import Seat
 from holdfast.sim.checks import Unsafe, Watch
@@ -150,7 +150,7 @@ def test_an_awaited_action_that_was_never_issued_is_seen() -> None:
 
 def test_a_launch_on_a_released_node_is_seen() -> None:
     def releases_another(action: Action) -> Action:
-        return msgspec.structs.replace(action, node="n0") if isinstance(action, Release) else action
+        return msgspec.structs.replace(action, node="n0") if isinstance(action, Dismiss) else action
 
     assert "known as lost" in doctored(releases_another)
 

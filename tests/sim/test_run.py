@@ -13,7 +13,7 @@ from holdfast.cli.sim import command
 from holdfast.core.account import Use
 from holdfast.core.decider import Decider
 from holdfast.journal.sqlite import SqliteJournal
-from holdfast.model.action import Launch, Release
+from holdfast.model.action import Dismiss, Launch
 from holdfast.model.event import Entry, Phase, Ready
 from holdfast.model.verdict import Remedy
 from holdfast.sim.checks import Unsafe
@@ -150,7 +150,7 @@ def test_a_node_that_was_out_of_reach_is_not_taken_back() -> None:
     (record,) = result.account.incidents
     assert (record.evicted, record.admitted) == ((lost,), (standby(quiet()),))
     back = [e for e in entries if isinstance(e.event, Ready) and e.event.node == lost and e.at > 2000]
-    assert [type(action) for action in back[0].decision.actions] == [Release]
+    assert [type(action) for action in back[0].decision.actions] == [Dismiss]
 
 
 def test_unless_nobody_else_comes() -> None:

@@ -1,0 +1,46 @@
+"""One version of the user's code, and what becomes of it in a job."""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Release(msgspec.Struct, frozen=True, kw_only=True):
+    """A tree of files and how it is run. The first is what the job began with."""
+
+    number: int
+    digest: str = ""  # of the tree's content; "": the user's own tree where it stands, nothing is staged
+    root: str = ""  # the tree that it was taken from: what it leaves out is linked from there
+    script: str = ""  # path below the root; "": argv names it as it is (a module, or a file outside of the root)
+    argv: tuple[str, ...] = ()  # as a rank gets it, but for the script's place
+    env: dict[str, str] = {}  # on top of the job's environment
+    source: str = ""  # in words: "git 1a2b3c4", "/home/me/train"
+    message: str = ""
+    who: str = ""
+
+
+class Fate(StrEnum):
+    """What became of a release."""
+
+    STAGING = "staging"  # it is checked on one node, and then brought to all
+    REFUSED = "refused"
+    WAITING = "waiting"  # for a restart, or for the end of its window
+    MERGED = "merged"  # a newer one came while it waited
+    RUNNING = "running"
+    REPLACED = "replaced"  # by a newer one
+    ROLLED_BACK = "rolled back"
+
+
+class Skip(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps whose batches are left out: the script passes over them."""
+
+    first: int
+    last: int
+
+
+class Ease(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps that are made at a part of the learning rate."""
+
+    first: int
+    last: int
+    factor: float
