@@ -41,6 +41,7 @@ CATCH_ALL = frozenset(
         "client/progress.py::phase",
         "client/progress.py::step",
         "client/progress.py::watch",
+        "client/skipping.py::skip",
         "client/zygote.py::_imported",
     }
 )

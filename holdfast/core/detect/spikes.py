@@ -200,7 +200,10 @@ def alarm_of(node: str, told: Values, rules: list[tuple[str, str]], limits: Loss
     """One word for all that stood out in one step of one rank."""
     acts = limits.policy in _ACTS and any(rule.startswith(("loss", "norm")) for rule, _ in rules)
     stance = Stance.OBSERVE if limits.policy is Policy.IGNORE else Stance.NOTIFY
-    if acts and not hindered:
+    why = "; ".join(why for _, why in rules)
+    if acts and hindered:
+        why = f"{why}; it is only told of: {hindered}"
+    elif acts:
         stance = Stance.ACT
     return Alarm(
         kind=Kind.LOSS,
@@ -208,11 +211,11 @@ def alarm_of(node: str, told: Values, rules: list[tuple[str, str]], limits: Loss
         suspects=(node,),
         ranks=(told.rank,),
         generation=told.generation,
-        reason=f"stands out at step {told.step}: {'; '.join(why for _, why in rules)}",
+        reason=f"stands out at step {told.step}: {why}",
         signature=f"spike {rules[0][0]}" + (f" {told.rank}" if rules[0][0].startswith("own") else ""),
         evidence=tuple(rule for rule, _ in rules),
-        hint=hindered if acts else "",
         stance=stance,
         policy=asked(limits) if stance is Stance.ACT else "",
-        not_after=told.step - 1,
+        # Who only leaves out what comes next goes on from the newest state.
+        not_after=None if stance is Stance.ACT and limits.policy is Policy.SKIP else told.step - 1,
     )
