@@ -125,7 +125,7 @@ def test_samples_are_counted(fresh: Fresh, batch: object, samples: int) -> None:
 
 def test_the_node_is_told(fresh: Fresh, arena: Arena, capfd: pytest.CaptureFixture[str]) -> None:
     fresh(HOLDFAST_SKIP="2-3", HOLDFAST_SLOT=f"{arena[0]}:1", HOLDFAST_GENERATION="4", RANK="0")
-    loader = DataLoader(torch.arange(20.0), batch_size=4)  # type: ignore[arg-type]
+    loader: DataLoader[torch.Tensor] = DataLoader(torch.arange(20.0), batch_size=4)  # type: ignore[arg-type]
     progress = skipping._this._progress
     for step, _ in holdfast.batches(loader):
         now = read(arena[1], 1)
