@@ -60,7 +60,7 @@ def test_going_back_gives_the_newer_one_up_for_good() -> None:
     assert (releases.fates[2], releases.told[2]) == (Fate.ROLLED_BACK, "it raised")
     assert not releases.on_trial and not releases.mixed and releases.before is None
     again = Order(verb="update", who="ann", release=Release(number=0, digest="d2"))
-    reason, (said,) = releases.update(again, NODES, count(50))
+    reason, _ = releases.update(again, NODES, count(50))
     assert "release 2 again" in reason and max(releases.known) == 2
 
 
@@ -97,6 +97,6 @@ def test_a_person_may_go_back_to_any_that_is_staged() -> None:
 def test_what_fails_on_a_node_that_has_left_refuses_nothing() -> None:
     releases = fresh()
     order = Order(verb="update", who="ann", release=Release(number=0, digest="d2"))
-    _, (action,) = releases.update(order, NODES, count(9))
+    releases.update(order, NODES, count(9))
     releases.staged(1.0, Outcome(action=9, ok=False, failed={"b": "it fell silent"}), {"a"})
     assert releases.fates[2] is Fate.WAITING
