@@ -188,9 +188,7 @@ def check_replicas(mesh: Dims, least: int, nproc: int) -> None:
     ranks = prod(size for dim, size in mesh if dim not in DATA_PARALLEL)
     nodes = lcm(ranks, nproc) // nproc
     if least % nodes:
-        raise UsageError(
-            f"--min-nodes {least}: by --mesh whole replicas take {nodes} nodes; give a multiple of that"
-        )
+        raise UsageError(f"--min-nodes {least}: by --mesh whole replicas take {nodes} nodes; give a multiple of that")
 
 
 def modules(texts: Iterable[str]) -> tuple[str, ...]:

@@ -201,9 +201,11 @@ class Ledger:
             at = min(at, self.progress.first_at)  # heard later than it happened
         self._mark(at)
         if phase in (Phase.STOPPING, Phase.PAUSING):
-            self._redo_to = None
-            stopping = phase is Phase.STOPPING
-            self._incident, self._change = (len(self.incidents) + 1, 0) if stopping else (0, len(self.changes) + 1)
+            # An incident that has not come to a step goes on through a pause.
+            mending = self._incident and self._redo_to is None
+            stopping, self._redo_to = phase is Phase.STOPPING, None
+            trouble = stopping or mending
+            self._incident, self._change = (len(self.incidents) + 1, 0) if trouble else (0, len(self.changes) + 1)
             if self.phase is Phase.TRAINING and self._spans and self._spans[-1].use in (Use.TRAIN, Use.REDO):
                 use = Use.DETECT if stopping else Use.UPDATE
                 self._cut = len(self._spans) - 1, self._span(use, self._at, self._at)
