@@ -23,6 +23,7 @@ from holdfast.core.diagnose.replay import ReplayLimits
 from holdfast.core.floor import BackupLimits
 from holdfast.core.memory import SnapshotLimits, cap_of
 from holdfast.core.node import NodeLimits
+from holdfast.core.notices import FORMATS, HookLimits
 from holdfast.model.event import Limits
 
 
@@ -70,6 +71,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     replay: ReplayLimits = ReplayLimits()
     words: WordLimits = WordLimits()
     model: ModelLimits = ModelLimits()
+    hook: HookLimits = HookLimits()
+
+
+ASK_S = 14400.0  # recovery.ask_s where a hook tells people, unless it is set
 
 
 class ConfigError(Exception):
@@ -99,6 +104,10 @@ def load(path: str | None, overrides: Iterable[tuple[str, str]]) -> Settings:
     except msgspec.ValidationError as e:
         raise ConfigError(f"bad setting: {e}") from None
     _check(settings)
+    hooked = bool(settings.hook.command or settings.hook.url)
+    if hooked and "ask_s" not in tree.get("recovery", {}):  # somebody can be reached
+        recovery = msgspec.structs.replace(settings.recovery, ask_s=ASK_S)
+        settings = msgspec.structs.replace(settings, recovery=recovery)
     return settings
 
 
@@ -123,6 +132,16 @@ def _model_rules(m: ModelLimits) -> tuple[tuple[bool, str], ...]:
         (m.timeout_s > 0, "model.timeout_s must be above 0"),
         (m.below <= 1, "model.below is a confidence: at most 1"),
         (m.chars >= 2000, "model.chars must be at least 2000"),
+    )
+
+
+def _hook_rules(h: HookLimits) -> tuple[tuple[bool, str], ...]:
+    url = urlsplit(h.url)
+    return (
+        (not h.url or (url.scheme in ("http", "https") and bool(url.hostname)), "hook.url must begin with http(s)://"),
+        (h.format in FORMATS, f"hook.format must be one of {', '.join(FORMATS)}"),
+        (h.timeout_s > 0, "hook.timeout_s must be above 0"),
+        ("\0" not in h.command, "hook.command must not hold a NUL"),
     )
 
 
@@ -152,6 +171,7 @@ def _check(s: Settings) -> None:
         (s.health.deadline_s >= 1, "health.deadline_s must be at least 1"),
         (not (wrong := fault_of_rules(s.rules)), wrong),
         *_model_rules(s.model),
+        *_hook_rules(s.hook),
     )
     for holds, sentence in rules:
         if not holds:

@@ -116,3 +116,26 @@ def test_rules_over_log_lines(tmp_path: Path) -> None:
     assert "rules.rule 'nan' has a bad pattern" in refused(text=bad.format("loss", "(("), tmp_path=tmp_path)
     assert "rules.rule" in refused(text=bad.format("mood", "(x)"), tmp_path=tmp_path)
     assert "every" in refused(text=bad.format("loss", "(x)") + "every = 1\n", tmp_path=tmp_path)
+
+
+def test_with_a_hook_a_person_is_asked_unless_told_otherwise(tmp_path: Path) -> None:
+    assert load(None, ()).recovery.ask_s == 0
+    assert load(None, [("hook.command", "true")]).recovery.ask_s == 14400
+    assert load(None, [("hook.url", "https://h/x"), ("recovery.attempts", "5")]).recovery.ask_s == 14400
+    assert load(None, [("hook.command", "true"), ("recovery.ask_s", "0")]).recovery.ask_s == 0
+    path = tmp_path / "holdfast.toml"
+    path.write_text("[hook]\ncommand = 'true'\n[recovery]\nask_s = 60\n")
+    assert load(str(path), ()).recovery.ask_s == 60
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("hook.url", "ftp://h", "hook.url must begin with http(s)://"),
+        ("hook.url", "https://", "hook.url must begin with http(s)://"),
+        ("hook.format", "xml", "hook.format must be one of json, slack"),
+        ("hook.timeout_s", "0", "hook.timeout_s must be above 0"),
+    ],
+)
+def test_hooks(key: str, value: str, words: str) -> None:
+    assert words in refused((key, value))

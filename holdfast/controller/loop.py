@@ -13,7 +13,7 @@ from holdfast.core.account import Ledger
 from holdfast.core.decider import Decider
 from holdfast.journal.sqlite import SqliteJournal
 from holdfast.model.action import Action, Launch, Say, Stop
-from holdfast.model.event import Begin, Decision, Entry, Event, Outcome, Phase, Tick
+from holdfast.model.event import Begin, Decision, Entry, Event, Order, Outcome, Phase, Tick
 from holdfast.model.topology import Job
 
 TICK_S = 0.25
@@ -45,6 +45,7 @@ class Controller:
         self.seq = 0
         self.lag_s = 0.0  # of the event loop, newest
         self.on_entry: Callable[[Entry], None] = lambda entry: None
+        self.on_replayed: Callable[[Entry], None] = lambda entry: None  # an entry of an earlier controller
         self._tasks: asyncio.TaskGroup
         self._acts: set[asyncio.Task[None]] = set()
         self._done = asyncio.Event()
@@ -87,7 +88,8 @@ class Controller:
         decision = self.decider.step(now, event)
         self.seq += 1
         entry = Entry(seq=self.seq, at=now, event=event, decision=decision)
-        self.journal.append(entry, durable=bool(decision.actions))
+        # A person was told that the order is taken, so it is, whatever becomes of this controller.
+        self.journal.append(entry, durable=bool(decision.actions) or isinstance(event, Order))
         self.ledger.add(entry)
         self.on_entry(entry)
         if decision.reason and decision.reason != self.reason:
@@ -124,6 +126,7 @@ class Controller:
             decision = entry.decision
             self.seq, at, self.last = entry.seq, entry.at, decision
             self.ledger.add(entry)
+            self.on_replayed(entry)
             if isinstance(entry.event, Outcome):
                 unanswered.pop(entry.event.action, None)
             for action in decision.actions:
