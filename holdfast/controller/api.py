@@ -7,12 +7,14 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from holdfast.controller import releasing
 from holdfast.controller.loop import Controller
 from holdfast.controller.metrics import render
 from holdfast.core.diagnose import stacks
 from holdfast.core.diagnose.stacks import Naming
 from holdfast.core.report import Report, report_of
 from holdfast.model.event import Entry, Order, Phase
+from holdfast.model.release import Release
 from holdfast.model.stacks import Trace
 from holdfast.wire.messages import TOKEN_HEADER
 
@@ -49,6 +51,9 @@ class OrderBody(msgspec.Struct, frozen=True, kw_only=True):
     who: str = "the API"
     code: int = 0
     now: bool = False
+    release: Release | None = None  # update: without a number
+    number: int = 0  # rollback: to which release; 0: to the newest that worked before
+    window_s: float = 0.0  # update: it waits so long for a restart
 
 
 class TraceBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,12 +124,23 @@ def make_app(controller: Controller, token: str) -> web.Application:
             body = msgspec.json.decode(await request.read(), type=OrderBody)
         except msgspec.DecodeError as e:
             return _error(400, f'send an order such as {{"verb": "stop"}}: {e}')
-        if body.verb != "stop":
-            return _error(400, f"there is no order '{body.verb}'; there is stop")
-        if body.now and controller.decider.phase is Phase.ENDING:
+        order = msgspec.convert(body, Order, from_attributes=True)
+        if body.verb in ("update", "rollback"):
+            if fault := releasing.fault(controller, order):
+                return _error(400, fault)
+        elif body.verb != "stop":
+            return _error(400, f"there is no order '{body.verb}'; there are stop, update and rollback")
+        if body.verb == "stop" and body.now and controller.decider.phase is Phase.ENDING:
             controller.hurry()  # it is stopping already, and takes too long for somebody
-        controller.hear(Order(verb=body.verb, who=body.who, code=body.code, now=body.now))
+        controller.hear(order)
         return _json({"taken": True})
+
+    async def releases(request: web.Request) -> web.Response:
+        return _json(releasing.history_of(controller))
+
+    async def archive(request: web.Request) -> web.StreamResponse:
+        found = await releasing.archive_of(controller, request.match_info["digest"])
+        return found or _error(404, "there is no release of this digest; GET /api/v1/releases lists all")
 
     async def metrics(request: web.Request) -> web.Response:
         return web.Response(body=render(controller), content_type="text/plain", charset="utf-8")
@@ -137,6 +153,8 @@ def make_app(controller: Controller, token: str) -> web.Application:
     app.router.add_get("/api/v1/report", report)
     app.router.add_get("/api/v1/entries", entries)
     app.router.add_post("/api/v1/orders", order)
+    app.router.add_get("/api/v1/releases", releases)
+    app.router.add_get("/api/v1/releases/{digest}", archive)
     app.router.add_post("/api/v1/trace", _trace_of(controller))
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/openapi.json", openapi)
@@ -185,7 +203,7 @@ def _error(status: int, sentence: str) -> web.Response:
 
 def describe() -> dict[str, Any]:
     """The OpenAPI description, its schemas taken from the very structs that are sent."""
-    shown = {"status": Status, "report": Report, "entries": list[Entry]}
+    shown = {"status": Status, "report": Report, "releases": releasing.History, "entries": list[Entry]}
     sent = (Traced, TraceBody, OrderBody)
     refs, schemas = msgspec.json.schema_components([*shown.values(), *sent], ref_template="#/components/schemas/{name}")
     paths: dict[str, Any] = {}
@@ -200,6 +218,9 @@ def describe() -> dict[str, Any]:
     paths["/api/v1/orders"] = {"post": {"requestBody": body, "responses": {"200": {"description": "taken"}} | bad}}
     found = {"200": {"description": "where all processes are, and whom they wait for", "content": traced}}
     paths["/api/v1/trace"] = {"post": {"requestBody": {"content": trace_body}, "responses": found | bad}}
+    digest = {"name": "digest", "in": "path", "required": True, "schema": {"type": "string"}}
+    archive = {"200": {"description": "the tree", "content": {"application/x-tar": {}}}, "404": {"description": "none"}}
+    paths["/api/v1/releases/{digest}"] = {"get": {"parameters": [digest], "responses": archive}}
     paths["/metrics"] = {"get": {"responses": {"200": {"description": "Prometheus text"}}}}
     key = {"type": "apiKey", "in": "header", "name": TOKEN_HEADER}
     return {

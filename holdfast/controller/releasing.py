@@ -1,0 +1,65 @@
+"""Releases on the controller's port: their history, their archives for nodes that fetch them, and orders about them."""
+
+import msgspec
+from aiohttp import web
+
+from holdfast.controller.loop import Controller
+from holdfast.core.history import Chapter
+from holdfast.model.event import Order, Phase
+from holdfast.model.release import Fate
+from holdfast.wire import tree
+
+_OVER = (Phase.ENDING, Phase.DONE)
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """All releases of a job, the oldest first."""
+
+    running: int  # its number; 0: the job is from before there were any
+    releases: tuple[Chapter, ...]
+
+
+def history_of(controller: Controller) -> History:
+    history = controller.history
+    return History(running=history.running.number, releases=tuple(history.chapters.values()))
+
+
+def fault(controller: Controller, order: Order) -> str:
+    """Why an order about releases cannot be taken; empty if it can."""
+    if controller.decider.phase in _OVER:
+        return "the job is ending"
+    if order.verb == "update":
+        return _fault_of_update(controller, order)
+    return _fault_of_rollback(controller, order)
+
+
+def _fault_of_update(controller: Controller, order: Order) -> str:
+    release = order.release
+    if release is None or not tree.DIGEST.fullmatch(release.digest):
+        return "an update needs a release with the digest of its tree; send one with holdfast update"
+    if not (controller.archives / f"{release.digest}.tar").is_file():
+        return f"{controller.archives} holds no archive of {release.digest[:12]}; send it with holdfast update"
+    return ""
+
+
+def _fault_of_rollback(controller: Controller, order: Order) -> str:
+    chapters, running = controller.history.chapters, controller.history.running.number
+    worked = [number for number, chapter in chapters.items() if chapter.launched_at and number < running]
+    if not order.number:
+        return "" if worked else f"release {running} is the first that ran: there is none to go back to"
+    if order.number == running:
+        return f"release {running} runs already"
+    chapter = chapters.get(order.number)
+    if chapter is None:
+        return f"there is no release {order.number}; there are {', '.join(map(str, chapters))}"
+    if chapter.fate is Fate.REFUSED:
+        return f"release {order.number} was refused: {chapter.why}"
+    return ""
+
+
+async def archive_of(controller: Controller, digest: str) -> web.StreamResponse | None:
+    """The tree of a release, as nodes get it."""
+    path = controller.archives / f"{digest}.tar"
+    if not tree.DIGEST.fullmatch(digest) or not path.is_file():
+        return None
+    return web.FileResponse(path, headers={"Content-Type": "application/x-tar"})
