@@ -124,15 +124,15 @@ def make_app(controller: Controller, token: str) -> web.Application:
             body = msgspec.json.decode(await request.read(), type=OrderBody)
         except msgspec.DecodeError as e:
             return _error(400, f'send an order such as {{"verb": "stop"}}: {e}')
-        order = msgspec.convert(body, Order, from_attributes=True)
+        said = msgspec.convert(body, Order, from_attributes=True)
         if body.verb in ("update", "rollback"):
-            if fault := releasing.fault(controller, order):
+            if fault := releasing.fault(controller, said):
                 return _error(400, fault)
         elif body.verb != "stop":
             return _error(400, f"there is no order '{body.verb}'; there are stop, update and rollback")
         if body.verb == "stop" and body.now and controller.decider.phase is Phase.ENDING:
             controller.hurry()  # it is stopping already, and takes too long for somebody
-        controller.hear(order)
+        controller.hear(said)
         return _json({"taken": True})
 
     async def releases(request: web.Request) -> web.Response:

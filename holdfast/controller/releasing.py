@@ -37,6 +37,8 @@ def _fault_of_update(controller: Controller, order: Order) -> str:
     release = order.release
     if release is None or not tree.DIGEST.fullmatch(release.digest):
         return "an update needs a release with the digest of its tree; send one with holdfast update"
+    if not 0 <= order.window_s < float("inf"):
+        return "window_s is how many seconds a release waits for a restart: 0 or more"
     if not (controller.archives / f"{release.digest}.tar").is_file():
         return f"{controller.archives} holds no archive of {release.digest[:12]}; send it with holdfast update"
     return ""
