@@ -14,7 +14,7 @@ from holdfast.agent import checking
 from holdfast.agent.placing import token_of
 from holdfast.model.errand import StageHere
 from holdfast.model.release import Release
-from holdfast.wire import messages, tree
+from holdfast.wire import messages, spec, tree
 from holdfast.wire.listing import ListingError, listing
 from holdfast.wire.spec import NodeSpec
 from holdfast.wire.staged import Staged, environment_of, within
@@ -24,6 +24,7 @@ _FETCH_S = 600.0
 _STALLED_S = 30.0
 _CHUNK = 1 << 20
 _SPARE_BYTES = 64 << 20  # of a disk, beside what a release takes
+_NAME = 16  # characters of a digest
 _KEPT = 5  # releases that nobody needs now, for a rollback
 _log = logging.getLogger("holdfast.agent")
 
@@ -49,7 +50,7 @@ class Staging:
         return await self.have(release)
 
     def _at(self, digest: str) -> Path:
-        return self._folder / digest
+        return self._folder / digest[:_NAME]  # it stands in every traceback
 
     async def have(self, release: Release) -> str:
         """Bring it here if it is not; what went wrong, if anything did."""
@@ -103,13 +104,14 @@ class Staging:
     def _is_here(self, release: Release) -> bool:
         """A tree from before the machine was started anew may lack what had not reached the disk."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        at, mark = self._at(release.digest), self._folder / f"{release.digest}.boot"
+        at = self._at(release.digest)
         if not at.is_dir():
             return False
-        if mark.exists() and mark.read_bytes() == _boot():
+        mark = at.with_name(f"{at.name}.mark")
+        if mark.exists() and mark.read_bytes() == _mark(release.digest):
             os.utime(at)
             return True
-        gone = self._folder / f"{release.digest}.partial-{os.getpid()}-old"
+        gone = at.with_name(f"{at.name}.partial-{os.getpid()}-old")
         with contextlib.suppress(FileNotFoundError):  # another node of this host was faster
             at.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
@@ -141,16 +143,15 @@ class Staging:
 
     def _put(self, release: Release, archive: Path) -> None:
         self._check_room(tree.unpacked_bytes(archive))
-        partial = self._folder / f"{release.digest}.partial-{os.getpid()}"
+        at = self._at(release.digest)
+        partial = at.with_name(f"{at.name}.partial-{os.getpid()}")
         shutil.rmtree(partial, ignore_errors=True)
         try:
             tree.unpack(archive, partial, release.digest)
             self._link_rest(release, partial)
-            mark = self._folder / f".{release.digest}.boot.{os.getpid()}"
-            mark.write_bytes(_boot())
-            mark.replace(self._folder / f"{release.digest}.boot")
+            spec.put(at.with_name(f"{at.name}.mark"), _mark(release.digest))
             with contextlib.suppress(FileExistsError):  # another node of this host was faster
-                _rename(partial, self._at(release.digest))
+                _rename(partial, at)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
@@ -173,8 +174,8 @@ class Staging:
 
     def _prune(self) -> None:
         """Of trees that nobody needs now the newest are kept, and nothing of agents that died amid their work."""
-        trees = [path for path in self._folder.iterdir() if tree.DIGEST.fullmatch(path.name) and path.is_dir()]
-        needed = {*self._wanted, *self._launched}
+        trees = [path for path in self._folder.iterdir() if len(path.name) == _NAME and path.is_dir()]
+        needed = {digest[:_NAME] for digest in (*self._wanted, *self._launched)}
         spare = sorted((p for p in trees if p.name not in needed), key=lambda p: p.stat().st_mtime)
         for path in spare[: max(0, len(spare) - _KEPT)]:
             gone = path.with_name(f"{path.name}.partial-{os.getpid()}")
@@ -196,5 +197,5 @@ def _rename(partial: Path, to: Path) -> None:
         raise
 
 
-def _boot() -> bytes:
-    return Path("/proc/sys/kernel/random/boot_id").read_bytes()
+def _mark(digest: str) -> bytes:
+    return f"{digest} {Path('/proc/sys/kernel/random/boot_id').read_text()}".encode()
