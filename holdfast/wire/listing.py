@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 _GIT_S = 10.0
+_ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR")
 _BIG_BYTES = 16 << 20  # in a folder without git, files above this are no code
 _CACHES = frozenset(
     ".git .hg .svn __pycache__ node_modules .venv venv .tox .nox .mypy_cache .ruff_cache .pytest_cache .hypothesis "
@@ -91,7 +92,7 @@ def leads_out(path: str, target: str) -> bool:
 
 def run_git(folder: Path, *words: str, index: str = "") -> bytes:
     """What git prints. Its own variables are dropped: as in a hook of git, they would lead it to another repository."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    env = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
     env |= {"GIT_INDEX_FILE": index} if index else {}
     argv = ["git", "-C", str(folder), *words]
     try:
@@ -116,7 +117,8 @@ def _of_git(root: Path) -> tuple[list[str], list[str]]:
             left_out += [os.path.join(path, name) for name in ignored]
         elif _is_file(str(whole)):  # and has not been deleted
             kept.append(path)
-    left_out += _names(run_git(root, "ls-files", "-z", "-oi", "--exclude-standard", "--directory"))
+    if kept:  # git cannot tell what is ignored in a folder that is ignored itself
+        left_out += _names(run_git(root, "ls-files", "-z", "-oi", "--exclude-standard", "--directory"))
     return kept, left_out
 
 
