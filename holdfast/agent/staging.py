@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import shutil
 import time
 from pathlib import Path
@@ -52,6 +53,10 @@ class Staging:
     def _at(self, digest: str) -> Path:
         return self._folder / digest[:_NAME]  # it stands in every traceback
 
+    def _draft(self, name: str, kind: str) -> Path:
+        """What is put together or taken apart, and by whom; nobody else has it."""
+        return self._folder / f"{name}.{kind}-{os.getpid()}-{secrets.token_hex(4)}"
+
     async def have(self, release: Release) -> str:
         """Bring it here if it is not; what went wrong, if anything did."""
         if not release.digest:
@@ -86,7 +91,7 @@ class Staging:
         try:
             if await asyncio.to_thread(self._is_here, release):
                 return ""
-            fetched = self._folder / f"{release.digest}.fetched-{os.getpid()}"
+            fetched = self._draft(release.digest, "fetched")
             archive = self._folder / f"{release.digest}.tar"
             try:
                 if not archive.exists():
@@ -111,7 +116,7 @@ class Staging:
         if mark.exists() and mark.read_bytes() == _mark(release.digest):
             os.utime(at)
             return True
-        gone = at.with_name(f"{at.name}.partial-{os.getpid()}-old")
+        gone = self._draft(at.name, "old")
         with contextlib.suppress(FileNotFoundError):  # another node of this host was faster
             at.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
@@ -144,8 +149,7 @@ class Staging:
     def _put(self, release: Release, archive: Path) -> None:
         self._check_room(tree.unpacked_bytes(archive))
         at = self._at(release.digest)
-        partial = at.with_name(f"{at.name}.partial-{os.getpid()}")
-        shutil.rmtree(partial, ignore_errors=True)
+        partial = self._draft(at.name, "partial")
         try:
             tree.unpack(archive, partial, release.digest)
             self._link_rest(release, partial)
@@ -178,7 +182,7 @@ class Staging:
         needed = {digest[:_NAME] for digest in (*self._wanted, *self._launched)}
         spare = sorted((p for p in trees if p.name not in needed), key=lambda p: p.stat().st_mtime)
         for path in spare[: max(0, len(spare) - _KEPT)]:
-            gone = path.with_name(f"{path.name}.partial-{os.getpid()}")
+            gone = self._draft(path.name, "old")
             with contextlib.suppress(OSError):  # another node of this host was faster
                 path.rename(gone)
             shutil.rmtree(gone, ignore_errors=True)

@@ -84,7 +84,7 @@ async def test_orders(desk_of: Open) -> None:
             (b"{", "send an order such as"),
             (b"[]", "send an order such as"),
             (b'{"verb": 1}', "send an order such as"),
-            (b'{"verb": "dance"}', "there is no order 'dance'; there is stop"),
+            (b'{"verb": "dance"}', "there is no order 'dance'; there are stop"),
         ]
         for body, words in bad:
             answer = await desk.client.post("/api/v1/orders", data=body, headers=HEADERS)
