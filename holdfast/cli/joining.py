@@ -46,6 +46,7 @@ class Joining:
             mark=secrets.token_hex(4),
             mesh=args.mesh,
             probes=settings.probe.allow,
+            checks=settings.probe.allow,
             replays=settings.replay.allow,
             can_acquire=False,
         )

@@ -107,6 +107,7 @@ def _job(args: RunArgs, run_id: str, settings: Settings) -> Job:
         mark=secrets.token_hex(4),
         mesh=args.mesh,
         probes=settings.probe.allow,
+        checks=settings.probe.allow,
         replays=settings.replay.allow,
     )
 

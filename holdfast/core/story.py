@@ -1,6 +1,7 @@
 """One sentence per incident: who, on which node, why, resumed from which step, what it cost."""
 
 from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.release import Skip
 from holdfast.model.verdict import Record, Remedy
 
 _SIGNALS = {1: "SIGHUP", 2: "SIGINT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL"}
@@ -62,11 +63,21 @@ def phases(record: Record) -> str:
 def _done(record: Record) -> str:
     if record.verdict.remedy is Remedy.GIVE_UP:
         return f"gave up: {record.verdict.reason}"
+    if record.rolled_back:
+        evicted = f", {', '.join(record.evicted)} evicted" if record.evicted else ""
+        return f"release {record.rolled_back} was rolled back to release {record.verdict.to or 'before it'}{evicted}"
+    if record.skipped:
+        left_out = ", ".join(_from_to(skip) for skip in record.skipped)
+        return f"restarted in place, the batches of {left_out} left out,"
     if not record.evicted:
         return "restarted in place" + (f" with {', '.join(record.admitted)} admitted" if record.admitted else "")
     if record.admitted:
         return f"evicted {', '.join(record.evicted)}, admitted {', '.join(record.admitted)} and resumed"
     return f"evicted {', '.join(record.evicted)} and resumed on fewer nodes"
+
+
+def _from_to(skip: Skip) -> str:
+    return f"step {skip.first}" if skip.first == skip.last else f"steps {skip.first} to {skip.last}"
 
 
 def _steps(count: int) -> str:

@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from holdfast.core.diagnose.ladder import GAVE_UP, Case, Past, judge, tried
+from holdfast.core.diagnose.case import Case, Past
+from holdfast.core.diagnose.ladder import GAVE_UP, judge, tried
 from holdfast.core.triage import NOT_STARTED
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.verdict import Remedy
@@ -89,10 +90,16 @@ def test_what_failed_before_the_job_got_further_is_forgiven() -> None:
     assert judge(case(CRASH, past=elsewhere, further_at=1.0)).remedy is Remedy.RESTART
 
 
-def test_counted_steps_say_nothing_about_progress() -> None:
-    elsewhere = past(1, 2, 3, node="n2", counted=True)
-    assert judge(case(CRASH, counted=True, past=elsewhere[:2])).remedy is Remedy.RESTART
-    assert judge(case(CRASH, counted=True, past=elsewhere)).remedy is Remedy.GIVE_UP
+def test_counted_steps_are_compared_by_how_many_were_made() -> None:
+    def judged(step: int, *before: int) -> Remedy:
+        return judge(case(CRASH, counted=True, step=step, past=past(*before, node="n2", counted=True))).remedy
+
+    assert judged(50, 1, 2, 3) is Remedy.RESTART  # it got much further than ever
+    assert judged(50, 40, 60, 70) is Remedy.RESTART  # and so it does every time
+    assert judged(50, 50, 50, 50) is Remedy.GIVE_UP  # the same work from the same state
+    assert judged(2, 70, 3, 1, 2) is Remedy.GIVE_UP  # it no longer gets anywhere
+    assert judged(2, 3, 1, 70) is Remedy.RESTART
+    assert judged(50, *range(51, 81)) is Remedy.GIVE_UP  # nobody knows, and it is enough
 
 
 @pytest.mark.parametrize(("code", "expected"), [(7, 7), (-9, 137), (-15, 143), (None, 1)])
@@ -122,7 +129,7 @@ def test_user_code_that_fails_where_it_failed_before_needs_no_window() -> None:
 def test_user_code_after_as_many_counted_steps_as_before_is_stuck() -> None:
     assert judge(case(SCRIPT, counted=True, past=past(50, counted=True, at=-99999.0))).code == GAVE_UP
     assert judge(case(SCRIPT, counted=True, past=past(49, 51, counted=True))).remedy is Remedy.RESTART
-    assert judge(case(SCRIPT, counted=True, past=past(49, 51, 52, counted=True))).code == GAVE_UP
+    assert judge(case(SCRIPT, counted=True, past=past(*range(51, 81), counted=True))).code == GAVE_UP
 
 
 LOST = Alarm(
