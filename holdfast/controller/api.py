@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from holdfast.controller import releasing
 from holdfast.controller.loop import Controller
 from holdfast.controller.metrics import render
 from holdfast.controller.orders import OrderBody, Taken, ahead, refusal
@@ -136,13 +137,20 @@ def make_app(controller: Controller, token: str) -> web.Application:
         except msgspec.DecodeError as e:
             return _error(400, f'send an order such as {{"verb": "stop"}}: {e}')
         order, decider = body.order(), controller.decider
-        if why := refusal(decider, order):
+        if why := refusal(decider, order) or releasing.fault(controller, order):
             return _error(400, why)
         if body.now and body.verb == "stop" and decider.phase is Phase.ENDING:
             controller.hurry()  # it is stopping already, and takes too long for somebody
         next = ahead(decider, order)
         controller.hear(order)
         return _json(Taken(seq=controller.seq, next=next))
+
+    async def releases(request: web.Request) -> web.Response:
+        return _json(releasing.history_of(controller))
+
+    async def archive(request: web.Request) -> web.StreamResponse:
+        found = await releasing.archive_of(controller, request.match_info["digest"])
+        return found or _error(404, "there is no release of this digest; GET /api/v1/releases lists all")
 
     async def metrics(request: web.Request) -> web.Response:
         return web.Response(body=render(controller), content_type="text/plain", charset="utf-8")
@@ -155,6 +163,8 @@ def make_app(controller: Controller, token: str) -> web.Application:
     app.router.add_get("/api/v1/report", report)
     app.router.add_get("/api/v1/entries", entries)
     app.router.add_post("/api/v1/orders", take_order)
+    app.router.add_get("/api/v1/releases", releases)
+    app.router.add_get("/api/v1/releases/{digest}", archive)
     app.router.add_post("/api/v1/trace", _trace_of(controller))
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/openapi.json", openapi)
@@ -203,7 +213,7 @@ def _error(status: int, sentence: str) -> web.Response:
 
 def describe() -> dict[str, Any]:
     """The OpenAPI description, its schemas taken from the very structs that are sent."""
-    shown = {"status": Status, "report": Report, "entries": list[Entry]}
+    shown = {"status": Status, "report": Report, "releases": releasing.History, "entries": list[Entry]}
     sent = (Traced, TraceBody, Taken, OrderBody)
     refs, schemas = msgspec.json.schema_components([*shown.values(), *sent], ref_template="#/components/schemas/{name}")
     paths: dict[str, Any] = {}
@@ -219,6 +229,9 @@ def describe() -> dict[str, Any]:
     paths["/api/v1/orders"] = {"post": {"requestBody": body, "responses": done | bad}}
     found = {"200": {"description": "where all processes are, and whom they wait for", "content": traced}}
     paths["/api/v1/trace"] = {"post": {"requestBody": {"content": trace_body}, "responses": found | bad}}
+    digest = {"name": "digest", "in": "path", "required": True, "schema": {"type": "string"}}
+    archive = {"200": {"description": "the tree", "content": {"application/x-tar": {}}}, "404": {"description": "none"}}
+    paths["/api/v1/releases/{digest}"] = {"get": {"parameters": [digest], "responses": archive}}
     paths["/metrics"] = {"get": {"responses": {"200": {"description": "Prometheus text"}}}}
     key = {"type": "apiKey", "in": "header", "name": TOKEN_HEADER}
     return {
