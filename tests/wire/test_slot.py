@@ -80,14 +80,27 @@ def test_what_is_left_out_is_told_with_the_next_step(arena: mmap.mmap) -> None:
     slot = Slot(arena, 1, generation=4, rank=9)
     slot.step(1)
     slot.asks()
-    slot.skip(2, 32)
+    slot.skip(3, 2, 32)
     now = read(arena, 1)
     assert now and (now.step, now.skippable, now.skipped) == (1, True, 0)
     slot.note(4, 1.0, 2.0)
     slot.step(4)
     now = read(arena, 1)
     assert now and (now.step, now.skippable, now.skipped, now.skipped_samples) == (4, True, 2, 32)
-    assert (now.loss, now.grad_norm, now.counted) == (1.0, 2.0, False)
+    assert (now.loss, now.grad_norm, now.counted, now.first_step) == (1.0, 2.0, False, 1)
+
+
+def test_a_generation_may_begin_with_steps_that_are_left_out(arena: mmap.mmap) -> None:
+    slot = Slot(arena, 1, generation=4, rank=9)
+    slot.skip(30, 1, 0)
+    slot.skip(31, 2, 0)
+    slot.hold(1)  # the optimizer hook has seen a step
+    slot.step(32)
+    slot.skip(33, 3, 0)
+    slot.step(34)
+    now = read(arena, 1)
+    assert now and (now.first_step, now.step, now.counted) == (30, 34, False), "it went on from step 29"
+    assert now.first_at < now.at
 
 
 def test_the_first_bad_step_and_the_first_failure_stay(arena: mmap.mmap) -> None:
