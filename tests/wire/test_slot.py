@@ -147,10 +147,10 @@ def test_a_damaged_record_is_not_taken(arena: mmap.mmap, damaged: int) -> None:
     assert before and after and after.step in (before.step, before.step - 1)
 
 
-def check_until(until: float, memory: mmap.mmap, pid: int) -> int:
-    """Read and check until then; how many different steps were seen."""
+def check_until(until: float, memory: mmap.mmap, pid: int) -> None:
+    """Read and check until then, and until enough different steps were seen, however busy the machine is."""
     last, seen = -1, 0
-    while time.monotonic() < until:
+    while time.monotonic() < until or seen <= 100:
         now = read(memory, 1)
         assert now and (now.generation, now.rank, now.pid) == (7, 3, pid)
         assert now.step >= last
@@ -159,7 +159,6 @@ def check_until(until: float, memory: mmap.mmap, pid: int) -> int:
             assert now.first_step == 0 and int(now.phase or 0) in (now.step // 64 * 64, max(now.step - 64, 0))
         seen += now.step > last
         last = now.step
-    return seen
 
 
 def test_torn_reads_are_never_taken() -> None:
@@ -171,7 +170,7 @@ def test_torn_reads_are_never_taken() -> None:
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as writer, open_arena(path) as memory:
         try:
             assert writer.stdout and writer.stdout.readline()
-            assert check_until(time.monotonic() + 1.5, memory, writer.pid) > 100
+            check_until(time.monotonic() + 1.5, memory, writer.pid)
             writer.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, writer.pid, os.WSTOPPED)
             stopped = [read(memory, 1) for _ in range(3)]
