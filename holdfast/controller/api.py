@@ -131,20 +131,6 @@ def make_app(controller: Controller, token: str) -> web.Application:
                 break
         return _json(found)
 
-    async def take_order(request: web.Request) -> web.Response:
-        try:
-            body = msgspec.json.decode(await request.read(), type=OrderBody)
-        except msgspec.DecodeError as e:
-            return _error(400, f'send an order such as {{"verb": "stop"}}: {e}')
-        order, decider = body.order(), controller.decider
-        if why := refusal(decider, order) or releasing.fault(controller, order):
-            return _error(400, why)
-        if body.now and body.verb == "stop" and decider.phase is Phase.ENDING:
-            controller.hurry()  # it is stopping already, and takes too long for somebody
-        next = ahead(decider, order)
-        controller.hear(order)
-        return _json(Taken(seq=controller.seq, next=next))
-
     async def releases(request: web.Request) -> web.Response:
         return _json(releasing.history_of(controller))
 
@@ -162,7 +148,7 @@ def make_app(controller: Controller, token: str) -> web.Application:
     app.router.add_get("/api/v1/status", status)
     app.router.add_get("/api/v1/report", report)
     app.router.add_get("/api/v1/entries", entries)
-    app.router.add_post("/api/v1/orders", take_order)
+    app.router.add_post("/api/v1/orders", _order_of(controller))
     app.router.add_get("/api/v1/releases", releases)
     app.router.add_get("/api/v1/releases/{digest}", archive)
     app.router.add_post("/api/v1/trace", _trace_of(controller))
@@ -172,6 +158,23 @@ def make_app(controller: Controller, token: str) -> web.Application:
 
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def _order_of(controller: Controller) -> Answer:
+    async def take(request: web.Request) -> web.Response:
+        try:
+            order = msgspec.json.decode(await request.read(), type=OrderBody).order()
+        except msgspec.DecodeError as e:
+            return _error(400, f'send an order such as {{"verb": "stop"}}: {e}')
+        if why := refusal(controller.decider, order):
+            return _error(400, why)
+        if order.now and order.verb == "stop" and controller.decider.phase is Phase.ENDING:
+            controller.hurry()  # it is stopping already, and takes too long for somebody
+        next = ahead(controller.decider, order)
+        controller.hear(order)
+        return _json(Taken(seq=controller.seq, next=next))
+
+    return take
 
 
 def _trace_of(controller: Controller) -> Answer:
