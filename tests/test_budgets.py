@@ -14,8 +14,8 @@ PACKAGE = ROOT / "holdfast"
 
 # Raising one of these is a change of its own, with its reason in the commit.
 # Of Python in holdfast/: the walking skeleton took 9,200, state that survives as much again, seeing trouble 5,000,
-# finding whom to evict (last words, probes, replay) another 7,000.
-TOTAL_LINES = 31500
+# finding whom to evict (last words, probes, replay) another 7,000, coming back (releases, orders of people) 5,000.
+TOTAL_LINES = 36500
 SETTINGS = 85  # a detector has about five: its stance, its pace, its limits
 NOUNS = 70  # structs in holdfast/model/
 

@@ -6,22 +6,22 @@ from aiohttp import web
 from holdfast.controller.loop import Controller
 from holdfast.core.history import Chapter
 from holdfast.model.event import Order, Phase
-from holdfast.model.release import Fate
+from holdfast.model.release import Fate, Release
 from holdfast.wire import tree
 
 _OVER = (Phase.ENDING, Phase.DONE)
 
 
-class History(msgspec.Struct, frozen=True, kw_only=True):
+class Told(msgspec.Struct, frozen=True, kw_only=True):
     """All releases of a job, the oldest first."""
 
-    running: int  # its number; 0: the job is from before there were any
+    running: int  # the number of the one that ranks run, or will run first
     releases: tuple[Chapter, ...]
 
 
-def history_of(controller: Controller) -> History:
-    history = controller.history
-    return History(running=history.running.number, releases=tuple(history.chapters.values()))
+def told(controller: Controller) -> Told:
+    releases = controller.decider.releases
+    return Told(running=releases.running.number, releases=controller.history.chapters(releases))
 
 
 def fault(controller: Controller, order: Order) -> str:
@@ -30,7 +30,7 @@ def fault(controller: Controller, order: Order) -> str:
         return "the job is ending"
     if order.verb == "update":
         return _fault_of_update(controller, order)
-    return _fault_of_rollback(controller, order)
+    return controller.decider.releases.refusal(order.number)
 
 
 def _fault_of_update(controller: Controller, order: Order) -> str:
@@ -41,25 +41,18 @@ def _fault_of_update(controller: Controller, order: Order) -> str:
         return "window_s is how many seconds a release waits for a restart: 0 or more"
     if not (controller.archives / f"{release.digest}.tar").is_file():
         return f"{controller.archives} holds no archive of {release.digest[:12]}; send it with holdfast update"
+    for chapter in told(controller).releases:
+        same = chapter.release
+        if chapter.fate is Fate.ROLLED_BACK and _runs_as(same) == _runs_as(release):
+            return f"this is release {same.number} again, which was rolled back: {chapter.why}; change something first"
     return ""
 
 
-def _fault_of_rollback(controller: Controller, order: Order) -> str:
-    chapters, running = controller.history.chapters, controller.history.running.number
-    worked = [number for number, chapter in chapters.items() if chapter.launched_at and number < running]
-    if not order.number:
-        return "" if worked else f"release {running} is the first that ran: there is none to go back to"
-    if order.number == running:
-        return f"release {running} runs already"
-    chapter = chapters.get(order.number)
-    if chapter is None:
-        return f"there is no release {order.number}; there are {', '.join(map(str, chapters))}"
-    if chapter.fate is Fate.REFUSED:
-        return f"release {order.number} was refused: {chapter.why}"
-    return ""
+def _runs_as(release: Release) -> tuple[object, ...]:
+    return release.digest, release.argv, release.env
 
 
-async def archive_of(controller: Controller, digest: str) -> web.StreamResponse | None:
+def archive_of(controller: Controller, digest: str) -> web.StreamResponse | None:
     """The tree of a release, as nodes get it."""
     path = controller.archives / f"{digest}.tar"
     if not tree.DIGEST.fullmatch(digest) or not path.is_file():
