@@ -14,6 +14,7 @@ import aiohttp
 import msgspec
 
 from holdfast.agent import memory, remembering, words
+from holdfast.agent.beating import beat_of
 from holdfast.agent.keeper import Keeper
 from holdfast.agent.losses import Losses
 from holdfast.agent.monitor import Monitor, Ties
@@ -262,6 +263,7 @@ class Agent:
         await self.trying.stop()
         if isinstance(errand, LaunchHere):
             self.keeper.launched(errand)
+            self.losses.eases = errand.eases
             error = await self.staging.launched(errand.release) or await self.ranks.launch(errand)
         else:
             generation = errand.generation if isinstance(errand, StopHere) else self.life.generation
@@ -320,19 +322,10 @@ class Agent:
         if generation == 0 or len(readings) < self.spec.nproc:
             return Beat(node=self.spec.node, generation=generation, step=-1, at=0.0)
         backing = self.keeper.backing
-        slowest = min(readings, key=lambda r: (r.step, -r.at))
         wall_s = time.time() + self._offset_s - time.monotonic()
-        return Beat(
-            node=self.spec.node,
-            generation=generation,
-            step=slowest.step,
-            at=slowest.at + wall_s,
+        return msgspec.structs.replace(
+            beat_of(self.spec.node, readings, wall_s),
             sent=time.monotonic() + wall_s,
-            first_step=min(r.first_step for r in readings),
-            first_at=max(r.first_at for r in readings) + wall_s,
-            counted=slowest.counted,
-            loss=slowest.loss,
-            phase=slowest.phase,
             arrivals=self._arrivals(generation),
             sealed=backing.sealed(),
             backed=backing.backed,

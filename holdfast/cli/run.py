@@ -48,6 +48,8 @@ def _settings(args: RunArgs) -> Settings:
     given = [*args.settings]
     if args.grace_s is not None:
         given.append(("recovery.shutdown_grace_s", str(args.grace_s)))
+    if args.on_incident is not None:
+        given.append(("hook.command", args.on_incident))
     if args.snapshot_memory is not None:
         given.append(("snapshot.memory", args.snapshot_memory))
     for key, setting in (("join_timeout", "recovery.wait_s"), ("last_call_timeout", "recovery.last_call_s")):

@@ -229,7 +229,8 @@ class Hands:
     def _plan(self, launch: Launch) -> Restore:
         """What to go on from. A state that did not bring the job to a step, twice, is not tried a third time."""
         least = launch.not_after if launch.not_after is not None else sys.maxsize
-        held = [copy for copies in self.copies.values() for copy in copies]
+        away = set(launch.astray)  # what they hold may be of a line that the job has left
+        held = [copy for node, copies in self.copies.items() if node not in away for copy in copies]
         usable = [copy for copy in held if copy.step <= least and self._tries[copy.step] < _TRIES]
         plan = choose(launch.seats, usable, least if launch.verified else None)
         plan = msgspec.structs.replace(plan, doubts=launch.doubts)

@@ -15,7 +15,7 @@ from holdfast.core.decider import Decider
 from holdfast.core.history import History
 from holdfast.journal.sqlite import SqliteJournal
 from holdfast.model.action import Action, Launch, Say, Stop
-from holdfast.model.event import Begin, Decision, Entry, Event, Outcome, Phase, Tick
+from holdfast.model.event import Begin, Decision, Entry, Event, Order, Outcome, Phase, Tick
 from holdfast.model.release import Release
 from holdfast.model.topology import Job
 
@@ -53,6 +53,7 @@ class Controller:
         self.seq = 0
         self.lag_s = 0.0  # of the event loop, newest
         self.on_entry: Callable[[Entry], None] = lambda entry: None
+        self.on_replayed: Callable[[Entry], None] = lambda entry: None  # an entry of an earlier controller
         self._tasks: asyncio.TaskGroup
         self._acts: set[asyncio.Task[None]] = set()
         self._done = asyncio.Event()
@@ -100,7 +101,8 @@ class Controller:
         decision = self.decider.step(now, event)
         self.seq += 1
         entry = Entry(seq=self.seq, at=now, event=event, decision=decision)
-        self.journal.append(entry, durable=bool(decision.actions))
+        # A person was told that the order is taken, so it is, whatever becomes of this controller.
+        self.journal.append(entry, durable=bool(decision.actions) or isinstance(event, Order))
         self.ledger.add(entry)
         self.history.add(entry)
         self.on_entry(entry)
@@ -139,6 +141,7 @@ class Controller:
             self.seq, at, self.last = entry.seq, entry.at, decision
             self.ledger.add(entry)
             self.history.add(entry)
+            self.on_replayed(entry)
             if isinstance(entry.event, Outcome):
                 unanswered.pop(entry.event.action, None)
             for action in decision.actions:

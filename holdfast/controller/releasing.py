@@ -5,11 +5,9 @@ from aiohttp import web
 
 from holdfast.controller.loop import Controller
 from holdfast.core.history import Chapter
-from holdfast.model.event import Order, Phase
+from holdfast.model.event import Order
 from holdfast.model.release import Fate, Release
 from holdfast.wire import tree
-
-_OVER = (Phase.ENDING, Phase.DONE)
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,15 +23,9 @@ def told(controller: Controller) -> Told:
 
 
 def fault(controller: Controller, order: Order) -> str:
-    """Why an order about releases cannot be taken; empty if it can."""
-    if controller.decider.phase in _OVER:
-        return "the job is ending"
-    if order.verb == "update":
-        return _fault_of_update(controller, order)
-    return controller.decider.releases.refusal(order.number)
-
-
-def _fault_of_update(controller: Controller, order: Order) -> str:
+    """Why an update cannot be taken; empty if it can, or is none."""
+    if order.verb != "update":
+        return ""
     release = order.release
     if release is None or not tree.DIGEST.fullmatch(release.digest):
         return "an update needs a release with the digest of its tree; send one with holdfast update"
