@@ -1,8 +1,6 @@
 """`holdfast hold | resume | approve | evict NODE | drain NODE`: a person's word to a running job."""
 
 import argparse
-import getpass
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -35,7 +33,7 @@ class Unheard(Exception):
 def main(argv: list[str]) -> int:
     verb = argv[0]
     args = _parser(verb).parse_args(argv[1:])
-    body = {"verb": verb, "who": f"{user()} (holdfast {verb})"}
+    body = {"verb": verb, "who": f"{rundir.user()} (holdfast {verb})"}
     body |= {"node": args.node} if verb in _WITH_NODE else {}
     try:
         run_dir = rundir.find(args.run)
@@ -52,13 +50,6 @@ def main(argv: list[str]) -> int:
         print(f"holdfast {verb}: {e}", file=sys.stderr)
         return 1
     return 0
-
-
-def user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # as in a container, where a number is all there is
-        return f"user {os.getuid()}"
 
 
 def _parser(verb: str) -> argparse.ArgumentParser:

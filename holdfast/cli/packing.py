@@ -10,7 +10,6 @@ import msgspec
 
 from holdfast.cli import rundir
 from holdfast.cli.flags import UsageError
-from holdfast.cli.order import user
 from holdfast.cli.wording import counted
 from holdfast.model.release import Release
 from holdfast.wire import tree
@@ -43,7 +42,7 @@ def first(entry: Entry, run_dir: Path, apart: Collection[Path], *, copied: bool)
         release, packed = _pack_first(entry, root, script, run_dir, apart)
     except (InPlace, ListingError, TreeError) as e:
         kept = str(root) if root != Path() else ""
-        release = Release(number=1, root=kept, script=script, argv=entry.argv, source=kept, who=user())
+        release = Release(number=1, root=kept, script=script, argv=entry.argv, source=kept, who=rundir.user())
         return Begun(release=release, said=f"release 1 is run where it stands: {e}")
     said = f"release 1 is a copy of {counted(packed.files, 'file')} of {release.source}"
     return Begun(release=release, said=f"{said}; what is changed there later comes by holdfast update")
@@ -58,7 +57,7 @@ def _pack_first(
     _check(entry, root, script, found)
     packed = tree.pack(root, found.kept, run_dir / "releases", FIRST)
     source = f"{root}{_commit(root) if found.git else ''}"
-    release = Release(number=1, root=str(root), script=script, argv=entry.argv, source=source, who=user())
+    release = Release(number=1, root=str(root), script=script, argv=entry.argv, source=source, who=rundir.user())
     return msgspec.structs.replace(release, digest=packed.digest), packed
 
 

@@ -1,5 +1,6 @@
 """Run directories: where they are, how one is made, and how the newest is found."""
 
+import getpass
 import json
 import os
 import re
@@ -136,6 +137,14 @@ def listening(run_dir: Path) -> Listening | None:
     except (OSError, msgspec.DecodeError):
         return None
     return found if here else None  # or the pid belongs to somebody else by now
+
+
+def user() -> str:
+    """Who gives an order."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # as in a container, where a number is all there is
+        return f"user {os.getuid()}"
 
 
 def ending(run_dir: Path) -> str:

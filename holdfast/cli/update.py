@@ -14,7 +14,7 @@ import msgspec
 from holdfast.cli import packing, releases, rundir
 from holdfast.cli.api import NotRunning, Refused
 from holdfast.cli.flagtable import UsageError
-from holdfast.cli.order import Unheard, give, user
+from holdfast.cli.order import Unheard, give
 from holdfast.cli.packing import Brought
 from holdfast.cli.wording import duration
 from holdfast.core.history import Chapter
@@ -74,7 +74,7 @@ def _update(args: argparse.Namespace, words: tuple[str, ...]) -> int:
     log_dir = Path(rundir.read_spec(run_dir).log_dir)
     brought = packing.bring(args.what, base.release.root, run_dir, (log_dir,))
     release = _release(base.release, brought, entry, words, env)
-    release = msgspec.structs.replace(release, message=args.message, who=user())
+    release = msgspec.structs.replace(release, message=args.message, who=rundir.user())
     if _same(release, base.release) and not (args.now and base.fate in _OPEN):
         print(f"nothing has changed since release {base.release.number}, which is {base.fate}")
         return 0

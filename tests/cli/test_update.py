@@ -22,7 +22,8 @@ TOLD = TRAIN.replace(
     """import holdfast, json
 import part
 note = dict(name=part.NAME, file=__file__, path=sys.path[0], cwd=os.getcwd(), release=os.environ["HOLDFAST_RELEASE"],
-            argv=sys.argv[2:], lr=os.environ.get("LR"), data=open(os.path.join(os.path.dirname(__file__), "d.big")).read())
+            argv=sys.argv[2:], lr=os.environ.get("LR"))
+note["data"] = open(os.path.join(os.path.dirname(__file__), "d.big")).read()
 with open(f"{sys.argv[1]}/notes", "a") as notes:
     notes.write(json.dumps(note) + "\\n")
 """,
