@@ -27,10 +27,8 @@ def plan(seed: int, duration_s: float, every_s: float, ranks: int) -> list[Strik
 
 
 def allotted(count: int) -> dict[str, int]:
-    """How many of each kind: whole parts first, each kind at least once if there is room, then the largest remainders."""
-    least = 1 if count >= len(SHARES) else 0
-    found = {kind: max(least, int(share * count + 1e-9)) for kind, share in SHARES.items()}
-    left = sorted(SHARES, key=lambda kind: found[kind] - SHARES[kind] * count)
-    for kind in left[: count - sum(found.values())]:
-        found[kind] += 1
+    """How many of each kind: each once if there is room, and the rest one by one to whom most is owed."""
+    found = dict.fromkeys(SHARES, 1 if count >= len(SHARES) else 0)
+    while sum(found.values()) < count:
+        found[max(SHARES, key=lambda kind: SHARES[kind] * count - found[kind])] += 1
     return found

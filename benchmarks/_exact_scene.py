@@ -28,19 +28,20 @@ class Failed(Exception):
 class Scene:
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.run_dir = job.folder / "run"
+        self.run_dir = Path()
         self.out = job.folder / "digest"
 
-    def start(self, flags: Sequence[str], steps: int = 1_000_000, period_s: float = 0.1) -> subprocess.Popen[bytes]:
+    def start(self, flags: Sequence[str], *, steps: int = 1_000_000, period_s: float = 0.1, release: int = 1) -> None:
         """Start the script in a tree of its own; a second time, it goes on from the checkpoints of the first."""
-        script = tree(self.job.folder / "tree-1") / SCRIPT.name
+        self.run_dir = self.job.folder / f"run-{len(self.job.launchers)}"
+        script = self.tree(release) / SCRIPT.name
         kept = [
             f"--events={self.job.folder / 'events'}",
             f"--ckpt={self.job.folder / 'checkpoints'}",
             f"--out={self.out}",
         ]
         asked = [f"--steps={steps}", f"--period={period_s:g}"]
-        return self.job.spawn([*holdfast(self.run_dir, *SHAPE, *flags), str(script), *kept, *asked])
+        self.job.spawn([*holdfast(self.run_dir, *SHAPE, *flags), str(script), *kept, *asked])
 
     def command(self, *args: str, limit_s: float = START_LIMIT_S) -> str:
         """What a command of ours prints."""
@@ -95,14 +96,14 @@ class Scene:
         above = {process.pid for process in psutil.Process(self.awaited(rank)).parents()}
         self.job.kill(*(above & {int(path.read_text()) for path in self.run_dir.glob("nodes/*/holder.pid")}))
 
-
-def tree(folder: Path, release: int = 1, *, broken: bool = False) -> Path:
-    """A tree of files with the script in it."""
-    folder.mkdir(exist_ok=True)
-    text = SCRIPT.read_text()
-    for line, other in (("RELEASE = 1 ", f"RELEASE = {release} "), ("BROKEN = False ", f"BROKEN = {broken} ")):
-        if line not in text:
-            raise Failed(f"{SCRIPT.name} has no line {line!r}")
-        text = text.replace(line, other)
-    (folder / SCRIPT.name).write_text(text)
-    return folder
+    def tree(self, release: int, *, broken: bool = False) -> Path:
+        """A tree of files with a release of the script in it."""
+        text = SCRIPT.read_text()
+        for line, other in (("RELEASE = 1 ", f"RELEASE = {release} "), ("BROKEN = False ", f"BROKEN = {broken} ")):
+            if line not in text:
+                raise Failed(f"{SCRIPT.name} has no line {line!r}")
+            text = text.replace(line, other)
+        folder = self.job.folder / f"tree-{release}"
+        folder.mkdir(exist_ok=True)
+        (folder / SCRIPT.name).write_text(text)
+        return folder

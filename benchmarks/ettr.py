@@ -10,7 +10,7 @@ import msgspec
 from rich.table import Table
 
 from benchmarks._ettr_plan import Strike, plan
-from benchmarks._exact_scene import RANKS, Failed, Scene, tree
+from benchmarks._exact_scene import RANKS, Failed, Scene
 from benchmarks._harness import Job
 from benchmarks._kept import Kept
 from benchmarks._report import FULL, Findings, report
@@ -50,7 +50,7 @@ def steps_for(duration_s: float) -> int:
     """How many steps this machine makes in that time: the job ends at a step, not at a time."""
     with Job(RANKS) as job:
         scene = Scene(job)
-        scene.start([], CALIBRATED_STEPS, PERIOD_S)
+        scene.start([], steps=CALIBRATED_STEPS, period_s=PERIOD_S)
         scene.await_steps(CALIBRATED_STEPS)
         steps = sorted({event.step: event.at for event in job.events() if event.kind == "step"}.items())
         first, last = steps[len(steps) // 2], steps[-1]
@@ -61,7 +61,7 @@ def calm(steps: int) -> Calm:
     """The same steps, undisturbed and without pauses."""
     with Job(RANKS) as job:
         scene = Scene(job)
-        scene.start([], steps, 0.0)
+        scene.start([], steps=steps, period_s=0.0)
         ended(scene, DURATION_S)
         return Calm(scene.out.read_text())
 
@@ -69,7 +69,7 @@ def calm(steps: int) -> Calm:
 def stormy(steps: int) -> Stormy:
     with Job(RANKS) as job:
         scene = Scene(job)
-        scene.start([f"--standbys={STANDBYS}"], steps, PERIOD_S)
+        scene.start([f"--standbys={STANDBYS}"], steps=steps, period_s=PERIOD_S)
         scene.await_steps(1)
         load, began = os.getloadavg()[0], time.monotonic()
         struck: list[tuple[Strike, float]] = []
@@ -107,8 +107,7 @@ def struck_now(scene: Scene, strike: Strike) -> float:
         case "node loss":
             scene.lose_node(strike.rank)
         case "bad release":
-            bad = tree(scene.job.folder / "tree-bad", 2, broken=True)
-            scene.command("update", str(bad), "--now", "--run", str(scene.run_dir))
+            scene.command("update", str(scene.tree(2, broken=True)), "--now", "--run", str(scene.run_dir))
     print(f"  {strike.at_s:.0f} s: {strike.kind}, rank {strike.rank}", flush=True)
     return at
 
