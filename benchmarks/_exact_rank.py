@@ -62,6 +62,7 @@ def train(args: argparse.Namespace, events: TextIO) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        holdfast.step(step, loss=loss.item())
         checkpointer.save(step)
         note(events, "step", step=step)
         if BROKEN and step > start + 2:
