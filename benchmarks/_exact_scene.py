@@ -13,6 +13,7 @@ import psutil
 from benchmarks._harness import START_LIMIT_S, Job, executable, holdfast
 from holdfast.cli.api import NotRunning, ask
 from holdfast.journal.sqlite import JournalError, SqliteJournal
+from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.verdict import Record
 
 SCRIPT = Path(__file__).with_name("_exact_rank.py")
@@ -76,6 +77,14 @@ class Scene:
                 return [entry.decision.closed for entry in journal.read() if entry.decision.closed]
         except JournalError:
             return []
+
+    def lost_at(self, since: float) -> float | None:
+        """When a node was first known to be lost, by the journal: the ranks of others may have failed for it before."""
+        with closing(SqliteJournal(self.run_dir / "journal.db", read_only=True)) as journal:
+            for entry in journal.read():
+                if entry.at > since and isinstance(entry.event, Alarm) and entry.event.kind is Kind.SILENCE:
+                    return entry.at
+        return None
 
     def alive(self, rank: int) -> int | None:
         """The process of a rank, if it runs the script and lives."""

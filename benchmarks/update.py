@@ -76,17 +76,13 @@ def losses(standbys: int) -> list[Pause]:
             load, stepping_at = os.getloadavg()[0], job.wait_steps(1, fault)
             if stepping_at is None or job.wait_steps(SETTLED_STEPS, fault) is None:
                 raise Failed(f"the job does not step after the loss of a node:\n{job.last_words(30)}")
-            known_at = job.wait(partial(alarmed, scene, fault.at), 60.0)
+            known_at = job.wait(partial(scene.lost_at, fault.at), 60.0)
             if known_at is None:
-                raise Failed("the journal has no incident for a lost node")
+                raise Failed("the journal knows of no lost node")
             seconds = round(stepping_at - fault.at, 3)
             found.append(Pause(seconds=seconds, known_s=round(stepping_at - known_at, 3), load=load))
             print(f"  {standbys} standbys: {seconds:.2f} s, since known {found[-1].known_s:.2f} s", flush=True)
     return found
-
-
-def alarmed(scene: Scene, since: float) -> float | None:
-    return next((record.alarm_at for record in scene.records() if record.resumed_at > since), None)
 
 
 def judge(updated: Pauses, replaced: Pauses) -> tuple[Findings, dict[str, Times]]:
