@@ -3,8 +3,8 @@
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,12 +98,26 @@ class Scene:
         return pid
 
     def signal(self, rank: int, number: signal.Signals) -> None:
-        os.kill(self.awaited(rank), number)
+        self._strike(rank, lambda pid: os.kill(pid, number))
 
     def lose_node(self, rank: int) -> None:
         """Kill the holder of the node on which a rank runs, and the kernel all below it."""
-        above = {process.pid for process in psutil.Process(self.awaited(rank)).parents()}
-        self.job.kill(*(above & {int(path.read_text()) for path in self.run_dir.glob("nodes/*/holder.pid")}))
+
+        def strike(pid: int) -> None:
+            above = {process.pid for process in psutil.Process(pid).parents()}
+            holders = {int(path.read_text()) for path in self.run_dir.glob("nodes/*/holder.pid")}
+            if not above & holders:
+                raise ProcessLookupError(pid)
+            self.job.kill(*(above & holders))
+
+        self._strike(rank, strike)
+
+    def _strike(self, rank: int, strike: Callable[[int], None]) -> None:
+        """At whatever moment: where the rank is just ending, its successor is struck."""
+        for _ in range(50):
+            with suppress(ProcessLookupError, psutil.NoSuchProcess):
+                return strike(self.awaited(rank))
+        raise Failed(f"rank {rank} ends whenever it is to be struck:\n{self.job.last_words()}")
 
     def tree(self, release: int, *, broken: bool = False) -> Path:
         """A tree of files with a release of the script in it."""
