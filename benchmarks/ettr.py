@@ -107,7 +107,7 @@ def struck_now(scene: Scene, strike: Strike) -> float:
         case "node loss":
             scene.lose_node(strike.rank)
         case "bad release":
-            scene.command("update", str(scene.tree(2, broken=True)), "--now", "--run", str(scene.run_dir))
+            scene.command("update", str(scene.tree(2, broken=True)), "--now", "--no-wait", "--run", str(scene.run_dir))
     print(f"  {strike.at_s:.0f} s: {strike.kind}, rank {strike.rank}", flush=True)
     return at
 

@@ -40,7 +40,7 @@ def updates() -> Pauses:
         scene.await_steps(WARM_STEPS)
         for release in range(2, 2 * ROUNDS + 2, 2):
             fault = job.fault()
-            scene.command("update", str(scene.tree(release)), "--now", "--run", str(scene.run_dir))
+            scene.command("update", str(scene.tree(release)), "--now", "--no-wait", "--run", str(scene.run_dir))
             in_place.append(pause(scene, fault, release))
             fault = job.fault()
             scene.command("stop", str(scene.run_dir))
