@@ -67,6 +67,11 @@ def test_a_value_of_the_wrong_type() -> None:
     ("key", "value", "words"),
     [
         ("silence.beat_s", "0", "must be above 0"),
+        ("loss.policy", "act", "loss.policy"),
+        ("loss.spikes", "act", "there is no setting 'loss.spikes'; loss has stance, policy"),
+        ("loss.skip_batches", "0", "at least 1"),
+        ("loss.lower_to", "1", "a part of the learning rate: below 1"),
+        ("loss.lower_steps", "0", "at least 1"),
         ("silence.beat_s", "nan", "silence.beat_s"),
         ("silence.beat_s", "2", "at least two beats"),
         ("silence.silence_s", "60", "node.lost_s must be above"),

@@ -84,6 +84,7 @@ async def _run(run_dir: Path, listener: socket.socket, say: Said) -> Ended:
     controller = Controller(SqliteJournal(run_dir / "journal.db"), run.settings, lambda c: _hands(c, fleet, store, say))
     controller.hands.try_with(run.settings.probe, run.settings.replay, run_dir / "probed.json")
     controller.hands.replaying.mesh, controller.hands.replaying.say = lambda: controller.ingest.mesh, say
+    controller.archives, controller.release = run_dir / "releases", run.release
     teller, hooks = Teller(run_dir, say), Hooks(run.settings.hook, run.job.run_id, run_dir, run.entry.cwd, say)
     _listen(controller, teller, hooks)
     runner = web.AppRunner(make_app(controller, rundir.token(run_dir)), access_log=None)

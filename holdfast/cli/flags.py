@@ -52,6 +52,7 @@ class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float | None
     preload: tuple[str, ...]
     zygote: bool
+    release: bool  # whether the code that the job begins with is copied
     snapshot_memory: str | None
     on_incident: str | None
     mesh: Dims
@@ -115,6 +116,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
         grace_s=_grace_s(given, env),
         preload=values.modules(given.lists["preload"]),
         zygote="no-zygote" not in given.words,
+        release="no-release" not in given.words,
         mesh=values.mesh(given, "mesh"),
         snapshot_memory=values.memory(given, "snapshot-memory"),
         on_incident=given.text("on-incident"),

@@ -7,7 +7,7 @@ import time
 from holdfast.cli import rundir
 from holdfast.cli.api import NotRunning, ask
 from holdfast.cli.flagtable import UsageError
-from holdfast.cli.order import user
+from holdfast.cli.rundir import user
 
 _GONE_S = 10.0  # a controller that crashed is back by then
 

@@ -5,7 +5,7 @@ from holdfast.model.action import Launch
 from holdfast.model.event import Progress
 from holdfast.model.release import Ease, Release, Skip
 from holdfast.model.topology import Seat
-from holdfast.model.verdict import Verdict
+from holdfast.model.verdict import Remedy, Verdict
 
 _KEPT = 64  # skips, and eases
 
@@ -22,8 +22,10 @@ class Course:
         """States after this step are in doubt."""
         self.doubts.arise(generation, not_after, progress)
 
-    def change(self, verdict: Verdict) -> None:
+    def change(self, verdict: Verdict, not_after: int | None) -> None:
         """Batches that are left out once are left out whenever their steps are made again."""
+        if verdict.remedy is Remedy.SKIP and not_after is not None:
+            self.doubts.acquit(not_after)
         self.skips = (*self.skips, *verdict.skips)[-_KEPT:]
         self.eases = (*self.eases, *verdict.eases)[-_KEPT:]
 

@@ -64,7 +64,7 @@ class Failures:
             past=past,
             since=now - self.limits.window_s,
             further_at=self._reached[-1][1] if self._reached else 0.0,
-            rounds=incident.rounds - 1,
+            rounds=incident.rounds - 1 - incident.forgiven,
             attempts=self.limits.attempts,
             restarts=self.restarts,
             max_restarts=self.job.max_restarts,

@@ -90,7 +90,7 @@ def treat(d: "Decider", now: float, verdict: Verdict, silent: Collection[str]) -
     d.not_before = now + verdict.wait_s if verdict.wait_s else 0.0
     if verdict.remedy is Remedy.ROLLBACK:
         incident.rolled_back = d.releases.roll_back(verdict.to, told)
-    d.course.change(verdict)
+    d.course.change(verdict, incident.alarms[0].not_after)
     incident.skipped += verdict.skips
     generation.evict(d, now, verdict.nodes, silent)
     d.nodes.back = {}

@@ -31,6 +31,7 @@ class Incident(msgspec.Struct, kw_only=True):
     alarms: list[Alarm] = []  # of this round; once judged, the cause comes first
     dropped: int = 0  # alarms no longer kept that were no cause
     rounds: int = 0  # failures judged so far
+    forgiven: int = 0  # of these, before a person let it go on
     judged: bool = False  # whether this round is among them
     first: Alarm | None = None  # the cause of the first round
     stopped_at: float = 0.0

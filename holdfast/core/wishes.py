@@ -54,7 +54,7 @@ def resumed(d: "Decider", now: float, order: Order) -> str:
         d.people.answered()
         d.failures.forgive()
         if d.incident is not None:
-            d.incident.rounds = 0
+            d.incident.forgiven = d.incident.rounds
             reason = f"approved by {order.who}: restarted in place"
             d.verdict = Verdict(remedy=Remedy.RESTART, reason=reason)
     if d.phase is not Phase.HELD:

@@ -118,8 +118,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_scarce(self) -> bool:
         """Whether it is this one machine that runs short, twice now and nowhere else."""
-        where = set(self.cause.suspects)
-        return self.cause.klass in _SCARCE and bool(self.recent) and all(set(p.nodes) <= where for p in self.recent)
+        where, told = set(self.cause.suspects), self.cause.klass in _SCARCE and self.cause.confidence >= TOLD
+        return told and bool(self.recent) and all(set(p.nodes) <= where for p in self.recent)
 
     @property
     def is_blameless(self) -> bool:
