@@ -71,6 +71,8 @@ def test_hold_and_resume_with_a_controller_killed_in_between(start: Start) -> No
     said = says(job, "resume")
     assert "all ranks are launched again" in said and "training, step" in said
     job.trains(generation=2)
+    job.says("; ending all ranks")
+    job.says("nodes and state are kept until holdfast resume")
     job.finish()
     job.ends(0)
     report = job.report()
