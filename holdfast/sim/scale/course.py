@@ -55,8 +55,9 @@ class Course:
         self.stall(now)
         self._again = True
 
-    def launching(self, action: Launch, dead: tuple[int, ...], seats: int) -> None:
+    def launching(self, action: Launch, dead: tuple[int, ...], *, changed: bool) -> None:
         """Which step the next generation goes on from: own memory, else a peer's, else storage."""
+        seats = len(action.seats)
         step_s, off = self._setup.step_s, self._setup.off
         stored_every = self._prices.share("stored_every_s")
         stored = int(max(0.0, self._best * step_s - _PUBLISHED_S) // stored_every * stored_every / step_s)
@@ -66,7 +67,8 @@ class Course:
         elif dead:
             self._tier, resumed = "peer_state", max(0, self._best - self._rng.randint(*_LAG))
         else:
-            self._tier, resumed = "own_state", max(0, self._best - self._rng.randint(0, 1))
+            tier = "peer_state" if changed else "own_state"  # an admitted node has to fetch what it needs
+            self._tier, resumed = tier, max(0, self._best - self._rng.randint(0, 1))
         if action.not_after is not None:
             resumed = min(resumed, max(0, action.not_after))
         self._again = False

@@ -48,7 +48,7 @@ class Ours:
         self.standbys = self._standbys()
         self._signs = Signs(self.prices, _catalog(), setup.step_s, setup.off)
         self._deeds = Deeds(self)
-        self._queue: list[tuple[float, int, int, Callable[..., None], tuple[object, ...]]] = []
+        self._queue: list[tuple[float, int, int, Callable[..., object], tuple[object, ...]]] = []
         self._pushed = 0
         self._life = 0
         self._bad: dict[str, Fault] = {}  # releases that fail, by their digest
@@ -80,11 +80,11 @@ class Ours:
 
     # --- time --------------------------------------------------------------------------------------------------
 
-    def later(self, delay_s: float, call: Callable[..., None], *args: object) -> None:
+    def later(self, delay_s: float, call: Callable[..., object], *args: object) -> None:
         """Belongs to this life of the job; what is left over from an earlier one does not happen."""
         self._push(self._life, self.now + delay_s, call, *args)
 
-    def _push(self, life: int, at: float, call: Callable[..., None], *args: object) -> None:
+    def _push(self, life: int, at: float, call: Callable[..., object], *args: object) -> None:
         self._pushed += 1
         heappush(self._queue, (at, self._pushed, life, call, args))
 
@@ -329,7 +329,7 @@ class Ours:
         names = [seat.node for seat in action.seats]
         places = enumerate(zip(self._before, names, strict=False))
         dead = tuple(number for number, (was, now) in places if was != now and was not in self._handed_over)
-        self.course.launching(action, dead, len(names))
+        self.course.launching(action, dead, changed=names != self._before)
         self._before, self._handed_over = names, set()
 
     def started(self, action: Launch) -> None:

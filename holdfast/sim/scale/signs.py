@@ -71,9 +71,8 @@ class Signs:
             exit = Exit(node=node, generation=0, rank=0, code=1, at=0.0, words=(said,) if said else ())
             alarm = alarm_of(exit, self._catalog)
             if "words" in self._off:
-                alarm = msgspec.structs.replace(
-                    alarm, klass="", group="", action="", confidence=0.0, signature="exit 1"
-                )
+                dumb = {"klass": "", "group": "", "action": "", "confidence": 0.0, "signature": "exit 1"}
+                alarm = msgspec.structs.replace(alarm, **dumb)
             self._read[said] = alarm
         return msgspec.structs.replace(self._read[said], suspects=(node,))
 

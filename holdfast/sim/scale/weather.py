@@ -1,4 +1,4 @@
-"""The world that every policy meets: what is asked of a study, and from it and a seed all failures with their causes."""
+"""The world that every policy meets: what is asked for, and from that and a seed all failures with their causes."""
 
 from random import Random
 
