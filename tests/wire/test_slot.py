@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.model.signal import Mark, Values
+from holdfast.wire.record import ENTRY_BYTES, RING_AT
 from holdfast.wire.slot import SLOT_BYTES, Slot, clear, open_arena, read, told
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +59,35 @@ def test_what_is_told_is_read(arena: mmap.mmap) -> None:
     assert (now.loss, now.grad_norm, now.loss_step, now.first_bad_step) == (None, 2.0, 11, -1)
     assert start.at <= now.first_at <= now.phase_at <= now.at <= time.monotonic()
     assert read(arena, 0) is None and read(arena, 2) is None
+
+
+def test_when_it_had_its_group_and_its_state_is_told(arena: mmap.mmap) -> None:
+    slot = Slot(arena, 1, generation=4, rank=9)
+    start = read(arena, 1)
+    assert start and (start.grouped_at, start.restored_at, start.step) == (0.0, 0.0, -1)
+    slot.grouped()
+    grouped = read(arena, 1)
+    assert grouped and start.at <= grouped.grouped_at <= time.monotonic() and grouped.restored_at == 0.0
+    slot.restored()
+    slot.grouped()
+    slot.step(3)
+    now = read(arena, 1)
+    assert now and now.grouped_at == grouped.grouped_at, "a second group is none that training waited for"
+    assert now.grouped_at <= now.restored_at <= now.first_at and now.step == 3
+
+
+def test_what_is_left_out_is_told_with_the_next_step(arena: mmap.mmap) -> None:
+    slot = Slot(arena, 1, generation=4, rank=9)
+    slot.step(1)
+    slot.asks()
+    slot.skip(2, 32)
+    now = read(arena, 1)
+    assert now and (now.step, now.skippable, now.skipped) == (1, True, 0)
+    slot.note(4, 1.0, 2.0)
+    slot.step(4)
+    now = read(arena, 1)
+    assert now and (now.step, now.skippable, now.skipped, now.skipped_samples) == (4, True, 2, 32)
+    assert (now.loss, now.grad_norm, now.counted) == (1.0, 2.0, False)
 
 
 def test_the_first_bad_step_and_the_first_failure_stay(arena: mmap.mmap) -> None:
@@ -172,7 +202,7 @@ def test_a_damaged_entry_and_one_of_another_generation_are_left_out(arena: mmap.
     old, slot = Slot(arena, 1, generation=2, rank=5), Slot(arena, 1, generation=3, rank=5)
     for step in range(4):
         slot.note(step, float(step), None)
-    arena[SLOT_BYTES + 512 + 2 * 64 + 30] ^= 4
+    arena[SLOT_BYTES + RING_AT + 2 * ENTRY_BYTES + 30] ^= 4
     old._told = 9
     old.note(7, 1.0, None)
     assert [one.step for one in news(arena)[1]] == [0, 2, 3]
