@@ -64,8 +64,9 @@ def resumed(d: "Decider", now: float, order: Order) -> str:
 
 def wanted(d: "Decider", now: float) -> str:
     """What somebody waits for that takes a restart: it gets one now, if the job is well."""
-    leaving = tuple(node for node in sorted(d.nodes.active) if node in d.people.evicting)
-    drained = tuple(node for node in sorted(d.nodes.active) if node in d.people.draining)
+    leaving, drained = (
+        tuple(sorted(d.nodes.seated & who.keys() - d.out)) for who in (d.people.evicting, d.people.draining)
+    )
     if d.people.held:
         return pause(d, now, f"held by {d.people.held}")
     if leaving:

@@ -65,7 +65,7 @@ class Deeds:
             self.world.started(action)
 
     def _stopped(self, action: Stop) -> None:
-        self.world.stall()
+        self.world.stop()
         failed = self._dead(action.nodes)
         self.world.tell(Outcome(action=action.id, ok=not failed, failed=failed))
 

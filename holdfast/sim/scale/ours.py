@@ -146,7 +146,7 @@ class Ours:
     def _write(self, until: float) -> None:
         """This life's spans go into the book, each with the failure that it is owed to."""
         for span in self.ledger.account(until).spans:
-            cause = self._causes.get(span.incident, "") or ("update" if span.use.value == "update" else "")
+            cause = self._causes.get(span.incident, "") or ("update" if span.change else "")
             self.book.add(span.use.value if span.use.value != "train" else TRAIN, span.end_at, cause)
 
     # --- nodes -------------------------------------------------------------------------------------------------
@@ -322,6 +322,11 @@ class Ours:
 
     def stall(self) -> None:
         self.course.stall(self.now)
+
+    def stop(self) -> None:
+        self.stall()
+        if self.decider.phase is Phase.PAUSING:  # an incident was told of the last step before its alarm
+            self._tell_step()
 
     def launching(self, action: Launch) -> None:
         self.stall()
