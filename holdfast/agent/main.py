@@ -262,8 +262,8 @@ class Agent:
             return
         await self.trying.stop()
         if isinstance(errand, LaunchHere):
-            self.keeper.launched(errand)
             self.losses.eases = errand.eases
+            self.keeper.launched(errand)
             error = await self.staging.launched(errand.release) or await self.ranks.launch(errand)
         else:
             generation = errand.generation if isinstance(errand, StopHere) else self.life.generation

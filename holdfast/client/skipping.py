@@ -48,7 +48,7 @@ class Skipping:
         """The batch that was just left out had so many."""
         self.samples += samples
         if (slot := self._progress.slot()) is not None:
-            slot.skip(self.batches, self.samples)
+            slot.skip(self._last, self.batches, self.samples)
 
     def tell(self) -> None:
         """Say what was left out, once it is over; one rank is enough for that."""

@@ -131,7 +131,30 @@ def make_app(controller: Controller, token: str) -> web.Application:
                 break
         return _json(found)
 
-    async def take_order(request: web.Request) -> web.Response:
+    async def metrics(request: web.Request) -> web.Response:
+        return web.Response(body=render(controller), content_type="text/plain", charset="utf-8")
+
+    async def openapi(request: web.Request) -> web.Response:
+        return _json(describe())
+
+    app.router.add_get("/agent", controller.ingest.serve)
+    app.router.add_get("/api/v1/status", status)
+    app.router.add_get("/api/v1/report", report)
+    app.router.add_get("/api/v1/entries", entries)
+    app.router.add_post("/api/v1/orders", _order_of(controller))
+    app.router.add_get("/api/v1/releases", _releases_of(controller))
+    app.router.add_get("/api/v1/releases/{digest}", _archive_of(controller))
+    app.router.add_post("/api/v1/trace", _trace_of(controller))
+    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/openapi.json", openapi)
+    return app
+
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def _order_of(controller: Controller) -> Answer:
+    async def take(request: web.Request) -> web.Response:
         try:
             body = msgspec.json.decode(await request.read(), type=OrderBody)
         except msgspec.DecodeError as e:
@@ -145,33 +168,22 @@ def make_app(controller: Controller, token: str) -> web.Application:
         controller.hear(order)
         return _json(Taken(seq=controller.seq, next=next))
 
-    async def releases(request: web.Request) -> web.Response:
-        return _json(releasing.history_of(controller))
+    return take
 
+
+def _releases_of(controller: Controller) -> Answer:
+    async def releases(request: web.Request) -> web.Response:
+        return _json(releasing.told(controller))
+
+    return releases
+
+
+def _archive_of(controller: Controller) -> Answer:
     async def archive(request: web.Request) -> web.StreamResponse:
-        found = await releasing.archive_of(controller, request.match_info["digest"])
+        found = releasing.archive_of(controller, request.match_info["digest"])
         return found or _error(404, "there is no release of this digest; GET /api/v1/releases lists all")
 
-    async def metrics(request: web.Request) -> web.Response:
-        return web.Response(body=render(controller), content_type="text/plain", charset="utf-8")
-
-    async def openapi(request: web.Request) -> web.Response:
-        return _json(describe())
-
-    app.router.add_get("/agent", controller.ingest.serve)
-    app.router.add_get("/api/v1/status", status)
-    app.router.add_get("/api/v1/report", report)
-    app.router.add_get("/api/v1/entries", entries)
-    app.router.add_post("/api/v1/orders", take_order)
-    app.router.add_get("/api/v1/releases", releases)
-    app.router.add_get("/api/v1/releases/{digest}", archive)
-    app.router.add_post("/api/v1/trace", _trace_of(controller))
-    app.router.add_get("/metrics", metrics)
-    app.router.add_get("/openapi.json", openapi)
-    return app
-
-
-Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+    return archive
 
 
 def _trace_of(controller: Controller) -> Answer:
@@ -213,7 +225,7 @@ def _error(status: int, sentence: str) -> web.Response:
 
 def describe() -> dict[str, Any]:
     """The OpenAPI description, its schemas taken from the very structs that are sent."""
-    shown = {"status": Status, "report": Report, "releases": releasing.History, "entries": list[Entry]}
+    shown = {"status": Status, "report": Report, "releases": releasing.Told, "entries": list[Entry]}
     sent = (Traced, TraceBody, Taken, OrderBody)
     refs, schemas = msgspec.json.schema_components([*shown.values(), *sent], ref_template="#/components/schemas/{name}")
     paths: dict[str, Any] = {}

@@ -21,8 +21,7 @@ from holdfast.core.notices import HookLimits, Notice, Notices, Pacer, Standing, 
 from holdfast.model.event import Entry
 from holdfast.wire import spec
 
-_TRIES = 3
-_PAUSE_S = 1.0  # between tries to post
+_PAUSES_S = (0.0, 1.0, 2.0)  # before each try to post
 _WORDS = 300  # characters of what a command said that are told when it failed
 _VARIABLE = 4096  # characters; the notice has the whole
 _LOG_BYTES = 1 << 20
@@ -150,18 +149,20 @@ class Hooks:
         """Why it failed, or nothing. The address may hold a secret, as Slack's do: only its host is ever told."""
         if not self._limits.url:
             return ""
-        host, why = urlsplit(self._limits.url).hostname or "", ""
-        try:
+        host = urlsplit(self._limits.url).hostname or ""
+        tries = [f"did not answer within {self._limits.timeout_s:g} s"]
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._limits.timeout_s):
-                for tried in range(_TRIES):
-                    if tried:
-                        await asyncio.sleep(_PAUSE_S)
-                    why, again = await self._posted(notice, trust_env=host not in _LOOPBACK)
-                    if not again:
-                        break
-        except TimeoutError:
-            why = why or f"did not answer within {self._limits.timeout_s:g} s"
-        return f"({host}) {why}" if why else ""
+                await self._try_to_post(notice, tries, trust_env=host not in _LOOPBACK)
+        return f"({host}) {tries[-1]}" if tries[-1] else ""
+
+    async def _try_to_post(self, notice: Notice, tries: list[str], trust_env: bool) -> None:
+        for pause_s in _PAUSES_S:
+            await asyncio.sleep(pause_s)
+            why, again = await self._posted(notice, trust_env)
+            tries.append(why)
+            if not again:
+                return
 
     async def _posted(self, notice: Notice, trust_env: bool) -> tuple[str, bool]:
         """Why it was not taken, and whether to try again."""

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Set
 
-from holdfast.model.action import Acquire, Dismiss, Probe
+from holdfast.model.action import Acquire, Dismiss, Probe, Say
 from holdfast.model.alarm import Kind
 from holdfast.model.event import Limits, Outcome, Ready
 from holdfast.model.topology import Job
 
 # Levels of the probes: of a node that the job waits for, of a standby, and of an evicted node that may come back.
 BRIEF, CHECK, EXAMINATION = 1, 2, 3
+_IN_A_ROW = 3  # nodes that fail their check, and nobody passes: it is not the nodes
 RETRY_S = 10.0  # before a fleet that gave too few nodes is asked again
 
 
@@ -24,11 +25,16 @@ class Standbys:
         self.gone: dict[str, Kind | None] = {}  # released, and for which kind of alarm if for any
         self.examined: dict[int, str] = {}  # Probe without outcome: an evicted node that may come back
         self.checking: dict[int, str] = {}  # Probe without outcome: a node that has come, or a standby that waits
+        self._failed = 0  # checks in a row
         self._checked: dict[str, float] = {}  # standbys, and when they are to be probed again
         self._met: dict[str, Ready] = {}
         self._evicted: set[str] = set()  # once before
         self._ids = ids
         self._retry_at: float | None = None
+
+    @property
+    def _checks(self) -> bool:
+        return self.job.checks and self._failed < _IN_A_ROW
 
     @property
     def wanted(self) -> int:
@@ -68,7 +74,7 @@ class Standbys:
         self._met[event.node] = event
         if event.node in self.examined.values() or event.node in self.checking.values():
             return ()
-        if level and self.job.checks and event.node not in self.pool:
+        if level and self._checks and event.node not in self.pool:
             return (self._check(event.node, level),)
         self.pool[event.node] = event
         return ()
@@ -78,20 +84,26 @@ class Standbys:
         self.checking[action.id] = node
         return action
 
-    def checked(self, now: float, event: Outcome) -> tuple[str, tuple[Dismiss, ...]]:
-        """A standby has been probed: it waits from now on, or goes before it does harm."""
+    def checked(self, now: float, event: Outcome) -> tuple[str, tuple[Dismiss | Say, ...]]:
+        """A standby has been probed: it waits from now on, or goes before it does harm.
+
+        Where several in a row fail and none passes, checks say nothing about nodes: there are no more of them.
+        """
         node = self.checking.pop(event.action)
         if node not in self._met or node in self.gone:
             return "", ()
-        if why := event.failed.get(node, "" if event.ok else event.detail):
+        why = event.failed.get(node, "" if event.ok else event.detail)
+        self._failed = self._failed + 1 if why else 0
+        if why and self._failed < _IN_A_ROW:
             return f"{node} failed its check: {why}", self.release(node, Kind.CRASH, f"failed its check: {why}")
+        said = f"{self._failed} nodes in a row failed their check, so standbys are not checked any more: {why}"
         self.pool[node] = self._met[node]
         self._checked[node] = now + self.limits.recheck_s
-        return f"{node} passed its check and is a standby", ()
+        return (said, (Say(text=said),)) if why else (f"{node} passed its check and is a standby", ())
 
     def recheck(self, now: float) -> tuple[Probe, ...]:
         """Standbys whose last check was too long ago, or that never had one, are probed where they wait."""
-        if not self.job.checks or not self.limits.recheck_s:
+        if not self._checks or not self.limits.recheck_s:
             return ()
         busy = set(self.checking.values())
         due = [node for node in sorted(self.pool) if node not in busy and self._checked.get(node, 0.0) <= now]
@@ -152,7 +164,7 @@ class Standbys:
     def wake_at(self, steady: bool = False) -> float | None:
         """When the clock matters here; standbys are probed again while the job is steady."""
         waits = [*self.coming.values()] + ([self._retry_at] if self._retry_at is not None else [])
-        if steady and self.job.checks and self.limits.recheck_s:
+        if steady and self._checks and self.limits.recheck_s:
             busy = set(self.checking.values())
             waits += [self._checked.get(node, 0.0) for node in self.pool if node not in busy]
         return min(waits, default=None)

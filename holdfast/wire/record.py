@@ -51,6 +51,7 @@ class Slot:
         self._failure, self._failed_at = b"", 0.0
         self._grouped_at = self._restored_at = 0.0
         self._skipped = self._skipped_samples = 0
+        self._passed = -1  # first step that was left out, if no step came before it
         self._refresh()
         self._write()
 
@@ -66,7 +67,9 @@ class Slot:
         """A step is done; the first told one is the first, whatever was counted before."""
         self._step, self._step_at = step, monotonic()
         if self._first_step < 0 or (self._flags & COUNTED and not counted):
-            self._first_step, self._first_at = step, self._step_at
+            # What was left out before it came first all the same: the state is that of the step before.
+            self._first_step = step if self._passed < 0 else min(step, self._passed)
+            self._first_at = self._step_at
             self._refresh()
         self._flags = self._flags | COUNTED if counted else self._flags & ~COUNTED
         self._write()
@@ -152,8 +155,10 @@ class Slot:
         self._flags |= SKIPPABLE
         self._write()
 
-    def skip(self, batches: int, samples: int) -> None:
-        """So many were left out up to now; shown with the next write."""
+    def skip(self, step: int, batches: int, samples: int) -> None:
+        """This step was left out, and so many up to now; shown with the next write."""
+        if self._first_step < 0 and self._passed < 0:
+            self._passed = step
         self._skipped, self._skipped_samples = batches, samples
         self._refresh()
 

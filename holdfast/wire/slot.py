@@ -46,7 +46,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     step: int  # -1: none yet
     counted: bool  # by the optimizer hook, not told by the script
     at: float  # of the last step; of the start while there is none
-    first_step: int
+    first_step: int  # of this generation, left out or not
     first_at: float
     loss: float | None
     grad_norm: float | None

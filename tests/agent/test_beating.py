@@ -44,11 +44,12 @@ def test_groups_and_states_are_there_when_the_last_rank_has_them() -> None:
 def test_batches_can_be_left_out_when_every_rank_asks() -> None:
     node = Node()
     node.slots[0].asks()
-    node.slots[0].skip(2, 16)
-    node.slots[1].skip(2, 15)
+    for slot, samples in zip(node.slots, (16, 15), strict=True):
+        slot.skip(1, 2, samples)
     for slot in node.slots:
-        slot.step(1)
+        slot.step(3)
     beat = beat_of("n1", node.readings(), 0.0)
+    assert (beat.step, beat.first_step) == (3, 1)
     assert (beat.skippable, beat.skipped, beat.skipped_samples) == (False, 2, 31)
     node.slots[1].asks()
     assert beat_of("n1", node.readings(), 0.0).skippable

@@ -136,7 +136,7 @@ def printed(what: object) -> str:
 
 def test_status_fits_one_screen() -> None:
     node = {"node": "n0", "role": "active", "ranks": "0-7", "step": 12, "loss": 0.5, "phase": "eval"}
-    standby = {"node": "n1", "role": "standby", "ranks": "", "step": -1, "loss": None, "phase": ""}
+    standby = {"node": "n1", "role": "ready", "ranks": "", "step": -1, "loss": None, "phase": ""}
     shown = printed(
         status.render(
             {
@@ -154,7 +154,7 @@ def test_status_fits_one_screen() -> None:
         )
     )
     assert "2 incidents" in shown
-    for words in ("training", "ETTR 97.5 %", "2 h 03 min", "0-7", "0.5000", "eval", "standby", "was killed"):
+    for words in ("training", "ETTR 97.5 %", "2 h 03 min", "0-7", "0.5000", "eval", "ready", "was killed"):
         assert words in shown, words
 
 

@@ -5,12 +5,14 @@ import pytest
 from holdfast.journal.sqlite import SqliteJournal
 from holdfast.model.action import Launch
 from holdfast.model.event import Progress
+from holdfast.model.release import Ease, Skip
 from tests.cli.conftest import Start
 from tests.cli.driver import Job
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
 STARTS_S = 150.0  # torch is imported
+ENDS_S = 250.0
 
 # A batch follows from its step and the rank; the one of step 30 is a bad one.
 TRAIN = """
@@ -91,3 +93,44 @@ def test_when_ranks_had_their_groups_and_states_and_what_they_left_out(start: St
     first = [one for one in told if one.generation == 1]
     assert (first[-1].skipped, first[-1].skipped_samples) == (2, 0)
     assert job.text().count("steps 3-4 left out: 2 batches") == 1, "one rank tells of it, and once"
+
+
+POLICIES = {
+    "skip-batches": ("--set", "loss.skip_batches=4"),
+    "rewind-and-skip": ("--set", "loss.skip_batches=2"),
+    "lower-lr": ("--set", "loss.lower_to=0.3333333", "--set", "loss.lower_steps=8"),
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_spike_is_answered_and_a_run_that_was_told_so_by_hand_is_the_same(start: Start, policy: str) -> None:
+    nodes = ("--nnodes", "2", "--nproc-per-node", "1", "--set", "loss.window=32")
+    told = {"STEPS": "70", "PAUSE": "0.1", "SPIKE": "1"}
+    wanted = ("--set", f"loss.policy={policy}", *POLICIES[policy])
+    job = start(*nodes, *wanted, script=TRAIN, torch=True, STORE="stored", **told)
+    job.ends(0, ENDS_S)
+    [record] = job.report().incidents
+    assert record.kind == "loss" and not record.evicted and record.resumed_from is not None
+    first, second = launches(job)
+    assert (first.skips, first.eases) == ((), ())
+    match policy:
+        case "skip-batches":
+            [skip] = second.skips
+            assert skip.first > 30 and skip.last - skip.first == 3 and record.resumed_from >= 30
+        case "rewind-and-skip":
+            assert second.skips == (Skip(first=30, last=31),) and record.resumed_from < 30
+        case "lower-lr":
+            assert second.eases == (Ease(first=30, last=37, factor=0.3333333),) and record.resumed_from < 30
+    job.run_dir.rename(job.folder / "spiked-run")
+    env = {
+        "HOLDFAST_SKIP": ",".join(f"{skip.first}-{skip.last}" for skip in second.skips),
+        "HOLDFAST_EASE": ",".join(f"{ease.factor}:{ease.first}-{ease.last}" for ease in second.eases),
+    }
+    by_hand = start(*nodes, script=TRAIN, torch=True, name="by_hand", **told, **env)
+    by_hand.ends(0, ENDS_S)
+    assert not by_hand.report().incidents
+    assert len(weights(job)) == 1 and weights(job) == weights(by_hand), "bit for bit"
+    by_hand.run_dir.rename(job.folder / "by-hand-run")
+    ignored = start(*nodes, script=TRAIN, torch=True, name="ignored", **told)
+    ignored.ends(0, ENDS_S)
+    assert weights(ignored) != weights(job), "what was left out or eased mattered"
