@@ -25,6 +25,7 @@ from holdfast.model.errand import Done, Errand, StopHere
 from holdfast.model.event import Event, Ready
 from holdfast.model.signal import Beat
 from holdfast.model.topology import Dims, Seat
+from holdfast.ports import Socket
 from holdfast.wire import messages
 from holdfast.wire.messages import Ack, Hello, Hold, Look, Looked, Marked, Notice, Tell, Welcome
 
@@ -69,14 +70,18 @@ class Ingest:
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
         ws = web.WebSocketResponse(max_msg_size=messages.MAX_BYTES, heartbeat=20.0)
         await ws.prepare(request)
+        await self.attend(ws)
+        return ws
+
+    async def attend(self, ws: Socket) -> None:
+        """Talk with one agent for as long as its link lasts."""
         outbox: Outbox = asyncio.Queue(_OUTBOX)
         async with asyncio.TaskGroup() as tasks:
             sender = tasks.create_task(_send_all(ws, outbox))
             await self._listen(ws, outbox)
             sender.cancel()
-        return ws
 
-    async def _listen(self, ws: web.WebSocketResponse, outbox: Outbox) -> None:
+    async def _listen(self, ws: Socket, outbox: Outbox) -> None:
         node = ""
         try:
             async for message in ws:
@@ -241,7 +246,7 @@ class Ingest:
         return msgspec.structs.replace(aim, peer_at=at.get(aim.peer, ("", 0)), halves=halves)
 
     def _tell_aims(self) -> None:
-        for node in self.floor.nodes:
+        for node in sorted(self.floor.nodes):
             self._put(self._links.get(node), messages.encode(Hold(aim=self._aim(node))))
 
     def _post(self, now: float, post: Post) -> None:
@@ -299,7 +304,7 @@ class Ingest:
             outbox.put_nowait(_HANG_UP)
 
 
-async def _send_all(ws: web.WebSocketResponse, outbox: Outbox) -> None:
+async def _send_all(ws: Socket, outbox: Outbox) -> None:
     with contextlib.suppress(ConnectionError):
         while (packet := await outbox.get()) is not _HANG_UP:
             await ws.send_bytes(packet)
