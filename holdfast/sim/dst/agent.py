@@ -50,7 +50,9 @@ class Agent:
         self.beat_s = settings.silence.beat_s
         self.alive = True
         self.link: Link | None = None
-        self._offset_s = 0.0  # controller's clock minus ours
+        self._offset_s = self.clock.wall() - self.clock.mono()  # what to add to an instant of the steady clock
+        self._known = False  # a controller has told its time
+        self._undated: list[Held] = []
         self._beat_at = 0.0
         self._wait_s = _REDIAL_S
         self._stopped = 0  # ranks of generations up to this one may not start any more
@@ -128,9 +130,12 @@ class Agent:
         now = self.clock.mono()
         match messages.decode_from_controller(packet):
             case Welcome(at=at, beat_s=beat_s):
-                self._offset_s, self.beat_s = at - self.clock.wall(), beat_s
+                self._offset_s, self.beat_s, self._known = at - now, beat_s, True
                 self._do(self.life.step(now, Linked()))
                 self._beat()
+                undated, self._undated = self._undated, []
+                for held in undated:
+                    self.over(held)
             case Ack(seq=seq):
                 self.world.truth.acked(self.life, seq)
                 self._do(self.life.step(now, Acked(seq)))
@@ -142,7 +147,7 @@ class Agent:
                 self.later(0.2, self._look, look)
 
     def _look(self, look: Look) -> None:
-        at = self.clock.wall() + self._offset_s
+        at = self.clock.mono() + self._offset_s
         held = [h for h in self.machine.held.values() if h.generation == self.life.generation and h.code != 0]
         waits = (Frame("all_reduce", "distributed_c10d.py", 7),)
         found = tuple(
@@ -158,13 +163,13 @@ class Agent:
         self._put(messages.encode(Looked(id=look.id, trace=Trace(node=self.machine.name, at=at, processes=found))))
 
     def say_hello(self) -> None:
-        running = self.machine.running()
+        running = max((held.generation for held in self.machine.running()), default=0)
         hello = Hello(
             node=self.machine.name,
             host=self.machine.name,
             nproc=self.world.setup.nproc,
             order=self.machine.order,
-            generation=max((held.generation for held in running), default=0),
+            generation=self.life.occupied(running),
             ready=self.machine.warm and not self.life.leaving,
             copies=self.keeper.copies(),
             keeper=(self.machine.name, 1),
@@ -185,7 +190,7 @@ class Agent:
                 generation = errand.generation if isinstance(errand, StopHere) else self.life.generation
                 self._stop(errand, generation)
             case ProbeHere() | MeetHere():
-                finding = Finding(probe="gemm", place="cpu", ok=True, value=1.0)
+                finding = Finding(probe="gemm", level=1, place="cpu", ok=True)
                 self.later(self.rng.uniform(0.5, 4.0), self._carried, Carried(errand, True, findings=(finding,)))
             case PlayHere():
                 self.later(1.0, self._carried, Carried(errand, False, "no replays here"))
@@ -238,12 +243,15 @@ class Agent:
     # --- ranks -------------------------------------------------------------------------------------------------
 
     def over(self, held: "Held") -> None:
+        if not self._known:
+            self._undated.append(held)
+            return
         exit = Exit(
             node=self.machine.name,
             generation=held.generation,
             rank=held.rank,
             code=held.code if held.code is not None else 1,
-            at=held.ended_wall + self._offset_s,
+            at=held.ended_mono + self._offset_s,
             words=held.words,
         )
         self._beat()
@@ -260,7 +268,7 @@ class Agent:
         if generation == 0 or len(readings) < self.world.setup.nproc:
             return Beat(node=machine.name, generation=generation, step=-1, at=0.0)
         slowest = min(readings, key=lambda h: (h.step, -h.stepped_mono))
-        wall_s = self.clock.wall() + self._offset_s - self.clock.mono()
+        wall_s = self._offset_s
         return Beat(
             node=machine.name,
             generation=generation,
@@ -294,7 +302,7 @@ class Agent:
         self.later(POLL_S, self._poll)
 
     def _look_at_losses(self) -> None:
-        for held in list(self.machine.held.values()):
+        for held in list(self.machine.held.values()) if self._known else ():
             if held.nan_since >= 0 and held.generation == self.life.generation:
                 loss = Loss(
                     node=self.machine.name,
@@ -302,7 +310,7 @@ class Agent:
                     rank=held.rank,
                     step=held.nan_since,
                     loss=float("nan"),
-                    at=held.stepped_mono + self.clock.wall() + self._offset_s - self.clock.mono(),
+                    at=held.stepped_mono + self._offset_s,
                 )
                 self._do(self.life.step(self.clock.mono(), Spoilt(loss)))
 

@@ -22,7 +22,6 @@ class Held(msgspec.Struct, kw_only=True):
     machine: "Machine"
     world: int
     code: int | None = None
-    ended_wall: float = 0.0  # by the machine's own clock, which may jump
     ended_mono: float = 0.0
     words: tuple[str, ...] = ()
     hung: bool = False
@@ -134,7 +133,7 @@ class Machine:
     def end_rank(self, held: Held, code: int, words: tuple[str, ...] = ()) -> None:
         if held.code is None:
             held.code, held.words = code, words
-            held.ended_wall, held.ended_mono = self.clock.wall(), self.clock.mono()
+            held.ended_mono = self.clock.mono()
             self.world.teams.ended(held)
             if self.agent:
                 self.agent.over(held)

@@ -48,7 +48,7 @@ def play(setup: Setup, build: Build, catalog: Catalog, say: Callable[[str], None
     except StuckError:
         world.fail("nothing will ever happen again")
     finally:
-        _close(world)
+        world.close()
     return Result(
         seed=setup.seed,
         failure=world.failure,
@@ -122,21 +122,3 @@ def _look_back(world: World) -> None:
     if not world.failure:
         world.truth.replays()
         world.truth.tiles()
-
-
-def _close(world: World) -> None:
-    """Whatever still waits in this loop is ended with it."""
-    loop = world.loop
-    world.over = True
-    for machine in world.machines.values():
-        if machine.agent:
-            machine.agent.alive = False
-    world.office.ended = True
-    world.office.crash("with the simulation")
-    tasks = asyncio.all_tasks(loop)
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-    asyncio.set_event_loop(None)
-    loop.close()

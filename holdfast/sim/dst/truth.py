@@ -72,14 +72,13 @@ class Truth:
             self.broken(f"entry {entry.seq}: {type(entry.event).__name__} is dated {at - entry.at:+.1f} s from its entry")
 
     def restarts(self) -> None:
-        """A controller comes back: what it had not put on disk has never been."""
-        if self._seen > len(self.disk.entries):
+        """A controller comes back: it has never heard what it had not put on disk."""
+        if self._seen != len(self.disk.entries):
             self._watch, self.effort, decider = Watch(), Effort(), Decider()
+            self._told, self._doubts = 0, []
             for entry in self.disk.entries:
                 decider.step(entry.at, entry.event)
-                self._watch.look(entry, decider)
-                self.effort.look(entry)
-            self._seen = len(self.disk.entries)
+                self.entry(entry, decider)
 
     def acked(self, life: NodeLife, seq: int) -> None:
         """What an agent need not say again is on the controller's disk."""

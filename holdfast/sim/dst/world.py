@@ -1,7 +1,10 @@
 """Everything that one seed plays with, and the clock that moves it."""
 
+import asyncio
+import traceback
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 from holdfast.core.detect.crash import Catalog
 from holdfast.sim.dst.agent import Agent
@@ -33,6 +36,13 @@ class World:
         self.over = False  # the job is
         self.failure = ""  # the first promise that was broken
         self._say = say
+        self._closed = False
+        self.loop.set_exception_handler(self._failed)
+
+    def _failed(self, loop: asyncio.AbstractEventLoop, what: dict[str, Any]) -> None:
+        error = what.get("exception")
+        where = traceback.extract_tb(error.__traceback__)[-1] if error else None
+        self.fail(f"{what['message']}: {error!r} at {where}")
 
     def now(self) -> float:
         return self.loop.at
@@ -45,10 +55,11 @@ class World:
         self.loop.call_later(delay_s, call, *args)
 
     def fail(self, what: str) -> None:
-        if not self.failure:
+        if not self.failure and not self._closed:
             self.failure = f"at {self.loop.at:.3f}: {what}"
             self.note(f"BROKEN: {what}")
-            self.loop.stop()
+            if self.loop.is_running():
+                self.loop.stop()
 
     def run(self, until: float) -> None:
         """Until then, or until a promise is broken."""
@@ -73,3 +84,18 @@ class World:
             for _ in range(self.setup.machines):
                 self.cloud.make()
         self.faults.begin()
+
+    def close(self) -> None:
+        """Whatever still waits in this loop is ended with it."""
+        self.over = self._closed = self.office.ended = True
+        for machine in self.machines.values():
+            if machine.agent:
+                machine.agent.alive = False
+        self.office.crash("with the simulation")
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        asyncio.set_event_loop(None)
+        self.loop.close()
