@@ -21,6 +21,16 @@ class Journal(Protocol):
     def close(self) -> None: ...
 
 
+class Notes(Protocol):
+    """What a controller must find again as it was when it comes back, beside the journal."""
+
+    def put(self, name: str, content: bytes) -> None:
+        """Write it down, whole, in the place of what was there under this name."""
+
+    def get(self, name: str) -> bytes:
+        """What was written down; nothing if nothing was."""
+
+
 class Fleet(Protocol):
     """Where nodes come from."""
 

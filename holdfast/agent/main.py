@@ -297,7 +297,8 @@ class Agent:
 
     def _beat(self) -> None:
         self._beat_at = time.monotonic()
-        self._put(messages.encode(self._summary()))
+        if self.clock.known:
+            self._put(messages.encode(self._summary()))
 
     def _summary(self) -> Beat:
         """The slowest rank speaks for the node."""

@@ -24,7 +24,7 @@ class Controlled:
     def __init__(self, parts: Parts) -> None:
         self._controller = Controller(parts.journal, parts.settings, lambda c: Hands(parts.fleet, parts.store, c.report))
         self._controller.clock_of, self._controller.on_entry = parts.clock, parts.on_entry
-        self._controller.hands.say = lambda text: None
+        self._controller.hands.say, self._controller.hands.notes = lambda text: None, parts.notes
         self.decider, self.ledger = self._controller.decider, self._controller.ledger
 
     async def run(self, job: Job) -> int:

@@ -8,11 +8,12 @@ import msgspec
 from aiohttp import WSMsgType, web
 
 from holdfast.config import Settings
-from holdfast.controller.hands import Hands
+from holdfast.controller.hands import EVICTED, Hands
 from holdfast.controller.tracing import Tracing
 from holdfast.controller.watching import Watching
 from holdfast.core.decider import Decider
 from holdfast.core.detect.pace import Pace
+from holdfast.core.detect.reborn import Reborn
 from holdfast.core.detect.replica import Replicas
 from holdfast.core.detect.silence import Silence
 from holdfast.core.floor import Floor
@@ -21,8 +22,8 @@ from holdfast.core.often import Told
 from holdfast.model.action import Launch
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.copy import Aim
-from holdfast.model.errand import Done, Errand, StopHere
-from holdfast.model.event import Event, Ready
+from holdfast.model.errand import Done, Errand, Leave, StopHere
+from holdfast.model.event import Event, Phase, Ready
 from holdfast.model.signal import Beat
 from holdfast.model.topology import Dims, Seat
 from holdfast.ports import Socket
@@ -47,6 +48,7 @@ class Ingest:
         self.now: Callable[[], float] = lambda: 0.0
         self.silence = Silence(settings.silence)
         self.pace = Pace(settings.pace)
+        self.reborn = Reborn()
         self.floor = Floor(settings.backup)
         self.replicas = Replicas(settings.replica)
         self.floor.equal = self.replicas.equal
@@ -118,6 +120,8 @@ class Ingest:
                 self._hello(now, message, outbox)
                 return message.node
             case Beat() if message.node == node:
+                if self._links.get(node) is outbox:  # what comes late from an older link was said before the launch
+                    self._look_for_ranks(now, message)
                 self._beat(now, message)
             case Notice() if message.node == node:
                 self.hands.say(f"{node}: {message.text}")
@@ -210,6 +214,13 @@ class Ingest:
             self._tell_aims()
         self.watching.heard(now, beat)
 
+    def _look_for_ranks(self, now: float, beat: Beat) -> None:
+        decider = self.decider
+        under_way = decider.phase in (Phase.STARTING, Phase.TRAINING) and beat.node not in decider.ended
+        if under_way and self._seated(beat.node):
+            if alarm := self.reborn.heard(now, decider.generation, beat):
+                self._cry(alarm)
+
     def _script_told(self, beat: Beat) -> None:
         """What the script lets its node know about itself."""
         if beat.mesh and beat.mesh != self.mesh and not self.decider.job.mesh:
@@ -259,6 +270,10 @@ class Ingest:
                 del self._stale[node]
                 if done.ok:
                     self._ready(hello)
+                else:  # of no use to anybody while old ranks hold its devices
+                    self._stale_id -= 1
+                    reason = f"ranks of an old generation could not be ended: {done.detail}"
+                    self.tell(node, Leave(id=self._stale_id, code=EVICTED, grace_s=0.0, reason=reason))
             case Alarm(kind=Kind.LOSS, stance=Stance.OBSERVE | Stance.NOTIFY) as alarm if self._spiked.again(
                 now, (alarm.generation, alarm.signature)
             ):

@@ -259,7 +259,8 @@ class Agent:
 
     def _beat(self) -> None:
         self._beat_at = self.clock.mono()
-        self._put(messages.encode(self._summary()))
+        if self._known:
+            self._put(messages.encode(self._summary()))
 
     def _summary(self) -> Beat:
         """The slowest rank speaks for the node."""

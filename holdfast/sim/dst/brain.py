@@ -10,7 +10,7 @@ from holdfast.core.account import Ledger
 from holdfast.core.decider import Decider
 from holdfast.model.event import Entry, Event
 from holdfast.model.topology import Job
-from holdfast.ports import Fleet, Journal, Socket, Store
+from holdfast.ports import Fleet, Journal, Notes, Socket, Store
 
 
 class Crashed(BaseException):
@@ -24,6 +24,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     fleet: Fleet
     store: Store
+    notes: Notes
     clock: Callable[[float], Callable[[], float]]  # one that does not tell less than this
     on_entry: Callable[[Entry], None]
 

@@ -10,6 +10,23 @@ class Disk:
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
+        self.notes: dict[str, bytes] = {}
+
+
+class DiskNotes:
+    """One controller's hold on what else is on its disk."""
+
+    def __init__(self, disk: Disk, strike: Callable[[str], None]) -> None:
+        self._disk = disk
+        self._strike = strike
+
+    def put(self, name: str, content: bytes) -> None:
+        self._strike("noting")
+        self._disk.notes[name] = content
+        self._strike("noted")
+
+    def get(self, name: str) -> bytes:
+        return self._disk.notes.get(name, b"")
 
 
 class DiskJournal:

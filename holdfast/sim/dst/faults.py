@@ -23,6 +23,7 @@ _KINDS = {
     "unkillable": 2,  # a rank
 }
 _POINTS = ("decided", "written", "unflushed", "flushed", "sending", "sending", "acquiring", "acquired", "releasing")
+_POINTS += ("noting", "noted")
 _CODES = (-11, -9, -6, 1)
 
 

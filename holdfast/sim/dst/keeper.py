@@ -19,7 +19,7 @@ class Snap(msgspec.Struct, kw_only=True):
     step: int
     label: int  # the generation that its memory names
     made: int  # the generation that made it, in truth
-    spoilt: bool  # in truth: it leads to NaN
+    nan_at: int  # in truth: it leads to NaN at this step; -1: it does not
     verified: bool = False
 
 

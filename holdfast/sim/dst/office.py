@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.model.event import Entry, Event, Phase
 from holdfast.sim.dst.brain import Brain, Build, Crashed, Parts
-from holdfast.sim.dst.disk import Disk, DiskJournal
+from holdfast.sim.dst.disk import Disk, DiskJournal, DiskNotes
 from holdfast.sim.dst.fleet import SimFleet, SimStore
 from holdfast.sim.dst.link import Link
 
@@ -28,6 +28,7 @@ class Life:
                 settings=world.setup.settings,
                 fleet=SimFleet(world, self.strike),
                 store=SimStore(),
+                notes=DiskNotes(office.disk, self.strike),
                 clock=office.clock,
                 on_entry=self._entry,
             )

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 ECHO = "RuntimeError: [pair.cc:534] Connection closed by peer [10.0.0.7]:24017"
 _GROUP_S = 0.5
 _TRIES = 20  # to meet: then they give up
-_RELAPSE = 2  # steps after a spoilt state until the loss shows it
 
 
 class Storage:
@@ -77,8 +76,8 @@ class Team:
         self.world.truth.restored(self, picks, memory)
         snap = next(iter(picks.values()))
         self.step = snap.step if snap else 0
-        if snap and snap.spoilt:
-            self.spoilt_at, self.nan_at = self.step, self.step + _RELAPSE
+        if snap and snap.nan_at >= 0:
+            self.spoilt_at, self.nan_at = snap.step, snap.nan_at
         self.world.later(self.world.setup.step_s, self.advance)
 
     @staticmethod
@@ -140,7 +139,6 @@ class Team:
         self.world.later(self.world.setup.step_s * self.world.rng.uniform(0.9, 1.1), self.advance)
 
     def _make(self, step: int, who: "list[Held]") -> None:
-        spoilt = 0 <= self.spoilt_at <= step
         for held in who:
             clock = held.machine.clock
             held.step, held.stepped_mono = step, clock.mono()
@@ -149,18 +147,20 @@ class Team:
             if 0 <= self.nan_at <= step and held.nan_since < 0:
                 held.nan_since = step
             if held.nan_since < 0:
-                snap = Snap(step=step, label=self.generation, made=self.generation, spoilt=spoilt)
+                snap = self._snap(step)
                 agent = held.machine.agent
                 held.machine.memory.take(
                     held.rank, self.size, snap, agent.keeper.pinned(held.rank) if agent else ()
                 )
 
+    def _snap(self, step: int) -> Snap:
+        nan_at = self.nan_at if 0 <= self.spoilt_at <= step else -1
+        return Snap(step=step, label=self.generation, made=self.generation, nan_at=nan_at)
+
     def _store(self) -> None:
         every = self.world.setup.save_steps
         if every and self.step % every == 0 and not 0 <= self.nan_at <= self.step:
-            spoilt = 0 <= self.spoilt_at <= self.step
-            snap = Snap(step=self.step, label=self.generation, made=self.generation, spoilt=spoilt)
-            self.world.later(self.world.rng.uniform(0.2, 3.0), self._publish, snap)
+            self.world.later(self.world.rng.uniform(0.2, 3.0), self._publish, self._snap(self.step))
 
     def _publish(self, snap: Snap) -> None:
         agents = [held.machine.agent for held in self.members.values()]
