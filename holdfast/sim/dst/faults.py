@@ -107,7 +107,7 @@ class Faults:
             case "crash_rank" if ranks:
                 machine.end_rank(rng.choice(ranks), rng.choice(_CODES))
             case "hang" if ranks:
-                rng.choice(ranks).hung = True
+                self._hang(rng.choice(ranks))
             case "unkillable" if ranks:
                 self._bind(rng.choice(ranks))
             case "nan":
@@ -117,9 +117,15 @@ class Faults:
             case "jump":
                 machine.clock.jump(rng.choice((-3600.0, -40.0, 40.0, 3600.0)))
 
+    def _hang(self, held: "Held") -> None:
+        """It is stopped; of a job that is stopped as a whole nobody thinks that it hangs."""
+        team = self.world.teams.all[held.generation]
+        held.hung = team.size > 1 and not any(other.hung for other in team.members.values())
+
     def _bind(self, held: "Held") -> None:
         """In the kernel, where no signal reaches it, for a while."""
-        held.unkillable = held.hung = True
+        held.unkillable = True
+        self._hang(held)
         self.world.later(self.world.rng.choice((5.0, 40.0)), setattr, held, "unkillable", False)
 
     def _kill_agent(self, machine: "Machine") -> None:
