@@ -1,7 +1,6 @@
-"""`holdfast sim dst`: the real controller and the agents' protocol against links, disks, clocks and machines that fail."""
+"""`holdfast sim dst`: the real controller and the agents' protocol, against all that can fail around them."""
 
 import argparse
-import sys
 import time
 
 from holdfast.cli.flagtable import UsageError
@@ -22,7 +21,9 @@ class Controlled:
     """A controller as the simulated world sees it."""
 
     def __init__(self, parts: Parts) -> None:
-        self._controller = Controller(parts.journal, parts.settings, lambda c: Hands(parts.fleet, parts.store, c.report))
+        self._controller = Controller(
+            parts.journal, parts.settings, lambda c: Hands(parts.fleet, parts.store, c.report)
+        )
         self._controller.clock_of, self._controller.on_entry = parts.clock, parts.on_entry
         self._controller.hands.say, self._controller.hands.notes = lambda text: None, parts.notes
         self.decider, self.ledger = self._controller.decider, self._controller.ledger

@@ -243,7 +243,7 @@ class Hands:
         return msgspec.structs.replace(outcome, detail=plan.reason) if worth_telling else outcome
 
     def _planned(self, launch: Launch) -> Restore:
-        """The plan, made once: some nodes may have been told by an earlier controller, and all must be told the same."""
+        """The plan, made once: an earlier controller may have told some nodes, and all must be told the same."""
         found = self.notes.get("plan.json")
         kept = _PLANNED.decode(found) if found else None
         if kept and kept.id == launch.id:

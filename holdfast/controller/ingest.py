@@ -217,9 +217,9 @@ class Ingest:
     def _look_for_ranks(self, now: float, beat: Beat) -> None:
         decider = self.decider
         under_way = decider.phase in (Phase.STARTING, Phase.TRAINING) and beat.node not in decider.ended
-        if under_way and self._seated(beat.node):
-            if alarm := self.reborn.heard(now, decider.generation, beat):
-                self._cry(alarm)
+        seated = under_way and self._seated(beat.node)
+        if seated and (alarm := self.reborn.heard(now, decider.generation, beat)):
+            self._cry(alarm)
 
     def _script_told(self, beat: Beat) -> None:
         """What the script lets its node know about itself."""

@@ -40,7 +40,7 @@ class Controller:
         self.ingest = Ingest(settings, self.decider, self.hands, self.hear)
         self.ingest.watching.spawn, self.ingest.watching.now = self._act, lambda: self.clock()
         self.clock_of: Callable[[float], Callable[[], float]] = Clock  # one that tells no less than this
-        self.clock = self.clock_of(0.0)
+        self.clock: Callable[[], float] = self.clock_of(0.0)
         self.last = Decision()
         self.reason = ""  # the newest that says something
         self.seq = 0

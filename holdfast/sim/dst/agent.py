@@ -3,6 +3,7 @@
 Names are those of `agent/main.py`, so that the two can be read side by side.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from holdfast.core.node import (
@@ -58,12 +59,12 @@ class Agent:
         self._stopped = 0  # ranks of generations up to this one may not start any more
         self._first_said = 0
 
-    def later(self, delay_s: float, call: "object", *args: object) -> None:
+    def later(self, delay_s: float, call: Callable[..., object], *args: object) -> None:
         self.world.later(delay_s, self._if_alive, call, *args)
 
-    def _if_alive(self, call: "object", *args: object) -> None:
+    def _if_alive(self, call: Callable[..., object], *args: object) -> None:
         if self.alive:
-            call(*args)  # type: ignore[operator]
+            call(*args)
 
     def run(self) -> None:
         self._recall()
@@ -180,6 +181,7 @@ class Agent:
 
     def _carry(self, errand: Errand) -> None:
         """Carry it out; the answer comes when it is done, unless the agent dies before."""
+        self.world.truth.carries(errand.id)
         self.world.note(f"{self.machine.name}: carries out {type(errand).__name__} {errand.id}")
         match errand:
             case LaunchHere():

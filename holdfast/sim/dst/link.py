@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _BINARY = WSMsgType.BINARY
 _SLOW, _SLOW_S = 0.02, 1.5  # now and then a message takes this long
 _GAP_S = 1e-6
+_TELL, _HEAD = b"tell", 16  # how a message that carries an errand begins
 
 
 class Packet(NamedTuple):
@@ -99,7 +100,7 @@ class Link:
         return Packet(_BINARY, self._heard.popleft())
 
     async def send_bytes(self, data: bytes) -> None:
-        self.strike("sending")
+        self.strike("telling" if _TELL in data[:_HEAD] else "sending")
         if not self.open_there:
             raise ConnectionResetError
         if not self.dead:

@@ -1,6 +1,7 @@
 """The controller's process: it is started, killed at any point, and started again by its front."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING
 
 from holdfast.model.event import Entry, Event, Phase
@@ -59,13 +60,12 @@ class Office:
         self.armed = ""  # where it will die
         self.lives = 0
         self.ended = False
-        self._slow_s = 0.0
 
     @property
     def brain(self) -> Brain | None:
         return self.life.brain if self.life else None
 
-    def clock(self, not_before: float) -> "object":
+    def clock(self, not_before: float) -> Callable[[], float]:
         loop, first = self.world.loop, max(self.world.loop.time(), not_before)
         began_at = loop.time()
         return lambda: first + loop.time() - began_at
@@ -79,8 +79,8 @@ class Office:
         self.world.note(f"the controller starts, for the {self.lives}. time")
         self._spawn(self.life, self._run(self.life))
 
-    def _spawn(self, life: Life, work: "object") -> None:
-        life.tasks.append(self.world.loop.create_task(work))  # type: ignore[arg-type]
+    def _spawn(self, life: Life, work: Coroutine[None, None, None]) -> None:
+        life.tasks.append(self.world.loop.create_task(work))
 
     async def _run(self, life: Life) -> None:
         try:

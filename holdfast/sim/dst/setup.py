@@ -29,6 +29,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     verified: bool  # snapshots found good are kept beside the others
     faults_s: float
     pause_s: float  # between faults, in the mean
+    stop_s: float  # somebody ends the job then, amid the faults; 0: nobody does
 
     @property
     def machines(self) -> int:
@@ -65,15 +66,17 @@ def setup_of(seed: int) -> Setup:
         hang=HangLimits(start_s=60.0, act_s=10.0),
         backup=BackupLimits(enabled=rng.random() < 0.8, stuck_s=10.0, duty=0.5, verify_steps=4),
     )
+    faults_s = rng.choice((40.0, 80.0, 120.0))
     return Setup(
         seed=seed,
         job=job,
         settings=settings,
         nproc=rng.choice((1, 1, 2)),
-        step_s=rng.choice((0.7, 1.0, 2.0)),
+        step_s=rng.choice((0.5, 1.0, 2.0)),
         save_steps=rng.choice((0, 5, 9)),
         last_step=rng.choice((0, 0, 0, rng.randrange(20, 90))),
         verified=rng.random() < 0.3,
-        faults_s=rng.choice((40.0, 80.0, 120.0)),
-        pause_s=rng.choice((4.0, 8.0, 15.0)),
+        faults_s=faults_s,
+        stop_s=0.9 * faults_s * (rng.random() < 0.15),
+        pause_s=rng.choice((2.0, 4.0, 8.0, 15.0)),
     )

@@ -85,7 +85,7 @@ class Team:
         assert held.machine.agent is not None
         return held.machine.agent.keeper
 
-    def _resume(self, held: "Held") -> Snap | None | str:
+    def _resume(self, held: "Held") -> Snap | str | None:
         """What the keeper says to a rank; a reason in words where it has to refuse."""
         keeper, rank = self._keeper(held), held.rank
         if keeper.generation != self.generation:
@@ -149,9 +149,7 @@ class Team:
             if held.nan_since < 0:
                 snap = self._snap(step)
                 agent = held.machine.agent
-                held.machine.memory.take(
-                    held.rank, self.size, snap, agent.keeper.pinned(held.rank) if agent else ()
-                )
+                held.machine.memory.take(held.rank, self.size, snap, agent.keeper.pinned(held.rank) if agent else ())
 
     def _snap(self, step: int) -> Snap:
         nan_at = self.nan_at if 0 <= self.spoilt_at <= step else -1
@@ -164,10 +162,10 @@ class Team:
 
     def _publish(self, snap: Snap) -> None:
         agents = [held.machine.agent for held in self.members.values()]
-        if all(agent and agent.keeper.generation == self.generation for agent in agents):
-            if self.world.storage.publish(self.generation, snap):
-                keeper = self._keeper(self.members[0])
-                keeper.stored = max(keeper.stored, snap.step)
+        together = all(agent and agent.keeper.generation == self.generation for agent in agents)
+        if together and self.world.storage.publish(self.generation, snap):
+            keeper = self._keeper(self.members[0])
+            keeper.stored = max(keeper.stored, snap.step)
 
     def _end_well(self) -> None:
         self.ending = True

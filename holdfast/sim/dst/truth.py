@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from holdfast.core.account import fold
 from holdfast.core.decider import Decider
 from holdfast.core.node import NodeLife
-from holdfast.model.action import Finish, Stop
+from holdfast.model.action import Finish, Say, Stop
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.event import Ended, Entry, Outcome, Progress
 from holdfast.sim.checks import Effort, Unsafe, Watch
@@ -31,14 +31,17 @@ class Truth:
         self._watch = Watch()
         self._seen = 0  # entries that the watch has looked at
         self._kept: set[Alarm | Ended] = set()  # events on disk
-        self._read = 0
+        self._asked: set[int] = set()  # actions on disk
+        self._read = 0  # entries that these were learned from
         self._from: dict[int, tuple[int, int]] = {}  # generation -> step and maker of the state that it took up
         self._complete: dict[int, int] = {}  # generation -> the last step that all of its ranks have made
         self._begun_at: dict[int, float] = {}
         self._told = 0  # the newest generation of which the journal knows a step
         self._doubts: list[tuple[int, int]] = []  # by alarms: generation, last good step
         self._stops: dict[int, Stop] = {}  # without outcome
-        self._runs_until: dict[int, float] = {}  # generations of which nobody could be stopped, until they stop by themselves
+        self._runs_until: dict[
+            int, float
+        ] = {}  # generations of which nobody could be stopped, until they stop by themselves
 
     def broken(self, what: str) -> None:
         self.world.fail(what)
@@ -78,7 +81,9 @@ class Truth:
         begun_at = self._begun_at.get(generation)
         early = begun_at is not None and at < begun_at - _TOLD_S
         if early or at > entry.at + _TOLD_S:
-            self.broken(f"entry {entry.seq}: {type(entry.event).__name__} is dated {at - entry.at:+.1f} s from its entry")
+            self.broken(
+                f"entry {entry.seq}: {type(entry.event).__name__} is dated {at - entry.at:+.1f} s from its entry"
+            )
 
     def restarts(self) -> None:
         """A controller comes back: it has never heard what it had not put on disk."""
@@ -92,14 +97,25 @@ class Truth:
     def acked(self, life: NodeLife, seq: int) -> None:
         """What an agent need not say again is on the controller's disk."""
         post = life._outbox.get(seq)
-        for entry in self.disk.entries[self._read :]:
-            if isinstance(entry.event, Alarm | Ended):
-                self._kept.add(entry.event)
-        self._read = len(self.disk.entries)
+        self._read_on()
         body = post.body if post else None
         acted = isinstance(body, Ended) or (isinstance(body, Alarm) and body.stance is Stance.ACT)
         if acted and body not in self._kept:
             self.broken(f"{life.node}'s {type(body).__name__} was acknowledged and is not on disk: {body}")
+
+    def carries(self, id: int) -> None:
+        """What a node is about to do, the controller will know of if it dies now."""
+        self._read_on()
+        if 0 < id and id not in self._asked:
+            self.broken(f"action {id} is carried out, and is not on disk")
+
+    def _read_on(self) -> None:
+        """Learn what has come to the disk since."""
+        for entry in self.disk.entries[self._read :]:
+            self._asked.update(action.id for action in entry.decision.actions if not isinstance(action, Say))
+            if isinstance(entry.event, Alarm | Ended):
+                self._kept.add(entry.event)
+        self._read = len(self.disk.entries)
 
     def tiles(self) -> None:
         """Spans cover the life of the job without gap or overlap."""
@@ -127,7 +143,9 @@ class Truth:
     def restored(self, team: "Team", picks: dict[int, Snap | None], memory: bool) -> None:
         """The states that a generation takes up."""
         found = {(snap.step, snap.made) if snap else (0, 0) for snap in picks.values()}
-        self.world.note(f"generation {team.generation} goes on from {sorted(found)}, {'memory' if memory else 'storage'}")
+        self.world.note(
+            f"generation {team.generation} goes on from {sorted(found)}, {'memory' if memory else 'storage'}"
+        )
         if len(found) > 1:
             self.broken(f"generation {team.generation} mixes states: (step, made by) {sorted(found)}")
             return
@@ -137,7 +155,9 @@ class Truth:
             self.broken(f"generation {team.generation} goes on from step {step}, which {made} never completed")
         for generation, not_after in self._doubts:
             if 0 < made <= generation and step > not_after:
-                self.broken(f"generation {team.generation} goes on from step {step} of {made}, in doubt after {not_after}")
+                self.broken(
+                    f"generation {team.generation} goes on from step {step} of {made}, in doubt after {not_after}"
+                )
         if memory and self._told and made != self._maker(step, self._told):
             line = self._maker(step, self._told)
             self.broken(

@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 from holdfast.core.detect.crash import Catalog
+from holdfast.model.event import Order
 from holdfast.sim.dst.agent import Agent
 from holdfast.sim.dst.brain import Build
 from holdfast.sim.dst.faults import Faults
@@ -84,6 +85,8 @@ class World:
             for _ in range(self.setup.machines):
                 self.cloud.make()
         self.faults.begin()
+        if self.setup.stop_s:
+            self.later(self.setup.stop_s, self.office.hear, Order(verb="stop", who="somebody"))
 
     def close(self) -> None:
         """Whatever still waits in this loop is ended with it."""
