@@ -1,4 +1,4 @@
-"""Seeds of the control plane on all cores: links, disks, clocks, agents and the controller fail, and nothing may break."""
+"""Seeds of the control plane on all cores: everything around it fails, and no promise may be broken."""
 
 import os
 import time

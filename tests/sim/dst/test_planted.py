@@ -17,10 +17,11 @@ RARE = tuple(bug for bug in PLANTED if bug not in QUICK)
 
 
 def found(bug: Callable[[pytest.MonkeyPatch], None]) -> str:
+    known = catalog.load()
     with pytest.MonkeyPatch.context() as patch:
         bug(patch)
         for seed in range(SEEDS):
-            if failure := play(setup_of(seed), build, catalog.load()).failure:
+            if failure := play(setup_of(seed), build, known).failure:
                 return f"seed {seed}: {failure}"
     return ""
 

@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from holdfast.cli.sim_dst import build, command
+from holdfast.core.detect.crash import Catalog
 from holdfast.logs import catalog
 from holdfast.sim.dst.run import Result, play
 from holdfast.sim.dst.setup import setup_of
@@ -26,8 +28,13 @@ FAILED_ONCE = {
 }
 
 
+@cache
+def known() -> Catalog:
+    return catalog.load()
+
+
 def played(seed: int) -> Result:
-    result = play(setup_of(seed), build, catalog.load())
+    result = play(setup_of(seed), build, known())
     if result.failure:
         pytest.fail(f"seed {seed} is broken {result.failure}\nto see it: {command(seed)}", pytrace=False)
     return result
@@ -36,7 +43,7 @@ def played(seed: int) -> Result:
 @pytest.mark.parametrize("first", range(0, 200, 10))
 def test_seeds(first: int) -> None:
     results = [played(seed) for seed in range(first, first + 10)]
-    assert all(result.steps > 0 for result in results)
+    assert sum(result.steps > 20 for result in results) > 5
     assert sum(sum(result.struck.values()) for result in results) > 30
 
 
