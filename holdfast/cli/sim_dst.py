@@ -4,10 +4,11 @@ import argparse
 import time
 
 from holdfast.cli.flagtable import UsageError
+from holdfast.controller import orders
 from holdfast.controller.hands import Hands
 from holdfast.controller.loop import Controller
 from holdfast.logs import catalog
-from holdfast.model.event import Event
+from holdfast.model.event import Order
 from holdfast.model.topology import Job
 from holdfast.ports import Socket
 from holdfast.sim.dst.brain import Brain, Parts
@@ -31,8 +32,11 @@ class Controlled:
     async def run(self, job: Job) -> int:
         return await self._controller.run(job)
 
-    def hear(self, event: Event) -> None:
-        self._controller.hear(event)
+    def order(self, order: Order) -> str:
+        refused = orders.refusal(self.decider, order)
+        if not refused:
+            self._controller.hear(order)
+        return refused
 
     async def attend(self, socket: Socket) -> None:
         await self._controller.ingest.attend(socket)

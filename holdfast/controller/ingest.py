@@ -24,6 +24,7 @@ from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.copy import Aim
 from holdfast.model.errand import Done, Errand, Leave, StopHere
 from holdfast.model.event import Event, Phase, Ready
+from holdfast.model.release import Release
 from holdfast.model.signal import Beat
 from holdfast.model.topology import Dims, Seat
 from holdfast.ports import Socket
@@ -46,6 +47,7 @@ class Ingest:
         self.hands = hands
         self.hear = hear
         self.now: Callable[[], float] = lambda: 0.0
+        self.releases: Callable[[], tuple[Release, ...]] = tuple  # that nodes are to have: one runs, one may wait
         self.silence = Silence(settings.silence)
         self.pace = Pace(settings.pace)
         self.reborn = Reborn()
@@ -166,7 +168,8 @@ class Ingest:
         if self._seated(hello.node):  # others may hold steps of a line that the job has left
             self.hands.copies[hello.node] = hello.copies
         if fresh:
-            self._put(outbox, messages.encode(Welcome(at=now, beat_s=self.settings.silence.beat_s)))
+            welcome = Welcome(at=now, beat_s=self.settings.silence.beat_s, releases=self.releases())
+            self._put(outbox, messages.encode(welcome))
             self.hands.linked_again(hello.node)
             self._tell_aims()  # of the node, and of whose peer it is
         if not hello.ready or hello.node in self.decider.pool or self._seated(hello.node):
@@ -216,7 +219,7 @@ class Ingest:
 
     def _look_for_ranks(self, now: float, beat: Beat) -> None:
         decider = self.decider
-        under_way = decider.phase in (Phase.STARTING, Phase.TRAINING) and beat.node not in decider.ended
+        under_way = decider.phase in (Phase.STARTING, Phase.TRAINING) and beat.node not in decider.nodes.ended
         seated = under_way and self._seated(beat.node)
         if seated and (alarm := self.reborn.heard(now, decider.generation, beat)):
             self._cry(alarm)

@@ -21,8 +21,9 @@ from holdfast.core.node import (
     Told,
     Unlinked,
 )
-from holdfast.model.errand import Errand, LaunchHere, Leave, MeetHere, PlayHere, ProbeHere, StopHere
+from holdfast.model.errand import Errand, LaunchHere, Leave, MeetHere, PlayHere, ProbeHere, StageHere, StopHere
 from holdfast.model.probe import Finding
+from holdfast.model.release import Release
 from holdfast.model.signal import Beat, Exit, Loss
 from holdfast.model.stacks import Frame, Process, Thread, Trace
 from holdfast.sim.dst.keeper import Keeper, Snap
@@ -58,6 +59,7 @@ class Agent:
         self._wait_s = _REDIAL_S
         self._stopped = 0  # ranks of generations up to this one may not start any more
         self._first_said = 0
+        self._staged = False  # what the controller has said that ranks may run here
 
     def later(self, delay_s: float, call: Callable[..., object], *args: object) -> None:
         self.world.later(delay_s, self._if_alive, call, *args)
@@ -130,8 +132,10 @@ class Agent:
             return
         now = self.clock.mono()
         match messages.decode_from_controller(packet):
-            case Welcome(at=at, beat_s=beat_s):
+            case Welcome(at=at, beat_s=beat_s, releases=releases):
                 self._offset_s, self.beat_s, self._known = at - now, beat_s, True
+                if not self._staged:
+                    self._stage(releases)
                 self._do(self.life.step(now, Linked()))
                 self._beat()
                 undated, self._undated = self._undated, []
@@ -171,11 +175,20 @@ class Agent:
             nproc=self.world.setup.nproc,
             order=self.machine.order,
             generation=self.life.occupied(running),
-            ready=self.machine.warm and not self.life.leaving,
+            ready=self._staged and self.machine.warm and not self.life.leaving,
             copies=self.keeper.copies(),
             keeper=(self.machine.name, 1),
         )
         self._put(messages.encode(hello))
+
+    def _stage(self, releases: tuple[Release, ...]) -> None:
+        """A node is not ready before it has the code that it may have to run."""
+        self.machine.releases.update(release.number for release in releases)
+        self.later(self.rng.uniform(0.01, 0.5), self._have_staged)
+
+    def _have_staged(self) -> None:
+        self._staged = True
+        self.say_hello()
 
     # --- errands -----------------------------------------------------------------------------------------------
 
@@ -187,6 +200,7 @@ class Agent:
             case LaunchHere():
                 self.keeper.launched(errand)
                 self.machine.disk.launch = errand
+                self.machine.releases.add(errand.release.number)
                 self._launch(errand)
             case StopHere() | Leave():
                 generation = errand.generation if isinstance(errand, StopHere) else self.life.generation
@@ -196,8 +210,15 @@ class Agent:
                 self.later(self.rng.uniform(0.5, 4.0), self._carried, Carried(errand, True, findings=(finding,)))
             case PlayHere():
                 self.later(1.0, self._carried, Carried(errand, False, "no replays here"))
-            case _:
-                self.later(self.rng.uniform(0.1, 1.0), self._carried, Carried(errand, True))
+            case StageHere(release=release):
+                self.later(self.rng.uniform(0.1, 2.0), self._release_came, errand, release)
+
+    def _release_came(self, errand: StageHere, release: Release) -> None:
+        refused = errand.check and self.world.faults.chance(0.1)
+        error = "it does not compile" if refused else "no room" if self.world.faults.chance(0.05) else ""
+        if not error:
+            self.machine.releases.add(release.number)
+        self._carried(Carried(errand, not error, error, refused=refused))
 
     def _carried(self, carried: Carried) -> None:
         self._do(self.life.step(self.clock.mono(), carried))

@@ -8,7 +8,7 @@ import msgspec
 from holdfast.config import Settings
 from holdfast.core.account import Ledger
 from holdfast.core.decider import Decider
-from holdfast.model.event import Entry, Event
+from holdfast.model.event import Entry, Order
 from holdfast.model.topology import Job
 from holdfast.ports import Fleet, Journal, Notes, Socket, Store
 
@@ -37,7 +37,8 @@ class Brain(Protocol):
 
     async def run(self, job: Job) -> int: ...
 
-    def hear(self, event: Event) -> None: ...
+    def order(self, order: Order) -> str:
+        """A person's word; why it is not taken, if it is not."""
 
     async def attend(self, socket: Socket) -> None:
         """Talk with one agent for as long as the link lasts."""

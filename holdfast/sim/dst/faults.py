@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from holdfast.model.event import Order
+from holdfast.model.release import Release
 from holdfast.sim.dst.setup import NOTICE_S
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ _KINDS = {
     "lose": 4,  # a machine
     "jump": 2,  # a clock
     "unkillable": 2,  # a rank
+    "order": 6,  # of a person; no fault, and in the way of all others
 }
 _POINTS = (  # at which a controller dies
     *("decided", "written", "unflushed", "flushed", "sending", "telling", "telling", "telling"),
@@ -48,6 +51,7 @@ class Faults:
         self.on = False
         self._armed.clear()
         self.world.office.armed = ""
+        self.world.later(21.0, self.world.office.order, Order(verb="resume", who="somebody"))
         for machine in self.world.machines.values():
             self._heal(machine)
             for held in machine.held.values():
@@ -115,6 +119,8 @@ class Faults:
                 self._hang(rng.choice(ranks))
             case "unkillable" if ranks:
                 self._bind(rng.choice(ranks))
+            case "order":
+                self._order(machine.name)
             case "nan":
                 self._spoil()
             case "lose":
@@ -126,6 +132,16 @@ class Faults:
         """It is stopped; of a job that is stopped as a whole nobody thinks that it hangs."""
         team = self.world.teams.all[held.generation]
         held.hung = team.size > 1 and not any(other.hung for other in team.members.values())
+
+    def _order(self, node: str) -> None:
+        rng, office = self.world.rng, self.world.office
+        verb = rng.choice(("update", "update", "rollback", "hold", "evict", "drain", "approve"))
+        release = Release(number=0, digest=f"{rng.randrange(1 << 30):x}") if verb == "update" else None
+        office.order(
+            Order(verb=verb, who="somebody", node=node, release=release, now=rng.random() < 0.5, window_s=20.0)
+        )
+        if verb == "hold":
+            self.world.later(rng.choice((1.0, 5.0, 20.0)), office.order, Order(verb="resume", who="somebody"))
 
     def _bind(self, held: "Held") -> None:
         """In the kernel, where no signal reaches it, for a while."""

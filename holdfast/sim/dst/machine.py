@@ -21,6 +21,7 @@ class Held(msgspec.Struct, kw_only=True):
     rank: int
     machine: "Machine"
     world: int
+    release: int
     code: int | None = None
     ended_mono: float = 0.0
     words: tuple[str, ...] = ()
@@ -82,6 +83,7 @@ class Machine:
         self.cut = False  # the controller cannot be reached
         self.apart = False  # nor can other machines
         self.warm = False
+        self.releases: set[int] = set()  # whose code is here
         self.agent: Agent | None = None
         self.lives = 0  # agents so far
 
@@ -124,7 +126,13 @@ class Machine:
         key = (errand.generation, rank)
         if key in self.held:
             return ""  # an earlier agent got this far with the same errand
-        held = Held(generation=errand.generation, rank=rank, machine=self, world=errand.world_size)
+        held = Held(
+            generation=errand.generation,
+            rank=rank,
+            machine=self,
+            world=errand.world_size,
+            release=errand.release.number,
+        )
         self.world.truth.starts(held, self.running())
         self.held[key] = held
         self.world.teams.joined(held, errand)

@@ -1,10 +1,11 @@
 """The controller's process: it is started, killed at any point, and started again by its front."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING
 
-from holdfast.model.event import Entry, Event, Phase
+from holdfast.model.event import Entry, Order, Phase
 from holdfast.sim.dst.brain import Brain, Build, Crashed, Parts
 from holdfast.sim.dst.disk import Disk, DiskJournal, DiskNotes
 from holdfast.sim.dst.fleet import SimFleet, SimStore
@@ -111,13 +112,12 @@ class Office:
             if not life.dead:
                 self.world.fail(f"the controller fails at a link: {_words(e)}")
 
-    def hear(self, event: Event) -> None:
+    def order(self, order: Order) -> None:
         """A person's word, through the API."""
-        if self.life:
-            try:
-                self.life.brain.hear(event)
-            except Crashed:
-                pass
+        if self.life and self.life.brain.decider.phase is not Phase.NEW:
+            with contextlib.suppress(Crashed):
+                refused = self.life.brain.order(order)
+                self.world.note(f"{order.who} orders {order.verb} {order.node}: {refused or 'taken'}")
 
     def crash(self, how: str) -> None:
         """Killed. Nothing in memory is left, and agents notice as their links break."""

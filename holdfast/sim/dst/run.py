@@ -111,7 +111,7 @@ def _ending(world: World) -> str:
 def _end(world: World) -> None:
     """Told to, the job ends; and nothing of it lives on."""
     if not world.office.ended and not world.failure:
-        world.office.hear(Order(verb="stop", who="the simulation"))
+        world.office.order(Order(verb="stop", who="the simulation"))
     limits = world.setup.settings
     _until(world, END_S, lambda world: "" if world.office.ended else "the job has not ended")
     world.over = True

@@ -142,6 +142,9 @@ class Truth:
 
     def restored(self, team: "Team", picks: dict[int, Snap | None], memory: bool) -> None:
         """The states that a generation takes up."""
+        releases = sorted({held.release for held in team.members.values()})
+        if len(releases) > 1:
+            self.broken(f"generation {team.generation} runs releases {releases} at once")
         found = {(snap.step, snap.made) if snap else (0, 0) for snap in picks.values()}
         self.world.note(
             f"generation {team.generation} goes on from {sorted(found)}, {'memory' if memory else 'storage'}"

@@ -86,7 +86,7 @@ class World:
                 self.cloud.make()
         self.faults.begin()
         if self.setup.stop_s:
-            self.later(self.setup.stop_s, self.office.hear, Order(verb="stop", who="somebody"))
+            self.later(self.setup.stop_s, self.office.order, Order(verb="stop", who="somebody"))
 
     def close(self) -> None:
         """Whatever still waits in this loop is ended with it."""

@@ -62,7 +62,7 @@ def ids_reused(patch: Patch) -> None:
 
     def replays(self: loop.Controller) -> Any:
         found = replay(self)
-        self.decider._ids = self.decider._standbys._ids = count(1)
+        self.decider.ids = self.decider.nodes.standbys._ids = count(1)
         return found
 
     patch.setattr(loop.Controller, "_replay", replays)
@@ -107,6 +107,16 @@ def strangers_copies(patch: Patch) -> None:
         self.hands.copies[hello.node] = hello.copies
 
     patch.setattr(Ingest, "_hello", hello)
+
+
+def astray_believed(patch: Patch) -> None:
+    """What a node holds that was away while the others went on is believed."""
+    plan = Hands._plan
+
+    def plans(self: Hands, launch: Any) -> Any:
+        return plan(self, msgspec.structs.replace(launch, astray=()))
+
+    patch.setattr(Hands, "_plan", plans)
 
 
 def nobody_leaves(patch: Patch) -> None:
@@ -196,6 +206,7 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     plan_made_anew,
     restore_without_all,
     strangers_copies,
+    astray_believed,
     nobody_leaves,
     stops_are_believed,
     wall_clock,

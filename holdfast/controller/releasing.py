@@ -1,0 +1,52 @@
+"""Releases on the controller's port: their history, their archives for nodes that fetch them, and orders about them."""
+
+import msgspec
+from aiohttp import web
+
+from holdfast.controller.loop import Controller
+from holdfast.core.history import Chapter
+from holdfast.model.event import Order
+from holdfast.model.release import Fate, Release
+from holdfast.wire import tree
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """All releases of a job, the oldest first."""
+
+    running: int  # the number of the one that ranks run, or will run first
+    releases: tuple[Chapter, ...]
+
+
+def told(controller: Controller) -> Told:
+    releases = controller.decider.releases
+    return Told(running=releases.running.number, releases=controller.history.chapters(releases))
+
+
+def fault(controller: Controller, order: Order) -> str:
+    """Why an update cannot be taken; empty if it can, or is none."""
+    if order.verb != "update":
+        return ""
+    release = order.release
+    if release is None or not tree.DIGEST.fullmatch(release.digest):
+        return "an update needs a release with the digest of its tree; send one with holdfast update"
+    if not 0 <= order.window_s < float("inf"):
+        return "window_s is how many seconds a release waits for a restart: 0 or more"
+    if not (controller.archives / f"{release.digest}.tar").is_file():
+        return f"{controller.archives} holds no archive of {release.digest[:12]}; send it with holdfast update"
+    for chapter in told(controller).releases:
+        same = chapter.release
+        if chapter.fate is Fate.ROLLED_BACK and _runs_as(same) == _runs_as(release):
+            return f"this is release {same.number} again, which was rolled back: {chapter.why}; change something first"
+    return ""
+
+
+def _runs_as(release: Release) -> tuple[object, ...]:
+    return release.digest, release.argv, release.env
+
+
+def archive_of(controller: Controller, digest: str) -> web.StreamResponse | None:
+    """The tree of a release, as nodes get it."""
+    path = controller.archives / f"{digest}.tar"
+    if not tree.DIGEST.fullmatch(digest) or not path.is_file():
+        return None
+    return web.FileResponse(path, headers={"Content-Type": "application/x-tar"})
