@@ -16,6 +16,7 @@ COMMANDS = {
     "probe": "try this machine: processors, GPUs, memory, disk, clock",
     "plan": "how many standbys a job needs",
     "clean": "remove what runs that were killed have left",
+    "chaos": "strike a job with faults whose truth is known",
     "sim": "run the same decisions in virtual time",
 }
 _HIDDEN = ("controller",)  # started by `run`, not by people

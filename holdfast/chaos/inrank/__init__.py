@@ -1,0 +1,1 @@
+"""Faults inside a rank."""

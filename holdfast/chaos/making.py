@@ -1,0 +1,138 @@
+"""Jobs that chaos makes itself: with machines, disks and networks that are its own to spoil."""
+
+import contextlib
+import ctypes
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from holdfast.chaos import spaces
+from holdfast.chaos.fault import Cannot
+from holdfast.chaos.scenario import Job
+from holdfast.chaos.sight import Sight
+
+NVML = "HOLDFAST_CHAOS_NVML"  # where the fake driver finds what it is to say
+_MACHINES = 64
+_UP_S = 120.0
+_END_S = 60.0
+_PR_SET_PDEATHSIG = 1
+_MIB = 1 << 20
+
+
+class Made:
+    """A job and the folder that holds all of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.disk = folder / "disk"
+        self.run_dir = folder / "run"
+        self.output = folder / "output"
+        self.links: Path | None = None
+        self.fronts: list[subprocess.Popen[bytes]] = []
+        self.folders: list[Path] = []
+
+    def sight(self) -> Sight:
+        """Once it can be seen."""
+        until = time.monotonic() + _UP_S
+        while not (self.seen(self.run_dir) / "controller.json").exists():
+            if self.fronts[0].poll() is not None or time.monotonic() > until:
+                raise Cannot(f"the job did not start:\n{self.words()}")
+            time.sleep(0.05)
+        return Sight(self.seen(self.run_dir), self.folders)
+
+    def seen(self, path: Path) -> Path:
+        """A path of the job as we see it from outside of its mounts."""
+        front = self.fronts[0].pid
+        return Path(f"/proc/{front}/root{path}") if spaces.is_apart(front) else path
+
+    def words(self) -> str:
+        return self.output.read_text(errors="replace")[-4000:] if self.output.exists() else ""
+
+    def end(self) -> None:
+        """With grace, then without; a front that is gone has ended all of its nodes."""
+        for front in self.fronts:
+            if front.poll() is None:
+                front.send_signal(signal.SIGTERM)
+        for front in self.fronts:
+            try:
+                front.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                front.kill()
+                front.wait()
+
+
+@contextlib.contextmanager
+def made(job: Job, folder: Path | None = None, env: dict[str, str] | None = None) -> Iterator[Made]:
+    """A job that ends with the block. Without a folder of yours its own is removed if all went well."""
+    if why := missing(job):
+        raise Cannot(why)
+    own = folder or Path(tempfile.mkdtemp(prefix="holdfast-chaos-"))
+    made = Made(own)
+    try:
+        start(made, job, env or {})
+        yield made
+    finally:
+        made.end()
+    if folder is None:
+        shutil.rmtree(own, ignore_errors=True)
+
+
+def missing(job: Job) -> str:
+    """Why such a job cannot be made here; empty: it can."""
+    if (job.disk_mib or job.shm_mib) and os.geteuid() != 0:
+        return "a job with a disk or a /dev/shm of its own takes root, to mount them where nobody else sees them"
+    return ""
+
+
+def start(made: Made, job: Job, env: dict[str, str]) -> None:
+    flags, more = _flags(made, job)
+    words = [word.replace("{disk}", str(made.disk)) for word in job.run]
+    made.disk.mkdir(exist_ok=True)
+    argv = [sys.executable, "-m", "holdfast.cli", "run", "--run-dir", str(made.run_dir), *flags, *words]
+    with made.output.open("ab") as output:
+        made.fronts.append(
+            subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=os.environ | more | env,
+                preexec_fn=functools.partial(_before, made.disk, job, os.getpid()),  # noqa: PLW1509 - no threads here
+            )
+        )
+
+
+def _flags(made: Made, job: Job) -> tuple[list[str], dict[str, str]]:
+    """What makes ranks take orders, and machines of nodes."""
+    flags = ["--preload", "holdfast.chaos.inrank"]
+    if not job.machines:
+        return flags, {}
+    machines = made.folder / "machines"
+    for number in range(_MACHINES):
+        (machines / f"n{number}" / "dev").mkdir(parents=True, exist_ok=True)
+        (machines / f"n{number}" / "dev/kmsg").touch()
+    for setting in (f"health.root={machines}/{{node}}", "health.kernel_s=0.5", "health.gpu_s=1", "health.host_s=1"):
+        flags += ["--set", setting]
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent / "fakes"), os.environ.get("PYTHONPATH", "")]))
+    return flags, {NVML: str(machines), "PYTHONPATH": path}
+
+
+def _before(disk: Path, job: Job, parent: int) -> None:
+    """In the child, before it becomes `holdfast run`: it ends with us, and has mounts that nobody else sees."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+    if job.disk_mib or job.shm_mib:
+        spaces.private_mounts()
+    if job.disk_mib:
+        spaces.small_disk(str(disk), job.disk_mib * _MIB)
+    if job.shm_mib:
+        spaces.small_disk("/dev/shm", job.shm_mib * _MIB)
