@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from holdfast.chaos import cgroups, processes
+from holdfast.chaos import cgroups, ordered, processes
 from holdfast.chaos.fault import Cannot, Fault
 from holdfast.chaos.scene import Scene, Struck
 
@@ -70,7 +70,38 @@ PROCESSES = (
     ),
 )
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in PROCESSES}
+_OBEDIENT = "ranks that take orders: --preload holdfast.chaos.inrank"
+
+ORDERED = (
+    Kind(
+        name="rank.raise",
+        what="an exception in a rank's step (error)",
+        strike=ordered.order,
+        takes=("error",),
+        alarms=("crash",),
+        needs=_OBEDIENT,
+    ),
+    Kind(
+        name="rank.exit",
+        what="a rank ends itself (code)",
+        strike=ordered.order,
+        takes=("code",),
+        alarms=("crash",),
+        needs=_OBEDIENT,
+    ),
+    Kind(name="rank.hang", what="a rank sleeps in its step", strike=ordered.order, alarms=("hang",), needs=_OBEDIENT),
+    Kind(name="loss.nan", what="NaN in a forward pass", strike=ordered.order, alarms=("loss",), needs=_OBEDIENT),
+    Kind(
+        name="bits",
+        what="bits are flipped (place, bits, count, chance)",
+        strike=ordered.order,
+        takes=("place", "bits", "count", "chance"),
+        alarms=("replica", "loss"),
+        needs=_OBEDIENT,
+    ),
+)
+
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (*PROCESSES, *ORDERED)}
 
 
 def kind_of(fault: Fault) -> Kind:

@@ -134,7 +134,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     """An alarm as the job's journal has it."""
 
     kind: str
-    at: float
+    at: float  # when the job heard of it
     suspects: tuple[str, ...]
     ranks: tuple[int, ...]
     stance: str

@@ -4,11 +4,9 @@ import contextlib
 import ctypes
 import functools
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,19 +67,17 @@ class Made:
 
 
 @contextlib.contextmanager
-def made(job: Job, folder: Path | None = None, env: dict[str, str] | None = None) -> Iterator[Made]:
-    """A job that ends with the block. Without a folder of yours its own is removed if all went well."""
+def made(job: Job, folder: Path, env: dict[str, str] | None = None) -> Iterator[Made]:
+    """A job in this folder that ends with the block."""
     if why := missing(job):
         raise Cannot(why)
-    own = folder or Path(tempfile.mkdtemp(prefix="holdfast-chaos-"))
-    made = Made(own)
+    folder.mkdir(parents=True, exist_ok=True)
+    made = Made(folder)
     try:
         start(made, job, env or {})
         yield made
     finally:
         made.end()
-    if folder is None:
-        shutil.rmtree(own, ignore_errors=True)
 
 
 def missing(job: Job) -> str:

@@ -9,7 +9,7 @@ from holdfast.chaos.fault import Cannot, Continue, Duty, Fault
 from holdfast.chaos.hold import Held
 from holdfast.chaos.scene import Scene, Struck
 
-_SHARE = 0.2  # of a core
+_SHARE = 0.05  # of a core
 _STARVED_BYTES = 64 << 10
 
 

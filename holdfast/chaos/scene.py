@@ -18,6 +18,9 @@ class Struck(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
     pids: tuple[int, ...] = ()
+    at: float = 0.0  # when, where that is known better than by whoever asked for it
+    alarms: tuple[str, ...] | None = None  # that should follow, where it depends on how it was done
+    blind: str = ""
 
 
 class Scene:

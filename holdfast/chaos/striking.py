@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.chaos import moment
-from holdfast.chaos.catalog import KINDS, kind_of
+from holdfast.chaos.catalog import kind_of
 from holdfast.chaos.fault import Cannot, Fault, Line, Result, Skipped, Told, Truth, Undone
 from holdfast.chaos.guard import Guard
 from holdfast.chaos.scenario import Scenario
@@ -21,6 +21,7 @@ from holdfast.model.verdict import Record
 NAME = "chaos.jsonl"
 _LOOK_S = 0.1
 _QUIET_STEPS, _QUIET_S = 5, 3.0  # a fault that nobody is to notice is over after so many steps and so long
+_LATE_S = 10.0  # an alarm may come so long after what it is about was undone
 _encode = msgspec.json.Encoder().encode
 L = TypeVar("L", Truth, Skipped, Result, Undone)
 
@@ -34,12 +35,13 @@ class Open:
         self.alarms: list[Told] = []
         self.closed: list[Record] = []
         self.back_s: float | None = None
+        self.undone_at: float | None = None
 
-    def heard(self, alarm: Alarm) -> None:
+    def heard(self, alarm: Alarm, at: float) -> None:
         self.alarms.append(
             Told(
                 kind=alarm.kind,
-                at=alarm.at,
+                at=at,
                 suspects=alarm.suspects,
                 ranks=alarm.ranks,
                 stance=alarm.stance,
@@ -58,7 +60,7 @@ class Open:
             id=self.truth.id,
             kind=self.truth.fault.kind,
             seen=bool(right) if wanted else None,
-            named=any(nodes & set(told.suspects) for told in right) if wanted and nodes else None,
+            named=any(nodes & set(told.suspects) for told in right) if right and nodes else None,
             seen_s=round(min(told.at for told in right) - self.truth.at, 3) if right else None,
             back_s=round(self.back_s, 3) if self.back_s is not None else None,
             alarms=tuple(self.alarms),
@@ -115,15 +117,15 @@ class Striker:
         truth = Truth(
             id=self._id,
             fault=struck.fault,
-            at=at,
+            at=struck.at or at,
             generation=status.generation,
             step=status.step,
             what=struck.what,
             ranks=struck.ranks,
             nodes=struck.nodes,
             pids=struck.pids,
-            alarms=KINDS[fault.kind].alarms,
-            blind=KINDS[fault.kind].blind,
+            alarms=kind.alarms if struck.alarms is None else struck.alarms,
+            blind=kind.blind or struck.blind,
         )
         self._say(f"step {status.step}: {struck.what}")
         self._open.append(Open(truth, began, fault))
@@ -151,11 +153,11 @@ class Striker:
         for one in self._open:
             if one.ends is not None and now > one.ends:
                 self._undo(one.truth.id)
-                one.ends = None
+                one.ends, one.undone_at = None, now
         for entry in self._sight.news():
             for one in self._open:
                 if isinstance(entry.event, Alarm):
-                    one.heard(entry.event)
+                    one.heard(entry.event, entry.at)
                 if entry.decision.closed:
                     one.closed.append(entry.decision.closed)
         for one in [one for one in self._open if one.ends is None and self._is_back(one, now)]:
@@ -178,8 +180,9 @@ class Striker:
             one.back_s = now - one.began
         if not truth.alarms:
             return now - one.began > _QUIET_S
-        acted = any(told.stance == "act" for told in one.right())
-        return bool(one.right()) and (newer or not acted)
+        if not one.right():
+            return one.undone_at is not None and now > one.undone_at + _LATE_S
+        return bool(one.closed) or not any(told.stance == "act" for told in one.right())
 
     def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds

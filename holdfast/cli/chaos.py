@@ -28,9 +28,7 @@ def main(argv: list[str]) -> int:
             case "run":
                 return _strike(scenario.read(args.scenario), args)
             case _:
-                print(
-                    f"holdfast chaos: once more with: holdfast chaos random --seed {args.seed} --minutes {args.minutes:g}"
-                )
+                _say(f"once more with: holdfast chaos random --seed {args.seed} --minutes {args.minutes:g}")
                 return _strike(scenario.walk(args.seed, args.minutes, _weights(args.kinds)), args)
     except (BadScenario, UsageError, Cannot) as e:
         print(f"holdfast chaos: {e}", file=sys.stderr)
@@ -86,7 +84,9 @@ def _strike(asked: Scenario, args: argparse.Namespace) -> int:
     if asked.job is not None:
         if args.run:
             raise UsageError(f"{args.scenario} makes a job of its own; leave {args.run} out")
-        with Guard() as guard, making.made(asked.job) as job:
+        folder = rundir.home() / "chaos" / rundir.new_id()
+        _say(f"making a job of its own in {folder}")
+        with Guard() as guard, making.made(asked.job, folder) as job:
             return _run(asked, Striker(job.sight(), guard, asked.seed, _say), args.json, job.links)
     run_dir = rundir.find(args.run)
     if rundir.listening(run_dir) is None:
