@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from holdfast.chaos import cgroups, ordered, processes
+from holdfast.chaos import cgroups, files, machines, ordered, processes
 from holdfast.chaos.fault import Cannot, Fault
 from holdfast.chaos.scene import Scene, Struck
 
@@ -101,7 +101,110 @@ ORDERED = (
     ),
 )
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (*PROCESSES, *ORDERED)}
+_OWN_MACHINES = "machines of its own: a job that chaos makes with machines = true"
+_HARD = ("lines",)
+
+MACHINES = (
+    Kind(
+        name="kernel.xid",
+        what="Xid 79 in the log of a node's kernel (text, count)",
+        strike=machines.kernel_line,
+        takes=("text", "count"),
+        alarms=_HARD,
+        needs=_OWN_MACHINES,
+    ),
+    Kind(
+        name="kernel.aer",
+        what="a fatal PCIe error in the log of a node's kernel",
+        strike=machines.kernel_line,
+        takes=("text", "count"),
+        alarms=_HARD,
+        needs=_OWN_MACHINES,
+    ),
+    Kind(
+        name="kernel.mce",
+        what="a machine check in the log of a node's kernel",
+        strike=machines.kernel_line,
+        takes=("text", "count"),
+        alarms=_HARD,
+        needs=_OWN_MACHINES,
+    ),
+    Kind(
+        name="gpu",
+        what="readings of a GPU (reading: lost, ecc, hot, narrow, nvlink)",
+        strike=machines.gpu_reading,
+        takes=("reading",),
+        alarms=("health",),
+        needs=_OWN_MACHINES,
+    ),
+)
+
+_OWN_DISK = "a small disk of its own: a job that chaos makes with disk_mib"
+_WAITS = "storage that fails costs a sentence and a checkpoint, never a step"
+_LATENT = "nobody reads it before a restore, which then leaves it out"
+
+FILES = (
+    Kind(
+        name="disk.full",
+        what="a disk of the job is full (path)",
+        strike=files.disk_full,
+        takes=("path",),
+        alarms=("health",),
+        needs=_OWN_DISK,
+        lacks=_root("to mount a small disk"),
+    ),
+    Kind(
+        name="disk.readonly",
+        what="a disk of the job turns read-only (path)",
+        strike=files.disk_readonly,
+        takes=("path",),
+        alarms=("health",),
+        needs=_OWN_DISK,
+        lacks=_root("to mount a small disk"),
+    ),
+    Kind(
+        name="disk.slow",
+        what="the disk of a node takes so many bytes a second (bytes_s, path)",
+        strike=files.disk_slow,
+        takes=("bytes_s", "path"),
+        blind=_WAITS,
+        needs="root, a cgroup controller for disks, and checkpoints",
+        lacks=lambda: cgroups.missing("io"),
+    ),
+    Kind(
+        name="shm.full",
+        what="/dev/shm of the job is full",
+        strike=files.disk_full,
+        alarms=("health",),
+        needs="a /dev/shm of its own: a job that chaos makes with shm_mib",
+        lacks=_root("to mount a /dev/shm of its own"),
+    ),
+    Kind(
+        name="checkpoint.flip",
+        what="a bit of the newest checkpoint is flipped (path)",
+        strike=files.checkpoint_flip,
+        takes=("path",),
+        blind=_LATENT,
+        needs="checkpoints in a folder of this host",
+    ),
+    Kind(
+        name="snapshot.flip",
+        what="a bit of a rank's newest snapshot is flipped",
+        strike=files.snapshot_flip,
+        blind=_LATENT,
+        needs="a Checkpointer",
+    ),
+    Kind(
+        name="storage",
+        what="storage fails (text: eio, enospc, slow, hang)",
+        strike=files.storage_fails,
+        takes=("text",),
+        blind=_WAITS,
+        needs="storage of ours: {storage} in a job that chaos makes",
+    ),
+)
+
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (*PROCESSES, *ORDERED, *MACHINES, *FILES)}
 
 
 def kind_of(fault: Fault) -> Kind:

@@ -11,8 +11,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.chaos import spaces
+from holdfast.chaos import faulty, spaces
 from holdfast.chaos.fault import Cannot
+from holdfast.chaos.orders import PRELOAD
 from holdfast.chaos.scenario import Job
 from holdfast.chaos.sight import Sight
 
@@ -89,7 +90,8 @@ def missing(job: Job) -> str:
 
 def start(made: Made, job: Job, env: dict[str, str]) -> None:
     flags, more = _flags(made, job)
-    words = [word.replace("{disk}", str(made.disk)) for word in job.run]
+    storage = f"faulty://{made.folder / 'storage'}"
+    words = [word.replace("{disk}", str(made.disk)).replace("{storage}", storage) for word in job.run]
     made.disk.mkdir(exist_ok=True)
     argv = [sys.executable, "-m", "holdfast.cli", "run", "--run-dir", str(made.run_dir), *flags, *words]
     with made.output.open("ab") as output:
@@ -107,18 +109,28 @@ def start(made: Made, job: Job, env: dict[str, str]) -> None:
 
 
 def _flags(made: Made, job: Job) -> tuple[list[str], dict[str, str]]:
-    """What makes ranks take orders, and machines of nodes."""
-    flags = ["--preload", "holdfast.chaos.inrank"]
-    if not job.machines:
-        return flags, {}
-    machines = made.folder / "machines"
+    """What makes ranks take orders, storage fail, and machines of nodes."""
+    flags = ["--preload", PRELOAD]
+    control = made.folder / "storage-is"
+    control.write_text("ok")
+    faulty.known_in(made.folder / "site")
+    paths = [str(made.folder / "site")]
+    env = {faulty.CONTROL: str(control)}
+    if job.machines:
+        flags += _machines(made.folder / "machines")
+        paths.append(str(Path(__file__).parent / "fakes"))
+        env[NVML] = str(made.folder / "machines")
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [*paths, os.environ.get("PYTHONPATH", "")]))
+    return flags, env
+
+
+def _machines(machines: Path) -> list[str]:
+    """A kernel's log for every node there may ever be; settings that make each node a machine of its own."""
     for number in range(_MACHINES):
         (machines / f"n{number}" / "dev").mkdir(parents=True, exist_ok=True)
         (machines / f"n{number}" / "dev/kmsg").touch()
-    for setting in (f"health.root={machines}/{{node}}", "health.kernel_s=0.5", "health.gpu_s=1", "health.host_s=1"):
-        flags += ["--set", setting]
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parent / "fakes"), os.environ.get("PYTHONPATH", "")]))
-    return flags, {NVML: str(machines), "PYTHONPATH": path}
+    settings = (f"health.root={machines}/{{node}}", "health.kernel_s=0.5", "health.gpu_s=1", "health.host_s=1")
+    return [word for setting in settings for word in ("--set", setting)]
 
 
 def _before(disk: Path, job: Job, parent: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from holdfast.chaos.fault import Cannot
 
 NEWNS, NEWNET, NEWUTS = 0x00020000, 0x40000000, 0x04000000
+SOURCE = "holdfast-chaos"  # what is mounted, as mountinfo shows it
 _RDONLY, _REMOUNT, _PRIVATE, _REC = 1, 32, 1 << 18, 1 << 14
 _NOSUID, _NODEV = 2, 4
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -35,7 +36,7 @@ def private_mounts() -> None:
 def small_disk(path: str, size_bytes: int) -> None:
     """A file system of so many bytes, in a mount namespace of ours."""
     options = f"size={size_bytes},mode=0700".encode()
-    _checked(_libc.mount(b"holdfast-chaos", os.fsencode(path), b"tmpfs", _NOSUID | _NODEV, options), f"mount {path}")
+    _checked(_libc.mount(SOURCE.encode(), os.fsencode(path), b"tmpfs", _NOSUID | _NODEV, options), f"mount {path}")
 
 
 def is_apart(pid: int) -> bool:
@@ -53,7 +54,7 @@ def is_ours(pid: int, path: str) -> bool:
             mounts = [line.split() for line in file]
     except OSError:
         return False
-    return any(fields[4] == path and fields[-2] == "holdfast-chaos" for fields in mounts)
+    return any(fields[4] == path and fields[-2] == SOURCE for fields in mounts)
 
 
 def inside(pid: int, deed: Callable[[], object]) -> None:

@@ -27,7 +27,7 @@ def known_in(folder: Path) -> None:
     about = folder / "faulty-0.0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 0.0\n")
-    (about / "entry_points.txt").write_text("[fsspec.specs]\nfaulty = benchmarks._faulty:Faulty\n")
+    (about / "entry_points.txt").write_text("[fsspec.specs]\nfaulty = holdfast.chaos.faulty:Faulty\n")
 
 
 def pause(slow_s: float = 0.0) -> None:
