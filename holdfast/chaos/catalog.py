@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from holdfast.chaos import cgroups, files, machines, ordered, processes
+from holdfast.chaos import cgroups, files, links, machines, ordered, processes
 from holdfast.chaos.fault import Cannot, Fault
 from holdfast.chaos.scene import Scene, Struck
 
@@ -204,7 +204,65 @@ FILES = (
     ),
 )
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (*PROCESSES, *ORDERED, *MACHINES, *FILES)}
+_OWN_HOSTS = "hosts with networks of their own: a job that chaos makes with hosts"
+
+LINKS = (
+    Kind(
+        name="link.cut",
+        what="a host's link is cut",
+        strike=links.link,
+        alarms=("silence",),
+        needs=_OWN_HOSTS,
+        lacks=links.missing,
+    ),
+    Kind(
+        name="link.slow",
+        what="every frame of a host takes longer (delay_s)",
+        strike=links.link,
+        takes=("delay_s",),
+        blind="all ranks wait for each other alike, so nobody stands out; after slow.pace_s the job is told to be slow",
+        needs=_OWN_HOSTS,
+        lacks=links.missing,
+    ),
+    Kind(
+        name="link.lossy",
+        what="a host's link loses frames (share)",
+        strike=links.link,
+        takes=("share",),
+        blind="TCP sends again what was lost; the job is slower, and nobody stands out",
+        needs=_OWN_HOSTS,
+        lacks=links.missing,
+    ),
+    Kind(
+        name="partition",
+        what="a host and the controller's do not reach each other",
+        strike=links.link,
+        alarms=("silence",),
+        needs=_OWN_HOSTS,
+        lacks=links.missing,
+    ),
+)
+
+
+def _no_clock(scene: Scene, fault: Fault) -> Struck:
+    raise Cannot(_NO_CLOCK)
+
+
+_NO_CLOCK = "Linux has no namespace for the wall clock, and the host's is never touched"
+
+CLOCKS = (
+    Kind(
+        name="clock.jump",
+        what="the wall clock jumps",
+        strike=_no_clock,
+        alarms=("health",),
+        needs="a wall clock of its own",
+        lacks=lambda: _NO_CLOCK,
+    ),
+)
+
+_ALL = (*PROCESSES, *ORDERED, *MACHINES, *FILES, *LINKS, *CLOCKS)
+KINDS: dict[str, Kind] = {kind.name: kind for kind in _ALL}
 
 
 def kind_of(fault: Fault) -> Kind:

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 
 from holdfast.chaos.fault import Cannot, Fault, Remove
-from holdfast.chaos.making import NVML
 from holdfast.chaos.scene import Scene, Struck
 from holdfast.chaos.sight import Sight
 
+NVML = "HOLDFAST_CHAOS_NVML"  # where the fake driver finds what it is to say
 # By the kinds of faults; priority, number and microseconds are put before them, as the kernel does.
 LINES = {
     "xid": "NVRM: Xid (PCI:0000:3a:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",

@@ -1,6 +1,5 @@
-"""Jobs that chaos makes itself: with machines, disks and networks that are its own to spoil."""
+"""Jobs of our own on this host: with machines, disks and storage that are ours to spoil."""
 
-import contextlib
 import ctypes
 import functools
 import os
@@ -8,18 +7,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.chaos import faulty, spaces
 from holdfast.chaos.fault import Cannot
+from holdfast.chaos.machines import NVML
 from holdfast.chaos.orders import PRELOAD
 from holdfast.chaos.scenario import Job
 from holdfast.chaos.sight import Sight
 
-NVML = "HOLDFAST_CHAOS_NVML"  # where the fake driver finds what it is to say
 _MACHINES = 64
-_UP_S = 120.0
+_UP_S = 240.0
 _END_S = 60.0
 _PR_SET_PDEATHSIG = 1
 _MIB = 1 << 20
@@ -35,16 +33,30 @@ class Made:
         self.output = folder / "output"
         self.links: Path | None = None
         self.fronts: list[subprocess.Popen[bytes]] = []
-        self.folders: list[Path] = []
+        self.spaces: list[int] = []  # network namespaces of hosts
 
     def sight(self) -> Sight:
         """Once it can be seen."""
         until = time.monotonic() + _UP_S
-        while not (self.seen(self.run_dir) / "controller.json").exists():
+        while (run_dir := self._leading()) is None:
             if self.fronts[0].poll() is not None or time.monotonic() > until:
                 raise Cannot(f"the job did not start:\n{self.words()}")
             time.sleep(0.05)
-        return Sight(self.seen(self.run_dir), self.folders)
+        if not self.spaces:
+            return Sight(run_dir)
+        return Sight(run_dir, self.run_dir, self.spaces[0])
+
+    def _leading(self) -> Path | None:
+        """Where the controller is known; every host of a lab has a run directory of its own."""
+        run_dir = self.seen(self.run_dir)
+        if not self.spaces:
+            return run_dir if (run_dir / "controller.json").exists() else None
+        return next((path.parent for path in run_dir.glob("*/controller.json")), None)
+
+    def words_of(self, job: Job) -> list[str]:
+        """The job's command line with our places in it."""
+        storage = f"faulty://{self.folder / 'storage'}"
+        return [word.replace("{disk}", str(self.disk)).replace("{storage}", storage) for word in job.run]
 
     def seen(self, path: Path) -> Path:
         """A path of the job as we see it from outside of its mounts."""
@@ -52,7 +64,7 @@ class Made:
         return Path(f"/proc/{front}/root{path}") if spaces.is_apart(front) else path
 
     def words(self) -> str:
-        return self.output.read_text(errors="replace")[-4000:] if self.output.exists() else ""
+        return "\n".join(path.read_text(errors="replace")[-4000:] for path in sorted(self.folder.glob("output*")))
 
     def end(self) -> None:
         """With grace, then without; a front that is gone has ended all of its nodes."""
@@ -67,33 +79,10 @@ class Made:
                 front.wait()
 
 
-@contextlib.contextmanager
-def made(job: Job, folder: Path, env: dict[str, str] | None = None) -> Iterator[Made]:
-    """A job in this folder that ends with the block."""
-    if why := missing(job):
-        raise Cannot(why)
-    folder.mkdir(parents=True, exist_ok=True)
-    made = Made(folder)
-    try:
-        start(made, job, env or {})
-        yield made
-    finally:
-        made.end()
-
-
-def missing(job: Job) -> str:
-    """Why such a job cannot be made here; empty: it can."""
-    if (job.disk_mib or job.shm_mib) and os.geteuid() != 0:
-        return "a job with a disk or a /dev/shm of its own takes root, to mount them where nobody else sees them"
-    return ""
-
-
 def start(made: Made, job: Job, env: dict[str, str]) -> None:
-    flags, more = _flags(made, job)
-    storage = f"faulty://{made.folder / 'storage'}"
-    words = [word.replace("{disk}", str(made.disk)).replace("{storage}", storage) for word in job.run]
+    flags, more = flags_of(made, job)
     made.disk.mkdir(exist_ok=True)
-    argv = [sys.executable, "-m", "holdfast.cli", "run", "--run-dir", str(made.run_dir), *flags, *words]
+    argv = [sys.executable, "-m", "holdfast.cli", "run", "--run-dir", str(made.run_dir), *flags, *made.words_of(job)]
     with made.output.open("ab") as output:
         made.fronts.append(
             subprocess.Popen(
@@ -108,7 +97,7 @@ def start(made: Made, job: Job, env: dict[str, str]) -> None:
         )
 
 
-def _flags(made: Made, job: Job) -> tuple[list[str], dict[str, str]]:
+def flags_of(made: Made, job: Job) -> tuple[list[str], dict[str, str]]:
     """What makes ranks take orders, storage fail, and machines of nodes."""
     flags = ["--preload", PRELOAD]
     control = made.folder / "storage-is"
@@ -134,13 +123,18 @@ def _machines(machines: Path) -> list[str]:
 
 
 def _before(disk: Path, job: Job, parent: int) -> None:
-    """In the child, before it becomes `holdfast run`: it ends with us, and has mounts that nobody else sees."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
+    """In the child, before it becomes `holdfast run`: it has mounts that nobody else sees."""
+    tie(parent)
     if job.disk_mib or job.shm_mib:
         spaces.private_mounts()
     if job.disk_mib:
         spaces.small_disk(str(disk), job.disk_mib * _MIB)
     if job.shm_mib:
         spaces.small_disk("/dev/shm", job.shm_mib * _MIB)
+
+
+def tie(parent: int) -> None:
+    """For a fresh child: it is asked to end when we do."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)

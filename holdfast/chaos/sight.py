@@ -5,14 +5,13 @@ import mmap
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.chaos import hold
+from holdfast.chaos import hold, spaces
 from holdfast.chaos.fault import Cannot
 from holdfast.journal.sqlite import JournalError, SqliteJournal
 from holdfast.model.event import Entry
@@ -68,12 +67,12 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sight:
-    """`folders` are where nodes may have their folders, besides the run directory: one for every host of a lab."""
+    """In a lab every host has a run directory of its own below `hosts`, and the controller answers in a `space`."""
 
-    def __init__(self, run_dir: Path, folders: Iterable[Path] = ()) -> None:
+    def __init__(self, run_dir: Path, hosts: Path | None = None, space: int | None = None) -> None:
         self.run_dir = run_dir
         self.run = spec.read(run_dir / "run.json", RunSpec)
-        self._folders = (run_dir, *folders)
+        self._hosts, self._space = hosts, space
         self._seq = 0
         self._arenas: dict[int, mmap.mmap] = {}
 
@@ -90,7 +89,7 @@ class Sight:
         request = urllib.request.Request(url + path, data=sent, headers={TOKEN_HEADER: token})
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=_WAIT_S) as answer:
+            with spaces.network(self._space), opener.open(request, timeout=_WAIT_S) as answer:
                 return bytes(answer.read())
         except urllib.error.HTTPError as e:
             raise Cannot(f"the controller refused: {e.read(500).decode('utf-8', 'replace')}") from None
@@ -141,7 +140,8 @@ class Sight:
     # --- nodes and ranks ---------------------------------------------------------------------------------------
 
     def folder(self, node: str) -> Path:
-        for folder in self._folders:
+        folders = [self.run_dir, *(self._hosts.iterdir() if self._hosts else ())]
+        for folder in folders:
             if (folder / "nodes" / node / "spec.json").exists():
                 return folder / "nodes" / node
         raise Cannot(f"{node} has no folder on this host")
@@ -178,7 +178,8 @@ class Sight:
 
     def pid(self, status: Status, rank: int) -> int:
         """Of a rank of this generation."""
-        where = Path(self.run.log_dir) / f"gen-{status.generation}/rank-{rank}/pid"
+        log_dir = self.node_spec(status.node_of(rank)).log_dir  # every host has its own
+        where = self._outside(log_dir) / f"gen-{status.generation}/rank-{rank}/pid"
         try:
             return int(where.read_text())
         except (OSError, ValueError):
@@ -199,8 +200,13 @@ class Sight:
         for node in status.active:
             for want in self.wants(node.node):
                 if want.storage and urlsplit(want.storage.url).scheme in ("", "file", "faulty"):
-                    return Path(urlsplit(want.storage.url).path)
+                    return self._outside(urlsplit(want.storage.url).path)
         raise Cannot("the job writes no checkpoints to a folder of this host")
+
+    def _outside(self, path: str) -> Path:
+        """A path of the job's as we see it, should it have mounts of its own."""
+        parts = self.run_dir.parts
+        return Path(*parts[:4]) / path.lstrip("/") if parts[:2] == ("/", "proc") else Path(path)
 
     def _arena(self, holder: int) -> mmap.mmap:
         if holder not in self._arenas:

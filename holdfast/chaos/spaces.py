@@ -1,8 +1,9 @@
 """Namespaces: what we ask of Linux to work inside those that we made, and never outside of them."""
 
+import contextlib
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from holdfast.chaos.fault import Cannot
 
@@ -25,6 +26,21 @@ def unshare(flags: int) -> None:
 
 def enter(space: int, kind: int) -> None:
     _checked(_libc.setns(space, kind), "setns")
+
+
+@contextlib.contextmanager
+def network(space: int | None) -> Iterator[None]:
+    """This thread is in a network namespace as long as the block lasts; None: it stays where it is."""
+    if space is None:
+        yield
+        return
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    try:
+        enter(space, NEWNET)
+        yield
+    finally:
+        enter(home, NEWNET)
+        os.close(home)
 
 
 def private_mounts() -> None:

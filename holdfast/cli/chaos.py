@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.chaos import making, scenario
+from holdfast.chaos import lab, scenario
 from holdfast.chaos.catalog import KINDS
 from holdfast.chaos.fault import Cannot, Skipped
 from holdfast.chaos.guard import Guard
@@ -86,7 +86,7 @@ def _strike(asked: Scenario, args: argparse.Namespace) -> int:
             raise UsageError(f"{args.scenario} makes a job of its own; leave {args.run} out")
         folder = rundir.home() / "chaos" / rundir.new_id()
         _say(f"making a job of its own in {folder}")
-        with Guard() as guard, making.made(asked.job, folder) as job:
+        with Guard() as guard, lab.made(asked.job, folder) as job:
             return _run(asked, Striker(job.sight(), guard, asked.seed, _say), args.json, job.links)
     run_dir = rundir.find(args.run)
     if rundir.listening(run_dir) is None:
