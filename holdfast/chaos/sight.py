@@ -140,7 +140,7 @@ class Sight:
     # --- nodes and ranks ---------------------------------------------------------------------------------------
 
     def folder(self, node: str) -> Path:
-        folders = [self.run_dir, *(self._hosts.iterdir() if self._hosts else ())]
+        folders: list[Path] = [self.run_dir, *(self._hosts.iterdir() if self._hosts else ())]
         for folder in folders:
             if (folder / "nodes" / node / "spec.json").exists():
                 return folder / "nodes" / node

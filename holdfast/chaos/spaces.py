@@ -56,9 +56,9 @@ def small_disk(path: str, size_bytes: int) -> None:
 
 
 def is_apart(pid: int) -> bool:
-    """Whether a process has mounts of its own, so that what is mounted there is not the host's."""
+    """Whether a process has other mounts than we, so that what is mounted there is nobody else's."""
     try:
-        return os.stat(f"/proc/{pid}/ns/mnt").st_ino != os.stat("/proc/1/ns/mnt").st_ino
+        return os.stat(f"/proc/{pid}/ns/mnt").st_ino != os.stat("/proc/self/ns/mnt").st_ino
     except OSError:
         return False
 

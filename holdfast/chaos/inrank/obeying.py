@@ -125,7 +125,7 @@ class Obeying:
         setattr(dist, name, struck)
         self._armed.append(lambda: setattr(dist, name, plain))
 
-    def _reduce(self, _state: object, bucket: Any) -> Any:
+    def _reduce(self, _state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
         order, step = self._reducing
