@@ -118,7 +118,7 @@ class Scene:
         return found
 
     def has_standby(self) -> bool:
-        return any(view["role"] == "standby" for view in self.status().get("nodes", ()))
+        return any(view["role"] == "ready" for view in self.status().get("nodes", ()))
 
     def alarms(self) -> list[Named]:
         """Those that the journal has got since they were last asked for."""

@@ -138,6 +138,8 @@ def train(args: argparse.Namespace, rank: int) -> None:
     # By default DDP rebuilds its buckets after the first backward of each launch, and then sums in another order.
     ddp = DistributedDataParallel(model, find_unused_parameters=True)
     for step in range(done + 1, args.steps + 1):
+        if holdfast.skip(step):  # its batch was found to be a bad one
+            continue
         loss = ddp(draw_window(text, (args.seed, step, rank)))
         optimizer.zero_grad()
         loss.backward()

@@ -6,22 +6,26 @@ holdfast.watch(optimizer)                 # its updates are looked at, too
 with holdfast.phase("eval"): ...          # what the rank is at, when it is not training
 ckpt = holdfast.Checkpointer(...)         # state that survives: ckpt.restore(), ckpt.save(n)
 replay = holdfast.replayable(seed=seed)   # its work may be done again, to find a machine that does it wrong
+if holdfast.skip(n): continue             # before step n: its batch is to be left out
+for n, batch in holdfast.batches(loader)  # the same for who has a loader
 """
 
 from holdfast.client.progress import here as _here
 from holdfast.client.replaying import replayable
+from holdfast.client.skipping import batches, skip
 
 TYPE_CHECKING = False  # importing typing would take longer than all the rest
 if TYPE_CHECKING:
     from holdfast.client.checkpointer import Checkpointer
 
 __version__ = "0.1.0"
-__all__ = ["Checkpointer", "attach", "phase", "replayable", "step", "watch"]
+__all__ = ["Checkpointer", "attach", "batches", "phase", "replayable", "skip", "step", "watch"]
 
 attach = _here.attach
 step = _here.step
 phase = _here.phase
 watch = _here.watch
+_here.seek_groups()
 
 
 def __getattr__(name: str) -> object:

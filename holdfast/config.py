@@ -23,6 +23,7 @@ from holdfast.core.diagnose.replay import ReplayLimits
 from holdfast.core.floor import BackupLimits
 from holdfast.core.memory import SnapshotLimits, cap_of
 from holdfast.core.node import NodeLimits
+from holdfast.core.notices import FORMATS, HookLimits
 from holdfast.model.event import Limits
 
 
@@ -70,6 +71,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     replay: ReplayLimits = ReplayLimits()
     words: WordLimits = WordLimits()
     model: ModelLimits = ModelLimits()
+    hook: HookLimits = HookLimits()
+
+
+ASK_S = 14400.0  # recovery.ask_s where a hook tells people, unless it is set
 
 
 class ConfigError(Exception):
@@ -99,6 +104,10 @@ def load(path: str | None, overrides: Iterable[tuple[str, str]]) -> Settings:
     except msgspec.ValidationError as e:
         raise ConfigError(f"bad setting: {e}") from None
     _check(settings)
+    hooked = bool(settings.hook.command or settings.hook.url)
+    if hooked and "ask_s" not in tree.get("recovery", {}):  # somebody can be reached
+        recovery = msgspec.structs.replace(settings.recovery, ask_s=ASK_S)
+        settings = msgspec.structs.replace(settings, recovery=recovery)
     return settings
 
 
@@ -126,6 +135,16 @@ def _model_rules(m: ModelLimits) -> tuple[tuple[bool, str], ...]:
     )
 
 
+def _hook_rules(h: HookLimits) -> tuple[tuple[bool, str], ...]:
+    url = urlsplit(h.url)
+    return (
+        (not h.url or (url.scheme in ("http", "https") and bool(url.hostname)), "hook.url must begin with http(s)://"),
+        (h.format in FORMATS, f"hook.format must be one of {', '.join(FORMATS)}"),
+        (h.timeout_s > 0, "hook.timeout_s must be above 0"),
+        ("\0" not in h.command, "hook.command must not hold a NUL"),
+    )
+
+
 def _check(s: Settings) -> None:
     """Relations between limits."""
     for section in msgspec.structs.fields(Settings):
@@ -146,9 +165,13 @@ def _check(s: Settings) -> None:
             0 < min(s.health.kernel_s, s.health.gpu_s, s.health.host_s, s.health.network_s),
             "health.kernel_s, gpu_s, host_s and network_s must be above 0",
         ),
+        (s.loss.skip_batches >= 1, "loss.skip_batches must be at least 1; loss.policy=ignore or alert skips nothing"),
+        (s.loss.lower_to < 1, "loss.lower_to is a part of the learning rate: below 1"),
+        (s.loss.lower_steps >= 1, "loss.lower_steps must be at least 1"),
         (s.health.deadline_s >= 1, "health.deadline_s must be at least 1"),
         (not (wrong := fault_of_rules(s.rules)), wrong),
         *_model_rules(s.model),
+        *_hook_rules(s.hook),
     )
     for holds, sentence in rules:
         if not holds:

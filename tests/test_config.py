@@ -67,6 +67,11 @@ def test_a_value_of_the_wrong_type() -> None:
     ("key", "value", "words"),
     [
         ("silence.beat_s", "0", "must be above 0"),
+        ("loss.policy", "act", "loss.policy"),
+        ("loss.spikes", "act", "there is no setting 'loss.spikes'; loss has stance, policy"),
+        ("loss.skip_batches", "0", "at least 1"),
+        ("loss.lower_to", "1", "a part of the learning rate: below 1"),
+        ("loss.lower_steps", "0", "at least 1"),
         ("silence.beat_s", "nan", "silence.beat_s"),
         ("silence.beat_s", "2", "at least two beats"),
         ("silence.silence_s", "60", "node.lost_s must be above"),
@@ -111,3 +116,26 @@ def test_rules_over_log_lines(tmp_path: Path) -> None:
     assert "rules.rule 'nan' has a bad pattern" in refused(text=bad.format("loss", "(("), tmp_path=tmp_path)
     assert "rules.rule" in refused(text=bad.format("mood", "(x)"), tmp_path=tmp_path)
     assert "every" in refused(text=bad.format("loss", "(x)") + "every = 1\n", tmp_path=tmp_path)
+
+
+def test_with_a_hook_a_person_is_asked_unless_told_otherwise(tmp_path: Path) -> None:
+    assert load(None, ()).recovery.ask_s == 0
+    assert load(None, [("hook.command", "true")]).recovery.ask_s == 14400
+    assert load(None, [("hook.url", "https://h/x"), ("recovery.attempts", "5")]).recovery.ask_s == 14400
+    assert load(None, [("hook.command", "true"), ("recovery.ask_s", "0")]).recovery.ask_s == 0
+    path = tmp_path / "holdfast.toml"
+    path.write_text("[hook]\ncommand = 'true'\n[recovery]\nask_s = 60\n")
+    assert load(str(path), ()).recovery.ask_s == 60
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("hook.url", "ftp://h", "hook.url must begin with http(s)://"),
+        ("hook.url", "https://", "hook.url must begin with http(s)://"),
+        ("hook.format", "xml", "hook.format must be one of json, slack"),
+        ("hook.timeout_s", "0", "hook.timeout_s must be above 0"),
+    ],
+)
+def test_hooks(key: str, value: str, words: str) -> None:
+    assert words in refused((key, value))

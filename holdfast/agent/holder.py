@@ -111,8 +111,8 @@ class Holder:
         self._agent = (pid, ours)
         self._watch(ours, self._asked)
         arenas = tuple(self._arenas.values())
-        warm = self._zygotes.warm
-        self._tell(Listing(ranks=tuple(self.ranks.values()), arena=self.arena, arenas=arenas, warm=warm))
+        warm, key = self._zygotes.warm, self._zygotes.key
+        self._tell(Listing(ranks=tuple(self.ranks.values()), arena=self.arena, arenas=arenas, warm=warm, key=key))
 
     def _watch(self, sock: socket.socket, heard: Callable[[socket.socket], None]) -> None:
         self._selector.register(sock, selectors.EVENT_READ, heard)

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from holdfast.core.detect.spikes import LossLimits, Spikes, alarm_of
+from holdfast.core.detect.spikes import LossLimits, Spikes, alarm_of, hindrance
 from holdfast.model.alarm import Alarm
+from holdfast.model.release import Ease
 from holdfast.model.signal import Loss, Mark, Values
 from holdfast.wire import slot
 
@@ -23,6 +24,7 @@ class Losses:
         self._spikes: dict[tuple[int, int, int], Spikes] = {}
         self._said: dict[str, int] = {}  # until which step a rule has nothing more to say, whichever rank it is about
         self._marks: list[Mark] = []
+        self.eases: tuple[Ease, ...] = ()  # of the generation that runs
 
     def marks(self) -> tuple[Mark, ...]:
         """Hashes that ranks have told since the last time."""
@@ -66,7 +68,9 @@ class Losses:
             if isinstance(one, Mark):
                 self._marks.append(one)
             elif rules := [found for found in self._spikes[owner].heard(one) if self._is_new(found[0], one)]:
-                yield self._alarm(one, rules, offset_s)
+                hindered = hindrance(self._limits, one.step, reading.skippable, self.eases)
+                alarm = alarm_of(self._node, one, rules, self._limits, hindered)
+                yield msgspec.structs.replace(alarm, at=alarm.at + offset_s)
 
     def _is_new(self, rule: str, told: Values) -> bool:
         """Ranks share their loss, and one word of it is enough; a gradient of its own a rank does not share."""
@@ -74,7 +78,3 @@ class Losses:
         fresh = told.step >= self._said.get(rule, -1)
         self._said[rule] = told.step + self._limits.window
         return fresh
-
-    def _alarm(self, told: Values, rules: list[tuple[str, str]], offset_s: float) -> Alarm:
-        alarm = alarm_of(self._node, told, rules, self._limits.spikes)
-        return msgspec.structs.replace(alarm, at=alarm.at + offset_s)

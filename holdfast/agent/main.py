@@ -14,11 +14,14 @@ import aiohttp
 import msgspec
 
 from holdfast.agent import memory, remembering, words
+from holdfast.agent.beating import beat_of
 from holdfast.agent.keeper import Keeper
 from holdfast.agent.losses import Losses
 from holdfast.agent.monitor import Monitor, Ties
 from holdfast.agent.placing import place_of, token_of
 from holdfast.agent.ranks import Ranks, generation_of
+from holdfast.agent.rotating import Rotating
+from holdfast.agent.staging import Staging
 from holdfast.agent.tracer import Asked, Tracer, fitted
 from holdfast.agent.trying import Trying
 from holdfast.core.node import (
@@ -39,7 +42,8 @@ from holdfast.core.node import (
 )
 from holdfast.logs import catalog
 from holdfast.model.alarm import Alarm
-from holdfast.model.errand import Errand, LaunchHere, Leave, MeetHere, PlayHere, ProbeHere, StopHere
+from holdfast.model.errand import Errand, LaunchHere, Leave, MeetHere, PlayHere, ProbeHere, StageHere, StopHere
+from holdfast.model.release import Release
 from holdfast.model.signal import Beat, Exit, Loss, Mark
 from holdfast.model.stacks import Arrival
 from holdfast.wire import messages, slot, spec
@@ -49,11 +53,11 @@ from holdfast.wire.messages import Ack, Hello, Hold, Look, Looked, Marked, Notic
 POLL_S = 0.1  # how often the slots are read until every rank has made its first step
 _STEADY_S = 0.25  # and then: waking up is most of what an agent costs
 _LATCH_S = 1.0  # a rank that told of its failure and has not ended by then is reported all the same
-_LOGS_S = 1.0  # how often the sizes of logs are looked at
 _OUTBOX = 256
 _OWN = 0  # id of errands that no controller has sent
 _DIAL_S = 10.0  # for one try to reach the controller
 _REDIAL_S = 0.05  # after a link that broke; then longer and longer
+_AGAIN_S = 5.0  # a release that could not be had is tried again
 _ENVELOPE = 1 << 10  # of a message around a trace
 _log = logging.getLogger("holdfast.agent")
 
@@ -65,11 +69,14 @@ class Agent:
         self.ranks = Ranks(self.spec, node_dir, sock, self._over)
         budget = memory.Budget(lambda: memory.room(node_dir, self.spec))
         self.keeper = Keeper(place_of(self.spec, self.ranks.keeper_path), self.ranks.make_arena, budget)
+        self.staging = Staging(self.spec, node_dir)
+        self.ranks.staged = self.staging.place
         self.keeper.say, self.keeper.told = self._notice, self._beat
         self.keeper.hashing.told = self._marked
         self.losses = Losses(self.spec.node, self.spec.settings.loss)
         self.tracer = Tracer(self.spec.node, self.spec.nproc)
         self.trying = Trying(self.spec, node_dir, self.ranks.environment)
+        self.trying.entry = self.ranks.entry
         # In a thread: it takes some tenths of a second, in which an agent that was just restarted has to speak.
         known = ThreadPoolExecutor(1, "holdfast-words").submit(catalog.load, self.spec.settings.words)
         self.life = NodeLife(self.spec.node, self.spec.settings.node, known.result, time.monotonic())
@@ -83,7 +90,7 @@ class Agent:
         self._beat_at = 0.0
         self._first_said = 0  # generation whose first step was reported
         self._latched: dict[str, float] = {}
-        self._flooded: set[str] = set()
+        self._staged = False  # what the controller has said that ranks may run here
         self._looking = asyncio.Lock()
 
     async def run(self) -> None:
@@ -98,7 +105,7 @@ class Agent:
             self._tasks.create_task(self.keeper.check())
             self._tasks.create_task(self.keeper.hashing.run())
             self._tasks.create_task(self._poll())
-            self._tasks.create_task(self._keep_logs_small())
+            self._tasks.create_task(Rotating(self.spec).run(self.ranks.running))
             self._tasks.create_task(self._say_when_warm())
             self._tasks.create_task(self.monitor.run())
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._asked_to_leave)
@@ -175,8 +182,10 @@ class Agent:
     def _heard(self, message: messages.FromController) -> None:
         now = time.monotonic()
         match message:
-            case Welcome(at=at, beat_s=beat_s):
+            case Welcome(at=at, beat_s=beat_s, releases=releases):
                 self._offset_s, self.beat_s = at - time.time(), beat_s
+                if not self._staged:
+                    self._tasks.create_task(self._stage(releases))
                 self._do(self.life.step(now, Linked()))
                 self._beat()
             case Ack(seq=seq):
@@ -206,7 +215,7 @@ class Agent:
             nproc=self.spec.nproc,
             order=self.spec.order,
             generation=max((int(r.key.split(":")[0]) for r in running), default=0),
-            ready=self.ranks.warm.is_set() and not self.life.leaving,
+            ready=self._staged and self.ranks.warm.is_set() and not self.life.leaving,
             copies=self.keeper.copies(),
             keeper=self.keeper.address,
         )
@@ -220,6 +229,17 @@ class Agent:
         await self.ranks.warm.wait()
         if self.ranks.cold:
             _log.warning("ranks are started afresh, not forked: %s", self.ranks.cold)
+        self._put(self._hello())
+
+    async def _stage(self, releases: tuple[Release, ...]) -> None:
+        """A node is not ready before it has the code that it may have to run."""
+        told = ""
+        while error := await self.staging.all(releases):
+            if error != told:
+                self._notice(error)
+            told = error
+            await asyncio.sleep(_AGAIN_S)
+        self._staged = True
         self._put(self._hello())
 
     def _asked_to_leave(self) -> None:
@@ -236,10 +256,15 @@ class Agent:
             carried = Carried(errand, not error, error, findings=tried.findings, played=tried.played)
             self._do(self.life.step(time.monotonic(), carried))
             return
+        if isinstance(errand, StageHere):  # beside whatever else goes on
+            error, refused = await self.staging.carry(errand)
+            self._do(self.life.step(time.monotonic(), Carried(errand, not error, error, refused=refused)))
+            return
         await self.trying.stop()
         if isinstance(errand, LaunchHere):
+            self.losses.eases = errand.eases
             self.keeper.launched(errand)
-            error = await self.ranks.launch(errand)
+            error = await self.staging.launched(errand.release) or await self.ranks.launch(errand)
         else:
             generation = errand.generation if isinstance(errand, StopHere) else self.life.generation
             error = await self._stop(generation, errand.grace_s)
@@ -297,19 +322,10 @@ class Agent:
         if generation == 0 or len(readings) < self.spec.nproc:
             return Beat(node=self.spec.node, generation=generation, step=-1, at=0.0)
         backing = self.keeper.backing
-        slowest = min(readings, key=lambda r: (r.step, -r.at))
         wall_s = time.time() + self._offset_s - time.monotonic()
-        return Beat(
-            node=self.spec.node,
-            generation=generation,
-            step=slowest.step,
-            at=slowest.at + wall_s,
+        return msgspec.structs.replace(
+            beat_of(self.spec.node, readings, wall_s),
             sent=time.monotonic() + wall_s,
-            first_step=min(r.first_step for r in readings),
-            first_at=max(r.first_at for r in readings) + wall_s,
-            counted=slowest.counted,
-            loss=slowest.loss,
-            phase=slowest.phase,
             arrivals=self._arrivals(generation),
             sealed=backing.sealed(),
             backed=backing.backed,
@@ -342,12 +358,6 @@ class Agent:
                     self._first_said = self.life.generation
                 self._beat()
 
-    async def _keep_logs_small(self) -> None:
-        while True:
-            await asyncio.sleep(_LOGS_S)
-            # In a thread: a slow disk must not keep us from speaking.
-            await asyncio.to_thread(self._rotate, [held.key for held in self.ranks.running()])
-
     def _look_for_latches(self, now: float) -> None:
         failed = [key for key, reading in self._readings().items() if reading.failed]
         for held in [self.ranks.held[key] for key in failed if key in self.ranks.held]:
@@ -368,16 +378,6 @@ class Agent:
     def _marked(self, marks: tuple[Mark, ...]) -> None:
         if marks:
             self._put(messages.encode(Marked(node=self.spec.node, generation=self.life.generation, marks=marks)))
-
-    def _rotate(self, keys: list[str]) -> None:
-        for key in keys:
-            generation, rank = (int(part) for part in key.split(":"))
-            where = words.folder(self.spec.log_dir, generation, rank)
-            limit_bytes = self.spec.settings.logs.file_bytes
-            rotated = [words.rotate(where / name, limit_bytes) for name in ("stdout.log", "stderr.log")]
-            if any(rotated) and key not in self._flooded:
-                self._flooded.add(key)
-                _log.warning("rank %d writes more than logs.file_bytes; its older output is dropped", rank)
 
 
 def main() -> None:

@@ -77,7 +77,7 @@ async def play(errand: PlayHere, entry: Entry, folder: Path, environment: Enviro
                 rank = seat.first_rank + local
                 own = _own(environment(local), errand, file, local, folder)
                 log = logs.enter_context((folder / f"rank-{rank}.log").open("wb"))
-                process = await _start(entry, own, log)
+                process = await _start(entry, own, log, bool(errand.launch.release.digest))
                 players.append(Player(rank, errand.replay.steps, process))
             await _watch(players, memoryview(arena), errand.within_s)
         finally:
@@ -96,9 +96,8 @@ def _own(env: dict[str, str], errand: PlayHere, file: BinaryIO, local: int, fold
     return env | replaying.environment(errand.replay, str(folder))
 
 
-async def _start(entry: Entry, env: dict[str, str], log: BinaryIO) -> asyncio.subprocess.Process:
-    python = (entry.python, "-u", *(("-m",) if entry.module else ())) if entry.python else ()
-    argv = (*python, *(word.replace("${local_rank}", env["LOCAL_RANK"]) for word in entry.argv))
+async def _start(entry: Entry, env: dict[str, str], log: BinaryIO, staged: bool) -> asyncio.subprocess.Process:
+    argv = (*entry.interpreter(staged), *(word.replace("${local_rank}", env["LOCAL_RANK"]) for word in entry.argv))
     return await asyncio.create_subprocess_exec(
         *argv,
         stdin=asyncio.subprocess.DEVNULL,

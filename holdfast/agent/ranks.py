@@ -16,6 +16,7 @@ import msgspec
 
 from holdfast.agent import kernel, words
 from holdfast.model.errand import LaunchHere
+from holdfast.model.release import Release
 from holdfast.model.topology import Dims
 from holdfast.wire import flight, flightlog, holding, replaying, slot, spec
 from holdfast.wire.holding import (
@@ -36,7 +37,8 @@ from holdfast.wire.holding import (
     Swept,
     Warmed,
 )
-from holdfast.wire.spec import NodeSpec
+from holdfast.wire.spec import Entry, NodeSpec
+from holdfast.wire.staged import Staged, entry_of, environment_of, skipped
 from holdfast.wire.zygote import Fork
 
 _log = logging.getLogger("holdfast.agent")
@@ -57,7 +59,9 @@ class Ranks:
         self.held: dict[str, Held] = {}
         self.warm = asyncio.Event()
         self.cold = ""  # why there is no zygote, for the log
+        self.staged: Callable[[Release], Staged] = lambda release: Staged()
         self.arena: mmap.mmap | None = None
+        self._key = ""  # of the zygote: the environment of its release, as JSON
         self._arena_path = ""
         self._sock = sock
         self._sock.setblocking(False)
@@ -92,7 +96,7 @@ class Ranks:
                 case Swept(left=left):
                     if self._swept and not self._swept.done():
                         self._swept.set_result(left)
-                case Warmed(ok=ok, detail=detail):
+                case Warmed(ok=ok, detail=detail, key=key) if key == self._key:
                     self.cold = "" if ok else detail
                     if self.warm.is_set():
                         _log.info("zygote: %s", detail)
@@ -114,6 +118,7 @@ class Ranks:
         self.arena, self._arena_path = mmap.mmap(fd, 0), listing.arena
         os.close(fd)
         if listing.warm:
+            self._key = listing.key
             self.warm.set()
         elif self.spec.entry.zygote:
             self._send(Preload(modules=self.spec.entry.preload, env=self._own_env()))
@@ -156,8 +161,23 @@ class Ranks:
             if rank.code is not None and generation_of(key) < errand.generation:
                 del self.held[key]
                 self._send(Forget(key=key))
+        try:
+            await self._have_zygote(errand.release.env)
+        except ValueError as e:
+            return str(e)
         errors = await asyncio.gather(*(self._start(errand, local) for local in range(errand.seat.nproc)))
         return "; ".join(e for e in errors if e)
+
+    async def _have_zygote(self, env: dict[str, str]) -> None:
+        """What a program is started with, and what its modules find while they are imported, a fork cannot change."""
+        key = json.dumps(env, sort_keys=True) if env else ""
+        if not self.spec.entry.zygote or key == self._key:
+            return
+        modules = (*self.spec.entry.preload, *self._learned)
+        self._send(Preload(modules=modules, env=self._own_env() | env, key=key))
+        self._key, self.cold = key, ""
+        self.warm.clear()
+        await self.warm.wait()
 
     async def _start(self, errand: LaunchHere, local: int) -> str:
         rank = errand.seat.first_rank + local
@@ -178,16 +198,26 @@ class Ranks:
             env["HOLDFAST_IMPORTS"] = str(self._imports)
             self._mesh.unlink(missing_ok=True)
             env["HOLDFAST_MESH"] = str(self._mesh)
-        argv = tuple(a.replace("${local_rank}", str(local)) for a in self.spec.entry.argv)
+        staged, entry = self.staged(errand.release), self.entry(errand.release)
+        argv = tuple(a.replace("${local_rank}", str(local)) for a in entry.argv)
         out, err = str(where / "stdout.log"), str(where / "stderr.log")
-        cwd, module = self.spec.entry.cwd, self.spec.entry.module
-        if self.spec.entry.zygote and not self.cold:
-            fork = Fork(key=key, argv=argv, module=module, env=env, cwd=cwd, stdout=out, stderr=err)
+        if entry.zygote and not self.cold:
+            fork = Fork(
+                key=key,
+                argv=argv,
+                module=entry.module,
+                env=env,
+                cwd=entry.cwd,
+                stdout=out,
+                stderr=err,
+                path=staged.moved(entry.cwd) if entry.module else "",
+                root=staged.root,
+                staged=staged.at,
+            )
             if not await self._request(key, fork):
                 return self._note_pid(where, rank, key)
-        python = (self.spec.entry.python, "-u", *(("-m",) if module else ())) if self.spec.entry.python else ()
-        program = (*python, *argv)
-        error = await self._request(key, Exec(key=key, argv=program, env=env, cwd=cwd, stdout=out, stderr=err))
+        program = (*entry.interpreter(bool(staged.at)), *argv)
+        error = await self._request(key, Exec(key=key, argv=program, env=env, cwd=entry.cwd, stdout=out, stderr=err))
         return f"rank {rank}: {error}" if error else self._note_pid(where, rank, key)
 
     def _note_pid(self, where: Path, rank: int, key: str) -> str:
@@ -262,9 +292,15 @@ class Ranks:
             return ""
         return "seeded" if note.get("seeded") else "unseeded"
 
+    def entry(self, release: Release) -> Entry:
+        """What ranks of a release run."""
+        return entry_of(self.spec.entry, release, self.staged(release))
+
     def environment(self, errand: LaunchHere, local: int) -> dict[str, str]:
         """All that a rank finds in its environment."""
-        return self._own_env() | self._rank_env(errand, local)
+        staged = self.staged(errand.release)
+        own = environment_of(self._own_env(), self.spec.entry, errand.release, staged)
+        return own | self._rank_env(errand, local) | skipped(errand.skips, errand.eases)
 
     def learn(self) -> None:
         """Have a zygote that holds what the script imported up to its first step, for the next generation.
@@ -284,7 +320,8 @@ class Ranks:
                 with contextlib.suppress(OSError):
                     spec.put(Path(self.spec.learned), json.dumps(self._learned).encode())
             with contextlib.suppress(ValueError):  # too many to tell: the zygote stays as it is
-                self._send(Preload(modules=modules, env=self._own_env()))
+                env = self._own_env() | (json.loads(self._key) if self._key else {})
+                self._send(Preload(modules=modules, env=env, key=self._key))
 
     # --- watching and ending -----------------------------------------------------------------------------------
 

@@ -15,8 +15,9 @@ from holdfast.agent.playing import play
 from holdfast.agent.probing import Terms, run_link, run_probes
 from holdfast.model.errand import LaunchHere, MeetHere, PlayHere, ProbeHere
 from holdfast.model.probe import Finding
+from holdfast.model.release import Release
 from holdfast.model.replay import Played
-from holdfast.wire.spec import NodeSpec
+from holdfast.wire.spec import Entry, NodeSpec
 
 _NAME = re.compile(r"[A-Za-z0-9-]+")  # it becomes a folder
 
@@ -38,6 +39,7 @@ class Trying:
         self._node = node
         self._node_dir = node_dir
         self._environment = environment
+        self.entry: Callable[[Release], Entry] = lambda release: node.entry  # what ranks of a release run
         self._task: asyncio.Task[Tried] | None = None
 
     async def carry(self, errand: ProbeHere | MeetHere | PlayHere) -> tuple[str, Tried]:
@@ -69,7 +71,8 @@ class Trying:
                 if not _NAME.fullmatch(replay.name):
                     raise OSError(f"{replay.name!r} is no name of a replay")
                 folder = self._node_dir / "replay" / replay.name
-                return Tried(played=await play(errand, self._node.entry, folder, partial(self._environment, launch)))
+                entry = self.entry(launch.release)
+                return Tried(played=await play(errand, entry, folder, partial(self._environment, launch)))
 
     async def _alone(self, level: int) -> Findings:
         limits = self._node.settings.probe

@@ -45,6 +45,11 @@ class Zygotes:
         return self._now is not None and self._now.warm
 
     @property
+    def key(self) -> str:
+        """Of the environment that the zygote was started with."""
+        return self._preload.key if self._preload else ""
+
+    @property
     def forking(self) -> bool:
         return any(z is not None and z.forking for z in (self._now, self._next))
 
@@ -53,12 +58,16 @@ class Zygotes:
         return {z.pid for z in (self._now, self._next) if z is not None}
 
     def want(self, preload: Preload) -> None:
-        """Have a zygote with these modules; one that is warm serves until the new one is."""
-        if self._now and self._now.warm:
+        """Have a zygote with these modules; one that is warm serves until the new one is, unless its key is another."""
+        if self._now and self._now.warm and preload.key == self.key:
             self._close(self._next)
             self._next = self._start(preload)
             return
+        for key in sorted(self._now.forking) if self._now else ():
+            self.tell(Refused(key=key, error="another zygote is being made"))
         self._close(self._now)
+        self._close(self._next)
+        self._next = None
         self._preload, self._tries = preload, 1
         self._now = self._start(preload)
 
@@ -77,7 +86,8 @@ class Zygotes:
         if self._next and pid == self._next.pid:
             self._close(self._next)
             self._next = None
-            self.tell(Warmed(ok=self.warm, detail=f"the zygote stays as it was: the new one ended with code {code}"))
+            detail = f"the zygote stays as it was: the new one ended with code {code}"
+            self.tell(Warmed(ok=self.warm, detail=detail, key=self.key))
             return True
         if self._now and pid == self._now.pid:
             self._lost(f"it ended with code {code}")
@@ -111,7 +121,7 @@ class Zygotes:
             self._tries += 1
             self._now = self._start(self._preload)
         else:
-            self.tell(Warmed(ok=False, detail=f"the zygote does not stay up ({why}); see zygote.log"))
+            self.tell(Warmed(ok=False, detail=f"the zygote does not stay up ({why}); see zygote.log", key=self.key))
 
     def _said(self, sock: socket.socket) -> None:
         packet = process.receive(sock, holding.PACKET_BYTES)
@@ -143,7 +153,7 @@ class Zygotes:
             detail = f"the zygote stays as it was: with more modules it had {warm.threads} threads"
         else:
             source.threads, self._tries = max(warm.threads, 1), 1
-        self.tell(Warmed(ok=True, detail=detail))
+        self.tell(Warmed(ok=True, detail=detail, key=self.key))
 
     def _swap(self) -> None:
         """The new zygote takes over as soon as the old one owes nobody an answer."""

@@ -10,6 +10,11 @@ COMMANDS = {
     "report": "show what a job did and what it cost",
     "trace": "show where all processes of a job are, and whom they wait for",
     "diagnose": "read logs: which failure it was, whose, and what to do next",
+    "hold": "have a job stand still, with its nodes and its state kept",
+    "resume": "let a job that is held go on",
+    "approve": "let a job go on that asks a person",
+    "evict": "send a node away now",
+    "drain": "send a node away when a standby can take its place",
     "stop": "stop a job",
     "catalog": "look at what is known about last words, and add to it",
     "ckpt": "list, verify, export and remove checkpoints",
@@ -19,6 +24,7 @@ COMMANDS = {
     "chaos": "strike a job with faults whose truth is known",
     "sim": "run the same decisions in virtual time",
 }
+_SHARED = dict.fromkeys(("hold", "resume", "approve", "evict", "drain"), "order")  # a module that is told which it is
 _HIDDEN = ("controller",)  # started by `run`, not by people
 
 
@@ -36,8 +42,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"holdfast: there is no command '{args[0]}'; there are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     try:
-        command = importlib.import_module(f"holdfast.cli.{args[0]}")
-        code: int = command.main(args[1:])
+        shared = _SHARED.get(args[0])
+        command = importlib.import_module(f"holdfast.cli.{shared or args[0]}")
+        code: int = command.main(args if shared else args[1:])
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130

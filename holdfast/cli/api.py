@@ -11,6 +11,7 @@ from holdfast.cli import rundir
 from holdfast.wire.messages import TOKEN_HEADER
 
 _WAIT_S = 5.0
+_REFUSAL_BYTES = 1 << 16
 
 
 class NotRunning(Exception):
@@ -18,7 +19,12 @@ class NotRunning(Exception):
 
 
 class Refused(NotRunning):
-    """A controller answered, and would not take the request."""
+    """A controller answered, and would not take the request; `why` is its own sentence."""
+
+    def __init__(self, url: str, why: str, status: int) -> None:
+        super().__init__(f"the controller at {url} refused: {why}")
+        self.why = why
+        self.status = status
 
 
 class Stranger(NotRunning):
@@ -51,6 +57,6 @@ def ask_url(url: str, token: str, path: str, body: dict[str, Any] | None = None,
 
 def _refusal(url: str, error: urllib.error.HTTPError) -> NotRunning:
     try:
-        return Refused(f"the controller at {url} refused: {json.loads(error.read(2000))['error']}")
+        return Refused(url, json.loads(error.read(_REFUSAL_BYTES))["error"], error.code)
     except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
         return Stranger(f"what answers at {url} is not holdfast (HTTP {error.code})")

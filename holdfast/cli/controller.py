@@ -18,6 +18,7 @@ from holdfast.cli.flagtable import UsageError
 from holdfast.cli.wording import counted
 from holdfast.controller.api import make_app
 from holdfast.controller.hands import Hands
+from holdfast.controller.hooks import Hooks, standing_of
 from holdfast.controller.loop import Controller
 from holdfast.controller.replay import ReplayError
 from holdfast.controller.store import Store
@@ -83,8 +84,9 @@ async def _run(run_dir: Path, listener: socket.socket, say: Said) -> Ended:
     controller = Controller(SqliteJournal(run_dir / "journal.db"), run.settings, lambda c: _hands(c, fleet, store, say))
     controller.hands.try_with(run.settings.probe, run.settings.replay, run_dir / "probed.json")
     controller.hands.replaying.mesh, controller.hands.replaying.say = lambda: controller.ingest.mesh, say
-    teller = Teller(run_dir, say)
-    controller.on_entry = teller.show
+    controller.archives, controller.release = run_dir / "releases", run.release
+    teller, hooks = Teller(run_dir, say), Hooks(run.settings.hook, run.job.run_id, run_dir, run.entry.cwd, say)
+    _listen(controller, teller, hooks)
     runner = web.AppRunner(make_app(controller, rundir.token(run_dir)), access_log=None)
     await runner.setup()
     await web.SockSite(runner, listener, shutdown_timeout=1.0).start()
@@ -95,14 +97,30 @@ async def _run(run_dir: Path, listener: socket.socket, say: Said) -> Ended:
         spec.write(run_dir / "controller.json", Listening(url=url, pid=os.getpid(), started_at=time.time()))
 
     async with asyncio.TaskGroup() as tasks:
-        attending = tasks.create_task(store.attend())
+        attending, telling = tasks.create_task(store.attend()), tasks.create_task(hooks.run())
         code = await controller.run(run.job, begun)
         attending.cancel()
+        hooks.over()
+        await asyncio.wait({telling}, timeout=run.settings.hook.timeout_s)
+        telling.cancel()
     account = controller.ledger.account()
     await runner.cleanup()
     (run_dir / "controller.json").unlink(missing_ok=True)
     teller.end(account.ettr, len(account.incidents), code)
     return Ended(code=code, reason=account.ending)
+
+
+def _listen(controller: Controller, teller: "Teller", hooks: Hooks) -> None:
+    """Who hears of every entry; hooks hear of old ones too, of which the last may not have been told."""
+
+    def replayed(entry: Entry) -> None:
+        hooks.hear(entry, standing_of(controller.decider))
+
+    def heard(entry: Entry) -> None:
+        teller.show(entry)
+        replayed(entry)
+
+    controller.on_entry, controller.on_replayed = heard, replayed
 
 
 def _hands(controller: Controller, fleet: Fleet, store: Store, say: Said) -> Hands:

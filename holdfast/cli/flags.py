@@ -31,6 +31,7 @@ class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
 
     min_nodes: int
     max_nodes: int
+    shrinks: bool  # by --min-nodes; MIN:MAX is torchrun's, and takes any mesh
     nproc: int | str  # "auto", "gpu" and "cpu" are counted on each node, by resolve_nproc
     standbys: int
     max_restarts: int | None
@@ -51,7 +52,9 @@ class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float | None
     preload: tuple[str, ...]
     zygote: bool
+    release: bool  # whether the code that the job begins with is copied
     snapshot_memory: str | None
+    on_incident: str | None
     mesh: Dims
     settings: tuple[tuple[str, str], ...]
     config: str | None
@@ -70,6 +73,8 @@ class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
         dims, ranks = prod(size for _, size in self.mesh), self.max_nodes * nproc
         if self.mesh and dims != ranks:
             raise UsageError(f"--mesh is of {dims} ranks, but {self.max_nodes} x {nproc} are {ranks}: mend one of them")
+        if self.mesh and self.shrinks and self.min_nodes < self.max_nodes:
+            values.check_replicas(self.mesh, self.min_nodes, nproc)
         return nproc
 
     def on_console(self, local_rank: int) -> int:
@@ -90,6 +95,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
     args = RunArgs(
         min_nodes=min_nodes,
         max_nodes=max_nodes,
+        shrinks="min-nodes" in given.words,
         nproc=values.nproc(given),
         standbys=standbys,
         max_restarts=values.number(given, "max-restarts"),
@@ -110,8 +116,10 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
         grace_s=_grace_s(given, env),
         preload=values.modules(given.lists["preload"]),
         zygote="no-zygote" not in given.words,
+        release="no-release" not in given.words,
         mesh=values.mesh(given, "mesh"),
         snapshot_memory=values.memory(given, "snapshot-memory"),
+        on_incident=given.text("on-incident"),
         settings=values.settings(given.lists["set"]),
         config=values.existing(given, "config"),
         port=values.number(given, "port", most=65535) or 0,

@@ -55,13 +55,16 @@ TORCHRUN = (
 
 OURS = (
     Flag("standbys", "N", "checked nodes kept waiting beside those that train (default 0)"),
+    Flag("min-nodes", "N", "go on with as few as N nodes while some are missing, and grow back when they come"),
     Flag("fleet", "NAME", "where nodes come from: local or join (default: join if a flag names another host)"),
     Flag("mesh", "NAME=N,...", "parallel groups as in a DeviceMesh, the last over neighbouring ranks: pp=2,dp=4,tp=8"),
     Flag("run-dir", "DIR", "where the journal and all else of this run is kept"),
     Flag("resume", "RUN_DIR", "take up the run kept in RUN_DIR; no SCRIPT needed"),
     Flag("preload", "MODULE,...", "modules to import once per node, before ranks are forked; repeatable", many=True),
     Flag("no-zygote", "", "start each rank as a fresh interpreter instead of forking a preloaded one"),
+    Flag("no-release", "", "run the script where it stands, not from a copy of its tree"),
     Flag("snapshot-memory", "SIZE|PERCENT", "memory of a node that snapshots may take: 64G, or 50%% of what is free"),
+    Flag("on-incident", "CMD", "shell command that is told of incidents, questions and the end, as JSON on stdin"),
     Flag("config", "FILE", "settings, as TOML"),
     Flag("set", "KEY=VALUE", "one setting, stronger than the file's; repeatable", many=True),
     Flag("port", "PORT", "port of the controller's API (default 0: any free one)"),

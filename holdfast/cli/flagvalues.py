@@ -4,11 +4,13 @@ import os
 import re
 import warnings
 from collections.abc import Iterable, Mapping
+from math import lcm, prod
 from pathlib import Path
 
 import msgspec
 
 from holdfast.cli.flagtable import Given, UsageError, Word
+from holdfast.core.diagnose.grid import DATA_PARALLEL
 from holdfast.core.memory import cap_of
 from holdfast.model.topology import Dims
 
@@ -55,7 +57,20 @@ def nodes(given: Given) -> tuple[int, int]:
         raise UsageError(f"{word}: a job needs at least 1 node")
     if bounds[0] > bounds[-1]:
         raise UsageError(f"{word}: the minimum comes first; did you mean {bounds[1]}:{bounds[0]}?")
-    return bounds[0], bounds[-1]
+    return _least(given, word, bounds), bounds[-1]
+
+
+def _least(given: Given, word: Word, bounds: list[int]) -> int:
+    """With --min-nodes as many as --nnodes says are waited for at the start, and fewer will do later."""
+    least = number(given, "min-nodes")
+    if least is None:
+        return bounds[0]
+    told = given.words["min-nodes"]
+    if len(bounds) == 2:
+        raise UsageError(f"{told} and {word} both say how few nodes will do; drop one of them")
+    if not 1 <= least <= bounds[0]:
+        raise UsageError(f"{told}: give a number from 1 to {bounds[0]}, as many as {word} asks for")
+    return least
 
 
 def nproc(given: Given) -> int | str:
@@ -162,6 +177,18 @@ def mesh(given: Given, name: str) -> Dims:
     if not good or len({dim for dim, _ in dims}) < len(dims):
         raise UsageError(f"{word}: give each dimension once with its size, as in pp=2,dp=4,tp=8")
     return tuple((dim, int(size)) for dim, size in dims)
+
+
+def check_replicas(mesh: Dims, least: int, nproc: int) -> None:
+    """A job goes on with fewer nodes by whole data-parallel replicas only."""
+    if not any(dim in DATA_PARALLEL for dim, _ in mesh):
+        raise UsageError(
+            f"--min-nodes {least}: by --mesh there is one replica, which takes all nodes; drop one of these"
+        )
+    ranks = prod(size for dim, size in mesh if dim not in DATA_PARALLEL)
+    nodes = lcm(ranks, nproc) // nproc
+    if least % nodes:
+        raise UsageError(f"--min-nodes {least}: by --mesh whole replicas take {nodes} nodes; give a multiple of that")
 
 
 def modules(texts: Iterable[str]) -> tuple[str, ...]:

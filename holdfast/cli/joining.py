@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.cli import rundir
+from holdfast.cli import packing, rundir
 from holdfast.cli.api import NotRunning, Refused, Stranger, ask_url
 from holdfast.cli.console import Console, console_of, say, shape
 from holdfast.cli.flags import RunArgs, UsageError
@@ -46,6 +46,7 @@ class Joining:
             mark=secrets.token_hex(4),
             mesh=args.mesh,
             probes=settings.probe.allow,
+            checks=settings.probe.allow,
             replays=settings.replay.allow,
             can_acquire=False,
         )
@@ -76,9 +77,12 @@ class Joining:
 
     def lead(self, listener: socket.socket, console: Console) -> int:
         port = listener.getsockname()[1]
-        rundir.publish(self.run_dir, msgspec.structs.replace(self.run, port=port), self.token)
+        begun = packing.first(self.run.entry, self.run_dir, (Path(self.run.log_dir),), copied=self.args.release)
+        release = msgspec.structs.replace(begun.release, argv=())  # every host was started with words of its own
+        rundir.publish(self.run_dir, msgspec.structs.replace(self.run, port=port, release=release), self.token)
         rundir.mark_newest(self.run_dir)
         say(f"join fleet: this host carries the controller at {self.host}:{port}; {self._where()}")
+        say(begun.said)
         front = Front(self.run_dir, listener, console)
         self.start_node(port, leads=True)
         return front.run()

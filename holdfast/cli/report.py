@@ -19,6 +19,7 @@ from holdfast.core.account import Use, fold
 from holdfast.core.report import Report, report_of
 from holdfast.core.story import phases
 from holdfast.journal.sqlite import JournalError, SqliteJournal
+from holdfast.model.verdict import Change, Record
 
 _BAR = 100  # characters
 _COLOURS = {
@@ -28,7 +29,10 @@ _COLOURS = {
     Use.STOP: "bright_red",
     Use.LAUNCH: "yellow",
     Use.RESTORE: "cyan",
+    Use.DIAGNOSE: "bright_magenta",
     Use.WAIT: "bright_black",
+    Use.UPDATE: "blue",
+    Use.HOLD: "white",
 }
 
 
@@ -63,12 +67,17 @@ def load(run_dir: Path) -> Report:
 def render(report: Report, width: int = _BAR) -> Group:
     ended = f"ended with code {report.code}: {report.ending}" if report.code is not None else report.phase
     mttr = f", mean time to recover {report.mttr_s:.1f} s" if report.mttr_s is not None else ""
+    planned = f", {counted(len(report.changes), 'planned restart')}" if report.changes else ""
     head = Text.assemble(
         (f"ETTR {100 * report.ettr:.1f} %", "bold green"),
-        f" of {duration(report.wall_s)}: {counted(len(report.incidents), 'incident')}{mttr}; ",
+        f" of {duration(report.wall_s)}: {counted(len(report.incidents), 'incident')}{mttr}{planned}; ",
         f"step {max(report.step, 0)}, generation {report.generation}; {ended}",
     )
-    return Group(head, _bar(report, width), _spent(report), _incidents(report))
+    parts: list[Text | Table] = [head, _bar(report, width), _spent(report), _standbys(report)]
+    parts += [_releases(report)] if len(report.releases) > 1 else []
+    parts += [_incidents(report)] if report.incidents else []
+    parts += [_changes(report)] if report.changes else []
+    return Group(*(part for part in parts if part))
 
 
 def _bar(report: Report, width: int) -> Text:
@@ -99,16 +108,57 @@ def _spent(report: Report) -> Text:
     return text
 
 
+def _standbys(report: Report) -> Text:
+    """Who took whose place, and how long nodes were waited for."""
+    mended: tuple[Record | Change, ...] = (*report.incidents, *report.changes)
+    out, new = sum(len(m.evicted) for m in mended), sum(len(m.admitted) for m in mended)
+    if not (out or new):
+        return Text("")
+    waited_s = sum(s.seconds for s in report.spans if s.use is Use.WAIT and (s.incident or s.change))
+    return Text(f"nodes: {out} evicted, {new} admitted, {duration(waited_s)} waited for nodes", style="dim")
+
+
+def _releases(report: Report) -> Text:
+    said = [
+        f"{ran.release}{f' ({ran.source})' if ran.source else ''} {counted(ran.steps, 'step')}"
+        for ran in report.releases
+    ]
+    return Text(f"releases: {', '.join(said)}", style="dim")
+
+
 def _incidents(report: Report) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", title_justify="left")
-    for column in ("#", "at", "what happened", "why and what was done", "lost"):
-        table.add_column(column, vertical="top")
+    table = _table("#", "at", "what happened", "why and what was done", "lost")
     for record in report.incidents:
-        at = datetime.fromtimestamp(record.alarm_at, UTC).astimezone().strftime("%H:%M:%S")
         step = f" at step {record.good_step}" if record.good_step >= 0 else " before its first step"
         swapped = f"; {', '.join(record.admitted)} took its place" if record.admitted else ""
-        lost = f"{record.resumed_at - record.good_at:.1f} s ({phases(record)})"
-        if record.resumed_from is not None:
-            lost += f", {counted(max(0, record.good_step - record.resumed_from), 'step')} redone"
-        table.add_row(str(record.number), at, f"{record.cause}{step}", f"{record.verdict.reason}{swapped}", lost)
+        why = f"{record.verdict.reason}{swapped}"
+        table.add_row(str(record.number), _clock(record.alarm_at), f"{record.cause}{step}", why, _lost(record))
     return table
+
+
+def _changes(report: Report) -> Table:
+    table = _table("planned", "at", "why", "release", "took")
+    for change in report.changes:
+        swapped = [f"{', '.join(change.evicted)} left"] if change.evicted else []
+        swapped += [f"{', '.join(change.admitted)} came"] if change.admitted else []
+        why = "; ".join([change.why, *swapped])
+        table.add_row("", _clock(change.asked_at), why, str(change.release), _lost(change))
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", title_justify="left")
+    for column in columns:
+        table.add_column(column, vertical="top")
+    return table
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%H:%M:%S")
+
+
+def _lost(record: Record | Change) -> str:
+    lost = f"{record.resumed_at - record.good_at:.1f} s ({phases(record)})"
+    if record.resumed_from is None:
+        return lost
+    return f"{lost}, {counted(max(0, record.good_step - record.resumed_from), 'step')} redone"

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast import config
-from holdfast.cli import flags, rundir
+from holdfast.cli import flags, packing, rundir
 from holdfast.cli.console import console_of, say, shape
 from holdfast.cli.flags import RunArgs, UsageError
 from holdfast.cli.front import Front
@@ -48,6 +48,8 @@ def _settings(args: RunArgs) -> Settings:
     given = [*args.settings]
     if args.grace_s is not None:
         given.append(("recovery.shutdown_grace_s", str(args.grace_s)))
+    if args.on_incident is not None:
+        given.append(("hook.command", args.on_incident))
     if args.snapshot_memory is not None:
         given.append(("snapshot.memory", args.snapshot_memory))
     for key, setting in (("join_timeout", "recovery.wait_s"), ("last_call_timeout", "recovery.last_call_s")):
@@ -77,18 +79,23 @@ def _local(args: RunArgs, settings: Settings) -> int:
     with listen("127.0.0.1", args.port, "give another with --port, or 0 for any free one") as listener:
         run_id = args.run_id or rundir.new_id()
         run_dir = rundir.make(args.run_dir, run_id)
+        log_dir = rundir.make_log_dir(args.log_dir, run_dir, run_id)
+        entry = _entry(args)
+        begun = packing.first(entry, run_dir, (log_dir,), copied=args.release)
         run = RunSpec(
             job=_job(args, run_id, settings),
-            entry=_entry(args),
+            entry=entry,
             settings=settings,
             fleet="local",
             nproc=nproc,
-            log_dir=str(rundir.make_log_dir(args.log_dir, run_dir, run_id)),
+            log_dir=str(log_dir),
             port=listener.getsockname()[1],
+            release=begun.release,
         )
         rundir.publish(run_dir, run, os.urandom(16).hex())
         rundir.mark_newest(run_dir)
         say(f"local fleet: {shape(args, run.nproc)} on this host; run directory {run_dir}")
+        say(begun.said)
         return Front(run_dir, listener, console_of(args, run, run_dir)).run()
 
 
@@ -102,6 +109,7 @@ def _job(args: RunArgs, run_id: str, settings: Settings) -> Job:
         mark=secrets.token_hex(4),
         mesh=args.mesh,
         probes=settings.probe.allow,
+        checks=settings.probe.allow,
         replays=settings.replay.allow,
     )
 

@@ -1,5 +1,6 @@
 """Run directories: where they are, how one is made, and how the newest is found."""
 
+import getpass
 import json
 import os
 import re
@@ -138,6 +139,14 @@ def listening(run_dir: Path) -> Listening | None:
     return found if here else None  # or the pid belongs to somebody else by now
 
 
+def user() -> str:
+    """Who gives an order."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # as in a container, where a number is all there is
+        return f"user {os.getuid()}"
+
+
 def ending(run_dir: Path) -> str:
     """How it stands with a run that has no controller."""
     try:
@@ -164,4 +173,5 @@ def node_spec(run: RunSpec, run_dir: Path, url: str) -> NodeSpec:
         run_id=run.job.run_id,
         host_nodes=run.job.max_nodes if run.fleet == "local" else 1,
         learned=str(run_dir / "imports.json"),
+        releases=str(run_dir / "releases"),
     )

@@ -20,6 +20,7 @@ from holdfast.cli.wording import counted, duration
 __all__ = ["duration", "main", "render"]
 
 _COLOURS = {"training": "green", "stopping": "red", "launching": "yellow", "starting": "yellow", "waiting": "yellow"}
+_COLOURS |= {"probing": "magenta", "pausing": "blue", "held": "bright_blue"}
 
 
 def main(argv: list[str]) -> int:
@@ -63,7 +64,8 @@ def render(status: dict[str, Any]) -> Group:
         (f" {phase} ", f"bold reverse {_COLOURS.get(phase, 'white')}"),
         f"  generation {status['generation']}, step {max(status['step'], 0)}, ",
         (f"ETTR {100 * status['ettr']:.1f} %", "bold"),
-        f" of {duration(status['wall_s'])}, {counted(status['incidents'], 'incident')}   run {status['run_id']}",
+        f" of {duration(status['wall_s'])}, {counted(status['incidents'], 'incident')}{_planned(status)}",
+        f"   run {status['run_id']}",
     )
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("node", "role", "ranks", "step", "loss", "phase"):
@@ -72,9 +74,45 @@ def render(status: dict[str, Any]) -> Group:
         loss = f"{node['loss']:.4f}" if node["loss"] is not None else ""
         step = str(node["step"]) if node["step"] >= 0 else ""
         table.add_row(node["node"], node["role"], node["ranks"], step, loss, node["phase"])
-    lines: list[Text | Table] = [head, Text(f"now: {status['reason']}", style="dim"), table]
+    lines: list[Text | Table] = [head, Text(f"now: {status['reason']}", style="dim"), *_people(status), table]
+    if release := _release(status):
+        lines.append(Text(release, style="dim"))
     if status.get("floor", -1) >= 0:
         lines.append(Text(f"step {status['floor']} is held by every rank and its peer", style="dim"))
     if status["last_incident"]:
         lines.append(Text(f"last incident: {status['last_incident']}"))
+    if status.get("last_change"):
+        lines.append(Text(f"last planned restart: {status['last_change']}"))
     return Group(*lines)
+
+
+def _planned(status: dict[str, Any]) -> str:
+    count = status.get("changes", 0)
+    return f", {counted(count, 'planned restart')}" if count else ""
+
+
+def _people(status: dict[str, Any]) -> list[Text | Table]:
+    """Whom the job waits for."""
+    lines: list[Text | Table] = []
+    if status.get("held"):
+        lines.append(Text(f"held by {status['held']}: holdfast resume lets it go on", style="bold"))
+    if status.get("asking"):
+        left = f", for another {_left(status['asks_until'])}" if status.get("asks_until") else ""
+        question = f"a person is asked{left}: {status['asking']}; holdfast approve tries again, holdfast stop ends it"
+        lines.append(Text(question, style="bold red"))
+    return lines
+
+
+def _release(status: dict[str, Any]) -> str:
+    if not status.get("release"):
+        return ""
+    source = f" ({status['source']})" if status.get("source") else ""
+    text = f"release {status['release']}{source} runs"
+    if not status.get("waiting"):
+        return text
+    until = f", at the latest in {_left(status['waiting_until'])}" if status.get("waiting_until") else ""
+    return f"{text}; release {status['waiting']} waits for a restart{until}"
+
+
+def _left(until: float) -> str:
+    return duration(max(0.0, until - time.time()))

@@ -1,14 +1,13 @@
 """`holdfast stop`: end a job, with grace or without."""
 
 import argparse
-import getpass
-import os
 import sys
 import time
 
 from holdfast.cli import rundir
 from holdfast.cli.api import NotRunning, ask
 from holdfast.cli.flagtable import UsageError
+from holdfast.cli.rundir import user
 
 _GONE_S = 10.0  # a controller that crashed is back by then
 
@@ -21,7 +20,7 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     try:
         run_dir = rundir.find(args.run)
-        order = {"verb": "stop", "who": f"{_user()} (holdfast stop)", "code": 143, "now": args.now}
+        order = {"verb": "stop", "who": f"{user()} (holdfast stop)", "code": 143, "now": args.now}
         ask(run_dir, "/api/v1/orders", order)
     except (UsageError, NotRunning) as e:
         print(f"holdfast stop: {e}", file=sys.stderr)
@@ -39,10 +38,3 @@ def main(argv: list[str]) -> int:
             return 2
     print("stopped")
     return 0
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # as in a container, where a number is all there is
-        return f"user {os.getuid()}"

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple, cast
 
-from holdfast.client import kernel
+from holdfast.client import kernel, moving
+from holdfast.wire.staged import Staged
 from holdfast.wire.zygote import Fork
 
 # Left as they are: the interpreter's own handlers for these belong to faulthandler.
@@ -46,7 +47,7 @@ class Files(NamedTuple):
             os.close(fd)
 
 
-def become(request: Fork, files: Files, coerced: dict[str, str]) -> None:
+def become(request: Fork, files: Files, coerced: dict[str, str], preloaded: tuple[str, ...] = ()) -> None:
     """Turn this process into the rank, as far as it can be done while it is still the usher's child."""
     os.setsid()
     for fd, standard in zip(files[:3], (0, 1, 2), strict=True):
@@ -56,6 +57,8 @@ def become(request: Fork, files: Files, coerced: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(coerced | request.env)
     _default_signals()
+    if request.staged:
+        moving.move(Staged(root=request.root, at=request.staged), preloaded)
     _forget_the_zygote()
     python = [sys.executable, "-u", *(["-m"] if request.module else [])]
     kernel.show_as([*python, *request.argv], [f"{name}={value}" for name, value in request.env.items()])

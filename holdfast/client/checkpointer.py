@@ -137,6 +137,7 @@ class Checkpointer:
             self._last = step
             if self._world.rank == 0:
                 _say(f"step {step} was restored from {self.restored_from} in {time.monotonic() - began_at:.2f} s")
+        here.restored(step)
         return step
 
     def close(self, timeout_s: float | None = None) -> None:

@@ -1,12 +1,14 @@
-"""Progress of scripts that import nothing: PyTorch's own hook tells of every optimizer step."""
+"""What scripts that import nothing let us know: PyTorch tells of every optimizer step, and of the process group."""
 
+import functools
+import sys
 import weakref
 from typing import Any
 
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from holdfast.client.progress import Progress
+from holdfast.client.progress import Progress, here
 
 
 class Count:
@@ -34,3 +36,26 @@ def install(progress: Progress) -> None:
     look into it: it would trace the count once and run it never.
     """
     register_optimizer_step_post_hook(torch.compiler.disable(Count(progress).see))
+    if "torch.distributed.distributed_c10d" in sys.modules:
+        tell_groups()
+
+
+def tell_groups() -> None:
+    """Have `init_process_group` tell when it is done, wherever PyTorch itself keeps it; once is enough."""
+    from torch.distributed import distributed_c10d as c10d
+
+    plain = c10d.init_process_group
+    if getattr(plain, "tells_holdfast", False):
+        return
+
+    @functools.wraps(plain)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        made = plain(*args, **kwargs)
+        here.grouped()
+        return made
+
+    vars(init_process_group)["tells_holdfast"] = True
+    for name in ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh"):
+        module = sys.modules.get(name)
+        if module is not None and vars(module).get("init_process_group") is plain:
+            vars(module)["init_process_group"] = init_process_group

@@ -17,8 +17,8 @@ from importlib.machinery import BuiltinImporter, SourceFileLoader, SourcelessFil
 from holdfast.client.progress import here
 
 
-def run_script(argv: Sequence[str], module: bool) -> None:
-    """Run `python -u argv...`, or `python -u -m argv...`.
+def run_script(argv: Sequence[str], module: bool, path: str = "") -> None:
+    """Run `python -u argv...`, or `python -u -m argv...` with `path` in place of the working directory.
 
     Returns when the script has ended well, so that the interpreter finishes as always. After a failure it is first
     latched in the slot, then printed, and the process ends without the seconds of interpreter teardown.
@@ -30,7 +30,7 @@ def run_script(argv: Sequence[str], module: bool) -> None:
     failure: BaseException | None = None
     try:
         if module:
-            _add_path(os.getcwd())
+            _add_path(path or os.getcwd())
             runpy._run_module_as_main(argv[0])  # type: ignore[attr-defined]
         else:
             _run_file(_absolute(argv[0]), main)

@@ -9,6 +9,7 @@ import sys
 
 from holdfast.wire.record import SLOT_BYTES, Slot, open_arena, owner
 from holdfast.wire.replaying import is_replay
+from holdfast.wire.skipping import EASE
 
 TYPE_CHECKING = False  # importing typing would take longer than all the rest
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from holdfast.client.device import Copies
+    from holdfast.client.easing import Easing
     from holdfast.client.marking import Marking
     from holdfast.client.watching import Watching
 
@@ -37,6 +39,7 @@ class Progress:
         self._copies: Copies | None = None
         self._marking: Marking | None = None
         self._watching: Watching | None = None
+        self._easing: Easing | None = None
         self._on_first: Callable[[], None] | None = None
         # Children are not the rank: what they say would overwrite what it said.
         os.register_at_fork(after_in_child=self._leave)
@@ -79,11 +82,15 @@ class Progress:
         """Step number `step` is done."""
         try:
             slot = self._slot or self.slot()
-            if slot is None:
+            if slot is None and self._easing is None:
                 return
             if type(step) is not int:
                 step = int(step) if _is_here(step) else -1
             if not 0 <= step < 1 << 63:
+                return
+            if self._easing is not None:
+                self._easing.done = step
+            if slot is None:
                 return
             self._told = True
             if self._copies is not None:
@@ -128,6 +135,23 @@ class Progress:
         slot = self._slot or self.slot()
         return slot is not None and slot.astray
 
+    def asked(self, step: int) -> None:
+        """The script is about to make this step, or to leave it out."""
+        if self._easing is not None:
+            self._easing.at = step
+
+    def grouped(self) -> None:
+        """The rank has its process group."""
+        if (slot := self._slot or self.slot()) is not None:
+            slot.grouped()
+
+    def restored(self, step: int) -> None:
+        """The rank has the state of this step, or knows that there is none."""
+        if (slot := self._slot or self.slot()) is not None:
+            slot.restored()
+        if self._easing is not None:
+            self._easing.done = step
+
     def fail(self, text: str) -> None:
         """The rank ends by this failure."""
         if self._slot is not None:
@@ -148,6 +172,7 @@ class Progress:
         if self._sought:
             return self._slot
         self._sought = True
+        self.seek_groups()
         try:
             self._slot = _open(os.environ)
         except (OSError, ValueError):
@@ -156,6 +181,8 @@ class Progress:
             from holdfast.client.replaying import guard
 
             self._on_first = guard(self._on_first)
+        if os.environ.get(EASE):
+            self._ease(os.environ[EASE])
         if self._slot is not None and FLIGHT in os.environ:
             from holdfast.client import flight
 
@@ -164,7 +191,22 @@ class Progress:
 
     def _leave(self) -> None:
         self._slot, self._sought, self._copies, self._on_first = None, True, None, None
-        self._marking = self._watching = None
+        self._marking = self._watching = self._easing = None
+
+    def _ease(self, told: str) -> None:
+        try:
+            from holdfast.client.easing import Easing
+
+            self._easing = self._easing or Easing(told)
+        except (ImportError, ValueError) as e:
+            print(f"holdfast: the learning rate is not eased, as {EASE}={told} asks for: {e}", file=sys.stderr)
+
+    def seek_groups(self) -> None:
+        """Where no zygote has seen to it: be told when this rank has its process group."""
+        if SLOT in os.environ and "torch.distributed.distributed_c10d" in sys.modules:
+            from holdfast.client import hook
+
+            hook.tell_groups()
 
     def _note(self, slot: Slot, step: int, loss: object, grad_norm: object) -> None:
         own_norm = update = None

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.client import imports, kernel
+from holdfast.client import imports, kernel, moving
 from holdfast.client.birth import Files, become, settle
 from holdfast.client.main import run_script
 from holdfast.client.progress import here
@@ -54,6 +54,7 @@ class Serving(NamedTuple):
     socket: socket.socket
     holder: int
     coerced: dict[str, str]  # variables that this interpreter set for itself, and a fresh one would
+    strays: tuple[str, ...] = ()  # modules that may be of a user's tree
 
 
 def warm_up(fd: int, preload: list[str]) -> Serving:
@@ -76,11 +77,12 @@ def warm_up(fd: int, preload: list[str]) -> Serving:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the holder's to answer
     if opened := kernel.opened("/dev/nvidia"):
         sys.exit(f"holdfast: a preloaded module touched a GPU ({opened}); ranks cannot be forked from here")
+    strays = moving.strays()
     gc.collect()
     gc.freeze()
     gc.enable()
     serving.socket.send(encode(Warm(modules=len(sys.modules), threads=kernel.threads(), skipped=skipped)))
-    return serving
+    return serving._replace(strays=strays)
 
 
 def serve(serving: Serving) -> Birth | None:
@@ -188,11 +190,11 @@ if __name__ == "__main__":
     _serving = warm_up(_args.fd, _args.preload)
     if (_birth := serve(_serving)) is not None:
         try:
-            become(_birth.request, _birth.files, _serving.coerced)
+            become(_birth.request, _birth.files, _serving.coerced, _serving.strays)
             settle(_birth.go, _serving.holder)
         except OSError as e:
             print(f"holdfast: the rank could not start: {e}", file=sys.stderr)
             os._exit(127)
         here.begin(imports.watch(os.environ))
         # Called from here and not from further down, so that stacks show little of us below the script.
-        run_script(_birth.request.argv, _birth.request.module)
+        run_script(_birth.request.argv, _birth.request.module, _birth.request.path)

@@ -7,12 +7,15 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from holdfast.controller import releasing
 from holdfast.controller.loop import Controller
 from holdfast.controller.metrics import render
+from holdfast.controller.orders import OrderBody, Taken, ahead, refusal
 from holdfast.core.diagnose import stacks
 from holdfast.core.diagnose.stacks import Naming
 from holdfast.core.report import Report, report_of
-from holdfast.model.event import Entry, Order, Phase
+from holdfast.core.roles import roles_of
+from holdfast.model.event import Entry, Phase
 from holdfast.model.stacks import Trace
 from holdfast.wire.messages import TOKEN_HEADER
 
@@ -23,7 +26,7 @@ _MAX_TRACE_S = 60.0
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     node: str
-    role: str  # active, standby, coming
+    role: str  # one of core/roles.py
     ranks: str = ""
     step: int = -1
     loss: float | None = None
@@ -42,13 +45,16 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     last_incident: str
     floor: int  # newest step that the job can go back to after the loss of a node; -1: none is on peers
     nodes: tuple[NodeView, ...]
-
-
-class OrderBody(msgspec.Struct, frozen=True, kw_only=True):
-    verb: str
-    who: str = "the API"
-    code: int = 0
-    now: bool = False
+    seq: int = 0  # of the journal's newest entry
+    changes: int = 0  # planned restarts
+    last_change: str = ""
+    release: int = 0  # that runs
+    source: str = ""  # of it
+    waiting: int = 0  # the release that is staged and waits; 0: none does
+    waiting_until: float | None = None  # when it gets a restart of its own
+    held: str = ""  # who holds the job
+    asking: str = ""  # what a person is asked
+    asks_until: float | None = None
 
 
 class TraceBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,16 +73,17 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True):
 def status_of(controller: Controller) -> Status:
     decider, account = controller.decider, controller.ledger.account(controller.clock())
     beats = controller.ingest.beats
+    roles = roles_of(decider, controller.ledger.admitting)
     views = []
     for seat in decider.seats:
-        beat = beats.get(seat.node)
+        beat, role = beats.get(seat.node), roles.pop(seat.node)
         current = beat if beat and beat.generation == decider.generation else None
         ranks = f"{seat.first_rank}-{seat.first_rank + seat.nproc - 1}" if seat.nproc > 1 else str(seat.first_rank)
         step, loss = (current.step, current.loss) if current else (-1, None)
         phase = current.phase if current else ""
-        views.append(NodeView(node=seat.node, role="active", ranks=ranks, step=step, loss=loss, phase=phase))
-    views += [NodeView(node=node, role="standby") for node in sorted(decider.pool)]
-    views += [NodeView(node=node, role="coming") for node in sorted(decider.coming)]
+        views.append(NodeView(node=seat.node, role=role, ranks=ranks, step=step, loss=loss, phase=phase))
+    views += [NodeView(node=node, role=role) for node, role in roles.items()]
+    releases, people = decider.releases, decider.people
     return Status(
         run_id=decider.job.run_id,
         phase=decider.phase,
@@ -89,6 +96,16 @@ def status_of(controller: Controller) -> Status:
         last_incident=account.incidents[-1].sentence if account.incidents else "",
         floor=controller.ingest.floor.floor,
         nodes=tuple(views),
+        seq=controller.seq,
+        changes=len(account.changes),
+        last_change=account.changes[-1].sentence if account.changes else "",
+        release=releases.running.number,
+        source=releases.running.source,
+        waiting=releases.waiting.number if releases.waiting else 0,
+        waiting_until=releases.due_at if releases.waiting else None,
+        held=people.held,
+        asking=people.asking,
+        asks_until=people.asks_until if people.asking else None,
     )
 
 
@@ -114,17 +131,12 @@ def make_app(controller: Controller, token: str) -> web.Application:
                 break
         return _json(found)
 
-    async def order(request: web.Request) -> web.Response:
-        try:
-            body = msgspec.json.decode(await request.read(), type=OrderBody)
-        except msgspec.DecodeError as e:
-            return _error(400, f'send an order such as {{"verb": "stop"}}: {e}')
-        if body.verb != "stop":
-            return _error(400, f"there is no order '{body.verb}'; there is stop")
-        if body.now and controller.decider.phase is Phase.ENDING:
-            controller.hurry()  # it is stopping already, and takes too long for somebody
-        controller.hear(Order(verb=body.verb, who=body.who, code=body.code, now=body.now))
-        return _json({"taken": True})
+    async def releases(request: web.Request) -> web.Response:
+        return _json(releasing.history_of(controller))
+
+    async def archive(request: web.Request) -> web.StreamResponse:
+        found = await releasing.archive_of(controller, request.match_info["digest"])
+        return found or _error(404, "there is no release of this digest; GET /api/v1/releases lists all")
 
     async def metrics(request: web.Request) -> web.Response:
         return web.Response(body=render(controller), content_type="text/plain", charset="utf-8")
@@ -136,7 +148,9 @@ def make_app(controller: Controller, token: str) -> web.Application:
     app.router.add_get("/api/v1/status", status)
     app.router.add_get("/api/v1/report", report)
     app.router.add_get("/api/v1/entries", entries)
-    app.router.add_post("/api/v1/orders", order)
+    app.router.add_post("/api/v1/orders", _order_of(controller))
+    app.router.add_get("/api/v1/releases", releases)
+    app.router.add_get("/api/v1/releases/{digest}", archive)
     app.router.add_post("/api/v1/trace", _trace_of(controller))
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/openapi.json", openapi)
@@ -144,6 +158,23 @@ def make_app(controller: Controller, token: str) -> web.Application:
 
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def _order_of(controller: Controller) -> Answer:
+    async def take(request: web.Request) -> web.Response:
+        try:
+            order = msgspec.json.decode(await request.read(), type=OrderBody).order()
+        except msgspec.DecodeError as e:
+            return _error(400, f'send an order such as {{"verb": "stop"}}: {e}')
+        if why := refusal(controller.decider, order):
+            return _error(400, why)
+        if order.now and order.verb == "stop" and controller.decider.phase is Phase.ENDING:
+            controller.hurry()  # it is stopping already, and takes too long for somebody
+        next = ahead(controller.decider, order)
+        controller.hear(order)
+        return _json(Taken(seq=controller.seq, next=next))
+
+    return take
 
 
 def _trace_of(controller: Controller) -> Answer:
@@ -185,8 +216,8 @@ def _error(status: int, sentence: str) -> web.Response:
 
 def describe() -> dict[str, Any]:
     """The OpenAPI description, its schemas taken from the very structs that are sent."""
-    shown = {"status": Status, "report": Report, "entries": list[Entry]}
-    sent = (Traced, TraceBody, OrderBody)
+    shown = {"status": Status, "report": Report, "releases": releasing.History, "entries": list[Entry]}
+    sent = (Traced, TraceBody, Taken, OrderBody)
     refs, schemas = msgspec.json.schema_components([*shown.values(), *sent], ref_template="#/components/schemas/{name}")
     paths: dict[str, Any] = {}
     for (name, _), ref in zip(shown.items(), refs, strict=False):
@@ -194,12 +225,16 @@ def describe() -> dict[str, Any]:
         paths[f"/api/v1/{name}"] = {"get": {"responses": {"200": {"description": name, "content": content}}}}
     number = {"name": "after", "in": "query", "schema": {"type": "integer"}, "description": "entries after this one"}
     paths["/api/v1/entries"]["get"]["parameters"] = [number]
-    *_, traced, trace_body, order_body = ({"application/json": {"schema": ref}} for ref in refs)
+    *_, traced, trace_body, taken, order_body = ({"application/json": {"schema": ref}} for ref in refs)
     bad = {"400": {"description": "not understood, and why"}}
     body = {"required": True, "content": order_body}
-    paths["/api/v1/orders"] = {"post": {"requestBody": body, "responses": {"200": {"description": "taken"}} | bad}}
+    done = {"200": {"description": "taken, and what happens next", "content": taken}}
+    paths["/api/v1/orders"] = {"post": {"requestBody": body, "responses": done | bad}}
     found = {"200": {"description": "where all processes are, and whom they wait for", "content": traced}}
     paths["/api/v1/trace"] = {"post": {"requestBody": {"content": trace_body}, "responses": found | bad}}
+    digest = {"name": "digest", "in": "path", "required": True, "schema": {"type": "string"}}
+    archive = {"200": {"description": "the tree", "content": {"application/x-tar": {}}}, "404": {"description": "none"}}
+    paths["/api/v1/releases/{digest}"] = {"get": {"parameters": [digest], "responses": archive}}
     paths["/metrics"] = {"get": {"responses": {"200": {"description": "Prometheus text"}}}}
     key = {"type": "apiKey", "in": "header", "name": TOKEN_HEADER}
     return {

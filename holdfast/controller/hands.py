@@ -11,10 +11,11 @@ import msgspec
 
 from holdfast.controller.probing import Probing
 from holdfast.controller.replaying import Replaying
+from holdfast.controller.staging import Staging
 from holdfast.core.diagnose.probes import ProbeLimits
 from holdfast.core.diagnose.replay import ReplayLimits
 from holdfast.core.restore import choose
-from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Probe, Replay, Say, Stop
+from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
 from holdfast.model.copy import Address, Aim, Copy, Restore
 from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.event import Limits, Outcome
@@ -43,6 +44,7 @@ class Hands:
         self.hosts: dict[str, str] = {}  # of nodes
         self.probing = Probing(self._asked, store, self.hosts)
         self.replaying = Replaying(self._asked, store)
+        self.staging = Staging(self._asked)
         self.job = Job(run_id="", min_nodes=1, max_nodes=1)
         self.limits = Limits()
         self.say: Callable[[str], None] = print
@@ -72,7 +74,7 @@ class Hands:
             outcome = Outcome(action=action.id, ok=False, detail=str(e) or type(e).__name__)
         self._report(outcome)
 
-    async def _do(self, action: Acquire | Dismiss | Launch | Stop | Probe | Replay | Finish) -> Outcome:
+    async def _do(self, action: Acquire | Dismiss | Launch | Stop | Stage | Probe | Replay | Finish) -> Outcome:
         match action:
             case Acquire():
                 return await self._acquire(action)
@@ -82,6 +84,8 @@ class Hands:
                 return await self._launch(action)
             case Stop():
                 return await self._stop(action)
+            case Stage():
+                return await self.staging.staged(action)
             case Probe():
                 return await self.probing.tried(action)
             case Replay():
@@ -92,7 +96,8 @@ class Hands:
     def try_with(self, probe: ProbeLimits, replay: ReplayLimits, kept: Path) -> None:
         """How nodes are tried; what probes measure on them is kept."""
         self.probing = Probing(self._asked, self.store, self.hosts, probe, kept)
-        self.replaying = Replaying(self._asked, self.store, replay)
+        release, self.replaying = self.replaying.release, Replaying(self._asked, self.store, replay)
+        self.replaying.release = release
 
     # --- news of nodes -----------------------------------------------------------------------------------------
 
@@ -211,6 +216,9 @@ class Hands:
                 max_restarts=self.job.max_restarts or 0,
                 restore=self._restore_on(seat, plan),
                 aim=self.aim(seat.node),
+                release=action.release,
+                skips=action.skips,
+                eases=action.eases,
             )
             for seat in action.seats
         }
@@ -221,7 +229,8 @@ class Hands:
     def _plan(self, launch: Launch) -> Restore:
         """What to go on from. A state that did not bring the job to a step, twice, is not tried a third time."""
         least = launch.not_after if launch.not_after is not None else sys.maxsize
-        held = [copy for copies in self.copies.values() for copy in copies]
+        away = set(launch.astray)  # what they hold may be of a line that the job has left
+        held = [copy for node, copies in self.copies.items() if node not in away for copy in copies]
         usable = [copy for copy in held if copy.step <= least and self._tries[copy.step] < _TRIES]
         plan = choose(launch.seats, usable, least if launch.verified else None)
         plan = msgspec.structs.replace(plan, doubts=launch.doubts)

@@ -23,6 +23,7 @@ from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.copy import Aim
 from holdfast.model.errand import Done, Errand, StopHere
 from holdfast.model.event import Event, Ready
+from holdfast.model.release import Release
 from holdfast.model.signal import Beat
 from holdfast.model.topology import Dims, Seat
 from holdfast.wire import messages
@@ -44,6 +45,7 @@ class Ingest:
         self.hands = hands
         self.hear = hear
         self.now: Callable[[], float] = lambda: 0.0
+        self.releases: Callable[[], tuple[Release, ...]] = tuple  # that nodes are to have: one runs, one may wait
         self.silence = Silence(settings.silence)
         self.pace = Pace(settings.pace)
         self.floor = Floor(settings.backup)
@@ -157,7 +159,8 @@ class Ingest:
         if self._seated(hello.node):  # others may hold steps of a line that the job has left
             self.hands.copies[hello.node] = hello.copies
         if fresh:
-            self._put(outbox, messages.encode(Welcome(at=now, beat_s=self.settings.silence.beat_s)))
+            welcome = Welcome(at=now, beat_s=self.settings.silence.beat_s, releases=self.releases())
+            self._put(outbox, messages.encode(welcome))
             self.hands.linked_again(hello.node)
             self._tell_aims()  # of the node, and of whose peer it is
         if not hello.ready or hello.node in self.decider.pool or self._seated(hello.node):

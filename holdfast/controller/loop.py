@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 
 from holdfast.config import Settings
 from holdfast.controller.hands import Hands
@@ -11,9 +12,11 @@ from holdfast.controller.ingest import Ingest
 from holdfast.controller.replay import replay
 from holdfast.core.account import Ledger
 from holdfast.core.decider import Decider
+from holdfast.core.history import History
 from holdfast.journal.sqlite import SqliteJournal
 from holdfast.model.action import Action, Launch, Say, Stop
-from holdfast.model.event import Begin, Decision, Entry, Event, Outcome, Phase, Tick
+from holdfast.model.event import Begin, Decision, Entry, Event, Order, Outcome, Phase, Tick
+from holdfast.model.release import Release
 from holdfast.model.topology import Job
 
 TICK_S = 0.25
@@ -36,8 +39,12 @@ class Controller:
         self.settings = settings
         self.decider = Decider()
         self.ledger = Ledger()
+        self.history = History()
+        self.archives = Path()  # of releases
+        self.release = Release(number=1)  # that a new job begins with
         self.hands = hands_of(self)
         self.ingest = Ingest(settings, self.decider, self.hands, self.hear)
+        self.ingest.releases, self.hands.replaying.release = self.history.wanted, lambda: self.history.running
         self.ingest.watching.spawn, self.ingest.watching.now = self._act, lambda: self.clock()
         self.clock = Clock()
         self.last = Decision()
@@ -45,6 +52,7 @@ class Controller:
         self.seq = 0
         self.lag_s = 0.0  # of the event loop, newest
         self.on_entry: Callable[[Entry], None] = lambda entry: None
+        self.on_replayed: Callable[[Entry], None] = lambda entry: None  # an entry of an earlier controller
         self._tasks: asyncio.TaskGroup
         self._acts: set[asyncio.Task[None]] = set()
         self._done = asyncio.Event()
@@ -58,7 +66,7 @@ class Controller:
         self.ingest.expect(known - set(self.decider.gone))
         async with asyncio.TaskGroup() as self._tasks:
             if self.seq == 0:
-                self.hear(Begin(job=job, limits=self.settings.recovery))
+                self.hear(Begin(job=job, limits=self.settings.recovery, release=self.release))
             self._prepare()
             for action in unanswered:
                 self._act(self.hands.carry(action))
@@ -87,8 +95,10 @@ class Controller:
         decision = self.decider.step(now, event)
         self.seq += 1
         entry = Entry(seq=self.seq, at=now, event=event, decision=decision)
-        self.journal.append(entry, durable=bool(decision.actions))
+        # A person was told that the order is taken, so it is, whatever becomes of this controller.
+        self.journal.append(entry, durable=bool(decision.actions) or isinstance(event, Order))
         self.ledger.add(entry)
+        self.history.add(entry)
         self.on_entry(entry)
         if decision.reason and decision.reason != self.reason:
             self.reason = decision.reason
@@ -124,6 +134,8 @@ class Controller:
             decision = entry.decision
             self.seq, at, self.last = entry.seq, entry.at, decision
             self.ledger.add(entry)
+            self.history.add(entry)
+            self.on_replayed(entry)
             if isinstance(entry.event, Outcome):
                 unanswered.pop(entry.event.action, None)
             for action in decision.actions:

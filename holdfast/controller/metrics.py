@@ -6,7 +6,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from holdfast.controller.loop import Controller
-from holdfast.core.account import Use
+from holdfast.core.account import Account, Use
+from holdfast.core.report import report_of
+from holdfast.core.roles import Role, roles_of
 
 
 class JobMetrics:
@@ -20,6 +22,10 @@ class JobMetrics:
         yield GaugeMetricFamily("holdfast_step", "Newest step that every rank has made.", max(account.step, 0))
         yield GaugeMetricFamily("holdfast_generation", "Launches of all ranks so far.", decider.generation)
         yield CounterMetricFamily("holdfast_incidents", "Incidents that are over.", len(account.incidents))
+        yield CounterMetricFamily("holdfast_changes", "Planned restarts that are over.", len(account.changes))
+        yield GaugeMetricFamily("holdfast_release", "Number of the release that runs.", decider.releases.running.number)
+        held = bool(decider.people.held or decider.people.asking)
+        yield GaugeMetricFamily("holdfast_held", "1 while a person is waited for.", held)
         yield GaugeMetricFamily("holdfast_loop_lag_seconds", "Lag of the controller's event loop.", c.lag_s)
         spent = CounterMetricFamily("holdfast_spent_seconds", "Wall time by use.", labels=["use"])
         for use in Use:
@@ -30,9 +36,23 @@ class JobMetrics:
             lost.add_metric([cause], seconds)
         yield lost
         nodes = GaugeMetricFamily("holdfast_nodes", "Nodes by role.", labels=["role"])
-        for role, of_it in (("active", decider.seats), ("standby", decider.pool), ("evicted", decider.gone)):
-            nodes.add_metric([role], len(of_it))
+        roles = list(roles_of(decider, c.ledger.admitting).values())
+        for role in Role:
+            nodes.add_metric([role], roles.count(role))
         yield nodes
+        restarts = CounterMetricFamily("holdfast_restart_seconds", "Restarts by phase.", labels=["kind", "phase"])
+        for (kind, phase), seconds in _by_phase(account).items():
+            restarts.add_metric([kind, phase], seconds)
+        yield restarts
+
+
+def _by_phase(account: Account) -> dict[tuple[str, str], float]:
+    spent: dict[tuple[str, str], float] = {}
+    for restart in report_of(account).restarts:
+        kind = "incident" if restart.incident else "planned"
+        for phase, seconds in restart.phases_s.items():
+            spent[kind, phase] = spent.get((kind, phase), 0.0) + seconds
+    return spent
 
 
 def render(controller: Controller) -> bytes:

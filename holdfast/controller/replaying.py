@@ -13,6 +13,7 @@ from holdfast.core.replaying import Asked, GroupLaunch, Session
 from holdfast.model.action import Replay
 from holdfast.model.errand import Done, Errand, LaunchHere, PlayHere
 from holdfast.model.event import Outcome
+from holdfast.model.release import Release
 from holdfast.model.replay import Played
 from holdfast.model.topology import Dims
 from holdfast.ports import Store
@@ -34,6 +35,7 @@ class Replaying:
     def __init__(self, ask: Ask, store: Store, limits: ReplayLimits | None = None) -> None:
         self.mesh: Callable[[], Dims] = tuple
         self.say: Callable[[str], None] = lambda text: None
+        self.release: Callable[[], Release] = lambda: Release(number=0)  # that runs
         self.allowed: str | None = None  # by the script: "seeded", "unseeded", "" for not at all; None: not heard yet
         self._ask = ask
         self._store = store
@@ -92,6 +94,7 @@ class Replaying:
                 store_port=port,
                 run_id=launch.replay.name,
                 max_restarts=0,
+                release=self.release(),
             )
             # In a folder that no earlier replay has written to.
             replay = msgspec.structs.replace(launch.replay, name=f"{action.id}-{launch.replay.name}")

@@ -46,7 +46,7 @@ class Watching:
 
     def _is_under_way(self) -> bool:
         """At the end ranks may wait for each other as long as they like."""
-        return self._decider.phase in (Phase.STARTING, Phase.TRAINING) and not self._decider.ended
+        return self._decider.phase in (Phase.STARTING, Phase.TRAINING) and not self._decider.nodes.ended
 
     async def _look(self) -> None:
         generation, seats = self._decider.generation, self._decider.seats

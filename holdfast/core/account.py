@@ -6,9 +6,12 @@ from itertools import pairwise
 
 import msgspec
 
-from holdfast.model.action import Finish
-from holdfast.model.event import Entry, Phase, Progress
-from holdfast.model.verdict import Record, Remedy
+from holdfast.model.action import Finish, Launch
+from holdfast.model.event import Begin, Entry, Phase, Progress
+from holdfast.model.release import Release
+from holdfast.model.verdict import Change, Record, Remedy
+
+PLANNED = "planned restarts"  # the cause of what they cost
 
 
 class Use(StrEnum):
@@ -22,6 +25,8 @@ class Use(StrEnum):
     LAUNCH = "launch"
     RESTORE = "restore"
     WAIT = "wait"
+    UPDATE = "update"
+    HOLD = "hold"
 
 
 _USES = {
@@ -31,6 +36,8 @@ _USES = {
     Phase.TRAINING: Use.TRAIN,
     Phase.STOPPING: Use.STOP,
     Phase.PROBING: Use.DIAGNOSE,
+    Phase.PAUSING: Use.UPDATE,
+    Phase.HELD: Use.HOLD,
     Phase.ENDING: Use.STOP,
 }
 
@@ -40,10 +47,20 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     start_at: float
     end_at: float
     incident: int = 0  # 0: none
+    change: int = 0  # of a planned restart
 
     @property
     def seconds(self) -> float:
         return self.end_at - self.start_at
+
+
+class Ran(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job did under one release."""
+
+    release: int
+    source: str
+    generations: int = 0
+    steps: int = 0  # that nobody had made before
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +68,8 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     end_at: float
     spans: tuple[Span, ...]
     incidents: tuple[Record, ...]
+    changes: tuple[Change, ...]
+    ran: tuple[Ran, ...]
     phase: Phase
     generation: int
     step: int
@@ -81,7 +100,8 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
         lost: dict[str, float] = {}
         for span in self.spans:
             if span.use is not Use.TRAIN:
-                cause = causes.get(span.incident, "open incident") if span.incident else "start and end"
+                beside = PLANNED if span.change else "start and end"
+                cause = causes.get(span.incident, "open incident") if span.incident else beside
                 lost[cause] = lost.get(cause, 0.0) + span.seconds
         return lost
 
@@ -96,14 +116,20 @@ class Ledger:
         self.step = -1  # newest, of whichever generation
         self.progress: Progress | None = None  # of this generation
         self.incidents: list[Record] = []
+        self.changes: list[Change] = []
+        self.admitting: frozenset[str] = frozenset()  # nodes that are new in this generation, which has no step yet
         self.finish: Finish | None = None
+        self._ran: dict[int, Ran] = {}
+        self._release = 0
+        self._seated: frozenset[str] = frozenset()
         self._spans: list[Span] = []
         self._start_at: float | None = None
         self._at = 0.0  # up to here the clock is tiled
         self._last_at = 0.0
         self._incident = 0  # open, or whose work is being redone
+        self._change = 0  # the same of a planned restart
         self._redo_to: int | None = None
-        self._trained: int | None = None  # index of the train span that the open incident ended
+        self._cut: tuple[int, Span] | None = None  # the train span that was ended, by its index, and what came instead
 
     def add(self, entry: Entry) -> None:
         if self._start_at is None:
@@ -111,17 +137,25 @@ class Ledger:
         self._last_at = max(self._last_at, entry.at)
         decision, event = entry.decision, entry.event
         before = self.progress
+        if isinstance(event, Begin):
+            self._runs(event.release)
         if isinstance(event, Progress) and event.generation == self.generation:
             self.progress = event
         if decision.phase is not self.phase:
             self._turn(entry.at, decision.phase)
         if decision.closed:
-            self._close(decision.closed)
+            self.incidents.append(decision.closed)
+            self._mended(decision.closed)
+        if decision.changed:
+            self.changes.append(decision.changed)
+            self._mended(decision.changed)
         if self.progress is not before and self.progress:
             self._stepped(before, self.progress)
         for action in decision.actions:
             if isinstance(action, Finish):
                 self.finish = action
+            elif isinstance(action, Launch):
+                self._launched(action)
 
     def account(self, now: float | None = None) -> Account:
         """The account so far; `now` extends it beyond the last entry of a job that still runs."""
@@ -129,7 +163,7 @@ class Ledger:
         end_at = self._last_at if self.phase is Phase.DONE or now is None else max(now, self._last_at)
         spans = list(self._spans)
         if end_at > self._at and self.phase in _USES:
-            spans.append(Span(use=self._use(), start_at=self._at, end_at=end_at, incident=self._incident))
+            spans.append(self._span(self._use(), self._at, end_at))
         elif self._start_at is not None:
             end_at = self._at
         assert all(a.end_at == b.start_at for a, b in pairwise(spans)), "spans leave a gap or overlap"
@@ -139,6 +173,8 @@ class Ledger:
             end_at=end_at,
             spans=tuple(spans),
             incidents=tuple(self.incidents),
+            changes=tuple(self.changes),
+            ran=tuple(ran for ran in self._ran.values() if ran.generations),
             phase=self.phase,
             generation=self.generation,
             step=self.step,
@@ -150,58 +186,86 @@ class Ledger:
         use = _USES[self.phase]
         return Use.REDO if use is Use.TRAIN and self._redo_to is not None else use
 
+    def _span(self, use: Use, start_at: float, end_at: float) -> Span:
+        return Span(use=use, start_at=start_at, end_at=end_at, incident=self._incident, change=self._change)
+
     def _mark(self, at: float) -> None:
         """The clock up to `at` was spent as the present phase says."""
         at = max(at, self._at)
         if at > self._at and self.phase in _USES:
-            self._spans.append(Span(use=self._use(), start_at=self._at, end_at=at, incident=self._incident))
+            self._spans.append(self._span(self._use(), self._at, at))
             self._at = at
 
     def _turn(self, at: float, phase: Phase) -> None:
         if phase is Phase.TRAINING and self.progress:
             at = min(at, self.progress.first_at)  # heard later than it happened
         self._mark(at)
-        if phase is Phase.STOPPING:
-            self._redo_to = None
-            self._incident = len(self.incidents) + 1
+        if phase in (Phase.STOPPING, Phase.PAUSING):
+            # An incident that has not come to a step goes on through a pause.
+            mending = self._incident and self._redo_to is None
+            stopping, self._redo_to = phase is Phase.STOPPING, None
+            trouble = stopping or mending
+            self._incident, self._change = (len(self.incidents) + 1, 0) if trouble else (0, len(self.changes) + 1)
             if self.phase is Phase.TRAINING and self._spans and self._spans[-1].use in (Use.TRAIN, Use.REDO):
-                self._trained = len(self._spans) - 1
+                use = Use.DETECT if stopping else Use.UPDATE
+                self._cut = len(self._spans) - 1, self._span(use, self._at, self._at)
         if phase is Phase.LAUNCHING:
             self.generation += 1
             self.progress = None
+        if phase is Phase.TRAINING:
+            self.admitting = frozenset()
         if phase is Phase.ENDING:
-            self._incident, self._redo_to = 0, None
+            self._incident, self._change, self._redo_to = 0, 0, None
         self.phase = phase
+
+    def _launched(self, launch: Launch) -> None:
+        nodes = frozenset(seat.node for seat in launch.seats)
+        self.admitting = nodes - self._seated if self._seated else frozenset()
+        self._seated = nodes
+        if launch.release.number:
+            self._runs(launch.release)
+        ran = self._ran[self._release]
+        self._ran[self._release] = msgspec.structs.replace(ran, generations=ran.generations + 1)
+
+    def _runs(self, release: Release) -> None:
+        self._release = release.number
+        self._ran.setdefault(release.number, Ran(release=release.number, source=release.source))
 
     def _stepped(self, before: Progress | None, event: Progress) -> None:
         if self._redo_to is not None and event.step >= self._redo_to:
             self._mark(_reached(self._redo_to, before, event))
-            self._redo_to, self._incident = None, 0
+            self._redo_to, self._incident, self._change = None, 0, 0
         self.step = event.step
+        done = before.step if before else event.first_step - 1
         if not event.counted:
-            self.best = max(self.best, event.step)
+            done, self.best = max(done, self.best), max(self.best, event.step)
+        ran = self._ran[self._release]
+        self._ran[self._release] = msgspec.structs.replace(ran, steps=ran.steps + max(0, event.step - done))
 
-    def _close(self, record: Record) -> None:
-        self.incidents.append(record)
+    def _mended(self, record: Record | Change) -> None:
+        """An incident or a planned restart is over."""
         self._backdate(record)
         if self.phase is not Phase.TRAINING:
             return
         if record.resumed_from is not None and record.resumed_from < self.best:
             self._redo_to = self.best
         else:
-            self._incident = 0
+            self._incident = self._change = 0
 
-    def _backdate(self, record: Record) -> None:
-        """Training ended at the last good step, not at the alarm."""
-        if self._trained is None:
+    def _backdate(self, record: Record | Change) -> None:
+        """Training ended at the last good step, not at the alarm or the order."""
+        if self._cut is None:
             return
-        span = self._spans[self._trained]
-        good_at = min(max(record.good_at, span.start_at), span.end_at)
+        index, instead = self._cut
+        span = self._spans[index]
+        if record.good_at > span.end_at:
+            return  # of a later generation, which a planned restart had started
+        good_at = max(record.good_at, span.start_at)
         if good_at < span.end_at:
             kept = msgspec.structs.replace(span, end_at=good_at)
-            lost = Span(use=Use.DETECT, start_at=good_at, end_at=span.end_at, incident=record.number)
-            self._spans[self._trained : self._trained + 1] = [kept, lost] if kept.seconds > 0 else [lost]
-        self._trained = None
+            lost = msgspec.structs.replace(instead, start_at=good_at, end_at=span.end_at)
+            self._spans[index : index + 1] = [kept, lost] if kept.seconds > 0 else [lost]
+        self._cut = None
 
 
 def _reached(step: int, before: Progress | None, after: Progress) -> float:

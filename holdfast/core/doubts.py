@@ -25,6 +25,12 @@ class Doubts:
         self._bad = max(self._bad, not_after)
         self.all = (*self.all, Doubt(generation=generation, not_after=self.not_after))[-_KEPT:]
 
+    def acquit(self, not_after: int) -> None:
+        """It was a batch that spoilt the loss, which is left out from now on: the state before it is as good as any."""
+        if self.all and self.not_after is not None:
+            self.not_after, self.verified = not_after, False
+            self.all = (*self.all[:-1], Doubt(generation=self.all[-1].generation, not_after=not_after))
+
     def settle(self) -> None:
         """Training goes on; what is in memory now comes from a state that is not doubted."""
         self.not_after, self.verified = None, False

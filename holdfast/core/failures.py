@@ -2,8 +2,12 @@
 
 from collections import deque
 
+import msgspec
+
 from holdfast.core import story
-from holdfast.core.diagnose.ladder import Case, Past, judge
+from holdfast.core.diagnose.case import Case, Past
+from holdfast.core.diagnose.ladder import judge
+from holdfast.core.releases import Releases
 from holdfast.core.triage import Incident
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Limits, Progress
@@ -13,6 +17,7 @@ from holdfast.model.verdict import Remedy, Verdict
 _REMEMBERED = 256
 _HOUR_S = 3600.0
 _LEAST_EVICTIONS, _SHARE = 8, 4  # within an hour: so many, or one in so many nodes
+_LEAST_LOST = 16  # the same on whatever evidence: so many, or as many as the job has
 
 
 class Failures:
@@ -26,10 +31,12 @@ class Failures:
         self.ever = False  # a step was made
         self.best = -1  # furthest step told by the script
         self._reached: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)  # such steps, and when
-        self._evicted_at: deque[float] = deque()  # nodes, on evidence short of proof
+        self._guessed_at: deque[float] = deque()  # nodes that were evicted on evidence short of proof
+        self._evicted_at: deque[float] = deque()  # and all that were
+        self.skippable = False  # the script asks which batches to leave out
 
     def gets_further(self, now: float, event: Progress) -> None:
-        self.ever = True
+        self.ever, self.skippable = True, event.skippable
         if not event.counted and event.step > self.best:
             self.best = event.step
             self._reached.append((event.step, now))
@@ -39,7 +46,15 @@ class Failures:
         while self._reached and self._reached[-1][0] > not_after:
             self._reached.pop()
 
-    def case(self, now: float, incident: Incident, cause: Alarm, *, standbys: int, replaceable: bool) -> Case:
+    def lost(self, now: float, nodes: int) -> None:
+        self._evicted_at.extend([now] * nodes)
+
+    def forgive(self) -> None:
+        """A person has looked at it: what failed so far counts no more."""
+        self.past, self.restarts = [], 0
+
+    def case(self, now: float, incident: Incident, releases: Releases, *, standbys: int, replaceable: bool) -> Case:
+        cause = incident.alarms[0]
         past = tuple(p for p in self.past if p.signature == cause.signature)
         return Case(
             cause=cause,
@@ -49,7 +64,7 @@ class Failures:
             past=past,
             since=now - self.limits.window_s,
             further_at=self._reached[-1][1] if self._reached else 0.0,
-            rounds=incident.rounds - 1,
+            rounds=incident.rounds - 1 - incident.forgiven,
             attempts=self.limits.attempts,
             restarts=self.restarts,
             max_restarts=self.job.max_restarts,
@@ -58,30 +73,55 @@ class Failures:
             may_probe=self.job.probes,
             may_replay=self.job.replays,
             may_evict=self._may_evict(now),
+            may_lose=self._may_lose(now),
+            release=releases.running.number,
+            back_to=releases.before.number if releases.before and releases.suspect(now) else 0,
+            trial=releases.on_trial,
+            mixed=releases.mixed,
+            update=releases.waiting is not None,
+            skippable=self.skippable,
         )
 
     def judged(self, now: float, case: Case, lost: set[str]) -> Verdict:
         """The verdict; nodes that did not answer go in any case. From now on the failure is one of the past."""
         cause, verdict = case.cause, judge(case)
+        if verdict.remedy is Remedy.EVICT and case.is_guess:
+            self._guessed_at.extend([now] * len(verdict.nodes))
+            verdict = msgspec.structs.replace(verdict, guess=True)
         if lost - set(verdict.nodes) and verdict.remedy is not Remedy.GIVE_UP:
-            reason = f"{story.cause(cause)}; {', '.join(sorted(lost))} did not answer: evicted"
-            verdict = Verdict(remedy=Remedy.EVICT, nodes=tuple(sorted(lost.union(verdict.nodes))), reason=reason)
-        elif verdict.remedy is Remedy.EVICT and case.is_guess:
-            self._evicted_at.extend([now] * len(verdict.nodes))
+            verdict = _besides(verdict, cause, lost)
         failure = Past(
             signature=cause.signature,
             nodes=cause.suspects,
             at=now,
             step=case.step,
             counted=case.counted,
+            release=case.release,
             probed=verdict.remedy is Remedy.PROBE,
+            rolled=verdict.remedy is Remedy.ROLLBACK,
             replayed=verdict.remedy is Remedy.REPLAY,
         )
         self.past = [*self.past, failure][-_REMEMBERED:]
         return verdict
 
     def _may_evict(self, now: float) -> int:
-        while self._evicted_at and self._evicted_at[0] <= now - _HOUR_S:
-            self._evicted_at.popleft()
         most = self.limits.evictions or max(_LEAST_EVICTIONS, self.job.max_nodes // _SHARE)
-        return max(0, most - len(self._evicted_at))
+        return max(0, most - _within_the_hour(self._guessed_at, now))
+
+    def _may_lose(self, now: float) -> int:
+        return max(0, max(_LEAST_LOST, self.job.max_nodes) - _within_the_hour(self._evicted_at, now))
+
+
+def _within_the_hour(times: deque[float], now: float) -> int:
+    while times and times[0] <= now - _HOUR_S:
+        times.popleft()
+    return len(times)
+
+
+def _besides(verdict: Verdict, cause: Alarm, lost: set[str]) -> Verdict:
+    """Nodes that did not answer go, whatever else is done; nodes are not tried then, as the failure may be theirs."""
+    if verdict.remedy in (Remedy.RESTART, Remedy.PROBE, Remedy.REPLAY):
+        reason = f"{story.cause(cause)}; {', '.join(sorted(lost))} did not answer: evicted"
+        return Verdict(remedy=Remedy.EVICT, nodes=tuple(sorted(lost)), reason=reason)
+    reason = f"{verdict.reason}; {', '.join(sorted(lost))} did not answer: evicted too"
+    return msgspec.structs.replace(verdict, nodes=tuple(sorted(lost.union(verdict.nodes))), reason=reason)

@@ -51,6 +51,7 @@ class Carried(msgspec.Struct, frozen=True):
     copies: tuple[Copy, ...] = ()  # after a stop: the snapshots that the node holds
     findings: tuple[Finding, ...] = ()
     played: tuple[Played, ...] = ()
+    refused: bool = False
 
 
 class Exited(msgspec.Struct, frozen=True):
@@ -181,6 +182,7 @@ class NodeLife:
             copies=news.copies,
             findings=news.findings,
             played=news.played,
+            refused=news.refused,
         )
         return (Remember(done), *self._post(done))
 

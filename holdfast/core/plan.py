@@ -1,11 +1,14 @@
 """Who sits where in the next generation."""
 
 from collections.abc import Iterable, Mapping
+from math import prod
 
 from holdfast.model.action import Probe, Replay
 from holdfast.model.event import Ready
 from holdfast.model.topology import Job, Seat
 from holdfast.model.verdict import Remedy, Verdict
+
+REPLICAS = frozenset({"dp", "ddp", "fsdp", "replicate", "dp_replicate", "dp_shard", "data"})  # names of dimensions
 
 
 def seat_order(ready: Ready) -> tuple[int, str]:
@@ -33,9 +36,20 @@ def next_seats(
         free.remove(standby)
         kept.append((standby.node, standby.nproc))
     kept += [(standby.node, standby.nproc) for standby in free[: max(0, job.max_nodes - len(kept))]]
-    if len(kept) < job.max_nodes and not (may_shrink and len(kept) >= job.min_nodes):
-        return None
+    if len(kept) < job.max_nodes:
+        unit = unit_of(job, kept[0][1]) if kept else 1
+        kept = kept[: len(kept) // unit * unit]
+        if not (may_shrink and len(kept) >= max(1, job.min_nodes)):
+            return None
     return _seats(kept)
+
+
+def unit_of(job: Job, nproc: int) -> int:
+    """By how many nodes a job may shrink and grow: those of one replica, where the user told the parallel groups."""
+    if not job.mesh:
+        return 1
+    replica = prod(size for name, size in job.mesh if name not in REPLICAS)
+    return max(1, -(-replica // nproc))
 
 
 def trial(id: int, generation: int, seats: tuple[Seat, ...], verdict: Verdict, not_after: int | None) -> Probe | Replay:

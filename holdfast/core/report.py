@@ -2,8 +2,18 @@
 
 import msgspec
 
-from holdfast.core.account import Account, Span, Use
-from holdfast.model.verdict import Record
+from holdfast.core.account import Account, Ran, Span, Use
+from holdfast.core.story import phases_s
+from holdfast.model.verdict import Change, Record, Remedy
+
+
+class Restart(msgspec.Struct, frozen=True, kw_only=True):
+    """From the last good step to the next one, and what the time went by with."""
+
+    incident: int  # its number; 0: it was planned
+    at: float  # when ranks were told to stop
+    lost_s: float
+    phases_s: dict[str, float]
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +29,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     spent_s: dict[str, float]  # by use
     lost_s: dict[str, float]  # by cause
     incidents: tuple[Record, ...]
+    changes: tuple[Change, ...]  # planned restarts
+    restarts: tuple[Restart, ...]  # of both kinds, by time
+    releases: tuple[Ran, ...]
     spans: tuple[Span, ...]
 
 
@@ -36,5 +49,18 @@ def report_of(account: Account) -> Report:
         spent_s={use.value: account.spent_s(use) for use in Use},
         lost_s=account.lost_s(),
         incidents=account.incidents,
+        changes=account.changes,
+        restarts=_restarts(account),
+        releases=account.ran,
         spans=account.spans,
     )
+
+
+def _restarts(account: Account) -> tuple[Restart, ...]:
+    mended = [r for r in account.incidents if r.verdict.remedy is not Remedy.GIVE_UP]
+    found = [_restart(r, r.alarm_at, r.number) for r in mended] + [_restart(c, c.asked_at) for c in account.changes]
+    return tuple(sorted(found, key=lambda restart: restart.at))
+
+
+def _restart(record: Record | Change, at: float, incident: int = 0) -> Restart:
+    return Restart(incident=incident, at=at, lost_s=record.resumed_at - record.good_at, phases_s=phases_s(record))

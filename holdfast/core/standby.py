@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Set
 
-from holdfast.model.action import Acquire, Dismiss, Probe
+from holdfast.model.action import Acquire, Dismiss, Probe, Say
 from holdfast.model.alarm import Kind
 from holdfast.model.event import Limits, Outcome, Ready
 from holdfast.model.topology import Job
 
-EXAMINATION = 3  # level of the probes that let an evicted node come back
+# Levels of the probes: of a node that the job waits for, of a standby, and of an evicted node that may come back.
+BRIEF, CHECK, EXAMINATION = 1, 2, 3
+_IN_A_ROW = 3  # nodes that fail their check, and nobody passes: it is not the nodes
 RETRY_S = 10.0  # before a fleet that gave too few nodes is asked again
 
 
@@ -22,10 +24,17 @@ class Standbys:
         self.acquiring: dict[int, int] = {}  # Acquire without outcome: how many
         self.gone: dict[str, Kind | None] = {}  # released, and for which kind of alarm if for any
         self.examined: dict[int, str] = {}  # Probe without outcome: an evicted node that may come back
+        self.checking: dict[int, str] = {}  # Probe without outcome: a node that has come, or a standby that waits
+        self._failed = 0  # checks in a row
+        self._checked: dict[str, float] = {}  # standbys, and when they are to be probed again
         self._met: dict[str, Ready] = {}
         self._evicted: set[str] = set()  # once before
         self._ids = ids
         self._retry_at: float | None = None
+
+    @property
+    def _checks(self) -> bool:
+        return self.job.checks and self._failed < _IN_A_ROW
 
     @property
     def wanted(self) -> int:
@@ -33,7 +42,8 @@ class Standbys:
 
     def refill(self, active: int) -> tuple[Acquire, ...]:
         """Ask the fleet for what is missing; in the background, nobody waits for standbys."""
-        have = active + len(self.pool) + len(self.coming) + sum(self.acquiring.values())
+        have = active + len(self.pool.keys() | set(self.checking.values()))
+        have += len(self.coming) + sum(self.acquiring.values())
         if have >= self.wanted or not self.job.can_acquire or self._retry_at is not None:
             return ()
         action = Acquire(id=next(self._ids), count=self.wanted - have)
@@ -51,8 +61,8 @@ class Standbys:
             return f"the fleet gave no nodes: {event.detail or 'it did not say why'}"
         return f"the fleet gave {len(event.nodes)} of {asked}" + (f", {', '.join(new)} will come" if new else "")
 
-    def ready(self, event: Ready) -> tuple[Dismiss, ...]:
-        """Take a node that reports; one that left before is sent away again.
+    def ready(self, event: Ready, level: int) -> tuple[Dismiss | Probe, ...]:
+        """Take a node that reports, once it has passed probes of this level; one that left before is sent away again.
 
         Only where the fleet cannot acquire, a node that had fallen silent is welcome: nobody else will come.
         """
@@ -61,10 +71,50 @@ class Standbys:
             if self.job.can_acquire or self.gone[event.node] is not Kind.SILENCE:
                 return (Dismiss(id=next(self._ids), node=event.node, reason="it had left the job before"),)
             del self.gone[event.node]
-        if event.node not in self.examined.values():
-            self.pool[event.node] = event
         self._met[event.node] = event
+        if event.node in self.examined.values() or event.node in self.checking.values():
+            return ()
+        if level and self._checks and event.node not in self.pool:
+            return (self._check(event.node, level),)
+        self.pool[event.node] = event
         return ()
+
+    def _check(self, node: str, level: int) -> Probe:
+        action = Probe(id=next(self._ids), generation=0, nodes=(node,), level=level)
+        self.checking[action.id] = node
+        return action
+
+    def checked(self, now: float, event: Outcome) -> tuple[str, tuple[Dismiss | Say, ...]]:
+        """A standby has been probed: it waits from now on, or goes before it does harm.
+
+        Where several in a row fail and none passes, checks say nothing about nodes: there are no more of them.
+        """
+        node = self.checking.pop(event.action)
+        if node not in self._met or node in self.gone:
+            return "", ()
+        why = event.failed.get(node, "" if event.ok else event.detail)
+        self._failed = self._failed + 1 if why else 0
+        if why and self._failed < _IN_A_ROW:
+            return f"{node} failed its check: {why}", self.release(node, Kind.CRASH, f"failed its check: {why}")
+        said = f"{self._failed} nodes in a row failed their check, so standbys are not checked any more: {why}"
+        self.pool[node] = self._met[node]
+        self._checked[node] = now + self.limits.recheck_s
+        return (said, (Say(text=said),)) if why else (f"{node} passed its check and is a standby", ())
+
+    def recheck(self, now: float) -> tuple[Probe, ...]:
+        """Standbys whose last check was too long ago, or that never had one, are probed where they wait."""
+        if not self._checks or not self.limits.recheck_s:
+            return ()
+        busy = set(self.checking.values())
+        due = [node for node in sorted(self.pool) if node not in busy and self._checked.get(node, 0.0) <= now]
+        return tuple(self._check(node, CHECK) for node in due)
+
+    def admit(self, node: str) -> None:
+        """It is seated; what a probe of it still finds is of no interest."""
+        self.pool.pop(node, None)
+        self._checked.pop(node, None)
+        for id in [id for id, other in self.checking.items() if other == node]:
+            del self.checking[id]
 
     def evict(self, node: str, kind: Kind, generation: int, *, answers: bool) -> tuple[Dismiss | Probe, ...]:
         """Part with a seated node. Where nobody else will come, one that still answers is examined, and comes back if
@@ -89,8 +139,10 @@ class Standbys:
         """Part with a node, whether it was seated, waiting or coming."""
         self.pool.pop(node, None)
         self.coming.pop(node, None)
-        for id in [id for id, other in self.examined.items() if other == node]:
-            del self.examined[id]
+        self._checked.pop(node, None)
+        for waiting in (self.examined, self.checking):
+            for id in [id for id, other in waiting.items() if other == node]:
+                del waiting[id]
         self.gone[node] = kind
         if kind is Kind.SILENCE and not self.job.can_acquire:
             return ()  # it shall find us when it comes back
@@ -98,7 +150,8 @@ class Standbys:
 
     def lost(self, nodes: Iterable[str]) -> tuple[str, ...]:
         """Those of these nodes that wait, are coming, or are examined."""
-        return tuple(n for n in nodes if n in self.pool or n in self.coming or n in self.examined.values())
+        probed = {*self.examined.values(), *self.checking.values()}
+        return tuple(n for n in nodes if n in self.pool or n in self.coming or n in probed)
 
     def tick(self, now: float) -> tuple[Dismiss, ...]:
         """The clock has moved: late nodes are given back, and a fleet that gave too few may be asked again."""
@@ -108,6 +161,10 @@ class Standbys:
         reason = f"not ready within {self.limits.ready_s:g} s"
         return tuple(action for node in late for action in self.release(node, None, reason))
 
-    def wake_at(self) -> float | None:
+    def wake_at(self, steady: bool = False) -> float | None:
+        """When the clock matters here; standbys are probed again while the job is steady."""
         waits = [*self.coming.values()] + ([self._retry_at] if self._retry_at is not None else [])
+        if steady and self._checks and self.limits.recheck_s:
+            busy = set(self.checking.values())
+            waits += [self._checked.get(node, 0.0) for node in self.pool if node not in busy]
         return min(waits, default=None)

@@ -1,10 +1,12 @@
 """One sentence per incident: who, on which node, why, resumed from which step, what it cost."""
 
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.verdict import Record, Remedy
+from holdfast.model.release import Skip
+from holdfast.model.verdict import Change, Record, Remedy
 
 _SIGNALS = {1: "SIGHUP", 2: "SIGINT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL"}
 _SIGNALS |= {11: "SIGSEGV", 13: "SIGPIPE", 15: "SIGTERM"}
+_OPTIONAL = ("probe", "held", "last step")  # told of only if they took time
 
 
 def ending(code: int) -> str:
@@ -48,25 +50,45 @@ def sentence(record: Record) -> str:
     return f"{text} ({phases(record)})"
 
 
-def phases(record: Record) -> str:
-    parts = (
-        ("detect", record.alarm_at - record.good_at),
-        ("stop", record.stopped_at - record.alarm_at),
-        ("probe", record.probed_s),
-        ("launch", record.launched_at - record.stopped_at - record.probed_s),
-        ("first step", record.resumed_at - record.launched_at),
-    )
-    return ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts if seconds or name != "probe")
+def phases(record: Record | Change) -> str:
+    return ", ".join(f"{name} {seconds:.1f}" for name, seconds in phases_s(record).items())
+
+
+def phases_s(record: Record | Change) -> dict[str, float]:
+    """What the time from the last good step to the next one went by with; group set-up and restore where ranks told."""
+    if isinstance(record, Record):
+        ends = {"detect": record.alarm_at, "stop": record.stopped_at, "probe": record.stopped_at + record.probed_s}
+    else:
+        ends = {"last step": record.asked_at, "stop": record.stopped_at, "held": record.stopped_at + record.held_s}
+    ends |= {"launch": record.launched_at, "group set-up": record.grouped_at, "restore": record.restored_at}
+    found, at = {}, record.good_at
+    for name, end_at in (ends | {"first step": record.resumed_at}).items():
+        untold = name in ("group set-up", "restore") and not end_at
+        end_at = min(max(end_at, at), record.resumed_at)  # ranks may be further than the news of their launch
+        if not untold and (end_at > at or name not in _OPTIONAL):
+            found[name] = end_at - at
+            at = end_at
+    return found
 
 
 def _done(record: Record) -> str:
     if record.verdict.remedy is Remedy.GIVE_UP:
         return f"gave up: {record.verdict.reason}"
+    if record.rolled_back:
+        evicted = f", {', '.join(record.evicted)} evicted" if record.evicted else ""
+        return f"release {record.rolled_back} was rolled back to release {record.verdict.to or 'before it'}{evicted}"
+    if record.skipped:
+        left_out = ", ".join(_from_to(skip) for skip in record.skipped)
+        return f"restarted in place, the batches of {left_out} left out,"
     if not record.evicted:
         return "restarted in place" + (f" with {', '.join(record.admitted)} admitted" if record.admitted else "")
     if record.admitted:
         return f"evicted {', '.join(record.evicted)}, admitted {', '.join(record.admitted)} and resumed"
     return f"evicted {', '.join(record.evicted)} and resumed on fewer nodes"
+
+
+def _from_to(skip: Skip) -> str:
+    return f"step {skip.first}" if skip.first == skip.last else f"steps {skip.first} to {skip.last}"
 
 
 def _steps(count: int) -> str:

@@ -5,6 +5,7 @@ import msgspec
 from holdfast.core import story
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Outcome, Progress
+from holdfast.model.release import Skip
 from holdfast.model.topology import Seat
 from holdfast.model.verdict import Record, Verdict
 
@@ -30,6 +31,7 @@ class Incident(msgspec.Struct, kw_only=True):
     alarms: list[Alarm] = []  # of this round; once judged, the cause comes first
     dropped: int = 0  # alarms no longer kept that were no cause
     rounds: int = 0  # failures judged so far
+    forgiven: int = 0  # of these, before a person let it go on
     judged: bool = False  # whether this round is among them
     first: Alarm | None = None  # the cause of the first round
     stopped_at: float = 0.0
@@ -38,6 +40,10 @@ class Incident(msgspec.Struct, kw_only=True):
     launched_at: float = 0.0
     evicted: tuple[str, ...] = ()
     admitted: tuple[str, ...] = ()
+    rolled_back: int = 0  # the release that was given up
+    skipped: tuple[Skip, ...] = ()
+    grouped_at: float = 0.0
+    restored_at: float = 0.0
 
     def hear(self, alarm: Alarm) -> None:
         self.alarms.append(alarm)
@@ -52,6 +58,10 @@ class Incident(msgspec.Struct, kw_only=True):
             return False
         self.good_step, self.counted, self.good_at = event.step, event.counted, min(event.at, self.opened_at)
         return True
+
+    def settled(self, event: Progress) -> None:
+        """The next generation has made a step, and tells when its ranks had their groups and their state."""
+        self.grouped_at, self.restored_at = event.grouped_at, event.restored_at
 
     def next_round(self) -> None:
         """It failed again before a step was made."""
@@ -106,6 +116,10 @@ class Incident(msgspec.Struct, kw_only=True):
             admitted=self.admitted,
             ranks=cause.ranks,
             suspects=cause.suspects,
+            grouped_at=self.grouped_at,
+            restored_at=self.restored_at,
+            rolled_back=self.rolled_back,
+            skipped=self.skipped,
         )
         return msgspec.structs.replace(record, sentence=story.sentence(record))
 

@@ -31,6 +31,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     doubts: tuple[Doubt, ...] = ()  # of states on storage
     not_after: int | None = None  # of states in memory
     verified: bool = False  # only such as were found good some steps later
+    astray: tuple[str, ...] = ()  # seated nodes whose states in memory may be of a line that was left
     release: Release = Release(number=0)
     skips: tuple[Skip, ...] = ()
     eases: tuple[Ease, ...] = ()

@@ -88,3 +88,4 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     copies: tuple[Copy, ...] = ()  # after a stop: the snapshots that the node holds
     findings: tuple[Finding, ...] = ()  # of probes
     played: tuple[Played, ...] = ()  # by ranks of a replay
+    refused: bool = False  # a release that did not pass its check: nobody is to have it

@@ -73,7 +73,9 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     counted: bool
     grouped_at: float = 0.0  # when the last rank of this generation had its process group; 0: nobody told
     restored_at: float = 0.0  # and its state
-    skippable: bool = False  # the script asks which batches to leave out
+    skippable: bool = False  # on every rank the script asks which batches to leave out
+    skipped: int = 0  # batches that each rank has left out in this generation
+    skipped_samples: int = 0  # in these, of all ranks, as far as they could be counted
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):

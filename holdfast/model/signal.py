@@ -79,6 +79,8 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     skippable: bool = False  # the script asks which batches to leave out
     grouped_at: float = 0.0  # when the last of its ranks had its process group; 0: nobody told
     restored_at: float = 0.0  # and its state
+    skipped: int = 0  # batches that each rank has left out in this generation
+    skipped_samples: int = 0  # in these, of all ranks of the node, as far as they could be counted
 
 
 class Gauge(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     can_acquire: bool = True  # whether the fleet can bring nodes by itself
     mark: str = ""  # tells the run from another of the same name
     probes: bool = False  # whether nodes may be tried while the job stands
+    checks: bool = False  # and whether a standby has to pass probes before it is one
     replays: bool = False  # and whether its own work may be done again by groups of them, where the script allows it
     mesh: Dims = ()  # the parallel groups, where the user told
 

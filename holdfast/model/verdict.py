@@ -24,6 +24,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     level: int = 0  # of the probes
     wait_s: float = 0.0  # before the next launch: somebody outside has to come back
     code: int = 0  # the job's exit code when we give up
+    guess: bool = False  # nodes go on evidence short of proof
     to: int = 0  # the release to go back to
     skips: tuple[Skip, ...] = ()
     eases: tuple[Ease, ...] = ()

@@ -8,7 +8,7 @@ from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Begin, Entry, Outcome, Phase, Progress, Ready, Tick
 from holdfast.model.topology import Seat
 
-_AWAITING = (Phase.LAUNCHING, Phase.STOPPING, Phase.PROBING, Phase.ENDING)
+_AWAITING = (Phase.LAUNCHING, Phase.STOPPING, Phase.PROBING, Phase.PAUSING, Phase.ENDING)
 _OVER = (Phase.ENDING, Phase.DONE)
 
 
@@ -96,7 +96,8 @@ class Watch:
         job, wake_at = decider.job, entry.decision.wake_at
         if not job.can_acquire or decider.phase in _OVER:
             return
-        have = len(self._seated) - len(decider.out) + len(decider.pool) + len(decider.coming)
+        beside = {*decider.pool, *decider.coming, *decider.checking.values()}
+        have = len(self._seated) - len(decider.out) + len(beside)
         enough = have + sum(self._asked.values()) >= job.max_nodes + job.standbys
         asks_soon = wake_at is not None and wake_at <= entry.at + RETRY_S
         _promise(enough or asks_soon, "whoever is missing has been asked for")

@@ -21,10 +21,11 @@ class Exec(msgspec.Struct, frozen=True, kw_only=True, tag="exec"):
 
 
 class Preload(msgspec.Struct, frozen=True, kw_only=True, tag="preload"):
-    """Keep a zygote with these modules."""
+    """Keep a zygote with these modules; one of another key is of no use any more."""
 
     modules: tuple[str, ...]
     env: dict[str, str]
+    key: str = ""
 
 
 class MakeArena(msgspec.Struct, frozen=True, kw_only=True, tag="make_arena"):
@@ -84,6 +85,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True, tag="listing"):
     arena: str  # path of the slots' memory
     arenas: tuple[KeptArena, ...]  # of snapshots
     warm: bool
+    key: str = ""  # of the zygote
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True, tag="made"):
@@ -117,6 +119,7 @@ class Warmed(msgspec.Struct, frozen=True, kw_only=True, tag="warmed"):
 
     ok: bool
     detail: str = ""
+    key: str = ""
 
 
 ToAgent = Listing | Made | Started | Refused | Over | Swept | Warmed

@@ -5,6 +5,7 @@ import msgspec
 from holdfast.core.node import Post
 from holdfast.model.copy import Address, Aim, Copy
 from holdfast.model.errand import Errand
+from holdfast.model.release import Release
 from holdfast.model.signal import Beat, Mark
 from holdfast.model.stacks import Trace
 
@@ -50,6 +51,7 @@ class Looked(msgspec.Struct, frozen=True, kw_only=True, tag="looked"):
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     at: float  # the controller's clock
     beat_s: float
+    releases: tuple[Release, ...] = ()  # that the node is to have before it is ready
 
 
 class Ack(msgspec.Struct, frozen=True, kw_only=True, tag="ack"):

@@ -13,14 +13,14 @@ from math import isfinite, nan
 from time import monotonic
 from zlib import crc32
 
-RECORD_BYTES = 256
+RECORD_BYTES = 320
 RING_AT = 2 * RECORD_BYTES
 RING, ENTRY_BYTES = 16, 64
 SLOT_BYTES = RING_AT + RING * ENTRY_BYTES
 
 SUM = struct.Struct("<I")
 HOT = struct.Struct("<QIqdqdd")  # seq, flags, step, at, loss_step, loss, grad_norm
-COLD = struct.Struct("<qiiqdqdd24s120s")  # generation, rank, pid, first step and at, first bad step, the rest below
+COLD = struct.Struct("<qiiqdqdd24s120sddQQ")  # generation, rank, pid, first step and at, first bad step, the rest below
 BODY = slice(SUM.size, SUM.size + HOT.size + COLD.size)
 PHASE_BYTES = 24
 FAILURE_BYTES = 120
@@ -29,7 +29,7 @@ VALUES = struct.Struct("<HHQqdddd")  # flags, generation, number, step, loss, gr
 MARK = struct.Struct("<HHQqQQI")  # the same up to the step; then hash, group and count
 
 COUNTED, LOSS, GRAD_NORM, FAILED = 1, 2, 4, 8
-OWN_NORM, UPDATE, MARKED = 16, 32, 64
+OWN_NORM, UPDATE, MARKED, SKIPPABLE = 16, 32, 64, 128
 
 
 class Slot:
@@ -49,6 +49,9 @@ class Slot:
         self._told = 0  # entries of the ring
         self._phase, self._phase_at = b"", 0.0
         self._failure, self._failed_at = b"", 0.0
+        self._grouped_at = self._restored_at = 0.0
+        self._skipped = self._skipped_samples = 0
+        self._passed = -1  # first step that was left out, if no step came before it
         self._refresh()
         self._write()
 
@@ -64,7 +67,9 @@ class Slot:
         """A step is done; the first told one is the first, whatever was counted before."""
         self._step, self._step_at = step, monotonic()
         if self._first_step < 0 or (self._flags & COUNTED and not counted):
-            self._first_step, self._first_at = step, self._step_at
+            # What was left out before it came first all the same: the state is that of the step before.
+            self._first_step = step if self._passed < 0 else min(step, self._passed)
+            self._first_at = self._step_at
             self._refresh()
         self._flags = self._flags | COUNTED if counted else self._flags & ~COUNTED
         self._write()
@@ -132,9 +137,35 @@ class Slot:
         self._refresh()
         self._write()
 
+    def grouped(self) -> None:
+        """The rank has its process group; the first one counts."""
+        if not self._grouped_at:
+            self._grouped_at = monotonic()
+            self._refresh()
+            self._write()
+
+    def restored(self) -> None:
+        """The rank has its state, or knows that there is none."""
+        self._restored_at = monotonic()
+        self._refresh()
+        self._write()
+
+    def asks(self) -> None:
+        """The script asks which batches to leave out."""
+        self._flags |= SKIPPABLE
+        self._write()
+
+    def skip(self, step: int, batches: int, samples: int) -> None:
+        """This step was left out, and so many up to now; shown with the next write."""
+        if self._first_step < 0 and self._passed < 0:
+            self._passed = step
+        self._skipped, self._skipped_samples = batches, samples
+        self._refresh()
+
     def _refresh(self) -> None:
         first = (self._first_step, self._first_at, self._first_bad_step)
-        self._cold = COLD.pack(*self._owner, *first, self._phase_at, self._failed_at, self._phase, self._failure)
+        rest = (self._phase_at, self._failed_at, self._phase, self._failure, self._grouped_at, self._restored_at)
+        self._cold = COLD.pack(*self._owner, *first, *rest, self._skipped, self._skipped_samples)
 
     def _write(self) -> None:
         self._seq = seq = self._seq + 1

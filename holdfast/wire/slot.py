@@ -19,6 +19,7 @@ from holdfast.wire.record import (
     OWN_NORM,
     RING,
     RING_AT,
+    SKIPPABLE,
     SLOT_BYTES,
     SUM,
     UPDATE,
@@ -45,7 +46,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     step: int  # -1: none yet
     counted: bool  # by the optimizer hook, not told by the script
     at: float  # of the last step; of the start while there is none
-    first_step: int
+    first_step: int  # of this generation, left out or not
     first_at: float
     loss: float | None
     grad_norm: float | None
@@ -56,6 +57,11 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     failed: bool
     failed_at: float
     failure: str
+    grouped_at: float  # when it had its process group; 0: it has not told
+    restored_at: float  # and its state
+    skippable: bool  # the script asks which batches to leave out
+    skipped: int  # batches that it has left out
+    skipped_samples: int  # in these, as far as they could be counted
 
 
 def read(buf: mmap.mmap | memoryview, index: int) -> Reading | None:
@@ -112,7 +118,7 @@ def _entry(image: bytes, reading: Reading) -> tuple[int, Values | Mark] | None:
 def _reading(body: bytes) -> Reading:
     seq, flags, step, at, loss_step, loss, grad_norm = HOT.unpack_from(body)
     generation, rank, pid, first_step, first_at, first_bad_step, *rest = COLD.unpack_from(body, HOT.size)
-    phase_at, failed_at, phase, failure = rest
+    phase_at, failed_at, phase, failure, grouped_at, restored_at, skipped, skipped_samples = rest
     return Reading(
         seq=seq,
         generation=generation,
@@ -132,4 +138,9 @@ def _reading(body: bytes) -> Reading:
         failed=bool(flags & FAILED),
         failed_at=failed_at,
         failure=failure.rstrip(b"\0").decode("utf-8", "ignore"),
+        grouped_at=grouped_at,
+        restored_at=restored_at,
+        skippable=bool(flags & SKIPPABLE),
+        skipped=skipped,
+        skipped_samples=skipped_samples,
     )

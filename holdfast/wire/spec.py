@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.config import Settings
+from holdfast.model.release import Release
 from holdfast.model.topology import Job
 
 
@@ -21,6 +22,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     cwd: str = "."
     role: str = "default"
 
+    def interpreter(self, staged: bool = False) -> tuple[str, ...]:
+        """What goes before argv. From a staged tree no module is looked for in the working directory."""
+        if not self.python:
+            return ()
+        return (self.python, "-u", *(("-P",) if staged and self.module else ()), *(("-m",) if self.module else ()))
+
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     """RUN_DIR/run.json: everything a controller needs, the first time and after a crash."""
@@ -33,6 +40,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     log_dir: str
     host: str = "127.0.0.1"  # the controller listens here
     port: int = 0
+    release: Release = Release(number=1)  # what the job begins with
 
 
 class Listening(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +72,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     host_nodes: int = 1  # nodes of this run that share the host, and so its memory
     learned: str = ""  # a file that they share: modules that the script imports up to its first step
+    releases: str = ""  # a folder that they share: staged trees of the user's code
 
 
 T = TypeVar("T")

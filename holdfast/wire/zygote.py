@@ -15,6 +15,9 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True, tag="fork"):
     cwd: str
     stdout: str
     stderr: str
+    path: str = ""  # of a module: what comes first in sys.path; "": the working directory
+    root: str = ""  # the user's tree, and its copy, from which is imported what lies in it
+    staged: str = ""
 
 
 class Forked(msgspec.Struct, frozen=True, kw_only=True, tag="forked"):

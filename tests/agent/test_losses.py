@@ -3,8 +3,9 @@
 import mmap
 
 from holdfast.agent.losses import Losses
-from holdfast.core.detect.spikes import LossLimits
+from holdfast.core.detect.spikes import LossLimits, Policy
 from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.release import Ease
 from holdfast.model.signal import Loss
 from holdfast.wire.slot import SLOT_BYTES, Slot
 
@@ -14,10 +15,10 @@ LIMITS = LossLimits(window=32)
 class Node:
     """Two ranks and who looks at them."""
 
-    def __init__(self, generation: int = 1) -> None:
+    def __init__(self, generation: int = 1, limits: LossLimits = LIMITS) -> None:
         self.arena = mmap.mmap(-1, 2 * SLOT_BYTES)
         self.slots = [Slot(self.arena, index, generation=generation, rank=index) for index in range(2)]
-        self.losses = Losses("n0", LIMITS)
+        self.losses = Losses("n0", limits)
 
     def step(self, number: int, *losses: float, own: tuple[float | None, float | None] = (None, None)) -> list[object]:
         for slot, loss, norm in zip(self.slots, losses, own, strict=True):
@@ -58,3 +59,26 @@ def test_marks_are_handed_on_once() -> None:
     list(node.losses.look(node.arena, 2, 0.0))
     assert [(mark.rank, mark.step, mark.value) for mark in node.losses.marks()] == [(1, 10, 99)]
     assert node.losses.marks() == ()
+
+
+def test_batches_are_left_out_where_the_script_asks_for_it() -> None:
+    for asks, stance in ((False, Stance.NOTIFY), (True, Stance.ACT)):
+        node = Node(limits=LossLimits(window=32, policy=Policy.REWIND, skip_batches=2))
+        for slot in node.slots:
+            if asks:
+                slot.asks()
+        for number in range(40):
+            node.step(number, 2.0 + number % 3 / 10, 2.1)
+        [alarm] = node.step(40, 30.0, 31.0)
+        assert isinstance(alarm, Alarm) and alarm.stance is stance
+        assert alarm.policy == ("rewind-and-skip:2" if asks else "")
+
+
+def test_a_step_that_is_eased_already_is_not_gone_back_for_again() -> None:
+    for first, stance in ((40, Stance.NOTIFY), (41, Stance.ACT)):
+        node = Node(limits=LossLimits(window=32, policy=Policy.LOWER))
+        node.losses.eases = (Ease(first=first, last=first + 9, factor=0.5),)
+        for number in range(40):
+            node.step(number, 2.0 + number % 3 / 10, 2.1)
+        [alarm] = node.step(40, 30.0, 31.0)
+        assert isinstance(alarm, Alarm) and alarm.stance is stance

@@ -101,15 +101,3 @@ def test_a_full_outbox_drops_beats_and_keeps_posts(agent: Agent) -> None:
     agent.life.recall((), 1, (0,), 0)
     agent._over(agent.ranks.held["1:0"])
     assert len(agent.life._outbox) == 1
-
-
-def test_a_flood_is_noted_once(agent: Agent, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    small = msgspec.structs.replace(agent.spec.settings.logs, file_bytes=1 << 16)
-    agent.spec = msgspec.structs.replace(agent.spec, settings=msgspec.structs.replace(agent.spec.settings, logs=small))
-    path = tmp_path / "logs" / "gen-1" / "rank-0" / "stdout.log"
-    path.parent.mkdir(parents=True)
-    for _ in range(3):
-        path.write_bytes(bytes(1 << 17))
-        agent._rotate(["1:0", "1:1"])
-        assert path.stat().st_size == 0
-    assert caplog.text.count("rank 0 writes more than logs.file_bytes") == 1

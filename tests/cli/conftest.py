@@ -43,7 +43,7 @@ def start(tmp_path: Path, port_only: Path, monkeypatch: pytest.MonkeyPatch, no_o
     def start(*flags: str, script: str = TRAIN, torch: bool = False, name: str = "job", **env: str) -> Job:
         (tmp_path / f"{name}.py").write_text(script)
         path = str(ROOT) if torch else f"{port_only}:{ROOT}"
-        zygote = () if torch else ("--no-zygote",)
+        zygote = () if torch else ("--no-zygote", "--set", "probe.allow=false")  # probes take a real torch
         run_dir = ("--run-dir", str(tmp_path / "run"))
         words = (*run_dir, *zygote, *flags, f"{name}.py", str(tmp_path))
         jobs.append(Job(tmp_path, *words, env={**os.environ, "PYTHONPATH": path, **env}, name=name))

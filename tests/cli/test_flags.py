@@ -253,10 +253,13 @@ def test_our_own_flags(script: str, tmp_path: Path) -> None:
     token.touch()
     argv = ["--nnodes=4", "--standbys", "2", "--run_dir", "runs/a", "--preload", "numpy,my.mod", "--preload", "numpy"]
     argv += ["--no-zygote", "--set", "detect.hang_s=9", "--set", "a=b=c", "--config", str(toml)]
+    argv += ["--min-nodes", "3", "--on-incident", "mail -s 'holdfast' me"]
     args = parse([*argv, "--snapshot-memory", "64G", "--port", "8080", "--token-file", str(token), script], {})
     assert (args.standbys, args.run_dir, args.preload, args.zygote) == (2, "runs/a", ("numpy", "my.mod"), False)
     assert args.settings == (("detect.hang_s", "9"), ("a", "b=c"))
     assert args.snapshot_memory == "64G"
+    assert (args.min_nodes, args.max_nodes, args.shrinks) == (3, 4, True)
+    assert args.on_incident == "mail -s 'holdfast' me"
     assert (args.config, args.port, args.token_file, args.notes) == (str(toml), 8080, str(token), ())
     assert msgspec.json.decode(msgspec.json.encode(args), type=RunArgs) == args
 

@@ -30,6 +30,9 @@ def script(tmp_path: Path) -> str:
         ("--max-restarts -1 S", "--max-restarts -1: give a number of 0 or more"),
         ("--max-restarts x S", "--max-restarts x: give a whole number"),
         ("--standbys -1 S", "--standbys -1: give a number of 0 or more"),
+        ("--nnodes 2 --min-nodes 3 S", "--min-nodes 3: give a number from 1 to 2, as many as --nnodes 2 asks for"),
+        ("--nnodes 2 --min-nodes 0 S", "--min-nodes 0: give a number from 1 to 2"),
+        ("--nnodes 1:2 --min-nodes 1 S", "--min-nodes 1 and --nnodes 1:2 both say how few nodes will do; drop one"),
         ("--port 70000 S", "--port 70000: give a number from 0 to 65535"),
         ("--rdzv-endpoint h:x S", "--rdzv-endpoint h:x: the port must be a number from 0 to 65535, as in HOST:29400"),
         ("--rdzv-endpoint :80 S", "--rdzv-endpoint :80: nothing is no host name or address; give HOST:PORT"),
@@ -69,6 +72,30 @@ def test_bad_input(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     (tmp_path / "t").touch()
     with pytest.raises(UsageError) as raised:
         parse([script if word == "S" else word for word in line.split()], {})
+    assert str(raised.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("--nnodes 4 --min-nodes 3 --mesh pp=2,dp=2", "--min-nodes 3: by --mesh whole replicas take 2 nodes; give a "),
+        ("--nnodes 4 --min-nodes 2 --mesh pp=2,dp=2", ""),
+        ("--nnodes 4 --nproc-per-node 2 --min-nodes 1 --mesh dp=4,tp=2", ""),
+        (
+            "--nnodes 3 --nproc-per-node 2 --min-nodes 2 --mesh dp=2,pp=3",
+            "--min-nodes 2: by --mesh whole replicas take 3",
+        ),
+        ("--nnodes 4 --min-nodes 3 --mesh pp=2,fsdp=2", "--min-nodes 3: by --mesh there is one replica, which takes "),
+        ("--nnodes 3:4 --mesh pp=2,dp=2", ""),
+    ],
+)
+def test_fewer_nodes_are_whole_replicas(script: str, line: str, sentence: str) -> None:
+    args = parse([*line.split(), script], {})
+    if not sentence:
+        assert args.ranks() >= 1
+        return
+    with pytest.raises(UsageError) as raised:
+        args.ranks()
     assert str(raised.value).startswith(sentence)
 
 

@@ -3,18 +3,21 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from holdfast.cli import main, report, rundir, status
 from holdfast.cli.wording import duration
 from holdfast.config import Settings
+from holdfast.core.account import Span, Use
 from holdfast.core.decider import Decider
 from holdfast.journal.sqlite import SqliteJournal
-from holdfast.model.event import Entry
+from holdfast.model.event import Entry, Phase
 from holdfast.model.topology import Job
 from holdfast.wire.spec import Entry as What
 from holdfast.wire.spec import RunSpec
+from tests.core.test_account import CHANGE, NEW, Book
 from tests.core.transcript import parse
 
 LINES = (
@@ -82,6 +85,35 @@ def test_text(run_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert "10 steps redone" in text
 
 
+def test_planned_restarts(run_dir: Path) -> None:
+    book = Book().trains().add(26, Phase.PAUSING).add(27, Phase.HELD).launch(31, 2, NEW).add(33, Phase.STARTING)
+    changed = msgspec.structs.replace(CHANGE, grouped_at=33.5, restored_at=34.0, evicted=("n1",), admitted=("n2",))
+    book.add(36, Phase.TRAINING, book.step(35, 22, 2, 22, 35.0), changed=changed)
+    journal = SqliteJournal(run_dir / "journal.db")
+    for entry in book.entries:
+        journal.append(entry, durable=True)
+    journal.close()
+    found = report.load(run_dir)
+    assert [restart.incident for restart in found.restarts] == [0]
+    assert [(ran.release, ran.steps) for ran in found.releases] == [(1, 21), (2, 1)]
+    shown = " ".join(printed(report.render(found)).split())
+    assert "0 incidents, 1 planned restart; step 22, generation 2" in shown
+    assert "update 2.0 s" in shown and "hold 4.0 s" in shown
+    assert "nodes: 1 evicted, 1 admitted, 0.0 s waited for nodes" in shown
+    assert "releases: 1 21 steps, 2 (git 1a2b3c4) 1 step" in shown
+    assert "release 2; n1 left; n2 came" in shown
+    assert "stop 1.0, held 4.0, launch 2.0, group set-up 0.5, restore 0.5, first step 1.0" in shown
+
+
+def test_every_use_has_a_colour(run_dir: Path) -> None:
+    spans = tuple(Span(use=use, start_at=n, end_at=n + 1) for n, use in enumerate(Use))
+    write(run_dir, *LINES)
+    spent = {use.value: 1.0 for use in Use}
+    found = msgspec.structs.replace(report.load(run_dir), spans=spans, spent_s=spent, wall_s=len(Use), start_at=0.0)
+    shown = printed(report.render(found))
+    assert all(f"{use.value} 1.0 s" in shown for use in Use)
+
+
 def test_a_job_that_has_not_ended(run_dir: Path) -> None:
     write(run_dir, *LINES)
     found = report.load(run_dir)
@@ -104,7 +136,7 @@ def printed(what: object) -> str:
 
 def test_status_fits_one_screen() -> None:
     node = {"node": "n0", "role": "active", "ranks": "0-7", "step": 12, "loss": 0.5, "phase": "eval"}
-    standby = {"node": "n1", "role": "standby", "ranks": "", "step": -1, "loss": None, "phase": ""}
+    standby = {"node": "n1", "role": "ready", "ranks": "", "step": -1, "loss": None, "phase": ""}
     shown = printed(
         status.render(
             {
@@ -122,7 +154,7 @@ def test_status_fits_one_screen() -> None:
         )
     )
     assert "2 incidents" in shown
-    for words in ("training", "ETTR 97.5 %", "2 h 03 min", "0-7", "0.5000", "eval", "standby", "was killed"):
+    for words in ("training", "ETTR 97.5 %", "2 h 03 min", "0-7", "0.5000", "eval", "ready", "was killed"):
         assert words in shown, words
 
 

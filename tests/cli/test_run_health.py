@@ -37,7 +37,7 @@ def test_a_lost_gpu_evicts_its_node(start: Start, tmp_path: Path, capsys: pytest
     root = tmp_path / "machines"
     job = start("--nnodes", "2", "--standbys", "1", "--set", machines(root), "--set", "health.kernel_s=0.2")
     job.trains()
-    job.until(lambda: [n for n in job.status()["nodes"] if n["role"] == "standby"], "a standby")
+    job.until(lambda: [n for n in job.status()["nodes"] if n["role"] == "ready"], "a standby")
     bad = node_of(job, 1)
     kernel_says(root, bad, REMAPPED)
     job.until(lambda: "has a memory error that was mended" in job.text(), "a person is told")

@@ -46,7 +46,7 @@ def seats(job: Job) -> dict[str, str]:
 
 
 def standbys(job: Job) -> list[str]:
-    return [node["node"] for node in job.status().get("nodes", []) if node["role"] == "standby"]
+    return [node["node"] for node in job.status().get("nodes", []) if node["role"] == "ready"]
 
 
 def test_a_lost_node_is_replaced_by_a_standby(start: Start) -> None:

@@ -1,7 +1,9 @@
 """A Checkpointer and the keeper of its node: memory that outlives the rank."""
 
 import copy
+import mmap
 import os
+import time
 from pathlib import Path
 
 import msgspec
@@ -12,8 +14,11 @@ from holdfast.checkpoint import dcp
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.link import KeeperError, Link
 from holdfast.checkpoint.state import StateError
+from holdfast.client import checkpointer
 from holdfast.client.checkpointer import Checkpointer
+from holdfast.client.progress import Progress
 from holdfast.wire import keeping
+from holdfast.wire.slot import read
 from tests.client.fake_keeper import FakeKeeper
 from tests.client.job import Job, same
 
@@ -39,6 +44,25 @@ def test_restored_snapshots_outlive_the_next_write(keeper: FakeKeeper) -> None:
     assert [sealed.step for sealed in arena.sealed()] == [6], "step 7 was abandoned"
     again.train(7, 7)
     assert [sealed.step for sealed in arena.sealed()] == [7, 6]
+
+
+def test_the_node_is_told_when_the_state_is_there(
+    keeper: FakeKeeper, arena: tuple[str, mmap.mmap], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, memory = arena
+    for generation, step in ((1, 0), (2, 3)):
+        monkeypatch.setenv("HOLDFAST_SLOT", f"{path}:{generation}")
+        progress = Progress()
+        monkeypatch.setattr(checkpointer, "here", progress)
+        job = Job(0)
+        before = read(memory, generation)
+        assert (before is None or before.restored_at == 0.0) and job.ckpt.restore() == step
+        now = read(memory, generation)
+        assert now and 0.0 < now.restored_at <= time.monotonic() and now.grouped_at == 0.0
+        if generation == 1:
+            job.train(1, 3)
+            newest = keeper.arena().sealed()[0]
+            keeper.answer = keeping.State(source="memory", step=3, arena=keeper._path(0), slot=newest.slot)
 
 
 def test_from_a_peer(keeper: FakeKeeper) -> None:

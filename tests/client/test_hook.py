@@ -1,11 +1,16 @@
 """Scripts that import nothing still report progress."""
 
 import mmap
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from holdfast.wire.slot import Reading, read
-from tests.client.conftest import Zygote
+from tests.client.conftest import ENV, Zygote
 
 pytestmark = pytest.mark.e2e
 
@@ -74,3 +79,57 @@ if __name__ == "__main__":
 def test_a_compiled_step_counts(warm: Zygote, arena: Arena) -> None:
     script = SCRIPT.replace("optimizer.step()", "torch.compile(optimizer.step, backend='eager')()")
     assert after(warm, arena, script).step == 3
+
+
+GROUPS = """
+import torch.distributed as dist
+{}
+{}
+assert dist.is_initialized()
+print(dist.init_process_group.__module__, dist.get_world_size())
+dist.destroy_process_group()
+"""
+CALLS = [
+    "dist.init_process_group('gloo')",
+    "from torch.distributed import init_process_group; init_process_group(backend='gloo')",
+    "from torch.distributed.device_mesh import init_device_mesh; init_device_mesh('cpu', (4,))",
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_process_group_is_told_of(
+    warm: Zygote, arena: Arena, group: Callable[[], list[dict[str, str]]], call: str
+) -> None:
+    (warm.folder / "groups.py").write_text(GROUPS.format("", call))
+    began = time.monotonic()
+    envs = [env | {"HOLDFAST_SLOT": f"{arena[0]}:{env['RANK']}"} for env in group()]
+    for rank in warm.forks(envs, "groups.py"):
+        ended = warm.wait(rank)
+        assert (ended.code, ended.out) == (0, "torch.distributed.distributed_c10d 4\n"), ended.err
+    for index in range(4):
+        now = read(arena[1], index)
+        assert now and began < now.grouped_at < time.monotonic()
+        assert (now.restored_at, now.step) == (0.0, -1)
+
+
+def test_a_group_that_cannot_be_made_raises_as_ever(warm: Zygote, arena: Arena) -> None:
+    (warm.folder / "groups.py").write_text(GROUPS.format("", "dist.init_process_group('nonsense')"))
+    ended = warm.run("groups.py", HOLDFAST_SLOT=f"{arena[0]}:1", RANK="0", WORLD_SIZE="1")
+    assert ended.code == 1 and "nonsense" in ended.err
+    now = read(arena[1], 1)
+    assert now and now.grouped_at == 0.0
+
+
+ALONE = "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)"
+
+
+@pytest.mark.parametrize(("imported", "told"), [("import holdfast", True), ("", False)])
+def test_a_fresh_interpreter_tells_once_it_has_imported_holdfast(
+    tmp_path: Path, arena: Arena, imported: str, told: bool
+) -> None:
+    script = tmp_path / "groups.py"
+    script.write_text(GROUPS.format(imported, ALONE) + "import holdfast\nholdfast.step(1)")
+    env = ENV | {"HOLDFAST_SLOT": f"{arena[0]}:1"}
+    subprocess.run([sys.executable, str(script)], env=env, check=True, timeout=100)
+    now = read(arena[1], 1)
+    assert now and now.step == 1 and bool(now.grouped_at) == told

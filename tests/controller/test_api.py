@@ -8,6 +8,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.controller.api import describe
+from holdfast.core.account import Use
+from holdfast.core.roles import Role
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Phase
 from tests.controller.conftest import HEADERS, Desk, Open
@@ -58,7 +60,7 @@ async def test_status(desk_of: Open) -> None:
         assert (status["phase"], status["generation"], status["step"], status["incidents"]) == ("training", 1, 1, 0)
         active, waiting = status["nodes"]
         assert (active["node"], active["role"], active["ranks"], active["step"]) == ("a", "active", "0", 1)
-        assert (waiting["node"], waiting["role"]) == ("b", "standby")
+        assert (waiting["node"], waiting["role"]) == ("b", "ready")
 
 
 async def test_report_and_entries(desk_of: Open) -> None:
@@ -84,7 +86,7 @@ async def test_orders(desk_of: Open) -> None:
             (b"{", "send an order such as"),
             (b"[]", "send an order such as"),
             (b'{"verb": 1}', "send an order such as"),
-            (b'{"verb": "dance"}', "there is no order 'dance'; there is stop"),
+            (b'{"verb": "dance"}', "there is no order 'dance'; there are stop, update,"),
         ]
         for body, words in bad:
             answer = await desk.client.post("/api/v1/orders", data=body, headers=HEADERS)
@@ -96,6 +98,7 @@ async def test_orders(desk_of: Open) -> None:
         order = {"verb": "stop", "who": "me", "code": 5}
         answer = await desk.client.post("/api/v1/orders", json=order, headers=HEADERS)
         assert answer.status == 200
+        assert (await answer.json())["seq"] == desk.controller.seq
         leave = await agent.errand()
         assert (leave.reason, leave.code) == ("stopped by me", 5)  # type: ignore[union-attr]
         await agent.answer(leave)
@@ -120,9 +123,12 @@ async def test_metrics(desk_of: Open) -> None:
         assert 0 <= value["holdfast_ettr"] <= 1
         assert found["holdfast_incidents"].type == "counter"
         uses = {sample.labels["use"]: sample.value for sample in found["holdfast_spent_seconds"].samples}
-        assert set(uses) == {"train", "redo", "detect", "stop", "diagnose", "launch", "restore", "wait"}
+        assert set(uses) == {use.value for use in Use}
         roles = {sample.labels["role"]: sample.value for sample in found["holdfast_nodes"].samples}
-        assert roles == {"active": 1, "standby": 0, "evicted": 0}
+        assert roles == dict.fromkeys(Role, 0) | {"active": 1}
+        assert (value["holdfast_changes"], value["holdfast_release"], value["holdfast_held"]) == (0, 1, 0)
+        phases = {(s.labels["kind"], s.labels["phase"]) for s in found["holdfast_restart_seconds"].samples}
+        assert {("incident", "stop"), ("incident", "first step")} <= phases
 
 
 async def test_the_description_is_served_and_hangs_together(desk_of: Open) -> None:

@@ -137,7 +137,7 @@ async def test_one_that_is_back_while_ranks_are_stopped_is_not_forgotten(desk_of
         await again.hello(generation=1)
         await again.answer(await again.errand())
         back = asyncio.create_task(_beating(again))
-        await desk.until(lambda: "a" in desk.controller.decider._back, "a is back")
+        await desk.until(lambda: "a" in desk.controller.decider.nodes.back, "a is back")
         await b.answer(stop)
         relaunch = await b.errand()
         assert isinstance(relaunch, LaunchHere) and relaunch.generation == 2

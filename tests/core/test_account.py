@@ -1,10 +1,17 @@
 """Every second is accounted for once, under the right name; the numbers here were worked out by hand."""
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from holdfast.core.account import Account, Ledger, Use, fold
 from holdfast.core.decider import Decider
-from holdfast.model.event import Entry, Phase
+from holdfast.model.action import Launch
+from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Phase, Progress, Tick
+from holdfast.model.release import Release
+from holdfast.model.topology import Job, Seat
+from holdfast.model.verdict import Change, Record, Remedy, Verdict
 from tests.core.transcript import parse
 
 
@@ -160,3 +167,115 @@ def test_it_may_be_asked_at_any_time() -> None:
         for now in (None, entry.at, entry.at + 5):
             found = ledger.account(now)
             assert found.wall_s == pytest.approx(sum(span.seconds for span in found.spans))
+
+
+# --- planned restarts, from entries as a decider writes them ----------------------------------------------------------
+
+NEW = Release(number=2, source="git 1a2b3c4")
+CHANGE = Change(
+    why="release 2", generation=1, release=2, good_step=21, good_at=25.0, asked_at=26.0, stopped_at=27.0,
+    launched_at=33.0, resumed_at=35.0, resumed_from=21, held_s=4.0,
+)  # fmt: skip
+
+
+class Book:
+    """A journal written by hand."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.begin = Begin(job=Job(run_id="r", min_nodes=1, max_nodes=1), limits=Limits())
+        self.add(0, Phase.WAITING, self.begin)
+
+    def add(self, at: float, phase: Phase, event: Event | None = None, **decided: Any) -> "Book":
+        decision = Decision(phase=phase, **decided)
+        self.entries.append(Entry(seq=len(self.entries) + 1, at=at, event=event or Tick(), decision=decision))
+        return self
+
+    def launch(self, at: float, generation: int, release: Release, *nodes: str) -> "Book":
+        seats = tuple(Seat(node=n, group_rank=i, first_rank=i, nproc=1) for i, n in enumerate(nodes or ("n0",)))
+        action = Launch(id=generation, generation=generation, seats=seats, release=release)
+        return self.add(at, Phase.LAUNCHING, actions=(action,))
+
+    def step(self, at: float, step: int, generation: int = 1, first: int = 1, since: float = 5.0) -> Progress:
+        return Progress(generation=generation, step=step, at=at, first_step=first, first_at=since, counted=False)
+
+    def trains(self) -> "Book":
+        """Steps 1 to 21 from 5 to 25, under release 1."""
+        self.launch(3, 1, self.begin.release).add(4, Phase.STARTING).add(6, Phase.TRAINING, self.step(5, 1))
+        return self.add(26, Phase.TRAINING, self.step(25, 21))
+
+
+def test_a_planned_restart_with_a_hold_in_it() -> None:
+    book = Book().trains().add(26, Phase.PAUSING).add(27, Phase.HELD).launch(31, 2, NEW).add(33, Phase.STARTING)
+    book.add(36, Phase.TRAINING, book.step(35, 22, 2, 22, 35.0), changed=CHANGE)
+    book.add(46, Phase.TRAINING, book.step(45, 32, 2, 22, 35.0))
+    found = fold(book.entries, 50.0)
+    assert spans(found)[3:] == [
+        ("train", 5, 25, 0),
+        ("update", 25, 26, 0),
+        ("update", 26, 27, 0),
+        ("hold", 27, 31, 0),
+        ("launch", 31, 33, 0),
+        ("restore", 33, 35, 0),
+        ("train", 35, 50, 0),
+    ]
+    assert [span.change for span in found.spans] == [0, 0, 0, 0, 1, 1, 1, 1, 1, 0]
+    assert found.lost_s() == {"start and end": 5.0, "planned restarts": 10.0}
+    assert found.changes == (CHANGE,) and found.mttr_s is None
+    assert [(ran.release, ran.source, ran.generations, ran.steps) for ran in found.ran] == [
+        (1, "", 1, 21),
+        (2, "git 1a2b3c4", 1, 11),
+    ]
+
+
+def test_work_redone_after_a_planned_restart_is_its_cost() -> None:
+    book = Book().trains().add(26, Phase.PAUSING).launch(27, 2, NEW).add(33, Phase.STARTING)
+    changed = msgspec.structs.replace(CHANGE, resumed_from=15, held_s=0.0)
+    book.add(36, Phase.TRAINING, book.step(35, 16, 2, 16, 35.0), changed=changed)
+    book.add(46, Phase.TRAINING, book.step(45, 26, 2, 16, 35.0))
+    found = fold(book.entries, 50.0)
+    assert spans(found)[-2:] == [("redo", 35, 40, 0), ("train", 40, 50, 0)]
+    assert found.lost_s()["planned restarts"] == 15.0
+    assert [ran.steps for ran in found.ran] == [21, 5]
+
+
+def test_a_release_that_fails_at_once_costs_an_incident_from_its_failure_on() -> None:
+    book = Book().trains().add(26, Phase.PAUSING).launch(27, 2, NEW).add(28, Phase.STARTING).add(30, Phase.STOPPING)
+    book.launch(31, 3, book.begin.release).add(32, Phase.STARTING)
+    record = Record(
+        number=1, generation=2, cause="x", kind="crash", klass="", verdict=Verdict(remedy=Remedy.ROLLBACK, reason="x"),
+        good_step=-1, good_at=29.5, alarm_at=30.0, stopped_at=31.0, launched_at=32.0, resumed_at=34.0, resumed_from=21,
+    )  # fmt: skip
+    both = msgspec.structs.replace(CHANGE, resumed_at=34.0)
+    book.add(35, Phase.TRAINING, book.step(34, 22, 3, 22, 34.0), closed=record, changed=both)
+    found = fold(book.entries, 40.0)
+    assert spans(found)[3:] == [
+        ("train", 5, 25, 0),
+        ("update", 25, 26, 0),
+        ("update", 26, 27, 0),
+        ("launch", 27, 28, 0),
+        ("restore", 28, 30, 0),
+        ("stop", 30, 31, 1),
+        ("launch", 31, 32, 1),
+        ("restore", 32, 34, 1),
+        ("train", 34, 40, 0),
+    ]
+    assert found.lost_s() == {"start and end": 5.0, "planned restarts": 5.0, "crash": 4.0}
+
+
+def test_an_incident_that_waits_for_a_person_is_held_and_belongs_to_the_incident() -> None:
+    book = Book().trains().add(26, Phase.STOPPING).add(27, Phase.HELD).add(40, Phase.ENDING).add(41, Phase.DONE)
+    found = fold(book.entries, 99.0)
+    assert ("hold", 27, 40, 1) in spans(found)
+    assert found.end_at == 41.0
+
+
+def test_nodes_that_are_new_are_being_admitted_until_there_is_a_step() -> None:
+    ledger = Ledger()
+    book = Book().trains().add(26, Phase.PAUSING).launch(27, 2, NEW, "n1", "n0")
+    for entry in book.entries:
+        ledger.add(entry)
+    assert ledger.admitting == {"n1"}
+    book.add(36, Phase.TRAINING, book.step(35, 22, 2, 22, 35.0), changed=CHANGE)
+    ledger.add(book.entries[-1])
+    assert ledger.admitting == frozenset()

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.plan import next_seats
+from holdfast.core.plan import next_seats, unit_of
 from holdfast.model.event import Ready
 from holdfast.model.topology import Job, Seat, world_size
 
@@ -96,3 +96,13 @@ def test_seats_are_whole(low: int, more: int, standbys: int, out: set[str], shri
         assert {s.node: s.first_rank for s in seats if s.node in kept} == {
             s.node: s.first_rank for s in old if s.node in kept
         }
+
+
+def test_with_a_mesh_a_job_shrinks_by_whole_replicas() -> None:
+    mesh = (("pp", 2), ("dp", 3), ("tp", 2))  # a replica is two nodes of two ranks
+    wide = Job(run_id="r", min_nodes=2, max_nodes=6, mesh=mesh)
+    assert unit_of(wide, 2) == 2
+    seats = next_seats(wide, (), (), pool("a", "b", "c", "d", "e", "f"), False)
+    assert seats is not None
+    assert len(places(next_seats(wide, seats, ("b",), {}, True))) == 4
+    assert next_seats(wide, seats, ("b", "c", "d", "e", "f"), {}, True) is None

@@ -5,6 +5,7 @@ import pytest
 
 from holdfast.core.account import Use, fold
 from holdfast.core.report import Report, report_of
+from holdfast.model.verdict import Remedy
 from tests.core.transcript import Scenario
 
 
@@ -18,4 +19,9 @@ def test_report_of_a_job(name: str) -> None:
     assert sum(report.spent_s.values()) == pytest.approx(report.wall_s)
     assert report.wall_s - sum(report.lost_s.values()) == pytest.approx(report.spent_s["train"])
     assert (report.ettr, report.incidents, report.code) == (account.ettr, account.incidents, account.code)
+    mended = [r.number for r in report.incidents if r.verdict.remedy is not Remedy.GIVE_UP]
+    assert [restart.incident for restart in report.restarts] == mended
+    for restart in report.restarts:
+        assert sum(restart.phases_s.values()) == pytest.approx(restart.lost_s)
+    assert sum(ran.generations for ran in report.releases) == report.generation
     assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report

@@ -27,7 +27,7 @@ def test_it_asks_for_what_is_missing_and_only_once() -> None:
     )
     assert beside.refill(0) == ()
     for node in "abc":
-        assert beside.ready(ready(node)) == ()
+        assert beside.ready(ready(node), 0) == ()
     assert (sorted(beside.pool), beside.coming, beside.wake_at()) == (["a", "b", "c"], {}, None)
     assert beside.refill(0) == ()
 
@@ -56,8 +56,8 @@ def test_too_few_are_asked_for_again_after_a_while() -> None:
 def test_nodes_known_before_the_outcome_are_not_waited_for() -> None:
     beside = standbys()
     beside.refill(0)
-    beside.ready(ready("a"))
-    beside.ready(ready("lost"))
+    beside.ready(ready("a"), 0)
+    beside.ready(ready("lost"), 0)
     beside.release("lost", Kind.SILENCE, "silent")
     beside.acquired(5.0, Outcome(action=1, ok=True, nodes=("a", "seated", "lost")), {"seated"})
     assert beside.coming == {}
@@ -67,12 +67,12 @@ def test_who_does_not_report_in_time_is_given_back() -> None:
     beside = standbys()
     beside.refill(0)
     beside.acquired(5.0, Outcome(action=1, ok=True, nodes=("a", "b", "c")), set())
-    beside.ready(ready("a"))
+    beside.ready(ready("a"), 0)
     assert beside.wake_at() == 105.0
     assert beside.tick(104.0) == ()
     assert [action.node for action in beside.tick(105.0)] == ["b", "c"]
     assert beside.refill(0) == (Acquire(id=4, count=2),)
-    assert [type(action) for action in beside.ready(ready("b"))] == [Dismiss]  # too late
+    assert [type(action) for action in beside.ready(ready("b"), 0)] == [Dismiss]  # too late
     assert sorted(beside.pool) == ["a"]
 
 
@@ -80,22 +80,22 @@ def test_who_left_is_not_taken_back() -> None:
     for kind in (Kind.SILENCE, Kind.CRASH, None):
         beside = standbys()
         assert len(beside.release("a", kind, "evicted")) == 1
-        assert len(beside.ready(ready("a"))) == 1
+        assert len(beside.ready(ready("a"), 0)) == 1
         assert beside.pool == {}
 
 
 def test_unless_nobody_else_will_come() -> None:
     beside = standbys(can_acquire=False)
     assert beside.release("a", Kind.SILENCE, "evicted") == ()  # releasing it would tell it to leave when it is back
-    assert beside.ready(ready("a")) == ()
+    assert beside.ready(ready("a"), 0) == ()
     assert (sorted(beside.pool), beside.gone) == (["a"], {})
     assert len(beside.release("a", Kind.CRASH, "evicted")) == 1
-    assert len(beside.ready(ready("a"))) == 1
+    assert len(beside.ready(ready("a"), 0)) == 1
 
 
 def test_lost_names_those_that_are_here() -> None:
     beside = standbys()
     beside.refill(0)
     beside.acquired(5.0, Outcome(action=1, ok=True, nodes=("a", "b", "c")), set())
-    beside.ready(ready("a"))
+    beside.ready(ready("a"), 0)
     assert beside.lost(("x", "b", "a")) == ("b", "a")

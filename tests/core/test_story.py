@@ -5,7 +5,7 @@ import pytest
 
 from holdfast.core import story
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.verdict import Record, Remedy, Verdict
+from holdfast.model.verdict import Change, Record, Remedy, Verdict
 
 RECORD = Record(
     number=1, generation=1, cause="rank 5 on n2 was killed by SIGKILL", kind="crash", klass="host_oom_kill",
@@ -76,3 +76,26 @@ def test_causes() -> None:
     assert story.cause(crash) == "rank 2, 3 on n1 failed"
     assert story.cause(msgspec.structs.replace(crash, ranks=())) == "n1 failed"
     assert story.cause(msgspec.structs.replace(crash, kind=Kind.SILENCE, suspects=("n1", "n2"))) == "n1, n2 failed"
+
+
+def test_group_set_up_and_restore_are_told_where_ranks_told_them() -> None:
+    assert "launch 0.1, group set-up 0.2, restore 0.3, first step 0.1)" in told(grouped_at=100.8, restored_at=101.1)
+    assert "launch 0.1, restore 0.5, first step 0.1)" in told(restored_at=101.1)
+    # Ranks may have been there before the news that all were launched, and no phase is negative for it.
+    assert "launch 0.1, group set-up 0.0, restore 0.5, first step 0.1)" in told(grouped_at=100.55, restored_at=101.1)
+
+
+CHANGE = Change(
+    why="release 2", generation=1, release=2, good_step=41, good_at=100.0, asked_at=100.1, stopped_at=100.4,
+    launched_at=110.5, resumed_at=111.0, resumed_from=41, held_s=10.0, grouped_at=110.6, restored_at=110.8,
+)  # fmt: skip
+
+
+def test_phases_of_a_planned_restart_add_up() -> None:
+    assert story.phases(CHANGE) == (
+        "last step 0.1, stop 0.3, held 10.0, launch 0.1, group set-up 0.1, restore 0.2, first step 0.2"
+    )
+    assert sum(story.phases_s(CHANGE).values()) == pytest.approx(11.0)
+    asked_before = msgspec.structs.replace(CHANGE, asked_at=99.0, held_s=0.0, launched_at=100.5)
+    assert list(story.phases_s(asked_before)) == ["stop", "launch", "group set-up", "restore", "first step"]
+    assert sum(story.phases_s(asked_before).values()) == pytest.approx(11.0)

@@ -20,7 +20,7 @@ from holdfast.core.decider import Decider
 from holdfast.core.detect import loss
 from holdfast.core.detect.crash import alarm_of
 from holdfast.logs import catalog
-from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Probe, Replay, Say, Stop
+from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.event import (
     Begin,
@@ -35,6 +35,7 @@ from holdfast.model.event import (
     Ready,
     Tick,
 )
+from holdfast.model.release import Release
 from holdfast.model.signal import Exit, Loss
 from holdfast.model.topology import Job
 from holdfast.model.verdict import Remedy
@@ -92,6 +93,7 @@ def _begin(words: Words, now: float, generation: int) -> Event:
         max_restarts=int(restarts) if restarts else None,
         can_acquire=not words.has("join"),
         probes=words.has("probes"),
+        checks=words.has("checks"),
         replays=words.has("replays"),
     )
     limits = dict(pair.split("=") for pair in words.after_all("limits"))
@@ -149,6 +151,7 @@ def _progress(words: Words, now: float, generation: int) -> Event:
         first_step=int(words.after("from", str(step))),
         first_at=float(words.after("since", str(at))),
         counted=words.has("counted"),
+        skippable=words.has("skippable"),
     )
 
 
@@ -170,7 +173,17 @@ def _outcome(words: Words, now: float, generation: int) -> Event:
 
 def _order(words: Words, now: float, generation: int) -> Event:
     verb, who, code = words.next(), words.after("by", "somebody"), int(words.after("code", "0"))
-    return Order(verb=verb, who=who, code=code, now=words.has("now"))
+    digest = words.after("digest", "")
+    return Order(
+        verb=verb,
+        who=who,
+        code=code,
+        now=words.has("now"),
+        node=words.after("node", ""),
+        release=Release(number=0, digest=digest) if digest else None,
+        number=int(words.after("to", "0")),
+        window_s=float(words.after("window", "86400")),
+    )
 
 
 PARSERS: dict[str, Callable[[Words, float, int], Event]] = {
@@ -193,6 +206,9 @@ def show(decision: Decision) -> Iterator[str]:
         gave_up = record.verdict.remedy is Remedy.GIVE_UP  # else its sentence is said
         said = record.sentence if gave_up else f"remedy {record.verdict.remedy}"
         yield f"closed {record.number}: failures {record.failures}, echoes {record.echoes}, {said}"
+    if decision.changed:
+        change = decision.changed
+        yield f"changed: generation {change.generation}, release {change.release}, resumed from {change.resumed_from}"
     if decision.wake_at is not None:
         yield f"wake {decision.wake_at:g}"
 
@@ -210,7 +226,13 @@ def show_action(action: Action) -> str:
             since = f" after doubts {action.doubts[-1].not_after}" if action.doubts else ""
             kind = " verified" if action.verified else ""
             until = f" from{kind} memory up to {action.not_after}" if action.not_after is not None else ""
-            return f"Launch {id} generation {generation} on {places}{until}{since}"
+            what = f" of release {action.release.number}" if action.release.number > 1 else ""
+            held = f" without what {' '.join(action.astray)} holds" if action.astray else ""
+            out = "".join(f" leaving out {s.first}-{s.last}" for s in action.skips)
+            eased = "".join(f" easing {e.first}-{e.last} to {e.factor:g}" for e in action.eases)
+            return f"Launch {id} generation {generation}{what} on {places}{until}{since}{held}{out}{eased}"
+        case Stage(id=id, release=release, nodes=nodes):
+            return f"Stage {id} release {release.number} ({release.digest}) on {' '.join(nodes)}"
         case Stop(id=id, generation=generation, nodes=nodes, grace_s=grace_s):
             return f"Stop {id} generation {generation} on {' '.join(nodes) or 'nobody'}, grace {grace_s:g}"
         case Probe(id=id, nodes=nodes, level=level):

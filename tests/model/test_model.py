@@ -5,15 +5,17 @@ from typing import get_args
 import msgspec
 import pytest
 
-from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Probe, Replay, Say, Stop
+from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.errand import Errand, LaunchHere, Leave, MeetHere, PlayHere, ProbeHere, StopHere
+from holdfast.model.errand import Errand, LaunchHere, Leave, MeetHere, PlayHere, ProbeHere, StageHere, StopHere
 from holdfast.model.event import Begin, Decision, Ended, Entry, Event, Limits, Order, Outcome, Progress, Ready, Tick
 from holdfast.model.probe import Meeting
+from holdfast.model.release import Release
 from holdfast.model.replay import ReplayHere
 from holdfast.model.topology import Job, Seat, world_size
 
 SEATS = (Seat(node="a", group_rank=0, first_rank=0, nproc=2), Seat(node="b", group_rank=1, first_rank=2, nproc=3))
+RELEASE = Release(number=2, digest="d", root="/r", script="a.py", argv=("a.py", "-x"), env={"A": "b"}, message="é")
 EVENTS: tuple[Event, ...] = (
     Begin(job=Job(run_id="r", min_nodes=1, max_nodes=2, max_restarts=0), limits=Limits(wait_s=1.5)),
     Ready(node="a", host="h", nproc=2, order=1),
@@ -21,7 +23,7 @@ EVENTS: tuple[Event, ...] = (
     Progress(generation=1, step=2, at=3.0, first_step=1, first_at=2.0, counted=True),
     Ended(node="a", generation=1),
     Outcome(action=3, ok=False, detail="why", nodes=("a",), failed={"b": "because"}),
-    Order(verb="stop", who="me", code=3, now=True),
+    Order(verb="update", who="me", code=3, now=True, node="a", release=RELEASE, number=1, window_s=2.5),
     Tick(),
 )
 ACTIONS: tuple[Action, ...] = (
@@ -29,6 +31,7 @@ ACTIONS: tuple[Action, ...] = (
     Dismiss(id=2, node="a", reason="why"),
     Launch(id=3, generation=1, seats=SEATS),
     Stop(id=4, generation=1, nodes=("a", "b"), grace_s=2.0),
+    Stage(id=8, release=RELEASE, nodes=("a", "b")),
     Probe(id=6, generation=1, nodes=("a", "b"), level=2),
     Replay(id=7, generation=1, seats=SEATS, not_after=40),
     Finish(id=5, code=93, grace_s=0.0, reason="why"),
@@ -41,6 +44,7 @@ LAUNCH = LaunchHere(
 ERRANDS: tuple[Errand, ...] = (
     LAUNCH,
     StopHere(id=2, generation=1, grace_s=1.0),
+    StageHere(id=7, release=RELEASE, check=True),
     ProbeHere(id=4, level=3),
     MeetHere(id=-5, meeting=Meeting(rank=0, world=2, host="h", port=3, name="w")),
     PlayHere(id=-6, launch=LAUNCH, replay=ReplayHere(name="1-1-h0", steps=5), within_s=9.0),

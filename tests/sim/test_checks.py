@@ -6,8 +6,9 @@ from itertools import count
 import msgspec
 import pytest
 
+from holdfast.core import generation, healing
 from holdfast.core.decider import Decider
-from holdfast.core.diagnose import ladder
+from holdfast.core.diagnose.case import Case
 from holdfast.core.standby import Standbys
 from holdfast.core.triage import Incident
 from holdfast.model.action import Action, Dismiss, Launch, Stop
@@ -26,7 +27,7 @@ def test_without_a_bug_it_passes() -> None:
     simulate(SMALL)
 
 
-def planted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, bug: object) -> str:
+def planted(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, bug: object) -> str:
     monkeypatch.setattr(owner, name, bug)
     with pytest.raises(Unsafe) as caught:
         simulate(SMALL)
@@ -34,34 +35,34 @@ def planted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, bug: object
 
 
 def test_a_launch_on_a_lost_node_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody(self: Decider, nodes: object, silent: object) -> str:
+    def nobody(decider: Decider, now: float, nodes: object, silent: object) -> str:
         return "nobody"
 
-    assert "known as lost" in planted(monkeypatch, Decider, "_evict", nobody)
+    assert "known as lost" in planted(monkeypatch, generation, "evict", nobody)
 
 
 def test_ranks_that_are_not_stopped_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    trouble = Decider._trouble
+    trouble = healing.trouble
 
-    def spares_one(self: Decider, now: float, alarm: object) -> str:
-        reason = trouble(self, now, alarm)  # type: ignore[arg-type]
-        last = self._actions[-1]
+    def spares_one(decider: Decider, now: float, alarm: object) -> str:
+        reason = trouble(decider, now, alarm)  # type: ignore[arg-type]
+        last = decider.actions[-1]
         assert isinstance(last, Stop)
-        self._actions[-1] = msgspec.structs.replace(last, nodes=last.nodes[:1])
+        decider.actions[-1] = msgspec.structs.replace(last, nodes=last.nodes[:1])
         return reason
 
-    assert "ranks of an older generation live on" in planted(monkeypatch, Decider, "_trouble", spares_one)
+    assert "ranks of an older generation live on" in planted(monkeypatch, healing, "trouble", spares_one)
 
 
 def test_a_launch_without_a_stop_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def restarts_at_once(self: Decider, now: float, alarm: object) -> str:
-        return self._next_generation(now)
+    def restarts_at_once(decider: Decider, now: float, alarm: object) -> str:
+        return generation.next_generation(decider, now)
 
-    assert "is stopped before" in planted(monkeypatch, Decider, "_trouble", restarts_at_once)
+    assert "is stopped before" in planted(monkeypatch, healing, "trouble", restarts_at_once)
 
 
 def test_a_job_that_never_comes_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Decider, "_stopped", lambda self, now, event: "and now?")
+    monkeypatch.setattr(healing, "stopped", lambda decider, now, event: "and now?")
     with pytest.raises(Unsafe, match="what is awaited can come"):
         simulate(SMALL)
 
@@ -83,20 +84,20 @@ def test_training_that_does_not_come_back_in_time_is_seen(monkeypatch: pytest.Mo
 
 
 def test_giving_up_too_early_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ladder.Case, "fruitless", 99)
+    monkeypatch.setattr(Case, "fruitless", 99)
     with pytest.raises(Unsafe, match="gave up too early"):
         simulate(SMALL)
 
 
 def test_an_action_id_used_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = Decider._begin
+    begin = generation.begin
 
-    def forgets(self: Decider, now: float, event: object) -> str:
-        reason = begin(self, now, event)  # type: ignore[arg-type]
-        self._standbys._ids = count(1)
+    def forgets(decider: Decider, now: float, event: object) -> str:
+        reason = begin(decider, now, event)  # type: ignore[arg-type]
+        decider.nodes.standbys._ids = count(1)
         return reason
 
-    assert "action ids grow" in planted(monkeypatch, Decider, "_begin", forgets)
+    assert "action ids grow" in planted(monkeypatch, generation, "begin", forgets)
 
 
 def test_an_incident_that_is_lost_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,11 +53,17 @@ class Pace:
         self._said_at, self._said_step = now, slowest.step
         if not slowest.counted:
             self.best = max(self.best, slowest.step)
+        beats = self._beats.values()
         return Progress(
             generation=self.generation,
             step=slowest.step,
             at=slowest.at,
-            first_step=min(b.first_step for b in self._beats.values()),
-            first_at=max(b.first_at for b in self._beats.values()),
+            first_step=min(b.first_step for b in beats),
+            first_at=max(b.first_at for b in beats),
             counted=slowest.counted,
+            grouped_at=max(b.grouped_at for b in beats),
+            restored_at=max(b.restored_at for b in beats),
+            skippable=all(b.skippable for b in beats),
+            skipped=max(b.skipped for b in beats),
+            skipped_samples=sum(b.skipped_samples for b in beats),
         )

@@ -4,16 +4,19 @@ Refuses to judge before it has seen enough values, a median that is not positive
 losses that are not finite (`loss` has those), and an update whose step before it was not seen. Of norms that are not
 finite only the first is told, and none where they come from the start: loss scaling makes such on purpose. None of the
 rules can tell a fault from a bad batch, nor whose fault it was: a gradient is shared by all replicas once it is summed.
-So they name the step; only the norm of a rank's own gradient, before the sum, names a rank.
+So they name the step; only the norm of a rank's own gradient, before the sum, names a rank. What is done about it the
+user says (`loss.policy`), and only a loss or a gradient norm that ranks share is acted on.
 """
 
 from bisect import bisect_left, insort
 from collections import deque
+from enum import StrEnum
 from math import isfinite, sqrt
 
 import msgspec
 
 from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.release import Ease
 from holdfast.model.signal import Values
 
 _LEAST = 16  # values before anything is judged
@@ -23,11 +26,27 @@ _ALPHA = 0.05  # of the update rule, and the steps from which it judges
 _STEADY = 10
 
 
+class Policy(StrEnum):
+    """What is to be done about a spike."""
+
+    IGNORE = "ignore"  # the journal alone
+    ALERT = "alert"
+    SKIP = "skip-batches"  # go on from the newest state, without the next batches
+    REWIND = "rewind-and-skip"  # go on from a state before it, without its batch
+    LOWER = "lower-lr"  # go on from a state before it, at a part of the learning rate
+
+
+_ACTS = {Policy.SKIP, Policy.REWIND, Policy.LOWER}
+
+
 class LossLimits(msgspec.Struct, frozen=True, kw_only=True):
     """When a loss is worth a word."""
 
     stance: Stance = Stance.ACT  # on a loss that is not finite
-    spikes: Stance = Stance.NOTIFY  # what the rules below may do
+    policy: Policy = Policy.ALERT  # on what the rules below find
+    skip_batches: int = 1  # that skip-batches and rewind-and-skip leave out
+    lower_to: float = 0.5  # of the learning rate, by lower-lr
+    lower_steps: int = 100  # for so long
     window: int = 128  # steps that a value is compared with; as long nothing is said again
     times: float = 5.0  # the median of the window
     score: float = 20.0  # deviations above the median
@@ -156,17 +175,47 @@ class Spikes:
         return step >= quiet_until
 
 
-def alarm_of(node: str, told: Values, rules: list[tuple[str, str]], stance: Stance) -> Alarm:
+def asked(limits: LossLimits) -> str:
+    """The policy with its numbers, as an alarm carries it and `diagnose/easing.py` reads it."""
+    match limits.policy:
+        case Policy.SKIP | Policy.REWIND:
+            return f"{limits.policy}:{limits.skip_batches}"
+        case Policy.LOWER:
+            return f"{limits.policy}:{limits.lower_to!r}:{limits.lower_steps}"
+    return str(limits.policy)
+
+
+def hindrance(limits: LossLimits, step: int, skippable: bool, eases: tuple[Ease, ...]) -> str:
+    """Why what the user wants cannot be done about this step; empty if it can."""
+    if limits.policy in (Policy.SKIP, Policy.REWIND) and not skippable:
+        return (
+            f"loss.policy={limits.policy} takes a script that asks holdfast.skip(step) or uses holdfast.batches(loader)"
+        )
+    if limits.policy is Policy.LOWER and any(ease.first <= step <= ease.last for ease in eases):
+        return "the learning rate of this step is lowered already"  # it was gone back for: its loss is the same again
+    return ""
+
+
+def alarm_of(node: str, told: Values, rules: list[tuple[str, str]], limits: LossLimits, hindered: str = "") -> Alarm:
     """One word for all that stood out in one step of one rank."""
+    acts = limits.policy in _ACTS and any(rule.startswith(("loss", "norm")) for rule, _ in rules)
+    stance = Stance.OBSERVE if limits.policy is Policy.IGNORE else Stance.NOTIFY
+    why = "; ".join(why for _, why in rules)
+    if acts and hindered:
+        why = f"{why}; it is only told of: {hindered}"
+    elif acts:
+        stance = Stance.ACT
     return Alarm(
         kind=Kind.LOSS,
         at=told.at,
         suspects=(node,),
         ranks=(told.rank,),
         generation=told.generation,
-        reason=f"stands out at step {told.step}: {'; '.join(why for _, why in rules)}",
+        reason=f"stands out at step {told.step}: {why}",
         signature=f"spike {rules[0][0]}" + (f" {told.rank}" if rules[0][0].startswith("own") else ""),
         evidence=tuple(rule for rule, _ in rules),
         stance=stance,
-        not_after=told.step - 1,
+        policy=asked(limits) if stance is Stance.ACT else "",
+        # Who only leaves out what comes next goes on from the newest state.
+        not_after=None if stance is Stance.ACT and limits.policy is Policy.SKIP else told.step - 1,
     )

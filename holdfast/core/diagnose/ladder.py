@@ -1,14 +1,18 @@
 """The ladder: from the first cause of an incident to a verdict, cheapest remedy first, every rung bounded.
 
 1. Proof names a node (silent, GPU lost, words that leave no doubt): it is evicted.
-2. The user's code raised: no node is ever evicted for it; what needs another setting is tried once more and then told.
+2. The user's code raised: no node is ever evicted for it. A release on trial is rolled back; what needs another setting
+   is tried once more and then told.
 3. A hang or a slow job whose stacks name nodes: these are evicted, if they can be replaced.
 4. The same failure again, and nobody to blame: every node is tried while the job stands, alone and in pairs.
 5. Nothing found: restarted in place, for many faults are transient.
+6. Again: the newest release is rolled back; where the loss fails at the same step and the script can, its batch is
+   left out.
 7. Again, and the script allows it: groups of nodes do its work again, and who fails in two groupings is evicted.
-8. Nothing left: the job ends with code 93 and the story, its state kept.
+8. Nothing left: a person is asked, or the job ends with code 93 and the story, its state kept.
 
-The first failure of its kind without a culprit is restarted at once, whatever it was: nothing is cheaper.
+The first failure of its kind without a culprit is restarted at once, whatever it was: nothing is cheaper. A release
+that has not made its first steps is suspected before any machine is, unless there is proof against one.
 """
 
 from collections.abc import Mapping
@@ -16,109 +20,73 @@ from collections.abc import Mapping
 import msgspec
 
 from holdfast.core import story
-from holdfast.core.triage import NOT_STARTED, is_echo, names_node
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.core.diagnose import easing
+from holdfast.core.diagnose.case import EXTERNAL, SETTING, TOLD, Case
+from holdfast.core.triage import NOT_STARTED, is_echo
+from holdfast.model.alarm import Kind
+from holdfast.model.release import Skip
 from holdfast.model.verdict import Remedy, Verdict
 
 GAVE_UP = 93  # exit code: do not requeue
-SURE = 0.9  # confidence of last words that stands as proof against a node
-TOLD = 0.7  # and that explains a failure; an exit code alone does not
-EVICT, CODE, SETTING, EXTERNAL = "evict_and_restart", "rollback_or_fix_code", "fix_config", "wait_external"  # actions
 _PATIENCE_S = (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0)  # for somebody outside to come back
 _NODES, _BITS = 2, 3  # levels of probes: of machines, and of what they compute
 
 
-class Past(msgspec.Struct, frozen=True, kw_only=True):
-    """An earlier failure, as far as the ladder needs it."""
-
-    signature: str
-    nodes: tuple[str, ...]
-    at: float
-    step: int
-    counted: bool  # the step was counted by us since launch, not told by the script
-    probed: bool = False  # nodes were tried after it
-    replayed: bool = False  # and so was the job's own work
-
-
-class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the ladder looks at."""
-
-    cause: Alarm
-    step: int  # the last good one
-    counted: bool
-    ever: bool  # whether the job ever made a step
-    past: tuple[Past, ...]  # failures with this signature
-    since: float  # where the window begins
-    further_at: float  # when the job last got further than ever, by told steps
-    rounds: int  # failures of this incident before this one, no step between them
-    attempts: int
-    restarts: int  # so far, without eviction
-    max_restarts: int | None
-    standbys: int = 0
-    replaceable: bool  # whether the job can do without the suspects
-    may_probe: bool = False
-    may_replay: bool = False
-    may_evict: int = 1 << 30  # nodes, on evidence short of proof
-
-    @property
-    def recent(self) -> tuple[Past, ...]:
-        return tuple(p for p in self.past if p.at > self.since)
-
-    @property
-    def no_further(self) -> bool:
-        """It failed like this before, no earlier in its work.
-
-        Steps that we count begin anew with every launch, so of two counts only equality says something: the same work
-        from the same state.
-        """
-        if self.counted:
-            return any(p.counted and p.step == self.step for p in self.past)
-        return any(not p.counted and p.step >= self.step for p in self.past)
-
-    @property
-    def fruitless(self) -> int:
-        """How often it failed like this before, since the job last got further than ever.
-
-        Told steps need no window, for they show progress whenever it comes; where we count, all within it are taken.
-        """
-        return len(self.recent) if self.counted else sum(p.at > self.further_at for p in self.past)
-
-    @property
-    def capped(self) -> bool:
-        return self.max_restarts is not None and self.restarts >= self.max_restarts
-
-    @property
-    def is_proof(self) -> bool:
-        """Whether the cause names a machine beyond doubt."""
-        cause = self.cause
-        told = cause.kind is Kind.CRASH and cause.action == EVICT and cause.confidence >= SURE
-        return cause.kind is Kind.SILENCE or names_node(cause) or told
-
-    @property
-    def is_guess(self) -> bool:
-        """Whether evidence short of proof is all there is; a stopped or missing process is more than that."""
-        return not (self.is_proof or self.cause.hard)
-
-    @property
-    def is_blameless(self) -> bool:
-        """Whether a machine may be at fault, and nobody says which."""
-        cause = self.cause
-        told = cause.action in (CODE, SETTING, EXTERNAL) and cause.confidence >= TOLD
-        return not (cause.group == "script" or told) and cause.kind is not Kind.LINES and cause.klass != NOT_STARTED
-
-
 def judge(case: Case) -> Verdict:
+    """The verdict of the first rung that has one, kept within what may be evicted and what code may be changed."""
     verdict = _remedy(case)
+    if verdict.remedy is Remedy.EVICT and len(verdict.nodes) > case.may_lose:
+        return _give_up("more nodes were lost within the hour than the job has")
     if verdict.remedy is Remedy.EVICT and case.is_guess and len(verdict.nodes) > case.may_evict:
-        return _too_many(case, verdict)
-    if verdict.remedy is Remedy.RESTART and case.may_probe and case.is_blameless and _is_due(case):
+        verdict = _too_many(case, verdict)
+    if case.back_to and not case.update and _is_codes_turn(case, verdict):
+        return _rollback(case)
+    if verdict.remedy is Remedy.GIVE_UP and verdict.code == GAVE_UP and case.update:
+        return Verdict(remedy=Remedy.RESTART, reason="a newer release waits: restarted with it")
+    if verdict.remedy is not Remedy.RESTART or not case.is_blameless:
+        return verdict
+    if case.may_probe and _is_due(case):
         level = _BITS if case.cause.kind in (Kind.LOSS, Kind.REPLICA) else _NODES
         reason = f"the same again, and nobody to blame: every node is tried (level {level})"
         return Verdict(remedy=Remedy.PROBE, level=level, reason=reason)
-    if verdict.remedy is Remedy.RESTART and case.may_replay and case.is_blameless and _is_stubborn(case):
+    if skip := _batch(case):
+        return skip
+    if case.may_replay and _is_stubborn(case):
         reason = "the same again although nothing was found: groups of nodes do the work again, if the script allows it"
         return Verdict(remedy=Remedy.REPLAY, reason=reason)
     return verdict
+
+
+def _is_codes_turn(case: Case, verdict: Verdict) -> bool:
+    """Whether the newest release goes, and not a machine: change one thing at a time, and code is the cheaper one."""
+    cause = case.cause
+    if case.is_proof or cause.klass == NOT_STARTED or (cause.action == EXTERNAL and cause.confidence >= TOLD):
+        return False
+    if case.trial:
+        hangs = cause.kind in (Kind.HANG, Kind.SLOW) and not cause.hard
+        return case.is_code or case.mixed or hangs or case.again
+    if verdict.remedy is Remedy.GIVE_UP and verdict.code == GAVE_UP:
+        return True
+    return verdict.remedy is Remedy.RESTART and case.is_blameless and _is_stubborn(case)
+
+
+def _rollback(case: Case) -> Verdict:
+    why = "failed in its first steps" if case.trial else "is the newest thing that changed, and nothing else helped"
+    reason = f"the running release {why}: rolled back to release {case.back_to}"
+    return Verdict(remedy=Remedy.ROLLBACK, to=case.back_to, reason=reason)
+
+
+def _batch(case: Case) -> Verdict | None:
+    """The loss is not finite at the same step again, and no machine is to blame: its batch is left out."""
+    cause = case.cause
+    spike = cause.signature.startswith("spike")
+    if cause.kind is not Kind.LOSS or spike or cause.not_after is None or not case.skippable:
+        return None
+    if not case.no_further or case.fruitless == 0:
+        return None
+    bad = cause.not_after + 1
+    reason = f"the loss was not finite at step {bad} again, and no machine is to blame: its batch is left out"
+    return Verdict(remedy=Remedy.SKIP, skips=(Skip(first=bad, last=bad),), reason=reason)
 
 
 def _is_stubborn(case: Case) -> bool:
@@ -162,8 +130,11 @@ def _remedy(case: Case) -> Verdict:
         return _setup(case)
     if cause.kind in (Kind.HANG, Kind.SLOW) and case.replaceable and case.standbys >= len(cause.suspects):
         return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=f"{story.cause(cause)}: evicted {where}")
-    if cause.group == "script" or cause.action == CODE:
+    if case.is_code:
         return _user_code(case)
+    if case.is_scarce and case.replaceable:
+        reason = f"{where} alone runs short of memory, twice: evicted"
+        return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=reason)
     if cause.action == SETTING and cause.kind is Kind.CRASH and cause.confidence >= TOLD:
         return _setup(case)
     if case.replaceable and cause.klass == NOT_STARTED:
@@ -174,7 +145,7 @@ def _remedy(case: Case) -> Verdict:
         return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=reason)
     if case.capped:
         return _capped(case)
-    if case.max_restarts is None and case.fruitless >= case.attempts:
+    if case.max_restarts is None and case.stuck:
         return _give_up(f"the same failure {case.fruitless + 1} times without getting further")
     return Verdict(remedy=Remedy.RESTART, reason="no node is to blame: restarted in place")
 
@@ -185,7 +156,7 @@ def _user_code(case: Case) -> Verdict:
         return _capped(case)
     if not case.ever:
         return _give_up("the script failed before its first step; a restart would fail the same way")
-    if case.no_further or (case.counted and len(case.recent) >= case.attempts):
+    if case.no_further or case.stuck:
         return _give_up("the script failed the same way again without getting further")
     return Verdict(remedy=Remedy.RESTART, reason="the script raised, after steps were made: restarted in place")
 
@@ -203,7 +174,7 @@ def _differ(case: Case) -> Verdict:
     """Replicas disagree and there is no majority: whose fault it was shows if it comes again and one more can say."""
     if case.capped:
         return _capped(case)
-    if case.max_restarts is None and case.fruitless >= case.attempts:
+    if case.max_restarts is None and case.stuck:
         return _give_up(f"replicas differed {case.fruitless + 1} times without getting further, and nobody can say why")
     return Verdict(remedy=Remedy.RESTART, reason="nobody can be named: restarted in place from where they were equal")
 
@@ -222,9 +193,13 @@ def _loss(case: Case) -> Verdict:
     """It names the rank that told of it first, which is no evidence against its node: they all share the loss."""
     if case.capped:
         return _capped(case)
-    if case.max_restarts is None and case.fruitless >= case.attempts:
-        what = "stood out" if case.cause.signature.startswith("spike") else "was not finite"
+    cause = case.cause
+    if case.max_restarts is None and case.stuck:
+        what = "stood out" if cause.signature.startswith("spike") else "was not finite"
         return _give_up(f"the loss {what} {case.fruitless + 1} times without getting further: data or code")
+    skips, eases = easing.answer(cause.policy, case.step, cause.not_after)
+    if skips or eases:
+        return Verdict(remedy=Remedy.SKIP, skips=skips, eases=eases, reason=easing.said(skips, eases))
     return Verdict(remedy=Remedy.RESTART, reason="restarted in place from a state before that")
 
 

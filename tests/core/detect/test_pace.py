@@ -1,5 +1,7 @@
 """Beats by the thousand become the job's few words."""
 
+from msgspec.structs import replace
+
 from holdfast.core.detect.pace import Pace, PaceLimits
 from holdfast.model.event import Progress
 from holdfast.model.signal import Beat
@@ -83,3 +85,17 @@ def test_counted_steps_are_no_measure_of_what_is_redone() -> None:
     job = pace("a")
     job.heard(1.0, beat("a", 100, 1.0, counted=True))
     assert job.best == -1
+
+
+def test_the_last_rank_counts_for_groups_and_states_and_every_one_must_ask() -> None:
+    job = pace()
+    one = replace(beat("a", 5, 3.0), grouped_at=1.0, restored_at=2.5, skippable=True, skipped=2, skipped_samples=8)
+    job.heard(3.0, one)
+    found = job.heard(3.0, replace(one, node="b", grouped_at=1.5, restored_at=2.0, skipped_samples=7))
+    assert found is not None
+    assert (found.grouped_at, found.restored_at, found.skippable) == (1.5, 2.5, True)
+    assert (found.skipped, found.skipped_samples) == (2, 15)
+    job.heard(4.0, replace(one, step=6, skippable=False))
+    job.heard(4.0, replace(one, node="b", step=6))
+    found = job.flush(4.0)
+    assert found is not None and not found.skippable

@@ -3,8 +3,11 @@
 import math
 import random
 
-from holdfast.core.detect.spikes import LossLimits, Spikes, Update, Window, alarm_of, score, times
-from holdfast.model.alarm import Stance
+import pytest
+
+from holdfast.core.detect.spikes import LossLimits, Policy, Spikes, Update, Window, alarm_of, hindrance, score, times
+from holdfast.model.alarm import Alarm, Stance
+from holdfast.model.release import Ease
 from holdfast.model.signal import Values
 
 LIMITS = LossLimits(window=32)
@@ -115,8 +118,55 @@ def test_a_jump_with_a_falling_gradient_or_after_a_gap_is_none() -> None:
     assert other.heard(51, 5e-3, 3.0) == "", "the step before was not seen"
 
 
+LOSS = [("loss times", "its loss is 9")]
+EASES = (Ease(first=40, last=49, factor=0.5),)
+
+
+def alarm(limits: LossLimits, rules: list[tuple[str, str]] = LOSS, hindered: str = "") -> Alarm:
+    return alarm_of("n1", told(40, loss=9.0), rules, limits, hindered)
+
+
 def test_the_alarm_names_the_step_before_as_good() -> None:
-    alarm = alarm_of("n1", told(40, loss=9.0), [("loss times", "its loss is 9")], Stance.NOTIFY)
-    assert (alarm.not_after, alarm.stance, alarm.suspects, alarm.hard) == (39, Stance.NOTIFY, ("n1",), False)
-    own = alarm_of("n1", told(40), [("own times", "")], Stance.NOTIFY)
-    assert own.signature != alarm.signature and own.signature.endswith("0"), "a rank's own is told apart by rank"
+    loss = alarm(LIMITS)
+    assert (loss.not_after, loss.stance, loss.suspects, loss.hard) == (39, Stance.NOTIFY, ("n1",), False)
+    own = alarm(LIMITS, [("own times", "")])
+    assert own.signature != loss.signature and own.signature.endswith("0"), "a rank's own is told apart by rank"
+
+
+@pytest.mark.parametrize(
+    ("limits", "stance", "policy", "not_after"),
+    [
+        (LossLimits(policy=Policy.IGNORE), Stance.OBSERVE, "", 39),
+        (LossLimits(), Stance.NOTIFY, "", 39),
+        (LossLimits(policy=Policy.SKIP, skip_batches=3), Stance.ACT, "skip-batches:3", None),
+        (LossLimits(policy=Policy.REWIND), Stance.ACT, "rewind-and-skip:1", 39),
+        (LossLimits(policy=Policy.LOWER, lower_to=0.1, lower_steps=50), Stance.ACT, "lower-lr:0.1:50", 39),
+    ],
+)
+def test_what_the_user_wants_is_what_the_alarm_is_for(
+    limits: LossLimits, stance: Stance, policy: str, not_after: int | None
+) -> None:
+    found = alarm(limits, [("update", "jumped"), *LOSS])
+    assert (found.stance, found.policy, found.not_after) == (stance, policy, not_after)
+
+
+@pytest.mark.parametrize("rule", ["own times", "update"])
+def test_only_what_ranks_share_is_acted_on(rule: str) -> None:
+    found = alarm(LossLimits(policy=Policy.REWIND), [(rule, "why")])
+    assert (found.stance, found.policy, found.not_after) == (Stance.NOTIFY, "", 39)
+    assert alarm(LossLimits(policy=Policy.REWIND), [("norm score", "why")]).stance is Stance.ACT
+
+
+def test_what_cannot_be_done_is_told() -> None:
+    for policy in (Policy.SKIP, Policy.REWIND):
+        limits = LossLimits(policy=policy)
+        assert hindrance(limits, 40, True, EASES) == ""
+        why = hindrance(limits, 40, False, ())
+        found = alarm(limits, hindered=why)
+        assert (found.stance, found.policy, found.not_after) == (Stance.NOTIFY, "", 39)
+        assert f"loss.policy={policy}" in found.reason and "holdfast.skip(step)" in found.reason
+    lower = LossLimits(policy=Policy.LOWER)
+    assert hindrance(lower, 39, False, EASES) == hindrance(lower, 50, False, EASES) == ""
+    assert "lowered already" in hindrance(lower, 40, False, EASES)
+    assert "it is only told of" not in alarm(LossLimits(), hindered="why").reason
+    assert hindrance(LossLimits(), 40, False, EASES) == ""

@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from holdfast.core.diagnose.ladder import GAVE_UP, Case, Past, judge, tried
+from holdfast.core.diagnose.case import Case, Past
+from holdfast.core.diagnose.ladder import GAVE_UP, judge, tried
 from holdfast.core.triage import NOT_STARTED
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.verdict import Remedy
@@ -89,10 +90,16 @@ def test_what_failed_before_the_job_got_further_is_forgiven() -> None:
     assert judge(case(CRASH, past=elsewhere, further_at=1.0)).remedy is Remedy.RESTART
 
 
-def test_counted_steps_say_nothing_about_progress() -> None:
-    elsewhere = past(1, 2, 3, node="n2", counted=True)
-    assert judge(case(CRASH, counted=True, past=elsewhere[:2])).remedy is Remedy.RESTART
-    assert judge(case(CRASH, counted=True, past=elsewhere)).remedy is Remedy.GIVE_UP
+def test_counted_steps_are_compared_by_how_many_were_made() -> None:
+    def judged(step: int, *before: int) -> Remedy:
+        return judge(case(CRASH, counted=True, step=step, past=past(*before, node="n2", counted=True))).remedy
+
+    assert judged(50, 1, 2, 3) is Remedy.RESTART  # it got much further than ever
+    assert judged(50, 40, 60, 70) is Remedy.RESTART  # and so it does every time
+    assert judged(50, 50, 50, 50) is Remedy.GIVE_UP  # the same work from the same state
+    assert judged(2, 70, 3, 1, 2) is Remedy.GIVE_UP  # it no longer gets anywhere
+    assert judged(2, 3, 1, 70) is Remedy.RESTART
+    assert judged(50, *range(51, 81)) is Remedy.GIVE_UP  # nobody knows, and it is enough
 
 
 @pytest.mark.parametrize(("code", "expected"), [(7, 7), (-9, 137), (-15, 143), (None, 1)])
@@ -122,7 +129,7 @@ def test_user_code_that_fails_where_it_failed_before_needs_no_window() -> None:
 def test_user_code_after_as_many_counted_steps_as_before_is_stuck() -> None:
     assert judge(case(SCRIPT, counted=True, past=past(50, counted=True, at=-99999.0))).code == GAVE_UP
     assert judge(case(SCRIPT, counted=True, past=past(49, 51, counted=True))).remedy is Remedy.RESTART
-    assert judge(case(SCRIPT, counted=True, past=past(49, 51, 52, counted=True))).code == GAVE_UP
+    assert judge(case(SCRIPT, counted=True, past=past(*range(51, 81), counted=True))).code == GAVE_UP
 
 
 LOST = Alarm(
@@ -267,3 +274,65 @@ def test_guesses_are_bounded_and_proof_is_not() -> None:
     assert judge(case(hang, standbys=1, may_evict=0)).remedy is Remedy.EVICT
     slow = msgspec.structs.replace(hang, kind=Kind.SLOW, hard=False)
     assert judge(case(slow, standbys=1, may_evict=0)).remedy is Remedy.RESTART
+
+
+NAN = Alarm(kind=Kind.LOSS, at=100.0, suspects=("n1",), ranks=(2,), reason="nan", signature="s", not_after=50)
+HANG = Alarm(kind=Kind.HANG, at=100.0, suspects=("n1",), ranks=(2,), reason="stands", signature="s")
+
+
+def test_code_on_trial_goes_back_before_any_machine_goes() -> None:
+    fresh: dict[str, object] = {"release": 2, "back_to": 1, "trial": True, "standbys": 4}
+    for cause in (SCRIPT, HANG):
+        verdict = judge(case(cause, **fresh))
+        assert (verdict.remedy, verdict.to, verdict.nodes) == (Remedy.ROLLBACK, 1, ())
+    assert judge(case(SCRIPT, ever=False, step=-1, **fresh)).remedy is Remedy.ROLLBACK
+    for cause in (CRASH, NAN):
+        assert judge(case(cause, **fresh)).remedy is Remedy.RESTART  # many faults are transient
+        assert judge(case(cause, rounds=1, **fresh)).remedy is Remedy.ROLLBACK
+        assert judge(case(cause, mixed=True, **fresh)).remedy is Remedy.ROLLBACK
+        under = tuple(msgspec.structs.replace(p, release=2) for p in past(40, node="n2"))
+        assert judge(case(cause, past=under, **fresh)).remedy is Remedy.ROLLBACK
+        before = tuple(msgspec.structs.replace(p, release=1) for p in past(40, node="n2"))
+        assert judge(case(cause, past=before, **fresh)).remedy is Remedy.RESTART  # the old one failed like that, too
+
+
+def test_proof_against_a_machine_acquits_the_code() -> None:
+    for cause in (SILENCE, LOST, msgspec.structs.replace(HANG, hard=True)):
+        verdict = judge(case(cause, back_to=1, trial=True, mixed=cause is not HANG and not cause.ranks, standbys=1))
+        assert (verdict.remedy, verdict.nodes) == (Remedy.EVICT, ("n1",))
+
+
+def test_the_newest_release_goes_before_a_person_is_asked() -> None:
+    stuck = {"past": past(50, 50, 50, node="n2", at=1.0), "back_to": 1, "release": 2}
+    assert judge(case(CRASH, **stuck)).remedy is Remedy.ROLLBACK
+    assert judge(case(CRASH, **(stuck | {"back_to": 0}))).code == GAVE_UP
+    rolled = tuple(msgspec.structs.replace(p, rolled=True) for p in past(50, node="n2", at=1.0))
+    assert judge(case(CRASH, past=(*past(50, 50, node="n2", at=1.0), *rolled))).remedy is Remedy.RESTART
+
+
+def test_a_newer_release_that_waits_is_tried_before_giving_up_or_going_back() -> None:
+    assert judge(case(SCRIPT, ever=False, step=-1, update=True)).remedy is Remedy.RESTART
+    assert judge(case(SCRIPT, back_to=1, trial=True, update=True)).remedy is Remedy.RESTART
+
+
+def test_a_batch_is_left_out_when_the_loss_fails_at_the_same_step_again() -> None:
+    again = past(50, at=1.0)
+    verdict = judge(case(NAN, past=again, skippable=True))
+    assert verdict.remedy is Remedy.SKIP and [(s.first, s.last) for s in verdict.skips] == [(51, 51)]
+    assert judge(case(NAN, past=again)).remedy is Remedy.RESTART
+    assert judge(case(NAN, past=past(40, at=1.0), skippable=True)).remedy is Remedy.RESTART
+    assert judge(case(NAN, past=again, skippable=True, may_probe=True)).remedy is Remedy.PROBE  # machines first
+    spike = msgspec.structs.replace(NAN, signature="spike loss", policy="rewind-and-skip:2")
+    assert [(s.first, s.last) for s in judge(case(spike)).skips] == [(51, 52)]
+
+
+def test_lost_nodes_are_bounded_even_with_proof() -> None:
+    assert judge(case(SILENCE, may_lose=0)).code == GAVE_UP
+
+
+def test_a_machine_that_alone_runs_short_of_memory_goes_at_the_second_time() -> None:
+    short = msgspec.structs.replace(
+        CRASH, klass="host_oom_kill", action="fix_config", confidence=0.8, suspects=("n1",), signature="s"
+    )
+    assert judge(case(short, past=past(10))).nodes == ("n1",)
+    assert judge(case(short, past=past(10, node="n2"))).remedy is Remedy.RESTART

@@ -1,0 +1,205 @@
+"""Brings releases of the user's code to this node: fetched, compared with their digest, unpacked, and checked."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import time
+from pathlib import Path
+
+import aiohttp
+
+from holdfast.agent import checking
+from holdfast.agent.placing import token_of
+from holdfast.model.errand import StageHere
+from holdfast.model.release import Release
+from holdfast.wire import messages, spec, tree
+from holdfast.wire.listing import ListingError, listing
+from holdfast.wire.spec import NodeSpec
+from holdfast.wire.staged import Staged, environment_of, within
+from holdfast.wire.tree import MIB, TreeError
+
+_FETCH_S = 600.0
+_STALLED_S = 30.0
+_CHUNK = 1 << 20
+_SPARE_BYTES = 64 << 20  # of a disk, beside what a release takes
+_NAME = 16  # characters of a digest
+_KEPT = 5  # releases that nobody needs now, for a rollback
+_log = logging.getLogger("holdfast.agent")
+
+
+class Staging:
+    """Nodes of one host share the folder: whoever is first puts a tree there, whole or not at all."""
+
+    def __init__(self, node: NodeSpec, node_dir: Path) -> None:
+        self._node = node
+        self._folder = Path(node.releases) if node.releases else node_dir / "releases"
+        self._having: dict[str, asyncio.Task[str]] = {}
+        self._wanted: list[str] = []  # digests, the newest last: what may run next is never removed
+        self._launched: list[str] = []  # the same: nor what runs, and what ran before
+
+    def place(self, release: Release) -> Staged:
+        if not release.digest:
+            return Staged()
+        return Staged(root=os.path.realpath(release.root) if release.root else "", at=str(self._at(release.digest)))
+
+    async def launched(self, release: Release) -> str:
+        """Ranks of it are about to be started."""
+        self._launched = [*(d for d in self._launched if d != release.digest), release.digest][-2:]
+        return await self.have(release)
+
+    def _at(self, digest: str) -> Path:
+        return self._folder / digest[:_NAME]  # it stands in every traceback
+
+    def _draft(self, name: str, kind: str) -> Path:
+        """What is put together or taken apart, and by whom; nobody else has it."""
+        return self._folder / f"{name}.{kind}-{os.getpid()}-{secrets.token_hex(4)}"
+
+    async def have(self, release: Release) -> str:
+        """Bring it here if it is not; what went wrong, if anything did."""
+        if not release.digest:
+            return ""
+        if not tree.DIGEST.fullmatch(release.digest):
+            return f"release {release.number}: {release.digest!r} is no digest"
+        task = self._having.get(release.digest)
+        if task is None or task.done():
+            task = self._having[release.digest] = asyncio.create_task(self._brought(release))
+        error = await asyncio.shield(task)
+        return f"release {release.number} cannot be staged: {error}" if error else ""
+
+    async def all(self, releases: tuple[Release, ...]) -> str:
+        """What a node must have before it is ready."""
+        errors = [await self.have(release) for release in releases]
+        return "; ".join(error for error in errors if error)
+
+    async def carry(self, errand: StageHere) -> tuple[str, bool]:
+        """What went wrong, if anything did, and whether it is the release's own fault."""
+        if error := await self.have(errand.release):
+            return error, False
+        if not errand.check:
+            return "", False
+        env = environment_of(dict(os.environ), self._node.entry, errand.release, self.place(errand.release))
+        return await checking.check(self._node.entry, errand.release, self.place(errand.release), env)
+
+    # --- one release -------------------------------------------------------------------------------------------
+
+    async def _brought(self, release: Release) -> str:
+        self._wanted = [*(d for d in self._wanted if d != release.digest), release.digest][-3:]
+        began = time.monotonic()
+        try:
+            if await asyncio.to_thread(self._is_here, release):
+                return ""
+            fetched = self._draft(release.digest, "fetched")
+            archive = self._folder / f"{release.digest}.tar"
+            try:
+                if not archive.exists():
+                    await self._fetch(release.digest, fetched)
+                    archive = fetched
+                await asyncio.to_thread(self._put, release, archive)
+            finally:
+                fetched.unlink(missing_ok=True)
+            await asyncio.to_thread(self._prune)
+        except (OSError, TreeError, aiohttp.ClientError, TimeoutError) as e:
+            return str(e) or type(e).__name__
+        _log.info("release %d staged in %.2f s", release.number, time.monotonic() - began)
+        return ""
+
+    def _is_here(self, release: Release) -> bool:
+        """A tree from before the machine was started anew may lack what had not reached the disk."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        at = self._at(release.digest)
+        if not at.is_dir():
+            return False
+        mark = at.with_name(f"{at.name}.mark")
+        if mark.exists() and mark.read_bytes() == _mark(release.digest):
+            os.utime(at)
+            return True
+        gone = self._draft(at.name, "old")
+        with contextlib.suppress(FileNotFoundError):  # another node of this host was faster
+            at.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+        return False
+
+    async def _fetch(self, digest: str, to: Path) -> None:
+        timeout = aiohttp.ClientTimeout(total=_FETCH_S, sock_read=_STALLED_S)
+        headers = {messages.TOKEN_HEADER: token_of(self._node.token_file)}
+        url = f"{self._node.url}/api/v1/releases/{digest}"
+        async with (
+            aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
+            session.get(url) as answer,
+        ):
+            if answer.status != 200:
+                raise TreeError(f"the controller does not have it (HTTP {answer.status})")
+            await asyncio.to_thread(self._check_room, 2 * (answer.content_length or 0))
+            with to.open("wb") as file:
+                async for chunk in answer.content.iter_chunked(_CHUNK):
+                    await asyncio.to_thread(file.write, chunk)
+
+    def _check_room(self, size_bytes: int) -> None:
+        disk = os.statvfs(self._folder)
+        free = disk.f_bavail * disk.f_frsize
+        if free < size_bytes + _SPARE_BYTES:
+            raise TreeError(
+                f"it takes {size_bytes / MIB:.0f} MiB beside {_SPARE_BYTES // MIB} to spare, "
+                f"and the disk that holds {self._folder} has {free / MIB:.0f} MiB"
+            )
+
+    def _put(self, release: Release, archive: Path) -> None:
+        self._check_room(tree.unpacked_bytes(archive))
+        at = self._at(release.digest)
+        partial = self._draft(at.name, "partial")
+        try:
+            tree.unpack(archive, partial, release.digest)
+            self._link_rest(release, partial)
+            spec.put(at.with_name(f"{at.name}.mark"), _mark(release.digest))
+            with contextlib.suppress(FileExistsError):  # another node of this host was faster
+                _rename(partial, at)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def _link_rest(self, release: Release, partial: Path) -> None:
+        """What the tree leaves out, such as its own data, is found where it lies."""
+        root = Path(release.root)
+        if not release.root or not root.is_dir():
+            return
+        try:
+            rest = listing(root).linked()
+        except ListingError as e:
+            _log.warning("what release %d leaves out is not linked: %s", release.number, e)
+            return
+        for path in rest:
+            if within(os.path.realpath(self._folder), os.path.realpath(root / path)):
+                continue  # this very folder
+            with contextlib.suppress(FileExistsError, NotADirectoryError):  # the release has something of its own there
+                (partial / path).parent.mkdir(parents=True, exist_ok=True)
+                (partial / path).symlink_to(root / path)
+
+    def _prune(self) -> None:
+        """Of trees that nobody needs now the newest are kept, and nothing of agents that died amid their work."""
+        trees = [path for path in self._folder.iterdir() if len(path.name) == _NAME and path.is_dir()]
+        needed = {digest[:_NAME] for digest in (*self._wanted, *self._launched)}
+        spare = sorted((p for p in trees if p.name not in needed), key=lambda p: p.stat().st_mtime)
+        for path in spare[: max(0, len(spare) - _KEPT)]:
+            gone = self._draft(path.name, "old")
+            with contextlib.suppress(OSError):  # another node of this host was faster
+                path.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+        for path in self._folder.glob("*.*-*"):
+            owner = path.name.rpartition(".")[2].split("-")[1]
+            if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _rename(partial: Path, to: Path) -> None:
+    try:
+        partial.rename(to)
+    except OSError as e:
+        if to.is_dir():
+            raise FileExistsError from e
+        raise
+
+
+def _mark(digest: str) -> bytes:
+    return f"{digest} {Path('/proc/sys/kernel/random/boot_id').read_text()}".encode()

@@ -1,0 +1,135 @@
+"""`holdfast hold | resume | approve | evict NODE | drain NODE`: a person's word to a running job."""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from holdfast.cli import rundir
+from holdfast.cli.api import NotRunning, Refused, ask
+from holdfast.cli.flagtable import UsageError
+
+GONE_S = 15.0  # a controller that crashed is back by then
+_LOOK_S = 0.1
+_ABOUT = {
+    "hold": "End all ranks and keep nodes and state, until holdfast resume.",
+    "resume": "Let a job that is held go on from its newest state.",
+    "approve": "Answer a job that asks a person: it is tried once more, with a clean slate.",
+    "evict": "Send a node away now; a standby takes its place, or another node is waited for.",
+    "drain": "Send a node away as soon as a standby can take its place.",
+}
+_WITH_NODE = ("evict", "drain")
+_HERE = ("active", "admitting", "draining", "ready", "probing", "acquiring", "examined")
+
+Status = dict[str, Any]
+
+
+class Unheard(Exception):
+    """The order was taken, and then the job ended or nobody answered any more."""
+
+
+def main(argv: list[str]) -> int:
+    verb = argv[0]
+    args = _parser(verb).parse_args(argv[1:])
+    body = {"verb": verb, "who": f"{rundir.user()} (holdfast {verb})"}
+    body |= {"node": args.node} if verb in _WITH_NODE else {}
+    try:
+        run_dir = rundir.find(args.run)
+        print(f"holdfast {verb}: {give(run_dir, body)}", flush=True)
+        if not args.no_wait:
+            print(f"holdfast {verb}: {_wait(run_dir, body)}")
+    except Refused as e:
+        print(f"holdfast {verb}: {e.why}", file=sys.stderr)
+        return 2
+    except (UsageError, NotRunning) as e:
+        print(f"holdfast {verb}: {e}", file=sys.stderr)
+        return 2
+    except Unheard as e:
+        print(f"holdfast {verb}: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser(verb: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"holdfast {verb}", description=_ABOUT[verb])
+    if verb in _WITH_NODE:
+        parser.add_argument("node", metavar="NODE", help="as holdfast status names it")
+    parser.add_argument("--run", metavar="RUN", help="run directory or id (default: the newest run)")
+    parser.add_argument("--no-wait", action="store_true", help="do not wait until it is so")
+    return parser
+
+
+def give(run_dir: Path, body: dict[str, Any]) -> str:
+    """Have an order taken, once, though the controller be restarted meanwhile; what happens next."""
+    seq = _patiently(run_dir, lambda: ask(run_dir, "/api/v1/status"))["seq"]
+    while True:
+        try:
+            taken: dict[str, Any] = ask(run_dir, "/api/v1/orders", body)
+            return str(taken["next"])
+        except Refused:
+            raise
+        except NotRunning:
+            # It may have been taken and not answered: the journal of the successor knows.
+            if _patiently(run_dir, lambda: _is_taken(run_dir, seq, body)):
+                return "taken; the controller was restarted meanwhile"
+
+
+def _patiently(run_dir: Path, question: Callable[[], Any]) -> Any:
+    """Ask until somebody answers; a controller that is being restarted is waited for."""
+    until = time.monotonic() + GONE_S
+    while True:
+        try:
+            return question()
+        except Refused:
+            raise
+        except NotRunning:
+            if (run_dir / "exit.json").exists() or time.monotonic() > until:
+                raise
+            time.sleep(_LOOK_S)
+
+
+def _is_taken(run_dir: Path, seq: int, body: dict[str, Any]) -> bool:
+    while entries := ask(run_dir, f"/api/v1/entries?after={seq}"):
+        events = [entry["event"] for entry in entries]
+        if any(e["type"] == "order" and all(e.get(key) == value for key, value in body.items()) for e in events):
+            return True
+        seq = entries[-1]["seq"]
+    return False
+
+
+def _wait(run_dir: Path, body: dict[str, Any]) -> str:
+    """Until it is so, with a line whenever the job says something new."""
+    said = ""
+    while True:
+        try:
+            status = _patiently(run_dir, lambda: ask(run_dir, "/api/v1/status"))
+        except NotRunning:
+            raise Unheard(f"the run in {run_dir} {rundir.ending(run_dir)}") from None
+        if done := _done(status, body):
+            return done
+        if status["reason"] != said:
+            said = status["reason"]
+            print(f"  {status['phase']}: {said}", flush=True)
+        time.sleep(_LOOK_S)
+
+
+def _done(status: Status, body: dict[str, Any]) -> str:
+    """That it is so, in words; "" while it is not."""
+    trains, step = status["phase"] == "training", max(status["step"], 0)
+    match body["verb"]:
+        case "hold" if status["phase"] == "held":
+            return f"held at step {step}; holdfast resume lets it go on"
+        case "resume" | "approve" if trains and not (status["held"] or status["asking"]):
+            return f"training, step {step}"
+        case "evict" | "drain":
+            return _gone(status, body["node"])
+    return ""
+
+
+def _gone(status: Status, node: str) -> str:
+    here = any(view["node"] == node and view["role"] in _HERE for view in status["nodes"])
+    if here:
+        return f"{node} leaves when the job goes on" if status["phase"] == "held" else ""
+    return f"{node} has left; training, step {max(status['step'], 0)}" if status["phase"] == "training" else ""

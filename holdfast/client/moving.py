@@ -1,0 +1,30 @@
+"""Has a rank import the user's code from the staged copy of its release, not from the tree that it was taken from."""
+
+import os
+import sys
+import sysconfig
+
+from holdfast.wire.staged import Staged, editable, within
+
+
+def strays() -> tuple[str, ...]:
+    """Modules that were preloaded and are not installed: they may be of a user's tree, which changes."""
+    paths = sysconfig.get_paths()
+    roots = [os.path.realpath(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    found = []
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and not any(within(os.path.realpath(file), root) for root in roots):
+            found.append(name)
+    return tuple(found)
+
+
+def move(staged: Staged, preloaded: tuple[str, ...]) -> None:
+    """To be called in a fresh rank. `preloaded` are the strays of its zygote."""
+    sys.path[:] = [staged.moved(path) if path else path for path in sys.path]
+    for mapping in editable():
+        mapping.update({name: staged.moved(path) for name, path in mapping.items()})
+    for name in preloaded:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if isinstance(file, str) and within(os.path.realpath(file), staged.root) and not name.startswith("holdfast"):
+            del sys.modules[name]

@@ -1,0 +1,139 @@
+"""Batches that are left out, by word of the controller: `holdfast.skip(step)` and `holdfast.batches(loader)`.
+
+A step has the number that the script tells as done after it, to `holdfast.step(n)` or `Checkpointer.save(n)`. Its batch
+is left out when `skip(n)` is true: the number is passed over and never told, the position in the data moves on.
+"""
+
+import os
+import sys
+
+from holdfast.client.progress import Progress, here
+from holdfast.wire.skipping import SKIP, skips_of
+
+TYPE_CHECKING = False  # importing typing would take longer than all the rest
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Any
+
+    from holdfast.wire.skipping import Span
+
+
+class Skipping:
+    """What this rank leaves out, and how much of it there was."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.batches = self.samples = 0  # left out up to now
+        self._progress = progress
+        self._spans: tuple[Span, ...] | None = None  # the environment is looked at once
+        self._last = -1  # step that was left out
+        self._since: tuple[int, int, int] | None = None  # its first step and what was left out before it, until told
+
+    def skip(self, step: int) -> bool:
+        """Whether the batch of this step is to be left out. Ask in the training loop, on every rank alike."""
+        try:
+            spans = self._look() if self._spans is None else self._spans
+            self._progress.asked(step)
+            if not spans:
+                return False
+            if not any(first <= step <= last for first, last in spans):
+                self.tell()
+                return False
+            if step > self._last:  # who asks twice leaves it out once
+                self._leave_out(step)
+            return True
+        except Exception:
+            return False  # whatever was passed, training goes on
+
+    def count(self, samples: int) -> None:
+        """The batch that was just left out had so many."""
+        self.samples += samples
+        if (slot := self._progress.slot()) is not None:
+            slot.skip(self._last, self.batches, self.samples)
+
+    def tell(self) -> None:
+        """Say what was left out, once it is over; one rank is enough for that."""
+        since, self._since = self._since, None
+        if since is None or os.environ.get("RANK", "0") != "0":
+            return
+        first, batches, samples = since
+        steps = f"step {first}" if first == self._last else f"steps {first}-{self._last}"
+        counted = f", with {self.samples - samples} samples on this rank" if self.samples > samples else ""
+        left_out = self.batches - batches
+        what = f"{left_out} batch{'es' if left_out > 1 else ''}{counted}"
+        print(f"holdfast: {steps} left out: {what}", file=sys.stderr, flush=True)
+
+    def _look(self) -> "tuple[Span, ...]":
+        self._spans = ()
+        try:
+            self._spans = skips_of(os.environ.get(SKIP, ""))
+        except ValueError as e:
+            print(f"holdfast: nothing is left out, as {SKIP} cannot be read: {e}", file=sys.stderr)
+        if (slot := self._progress.slot()) is not None:
+            slot.asks()
+        return self._spans
+
+    def _leave_out(self, step: int) -> None:
+        if self._since is None:
+            self._since = step, self.batches, self.samples
+        self._last = step
+        self.batches += 1
+        self.count(0)
+
+
+class Batches:
+    """The batches of a loader with their step numbers, those that are to be left out taken away.
+
+    Iterating again counts on, as for the next epoch. `step` is the number of the newest batch that the loader gave,
+    left out or not; nothing is read ahead, so a loader whose state is saved with that step goes on after it.
+    """
+
+    def __init__(self, loader: "Iterable[Any]", first: int) -> None:
+        if type(first) is not int or first < 0:
+            raise ValueError(f"first is the number of the step that the next batch is for, from 0 on, not {first!r}")
+        self.loader = loader
+        self.step = first - 1
+
+    @property
+    def skipped(self) -> int:
+        """Batches that this rank has left out."""
+        return _this.batches
+
+    @property
+    def skipped_samples(self) -> int:
+        return _this.samples
+
+    def __iter__(self) -> "Iterator[tuple[int, Any]]":
+        for batch in self.loader:
+            self.step += 1
+            if _this.skip(self.step):
+                _this.count(_samples(batch))
+            else:
+                yield self.step, batch
+        _this.tell()
+
+
+def batches(loader: "Iterable[Any]", first: int = 1) -> Batches:
+    """Yield (step, batch) from this loader, whose next batch is the one of step `first`."""
+    return Batches(loader, first)
+
+
+def skip(step: int) -> bool:
+    """Whether the batch of this step is to be left out: go on with the next one, and do not tell of this step."""
+    return _this.skip(step)
+
+
+def _samples(batch: object) -> int:
+    """How many are in a batch: the first dimension of its first tensor, or the length of a list of samples; 0 where
+    that cannot be seen."""
+    if isinstance(batch, dict):
+        return _samples(next(iter(batch.values()), None))
+    shape = getattr(batch, "shape", None)
+    if isinstance(shape, tuple):  # torch's are, too
+        return int(shape[0]) if shape else 1
+    if not isinstance(batch, list | tuple):
+        return 0
+    is_list_of_samples = not batch or (not hasattr(batch[0], "shape") and len(set(map(type, batch))) == 1)
+    return len(batch) if is_list_of_samples else _samples(batch[0])
+
+
+_this = Skipping(here)

@@ -1,0 +1,49 @@
+"""What the next launch goes on from, and which steps it makes otherwise: doubts about states, batches left out."""
+
+from holdfast.core.doubts import Doubts
+from holdfast.model.action import Launch
+from holdfast.model.event import Progress
+from holdfast.model.release import Ease, Release, Skip
+from holdfast.model.topology import Seat
+from holdfast.model.verdict import Remedy, Verdict
+
+_KEPT = 64  # skips, and eases
+
+
+class Course:
+    """Part of the decider's state."""
+
+    def __init__(self) -> None:
+        self.doubts = Doubts()
+        self.skips: tuple[Skip, ...] = ()
+        self.eases: tuple[Ease, ...] = ()
+
+    def arise(self, generation: int, not_after: int, progress: Progress | None) -> None:
+        """States after this step are in doubt."""
+        self.doubts.arise(generation, not_after, progress)
+
+    def change(self, verdict: Verdict, not_after: int | None) -> None:
+        """Batches that are left out once are left out whenever their steps are made again."""
+        if verdict.remedy is Remedy.SKIP and not_after is not None:
+            self.doubts.acquit(not_after)
+        self.skips = (*self.skips, *verdict.skips)[-_KEPT:]
+        self.eases = (*self.eases, *verdict.eases)[-_KEPT:]
+
+    def settle(self) -> None:
+        self.doubts.settle()
+
+    def launch(
+        self, id: int, generation: int, seats: tuple[Seat, ...], astray: tuple[str, ...], release: Release
+    ) -> Launch:
+        return Launch(
+            id=id,
+            generation=generation,
+            seats=seats,
+            doubts=self.doubts.all,
+            not_after=self.doubts.not_after,
+            verified=self.doubts.verified,
+            astray=astray,
+            release=release,
+            skips=self.skips,
+            eases=self.eases,
+        )

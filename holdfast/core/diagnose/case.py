@@ -1,0 +1,129 @@
+"""Everything the ladder looks at: the cause of an incident, what failed like it before, and what may be done."""
+
+import msgspec
+
+from holdfast.core.triage import NOT_STARTED, names_node
+from holdfast.model.alarm import Alarm, Kind
+
+SURE = 0.9  # confidence of last words that stands as proof against a node
+TOLD = 0.7  # and that explains a failure; an exit code alone does not
+EVICT, CODE, SETTING, EXTERNAL = "evict_and_restart", "rollback_or_fix_code", "fix_config", "wait_external"  # actions
+_SCARCE = frozenset({"host_oom_kill"})  # classes for want of what a machine has, be it less than the others have
+_OFTEN = 10  # times `attempts`: where nobody knows how far the job is, so many failures alike are too many
+
+
+class Past(msgspec.Struct, frozen=True, kw_only=True):
+    """An earlier failure, as far as the ladder needs it."""
+
+    signature: str
+    nodes: tuple[str, ...]
+    at: float
+    step: int
+    counted: bool  # the step was counted by us since launch, not told by the script
+    release: int = 0  # that ran
+    probed: bool = False  # nodes were tried after it
+    replayed: bool = False  # and so was the job's own work
+    rolled: bool = False  # the release was given up for it
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the ladder looks at."""
+
+    cause: Alarm
+    step: int  # the last good one
+    counted: bool
+    ever: bool  # whether the job ever made a step
+    past: tuple[Past, ...]  # failures with this signature
+    since: float  # where the window begins
+    further_at: float  # when the job last got further than ever, by told steps
+    rounds: int  # failures of this incident before this one, no step between them
+    attempts: int
+    restarts: int  # so far, without eviction
+    max_restarts: int | None
+    standbys: int = 0
+    replaceable: bool  # whether the job can do without the suspects
+    may_probe: bool = False
+    may_replay: bool = False
+    may_evict: int = 1 << 30  # nodes, on evidence short of proof
+    may_lose: int = 1 << 30  # nodes, on whatever evidence
+    release: int = 0  # that runs
+    back_to: int = 0  # the release before the running one, where that came in lately; 0: none
+    trial: bool = False  # the running one has not made its first steps
+    mixed: bool = False  # it came in together with other machines
+    update: bool = False  # a newer one waits, and will be in the next launch
+    skippable: bool = False  # the script asks which batches to leave out
+
+    @property
+    def recent(self) -> tuple[Past, ...]:
+        return tuple(p for p in self.past if p.at > self.since)
+
+    @property
+    def no_further(self) -> bool:
+        """It failed like this before, no earlier in its work.
+
+        Steps that we count begin anew with every launch, so of two counts only equality says something: the same work
+        from the same state.
+        """
+        if self.counted:
+            return any(p.counted and p.step == self.step for p in self.past)
+        return any(not p.counted and p.step >= self.step for p in self.past)
+
+    @property
+    def fruitless(self) -> int:
+        """How often it failed like this before, since the job last got further than ever.
+
+        Told steps show progress whenever it comes. Where we count them since launch, a failure led nowhere if it came
+        after the same count as this one, or after less than half of what another launch has made.
+        """
+        tried = [p for p in self.past if not p.rolled]
+        if not self.counted:
+            return sum(p.at > self.further_at for p in tried)
+        most = max((p.step for p in tried if p.counted), default=-1)
+        if 2 * self.step >= most and all(p.step != self.step for p in tried):
+            return 0
+        led_on = [not p.counted or (p.step != self.step and 2 * p.step >= most) for p in reversed(tried)]
+        return led_on.index(True) if True in led_on else len(led_on)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether it has failed like this as often as it may."""
+        return self.fruitless >= self.attempts or (self.counted and len(self.past) >= _OFTEN * self.attempts)
+
+    @property
+    def again(self) -> bool:
+        """Whether it failed like this under the running release before, or fails without a step in between."""
+        return self.rounds > 0 or any(p.release == self.release and p.at > self.since for p in self.past)
+
+    @property
+    def capped(self) -> bool:
+        return self.max_restarts is not None and self.restarts >= self.max_restarts
+
+    @property
+    def is_proof(self) -> bool:
+        """Whether the cause names a machine beyond doubt."""
+        cause = self.cause
+        told = cause.kind is Kind.CRASH and cause.action == EVICT and cause.confidence >= SURE
+        return cause.kind is Kind.SILENCE or names_node(cause) or told
+
+    @property
+    def is_guess(self) -> bool:
+        """Whether evidence short of proof is all there is; a stopped or missing process is more than that."""
+        return not (self.is_proof or self.cause.hard)
+
+    @property
+    def is_code(self) -> bool:
+        """Whether last words name the user's code."""
+        return self.cause.group == "script" or self.cause.action == CODE
+
+    @property
+    def is_scarce(self) -> bool:
+        """Whether it is this one machine that runs short, twice now and nowhere else."""
+        where, told = set(self.cause.suspects), self.cause.klass in _SCARCE and self.cause.confidence >= TOLD
+        return told and bool(self.recent) and all(set(p.nodes) <= where for p in self.recent)
+
+    @property
+    def is_blameless(self) -> bool:
+        """Whether a machine may be at fault, and nobody says which."""
+        cause = self.cause
+        told = cause.action in (CODE, SETTING, EXTERNAL) and cause.confidence >= TOLD
+        return not (cause.group == "script" or told) and cause.kind is not Kind.LINES and cause.klass != NOT_STARTED

@@ -1,0 +1,216 @@
+"""From nodes to a generation that trains: who may take ranks, when to launch, and how a job ends."""
+
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
+
+from holdfast.core import story
+from holdfast.core.diagnose.ladder import GAVE_UP
+from holdfast.core.standby import BRIEF, CHECK
+from holdfast.core.triage import names_node
+from holdfast.model.action import Action, Finish, Say
+from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.event import Begin, Ended, Outcome, Phase, Progress, Ready
+from holdfast.model.topology import Seat
+from holdfast.model.verdict import Remedy, Verdict
+
+if TYPE_CHECKING:
+    from holdfast.core.decider import Decider
+
+_STANDING = (Phase.WAITING, Phase.HELD)  # no generation is on, nor is one being ended
+
+
+def begin(d: "Decider", now: float, event: Begin) -> str:
+    d.job, d.limits = event.job, event.limits
+    d.made(event.release)
+    return wait(d, now)
+
+
+def ready(d: "Decider", now: float, event: Ready) -> str:
+    if event.node in d.nodes.active:
+        if d.phase in (Phase.STOPPING, Phase.PROBING, Phase.PAUSING):
+            d.nodes.back[event.node] = event
+        return f"{event.node} is back"
+    # The first generation does not wait for checks: nobody knows which of its nodes will be standbys. One that the job
+    # waits for gets a short one.
+    level = 0 if d.generation == 0 else BRIEF if d.phase is Phase.WAITING else CHECK
+    d.actions += d.nodes.standbys.ready(event, level)
+    if event.node in d.gone:
+        return f"{event.node} had left the job before: not taken back"
+    if event.node not in d.pool:
+        return f"{event.node} is checked before it may be a standby"
+    return next_generation(d, now) if d.phase is Phase.WAITING else f"{event.node} is ready as a standby"
+
+
+def tried_beside(d: "Decider", now: float, found: tuple[str, tuple[Action, ...]]) -> str:
+    """A node that was evicted, or has come, was probed while the others went on."""
+    reason, actions = found
+    d.actions += actions
+    return f"{reason}; {next_generation(d, now)}" if d.phase is Phase.WAITING else reason
+
+
+def told(d: "Decider", alarm: Alarm) -> str:
+    """Naming is cheap: a person may hear of it, nobody is stopped for it."""
+    if alarm.stance is Stance.NOTIFY:
+        d.actions.append(Say(text=story.cause(alarm)))
+    return f"{alarm.kind} ({alarm.stance}): {story.cause(alarm)}"
+
+
+def concerns(d: "Decider", alarm: Alarm) -> bool:
+    if alarm.kind is Kind.SILENCE or (names_node(alarm) and d.phase not in _STANDING):
+        return not (d.nodes.active - d.nodes.ended).isdisjoint(alarm.suspects)
+    return alarm.generation == d.generation and d.phase not in _STANDING
+
+
+def outsider(d: "Decider", now: float, alarm: Alarm) -> str:
+    """News of a standby, of a node still coming or done with its work, or of a generation that is over."""
+    if alarm.kind is not Kind.SILENCE and not names_node(alarm):
+        return ""
+    lost = d.nodes.standbys.lost(alarm.suspects)
+    for node in lost:
+        d.actions += d.nodes.standbys.release(node, alarm.kind, story.lost_standby(alarm))
+    if lost:
+        waiting = f"; {next_generation(d, now)}" if d.phase is Phase.WAITING else ""
+        return f"standby {', '.join(lost)} lost: {alarm.reason}{waiting}"
+    finished = d.nodes.ended.intersection(alarm.suspects)
+    return f"{evict(d, now, finished, finished)} after its ranks had ended well" if finished else ""
+
+
+def evict(d: "Decider", now: float, nodes: Iterable[str], silent: Collection[str]) -> str:
+    leaving, actions = d.nodes.evict(nodes, silent, d.generation)
+    d.actions += actions
+    d.failures.lost(now, len(leaving))
+    d.people.left(tuple(leaving))
+    for trouble in (d.incident, d.pause):
+        if trouble:
+            trouble.evicted += tuple(leaving)
+    return f"evicted {', '.join(leaving)}"
+
+
+def look_at_coming(d: "Decider", now: float) -> str:
+    late = d.nodes.standbys.tick(now)
+    d.actions += late
+    return f"{', '.join(action.node for action in late)} never became ready" if late else ""
+
+
+def waited(d: "Decider", now: float) -> str:
+    late = look_at_coming(d, now)
+    reason = next_generation(d, now)
+    if d.phase is not Phase.WAITING or d.wait_until is None or now < d.wait_until:
+        return f"{late}; {reason}" if late else reason
+    short = f"{d.nodes.have} of {d.job.min_nodes} nodes after {d.limits.wait_s:g} s"
+    told = f"not enough nodes: {short}; start more nodes or lower --nnodes"
+    if d.limits.ask_s and not d.people.asking:
+        d.wait_until = now + d.limits.ask_s
+        return ask(d, now, told)
+    return finish(d, now, GAVE_UP, told)
+
+
+def next_generation(d: "Decider", now: float) -> str:
+    """Launch if the nodes are there and nobody holds the job, else wait for what is missing."""
+    if d.people.held:
+        d.phase = Phase.HELD
+        return f"held by {d.people.held}"
+    if now < d.not_before:
+        d.phase = Phase.WAITING
+        return f"waiting for {d.not_before - now:.0f} s"
+    d.not_before = 0.0
+    if unwanted := d.people.unwanted(d.nodes.active, len(d.pool)):
+        evict(d, now, unwanted, ())
+    # The first generation leaves torchrun's last call open for more nodes; a recovery does not wait for them.
+    called = any(at is not None and at <= now for at in (d.last_call_at, d.wait_until))
+    seats = d.nodes.could_sit(may_shrink=d.generation > 0 or called)
+    return wait(d, now) if seats is None else launch(d, now, seats)
+
+
+def launch(d: "Decider", now: float, seats: tuple[Seat, ...]) -> str:
+    before, admitted = d.nodes.seated, d.nodes.sit(seats)
+    for trouble in (d.incident, d.pause):
+        if trouble:
+            trouble.admitted += admitted
+    guess = d.verdict is not None and d.verdict.guess
+    release = d.releases.take(now, machines=d.generation > 0 and before != d.nodes.seated, guess=guess)
+    d.people.answered()
+    d.progress, d.generation = None, d.generation + 1
+    d.phase, d.wait_until, d.last_call_at = Phase.LAUNCHING, None, None
+    d.grow_at = now + d.limits.last_call_s
+    d.awaited = next(d.ids)
+    launch = d.course.launch(d.awaited, d.generation, seats, d.nodes.astray, release)
+    d.actions.append(launch)
+    return f"launching generation {d.generation} on {', '.join(s.node for s in seats)}"
+
+
+def wait(d: "Decider", now: float) -> str:
+    d.phase = Phase.WAITING
+    if d.wait_until is None:
+        d.wait_until = now + d.limits.wait_s
+    if d.nodes.have < d.job.min_nodes:
+        d.last_call_at = None
+    elif d.last_call_at is None:
+        d.last_call_at = now + d.limits.last_call_s
+    return f"waiting for nodes: {d.nodes.have} of {d.job.max_nodes}"
+
+
+def started(d: "Decider", now: float, event: Outcome) -> str:
+    d.phase = Phase.STARTING
+    for trouble in (d.incident, d.pause):
+        if trouble:
+            trouble.launched_at = now
+    return f"generation {d.generation} started" + (f", {event.detail}" if event.detail else "")
+
+
+def progressed(d: "Decider", now: float, event: Progress) -> str:
+    if event.generation != d.generation:
+        return ""
+    d.progress = event
+    d.failures.gets_further(now, event)
+    d.releases.stepped(event)
+    d.nodes.stepped()
+    if d.phase is Phase.TRAINING:
+        return ""
+    d.phase = Phase.TRAINING
+    d.course.settle()
+    if d.incident is not None and d.verdict is not None:
+        d.pause = None
+        resumed_from = None if event.counted or d.incident.counted else event.first_step - 1
+        d.incident.settled(event)
+        return close(d, d.verdict, event.first_at, resumed_from)
+    if d.pause is not None:
+        d.changed, d.pause = d.pause.change(event, d.releases.running.number), None
+        d.actions.append(Say(text=d.changed.sentence))
+        return d.changed.sentence
+    return f"training, first step after {event.first_step - 1} done" if not event.counted else "training"
+
+
+def node_ended(d: "Decider", now: float, event: Ended) -> str:
+    if event.generation != d.generation:
+        return ""
+    d.nodes.ended.add(event.node)
+    if not d.nodes.active <= d.nodes.ended:
+        return f"all ranks of {event.node} ended well"
+    if d.verdict is not None:  # its ranks had nothing left to do: that, too, is recovery
+        close(d, d.verdict, now)
+    return finish(d, now, 0, "all ranks ended well")
+
+
+def close(d: "Decider", verdict: Verdict, resumed_at: float, resumed_from: int | None = None) -> str:
+    assert d.incident is not None
+    d.closed = d.incident.record(verdict, resumed_at, resumed_from)
+    if verdict.remedy is not Remedy.GIVE_UP:
+        d.actions.append(Say(text=d.closed.sentence))
+    d.incident, d.verdict = None, None
+    return d.closed.sentence
+
+
+def ask(d: "Decider", now: float, question: str) -> str:
+    d.people.ask(question, now + d.limits.ask_s)
+    d.actions.append(Say(text=f"a person is asked, for {d.limits.ask_s / 60:.0f} minutes: {question}"))
+    return f"asks a person: {question}"
+
+
+def finish(d: "Decider", now: float, code: int, reason: str, grace_s: float | None = None) -> str:
+    if d.incident is not None:  # it ends with the job, and its record says so
+        close(d, Verdict(remedy=Remedy.GIVE_UP, code=code, reason=reason), now)
+    grace_s = d.limits.stop_grace_s if grace_s is None else grace_s
+    d.phase, d.awaited = Phase.ENDING, next(d.ids)
+    d.actions.append(Finish(id=d.awaited, code=code, grace_s=grace_s, reason=reason))
+    return reason

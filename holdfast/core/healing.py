@@ -1,0 +1,127 @@
+"""An incident from its first alarm to the remedy: stop, judge, try nodes where that is the verdict, and go on."""
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from holdfast.core import generation, story
+from holdfast.core.diagnose.case import Case
+from holdfast.core.diagnose.ladder import GAVE_UP, tried
+from holdfast.core.plan import trial
+from holdfast.core.triage import names_node, opened
+from holdfast.model.action import Say, Stop
+from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.event import Outcome, Phase, Progress
+from holdfast.model.verdict import Remedy, Verdict
+
+if TYPE_CHECKING:
+    from holdfast.core.decider import Decider
+
+
+def trouble(d: "Decider", now: float, alarm: Alarm) -> str:
+    """Open an incident, or go on with the one that was being mended, and stop every rank at once."""
+    if d.incident is None:
+        d.incidents += 1
+        d.incident = opened(now, d.incidents, d.generation, d.progress, alarm)
+    else:
+        d.incident.next_round()
+    d.incident.hear(alarm)
+    d.pause = None
+    d.nodes.ended, lost = set(), {*d.incident.silent, *d.out}
+    d.phase, d.awaited = Phase.STOPPING, next(d.ids)
+    grace_s, nodes = d.limits.stop_grace_s, tuple(s.node for s in d.seats if s.node not in lost)
+    d.actions.append(Stop(id=d.awaited, generation=d.generation, nodes=nodes, grace_s=grace_s))
+    return f"incident {d.incident.number}: {story.cause(alarm)}"
+
+
+def noted(d: "Decider", alarm: Alarm) -> str:
+    assert d.incident is not None
+    d.incident.hear(alarm)
+    d.nodes.forget_back(alarm.suspects)
+    return f"incident {d.incident.number}: noted while stopping: {story.cause(alarm)}"
+
+
+def last_steps(d: "Decider", now: float, event: Progress) -> str:
+    """Steps made before the alarm or the order, told after it."""
+    if event.generation != d.generation:
+        return ""
+    d.nodes.stepped()
+    d.releases.stepped(event)
+    if d.pause is not None:
+        d.progress = event
+        d.pause.stepped(event)
+    if d.pause is not None or (d.incident and d.incident.stepped(event)):
+        d.failures.gets_further(now, event)
+    return ""
+
+
+def stopped(d: "Decider", now: float, event: Outcome) -> str:
+    """Every rank is down and all last words are in: now judge."""
+    incident = d.incident
+    assert incident is not None
+    incident.stopped_at = now
+    silent = set(incident.silent)
+    cause = incident.name_cause()
+    if cause.not_after is not None:
+        incident.good_step = min(incident.good_step, cause.not_after)
+        d.course.arise(d.generation, cause.not_after, d.progress)
+        d.failures.spoilt(cause.not_after)
+    replaceable = d.nodes.can_do_without(cause.suspects)
+    case = d.failures.case(now, incident, d.releases, standbys=len(d.pool), replaceable=replaceable)
+    verdict = d.failures.judged(now, case, silent.union(event.failed))
+    d.nodes.unstopped = set(event.failed)
+    if verdict.remedy in (Remedy.PROBE, Remedy.REPLAY):
+        return try_nodes(d, case, verdict)
+    return treat(d, now, verdict, silent)
+
+
+def treat(d: "Decider", now: float, verdict: Verdict, silent: Collection[str]) -> str:
+    """Do as the verdict says."""
+    incident = d.incident
+    assert incident is not None
+    told = f"{story.cause(incident.alarms[0])}; {verdict.reason}"
+    if verdict.remedy is Remedy.GIVE_UP:
+        if d.limits.ask_s and verdict.code == GAVE_UP:
+            d.verdict, d.phase = verdict, Phase.HELD
+            return generation.ask(d, now, told)
+        generation.close(d, verdict, now)
+        return generation.finish(d, now, verdict.code, told)
+    d.verdict = verdict
+    d.failures.restarts += verdict.remedy is Remedy.RESTART
+    d.not_before = now + verdict.wait_s if verdict.wait_s else 0.0
+    if verdict.remedy is Remedy.ROLLBACK:
+        incident.rolled_back = d.releases.roll_back(verdict.to, told)
+    d.course.change(verdict, incident.alarms[0].not_after)
+    incident.skipped += verdict.skips
+    generation.evict(d, now, verdict.nodes, silent)
+    d.nodes.back = {}
+    return f"incident {incident.number}: {verdict.reason}; {generation.next_generation(d, now)}"
+
+
+def try_nodes(d: "Decider", case: Case, verdict: Verdict) -> str:
+    d.case, d.phase, d.awaited = case, Phase.PROBING, next(d.ids)
+    seats = tuple(seat for seat in d.seats if seat.node not in d.out)
+    action = trial(d.awaited, d.generation, seats, verdict, d.course.doubts.not_after)
+    said = Say(text=f"{story.cause(case.cause)}: {verdict.reason}")
+    d.actions += [action, said] if verdict.level else [action]
+    return verdict.reason
+
+
+def lost_while_probing(d: "Decider", alarm: Alarm) -> str:
+    assert d.incident is not None
+    if alarm.kind is Kind.SILENCE or names_node(alarm):
+        d.incident.lost |= dict.fromkeys(alarm.suspects, alarm)
+        d.nodes.forget_back(alarm.suspects)
+    return f"noted while nodes are tried: {story.cause(alarm)}"
+
+
+def probed(d: "Decider", now: float, event: Outcome) -> str:
+    """Whoever was found bad, or was lost meanwhile, is evicted; if it is nobody, the next rung."""
+    incident, case = d.incident, d.case
+    assert incident is not None and case is not None
+    incident.probed_s, d.case = now - incident.stopped_at, None
+    silent = {node for node, alarm in incident.lost.items() if alarm.kind is Kind.SILENCE}
+    why = {node: alarm.reason for node, alarm in incident.lost.items()} | event.failed
+    bad = {node: why[node] for node in sorted(d.nodes.active.intersection(why))}
+    verdict = tried(case, bad, event.detail, replaceable=bool(silent) or d.nodes.can_do_without(bad))
+    incident.lost = {}
+    return treat(d, now, verdict, silent)

@@ -1,0 +1,102 @@
+"""What people want of a job: that it stands still, that nodes leave, and answers to what it asks."""
+
+from collections.abc import Set
+
+import msgspec
+
+from holdfast.model.event import Progress
+from holdfast.model.verdict import Change
+
+
+class People:
+    """Part of the decider's state."""
+
+    def __init__(self) -> None:
+        self.held = ""  # who wants the job to stand still; "": nobody does
+        self.asking = ""  # what a person has to decide; "": nothing
+        self.asks_until = 0.0
+        self.evicting: dict[str, str] = {}  # nodes that are to leave at once, by who said so
+        self.draining: dict[str, str] = {}  # and those that leave when somebody can take their place
+
+    def ask(self, question: str, until: float) -> None:
+        self.asking, self.asks_until = question, until
+
+    def answered(self) -> None:
+        self.asking, self.asks_until = "", 0.0
+
+    def left(self, nodes: tuple[str, ...]) -> None:
+        """They are gone: whoever wanted that has it."""
+        for node in nodes:
+            self.evicting.pop(node, None)
+            self.draining.pop(node, None)
+
+    def unwanted(self, active: Set[str], standbys: int) -> set[str]:
+        """Who leaves with the next restart: those who must, and of the others as many as can be replaced."""
+        gone = {node for node in active if node in self.evicting}
+        drained = sorted(node for node in active if node in self.draining and node not in gone)
+        return gone.union(drained[: max(0, standbys - len(gone))])
+
+    def wants_gone(self, node: str) -> str:
+        """Who does; "": nobody."""
+        return self.evicting.get(node) or self.draining.get(node) or ""
+
+
+class Pause(msgspec.Struct, kw_only=True):
+    """A restart that is wanted, from its order to the next step."""
+
+    why: str
+    generation: int
+    asked_at: float
+    good_step: int
+    good_at: float
+    counted: bool
+    stopped_at: float = 0.0
+    released_at: float = 0.0  # when it was no longer held
+    launched_at: float = 0.0
+    evicted: tuple[str, ...] = ()
+    admitted: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, now: float, why: str, generation: int, good: Progress | None) -> "Pause":
+        good_step, good_at = (good.step, min(good.at, now)) if good else (-1, now)
+        counted = good.counted if good else False
+        return cls(why=why, generation=generation, asked_at=now, good_step=good_step, good_at=good_at, counted=counted)
+
+    def stepped(self, event: Progress) -> None:
+        """Steps made before the ranks ended, told after the order."""
+        if event.step > self.good_step or self.good_step < 0:
+            self.good_step, self.counted, self.good_at = event.step, event.counted, max(self.good_at, event.at)
+
+    def change(self, event: Progress, release: int) -> Change:
+        """What remains of it, at the first step of the next generation."""
+        stopped_at = max(self.stopped_at, self.asked_at)
+        launched_at = max(self.launched_at, stopped_at)
+        known = not (event.counted or self.counted)
+        change = Change(
+            why=self.why,
+            generation=self.generation,
+            release=release,
+            good_step=self.good_step,
+            good_at=min(self.good_at, stopped_at),
+            asked_at=self.asked_at,
+            stopped_at=stopped_at,
+            launched_at=launched_at,
+            resumed_at=max(event.first_at, launched_at),
+            resumed_from=event.first_step - 1 if known else None,
+            held_s=max(0.0, self.released_at - stopped_at) if self.released_at else 0.0,
+            grouped_at=event.grouped_at,
+            restored_at=event.restored_at,
+            evicted=self.evicted,
+            admitted=self.admitted,
+        )
+        return msgspec.structs.replace(change, sentence=sentence(change))
+
+
+def sentence(change: Change) -> str:
+    """One line for the person at the console."""
+    lost_s = change.resumed_at - change.good_at - change.held_s
+    nodes = f"; {', '.join(change.evicted)} left" if change.evicted else ""
+    nodes += f"; {', '.join(change.admitted)} admitted" if change.admitted else ""
+    held = f", held for {change.held_s:.1f} s" if change.held_s else ""
+    at = f" from step {change.resumed_from}" if change.resumed_from is not None else ""
+    return f"{change.why}: restarted{at}{nodes}{held}, lost {lost_s:.1f} s"

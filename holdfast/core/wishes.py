@@ -1,0 +1,115 @@
+"""Restarts that are wanted: by a release, by a person, or by a job that may grow."""
+
+from typing import TYPE_CHECKING
+
+from holdfast.core import generation, healing
+from holdfast.core.diagnose.ladder import GAVE_UP
+from holdfast.core.people import Pause
+from holdfast.model.action import Stop
+from holdfast.model.alarm import Alarm
+from holdfast.model.event import Order, Outcome, Phase
+from holdfast.model.verdict import Remedy, Verdict
+
+if TYPE_CHECKING:
+    from holdfast.core.decider import Decider
+
+
+def order(d: "Decider", now: float, order: Order) -> str:
+    match order.verb:
+        case "update" if order.release is not None:
+            nodes = (*(s.node for s in d.seats if s.node not in d.out), *sorted(d.pool))
+            reason, actions = d.releases.update(order, nodes, d.ids)
+            d.actions += actions
+            return reason
+        case "rollback":
+            return d.releases.refusal(order.number) or d.releases.back(now, order.number, order.who)
+        case "hold":
+            d.people.held = order.who
+            if d.phase is Phase.WAITING:
+                d.phase, d.wait_until = Phase.HELD, None
+            return f"held by {order.who}"
+        case "resume" | "approve":
+            return resumed(d, now, order)
+        case "evict" | "drain":
+            return unwanted(d, order)
+    return f"'{order.verb}' is no order that we know"
+
+
+def unwanted(d: "Decider", order: Order) -> str:
+    node, gone = order.node, f"{order.verb} by {order.who}"
+    if node in d.nodes.active:
+        (d.people.evicting if order.verb == "evict" else d.people.draining)[node] = order.who
+        return f"{node} is to leave, as {order.who} wants"
+    if not d.nodes.standbys.lost((node,)):
+        return f"there is no node {node} to {order.verb}"
+    d.actions += d.nodes.standbys.release(node, None, gone)
+    return f"{node} leaves: {gone}"
+
+
+def resumed(d: "Decider", now: float, order: Order) -> str:
+    d.people.held = ""
+    if d.pause is not None:
+        d.pause.released_at = now
+    if d.people.asking:
+        d.people.answered()
+        d.failures.forgive()
+        if d.incident is not None:
+            d.incident.forgiven = d.incident.rounds
+            reason = f"approved by {order.who}: restarted in place"
+            d.verdict = Verdict(remedy=Remedy.RESTART, reason=reason)
+    if d.phase is not Phase.HELD:
+        return f"{order.verb} by {order.who}"
+    return f"{order.verb} by {order.who}; {generation.next_generation(d, now)}"
+
+
+def wanted(d: "Decider", now: float) -> str:
+    """What somebody waits for that takes a restart: it gets one now, if the job is well."""
+    leaving = tuple(node for node in sorted(d.nodes.active) if node in d.people.evicting)
+    drained = tuple(node for node in sorted(d.nodes.active) if node in d.people.draining)
+    if d.people.held:
+        return pause(d, now, f"held by {d.people.held}")
+    if leaving:
+        return pause(d, now, f"{', '.join(leaving)} evicted by {d.people.evicting[leaving[0]]}")
+    if d.releases.is_due(now) and d.releases.waiting is not None:
+        return pause(d, now, f"release {d.releases.waiting.number}")
+    if drained and len(d.pool) >= len(drained):
+        return pause(d, now, f"{', '.join(drained)} drained by {d.people.draining[drained[0]]}")
+    if d.phase is Phase.TRAINING and now >= d.grow_at and d.nodes.may_grow:
+        return pause(d, now, f"{len(d.pool)} more nodes are there")
+    return ""
+
+
+def pause(d: "Decider", now: float, why: str) -> str:
+    """End all ranks on purpose; a pause that had not come to a step yet goes on as this one."""
+    if d.incident is None:
+        d.pause = Pause.of(now, why, d.generation, d.progress)
+    d.phase, d.awaited = Phase.PAUSING, next(d.ids)
+    nodes = tuple(s.node for s in d.seats if s.node not in d.out)
+    grace_s = d.limits.stop_grace_s
+    d.actions.append(Stop(id=d.awaited, generation=d.generation, nodes=nodes, grace_s=grace_s))
+    return f"pausing: {why}"
+
+
+def paused(d: "Decider", now: float, event: Outcome) -> str:
+    """All ranks are down; whoever did not answer is evicted."""
+    d.nodes.unstopped = set(event.failed)
+    if d.pause:
+        d.pause.stopped_at = now
+    left = f"{generation.evict(d, now, event.failed, ())}, as it did not answer; " if event.failed else ""
+    d.nodes.ended, d.nodes.back = set(), {}
+    return f"{left}{generation.next_generation(d, now)}"
+
+
+def trouble_amid_pause(d: "Decider", now: float, alarm: Alarm) -> str:
+    """What was wanted is wanted still, and comes with the restart that the trouble needs anyway."""
+    awaited, actions = d.awaited, list(d.actions)
+    d.pause, reason = None, healing.trouble(d, now, alarm)
+    d.awaited, d.actions = awaited, actions  # the ranks are being ended already
+    return reason
+
+
+def unanswered(d: "Decider", now: float) -> str:
+    late = generation.look_at_coming(d, now)
+    if not d.people.asking or now < d.people.asks_until:
+        return late
+    return generation.finish(d, now, GAVE_UP, f"{d.people.asking}; nobody answered")

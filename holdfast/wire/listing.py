@@ -1,0 +1,166 @@
+"""Which files of a folder belong to a release of the user's code, and which are left out."""
+
+import os
+import subprocess
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import msgspec
+
+_GIT_S = 10.0
+_ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR")
+_BIG_BYTES = 16 << 20  # in a folder without git, files above this are no code
+_CACHES = frozenset(
+    ".git .hg .svn __pycache__ node_modules .venv venv .tox .nox .mypy_cache .ruff_cache .pytest_cache .hypothesis "
+    ".ipynb_checkpoints .cache wandb".split()
+)
+_STALE = ("__pycache__", ".pyc")  # bytecode of one tree is never another's
+_ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")  # a folder that holds one of these
+
+
+class ListingError(Exception):
+    """Why a folder cannot be listed: one sentence."""
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """Paths below the folder, sorted. What was left out is told by its top-most entries."""
+
+    kept: tuple[str, ...]
+    left_out: tuple[str, ...]
+    git: bool = False
+
+    def linked(self) -> tuple[str, ...]:
+        """Those left out that a staged tree links to, so that the script finds its own big files."""
+        return tuple(path for path in self.left_out if not path.endswith(_STALE))
+
+
+def repository(folder: Path) -> Path | None:
+    """The top of the git work tree that a folder lies in."""
+    try:
+        found = run_git(folder, "rev-parse", "--show-toplevel")
+    except ListingError:
+        return None
+    top = os.fsdecode(found).rstrip("\n")
+    return Path(top) if top else None  # a bare repository has no work tree
+
+
+def listing(root: Path, apart: Collection[Path] = (), most: int = 1 << 20) -> Listing:
+    """By git where the folder is part of a work tree, else by what is known never to be code.
+
+    What lies in `apart` belongs to nobody: neither kept nor left out. ListingError beyond `most` files.
+    """
+    not_ours = {os.path.relpath(path, root) for path in map(os.path.realpath, apart)}
+    git = repository(root) is not None
+    try:
+        kept, left_out = _of_git(root) if git else ([], [])
+        if not kept:  # or git ignores the whole folder
+            git = False
+            kept, left_out = _of_folder(root, not_ours, most)
+    except OSError as e:
+        raise ListingError(f"{e.filename or root} cannot be read: {e.strerror}") from None
+    found = set(_left(kept, not_ours))
+    outside = {path for path in found if _leads_out(root, path)}
+    inside = sorted(found - outside)
+    if len(inside) > most:
+        raise ListingError(f"{root} has more than {most} files")
+    return Listing(tuple(inside), tuple(sorted({*_left(left_out, not_ours), *outside})), git)
+
+
+def _left(paths: list[str], not_ours: Collection[str]) -> Iterator[str]:
+    for path in paths:
+        parts = path.rstrip("/").split("/")
+        if not any("/".join(parts[:depth]) in not_ours for depth in range(1, len(parts) + 1)):
+            yield path.rstrip("/")
+
+
+def _leads_out(root: Path, path: str) -> bool:
+    """Whether it is a link to something that is not in the tree: such are as little a part of it as ignored files."""
+    whole = os.path.join(root, path)
+    if not os.path.islink(whole):
+        return False
+    return leads_out(path, os.readlink(whole))
+
+
+def leads_out(path: str, target: str) -> bool:
+    """Whether a link at this path below some root, with this target, leaves the root."""
+    to = os.path.normpath(os.path.join(os.path.dirname(path), target))
+    return os.path.isabs(target) or to == ".." or to.startswith("../")
+
+
+# --- git -------------------------------------------------------------------------------------------------------
+
+
+def run_git(folder: Path, *words: str, index: str = "") -> bytes:
+    """What git prints. Its own variables are dropped: as in a hook of git, they would lead it to another repository."""
+    env = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
+    env |= {"GIT_INDEX_FILE": index} if index else {}
+    argv = ["git", "-C", str(folder), *words]
+    try:
+        done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=_GIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise ListingError(f"git {words[0]} in {folder} takes longer than {_GIT_S:g} s") from None
+    except OSError as e:
+        raise ListingError(f"git cannot be run: {e.strerror}") from None
+    if done.returncode:
+        why = done.stderr.decode(errors="replace").strip().splitlines()
+        raise ListingError(f"git {words[0]} in {folder} failed: {why[-1] if why else f'code {done.returncode}'}")
+    return done.stdout
+
+
+def _of_git(root: Path) -> tuple[list[str], list[str]]:
+    kept, left_out = [], [".git"] if os.path.lexists(root / ".git") else []
+    for path in _names(run_git(root, "ls-files", "-z", "-co", "--exclude-standard")):
+        whole = root / path
+        if whole.is_dir() and not whole.is_symlink():  # a submodule, or a repository that was cloned into this one
+            inner, ignored = _of_git(whole)
+            kept += [os.path.join(path, name) for name in inner]
+            left_out += [os.path.join(path, name) for name in ignored]
+        elif _is_file(str(whole)):  # and has not been deleted
+            kept.append(path)
+    if kept:  # git cannot tell what is ignored in a folder that is ignored itself
+        left_out += _names(run_git(root, "ls-files", "-z", "-oi", "--exclude-standard", "--directory"))
+    return kept, left_out
+
+
+def _names(listed: bytes) -> list[str]:
+    return sorted({os.fsdecode(name) for name in listed.split(b"\0") if name})
+
+
+def _is_file(path: str) -> bool:
+    return os.path.islink(path) or os.path.isfile(path)
+
+
+# --- a plain folder --------------------------------------------------------------------------------------------
+
+
+def _of_folder(root: Path, not_ours: Collection[str], most: int) -> tuple[list[str], list[str]]:
+    kept: list[str] = []
+    left_out: list[str] = []
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for folder, folders, files in os.walk(root, onerror=fail):
+        here = os.path.relpath(folder, root)
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        ours = [n for n in folders if n not in links and os.path.normpath(os.path.join(here, n)) not in not_ours]
+        dropped = {name for name in ours if name in _CACHES or _is_environment(os.path.join(folder, name))}
+        folders[:] = [name for name in ours if name not in dropped]
+        found = [name for name in (*files, *links) if _is_file(os.path.join(folder, name))]
+        dropped |= {name for name in found if name.endswith(_STALE) or _is_big(os.path.join(folder, name))}
+        kept += [os.path.normpath(os.path.join(here, name)) for name in found if name not in dropped]
+        left_out += [os.path.normpath(os.path.join(here, name)) for name in dropped]
+        if len(kept) > most:
+            raise ListingError(f"{root} has more than {most} files")
+    return kept, left_out
+
+
+def _is_environment(folder: str) -> bool:
+    return any(os.path.exists(os.path.join(folder, name)) for name in _ENVIRONMENTS)
+
+
+def _is_big(path: str) -> bool:
+    try:
+        return os.lstat(path).st_size > _BIG_BYTES
+    except FileNotFoundError:
+        return False  # it has just gone

@@ -1,0 +1,84 @@
+"""The copy of a release on a node: how ranks are run from it, and what of the user's own tree has its place there."""
+
+import os
+import sys
+
+import msgspec
+
+from holdfast.model.release import Ease, Release, Skip
+from holdfast.wire.spec import Entry
+
+
+class Staged(msgspec.Struct, frozen=True, kw_only=True):
+    """A tree and its copy; without one the user's own tree is run as it stands."""
+
+    root: str = ""
+    at: str = ""
+
+    def moved(self, path: str) -> str:
+        """The counterpart of a path in the copy; one that is not in the tree stays as it is."""
+        real = os.path.realpath(path)
+        if not self.at or not within(real, self.root):
+            return path
+        return os.path.normpath(os.path.join(self.at, os.path.relpath(real, self.root)))
+
+
+def within(path: str, root: str) -> bool:
+    return path == root or path.startswith(root.rstrip("/") + "/")
+
+
+def entry_of(entry: Entry, release: Release, staged: Staged) -> Entry:
+    """What ranks of this release run; on a host that was started with words of its own, these words."""
+    if not staged.at:
+        return entry
+    argv = release.argv or entry.argv
+    if release.script:
+        argv = (os.path.join(staged.at, release.script), *argv[1:])
+    return msgspec.structs.replace(entry, argv=argv)
+
+
+def environment_of(env: dict[str, str], entry: Entry, release: Release, staged: Staged) -> dict[str, str]:
+    """The environment of a rank, with the release's own on top."""
+    env = env | release.env
+    if release.number:
+        env["HOLDFAST_RELEASE"] = str(release.number)
+    if not staged.at:
+        return env
+    given = env.get("PYTHONPATH", "")
+    paths = [staged.moved(os.path.join(entry.cwd, path)) for path in given.split(os.pathsep)] if given else []
+    if entry.module and not env.get("PYTHONSAFEPATH"):
+        paths.insert(0, staged.moved(entry.cwd))  # as `python -m` has the working directory first
+    if entry.python == sys.executable:
+        paths += installed(staged)
+    if paths:
+        env["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    return env
+
+
+def installed(staged: Staged) -> list[str]:
+    """Folders of the copy for packages of the tree that are installed in place (`pip install -e`)."""
+    roots = sys.path[0 if sys.flags.safe_path else 1 :]  # the first is where this process was started
+    for mapping in editable():
+        roots += [os.path.dirname(path) for path in mapping.values()]
+    pairs = [(path, staged.moved(path)) for path in roots]
+    return list(dict.fromkeys(moved for path, moved in pairs if moved != path))
+
+
+def editable() -> list[dict[str, str]]:
+    """Of every finder by which setuptools installs in place: where its packages lie."""
+    found = []
+    for finder in sys.meta_path:
+        module = sys.modules.get(getattr(finder, "__module__", "") or "")
+        mapping = getattr(module, "MAPPING", None)
+        if isinstance(mapping, dict):
+            found.append(mapping)
+    return found
+
+
+def skipped(skips: tuple[Skip, ...], eases: tuple[Ease, ...]) -> dict[str, str]:
+    """Steps whose batches are left out, or made at a part of the learning rate, as a rank is told of them."""
+    told = {
+        "HOLDFAST_SKIP": ",".join(f"{s.first}-{s.last}" for s in skips),
+        "HOLDFAST_EASE": ",".join(f"{e.factor:g}:{e.first}-{e.last}" for e in eases),
+    }
+    return {name: value for name, value in told.items() if value}

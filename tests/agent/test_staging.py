@@ -1,0 +1,162 @@
+"""Releases on their way to a node: from the port of a real controller to a folder that nodes share."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from aiohttp.test_utils import TestServer
+
+from holdfast.agent import staging
+from holdfast.agent.staging import Staging
+from holdfast.config import Settings
+from holdfast.controller.api import make_app
+from holdfast.model.errand import StageHere
+from holdfast.model.release import Release
+from holdfast.wire import tree
+from holdfast.wire.listing import listing
+from holdfast.wire.spec import Entry, NodeSpec
+from holdfast.wire.tree import Bounds
+from tests.controller.conftest import TOKEN, make
+from tests.controller.fakes import FakeFleet
+from tests.fleet.places import TEMPLATE
+from tests.wire.test_listing import repo
+from tests.wire.test_tree import plant
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Desk:
+    """A controller's port, a tree of code, and nodes that want it."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder = folder
+        self.url = url
+        (folder / "token").write_text(TOKEN)
+
+    def pack(self, root: Path, number: int = 2) -> Release:
+        kept = listing(root).kept
+        digest = tree.pack(root, kept, self.folder / "archives", Bounds()).digest
+        return Release(number=number, digest=digest, root=str(root), script="train.py")
+
+    def node(self, releases: str = "staged", token: str = "token") -> Staging:
+        node: NodeSpec = msgspec.structs.replace(
+            TEMPLATE,
+            url=self.url,
+            token_file=str(self.folder / token),
+            releases=str(self.folder / releases),
+            entry=Entry(argv=("train.py",), python=sys.executable, zygote=False, cwd=str(self.folder)),
+        )
+        return Staging(node, self.folder / "node")
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    controller = make(tmp_path, Settings(), FakeFleet())
+    controller.archives = tmp_path / "archives"
+    async with TestServer(make_app(controller, TOKEN)) as server:
+        yield Desk(tmp_path, str(server.make_url("")).rstrip("/"))
+    controller.journal.close()
+
+
+async def test_a_release_is_fetched_and_put_in_its_place(desk: Desk, tmp_path: Path) -> None:
+    release = desk.pack(repo(tmp_path / "proj"))
+    node = desk.node()
+    assert await node.have(release) == ""
+    at = Path(node.place(release).at)
+    assert at.parent == tmp_path / "staged"
+    assert (at / "train.py").read_text() == (tmp_path / "proj" / "train.py").read_text()
+    assert os.readlink(at / "weights.bin") == str(tmp_path / "proj" / "weights.bin"), (
+        "left out, and found where it lies"
+    )
+    assert (at / "out" / "log.txt").exists()
+    assert not (at / "lib" / "__pycache__").exists()
+    left = [path for path in (tmp_path / "staged").iterdir() if "fetched" in path.name or "partial" in path.name]
+    assert left == []
+    (at / "train.py").write_text("touched")
+    assert await node.have(release) == ""
+    assert (at / "train.py").read_text() == "touched", "what is there is not put there again"
+    assert await node.have(Release(number=1)) == ""
+    assert node.place(Release(number=1)).at == "", "the user's own tree, where it stands"
+
+
+async def test_nodes_of_one_host_share_it(desk: Desk, tmp_path: Path) -> None:
+    release = desk.pack(plant(tmp_path / "proj"))
+    nodes = [desk.node() for _ in range(6)]
+    assert await asyncio.gather(*(node.have(release) for node in nodes for _ in range(2))) == [""] * 12
+    assert len({node.place(release).at for node in nodes}) == 1
+    assert len([path for path in (tmp_path / "staged").iterdir() if path.is_dir()]) == 1
+    archives = desk.node("archives")  # the controller's own host has the archive already
+    assert await archives.have(release) == ""
+    assert (tmp_path / "archives" / f"{release.digest}.tar").exists()
+
+
+async def test_what_goes_wrong_is_said(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = desk.pack(plant(tmp_path / "proj"))
+    (tmp_path / "wrong").write_text("guess")
+    assert "does not have it (HTTP 401)" in await desk.node(token="wrong").have(release)
+    unknown = msgspec.structs.replace(release, digest="0" * 64)
+    assert "does not have it (HTTP 404)" in await desk.node().have(unknown)
+    evil = msgspec.structs.replace(release, digest="../../etc/passwd")
+    assert "is no digest" in await desk.node().have(evil)
+    node = desk.node()
+    node._node = msgspec.structs.replace(node._node, url="http://127.0.0.1:1")
+    assert (await node.have(release)).startswith("release 2 cannot be staged: ")
+    monkeypatch.setattr(staging, "_SPARE_BYTES", 1 << 60)
+    assert "MiB to spare" in (await desk.node().have(release)).replace(f"{(1 << 60) >> 20} to", "MiB to")
+    monkeypatch.undo()
+    archive = tmp_path / "archives" / f"{release.digest}.tar"
+    archive.write_bytes(archive.read_bytes().replace(b"print(1)", b"print(2)"))
+    assert "is damaged" in await desk.node().have(release)
+    assert not [path for path in (tmp_path / "staged").iterdir() if path.is_dir()], "nothing half done is left"
+
+
+async def test_a_tree_from_before_the_machine_was_started_is_made_anew(desk: Desk, tmp_path: Path) -> None:
+    release = desk.pack(plant(tmp_path / "proj"))
+    node = desk.node()
+    assert await node.have(release) == ""
+    at = Path(node.place(release).at)
+    (at / "train.py").write_text("")  # it had not reached the disk
+    at.with_name(f"{at.name}.mark").write_text(f"{release.digest} another boot")
+    assert await desk.node().have(release) == ""
+    assert (at / "train.py").read_text() == "print(1)\n"
+
+
+def dead_pid() -> int:
+    with subprocess.Popen(["true"]) as process:
+        return process.pid
+
+
+async def test_old_ones_go_and_those_in_use_stay(desk: Desk, tmp_path: Path) -> None:
+    node = desk.node()
+    dead = tmp_path / "staged" / f"0123.partial-{dead_pid()}"
+    dead.mkdir(parents=True)
+    alive = tmp_path / "staged" / f"0123.fetched-{os.getpid()}"
+    alive.touch()
+    releases = []
+    for number in range(1, 12):
+        releases.append(desk.pack(plant(tmp_path / "proj", {"train.py": f"print({number})"}), number))
+        assert await (node.launched(releases[0]) if number == 1 else node.have(releases[-1])) == ""
+        at = Path(node.place(releases[-1]).at)
+        os.utime(at, (number, number))
+    there = {number for number, release in enumerate(releases, 1) if os.path.isdir(node.place(release).at)}
+    assert there == {1, 4, 5, 6, 7, 8, 9, 10, 11}, "that which runs, the three newest, and five beside them"
+    assert not dead.exists() and alive.exists()
+    assert await node.have(releases[1]) == "", "one that went can be had again"
+
+
+async def test_checks(desk: Desk, tmp_path: Path) -> None:
+    node = desk.node()
+    good = desk.pack(plant(tmp_path / "good", {"train.py": "import json\n"}))
+    assert await node.carry(StageHere(id=1, release=good, check=True)) == ("", False)
+    bad = desk.pack(plant(tmp_path / "bad", {"train.py": "import jason\n"}))
+    assert await node.carry(StageHere(id=2, release=bad)) == ("", False), "nobody asked for a check"
+    fault, refused = await node.carry(StageHere(id=3, release=bad, check=True))
+    assert fault == "train.py, line 1: there is no module jason" and refused
+    nowhere = msgspec.structs.replace(good, digest="0" * 64)
+    fault, refused = await node.carry(StageHere(id=4, release=nowhere, check=True))
+    assert "HTTP 404" in fault and not refused

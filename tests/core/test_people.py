@@ -1,0 +1,34 @@
+from holdfast.core.people import Pause, People
+from holdfast.model.event import Progress
+
+
+def step(number: int, at: float, *, counted: bool = False, first: int = 1) -> Progress:
+    return Progress(generation=1, step=number, at=at, first_step=first, first_at=at, counted=counted)
+
+
+def test_who_must_leave_does_and_others_as_far_as_they_can_be_replaced() -> None:
+    people = People()
+    people.evicting["a"] = "ann"
+    people.draining |= {"b": "bob", "c": "bob"}
+    active = {"a", "b", "c", "d"}
+    assert people.unwanted(active, 0) == {"a"}
+    assert people.unwanted(active, 1) == {"a"}
+    assert people.unwanted(active, 2) == {"a", "b"}
+    people.left(("a", "b"))
+    assert people.unwanted(active, 2) == {"c"}
+    assert people.wants_gone("c") == "bob" and people.wants_gone("a") == ""
+
+
+def test_a_change_tells_what_it_cost_without_what_was_held() -> None:
+    pause = Pause.of(10.0, "held by ann", 1, step(5, 9.5))
+    pause.stepped(step(6, 9.9))
+    pause.stopped_at, pause.released_at, pause.launched_at = 10.5, 70.5, 71.0
+    change = pause.change(step(7, 72.0, first=7), release=1)
+    assert (change.good_step, change.resumed_from, change.held_s) == (6, 6, 60.0)
+    assert change.sentence == "held by ann: restarted from step 6, held for 60.0 s, lost 2.1 s"
+
+
+def test_a_script_that_restores_itself_leaves_open_from_where() -> None:
+    pause = Pause.of(10.0, "release 2", 1, None)
+    change = pause.change(step(2, 12.0, counted=True), release=2)
+    assert (change.good_step, change.good_at, change.resumed_from) == (-1, 10.0, None)

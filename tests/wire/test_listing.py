@@ -1,0 +1,99 @@
+"""Which files belong to a release."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from holdfast.wire.listing import ListingError, listing, repository
+from tests.wire.test_tree import plant
+
+CODE = {"train.py": "", "lib/model.py": "", "notes.txt": ""}
+REST = {"lib/__pycache__/model.pyc": "", "out/log.txt": "", "weights.bin": ""}
+
+
+def git(root: Path, *words: str) -> None:
+    name = ("-c", "user.name=me", "-c", "user.email=me@example.org")
+    subprocess.run(["git", "-C", str(root), *name, *words], check=True, capture_output=True)
+
+
+def repo(root: Path) -> Path:
+    plant(root, {**CODE, **REST, ".gitignore": "out/\n*.bin\n__pycache__\n"})
+    git(root, "init", "-q", ".")
+    git(root, "add", "train.py", ".gitignore")
+    git(root, "commit", "-qm", "first")
+    return root
+
+
+def test_git_knows_what_is_ignored(tmp_path: Path) -> None:
+    root = repo(tmp_path / "a")
+    found = listing(root)
+    assert found.kept == (".gitignore", "lib/model.py", "notes.txt", "train.py"), (
+        "files that nobody has added count too"
+    )
+    assert found.left_out == (".git", "lib/__pycache__", "out", "weights.bin")
+    assert found.linked() == (".git", "out", "weights.bin"), "bytecode of one tree is never another's"
+    assert repository(root / "lib") == root
+
+
+def test_deleted_files_and_links(tmp_path: Path) -> None:
+    root = repo(tmp_path / "a")
+    (root / "train.py").unlink()
+    (root / "inside").symlink_to("lib/model.py")
+    (root / "lib" / "up").symlink_to("../notes.txt")
+    (root / "out_link").symlink_to(tmp_path)
+    (root / "far").symlink_to("../../far")
+    found = listing(root)
+    assert "train.py" not in found.kept
+    assert {"inside", "lib/up"} < set(found.kept)
+    assert {"out_link", "far"} < set(found.linked()), "what lies elsewhere is no part of the tree"
+
+
+def test_repositories_within_a_repository(tmp_path: Path) -> None:
+    root = repo(tmp_path / "a")
+    repo(root / "vendor")
+    found = listing(root)
+    assert "vendor/train.py" in found.kept
+    assert {"vendor/out", "vendor/.git"} < set(found.linked())
+
+
+def test_a_plain_folder(tmp_path: Path) -> None:
+    root = plant(tmp_path / "a", {**CODE, **REST, "env/pyvenv.cfg": "", "env/lib/x.py": "", ".venv/y.py": ""})
+    with (root / "big.npy").open("wb") as file:
+        os.truncate(file.fileno(), 17 << 20)
+    os.mkfifo(root / "pipe")
+    (root / "far").symlink_to("/etc")
+    plant(root, {"run/journal.db": "", "run/releases/x": ""})
+    found = listing(root, apart=(root / "run",))
+    assert found.kept == ("lib/model.py", "notes.txt", "out/log.txt", "train.py", "weights.bin")
+    assert found.left_out == (".venv", "big.npy", "env", "far", "lib/__pycache__")
+    assert found.linked() == (".venv", "big.npy", "env", "far")
+    assert repository(root) is None
+
+
+def test_a_folder_that_git_ignores_as_a_whole(tmp_path: Path) -> None:
+    root = repo(tmp_path / "a")
+    plant(root / "out" / "exp", {"job.py": ""})
+    found = listing(root / "out" / "exp")
+    assert found.kept == ("job.py",) and not found.git
+
+
+def test_too_many_files(tmp_path: Path) -> None:
+    root = plant(tmp_path / "a", {f"{n}.txt": "" for n in range(9)})
+    with pytest.raises(ListingError, match="has more than 8 files"):
+        listing(root, most=8)
+
+
+def test_variables_of_git_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, other = repo(tmp_path / "a"), repo(tmp_path / "b")
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(other))
+    assert repository(root) == root
+
+
+def test_without_git_a_work_tree_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = repo(tmp_path / "a")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = listing(root)
+    assert "train.py" in found.kept and ".git" in found.left_out and not found.git

@@ -1,0 +1,65 @@
+"""How ranks are run from the copy of a release."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.model.release import Ease, Release, Skip
+from holdfast.wire.spec import Entry
+from holdfast.wire.staged import Staged, entry_of, environment_of, skipped
+
+
+def test_paths_of_the_tree_are_moved_and_no_others(tmp_path: Path) -> None:
+    root = tmp_path / "proj"
+    (root / "src").mkdir(parents=True)
+    (tmp_path / "alias").symlink_to(root)
+    staged = Staged(root=str(root), at="/staged")
+    assert staged.moved(str(root / "src")) == "/staged/src"
+    assert staged.moved(str(root)) == "/staged"
+    assert staged.moved(str(tmp_path / "alias" / "src")) == "/staged/src"
+    for path in (str(tmp_path), f"{root}2/src", "/usr/lib"):
+        assert staged.moved(path) == path
+    assert Staged().moved(str(root)) == str(root), "in place nothing is moved"
+
+
+def test_the_script_is_that_of_the_copy() -> None:
+    entry = Entry(argv=("scripts/train.py", "--lr", "1"), python="py", cwd="/proj")
+    release = Release(number=2, digest="d", root="/proj", script="scripts/train.py", argv=("x", "--lr", "2"))
+    assert entry_of(entry, release, Staged(root="/proj", at="/s")).argv == ("/s/scripts/train.py", "--lr", "2")
+    own = Release(number=1, digest="d", root="/proj", script="scripts/train.py")
+    assert entry_of(entry, own, Staged(root="/proj", at="/s")).argv == ("/s/scripts/train.py", "--lr", "1")
+    assert entry_of(entry, Release(number=1, argv=("other",)), Staged()) == entry, "in place it is as it was started"
+
+
+def test_the_environment(tmp_path: Path) -> None:
+    staged = Staged(root=str(tmp_path), at="/s")
+    entry = Entry(argv=("t.py",), python="py", cwd=str(tmp_path / "sub"))
+    release = Release(number=3, digest="d", root=str(tmp_path), env={"LR": "2", "PYTHONPATH": f".:{tmp_path}/lib:/opt"})
+    env = environment_of({"LR": "1", "HOME": "/h"}, entry, release, staged)
+    assert env == {"LR": "2", "HOME": "/h", "HOLDFAST_RELEASE": "3", "PYTHONPATH": "/s/sub:/s/lib:/opt"}
+    module = Entry(argv=("pkg.train",), module=True, python="py", cwd=str(tmp_path / "sub"))
+    bare = Release(number=3, digest="d", root=str(tmp_path))
+    assert environment_of({}, module, bare, staged)["PYTHONPATH"] == "/s/sub"
+    assert "PYTHONPATH" not in environment_of({"PYTHONSAFEPATH": "1"}, module, bare, staged)
+    assert module.interpreter(True) == ("py", "-u", "-P", "-m")
+    assert module.interpreter() == ("py", "-u", "-m") and entry.interpreter(True) == ("py", "-u")
+    assert environment_of({"A": "1"}, entry, Release(number=0), Staged()) == {"A": "1"}
+
+
+def test_packages_installed_in_place_come_from_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "src").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path[1:], str(tmp_path / "src")])
+    entry = Entry(argv=("t.py",), python=sys.executable, cwd="/")
+    release = Release(number=1, digest="d", root=str(tmp_path))
+    env = environment_of({}, entry, release, Staged(root=str(tmp_path), at="/s"))
+    assert env["PYTHONPATH"] == "/s/src", "and not from where this process was started"
+    other = Entry(argv=("t.py",), python="/opt/python", cwd="/")
+    assert "PYTHONPATH" not in environment_of({}, other, release, Staged(root=str(tmp_path), at="/s"))
+
+
+def test_steps_left_out() -> None:
+    skips = (Skip(first=101, last=103), Skip(first=200, last=200))
+    eases = (Ease(first=101, last=200, factor=0.5), Ease(first=300, last=310, factor=0.25))
+    assert skipped(skips, eases) == {"HOLDFAST_SKIP": "101-103,200-200", "HOLDFAST_EASE": "0.5:101-200,0.25:300-310"}
+    assert skipped((), ()) == {}
