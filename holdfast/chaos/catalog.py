@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from holdfast.chaos import cgroups, files, links, machines, ordered, processes
+from holdfast.chaos import cgroups, files, links, machines, ordered, processes, releases
 from holdfast.chaos.fault import Cannot, Fault
 from holdfast.chaos.scene import Scene, Struck
 
@@ -261,7 +261,18 @@ CLOCKS = (
     ),
 )
 
-_ALL = (*PROCESSES, *ORDERED, *MACHINES, *FILES, *LINKS, *CLOCKS)
+RELEASES = (
+    Kind(
+        name="release.bad",
+        what="a release of the job's own code, spoilt (text: syntax, import, raise, late)",
+        strike=releases.bad_release,
+        takes=("text",),
+        alarms=("crash",),
+        needs="a script in a folder of its own",
+    ),
+)
+
+_ALL = (*PROCESSES, *ORDERED, *MACHINES, *FILES, *LINKS, *RELEASES, *CLOCKS)
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _ALL}
 
 

@@ -42,9 +42,13 @@ def seized(scene: Scene, fault: Fault, limit_s: float) -> Iterator[None]:
         try:
             yield
         finally:
-            if fault.kind != "rank.stop":
-                with contextlib.suppress(Cannot):
-                    held.signal(signal.SIGCONT)
+            _let_go(held, fault)
+
+
+def _let_go(held: Held, fault: Fault) -> None:
+    if fault.kind != "rank.stop":
+        with contextlib.suppress(Cannot):  # it may have been killed
+            held.signal(signal.SIGCONT)
 
 
 def _await_update(scene: Scene, limit_s: float) -> None:

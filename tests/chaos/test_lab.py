@@ -116,9 +116,10 @@ def test_a_small_disk_fills_up_and_is_read_only(
         assert isinstance(struck, Truth), struck
         assert os.statvfs(disk).f_bavail == 0
         striker.strike(Fault(kind="shm.full"), 60)
-        assert os.statvfs(f"/proc/{front}/root/dev/shm").f_bavail == 0
+        shm = Path(f"/proc/{front}/root") / "dev/shm"
+        assert os.statvfs(shm).f_bavail == 0
         striker.undo()
-        assert os.statvfs(disk).f_bavail > 0 and os.statvfs(f"/proc/{front}/root/dev/shm").f_bavail > 0
+        assert os.statvfs(disk).f_bavail > 0 and os.statvfs(shm).f_bavail > 0
         striker.strike(Fault(kind="disk.readonly"), 60)
         with pytest.raises(OSError, match="Read-only"):
             (disk / "file").touch()

@@ -71,8 +71,11 @@ def nvmlDeviceGetHandleByIndex(index: int) -> int:
     return index
 
 
-def nvmlDeviceGetPciInfo(handle: int) -> SimpleNamespace:
+def _bus(handle: int) -> SimpleNamespace:
     return SimpleNamespace(busId=f"00000000:{0x3A + handle:02X}:00.0".encode())
+
+
+nvmlDeviceGetPciInfo = _bus
 
 
 def nvmlDeviceGetTotalEccErrors(handle: int, kind: int, counter: int) -> int:

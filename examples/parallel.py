@@ -1,6 +1,6 @@
-"""A small job to be struck: trained with DDP, FSDP2, or in a pipeline of two stages with replicas, on gloo.
+"""A small job, trained with DDP, FSDP2, or in a pipeline of two stages with replicas, on gloo.
 
-    holdfast run --nnodes 4 -m holdfast.chaos.inrank.train FOLDER --how fsdp
+    holdfast run --nnodes 4 examples/parallel.py FOLDER --how fsdp
 
 Each rank leaves `trace-RANK.jsonl` in FOLDER: after every step a digest of its whole state and the samples it was made
 of, so that every step of a disturbed run can be held against an undisturbed one. A file `finish` in FOLDER ends it.
