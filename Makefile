@@ -4,9 +4,10 @@ PYTHON ?= python3
 PY := .venv/bin/python
 READY := .venv/.ready
 PEERS := .venv/peers/.ready
+OLDER := .venv/peers-dlrover/.ready
 SOURCES = $(wildcard holdfast tests examples benchmarks)
 # A name starting with an underscore is a part of other benchmarks, not one itself. Those in SLOW run only by name.
-SLOW ?= torture detect
+SLOW ?= torture detect recovery ettr
 BENCHES = $(filter-out $(SLOW),$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))
 
 .DEFAULT_GOAL := help
@@ -43,13 +44,14 @@ lint: $(READY) ## ruff and mypy
 	$(PY) -m ruff check .
 	$(PY) -m mypy $(SOURCES)
 
-# Savers of others, to be measured beside ours. Without what they depend on, as that might be another torch, and beside
-# the environment, not in it; one that cannot be had is named in the results.
-$(PEERS): benchmarks/peers.txt | $(READY)
+# Savers and launchers of others, to be measured beside ours. Without what they depend on, as that might be another torch,
+# and beside the environment, not in it; one that cannot be had is named in the results.
+$(PEERS) $(OLDER): .venv/%/.ready: benchmarks/%.txt | $(READY)
 	grep -v '^#' $< | xargs -n 1 $(PY) -m pip install --quiet --no-deps --upgrade --target $(@D) || true
 	@touch $@
 
 bench-ckpt: $(PEERS)
+bench-recovery: $(PEERS) $(OLDER)
 
 bench: $(addprefix bench-,$(BENCHES)) ## all benchmarks but the slow ones
 

@@ -64,10 +64,12 @@ class Job:
         self._stop()
         self._temporary.cleanup()
 
-    def start(self, launch: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    def start(
+        self, launch: Sequence[str], env: Mapping[str, str] | None = None, flags: Sequence[str] = ()
+    ) -> subprocess.Popen[bytes]:
         """Start a launcher of the training script."""
         script = [str(self._script), f"--events={self.folder / 'events'}", f"--ckpt={self.folder / 'checkpoint.pt'}"]
-        return self.spawn([*launch, *script], env)
+        return self.spawn([*launch, *script, *flags], env)
 
     def spawn(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Start a command as part of the job."""

@@ -1,13 +1,16 @@
 """A tiny DDP job that runs unchanged under any launcher and writes down what each rank does, and when.
 
-Every rank appends one JSON object per event to EVENTS/<pid>.jsonl: start, pg_up, loaded, step. So the job is timed from
-outside, without trusting what a launcher says about itself.
+Every rank appends one JSON object per event to EVENTS/<pid>.jsonl: start, pg_up, loaded, step, and raised when it found
+EVENTS/raise-<rank>, which is an order to raise an exception. So the job is timed from outside, without trusting what a
+launcher says about itself.
 """
 
 import argparse
 import json
 import os
 import time
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import TextIO
 
@@ -25,19 +28,42 @@ def note(events: TextIO, kind: str, *, at: float | None = None, world: int = 0, 
     events.write(json.dumps(event) + "\n")
 
 
+def heartbeats(wanted: bool) -> Callable[[], object]:
+    """How nvidia-resiliency-ext is told of a step; the one launcher that has to be told."""
+    if not wanted:
+        return lambda: None
+    from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient
+
+    client = RankMonitorClient()
+    client.init_workload_monitoring()
+    beat: Callable[[], object] = client.send_heartbeat
+    return beat
+
+
+def obey(args: argparse.Namespace, events: TextIO) -> None:
+    order: Path = args.events / f"raise-{dist.get_rank()}"
+    if order.exists():
+        order.unlink()
+        note(events, "raised")
+        raise RuntimeError("a batch that nobody can digest")
+
+
 def train(args: argparse.Namespace, events: TextIO) -> None:
     torch.manual_seed(0)
     ddp = DistributedDataParallel(nn.Linear(256, 256))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
     step = restore(args.ckpt, ddp.module)
     note(events, "loaded", step=step)
+    beat = heartbeats(args.heartbeats)
     while step < args.steps:
+        obey(args, events)
         loss = ddp(torch.randn(8, 256)).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         step += 1
         note(events, "step", step=step)
+        beat()
         if dist.get_rank() == 0 and step % args.ckpt_every == 0:
             save(args.ckpt, ddp.module, step)
         time.sleep(args.step_time)
@@ -64,12 +90,14 @@ def main() -> None:
     parser.add_argument("--ckpt-every", type=int, default=10)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--step-time", type=float, default=0.1, help="seconds to sleep in each step")
+    parser.add_argument("--timeout", type=float, default=0.0, help="seconds of a collective (default: torch's own)")
+    parser.add_argument("--heartbeats", action="store_true", help="tell nvidia-resiliency-ext of every step")
     args = parser.parse_args()
     args.events.mkdir(parents=True, exist_ok=True)
     with (args.events / f"{os.getpid()}.jsonl").open("a", buffering=1) as events:
         note(events, "start", at=started_at)
         torch.set_num_threads(1)
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", timeout=timedelta(seconds=args.timeout) if args.timeout else None)
         note(events, "pg_up", world=dist.get_world_size())
         train(args, events)
     # After `train`, which has let go of DDP by then: a DDP that outlives its group can deadlock when it is freed.

@@ -63,7 +63,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
 
 def give(run_dir: Path, body: dict[str, Any]) -> str:
     """Have an order taken, once, though the controller be restarted meanwhile; what happens next."""
-    seq = _patiently(run_dir, lambda: ask(run_dir, "/api/v1/status"))["seq"]
+    seq = patiently(run_dir, lambda: ask(run_dir, "/api/v1/status"))["seq"]
     while True:
         try:
             taken: dict[str, Any] = ask(run_dir, "/api/v1/orders", body)
@@ -72,11 +72,11 @@ def give(run_dir: Path, body: dict[str, Any]) -> str:
             raise
         except NotRunning:
             # It may have been taken and not answered: the journal of the successor knows.
-            if _patiently(run_dir, lambda: _is_taken(run_dir, seq, body)):
+            if patiently(run_dir, lambda: _is_taken(run_dir, seq, body)):
                 return "taken; the controller was restarted meanwhile"
 
 
-def _patiently(run_dir: Path, question: Callable[[], Any]) -> Any:
+def patiently(run_dir: Path, question: Callable[[], Any]) -> Any:
     """Ask until somebody answers; a controller that is being restarted is waited for."""
     until = time.monotonic() + GONE_S
     while True:
@@ -104,7 +104,7 @@ def _wait(run_dir: Path, body: dict[str, Any]) -> str:
     said = ""
     while True:
         try:
-            status = _patiently(run_dir, lambda: ask(run_dir, "/api/v1/status"))
+            status = patiently(run_dir, lambda: ask(run_dir, "/api/v1/status"))
         except NotRunning:
             raise Unheard(f"the run in {run_dir} {rundir.ending(run_dir)}") from None
         if done := _done(status, body):

@@ -131,13 +131,6 @@ def make_app(controller: Controller, token: str) -> web.Application:
                 break
         return _json(found)
 
-    async def releases(request: web.Request) -> web.Response:
-        return _json(releasing.history_of(controller))
-
-    async def archive(request: web.Request) -> web.StreamResponse:
-        found = await releasing.archive_of(controller, request.match_info["digest"])
-        return found or _error(404, "there is no release of this digest; GET /api/v1/releases lists all")
-
     async def metrics(request: web.Request) -> web.Response:
         return web.Response(body=render(controller), content_type="text/plain", charset="utf-8")
 
@@ -149,8 +142,8 @@ def make_app(controller: Controller, token: str) -> web.Application:
     app.router.add_get("/api/v1/report", report)
     app.router.add_get("/api/v1/entries", entries)
     app.router.add_post("/api/v1/orders", _order_of(controller))
-    app.router.add_get("/api/v1/releases", releases)
-    app.router.add_get("/api/v1/releases/{digest}", archive)
+    app.router.add_get("/api/v1/releases", _releases_of(controller))
+    app.router.add_get("/api/v1/releases/{digest}", _archive_of(controller))
     app.router.add_post("/api/v1/trace", _trace_of(controller))
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/openapi.json", openapi)
@@ -163,18 +156,34 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def _order_of(controller: Controller) -> Answer:
     async def take(request: web.Request) -> web.Response:
         try:
-            order = msgspec.json.decode(await request.read(), type=OrderBody).order()
+            body = msgspec.json.decode(await request.read(), type=OrderBody)
         except msgspec.DecodeError as e:
             return _error(400, f'send an order such as {{"verb": "stop"}}: {e}')
-        if why := refusal(controller.decider, order):
+        order, decider = body.order(), controller.decider
+        if why := refusal(decider, order) or releasing.fault(controller, order):
             return _error(400, why)
-        if order.now and order.verb == "stop" and controller.decider.phase is Phase.ENDING:
+        if body.now and body.verb == "stop" and decider.phase is Phase.ENDING:
             controller.hurry()  # it is stopping already, and takes too long for somebody
-        next = ahead(controller.decider, order)
+        next = ahead(decider, order)
         controller.hear(order)
         return _json(Taken(seq=controller.seq, next=next))
 
     return take
+
+
+def _releases_of(controller: Controller) -> Answer:
+    async def releases(request: web.Request) -> web.Response:
+        return _json(releasing.told(controller))
+
+    return releases
+
+
+def _archive_of(controller: Controller) -> Answer:
+    async def archive(request: web.Request) -> web.StreamResponse:
+        found = releasing.archive_of(controller, request.match_info["digest"])
+        return found or _error(404, "there is no release of this digest; GET /api/v1/releases lists all")
+
+    return archive
 
 
 def _trace_of(controller: Controller) -> Answer:
@@ -216,7 +225,7 @@ def _error(status: int, sentence: str) -> web.Response:
 
 def describe() -> dict[str, Any]:
     """The OpenAPI description, its schemas taken from the very structs that are sent."""
-    shown = {"status": Status, "report": Report, "releases": releasing.History, "entries": list[Entry]}
+    shown = {"status": Status, "report": Report, "releases": releasing.Told, "entries": list[Entry]}
     sent = (Traced, TraceBody, Taken, OrderBody)
     refs, schemas = msgspec.json.schema_components([*shown.values(), *sent], ref_template="#/components/schemas/{name}")
     paths: dict[str, Any] = {}

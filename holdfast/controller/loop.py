@@ -44,7 +44,8 @@ class Controller:
         self.release = Release(number=1)  # that a new job begins with
         self.hands = hands_of(self)
         self.ingest = Ingest(settings, self.decider, self.hands, self.hear)
-        self.ingest.releases, self.hands.replaying.release = self.history.wanted, lambda: self.history.running
+        self.ingest.releases = self._releases
+        self.hands.replaying.release = lambda: self.decider.releases.running
         self.ingest.watching.spawn, self.ingest.watching.now = self._act, lambda: self.clock()
         self.clock = Clock()
         self.last = Decision()
@@ -82,6 +83,11 @@ class Controller:
 
     def _prepare(self) -> None:
         self.hands.job, self.hands.limits = self.decider.job, self.decider.limits
+
+    def _releases(self) -> tuple[Release, ...]:
+        """What a node is to have before it can take ranks."""
+        releases = self.decider.releases
+        return (releases.running, *((releases.waiting,) if releases.waiting else ()))
 
     def report(self, outcome: Outcome) -> None:
         """An action is over: nodes have told their last steps before they answered."""

@@ -5,26 +5,25 @@ from aiohttp import web
 
 from holdfast.controller.loop import Controller
 from holdfast.core.history import Chapter
-from holdfast.model.event import Order, Phase
+from holdfast.model.event import Order
+from holdfast.model.release import Fate, Release
 from holdfast.wire import tree
 
-_OVER = (Phase.ENDING, Phase.DONE)
 
-
-class History(msgspec.Struct, frozen=True, kw_only=True):
+class Told(msgspec.Struct, frozen=True, kw_only=True):
     """All releases of a job, the oldest first."""
 
-    running: int  # its number; 0: the job is from before there were any
+    running: int  # the number of the one that ranks run, or will run first
     releases: tuple[Chapter, ...]
 
 
-def history_of(controller: Controller) -> History:
-    history = controller.history
-    return History(running=history.running.number, releases=tuple(history.chapters.values()))
+def told(controller: Controller) -> Told:
+    releases = controller.decider.releases
+    return Told(running=releases.running.number, releases=controller.history.chapters(releases))
 
 
 def fault(controller: Controller, order: Order) -> str:
-    """Why an update cannot be taken that the decider would take; empty if it can, as other orders can."""
+    """Why an update cannot be taken; empty if it can, or is none."""
     if order.verb != "update":
         return ""
     release = order.release
@@ -34,10 +33,18 @@ def fault(controller: Controller, order: Order) -> str:
         return "window_s is how many seconds a release waits for a restart: 0 or more"
     if not (controller.archives / f"{release.digest}.tar").is_file():
         return f"{controller.archives} holds no archive of {release.digest[:12]}; send it with holdfast update"
+    for chapter in told(controller).releases:
+        same = chapter.release
+        if chapter.fate is Fate.ROLLED_BACK and _runs_as(same) == _runs_as(release):
+            return f"this is release {same.number} again, which was rolled back: {chapter.why}; change something first"
     return ""
 
 
-async def archive_of(controller: Controller, digest: str) -> web.StreamResponse | None:
+def _runs_as(release: Release) -> tuple[object, ...]:
+    return release.digest, release.argv, release.env
+
+
+def archive_of(controller: Controller, digest: str) -> web.StreamResponse | None:
     """The tree of a release, as nodes get it."""
     path = controller.archives / f"{digest}.tar"
     if not tree.DIGEST.fullmatch(digest) or not path.is_file():

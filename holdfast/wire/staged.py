@@ -6,6 +6,7 @@ import sys
 import msgspec
 
 from holdfast.model.release import Ease, Release, Skip
+from holdfast.wire.skipping import EASE, SKIP
 from holdfast.wire.spec import Entry
 
 
@@ -78,7 +79,7 @@ def editable() -> list[dict[str, str]]:
 def skipped(skips: tuple[Skip, ...], eases: tuple[Ease, ...]) -> dict[str, str]:
     """Steps whose batches are left out, or made at a part of the learning rate, as a rank is told of them."""
     told = {
-        "HOLDFAST_SKIP": ",".join(f"{s.first}-{s.last}" for s in skips),
-        "HOLDFAST_EASE": ",".join(f"{e.factor:g}:{e.first}-{e.last}" for e in eases),
+        SKIP: ",".join(f"{s.first}-{s.last}" for s in skips),
+        EASE: ",".join(f"{e.factor}:{e.first}-{e.last}" for e in eases),
     }
     return {name: value for name, value in told.items() if value}

@@ -1,0 +1,192 @@
+"""`holdfast update`: bring newer code to a job that runs."""
+
+import argparse
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.cli import packing, releases, rundir
+from holdfast.cli.api import NotRunning, Refused
+from holdfast.cli.flagtable import UsageError
+from holdfast.cli.order import Unheard, give
+from holdfast.cli.packing import Brought
+from holdfast.cli.wording import duration
+from holdfast.core.history import Chapter
+from holdfast.model.release import Fate, Release
+from holdfast.wire import tree
+from holdfast.wire.spec import Entry
+from holdfast.wire.staged import within
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_WINDOW = "24h"
+_LOOK_S = 0.1
+_OPEN = (Fate.STAGING, Fate.WAITING)
+
+
+def main(argv: list[str]) -> int:
+    split = argv.index("--") if "--" in argv else len(argv)
+    args = _parser().parse_args(argv[:split])
+    try:
+        return _update(args, tuple(argv[split + 1 :]))
+    except Refused as e:
+        print(f"holdfast update: {e.why}", file=sys.stderr)
+        return 2
+    except (UsageError, NotRunning) as e:
+        print(f"holdfast update: {e}", file=sys.stderr)
+        return 2
+    except Unheard as e:
+        print(f"holdfast update: {e}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="holdfast update",
+        usage="holdfast update [flags] [PATH|GIT_REF] [-- SCRIPT [arguments of the script]]",
+        description="Bring newer code to a job that runs: checked on one node, staged on all, then launched.",
+    )
+    parser.add_argument("what", nargs="?", metavar="PATH|GIT_REF", help="default: the job's own folder as it is now")
+    parser.add_argument("--run", metavar="RUN", help="run directory or id (default: the newest run)")
+    when = parser.add_mutually_exclusive_group()
+    when.add_argument("--now", action="store_true", help="restart the job for it, in place, as soon as it is staged")
+    when.add_argument("--lazy", action="store_true", help="let it ride on the next restart (the default)")
+    parser.add_argument("--window", metavar="TIME", default=_WINDOW, help="a lazy one waits no longer (default 24h)")
+    parser.add_argument("--message", metavar="TEXT", default="", help="what is new, for the history")
+    parser.add_argument("--env", metavar="NAME=VALUE", action="append", default=[], help="set for ranks; repeatable")
+    parser.add_argument("--no-wait", action="store_true", help="do not wait until it is staged")
+    return parser
+
+
+def _update(args: argparse.Namespace, words: tuple[str, ...]) -> int:
+    run_dir = rundir.find(args.run)
+    window_s, env = _seconds(args.window), _environment(args.env)
+    entry = rundir.read_spec(run_dir).entry
+    if not entry.python:
+        raise UsageError(f"this job runs {entry.argv[0]}, and only Python code has releases")
+    chapters = releases.ask_all(run_dir).releases
+    base = next((c for c in reversed(chapters) if c.fate in _OPEN), _running(chapters))
+    log_dir = Path(rundir.read_spec(run_dir).log_dir)
+    brought = packing.bring(args.what, base.release.root, run_dir, (log_dir,))
+    release = _release(base.release, brought, entry, words, env)
+    release = msgspec.structs.replace(release, message=args.message, who=rundir.user())
+    if _same(release, base.release) and not (args.now and base.fate in _OPEN):
+        print(f"nothing has changed since release {base.release.number}, which is {base.fate}")
+        return 0
+    print(f"holdfast update: {_changes(run_dir, base.release, release, brought)}", flush=True)
+    body = {"verb": "update", "who": release.who, "now": args.now, "window_s": 0.0 if args.now else window_s}
+    give(run_dir, body | {"release": json.loads(msgspec.json.encode(release))})
+    if args.no_wait:
+        print("holdfast update: it is being checked and staged; holdfast releases shows what becomes of it")
+        return 0
+    return _watch(run_dir, release, len(chapters), args.now, window_s)
+
+
+def _running(chapters: tuple[Chapter, ...]) -> Chapter:
+    return next(chapter for chapter in reversed(chapters) if chapter.fate is Fate.RUNNING)
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]*)", text)
+    if not found or found[2] not in _UNITS:
+        raise UsageError(f"--window {text}: write a time such as 90s, 30m, 24h or 2d")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _environment(given: list[str]) -> dict[str, str]:
+    for word in given:
+        if not re.match(r"[A-Za-z_][A-Za-z0-9_]*=", word):
+            raise UsageError(f"--env {word}: write it as NAME=VALUE")
+    return dict(word.split("=", 1) for word in given)
+
+
+def _release(base: Release, brought: Brought, entry: Entry, words: tuple[str, ...], env: dict[str, str]) -> Release:
+    """The base with another tree and, where they were given, another command line and environment."""
+    script, argv = base.script, base.argv
+    if words:
+        script, argv = "" if entry.module else _script(words[0], brought.root), words
+    release = msgspec.structs.replace(base, number=0, digest=brought.digest, root=brought.root, source=brought.source)
+    return msgspec.structs.replace(release, script=script, argv=argv, env=base.env | env)
+
+
+def _script(word: str, root: str) -> str:
+    """A script's path in the tree, whether it was written from there or from here."""
+    whole = os.path.realpath(word)
+    return os.path.relpath(whole, root) if within(whole, root) else os.path.normpath(word)
+
+
+def _same(release: Release, base: Release) -> bool:
+    return (release.digest, release.script, release.argv, release.env) == (
+        base.digest,
+        base.script,
+        base.argv,
+        base.env,
+    )
+
+
+def _changes(run_dir: Path, base: Release, release: Release, brought: Brought) -> str:
+    """What it brings, in words; UsageError if it lacks the script."""
+    there = tree.contents(run_dir / "releases" / f"{release.digest}.tar")
+    if release.script and release.script not in there and f"{release.script}/__main__.py" not in there:
+        raise UsageError(f"{brought.source} has no {release.script}, which the job runs; name another after --")
+    changed = f"{brought.files} files" if not base.digest else packing.difference(run_dir, base.digest, release.digest)
+    own = [what for what, one, other in _words(base, release) if one != other]
+    what = ", ".join([*([changed] if changed else []), *own])
+    return f"{what} since release {base.number}, from {brought.source}"
+
+
+def _words(base: Release, release: Release) -> tuple[tuple[str, Any, Any], ...]:
+    command = ((base.script, base.argv), (release.script, release.argv))
+    return (("another command line", *command), ("another environment", base.env, release.env))
+
+
+# --- what becomes of it ----------------------------------------------------------------------------------------
+
+
+def _watch(run_dir: Path, release: Release, before: int, now: bool, window_s: float) -> int:
+    """Until it is staged or, if it is to run now, until it has made a step."""
+    began, said = time.monotonic(), ""
+    while True:
+        chapter = _find(run_dir, release, before)
+        if chapter is not None:
+            line, code = _line(chapter, now, window_s, time.monotonic() - began)
+            if line != said:
+                print(f"holdfast update: {line}", file=sys.stderr if code else sys.stdout, flush=True)
+            if code is not None:
+                return code
+            said = line
+        time.sleep(_LOOK_S)
+
+
+def _find(run_dir: Path, release: Release, before: int) -> Chapter | None:
+    """Ours among those that came since; of two alike the newer."""
+    came = releases.ask_all(run_dir, waits=True).releases[before:]
+    mine = [c for c in came if _same(c.release, release) and c.release.message == release.message]
+    return mine[-1] if mine else None
+
+
+def _line(chapter: Chapter, now: bool, window_s: float, took_s: float) -> tuple[str, int | None]:
+    """How it stands, and the exit code if that is the end of it."""
+    name = f"release {chapter.release.number}"
+    match chapter.fate:
+        case Fate.STAGING:
+            return f"{name} is checked on one node and staged on all", None
+        case Fate.WAITING if now:
+            return f"{name} is staged; the job is restarted with it", None
+        case Fate.WAITING:
+            return f"{name} is staged, and rides on the next restart or gets its own in {duration(window_s)}", 0
+        case Fate.RUNNING if chapter.steps or not now:
+            return f"{name} runs; it took {took_s:.1f} s", 0
+        case Fate.RUNNING:
+            return f"{name} is launched", None
+        case Fate.REFUSED:
+            return f"{name} was refused, and nobody was stopped: {chapter.why}", 1
+        case Fate.ROLLED_BACK:
+            return f"{name} was rolled back: {chapter.why}", 1
+        case Fate.MERGED | Fate.REPLACED:
+            return f"{name} is {chapter.fate}: {chapter.why}", 0
