@@ -29,6 +29,9 @@ class Nodes:
     def active(self) -> set[str]:
         return set(self.seated - self.out)
 
+    def is_active(self, node: str) -> bool:
+        return node in self.seated and node not in self.out
+
     @property
     def have(self) -> int:
         return len(self.seats) - len(self.out) + len(self.pool)
@@ -65,6 +68,8 @@ class Nodes:
 
     def could_sit(self, *, may_shrink: bool) -> tuple[Seat, ...] | None:
         """The seats of the next generation, were it launched now; None while nodes are missing."""
+        if self.have < (self.job.min_nodes if may_shrink else self.job.max_nodes):
+            return None
         return next_seats(self.job, self.seats, self.out, self.pool, may_shrink)
 
     def sit(self, seats: tuple[Seat, ...]) -> tuple[str, ...]:
