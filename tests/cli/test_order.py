@@ -174,7 +174,7 @@ def test_an_order_outlives_the_controller_that_was_to_take_it(start: Start) -> N
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_nobody_can_tell_afterwards(start: Start) -> None:
-    """Held, resumed, and a node of it evicted for a standby: no step is lost, and the weights are those of a calm run."""
+    """Held, resumed, and one node evicted for a standby: no step is lost, and the weights are those of a calm run."""
     flags = ("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "1", *PATIENT)
     calm = start(*flags, script=STATE, torch=True, name="calm", STEPS="200")
     calm.ends(0, patience_s=200)
