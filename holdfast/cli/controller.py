@@ -46,6 +46,20 @@ class Said:
             self._file.flush()
 
 
+class Folder:
+    """Notes as files of the run directory."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._dir = run_dir
+
+    def put(self, name: str, content: bytes) -> None:
+        spec.put(self._dir / name, content)
+
+    def get(self, name: str) -> bytes:
+        path = self._dir / name
+        return path.read_bytes() if path.exists() else b""
+
+
 def main(argv: list[str]) -> int:
     run_dir, fd, front = Path(argv[0]), int(argv[1]), int(argv[2])
     kernel.die_with_parent(front)
@@ -82,6 +96,7 @@ async def _run(run_dir: Path, listener: socket.socket, say: Said) -> Ended:
     fleet = _fleet(run, run_dir, url, env)
     store = Store(run_dir, run.host, run.settings.node.lost_s, env)
     controller = Controller(SqliteJournal(run_dir / "journal.db"), run.settings, lambda c: _hands(c, fleet, store, say))
+    controller.hands.notes = Folder(run_dir)
     controller.hands.try_with(run.settings.probe, run.settings.replay, run_dir / "probed.json")
     controller.hands.replaying.mesh, controller.hands.replaying.say = lambda: controller.ingest.mesh, say
     controller.archives, controller.release = run_dir / "releases", run.release

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.cli import sim_replay
+from holdfast.cli import sim_dst, sim_replay
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.wording import duration
 from holdfast.core.account import Use
@@ -37,6 +37,8 @@ def main(argv: list[str]) -> int:
     try:
         if args.command == "replay":
             return sim_replay.run(args)
+        if args.command == "dst":
+            return sim_dst.run(args)
         return _run(_setup(args), args)
     except (UsageError, JournalError) as e:
         print(f"holdfast sim: {e}", file=sys.stderr)
@@ -67,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--journal", type=Path, metavar="FILE", help="keep its journal in this file")
     run.add_argument("--json", action="store_true", help="print the result as JSON")
     sim_replay.add(commands)
+    sim_dst.add(commands)
     return parser
 
 
