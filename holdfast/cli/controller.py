@@ -25,7 +25,7 @@ from holdfast.controller.store import Store
 from holdfast.fleet.join import JoinFleet
 from holdfast.fleet.local import LocalFleet
 from holdfast.journal.sqlite import JournalError, JournalFullError, SqliteJournal
-from holdfast.model.action import Finish
+from holdfast.model.action import Finish, Say
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Begin, Entry, Order, Phase
 from holdfast.ports import Fleet
@@ -191,6 +191,10 @@ class Teller:
                 self._say(f"training: the first step was made after {entry.at - self._begun_at:.1f} s")
             case Phase.STOPPING if isinstance(entry.event, Alarm):
                 self._say(f"{entry.decision.reason}; stopping all ranks")
+            case Phase.PAUSING:
+                self._say(f"{entry.decision.reason.rpartition('; ')[2]}; ending all ranks")
+            case Phase.HELD if not any(isinstance(action, Say) for action in entry.decision.actions):
+                self._say(f"{entry.decision.reason}; nodes and state are kept until holdfast resume")
             case Phase.ENDING:
                 for action in entry.decision.actions:
                     if isinstance(action, Finish) and action.code:

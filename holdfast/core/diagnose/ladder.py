@@ -126,15 +126,15 @@ def _remedy(case: Case) -> Verdict:
         return _kept(case)
     if cause.kind is Kind.REPLICA:
         return _differ(case)
+    if case.is_scarce and case.replaceable:
+        reason = f"{where} alone runs short of memory, twice: evicted"
+        return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=reason)
     if cause.kind is Kind.LINES:
         return _setup(case)
     if cause.kind in (Kind.HANG, Kind.SLOW) and case.replaceable and case.standbys >= len(cause.suspects):
         return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=f"{story.cause(cause)}: evicted {where}")
     if case.is_code:
         return _user_code(case)
-    if case.is_scarce and case.replaceable:
-        reason = f"{where} alone runs short of memory, twice: evicted"
-        return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=reason)
     if cause.action == SETTING and cause.kind is Kind.CRASH and cause.confidence >= TOLD:
         return _setup(case)
     if case.replaceable and cause.klass == NOT_STARTED:

@@ -136,7 +136,7 @@ LOST = Alarm(
     kind=Kind.HEALTH, at=100.0, suspects=("n1",), klass="gpu_lost_bus", reason="has lost GPU 3", hard=True,
     signature="s",
 )  # fmt: skip
-OOM = Alarm(
+KILLED = Alarm(
     kind=Kind.LINES, at=100.0, suspects=("n1",), ranks=(2,), klass="host_oom_kill", group="framework", reason="oom",
     signature="s",
 )  # fmt: skip
@@ -156,12 +156,20 @@ def test_a_bad_machine_that_nobody_can_replace() -> None:
     assert judge(case(LOST, replaceable=False, max_restarts=0)).remedy is Remedy.GIVE_UP
 
 
-def test_an_oom_kill_never_costs_a_node() -> None:
-    assert judge(case(OOM)).remedy is Remedy.RESTART
-    assert judge(case(OOM, past=past(10, 20))).remedy is Remedy.RESTART, "it gets further each time"
-    assert judge(case(OOM, past=past(50))).remedy is Remedy.GIVE_UP
-    assert judge(case(OOM, past=past(10, 20, 30))).remedy is Remedy.GIVE_UP
-    assert judge(case(OOM, max_restarts=0)).remedy is Remedy.GIVE_UP
+def test_an_oom_kill_now_here_now_there_never_costs_a_node() -> None:
+    assert judge(case(KILLED)).remedy is Remedy.RESTART
+    elsewhere = past(10, node="n2")
+    assert judge(case(KILLED, past=past(20) + elsewhere)).remedy is Remedy.RESTART, "it gets further each time"
+    assert judge(case(KILLED, past=past(50, node="n2"))).remedy is Remedy.GIVE_UP
+    assert judge(case(KILLED, past=past(20, 30) + elsewhere)).remedy is Remedy.GIVE_UP
+    assert judge(case(KILLED, max_restarts=0)).remedy is Remedy.GIVE_UP
+
+
+def test_an_oom_kill_on_one_machine_twice_and_nowhere_else_evicts_it() -> None:
+    verdict = judge(case(KILLED, past=past(20)))
+    assert (verdict.remedy, verdict.nodes) == (Remedy.EVICT, ("n1",))
+    assert judge(case(KILLED, past=past(20, at=-1800.0))).remedy is Remedy.RESTART, "too long ago"
+    assert judge(case(KILLED, past=past(20), replaceable=False)).remedy is Remedy.RESTART
 
 
 NAMED = Alarm(
