@@ -3,6 +3,8 @@
 import json
 import mmap
 import os
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -21,6 +23,7 @@ from holdfast.wire.messages import TOKEN_HEADER
 from holdfast.wire.spec import Listening, NodeSpec, RunSpec
 
 _WAIT_S = 5.0
+_COMMAND_S = 120.0
 _AGENT, _STORE = "holdfast.agent.main", "holdfast.client.store"
 _entries = msgspec.json.Decoder(list[Entry])
 
@@ -95,6 +98,18 @@ class Sight:
             raise Cannot(f"the controller refused: {e.read(500).decode('utf-8', 'replace')}") from None
         except OSError:
             return b""
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """One of our commands, run where the controller can be reached."""
+        space = self._space
+        return subprocess.run(
+            [sys.executable, "-m", "holdfast.cli", *words],
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_S,
+            check=False,
+            preexec_fn=None if space is None else lambda: spaces.enter(space, spaces.NEWNET),
+        )
 
     def status(self) -> Status | None:
         answer = self.ask("/api/v1/status")

@@ -172,9 +172,27 @@ def test_an_order_outlives_the_controller_that_was_to_take_it(start: Start) -> N
 
 @e2e
 @pytest.mark.slow
+def test_a_job_goes_on_with_fewer_nodes_and_grows_back(start: Start) -> None:
+    flags = ("--nnodes", "2", "--min-nodes", "1", "--set", "recovery.last_call_s=20", "--set", "silence.silence_s=5")
+    job = start(*flags)
+    assert "2 nodes x 1 rank (at least 1)" in job.says("local fleet")
+    job.until(lambda: job.phase() == "training" and len(seats(job)) == 2, "all nodes", 2 * PATIENCE_S)
+    job.kill(job.holder(seats(job)["1"]))
+    job.until(lambda: job.phase() == "training" and len(seats(job)) == 1, "training on one node", 2 * PATIENCE_S)
+    job.until(lambda: job.phase() == "training" and len(seats(job)) == 2, "training on two nodes again", 2 * PATIENCE_S)
+    job.finish()
+    job.ends(0)
+    report = job.report()
+    assert "resumed on fewer nodes" in report.incidents[-1].sentence
+    assert "more nodes" in report.changes[-1].why and len(report.changes[-1].admitted) == 1
+    assert job.check_replay() > 5
+
+
+@e2e
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_nobody_can_tell_afterwards(start: Start) -> None:
-    """Held, resumed, and a node of it evicted for a standby: no step is lost, and the weights are those of a calm run."""
+    """Held, resumed, and one node evicted for a standby: no step is lost, and the weights are those of a calm run."""
     flags = ("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "1", *PATIENT)
     calm = start(*flags, script=STATE, torch=True, name="calm", STEPS="200")
     calm.ends(0, patience_s=200)
