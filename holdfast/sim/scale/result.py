@@ -7,7 +7,6 @@ import msgspec
 from holdfast.sim.scale.book import Book
 from holdfast.sim.scale.weather import Setup
 
-
 _LOOKS = 13000  # every ten minutes of 90 days
 
 
