@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.cli import sim_replay, sim_scale
+from holdfast.cli import sim_dst, sim_replay, sim_scale
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.wording import duration
 from holdfast.core.account import Use
@@ -39,6 +39,8 @@ def main(argv: list[str]) -> int:
     try:
         if args.command == "replay":
             return sim_replay.run(args)
+        if args.command == "dst":
+            return sim_dst.run(args)
         if args.command == "validate":
             return sim_scale.check(args)
         return sim_scale.run(args) if args.gpus is not None else _run(_setup(args), args)
@@ -72,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--json", action="store_true", help="print the result as JSON")
     sim_scale.add(run)
     sim_replay.add(commands)
+    sim_dst.add(commands)
     sim_scale.add_validate(commands)
     return parser
 

@@ -29,6 +29,9 @@ class Nodes:
     def active(self) -> set[str]:
         return set(self.seated - self.out)
 
+    def is_active(self, node: str) -> bool:
+        return node in self.seated and node not in self.out
+
     @property
     def have(self) -> int:
         return len(self.seats) - len(self.out) + len(self.pool)
