@@ -12,9 +12,9 @@ CURVE = ((2048, 46.0), (4096, 51.0), (8192, 54.0), (16384, 65.0))
 
 def test_every_price_has_a_source_and_makes_sense() -> None:
     sheet = prices.load()
-    assert all(row.source for row in (*sheet.price, *sheet.share))
+    assert all(price.source for price in sheet.price) and all(share.source for share in sheet.share)
     assert all(row.by_gpus or 0 <= row.least_s <= row.most_s for row in sheet.price)
-    names = [row.name for row in (*sheet.price, *sheet.share)]
+    names = [price.name for price in sheet.price] + [share.name for share in sheet.share]
     assert len(names) == len(set(names))
 
 
