@@ -195,7 +195,8 @@ class Ours:
                 return
             case "passing":
                 pass
-        self._show(strike.fault, node)
+        # What chance makes of this failure is the same whatever went before it, so that policies are compared in pairs.
+        self._show(strike.fault, node, Random(f"sign {self.setup.seed} {strike.at}"))
 
     def _victim(self, strike: Strike) -> str:
         """Of the nodes that have a seat; lemons that are gone fail no more often than others. Empty: nobody."""
@@ -227,7 +228,7 @@ class Ours:
             self._known(fault)
             self._show(fault, self._anybody(self.rng.random()))
 
-    def _show(self, fault: Fault, node: str) -> None:
+    def _show(self, fault: Fault, node: str, rng: Random | None = None) -> None:
         """A failure shows itself on a node of the generation that runs."""
         if node not in self.nodes or self.decider.phase not in _RUNS:
             return
@@ -235,7 +236,7 @@ class Ours:
         if fault.shows == "silence":
             self.dead.add(node)
         machine = self.defects.get(node) is fault
-        sign = self._signs.of(fault, node, self._anybody(self.rng.random()), self.rng, machine=machine)
+        sign = self._signs.of(fault, node, self._anybody(self.rng.random()), rng or self.rng, machine=machine)
         if fault.shows == "slow":
             self._drag(fault, sign, node)
             return
