@@ -64,7 +64,8 @@ class Controller:
         """Drive the job to its end and return its exit code; from `on_begun` on it can take orders."""
         unanswered = self._replay()
         self.ingest.now = self.ingest.tracing.now = self.clock
-        known = {*(s.node for s in self.decider.seats), *self.decider.pool}
+        tried = {*self.decider.checking.values(), *self.decider.examined.values()}
+        known = {*(s.node for s in self.decider.seats), *self.decider.pool, *tried}
         self.ingest.expect(known - set(self.decider.gone))
         async with asyncio.TaskGroup() as self._tasks:
             if self.seq == 0:
