@@ -102,7 +102,9 @@ class Stage:
     def _strike(self, cell: Cell, fault: Fault) -> Truth | Skipped:
         """The fault, with what makes its moment before it."""
         if cell.when == "restoring":
-            self.striker.strike(Fault(kind="rank.kill", rank=OTHER), PATIENCE_S)
+            # Of another kind than what follows, or it would be the same failure twice, and nodes would be tried.
+            opener = "rank.segv" if fault.kind == "rank.kill" else "rank.kill"
+            self.striker.strike(Fault(kind=opener, rank=OTHER), PATIENCE_S)
         elif cell.when == "updating":
             self._update()
         when = "" if cell.when == "idle" else cell.when
