@@ -1,0 +1,35 @@
+"""An event loop whose time is virtual: nobody sleeps, the clock jumps to whatever is next."""
+
+import asyncio
+
+START_AT = 1000.0
+_RESOLUTION_S = 1e-9
+
+
+class StuckError(Exception):
+    """Everybody waits, and nothing will ever happen."""
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """Runs the very coroutines of the controller; of two things at one instant the one planned first comes first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at = START_AT
+        self._clock_resolution = _RESOLUTION_S
+        self._selector = self
+
+    def time(self) -> float:
+        return self.at
+
+    def select(self, timeout: float | None) -> list[object]:
+        if timeout is None:
+            raise StuckError
+        self.at += timeout
+        return []
+
+    def _process_events(self, events: list[object]) -> None:
+        pass
+
+    def _write_to_self(self) -> None:
+        pass
