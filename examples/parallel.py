@@ -180,16 +180,16 @@ class Training:
             trace.write(json.dumps(told) + "\n")
             for step in range(first, self.args.steps + 1):
                 samples = self.job.sampler.draw()
-                self.step(step, samples)
+                loss = self.job.passed(samples)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
                 told = {"step": step, "digest": digest(self.job.model, self.optimizer), "samples": samples}
-                trace.write(json.dumps(told) + "\n")
+                trace.write(json.dumps(told) + "\n")  # before it is saved: what is gone on from has its line
+                self.save(step, loss)
                 if self.finished():
                     return
 
-    def step(self, step: int, samples: list[int]) -> None:
-        loss = self.job.passed(samples)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+    def save(self, step: int, loss: float) -> None:
         time.sleep(self.args.pause_s)
         with holdfast.phase("save"):
             self.ckpt.save(step)

@@ -38,6 +38,8 @@ class Open:
         self.undone_at: float | None = None
 
     def heard(self, alarm: Alarm, at: float) -> None:
+        if at < self.truth.at:
+            return  # of something that was before
         self.alarms.append(
             Told(
                 kind=alarm.kind,

@@ -28,11 +28,18 @@ def main(argv: list[str]) -> int:
             case "run":
                 return _strike(scenario.read(args.scenario), args)
             case _:
-                _say(f"once more with: holdfast chaos random --seed {args.seed} --minutes {args.minutes:g}")
-                return _strike(scenario.walk(args.seed, args.minutes, _weights(args.kinds)), args)
+                return _walk(args)
     except (BadScenario, UsageError, Cannot) as e:
         print(f"holdfast chaos: {e}", file=sys.stderr)
         return 2
+
+
+def _walk(args: argparse.Namespace) -> int:
+    code = _strike(scenario.walk(args.seed, args.minutes, _weights(args.kinds)), args)
+    if code == 1:
+        kinds = f" --kinds {args.kinds}" if args.kinds else ""
+        _say(f"the same once more: holdfast chaos random --seed {args.seed} --minutes {args.minutes:g}{kinds}")
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:

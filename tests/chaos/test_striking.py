@@ -42,20 +42,21 @@ def test_processes_are_struck_and_the_truth_is_written(start: Start) -> None:
         Fault(kind="rank.kill", rank=1),
         Fault(kind="agent.kill", rank=0),
         Fault(kind="controller.kill"),
+        Fault(kind="store.kill"),
         Fault(kind="rank.segv", rank=0),
         Fault(kind="node.kill", rank=1),
     )
     said: list[str] = []
     with Guard() as guard:
         results = Striker(Sight(job.run_dir), guard, 1, said.append).run(Scenario(fault=faults))
-    assert good(results) and len(results) == 5, (said, job.story())
+    assert good(results) and len(results) == 6, (said, job.story())
     found = lines(job)
     truths = [line for line in found if line["line"] == "struck"]
     assert [truth["fault"]["kind"] for truth in truths] == [fault.kind for fault in faults]
     assert gone(*(pid for truth in truths for pid in truth["pids"]))
     assert truths[0]["ranks"] == [1] and truths[0]["nodes"] and truths[0]["alarms"] == ["crash"]
-    assert results[4].evicted == tuple(truths[4]["nodes"])
-    assert {result.seen for result in results[1:3]} == {None}
+    assert results[5].evicted == tuple(truths[5]["nodes"])
+    assert {result.seen for result in results[1:4]} == {None}
     job.finish()
     job.ends(0)
     assert [record.kind for record in job.report().incidents] == ["crash", "crash", "silence"]

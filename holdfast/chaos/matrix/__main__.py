@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.chaos.fault import Cannot
 from holdfast.chaos.matrix import oracle, table
-from holdfast.chaos.matrix.cells import NAMED, Cell, chosen
+from holdfast.chaos.matrix.cells import NAMED, STAGES, Cell, chosen
 from holdfast.chaos.matrix.expected import Came, Row, load, row_of, wrong
 from holdfast.chaos.matrix.stage import SCRIPT, Failed, calm_run, staged
 
@@ -82,7 +82,7 @@ def play(cells: list[Cell], args: argparse.Namespace, commit: str) -> list[str]:
     rows = load()
     bad: list[str] = []
     began = time.monotonic()
-    for (kind, how), group in sorted(_groups(cells).items()):
+    for (kind, how), group in sorted(_groups(cells).items(), key=lambda one: (STAGES.index(one[0][0]), one[0][1])):
         left = sorted(group, key=lambda cell: row_of(rows, cell).oracle == "blind")  # what spoils comes last
         while left:
             if args.minutes and time.monotonic() - began > 60 * args.minutes:

@@ -8,6 +8,7 @@ import msgspec
 from holdfast.chaos.fault import Fault
 
 HOWS = ("ddp", "fsdp", "pp")
+STAGES = ("local", "wide", "storage", "disk", "hosts")  # kinds of jobs
 WHENS = ("idle", "saving", "restoring", "updating")
 RANK, OTHER = 3, 0  # who is struck, and who is killed first so that there is a restore to strike
 
@@ -17,7 +18,7 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     fault: Fault
-    stage: str = "local"  # which job it needs: "local", "wide", "disk", "hosts"
+    stage: str = "local"  # the job that it needs
     whens: tuple[str, ...] = WHENS
     spoils: bool = False  # nobody can see it, so that from here on the job is another than an undisturbed one
     kept: str = ""  # how a cell is left out of moments that are missing in whens

@@ -44,6 +44,7 @@ _SETTINGS = (
     "silence.silence_s=8",
     "node.lost_s=120",
     "hang.act_s=20",
+    "health.host_s=2",
 )
 Say = Callable[[str], None]
 
@@ -102,7 +103,9 @@ class Stage:
     def _strike(self, cell: Cell, fault: Fault) -> Truth | Skipped:
         """The fault, with what makes its moment before it."""
         if cell.when == "restoring":
-            self.striker.strike(Fault(kind="rank.kill", rank=OTHER), PATIENCE_S)
+            # Of another kind than what follows, or it would be the same failure twice, and nodes would be tried.
+            opener = "rank.segv" if fault.kind == "rank.kill" else "rank.kill"
+            self.striker.strike(Fault(kind=opener, rank=OTHER), PATIENCE_S)
         elif cell.when == "updating":
             self._update()
         when = "" if cell.when == "idle" else cell.when
@@ -178,8 +181,10 @@ class Stage:
             said = "" if code == 0 else f"the job ended with code {code}"
         except subprocess.TimeoutExpired:
             said = "the job did not end when it was told to"
-        run_dir = self.sight.run_dir
         self.made.end()
+        # As it lies on the host's own disk, not by way of a process that is gone.
+        at = self.made.run_dir
+        run_dir = at if (at / "journal.db").exists() else self.sight.run_dir
         for trace in self._found.values():
             trace.read()
         parts = RANKS if how != "pp" else RANKS // 2
