@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.chaos import hold, spaces
 from holdfast.chaos.fault import Cannot
+from holdfast.core.roles import Role
 from holdfast.journal.sqlite import JournalError, SqliteJournal
 from holdfast.model.event import Entry
 from holdfast.wire import slot, spec
@@ -24,6 +25,7 @@ from holdfast.wire.spec import Listening, NodeSpec, RunSpec
 
 _WAIT_S = 5.0
 _COMMAND_S = 120.0
+_SEATED = (Role.ACTIVE, Role.ADMITTING, Role.DRAINING)
 _AGENT, _STORE = "holdfast.agent.main", "holdfast.client.store"
 _entries = msgspec.json.Decoder(list[Entry])
 
@@ -32,7 +34,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """As the controller shows it."""
 
     node: str
-    role: str  # active, standby, coming
+    role: str
     ranks: str = ""
 
     @property
@@ -52,11 +54,12 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def active(self) -> list[Node]:
-        return [node for node in self.nodes if node.role == "active"]
+        """Those that have ranks."""
+        return [node for node in self.nodes if node.role in _SEATED and node.ranks]
 
     @property
     def standbys(self) -> list[Node]:
-        return [node for node in self.nodes if node.role == "standby"]
+        return [node for node in self.nodes if node.role == Role.READY]
 
     def node_of(self, rank: int) -> str:
         for node in self.active:

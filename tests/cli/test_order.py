@@ -93,6 +93,7 @@ def says_status(job: Job) -> str:
 
 
 @e2e
+@pytest.mark.slow
 def test_evict_a_node_that_trains_and_one_that_does_not(start: Start) -> None:
     job = start("--nnodes", "2", "--standbys", "1", *PATIENT)
     job.trains()
@@ -142,6 +143,10 @@ def test_a_person_is_asked_and_told_by_a_hook(start: Start, tmp_path: Path) -> N
     assert left_s > 14400
     assert "holdfast approve tries again" in says_status(job)
     assert "it asks: " in says(job, "resume", code=2)
+    job.until((job.run_dir / "hooked.json").exists, "that the hook was told")
+    controller = job.controller()
+    job.kill(controller)  # the next one asks still, and does not tell it again
+    job.until(lambda: job.status().get("asking") and job.controller() != controller, "the next controller")
     (tmp_path / "mended").touch()
     assert "training, step" in says(job, "approve")
     job.finish()

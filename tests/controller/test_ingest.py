@@ -8,6 +8,7 @@ import pytest
 from holdfast.config import Settings
 from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.detect.silence import SilenceLimits
+from holdfast.journal.sqlite import SqliteJournal
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.errand import Done, LaunchHere, Leave, StopHere
 from holdfast.model.event import Ended, Limits, Phase, Progress, Ready
@@ -52,7 +53,9 @@ async def test_a_post_is_acknowledged_once_it_is_on_disk(desk_of: Open) -> None:
         before = desk.controller.seq
         await agent.post(Ended(node="a", generation=9))  # leads to no action, so nothing else would put it on disk
         assert await agent.hear() == Ack(seq=1)
-        other = type(desk.controller.journal)(desk.controller.journal._path, read_only=True)
+        journal = desk.controller.journal
+        assert isinstance(journal, SqliteJournal)
+        other = SqliteJournal(journal._path, read_only=True)
         assert any(isinstance(entry.event, Ended) for entry in other.read(before))
         other.close()
 

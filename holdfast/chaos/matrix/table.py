@@ -11,8 +11,8 @@ _HEAD = """# Faults
 
 Written by `python -m holdfast.chaos.matrix table`; do not edit. Every fault is injected into real jobs on one machine,
 trained with DDP, FSDP2 and in a pipeline with replicas (4 ranks on gloo), while training (idle), in the middle of a
-save, of a restore, and of an update. `make chaos` plays a covering array of all this: every pair of fault and way, fault
-and moment, way and moment; `make chaos ARGS=--full` the whole product.
+save, of a restore, and of an update. `make chaos` plays a covering array of all this: every pair of fault and way,
+fault and moment, way and moment; `make chaos ARGS=--full` the whole product.
 
 Oracles: **exact**, every rank has after every step the state of an undisturbed run, bit for bit; **blind**, nobody can
 see it, and why. After each job it is also held that no sample was lost or seen twice, no process and nothing in
