@@ -20,6 +20,7 @@ def case(start: Start, tmp_path: Path) -> Case:
     return Case(start, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_hang_in_one_pipeline_group_evicts_the_group(case: Case) -> None:
     """Two of its three ranks are stopped; the third leaves with them, and the other group stays."""
     patient = ("--set", "silence.silence_s=40", "--set", "slow.stance=observe")
@@ -80,6 +81,7 @@ def test_a_standby_dies_while_it_joins(case: Case) -> None:
     assert chains(job, 2) == {("one",)}
 
 
+@pytest.mark.slow
 def test_no_standby_is_left(case: Case) -> None:
     """Two nodes are lost one after the other, with one standby: the second time a new node is waited for."""
     job = case.chain("--nnodes", "2", *QUICK, GATE="20")
@@ -94,6 +96,7 @@ def test_no_standby_is_left(case: Case) -> None:
     assert chains(job, 2) == {("one",)}
 
 
+@pytest.mark.slow
 def test_a_node_that_comes_and_goes(case: Case) -> None:
     """It falls silent, is replaced, and speaks again: it is not taken back, and nothing of it stays."""
     job = case.chain("--nnodes", "2", "--standbys", "1", *QUICK, GATE="20")
@@ -118,6 +121,7 @@ def test_a_node_that_comes_and_goes(case: Case) -> None:
 
 
 
+@pytest.mark.slow
 def test_the_same_failure_on_the_same_node_again_evicts_it(case: Case) -> None:
     job = case.chain("--nnodes", "2", "--standbys", "1", *CALM, GATE="20")
     standbys(job, 1)
