@@ -183,8 +183,8 @@ def climbed(job: Job) -> Climbed:
     finally:
         journal.close()
     report = job.report()
-    evicted = [node for one in (*report.incidents, *report.changes) for node in one.evicted]
-    return Climbed(" ".join(words).removeprefix("wait "), tuple(launches), tuple(evicted))
+    evicted = [*(one.evicted for one in report.incidents), *(one.evicted for one in report.changes)]
+    return Climbed(" ".join(words).removeprefix("wait "), tuple(launches), tuple(itertools.chain(*evicted)))
 
 
 def _words(entry: Entry, decider: Decider, before: Phase) -> list[str]:
@@ -239,15 +239,21 @@ def roles(job: Job) -> dict[str, str]:
 
 def standbys(job: Job, count: int) -> list[str]:
     """Wait for so many that may be admitted."""
-    found = lambda: [node for node, role in roles(job).items() if role == "ready"]  # noqa: E731
+
+    def found() -> list[str]:
+        return [node for node, role in roles(job).items() if role == "ready"]
+
     job.until(lambda: len(found()) >= count, f"{count} standbys")
     return found()
 
 
 def node_of(job: Job, rank: int) -> str:
     """Where a rank sits, on nodes of one rank each."""
-    views = job.until(lambda: job.status().get("nodes"), "a status")
-    return next(view["node"] for view in views if view["ranks"] == str(rank))
+
+    def found() -> list[str]:
+        return [view["node"] for view in job.status().get("nodes", ()) if view["ranks"] == str(rank)]
+
+    return job.until(found, f"a node of rank {rank}")[0]
 
 
 def reaches(job: Job, step: int, generation: int = 1) -> None:

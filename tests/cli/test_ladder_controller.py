@@ -1,4 +1,4 @@
-"""The controller killed in every phase of a job: the next one goes on where it stood, and nobody can tell afterwards."""
+"""The controller killed in every phase of a job: the next one goes on where it stood, and nobody can tell."""
 
 import os
 import signal
@@ -120,9 +120,8 @@ def test_the_controller_dies_while_code_is_staged_and_while_a_person_has_the_job
 @pytest.mark.slow
 def test_a_sick_node_is_found_by_probes_though_the_controller_dies_meanwhile(case: Case) -> None:
     """Ranks of two nodes die of the same, nobody is to blame, and it is a third node that cannot multiply."""
-    job = case.chain(
-        *("--nnodes", "3", "--standbys", "1", "--no-zygote", *CALM), torch=True, GATE="20", PYTHONPATH=spoiled(case.folder)
-    )
+    flags = ("--nnodes", "3", "--standbys", "1", "--no-zygote", *CALM)
+    job = case.chain(*flags, torch=True, GATE="20", PYTHONPATH=spoiled(case.folder))
     standbys(job, 1)
     reaches(job, 19)
     sick = node_of(job, 1)

@@ -119,17 +119,14 @@ def test_a_node_that_comes_and_goes(case: Case) -> None:
     assert chains(job, 2) == {("one",)}
 
 
-
-
 @pytest.mark.slow
 def test_the_same_failure_on_the_same_node_again_evicts_it(case: Case) -> None:
     job = case.chain("--nnodes", "2", "--standbys", "1", *CALM, GATE="20")
     standbys(job, 1)
     reaches(job, 19)
     weak = node_of(job, 1)
-    for generation in (1, 2):
-        job.kill(job.until(lambda: job.rank(1, generation), "rank 1"), signal.SIGSEGV)
-        job.until(lambda: job.status().get("generation") == generation + 1, "another generation")
+    job.kill(job.rank(1), signal.SIGSEGV)
+    job.kill(job.rank(1, generation=2), signal.SIGSEGV)
     case.opens()
     job.ends(0)
     found = climbed(job)
