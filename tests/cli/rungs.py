@@ -238,10 +238,10 @@ def roles(job: Job) -> dict[str, str]:
 
 
 def standbys(job: Job, count: int) -> list[str]:
-    """Wait for so many that may be admitted."""
+    """Wait for so many beside a job that trains; before that those that will be seated are ready too."""
 
     def found() -> list[str]:
-        return [node for node, role in roles(job).items() if role == "ready"]
+        return [node for node, role in roles(job).items() if role == "ready"] if job.phase() == "training" else []
 
     job.until(lambda: len(found()) >= count, f"{count} standbys")
     return found()

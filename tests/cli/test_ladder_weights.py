@@ -118,7 +118,7 @@ def test_storage_is_gone(case: Case, calm: set[str]) -> None:
 CORRUPT = """
     import os, sys
     sick, here = f"{sys.argv[1]}/sick", os.environ["HOLDFAST_NODE"]
-    if step == 1 and os.environ["RANK"] == "1":
+    if os.environ["HOLDFAST_GENERATION"] == "1" and step == 1 and os.environ["RANK"] == "1":
         with open(sick, "w") as file:
             file.write(here)
     bad = step >= 40 and os.path.exists(sick) and open(sick).read() == here
@@ -129,7 +129,7 @@ CORRUPT = """
 @slow
 def test_nan_from_a_machine_is_found_bit_by_bit(case: Case, calm: set[str]) -> None:
     part = MATHS.replace(SHAPED, CORRUPT.lstrip("\n"))
-    job = case.weights(*FOUR, *CALM, part=part, PYTHONPATH=spoiled(case.folder))
+    job = case.weights(*FOUR, *CALM, part=part, PAUSE="0.1", PYTHONPATH=spoiled(case.folder))
     job.ends(0, 2 * PATIENCE_S)
     sick = (case.folder / "sick").read_text()
     found = climbed(job)
@@ -159,8 +159,8 @@ def test_nan_from_code_is_rolled_back(case: Case, calm: set[str]) -> None:
 
 @slow
 def test_nan_from_a_batch_is_left_out(case: Case, calm: set[str]) -> None:
-    part = MATHS.replace(BATCH, "    return x * float('nan') if step == 30 and rank == 2 else x\n")
-    job = case.weights(*TWO, "--standbys", "1", *CALM, part=part)
+    part = MATHS.replace(BATCH, "    return x * float('nan') if step == 30 else x\n")
+    job = case.weights(*TWO, *CALM, part=part, PAUSE="0.1")
     job.ends(0, 2 * PATIENCE_S)
     found = climbed(job)
     assert found.path == "launch stop restart launch stop probe skip launch end"
