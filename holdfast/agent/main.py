@@ -197,6 +197,8 @@ class Agent:
             case Ack(seq=seq):
                 self._do(self.life.step(now, Acked(seq)))
             case Tell(errand=errand):
+                if isinstance(errand, StopHere):
+                    self._look_at_losses()  # whose went wrong first is to be heard before it is judged
                 self._do(self.life.step(now, Told(errand)))
             case Hold(aim=aim):
                 self._tasks.create_task(self.keeper.aimed(aim))
