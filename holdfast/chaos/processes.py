@@ -89,7 +89,7 @@ def node_kill(scene: Scene, fault: Fault) -> Struck:
     """The holder, and with it everything below: an active node, a standby, or several nodes at once."""
     status = scene.status()
     if fault.kind == "standby.kill":
-        nodes = [scene.node(fault, status, "standby").node]
+        nodes = [scene.node(fault, status, standby=True).node]
     elif fault.kind == "blast":
         nodes = sorted(scene.dice.sample([node.node for node in status.active], k=_blast(fault, len(status.active))))
     else:

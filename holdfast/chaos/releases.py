@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -10,9 +9,9 @@ import msgspec
 
 from holdfast.chaos.fault import Cannot, Fault
 from holdfast.chaos.scene import Scene, Struck
+from holdfast.chaos.sight import Sight
 
 _MOST_BYTES, _MOST_FILES = 16 << 20, 2000
-_WAIT_S = 120.0
 SPOILT = {
     "syntax": "def broken(:\n",
     "import": "import no_such_module_of_chaos\n",
@@ -43,14 +42,7 @@ def bad_release(scene: Scene, fault: Fault) -> Struck:
         tree = Path(folder) / "tree"
         _copy(script.parent, tree)
         spoil(tree / script.name, how)
-        command = ["update", str(tree), "--now", "--no-wait", "--run", str(scene.sight.run_dir), "--message", "chaos"]
-        told = subprocess.run(
-            [sys.executable, "-m", "holdfast.cli", *command],
-            capture_output=True,
-            text=True,
-            timeout=_WAIT_S,
-            check=False,
-        )
+        told = update(scene.sight, tree)
     if told.returncode not in (0, 1):
         raise Cannot(f"holdfast update was refused: {told.stderr.strip() or told.stdout.strip()}")
     filled = msgspec.structs.replace(fault, text=how)
@@ -58,6 +50,11 @@ def bad_release(scene: Scene, fault: Fault) -> Struck:
         blind = "it is refused before any rank is stopped"
         return Struck(what=f"a release with a bad {how}", fault=filled, alarms=(), blind=blind)
     return Struck(what=f"a release that fails ({how})", fault=filled)
+
+
+def update(sight: Sight, tree: Path) -> subprocess.CompletedProcess[str]:
+    """Have the job go on with this code at once."""
+    return sight.command("update", str(tree), "--now", "--no-wait", "--run", str(sight.run_dir), "--message", "chaos")
 
 
 def _copy(root: Path, tree: Path) -> None:

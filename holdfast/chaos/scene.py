@@ -50,13 +50,14 @@ class Scene:
             raise Cannot(f"no rank runs on {fault.node}" if fault.node else "no rank runs at the moment")
         return self.dice.choice(choice)
 
-    def node(self, fault: Fault, status: Status, role: str = "active") -> Node:
+    def node(self, fault: Fault, status: Status, *, standby: bool = False) -> Node:
         """The node that was asked for, by its name or one of its ranks, or one by lot."""
-        choice = [node for node in status.nodes if node.role == role]
+        choice = status.standbys if standby else status.active
         if fault.node:
             choice = [node for node in choice if node.node == fault.node]
-        elif fault.rank is not None and role == "active":
+        elif fault.rank is not None and not standby:
             choice = [node for node in choice if fault.rank in node.numbers]
         if not choice:
-            raise Cannot(f"the job has no {role} node{f' {fault.node}' if fault.node else ''} at the moment")
+            what = "standby" if standby else "node with ranks"
+            raise Cannot(f"the job has no {what}{f' {fault.node}' if fault.node else ''} at the moment")
         return self.dice.choice(choice)

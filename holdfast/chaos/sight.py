@@ -3,6 +3,8 @@
 import json
 import mmap
 import os
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -13,6 +15,7 @@ import msgspec
 
 from holdfast.chaos import hold, spaces
 from holdfast.chaos.fault import Cannot
+from holdfast.core.roles import Role
 from holdfast.journal.sqlite import JournalError, SqliteJournal
 from holdfast.model.event import Entry
 from holdfast.wire import slot, spec
@@ -21,6 +24,8 @@ from holdfast.wire.messages import TOKEN_HEADER
 from holdfast.wire.spec import Listening, NodeSpec, RunSpec
 
 _WAIT_S = 5.0
+_COMMAND_S = 120.0
+_SEATED = (Role.ACTIVE, Role.ADMITTING, Role.DRAINING)
 _AGENT, _STORE = "holdfast.agent.main", "holdfast.client.store"
 _entries = msgspec.json.Decoder(list[Entry])
 
@@ -29,7 +34,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """As the controller shows it."""
 
     node: str
-    role: str  # active, standby, coming
+    role: str
     ranks: str = ""
 
     @property
@@ -49,11 +54,12 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def active(self) -> list[Node]:
-        return [node for node in self.nodes if node.role == "active"]
+        """Those that have ranks."""
+        return [node for node in self.nodes if node.role in _SEATED and node.ranks]
 
     @property
     def standbys(self) -> list[Node]:
-        return [node for node in self.nodes if node.role == "standby"]
+        return [node for node in self.nodes if node.role == Role.READY]
 
     def node_of(self, rank: int) -> str:
         for node in self.active:
@@ -95,6 +101,18 @@ class Sight:
             raise Cannot(f"the controller refused: {e.read(500).decode('utf-8', 'replace')}") from None
         except OSError:
             return b""
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """One of our commands, run where the controller can be reached."""
+        space = self._space
+        return subprocess.run(
+            [sys.executable, "-m", "holdfast.cli", *words],
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_S,
+            check=False,
+            preexec_fn=None if space is None else lambda: spaces.enter(space, spaces.NEWNET),
+        )
 
     def status(self) -> Status | None:
         answer = self.ask("/api/v1/status")

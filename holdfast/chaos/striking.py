@@ -79,6 +79,7 @@ class Striker:
         self._path = Path(sight.run_dir) / NAME
         self._id = 0
         self._open: list[Open] = []
+        self.closed: list[Record] = []  # incidents, since we began
         sight.news()  # what was before is none of our doing
 
     def run(self, scenario: Scenario) -> list[Result]:
@@ -136,7 +137,7 @@ class Striker:
         until = max((one.began for one in self._open), default=0.0) + patience_s
         while self._open and time.monotonic() < until and not self._sight.ended():
             time.sleep(_LOOK_S)
-            self._look()
+            self.look()
         for one in self._open:
             self._noted(result := one.result())
             self._say(said(result))
@@ -148,13 +149,16 @@ class Striker:
 
     # --- looking -----------------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Read what is new, undo what has lasted long enough, and note what is over."""
         now = time.monotonic()
         for one in self._open:
             if one.ends is not None and now > one.ends:
                 self._undo(one.truth.id)
                 one.ends, one.undone_at = None, now
         for entry in self._sight.news():
+            if entry.decision.closed:
+                self.closed.append(entry.decision.closed)
             for one in self._open:
                 if isinstance(entry.event, Alarm):
                     one.heard(entry.event, entry.at)
@@ -188,7 +192,7 @@ class Striker:
         until = time.monotonic() + seconds
         while (left_s := until - time.monotonic()) > 0 and not self._sight.ended():
             time.sleep(min(_LOOK_S, left_s))
-            self._look()
+            self.look()
 
     def _undo(self, id: int) -> None:
         if self._guard.holds(id):

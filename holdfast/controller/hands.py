@@ -239,6 +239,7 @@ class Hands:
                 mark=self.job.mark,
                 max_restarts=self.job.max_restarts or 0,
                 restore=self._restore_on(seat, plan),
+                astray=seat.node in action.astray,
                 aim=self.aim(seat.node),
                 release=action.release,
                 skips=action.skips,

@@ -53,6 +53,8 @@ def refusal(decider: Decider, order: Order) -> str:
     match order.verb:
         case "update" if order.release is None:
             return "an update needs a release; send one with holdfast update"
+        case "update" if order.release and (bad := decider.releases.given_up(order.release)):
+            return f"this is release {bad} again, which was rolled back: {decider.releases.told[bad]}"
         case "rollback":
             return decider.releases.refusal(order.number)
         case "hold" if decider.people.held:

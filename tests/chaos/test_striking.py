@@ -31,7 +31,7 @@ def lines(job: Job) -> list[dict[str, Any]]:
 
 
 def standby(job: Job) -> None:
-    job.until(lambda: [n for n in job.status().get("nodes", ()) if n["role"] == "standby"], "a standby")
+    job.until(lambda: [n for n in job.status().get("nodes", ()) if n["role"] == "ready"], "a standby")
 
 
 def test_processes_are_struck_and_the_truth_is_written(start: Start) -> None:
@@ -82,7 +82,7 @@ def test_a_stopped_process_is_let_go_at_the_end(start: Start) -> None:
 def test_a_blast_and_a_standby(start: Start) -> None:
     job = start("--nnodes", "3", "--standbys", "2", *CALM)
     job.trains()
-    job.until(lambda: sum(n["role"] == "standby" for n in job.status().get("nodes", ())) == 2, "two standbys")
+    job.until(lambda: sum(n["role"] == "ready" for n in job.status().get("nodes", ())) == 2, "two standbys")
     faults = (Fault(kind="standby.kill", overlap=True), Fault(kind="blast", count=2))
     with Guard() as guard:
         results = Striker(Sight(job.run_dir), guard, 2, lambda text: None).run(Scenario(fault=faults))

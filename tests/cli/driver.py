@@ -86,6 +86,7 @@ class Job:
         self.folder = folder
         self.run_dir = folder / "run"
         self.output = folder / f"{name}.out"
+        self.patience_s = PATIENCE_S
         self._env = env
         self._started = False
         self.start(*words)
@@ -113,9 +114,10 @@ class Job:
         """What holdfast itself said."""
         return [line for line in self.text().splitlines() if line.startswith("holdfast")]
 
-    def until(self, look: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
+    def until(self, look: Callable[[], T], what: str, patience_s: float = 0.0) -> T:
+        """Wait for this long, or for as long as this job is given."""
         try:
-            return until(look, what, patience_s)
+            return until(look, what, patience_s or self.patience_s)
         except AssertionError as e:
             raise AssertionError(f"{e}\n{self.story()}") from None
 
@@ -127,7 +129,7 @@ class Job:
         """Let the training script end."""
         (self.folder / "finish").touch()
 
-    def ends(self, code: int, patience_s: float = PATIENCE_S) -> None:
+    def ends(self, code: int, patience_s: float = 0.0) -> None:
         self.until(lambda: self.process.poll() is not None, "the end of the job", patience_s)
         assert self.process.returncode == code, self.story()
 

@@ -93,6 +93,7 @@ def says_status(job: Job) -> str:
 
 
 @e2e
+@pytest.mark.slow
 def test_evict_a_node_that_trains_and_one_that_does_not(start: Start) -> None:
     job = start("--nnodes", "2", "--standbys", "1", *PATIENT)
     job.trains()
@@ -142,6 +143,10 @@ def test_a_person_is_asked_and_told_by_a_hook(start: Start, tmp_path: Path) -> N
     assert left_s > 14400
     assert "holdfast approve tries again" in says_status(job)
     assert "it asks: " in says(job, "resume", code=2)
+    job.until((job.run_dir / "hooked.json").exists, "that the hook was told")
+    controller = job.controller()
+    job.kill(controller)  # the next one asks still, and does not tell it again
+    job.until(lambda: job.status().get("asking") and job.controller() != controller, "the next controller")
     (tmp_path / "mended").touch()
     assert "training, step" in says(job, "approve")
     job.finish()
@@ -172,9 +177,27 @@ def test_an_order_outlives_the_controller_that_was_to_take_it(start: Start) -> N
 
 @e2e
 @pytest.mark.slow
+def test_a_job_goes_on_with_fewer_nodes_and_grows_back(start: Start) -> None:
+    flags = ("--nnodes", "2", "--min-nodes", "1", "--set", "recovery.last_call_s=20", "--set", "silence.silence_s=5")
+    job = start(*flags)
+    assert "2 nodes x 1 rank (at least 1)" in job.says("local fleet")
+    job.until(lambda: job.phase() == "training" and len(seats(job)) == 2, "all nodes", 2 * PATIENCE_S)
+    job.kill(job.holder(seats(job)["1"]))
+    job.until(lambda: job.phase() == "training" and len(seats(job)) == 1, "training on one node", 2 * PATIENCE_S)
+    job.until(lambda: job.phase() == "training" and len(seats(job)) == 2, "training on two nodes again", 2 * PATIENCE_S)
+    job.finish()
+    job.ends(0)
+    report = job.report()
+    assert "resumed on fewer nodes" in report.incidents[-1].sentence
+    assert "more nodes" in report.changes[-1].why and len(report.changes[-1].admitted) == 1
+    assert job.check_replay() > 5
+
+
+@e2e
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_nobody_can_tell_afterwards(start: Start) -> None:
-    """Held, resumed, and a node of it evicted for a standby: no step is lost, and the weights are those of a calm run."""
+    """Held, resumed, and one node evicted for a standby: no step is lost, and the weights are those of a calm run."""
     flags = ("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "1", *PATIENT)
     calm = start(*flags, script=STATE, torch=True, name="calm", STEPS="200")
     calm.ends(0, patience_s=200)

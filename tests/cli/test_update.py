@@ -142,6 +142,7 @@ def test_a_release_that_does_not_compile_stops_nobody(code: Code) -> None:
     job.check_replay()
 
 
+@pytest.mark.slow
 def test_a_lazy_one_rides_on_a_crash(code: Code) -> None:
     job = code.run()
     job.trains()
@@ -166,6 +167,7 @@ def test_a_lazy_one_rides_on_a_crash(code: Code) -> None:
     job.check_replay()
 
 
+@pytest.mark.slow
 def test_at_the_end_of_its_window_it_gets_a_restart(code: Code) -> None:
     job = code.run(nodes=1)
     job.trains()
@@ -179,6 +181,7 @@ def test_at_the_end_of_its_window_it_gets_a_restart(code: Code) -> None:
     assert job.report().incidents == () and len(job.report().changes) == 1
 
 
+@pytest.mark.slow
 def test_the_controller_is_killed_while_a_release_is_staged(code: Code) -> None:
     job = code.run()
     job.trains()
@@ -205,6 +208,7 @@ def test_the_controller_is_killed_while_a_release_is_staged(code: Code) -> None:
     job.check_replay()
 
 
+@pytest.mark.slow
 def test_a_standby_has_what_it_may_have_to_run(code: Code) -> None:
     job = code.run("--standbys=1", nodes=1)
     job.trains()
@@ -212,13 +216,15 @@ def test_a_standby_has_what_it_may_have_to_run(code: Code) -> None:
     code.write("two")
     assert code.update("--now").returncode == 0
     job.trains(generation=2)
-    job.kill(job.holder("n0"))
+    [active] = [view["node"] for view in job.status()["nodes"] if view["role"] == "active"]
+    job.kill(job.holder(active))
     job.trains(generation=3)
     assert code.notes()[-1]["name"] == "two" and code.notes()[-1]["release"] == "2"
     job.finish()
     job.ends(0)
 
 
+@pytest.mark.slow
 def test_a_job_in_place_gets_a_release_later(code: Code) -> None:
     job = code.run("--no-release", nodes=1)
     job.trains()
@@ -246,6 +252,7 @@ BAD_WORDS = [
 ]
 
 
+@pytest.mark.slow
 def test_bad_words(code: Code) -> None:
     job = code.run(nodes=1)
     job.trains()

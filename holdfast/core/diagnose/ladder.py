@@ -198,7 +198,7 @@ def _loss(case: Case) -> Verdict:
         what = "stood out" if cause.signature.startswith("spike") else "was not finite"
         return _give_up(f"the loss {what} {case.fruitless + 1} times without getting further: data or code")
     skips, eases = easing.answer(cause.policy, case.step, cause.not_after)
-    if skips or eases:
+    if eases or (skips and case.skippable):  # a rank that leaves none out would wait for the others for ever
         return Verdict(remedy=Remedy.SKIP, skips=skips, eases=eases, reason=easing.said(skips, eases))
     return Verdict(remedy=Remedy.RESTART, reason="restarted in place from a state before that")
 

@@ -91,7 +91,7 @@ class Keeper:
     def launched(self, errand: LaunchHere) -> None:
         """What came after the state that the job goes on from belongs to a line that is given up."""
         self._begin(errand)
-        line = errand.restore.step if errand.restore.sources else -1
+        line = errand.restore.step if errand.restore.sources and not errand.astray else -1
         for arena in (*self.memory.own.values(), *self.memory.shelf.values()):
             arena.drop_after(line)
         for held in (self._before, self._floor):

@@ -47,7 +47,7 @@ def setup_of(seed: int) -> Setup:
         standbys=rng.choice((0, 1, 1, 2)),
         can_acquire=rng.random() < 0.6,
         probes=rng.random() < 0.5,
-        max_restarts=None,
+        checks=rng.random() < 0.3,
     )
     limits = Limits(
         stop_grace_s=2.0,

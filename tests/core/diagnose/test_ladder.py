@@ -331,7 +331,8 @@ def test_a_batch_is_left_out_when_the_loss_fails_at_the_same_step_again() -> Non
     assert judge(case(NAN, past=past(40, at=1.0), skippable=True)).remedy is Remedy.RESTART
     assert judge(case(NAN, past=again, skippable=True, may_probe=True)).remedy is Remedy.PROBE  # machines first
     spike = msgspec.structs.replace(NAN, signature="spike loss", policy="rewind-and-skip:2")
-    assert [(s.first, s.last) for s in judge(case(spike)).skips] == [(51, 52)]
+    assert [(s.first, s.last) for s in judge(case(spike, skippable=True)).skips] == [(51, 52)]
+    assert judge(case(spike)).remedy is Remedy.RESTART
 
 
 def test_lost_nodes_are_bounded_even_with_proof() -> None:

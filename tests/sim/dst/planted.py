@@ -18,6 +18,7 @@ from holdfast.model.errand import Leave, StopHere
 from holdfast.model.event import Outcome
 from holdfast.sim.dst.agent import Agent
 from holdfast.sim.dst.disk import DiskJournal
+from holdfast.sim.dst.keeper import Keeper
 from holdfast.wire import messages
 
 Patch = pytest.MonkeyPatch
@@ -111,12 +112,22 @@ def strangers_copies(patch: Patch) -> None:
 
 def astray_believed(patch: Patch) -> None:
     """What a node holds that was away while the others went on is believed."""
-    plan = Hands._plan
+    launch = Hands._launch
 
-    def plans(self: Hands, launch: Any) -> Any:
-        return plan(self, msgspec.structs.replace(launch, astray=()))
+    async def launches(self: Hands, action: Any) -> Any:
+        return await launch(self, msgspec.structs.replace(action, astray=()))
 
-    patch.setattr(Hands, "_plan", plans)
+    patch.setattr(Hands, "_launch", launches)
+
+
+def astray_kept(patch: Patch) -> None:
+    """A node that was away is seated again, and keeps what it holds of a line that was left."""
+    launched = Keeper.launched
+
+    def launches(self: Keeper, errand: Any) -> None:
+        launched(self, msgspec.structs.replace(errand, astray=False))
+
+    patch.setattr(Keeper, "launched", launches)
 
 
 def nobody_leaves(patch: Patch) -> None:
@@ -207,6 +218,7 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     restore_without_all,
     strangers_copies,
     astray_believed,
+    astray_kept,
     nobody_leaves,
     stops_are_believed,
     wall_clock,
