@@ -172,7 +172,9 @@ class Decider:
     def _wake_at(self) -> float | None:
         if self.phase in (Phase.ENDING, Phase.DONE):
             return None
-        waits = [self.nodes.standbys.wake_at(steady=self.phase is Phase.TRAINING), None if self.people.held else self.people.asks_until or None]
+        waits = [self.nodes.standbys.wake_at(steady=self.phase is Phase.TRAINING)]
+        if self.people.asking and not self.people.held:
+            waits.append(self.people.asks_until)
         if self.phase in (Phase.STARTING, Phase.TRAINING):
             waits.append(self.releases.wake_at())
         if self.phase is Phase.TRAINING and self.nodes.may_grow:
