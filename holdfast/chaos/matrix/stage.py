@@ -30,7 +30,7 @@ from holdfast.chaos.striking import Striker
 RANKS = 4
 SCRIPT = Path(__file__).parents[3] / "examples" / "parallel.py"
 PATIENCE_S = 120.0
-_CALM_STEPS, _STEPS_PER_CELL = 300, 250
+_CALM_STEPS, _STEPS_PER_CELL = 300, 100
 _SHAPES = {
     "local": ("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "1"),
     "wide": ("--nnodes", "4", "--nproc-per-node", "1", "--standbys", "2"),
