@@ -102,10 +102,8 @@ class Agent:
             await listed.wait()
             self._recall()
             self.keeper.recall(self.ranks.arenas)
-            self._tasks.create_task(self.keeper.serve())
-            self._tasks.create_task(self.keeper.watch())
-            self._tasks.create_task(self.keeper.check())
-            self._tasks.create_task(self.keeper.hashing.run())
+            for deed in (self.keeper.serve, self.keeper.watch, self.keeper.check, self.keeper.hashing.run):
+                self._tasks.create_task(deed())
             self._tasks.create_task(self._poll())
             self._tasks.create_task(Rotating(self.spec).run(self.ranks.running))
             self._tasks.create_task(self._say_when_warm())
