@@ -22,7 +22,7 @@ _KINDS = {
     "nan": 2,
     "lose": 4,  # a machine
     "jump": 2,  # a clock
-    "unkillable": 2,  # a rank
+    "unkillable": 4,  # a rank
     "order": 6,  # of a person; no fault, and in the way of all others
 }
 _POINTS = (  # at which a controller dies
@@ -147,7 +147,7 @@ class Faults:
         """In the kernel, where no signal reaches it, for a while."""
         held.unkillable = True
         self._hang(held)
-        self.world.later(self.world.rng.choice((5.0, 40.0)), setattr, held, "unkillable", False)
+        self.world.later(self.world.rng.choice((5.0, 40.0, 80.0)), setattr, held, "unkillable", False)
 
     def _kill_agent(self, machine: "Machine") -> None:
         if self.world.rng.random() < 0.5:

@@ -176,7 +176,7 @@ class Machine:
         self.die("it loses power")
         self.disk.lose_power()
         self.memory, self.held, self.warm = Memory(), {}, False
-        self.world.later(self.world.rng.uniform(2.0, 30.0), self._back)
+        self.world.later(self.world.rng.choice((0.3, 1.0, 5.0, 30.0)), self._back)
 
     def _back(self) -> None:
         if not self.alive and not self.world.over:

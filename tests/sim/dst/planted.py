@@ -178,11 +178,6 @@ def old_ranks_stay(patch: Patch) -> None:
     patch.setattr(Ingest, "tell", tells)
 
 
-def told_once(patch: Patch) -> None:
-    """An errand that was lost with its link is not told again."""
-    patch.setattr(Hands, "linked_again", lambda self, name: self._silent.discard(name))
-
-
 def posts_once(patch: Patch) -> None:
     """What an agent has to say is sent once, and not again on the next link."""
     step = NodeLife.step
@@ -224,7 +219,6 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     wall_clock,
     forgets_reborn,
     old_ranks_stay,
-    told_once,
     posts_once,
     silence_unheard,
     acquires_twice,
