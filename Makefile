@@ -11,7 +11,7 @@ SLOW ?= torture detect recovery ettr
 BENCHES = $(filter-out $(SLOW),$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full lint bench clean always
+.PHONY: help venv demo test test-full chaos lint bench clean always
 # Tests and benchmarks start processes by the dozen; two of them side by side disturb each other.
 .NOTPARALLEL:
 
@@ -39,6 +39,9 @@ test: $(READY) ## all tests but the slow ones; ARGS goes to pytest
 test-full: $(READY) ## all tests
 	$(PY) -m pip install --quiet -c constraints.txt -e '.[test-full]'
 	$(PY) -m pytest -n 2 --dist loadgroup $(ARGS)
+
+chaos: $(READY) ## the matrix of faults, and docs/FAULTS.md; what passed at this commit is left out; ARGS goes to it
+	$(PY) -m holdfast.chaos.matrix run $(ARGS); code=$$?; $(PY) -m holdfast.chaos.matrix table; exit $$code
 
 lint: $(READY) ## ruff and mypy
 	$(PY) -m ruff check .

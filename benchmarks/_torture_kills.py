@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from benchmarks import _faulty
 from benchmarks._harness import Job, holdfast
 from benchmarks._torture_scene import KEEP_NODES, SCRIPT, Failed, Scene, Struck, at_random, differing
+from holdfast.chaos import faulty
 from holdfast.checkpoint import load, retention
 
 RANKS = 4
@@ -59,10 +59,10 @@ class Round:
             folder.mkdir()
 
     def start(self) -> None:
-        _faulty.known_in(self.job.folder / "site")
+        faulty.known_in(self.job.folder / "site")
         self.control.write_text("slow")
         path = os.pathsep.join([str(self.job.folder / "site"), str(ROOT)])
-        env = {"PYTHONPATH": path, _faulty.CONTROL: str(self.control)}
+        env = {"PYTHONPATH": path, faulty.CONTROL: str(self.control)}
         told = [str(self.work), f"--stretch-s={STRETCH_S}", f"--store=faulty://{self.store}", "--every=20"]
         self.job.spawn([*holdfast(self.scene.run_dir, *FLAGS), str(SCRIPT), *told], env)
         self.scene.trains(1)
@@ -123,7 +123,7 @@ class Round:
         rank = 0 if publishing else rank
         mark = self.control.with_name("publishing" if publishing else f"writing-{rank}")
         self._await(mark.exists)
-        at_random(self.rng, _faulty.SLOW_S if publishing else 3 * _faulty.SLOW_S)
+        at_random(self.rng, faulty.SLOW_S if publishing else 3 * faulty.SLOW_S)
         if kind.startswith("keeper"):
             self._kill_keeper(rank)
             at_random(self.rng, 0.2)

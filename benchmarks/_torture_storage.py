@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from benchmarks import _faulty
 from benchmarks._harness import Job, holdfast
 from benchmarks._torture_scene import KEEP_NODES, SCRIPT, Failed, Scene
+from holdfast.chaos import faulty
 from holdfast.checkpoint import retention
 
 RANKS = 2
@@ -58,11 +58,11 @@ class Study:
         self.control = job.folder / "control"
         self.control.write_text("ok")
         self.scene = Scene(self.work, job.folder / "run", RANKS, lambda: job.launchers[0].poll() is None)
-        _faulty.known_in(job.folder / "site")
+        faulty.known_in(job.folder / "site")
         path = os.pathsep.join([str(job.folder / "site"), str(ROOT)])
         told = [str(self.work), f"--width={WIDTH}", f"--work={WORK}", "--every=40"]
         launch = [*holdfast(self.scene.run_dir, *FLAGS), str(SCRIPT), *told, f"--store=faulty://{self.store}"]
-        job.spawn(launch, {"PYTHONPATH": path, _faulty.CONTROL: str(self.control)})
+        job.spawn(launch, {"PYTHONPATH": path, faulty.CONTROL: str(self.control)})
         self.scene.trains(1, steps=WARM_STEPS)
 
     # --- steps -------------------------------------------------------------------------------------------------

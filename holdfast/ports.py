@@ -1,7 +1,7 @@
 """What a shell must offer to the controller."""
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Protocol
 
 from holdfast.model.event import Entry
 
@@ -12,10 +12,23 @@ class Journal(Protocol):
     def append(self, entry: Entry, durable: bool) -> None:
         """Add an entry; with `durable` it and all before it are on disk when this returns."""
 
+    def flush(self) -> None:
+        """All that was appended is on disk when this returns."""
+
     def read(self, after: int = 0) -> Iterator[Entry]:
         """Entries with a sequence number above `after`, in order."""
 
     def close(self) -> None: ...
+
+
+class Notes(Protocol):
+    """What a controller must find again as it was when it comes back, beside the journal."""
+
+    def put(self, name: str, content: bytes) -> None:
+        """Write it down, whole, in the place of what was there under this name."""
+
+    def get(self, name: str) -> bytes:
+        """What was written down; nothing if nothing was."""
 
 
 class Fleet(Protocol):
@@ -46,3 +59,13 @@ class Store(Protocol):
 
     async def quit(self) -> None:
         """The job is over."""
+
+
+class Socket(Protocol):
+    """The controller's end of a link to an agent."""
+
+    def __aiter__(self) -> AsyncIterator[Any]: ...  # of a library's own sort: they have a type and bytes
+
+    async def send_bytes(self, data: bytes) -> None: ...
+
+    async def close(self, *, code: int = 1000, message: bytes = b"") -> bool: ...

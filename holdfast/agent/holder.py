@@ -207,7 +207,7 @@ class Holder:
                 return
             if pid == 0:
                 return
-            self._ended(pid, os.waitstatus_to_exitcode(status), time.time())
+            self._ended(pid, os.waitstatus_to_exitcode(status), time.monotonic())
 
     def _ended(self, pid: int, code: int, at: float) -> None:
         key = next((r.key for r in self.ranks.values() if r.pid == pid and r.code is None), None)

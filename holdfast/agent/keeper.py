@@ -145,7 +145,7 @@ class Keeper:
         self._begin(errand)
         self._seen.clear()
         spec.write(self._notes / "launch.json", errand)
-        line = errand.restore.step if errand.restore.sources else -1
+        line = _line(errand)
         self._shelf.launched(errand.generation, line)
         for _, arena in self._arenas.values():
             arena.drop_after(line)
@@ -154,8 +154,7 @@ class Keeper:
         self._generation, self._restore = errand.generation, errand.restore
         self._run = f"{errand.run_id}.{errand.mark}"
         self._persisting.begin(Author(errand.generation, self._run), errand.restore.doubts)
-        line = errand.restore.step if errand.restore.sources else -1
-        self.backing.begin(errand.generation, errand.seat.nproc, line)
+        self.backing.begin(errand.generation, errand.seat.nproc, _line(errand))
         self.hashing.begin(errand.generation)
         self.backing.aimed(errand.aim)
 
@@ -317,3 +316,8 @@ class Keeper:
         looks = tuple((one.seq, one.flags) for one in fresh)
         seen, self._seen[rank] = self._seen.get(rank), looks
         return fresh if seen != looks else ()
+
+
+def _line(errand: LaunchHere) -> int:
+    """The last step that a generation has in common with what is held here; -1: there is none."""
+    return errand.restore.step if errand.restore.sources and not errand.astray else -1

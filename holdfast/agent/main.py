@@ -22,6 +22,7 @@ from holdfast.agent.placing import place_of, token_of
 from holdfast.agent.ranks import Ranks, generation_of
 from holdfast.agent.rotating import Rotating
 from holdfast.agent.staging import Staging
+from holdfast.agent.steady import Steady
 from holdfast.agent.tracer import Asked, Tracer, fitted
 from holdfast.agent.trying import Trying
 from holdfast.core.node import (
@@ -81,10 +82,11 @@ class Agent:
         known = ThreadPoolExecutor(1, "holdfast-words").submit(catalog.load, self.spec.settings.words)
         self.life = NodeLife(self.spec.node, self.spec.settings.node, known.result, time.monotonic())
         self.life.on_bad_loss = self.spec.settings.loss.stance
-        ties = Ties(self._noticed, lambda: [*self.ranks.held.values()], lambda: self._offset_s)
+        self.clock = Steady()
+        ties = Ties(self._noticed, lambda: [*self.ranks.held.values()], self.clock.wall_s)
         self.monitor = Monitor(node_dir, self.spec, ties)
         self.beat_s = self.spec.settings.silence.beat_s
-        self._offset_s = 0.0  # controller's clock minus ours
+        self._undated: list[Held] = []  # ended before we knew the controller's time
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue(_OUTBOX)
         self._tasks: asyncio.TaskGroup
         self._beat_at = 0.0
@@ -100,10 +102,8 @@ class Agent:
             await listed.wait()
             self._recall()
             self.keeper.recall(self.ranks.arenas)
-            self._tasks.create_task(self.keeper.serve())
-            self._tasks.create_task(self.keeper.watch())
-            self._tasks.create_task(self.keeper.check())
-            self._tasks.create_task(self.keeper.hashing.run())
+            for deed in (self.keeper.serve, self.keeper.watch, self.keeper.check, self.keeper.hashing.run):
+                self._tasks.create_task(deed())
             self._tasks.create_task(self._poll())
             self._tasks.create_task(Rotating(self.spec).run(self.ranks.running))
             self._tasks.create_task(self._say_when_warm())
@@ -183,11 +183,15 @@ class Agent:
         now = time.monotonic()
         match message:
             case Welcome(at=at, beat_s=beat_s, releases=releases):
-                self._offset_s, self.beat_s = at - time.time(), beat_s
+                self.beat_s = beat_s
+                self.clock.welcomed(at)
                 if not self._staged:
                     self._tasks.create_task(self._stage(releases))
                 self._do(self.life.step(now, Linked()))
                 self._beat()
+                undated, self._undated = self._undated, []
+                for held in undated:
+                    self._over(held)
             case Ack(seq=seq):
                 self._do(self.life.step(now, Acked(seq)))
             case Tell(errand=errand):
@@ -203,20 +207,20 @@ class Agent:
         """In a thread, for it takes a while; of several at once the last ones wait for the first."""
         held = self.ranks.held.values()  # but for those that have ended well: nobody waits for them
         newest = tuple(r for r in held if generation_of(r.key) == self.life.generation and r.code != 0)
-        asked = Asked(ranks=newest, deadline_s=look.deadline_s, native=look.native, offset_s=self._offset_s)
+        asked = Asked(ranks=newest, deadline_s=look.deadline_s, native=look.native, offset_s=self.clock.wall_s())
         async with self._looking:
             trace = await asyncio.to_thread(self.tracer.take, asked, self.ranks.arena)
         room = messages.MAX_BYTES - _ENVELOPE
         self._put(messages.encode(Looked(id=look.id, trace=fitted(trace, room))))
 
     def _hello(self) -> bytes:
-        running = self.ranks.running()
+        running = max((generation_of(r.key) for r in self.ranks.running()), default=0)
         hello = Hello(
             node=self.spec.node,
             host=socket.gethostname(),
             nproc=self.spec.nproc,
             order=self.spec.order,
-            generation=max((int(r.key.split(":")[0]) for r in running), default=0),
+            generation=self.life.occupied(running),
             ready=self._staged and self.ranks.warm.is_set() and not self.life.leaving,
             copies=self.keeper.copies(),
             keeper=self.keeper.address,
@@ -286,18 +290,21 @@ class Agent:
     # --- ranks -------------------------------------------------------------------------------------------------
 
     def _over(self, held: Held) -> None:
+        if not self.clock.known:
+            self._undated.append(held)
+            return
         generation, rank = (int(part) for part in held.key.split(":"))
         where = words.folder(self.spec.log_dir, generation, rank)
         code = held.code if held.code is not None else 1
         if code and generation > self.life.stopped:
-            self.monitor.hurry(held.at + self._offset_s)
+            self.monitor.hurry(held.at + self.clock.offset_s)
         reading = self._readings().get(held.key)
         exit = Exit(
             node=self.spec.node,
             generation=generation,
             rank=rank,
             code=code,
-            at=held.at + self._offset_s,
+            at=held.at + self.clock.offset_s,
             words=words.last_words(where) if code else (),
             latched=reading.failure if reading and reading.failed else "",
         )
@@ -315,7 +322,8 @@ class Agent:
 
     def _beat(self) -> None:
         self._beat_at = time.monotonic()
-        self._put(messages.encode(self._summary()))
+        if self.clock.known:
+            self._put(messages.encode(self._summary()))
 
     def _summary(self) -> Beat:
         """The slowest rank speaks for the node."""
@@ -324,7 +332,7 @@ class Agent:
         if generation == 0 or len(readings) < self.spec.nproc:
             return Beat(node=self.spec.node, generation=generation, step=-1, at=0.0)
         backing = self.keeper.backing
-        wall_s = time.time() + self._offset_s - time.monotonic()
+        wall_s = self.clock.offset_s
         return msgspec.structs.replace(
             beat_of(self.spec.node, readings, wall_s),
             sent=time.monotonic() + wall_s,
@@ -342,7 +350,7 @@ class Agent:
 
     def _arrivals(self, generation: int) -> dict[int, tuple[Arrival, ...]]:
         arena = self.ranks.arena
-        return self.tracer.arrivals(arena, generation, self._offset_s) if arena is not None else {}
+        return self.tracer.arrivals(arena, generation, self.clock.wall_s()) if arena is not None else {}
 
     async def _poll(self) -> None:
         while True:
@@ -366,13 +374,12 @@ class Agent:
             since = self._latched.setdefault(held.key, now)
             if held.code is None and now >= since + _LATCH_S:
                 self._latched[held.key] = float("inf")
-                self._over(msgspec.structs.replace(held, code=1, at=time.time()))
+                self._over(msgspec.structs.replace(held, code=1, at=now))
 
     def _look_at_losses(self) -> None:
-        if (arena := self.ranks.arena) is None:
+        if (arena := self.ranks.arena) is None or not self.clock.known:
             return
-        wall_s = time.time() + self._offset_s - time.monotonic()
-        for found in self.losses.look(arena, self.spec.nproc, wall_s):
+        for found in self.losses.look(arena, self.spec.nproc, self.clock.offset_s):
             news = Spoilt(found) if isinstance(found, Loss) else Noticed(found)
             self._do(self.life.step(time.monotonic(), news))
         self._marked(self.losses.marks())

@@ -18,6 +18,10 @@ CAUGHT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 UNKNOWABLE = {"globals", "setattr", "exec", "vars", "locals", "__getattr__", "__dict__"}  # may bind any name
 
 
+PATHS = {"path", "meta_path", "path_hooks"}  # of sys: who changes one of these finds modules elsewhere
+CHANGES = {"append", "insert", "extend"}
+
+
 class Fault(Exception):
     """One sentence: file, line, what."""
 
@@ -71,6 +75,7 @@ class Source:
                 self.names.add(name)
             case ast.Import(names=names) | ast.ImportFrom(names=names):
                 self.names |= {alias.asname or alias.name.split(".")[0] for alias in names}
+                self.moves_path = self.moves_path or _takes_path(node)
                 self.open = self.open or any(alias.name == "*" for alias in names)
             case ast.Global(names=names):
                 self.names |= set(names)
@@ -78,10 +83,26 @@ class Source:
                 self.open = True
             case ast.Attribute(attr=name) if name in UNKNOWABLE:
                 self.open = True
-            case ast.Attribute(value=ast.Name(id="sys"), attr="path" | "meta_path"):
+            case ast.Attribute(value=ast.Name(id="site"), attr="addsitedir"):
                 self.moves_path = True
-            case ast.Attribute(value=ast.Name(id="site")):
+            case ast.Attribute(value=value, attr=attr) if attr in CHANGES and _is_path(value):
                 self.moves_path = True
+            case ast.Attribute(ctx=ast.Store()) if _is_path(node):
+                self.moves_path = True
+            case ast.Subscript(value=value, ctx=ast.Store() | ast.Del()) if _is_path(value):
+                self.moves_path = True
+
+
+def _is_path(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and (node.value.id == "sys" and node.attr in PATHS)
+    )
+
+
+def _takes_path(node: ast.AST) -> bool:
+    return isinstance(node, ast.ImportFrom) and node.module == "sys" and any(a.name in PATHS for a in node.names)
 
 
 def _wanted(body: list[ast.stmt], odds: Odds) -> Iterator[Wanted]:

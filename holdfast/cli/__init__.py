@@ -24,6 +24,7 @@ COMMANDS = {
     "probe": "try this machine: processors, GPUs, memory, disk, clock",
     "plan": "how many standbys a job needs",
     "clean": "remove what runs that were killed have left",
+    "chaos": "strike a job with faults whose truth is known",
     "sim": "run the same decisions in virtual time",
 }
 _SHARED = dict.fromkeys(("hold", "resume", "approve", "evict", "drain"), "order")  # a module that is told which it is

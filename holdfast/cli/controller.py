@@ -25,7 +25,7 @@ from holdfast.controller.store import Store
 from holdfast.fleet.join import JoinFleet
 from holdfast.fleet.local import LocalFleet
 from holdfast.journal.sqlite import JournalError, JournalFullError, SqliteJournal
-from holdfast.model.action import Finish
+from holdfast.model.action import Finish, Say
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Begin, Entry, Order, Phase
 from holdfast.ports import Fleet
@@ -44,6 +44,20 @@ class Said:
         with contextlib.suppress(OSError):  # nor must a full disk
             self._file.write(f"holdfast: {text}\n")
             self._file.flush()
+
+
+class Folder:
+    """Notes as files of the run directory."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._dir = run_dir
+
+    def put(self, name: str, content: bytes) -> None:
+        spec.put(self._dir / name, content)
+
+    def get(self, name: str) -> bytes:
+        path = self._dir / name
+        return path.read_bytes() if path.exists() else b""
 
 
 def main(argv: list[str]) -> int:
@@ -82,6 +96,7 @@ async def _run(run_dir: Path, listener: socket.socket, say: Said) -> Ended:
     fleet = _fleet(run, run_dir, url, env)
     store = Store(run_dir, run.host, run.settings.node.lost_s, env)
     controller = Controller(SqliteJournal(run_dir / "journal.db"), run.settings, lambda c: _hands(c, fleet, store, say))
+    controller.hands.notes = Folder(run_dir)
     controller.hands.try_with(run.settings.probe, run.settings.replay, run_dir / "probed.json")
     controller.hands.replaying.mesh, controller.hands.replaying.say = lambda: controller.ingest.mesh, say
     controller.archives, controller.release = run_dir / "releases", run.release
@@ -176,6 +191,10 @@ class Teller:
                 self._say(f"training: the first step was made after {entry.at - self._begun_at:.1f} s")
             case Phase.STOPPING if isinstance(entry.event, Alarm):
                 self._say(f"{entry.decision.reason}; stopping all ranks")
+            case Phase.PAUSING:
+                self._say(f"{entry.decision.reason.rpartition('; ')[2]}; ending all ranks")
+            case Phase.HELD if not any(isinstance(action, Say) for action in entry.decision.actions):
+                self._say(f"{entry.decision.reason}; nodes and state are kept until holdfast resume")
             case Phase.ENDING:
                 for action in entry.decision.actions:
                     if isinstance(action, Finish) and action.code:

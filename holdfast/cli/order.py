@@ -33,7 +33,7 @@ class Unheard(Exception):
 def main(argv: list[str]) -> int:
     verb = argv[0]
     args = _parser(verb).parse_args(argv[1:])
-    body = {"verb": verb, "who": f"{rundir.user()} (holdfast {verb})"}
+    body = {"verb": verb, "who": rundir.user()}
     body |= {"node": args.node} if verb in _WITH_NODE else {}
     try:
         run_dir = rundir.find(args.run)
@@ -111,7 +111,7 @@ def _wait(run_dir: Path, body: dict[str, Any]) -> str:
             return done
         if status["reason"] != said:
             said = status["reason"]
-            print(f"  {status['phase']}: {said}", flush=True)
+            print(f"  {said.rpartition('; ')[2]}", flush=True)
         time.sleep(_LOOK_S)
 
 

@@ -1,4 +1,4 @@
-"""`holdfast plan`: how many standbys a job of this size needs, by how often nodes fail."""
+"""`holdfast plan`: how many standbys a job needs, by how often nodes fail; with --gpus cadence and ETTR as well."""
 
 import argparse
 import sys
@@ -7,18 +7,27 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from holdfast.cli import plan_scale
+from holdfast.cli.flagtable import UsageError
 from holdfast.core.sizing import Losses, Sizing, size
 
 # What ByteRobust's authors saw: of 175 incidents of a dense job 15 evicted a group of 8, and a switch has 32 machines.
 _GROUP, _GROUP_SHARE, _BLAST, _BLAST_SHARE = 8, 15 / 175, 32, 0.01
+_P_DAY = 0.0012
 _HALVES = 3  # smaller jobs beside the one that was asked for
 
 
 def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
-    if fault := _fault(args):
-        print(f"holdfast plan: {fault}", file=sys.stderr)
+    try:
+        if fault := _fault(args):
+            raise UsageError(fault)
+        if args.gpus is not None:
+            return plan_scale.run(args)
+    except UsageError as e:
+        print(f"holdfast plan: {e}", file=sys.stderr)
         return 2
+    args.p_day = _P_DAY if args.p_day is None else args.p_day
     counts = [args.nodes >> times for times in range(_HALVES, -1, -1) if args.nodes >> times > 0]
     found = {nodes: size(_losses(nodes, args), args.confidence) for nodes in dict.fromkeys(counts)}
     if args.json:
@@ -32,9 +41,9 @@ def main(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     what = "How many standbys to hold, so that in 99 of 100 days nobody has to be waited for."
     parser = argparse.ArgumentParser(prog="holdfast plan", description=what)
-    parser.add_argument("--nodes", type=int, required=True, metavar="N", help="of the job")
+    parser.add_argument("--nodes", type=int, metavar="N", help="of the job: standbys alone, and of smaller ones too")
     parser.add_argument(
-        "--p-day", type=float, default=0.0012, metavar="P", help="a node fails on a day (default 0.0012)"
+        "--p-day", type=float, metavar="P", help="a node fails on a day (default 0.0012; with --gpus the mix's)"
     )
     parser.add_argument(
         "--refill-h", type=float, default=24.0, metavar="H", help="hours until a standby is made up for (default 24)"
@@ -57,13 +66,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--confidence", type=float, default=0.99, metavar="C", help="(default 0.99)")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
+    plan_scale.add(parser)
     return parser
 
 
 def _fault(args: argparse.Namespace) -> str:
+    p_day = _P_DAY if args.p_day is None else args.p_day
     checks = (
-        (1 <= args.nodes <= 1_000_000, "--nodes is from 1 to 1,000,000"),
-        (0 <= args.p_day < 1 and 0 < args.confidence < 1, "--p-day and --confidence are chances, between 0 and 1"),
+        ((args.nodes is None) != (args.gpus is None), "say how large the job is: either --nodes or --gpus"),
+        (args.nodes is None or 1 <= args.nodes <= 1_000_000, "--nodes is from 1 to 1,000,000"),
+        (0 <= p_day < 1 and 0 < args.confidence < 1, "--p-day and --confidence are chances, between 0 and 1"),
         (args.refill_h > 0, "--refill-h is above 0"),
         (0 <= args.group_share <= 1, "--group-share is a part, from 0 to 1"),
         (args.group >= 1 and args.blast >= 0, "--group is at least 1, --blast not negative"),

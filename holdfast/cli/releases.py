@@ -17,10 +17,9 @@ from holdfast.cli.api import NotRunning, ask
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.order import Unheard, patiently
 from holdfast.cli.wording import duration
-from holdfast.controller.releasing import Told
 from holdfast.controller.replay import ReplayError, replay
 from holdfast.core.decider import Decider
-from holdfast.core.history import History
+from holdfast.core.history import History, Told
 from holdfast.journal.sqlite import JournalError, SqliteJournal
 from holdfast.model.release import Fate
 

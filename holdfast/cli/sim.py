@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.cli import sim_replay
+from holdfast.cli import sim_dst, sim_replay, sim_scale
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.wording import duration
 from holdfast.core.account import Use
@@ -16,9 +16,11 @@ from holdfast.journal.sqlite import JournalError, SqliteJournal
 from holdfast.sim.checks import Unsafe
 from holdfast.sim.faults import HARSH, Crash, Cut, Fault, Loss, Rates
 from holdfast.sim.run import Result, simulate
+from holdfast.sim.scale.plots import PlotError
 from holdfast.sim.world import Setup
 
 UNSAFE = 1
+_USUAL = {"nodes": 8, "standbys": 1, "shrink": 0, "days": 1.0, "save_steps": 100}
 _FAULTS = {"crash": Crash, "loss": Loss, "cut": Cut}
 _CHANCES = {
     "loss": "nodes lost, per node and day",
@@ -37,8 +39,12 @@ def main(argv: list[str]) -> int:
     try:
         if args.command == "replay":
             return sim_replay.run(args)
-        return _run(_setup(args), args)
-    except (UsageError, JournalError) as e:
+        if args.command == "dst":
+            return sim_dst.run(args)
+        if args.command == "validate":
+            return sim_scale.check(args)
+        return sim_scale.run(args) if args.gpus is not None else _run(_setup(args), args)
+    except (UsageError, JournalError, PlotError) as e:
         print(f"holdfast sim: {e}", file=sys.stderr)
         return 2
 
@@ -49,13 +55,13 @@ def _parser() -> argparse.ArgumentParser:
     what = "simulate a job with faults: is it always safe, does it recover, and what do the faults cost?"
     run = commands.add_parser("run", help="simulate one job", description=what)
     run.add_argument("--seed", type=int, default=1, help="the same seed gives the same journal (default 1)")
-    run.add_argument("--nodes", type=int, default=8, help="nodes that train (default 8)")
+    run.add_argument("--nodes", type=int, help="nodes that train (default 8)")
     run.add_argument("--nproc", type=int, default=8, help="ranks on each of them (default 8)")
-    run.add_argument("--standbys", type=int, default=1, help="nodes that wait beside them (default 1)")
-    run.add_argument("--shrink", type=int, default=0, help="on how many nodes fewer it may go on (default 0)")
-    run.add_argument("--days", type=float, default=1.0, help="how long faults come before all must heal (default 1)")
+    run.add_argument("--standbys", type=int, help="nodes that wait beside them (default 1; with --gpus P99)")
+    run.add_argument("--shrink", type=int, help="on how many nodes fewer it may go on (default 0)")
+    run.add_argument("--days", type=float, help="how long faults come before all must heal (default 1; with --gpus 90)")
     run.add_argument("--step-s", type=float, default=10.0, help="what a step takes (default 10)")
-    run.add_argument("--save-steps", type=int, default=100, help="steps between checkpoints (default 100)")
+    run.add_argument("--save-steps", type=int, help="steps between checkpoints (default 100)")
     run.add_argument("--join", action="store_true", help="the fleet cannot acquire nodes; lost ones are repaired")
     run.add_argument("--harsh", action="store_true", help="faults of all kinds, many a day, unless said otherwise")
     for name, help in _CHANCES.items():
@@ -66,11 +72,19 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--fault", action="append", default=[], metavar="AT:KIND[:NODE]", help=one)
     run.add_argument("--journal", type=Path, metavar="FILE", help="keep its journal in this file")
     run.add_argument("--json", action="store_true", help="print the result as JSON")
+    sim_scale.add(run)
     sim_replay.add(commands)
+    sim_dst.add(commands)
+    sim_scale.add_validate(commands)
     return parser
 
 
 def _setup(args: argparse.Namespace) -> Setup:
+    for name in ("failures", "policy", "ablate", "seeds", "rate", "no_updates", "ask_h", "plot"):
+        if getattr(args, name) not in (None, False):
+            raise UsageError(f"{_flag(name)} goes with --gpus, which was not given")
+    for name, usual in _USUAL.items():
+        setattr(args, name, usual if getattr(args, name) is None else getattr(args, name))
     for name, least in (("nodes", 1), ("nproc", 1), ("standbys", 0), ("shrink", 0), ("save_steps", 1)):
         if getattr(args, name) < least:
             raise UsageError(f"{_flag(name)} must be at least {least}")

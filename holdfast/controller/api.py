@@ -13,6 +13,7 @@ from holdfast.controller.metrics import render
 from holdfast.controller.orders import OrderBody, Taken, ahead, refusal
 from holdfast.core.diagnose import stacks
 from holdfast.core.diagnose.stacks import Naming
+from holdfast.core.history import Told
 from holdfast.core.report import Report, report_of
 from holdfast.core.roles import roles_of
 from holdfast.model.event import Entry, Phase
@@ -225,7 +226,7 @@ def _error(status: int, sentence: str) -> web.Response:
 
 def describe() -> dict[str, Any]:
     """The OpenAPI description, its schemas taken from the very structs that are sent."""
-    shown = {"status": Status, "report": Report, "releases": releasing.Told, "entries": list[Entry]}
+    shown = {"status": Status, "report": Report, "releases": Told, "entries": list[Entry]}
     sent = (Traced, TraceBody, Taken, OrderBody)
     refs, schemas = msgspec.json.schema_components([*shown.values(), *sent], ref_template="#/components/schemas/{name}")
     paths: dict[str, Any] = {}

@@ -20,11 +20,34 @@ from holdfast.model.copy import Address, Aim, Copy, Restore
 from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.event import Limits, Outcome
 from holdfast.model.topology import Job, Seat, world_size
-from holdfast.ports import Fleet, Store
+from holdfast.ports import Fleet, Notes, Store
 
 _AT_ONCE = 64
 _TRIES = 2
 EVICTED = 1  # exit code of a node that the job no longer wants
+
+
+class Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """What a launch goes on from."""
+
+    id: int
+    restore: Restore
+
+
+_PLANNED = msgspec.json.Decoder(Planned)
+
+
+class Memo:
+    """Notes that last as long as we do."""
+
+    def __init__(self) -> None:
+        self._all: dict[str, bytes] = {}
+
+    def put(self, name: str, content: bytes) -> None:
+        self._all[name] = content
+
+    def get(self, name: str) -> bytes:
+        return self._all.get(name, b"")
 
 
 class Waiting(msgspec.Struct):
@@ -56,6 +79,7 @@ class Hands:
         self.copies: dict[str, tuple[Copy, ...]] = {}  # snapshots that nodes said they hold
         self.keepers: dict[str, Address] = {}  # where nodes are asked for them
         self.stored = -1  # newest checkpoint of the line that the job is on
+        self.notes: Notes = Memo()
         self._report = report
         self._waiting: dict[int, Waiting] = {}
         self._silent: set[str] = set()
@@ -201,7 +225,7 @@ class Hands:
     async def _launch(self, action: Launch) -> Outcome:
         port = await self.store.open(action.generation)
         self._launched = frozenset(seat.node for seat in action.seats)
-        plan = self._plan(action)
+        plan = self._planned(action)
         errands: dict[str, Errand] = {
             seat.node: LaunchHere(
                 id=action.id,
@@ -215,6 +239,7 @@ class Hands:
                 mark=self.job.mark,
                 max_restarts=self.job.max_restarts or 0,
                 restore=self._restore_on(seat, plan),
+                astray=seat.node in action.astray,
                 aim=self.aim(seat.node),
                 release=action.release,
                 skips=action.skips,
@@ -225,6 +250,16 @@ class Hands:
         outcome = await self._gather(action.id, errands, self.limits.launch_s)
         worth_telling = plan.sources or self.stored >= 0 or plan.doubts
         return msgspec.structs.replace(outcome, detail=plan.reason) if worth_telling else outcome
+
+    def _planned(self, launch: Launch) -> Restore:
+        """The plan, made once: an earlier controller may have told some nodes, and all must be told the same."""
+        found = self.notes.get("plan.json")
+        kept = _PLANNED.decode(found) if found else None
+        if kept and kept.id == launch.id:
+            return kept.restore
+        plan = self._plan(launch)
+        self.notes.put("plan.json", msgspec.json.encode(Planned(id=launch.id, restore=plan)))
+        return plan
 
     def _plan(self, launch: Launch) -> Restore:
         """What to go on from. A state that did not bring the job to a step, twice, is not tried a third time."""

@@ -8,11 +8,12 @@ import msgspec
 from aiohttp import WSMsgType, web
 
 from holdfast.config import Settings
-from holdfast.controller.hands import Hands
+from holdfast.controller.hands import EVICTED, Hands
 from holdfast.controller.tracing import Tracing
 from holdfast.controller.watching import Watching
 from holdfast.core.decider import Decider
 from holdfast.core.detect.pace import Pace
+from holdfast.core.detect.reborn import Reborn
 from holdfast.core.detect.replica import Replicas
 from holdfast.core.detect.silence import Silence
 from holdfast.core.floor import Floor
@@ -21,11 +22,12 @@ from holdfast.core.often import Told
 from holdfast.model.action import Launch
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.copy import Aim
-from holdfast.model.errand import Done, Errand, StopHere
-from holdfast.model.event import Event, Ready
+from holdfast.model.errand import Done, Errand, Leave, StopHere
+from holdfast.model.event import Event, Phase, Ready
 from holdfast.model.release import Release
 from holdfast.model.signal import Beat
 from holdfast.model.topology import Dims, Seat
+from holdfast.ports import Socket
 from holdfast.wire import messages
 from holdfast.wire.messages import Ack, Hello, Hold, Look, Looked, Marked, Notice, Tell, Welcome
 
@@ -48,6 +50,7 @@ class Ingest:
         self.releases: Callable[[], tuple[Release, ...]] = tuple  # that nodes are to have: one runs, one may wait
         self.silence = Silence(settings.silence)
         self.pace = Pace(settings.pace)
+        self.reborn = Reborn()
         self.floor = Floor(settings.backup)
         self.replicas = Replicas(settings.replica)
         self.floor.equal = self.replicas.equal
@@ -71,14 +74,18 @@ class Ingest:
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
         ws = web.WebSocketResponse(max_msg_size=messages.MAX_BYTES, heartbeat=20.0)
         await ws.prepare(request)
+        await self.attend(ws)
+        return ws
+
+    async def attend(self, ws: Socket) -> None:
+        """Talk with one agent for as long as its link lasts."""
         outbox: Outbox = asyncio.Queue(_OUTBOX)
         async with asyncio.TaskGroup() as tasks:
             sender = tasks.create_task(_send_all(ws, outbox))
             await self._listen(ws, outbox)
             sender.cancel()
-        return ws
 
-    async def _listen(self, ws: web.WebSocketResponse, outbox: Outbox) -> None:
+    async def _listen(self, ws: Socket, outbox: Outbox) -> None:
         node = ""
         try:
             async for message in ws:
@@ -115,6 +122,8 @@ class Ingest:
                 self._hello(now, message, outbox)
                 return message.node
             case Beat() if message.node == node:
+                if self._links.get(node) is outbox:  # what comes late from an older link was said before the launch
+                    self._look_for_ranks(now, message)
                 self._beat(now, message)
             case Notice() if message.node == node:
                 self.hands.say(f"{node}: {message.text}")
@@ -184,12 +193,14 @@ class Ingest:
     def _present(self) -> tuple[str, ...]:
         """Nodes that are linked, or will be presently: after a restart of the controller none is yet."""
         awaited = {seat.node for seat in self.decider.seats} - self._lost()
-        return tuple(sorted({*self._links, *awaited, *self.decider.pool, *self.decider.examined.values()}))
+        tried = {*self.decider.examined.values(), *self.decider.checking.values()}
+        return tuple(sorted({*self._links, *awaited, *self.decider.pool, *tried}))
 
     def _known(self) -> set[str]:
         """Nodes that the decider has heard of."""
         d = self.decider
-        return {*(seat.node for seat in d.seats), *d.pool, *d.coming, *d.gone, *d.examined.values()}
+        tried = {*d.examined.values(), *d.checking.values()}
+        return {*(seat.node for seat in d.seats), *d.pool, *d.coming, *d.gone, *tried}
 
     def _ready(self, hello: Hello) -> None:
         self.hear(Ready(node=hello.node, host=hello.host, nproc=hello.nproc, order=hello.order))
@@ -207,6 +218,13 @@ class Ingest:
         if self.floor.heard(now, beat):
             self._tell_aims()
         self.watching.heard(now, beat)
+
+    def _look_for_ranks(self, now: float, beat: Beat) -> None:
+        decider = self.decider
+        under_way = decider.phase in (Phase.STARTING, Phase.TRAINING) and beat.node not in decider.nodes.ended
+        seated = under_way and self._seated(beat.node)
+        if seated and (alarm := self.reborn.heard(now, decider.generation, beat)):
+            self._cry(alarm)
 
     def _script_told(self, beat: Beat) -> None:
         """What the script lets its node know about itself."""
@@ -244,7 +262,7 @@ class Ingest:
         return msgspec.structs.replace(aim, peer_at=at.get(aim.peer, ("", 0)), halves=halves)
 
     def _tell_aims(self) -> None:
-        for node in self.floor.nodes:
+        for node in sorted(self.floor.nodes):
             self._put(self._links.get(node), messages.encode(Hold(aim=self._aim(node))))
 
     def _post(self, now: float, post: Post) -> None:
@@ -257,6 +275,10 @@ class Ingest:
                 del self._stale[node]
                 if done.ok:
                     self._ready(hello)
+                else:  # of no use to anybody while old ranks hold its devices
+                    self._stale_id -= 1
+                    reason = f"ranks of an old generation could not be ended: {done.detail}"
+                    self.tell(node, Leave(id=self._stale_id, code=EVICTED, grace_s=0.0, reason=reason))
             case Alarm(kind=Kind.LOSS, stance=Stance.OBSERVE | Stance.NOTIFY) as alarm if self._spiked.again(
                 now, (alarm.generation, alarm.signature)
             ):
@@ -302,7 +324,7 @@ class Ingest:
             outbox.put_nowait(_HANG_UP)
 
 
-async def _send_all(ws: web.WebSocketResponse, outbox: Outbox) -> None:
+async def _send_all(ws: Socket, outbox: Outbox) -> None:
     with contextlib.suppress(ConnectionError):
         while (packet := await outbox.get()) is not _HANG_UP:
             await ws.send_bytes(packet)

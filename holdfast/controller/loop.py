@@ -13,11 +13,11 @@ from holdfast.controller.replay import replay
 from holdfast.core.account import Ledger
 from holdfast.core.decider import Decider
 from holdfast.core.history import History
-from holdfast.journal.sqlite import SqliteJournal
 from holdfast.model.action import Action, Launch, Say, Stop
 from holdfast.model.event import Begin, Decision, Entry, Event, Order, Outcome, Phase, Tick
 from holdfast.model.release import Release
 from holdfast.model.topology import Job
+from holdfast.ports import Journal
 
 TICK_S = 0.25
 _log = logging.getLogger("holdfast.controller")
@@ -34,7 +34,7 @@ class Clock:
 
 
 class Controller:
-    def __init__(self, journal: SqliteJournal, settings: Settings, hands_of: Callable[["Controller"], Hands]) -> None:
+    def __init__(self, journal: Journal, settings: Settings, hands_of: Callable[["Controller"], Hands]) -> None:
         self.journal = journal
         self.settings = settings
         self.decider = Decider()
@@ -47,7 +47,8 @@ class Controller:
         self.ingest.releases = self._releases
         self.hands.replaying.release = lambda: self.decider.releases.running
         self.ingest.watching.spawn, self.ingest.watching.now = self._act, lambda: self.clock()
-        self.clock = Clock()
+        self.clock_of: Callable[[float], Callable[[], float]] = Clock  # one that tells no less than this
+        self.clock: Callable[[], float] = self.clock_of(0.0)
         self.last = Decision()
         self.reason = ""  # the newest that says something
         self.seq = 0
@@ -63,7 +64,8 @@ class Controller:
         """Drive the job to its end and return its exit code; from `on_begun` on it can take orders."""
         unanswered = self._replay()
         self.ingest.now = self.ingest.tracing.now = self.clock
-        known = {*(s.node for s in self.decider.seats), *self.decider.pool}
+        tried = {*self.decider.checking.values(), *self.decider.examined.values()}
+        known = {*(s.node for s in self.decider.seats), *self.decider.pool, *tried}
         self.ingest.expect(known - set(self.decider.gone))
         async with asyncio.TaskGroup() as self._tasks:
             if self.seq == 0:
@@ -148,7 +150,7 @@ class Controller:
                 self._note(action)
                 if not isinstance(action, Say):
                     unanswered[action.id] = action
-        self.clock = Clock(not_before=at)
+        self.clock = self.clock_of(at)
         if self.decider.progress:
             self.ingest.pace.best = self.ledger.best
         # A launch or stop that the decider no longer waits for belongs to a generation that is over.
@@ -157,10 +159,11 @@ class Controller:
 
     async def _tick(self) -> None:
         tick_s = min(TICK_S, self.settings.silence.beat_s / 4)  # silence wants to be asked several times per beat
+        clock = asyncio.get_running_loop().time
         while not self._done.is_set():
-            asked_at = time.monotonic()
+            asked_at = clock()
             await asyncio.sleep(tick_s)
-            self.lag_s = time.monotonic() - asked_at - tick_s
+            self.lag_s = clock() - asked_at - tick_s
             # Whoever called `hear` may have survived its failure; the state it left half changed must not.
             assert not self._stepping, "a step failed; see above"
             self.ingest.tick()

@@ -53,10 +53,14 @@ def refusal(decider: Decider, order: Order) -> str:
     match order.verb:
         case "update" if order.release is None:
             return "an update needs a release; send one with holdfast update"
+        case "update" if order.release and (bad := decider.releases.given_up(order.release)):
+            return f"this is release {bad} again, which was rolled back: {decider.releases.told[bad]}"
         case "rollback":
             return decider.releases.refusal(order.number)
         case "hold" if decider.people.held:
             return f"{decider.people.held} holds the job already; holdfast resume lets it go on"
+        case "hold" if decider.people.asking:
+            return f"the job stands, and asks: {decider.people.asking}; answer with holdfast approve or stop"
         case "resume" if not decider.people.held and decider.people.asking:
             return f"nobody holds the job, it asks: {decider.people.asking}; answer with holdfast approve or stop"
         case "resume" if not decider.people.held:
@@ -116,4 +120,6 @@ def ahead(decider: Decider, order: Order) -> str:
 def _standbys(decider: Decider) -> str:
     if decider.pool:
         return f"and {len(decider.pool)} {'waits' if len(decider.pool) == 1 else 'wait'}"
-    return "of which there is none now"
+    if decider.coming or decider.checking or decider.job.standbys:
+        return "of which there is none now"
+    return "but this job keeps none; holdfast evict waits for no standby"

@@ -1,20 +1,12 @@
 """Releases on the controller's port: their history, their archives for nodes that fetch them, and orders about them."""
 
-import msgspec
 from aiohttp import web
 
 from holdfast.controller.loop import Controller
-from holdfast.core.history import Chapter
+from holdfast.core.history import Told
 from holdfast.model.event import Order
 from holdfast.model.release import Fate, Release
 from holdfast.wire import tree
-
-
-class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """All releases of a job, the oldest first."""
-
-    running: int  # the number of the one that ranks run, or will run first
-    releases: tuple[Chapter, ...]
 
 
 def told(controller: Controller) -> Told:

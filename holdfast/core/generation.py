@@ -26,7 +26,7 @@ def begin(d: "Decider", now: float, event: Begin) -> str:
 
 
 def ready(d: "Decider", now: float, event: Ready) -> str:
-    if event.node in d.nodes.active:
+    if d.nodes.is_active(event.node):
         if d.phase in (Phase.STOPPING, Phase.PROBING, Phase.PAUSING):
             d.nodes.back[event.node] = event
         return f"{event.node} is back"
@@ -57,7 +57,7 @@ def told(d: "Decider", alarm: Alarm) -> str:
 
 def concerns(d: "Decider", alarm: Alarm) -> bool:
     if alarm.kind is Kind.SILENCE or (names_node(alarm) and d.phase not in _STANDING):
-        return not (d.nodes.active - d.nodes.ended).isdisjoint(alarm.suspects)
+        return any(d.nodes.is_active(node) and node not in d.nodes.ended for node in alarm.suspects)
     return alarm.generation == d.generation and d.phase not in _STANDING
 
 
@@ -114,8 +114,8 @@ def next_generation(d: "Decider", now: float) -> str:
         d.phase = Phase.WAITING
         return f"waiting for {d.not_before - now:.0f} s"
     d.not_before = 0.0
-    if unwanted := d.people.unwanted(d.nodes.active, len(d.pool)):
-        evict(d, now, unwanted, ())
+    if d.people.evicting or d.people.draining:
+        evict(d, now, d.people.unwanted(d.nodes.active, len(d.pool)), ())
     # The first generation leaves torchrun's last call open for more nodes; a recovery does not wait for them.
     called = any(at is not None and at <= now for at in (d.last_call_at, d.wait_until))
     seats = d.nodes.could_sit(may_shrink=d.generation > 0 or called)

@@ -19,6 +19,13 @@ class Chapter(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0  # that were made with it, those done twice included
 
 
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """All releases of a job, the oldest first."""
+
+    running: int  # the number of the one that ranks run, or will run first
+    releases: tuple[Chapter, ...]
+
+
 class History:
     """A fold over the journal; what became of a release is the decider's to say."""
 

@@ -122,6 +122,13 @@ class NodeLife:
         self.generation, self.expected, self.stopped = generation, set(ranks), stopped
         self._begun = generation
 
+    def occupied(self, running: int) -> int:
+        """The newest generation that has ranks here or may have some presently, 0: none; `running` is seen to run.
+
+        A launch that is under way has no rank yet, and one that we have not been told to stop is not over.
+        """
+        return self.generation if self.generation > self.stopped else running
+
     def step(self, now: float, news: News) -> tuple[Deed, ...]:
         match news:
             case Linked():

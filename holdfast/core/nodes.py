@@ -29,6 +29,9 @@ class Nodes:
     def active(self) -> set[str]:
         return set(self.seated - self.out)
 
+    def is_active(self, node: str) -> bool:
+        return node in self.seated and node not in self.out
+
     @property
     def have(self) -> int:
         return len(self.seats) - len(self.out) + len(self.pool)
@@ -65,16 +68,19 @@ class Nodes:
 
     def could_sit(self, *, may_shrink: bool) -> tuple[Seat, ...] | None:
         """The seats of the next generation, were it launched now; None while nodes are missing."""
+        if self.have < (self.job.min_nodes if may_shrink else self.job.max_nodes):
+            return None  # without looking at thousands of them for each one that comes
         return next_seats(self.job, self.seats, self.out, self.pool, may_shrink)
 
     def sit(self, seats: tuple[Seat, ...]) -> tuple[str, ...]:
         """These are the seats from now on; who is new in them."""
         kept = self.active
-        for seat in seats:
-            self.standbys.admit(seat.node)
+        admitted = tuple(seat.node for seat in seats if seat.node not in kept)
+        for node in admitted:
+            self.standbys.admit(node)
         self.seats, self.seated = seats, frozenset(seat.node for seat in seats)
         self.out, self.ended = set(), set()
-        return tuple(seat.node for seat in seats if seat.node not in kept)
+        return admitted
 
     @property
     def may_grow(self) -> bool:

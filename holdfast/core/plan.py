@@ -41,7 +41,7 @@ def next_seats(
         kept = kept[: len(kept) // unit * unit]
         if not (may_shrink and len(kept) >= max(1, job.min_nodes)):
             return None
-    return _seats(kept)
+    return _seats(kept, old)
 
 
 def unit_of(job: Job, nproc: int) -> int:
@@ -60,9 +60,13 @@ def trial(id: int, generation: int, seats: tuple[Seat, ...], verdict: Verdict, n
     return Probe(id=id, generation=generation, nodes=nodes, level=verdict.level)
 
 
-def _seats(nodes: list[tuple[str, int]]) -> tuple[Seat, ...]:
+def _seats(nodes: list[tuple[str, int]], old: tuple[Seat, ...]) -> tuple[Seat, ...]:
     seats, first = [], 0
     for group_rank, (node, nproc) in enumerate(nodes):
-        seats.append(Seat(node=node, group_rank=group_rank, first_rank=first, nproc=nproc))
+        was = old[group_rank] if group_rank < len(old) else None
+        if was is not None and (was.node, was.first_rank, was.nproc) == (node, first, nproc):
+            seats.append(was)
+        else:
+            seats.append(Seat(node=node, group_rank=group_rank, first_rank=first, nproc=nproc))
         first += nproc
     return tuple(seats)

@@ -48,7 +48,7 @@ class Releases:
     def update(self, order: Order, nodes: Sequence[str], ids: Iterator[int]) -> tuple[str, tuple[Action, ...]]:
         """A person has a newer release; it is checked and staged while everything goes on."""
         assert order.release is not None
-        if bad := self._given_up(order.release):
+        if bad := self.given_up(order.release):
             said = f"this is release {bad} again, which was rolled back: {self.told[bad]}"
             return said, (Say(text=f"update refused: {said}"),)
         number = max(self.known) + 1
@@ -156,7 +156,8 @@ class Releases:
     def _meets(self, number: int, fate: Fate, why: str) -> None:
         self.fates[number], self.told[number] = fate, why
 
-    def _given_up(self, release: Release) -> int:
+    def given_up(self, release: Release) -> int:
+        """The number under which this very code was rolled back before; 0: it was not."""
         same = (release.digest, release.argv, release.env)
         bad = [n for n, fate in self.fates.items() if fate is Fate.ROLLED_BACK]
         return next((n for n in bad if release.digest and _run_as(self.known[n]) == same), 0)

@@ -1,7 +1,7 @@
 """How many standbys to hold: what is lost at once, by nodes, whole groups and whole switches, in 99 of 100 periods."""
 
 from collections.abc import Sequence
-from math import comb, exp
+from math import exp, lgamma, log, log1p
 
 import msgspec
 
@@ -29,9 +29,13 @@ class Sizing(msgspec.Struct, frozen=True, kw_only=True):
 
 def binomial(nodes: int, p: float, confidence: float = 0.99) -> int:
     """The least number that is not exceeded with this confidence."""
+    if not 0 < p < 1:
+        return nodes if p >= 1 else 0
     total = 0.0
     for count in range(nodes + 1):
-        total += comb(nodes, count) * p**count * (1 - p) ** (nodes - count)
+        # By logarithms: the number of ways to lose a hundred of 16,384 nodes is beyond what a float holds.
+        ways = lgamma(nodes + 1) - lgamma(count + 1) - lgamma(nodes - count + 1)
+        total += exp(ways + count * log(p) + (nodes - count) * log1p(-p))
         if total >= confidence:
             return count
     return nodes

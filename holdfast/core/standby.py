@@ -53,7 +53,8 @@ class Standbys:
     def acquired(self, now: float, event: Outcome, active: Set[str]) -> str:
         asked = self.acquiring.pop(event.action)
         # One that is up already may have reported before this outcome, or even left again.
-        new = [n for n in event.nodes if n not in self.pool and n not in active and n not in self.gone]
+        here = {*self.pool, *self.checking.values(), *self.examined.values(), *self.gone, *active}
+        new = [n for n in event.nodes if n not in here]
         self.coming.update(dict.fromkeys(new, now + self.limits.ready_s))
         if not event.ok or len(event.nodes) < asked:
             self._retry_at = now + RETRY_S

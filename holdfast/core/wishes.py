@@ -64,8 +64,8 @@ def resumed(d: "Decider", now: float, order: Order) -> str:
 
 def wanted(d: "Decider", now: float) -> str:
     """What somebody waits for that takes a restart: it gets one now, if the job is well."""
-    leaving = tuple(node for node in sorted(d.nodes.active) if node in d.people.evicting)
-    drained = tuple(node for node in sorted(d.nodes.active) if node in d.people.draining)
+    leaving = sorted(d.nodes.active & d.people.evicting.keys()) if d.people.evicting else []
+    drained = sorted(d.nodes.active & d.people.draining.keys()) if d.people.draining else []
     if d.people.held:
         return pause(d, now, f"held by {d.people.held}")
     if leaving:
@@ -110,6 +110,6 @@ def trouble_amid_pause(d: "Decider", now: float, alarm: Alarm) -> str:
 
 def unanswered(d: "Decider", now: float) -> str:
     late = generation.look_at_coming(d, now)
-    if not d.people.asking or now < d.people.asks_until:
+    if not d.people.asking or d.people.held or now < d.people.asks_until:
         return late
     return generation.finish(d, now, GAVE_UP, f"{d.people.asking}; nobody answered")

@@ -21,6 +21,7 @@ class LaunchHere(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     mark: str = ""  # of the run
     max_restarts: int
     restore: Restore = Restore()  # of this node's ranks
+    astray: bool = False  # the node was away while others went on: all that it holds is of a line that was left
     aim: Aim = Aim(generation=0)
     release: Release = Release(number=0)
     skips: tuple[Skip, ...] = ()

@@ -14,7 +14,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     script: str = ""  # path below the root; "": argv names it as it is (a module, or a file outside of the root)
     argv: tuple[str, ...] = ()  # as a rank gets it, but for the script's place
     env: dict[str, str] = {}  # on top of the job's environment
-    source: str = ""  # in words: "git 1a2b3c4", "/home/me/train"
+    source: str = ""  # in words: "~/train (git 1a2b3c4)"
     message: str = ""
     who: str = ""
 

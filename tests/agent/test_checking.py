@@ -120,6 +120,27 @@ async def test_who_changes_the_path_may_import_what_we_cannot_find(tmp_path: Pat
     assert fault == "train.py, line 3: lib.py has no missing" and refused
 
 
+HACKS = [
+    "import sys\nsys.path.append('x')\n",
+    "import sys\nsys.path[0:0] = ['x']\n",
+    "import sys\nsys.path = ['x', *sys.path]\n",
+    "import sys\nsys.path += ['x']\n",
+    "import sys\nsys.meta_path.insert(0, 1)\n",
+    "from sys import path\npath.append('x')\n",
+    "import site\nsite.addsitedir('x')\n",
+]
+
+
+@pytest.mark.parametrize("hack", HACKS)
+async def test_ways_to_change_the_path(tmp_path: Path, hack: str) -> None:
+    assert await checked(tmp_path, {"train.py": f"{hack}import vendored\n"}) == ("", False)
+
+
+async def test_to_read_the_path_is_no_change(tmp_path: Path) -> None:
+    fault, refused = await checked(tmp_path, {"train.py": "import sys, vendored\nprint(sys.path[0], sys.path)\n"})
+    assert fault == "train.py, line 1: there is no module vendored" and refused
+
+
 async def test_modules(tmp_path: Path) -> None:
     files = {
         "pkg/__init__.py": "",

@@ -155,6 +155,14 @@ async def test_what_came_after_the_restored_step_is_dropped(bench: Bench) -> Non
     assert bench.keeper.copies() == (), "a generation that starts from nothing leaves no line to go back to"
 
 
+async def test_one_that_was_away_keeps_nothing_of_the_line_that_was_left(bench: Bench) -> None:
+    bench.keeper.launched(launch(1))
+    arena = await bench.arena(want(1))
+    snapshot(arena, 4)
+    bench.keeper.launched(msgspec.structs.replace(launch(2, from_own_memory(4)), astray=True))
+    assert bench.keeper.copies() == (), "step 4 was made again by others, and is another one by now"
+
+
 async def test_a_damaged_snapshot_is_named_and_not_offered_again(bench: Bench) -> None:
     bench.keeper.launched(launch(1))
     arena = await bench.arena(want(1))

@@ -16,6 +16,7 @@ from holdfast.model.errand import Done, StopHere
 from holdfast.wire import holding, messages, spec
 from holdfast.wire.flightlog import arena_bytes
 from holdfast.wire.holding import Held
+from holdfast.wire.messages import Welcome
 from holdfast.wire.slot import Slot
 from tests.fleet.places import TEMPLATE
 
@@ -44,19 +45,24 @@ def test_an_agent_goes_on_where_its_predecessor_was(agent: Agent, tmp_path: Path
     spec.put(tmp_path / "stopped", b"2\n")
     agent.ranks.held = {
         "2:0": Held(key="2:0", pid=1, code=-9, at=1.0),
-        "3:0": Held(key="3:0", pid=2, code=-11, at=time.time()),
+        "3:0": Held(key="3:0", pid=2, code=-11, at=time.monotonic()),
         "3:1": Held(key="3:1", pid=3),
     }
     (tmp_path / "logs" / "gen-3" / "rank-0").mkdir(parents=True)
     (tmp_path / "logs" / "gen-3" / "rank-0" / "stderr.log").write_text("Segmentation fault\n")
     agent._recall()
-    assert (agent.life.generation, agent.life.stopped, agent.life.expected) == (3, 2, {1})
+    assert (agent.life.generation, agent.life.stopped, agent.life.expected) == (3, 2, {0, 1})
+    assert not agent.life._outbox, "nobody has told us the time yet"
+    agent._staged = True
+    agent._heard(Welcome(at=500.0, beat_s=1.0))
+    assert agent.life.expected == {1}
     posts = [post.body for post in agent.life._outbox.values()]
     assert len(posts) == 1, "the rank of generation 2 was ended by us, and is no news"
     [alarm] = posts
     assert isinstance(alarm, Alarm)
     assert (alarm.ranks, alarm.code, alarm.generation) == ((0,), -11, 3)
     assert alarm.evidence == ("Segmentation fault",)
+    assert abs(alarm.at - 500.0) < 60, "in the controller's time, whatever the machine's clock says"
 
 
 def test_the_slowest_rank_speaks_for_the_node(agent: Agent) -> None:
@@ -72,7 +78,7 @@ def test_the_slowest_rank_speaks_for_the_node(agent: Agent) -> None:
     beat = agent._summary()
     assert (beat.node, beat.generation, beat.step, beat.first_step) == ("n0", 2, 8, 8)
     assert abs(beat.at - time.time()) < 5
-    agent._offset_s = 1000.0
+    agent.clock.welcomed(time.time() + 1000)
     assert abs(agent._summary().at - time.time() - 1000) < 5, "told in the controller's time"
     agent.life.generation = 3
     assert agent._summary().step == -1, "these were of another generation"
@@ -81,6 +87,7 @@ def test_the_slowest_rank_speaks_for_the_node(agent: Agent) -> None:
 def test_a_rank_that_told_of_its_failure_and_stays_is_reported(agent: Agent) -> None:
     arena = agent.ranks.arena
     assert arena is not None
+    agent.clock.welcomed(time.time())
     agent.ranks.held = {"1:0": Held(key="1:0", pid=1)}
     agent.life.recall((), 1, (0,), 0)
     Slot(arena, 0, generation=1, rank=0).fail("ValueError: stuck in its own clean-up")
@@ -94,6 +101,9 @@ def test_a_rank_that_told_of_its_failure_and_stays_is_reported(agent: Agent) -> 
 
 
 def test_a_full_outbox_drops_beats_and_keeps_posts(agent: Agent) -> None:
+    agent._beat()
+    assert told(agent) == [], "nobody has told us the time yet"
+    agent.clock.welcomed(time.time())
     for _ in range(1000):
         agent._beat()
     assert len(told(agent)) == main._OUTBOX

@@ -14,6 +14,8 @@ from holdfast.cli import main, order
 from holdfast.cli.api import NotRunning, Refused
 from tests.cli.conftest import Start
 from tests.cli.driver import PATIENCE_S, ROOT, TRAIN, Job, gone
+from tests.cli.test_run_state import TRAIN as STATE
+from tests.cli.test_run_state import said
 
 e2e = pytest.mark.e2e
 pytestmark = pytest.mark.timeout(180)
@@ -71,6 +73,8 @@ def test_hold_and_resume_with_a_controller_killed_in_between(start: Start) -> No
     said = says(job, "resume")
     assert "all ranks are launched again" in said and "training, step" in said
     job.trains(generation=2)
+    job.says("; ending all ranks")
+    job.says("nodes and state are kept until holdfast resume")
     job.finish()
     job.ends(0)
     report = job.report()
@@ -89,6 +93,7 @@ def says_status(job: Job) -> str:
 
 
 @e2e
+@pytest.mark.slow
 def test_evict_a_node_that_trains_and_one_that_does_not(start: Start) -> None:
     job = start("--nnodes", "2", "--standbys", "1", *PATIENT)
     job.trains()
@@ -114,16 +119,18 @@ def test_evict_a_node_that_trains_and_one_that_does_not(start: Start) -> None:
 
 
 @e2e
+@pytest.mark.slow
 def test_drain_a_node(start: Start) -> None:
     job = start("--nnodes", "2", "--standbys", "1", *PATIENT)
     job.trains()
     job.until(lambda: "ready" in roles(job).values(), "a standby")
-    said = says(job, "drain", "n1")
-    assert "n1 leaves when a standby can take its place" in said and "n1 has left; training" in said
-    assert "n1" not in seats(job).values()
+    node = seats(job)["1"]  # whichever came in time has a seat
+    said = says(job, "drain", node)
+    assert f"{node} leaves when a standby can take its place" in said and f"{node} has left; training" in said
+    assert node not in seats(job).values()
     job.finish()
     job.ends(0)
-    assert [change.evicted for change in job.report().changes] == [("n1",)]
+    assert [change.evicted for change in job.report().changes] == [(node,)]
 
 
 @e2e
@@ -137,6 +144,10 @@ def test_a_person_is_asked_and_told_by_a_hook(start: Start, tmp_path: Path) -> N
     assert left_s > 14400
     assert "holdfast approve tries again" in says_status(job)
     assert "it asks: " in says(job, "resume", code=2)
+    job.until((job.run_dir / "hooked.json").exists, "that the hook was told")
+    controller = job.controller()
+    job.kill(controller)  # the next one asks still, and does not tell it again
+    job.until(lambda: job.status().get("asking") and job.controller() != controller, "the next controller")
     (tmp_path / "mended").touch()
     assert "training, step" in says(job, "approve")
     job.finish()
@@ -148,6 +159,7 @@ def test_a_person_is_asked_and_told_by_a_hook(start: Start, tmp_path: Path) -> N
 
 
 @e2e
+@pytest.mark.slow
 def test_an_order_outlives_the_controller_that_was_to_take_it(start: Start) -> None:
     job = start(*PATIENT)
     job.trains()
@@ -162,6 +174,53 @@ def test_an_order_outlives_the_controller_that_was_to_take_it(start: Start) -> N
     job.finish()
     says(job, "resume", "--no-wait")
     job.ends(0)
+
+
+@e2e
+@pytest.mark.slow
+def test_a_job_goes_on_with_fewer_nodes_and_grows_back(start: Start) -> None:
+    flags = ("--nnodes", "2", "--min-nodes", "1", "--set", "recovery.last_call_s=20", "--set", "silence.silence_s=5")
+    job = start(*flags)
+    assert "2 nodes x 1 rank (at least 1)" in job.says("local fleet")
+    job.until(lambda: job.phase() == "training" and len(seats(job)) == 2, "all nodes", 2 * PATIENCE_S)
+    job.kill(job.holder(seats(job)["1"]))
+    job.until(lambda: job.phase() == "training" and len(seats(job)) == 1, "training on one node", 2 * PATIENCE_S)
+    job.until(lambda: job.phase() == "training" and len(seats(job)) == 2, "training on two nodes again", 2 * PATIENCE_S)
+    job.finish()
+    job.ends(0)
+    report = job.report()
+    assert "resumed on fewer nodes" in report.incidents[-1].sentence
+    assert "more nodes" in report.changes[-1].why and len(report.changes[-1].admitted) == 1
+    assert job.check_replay() > 5
+
+
+@e2e
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_nobody_can_tell_afterwards(start: Start) -> None:
+    """Held, resumed, and one node evicted for a standby: no step is lost, and the weights are those of a calm run."""
+    flags = ("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "1", *PATIENT)
+    calm = start(*flags, script=STATE, torch=True, name="calm", STEPS="200")
+    calm.ends(0, patience_s=200)
+    calm.run_dir.rename(calm.folder / "calm-run")
+    job = start(*flags, script=STATE, torch=True, STEPS="200")
+    job.trains()
+    says(job, "hold")
+    job.until(lambda: "ready" in roles(job).values(), "a standby that has passed its check", patience_s=200)
+    says(job, "resume")
+    leaving = next(view["node"] for view in job.status()["nodes"] if view["ranks"] == "2-3")
+    says(job, "evict", leaving)
+    job.ends(0, patience_s=200)
+    report = job.report()
+    held, evicted = report.changes
+    assert report.incidents == () and evicted.evicted == (leaving,) and len(evicted.admitted) == 1
+    for change, restart in zip(report.changes, report.restarts, strict=True):
+        assert change.resumed_from is not None and change.good_step - change.resumed_from <= 1
+        assert {"stop", "launch", "group set-up", "restore", "first step"} <= set(restart.phases_s)
+        assert sum(restart.phases_s.values()) == pytest.approx(restart.lost_s)
+    assert held.held_s > 0 and evicted.held_s == 0
+    assert {words[0] for words in said(job, "weights")} == {words[0] for words in said(calm, "weights")}
+    assert job.check_replay() > 5
 
 
 # --- without a job ----------------------------------------------------------------------------------------------------

@@ -158,6 +158,25 @@ def test_status_fits_one_screen() -> None:
         assert words in shown, words
 
 
+def test_status_names_whom_the_job_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 1000.0)
+    bare = {"phase": "held", "generation": 3, "step": 12, "ettr": 0.9, "wall_s": 10, "incidents": 0, "run_id": "r"}
+    bare |= {"reason": "held", "nodes": [], "last_incident": "", "changes": 2, "last_change": "release 2: restarted"}
+    held = printed(
+        status.render(bare | {"held": "ann (holdfast hold)", "release": 2, "source": "git 1a2b", "waiting": 0})
+    )
+    assert "0 incidents, 2 planned restarts" in held
+    assert "held by ann (holdfast hold): holdfast resume lets it go on" in held
+    assert "release 2 (git 1a2b) runs" in held and "waits" not in held
+    assert "last planned restart: release 2: restarted" in held
+    question = {"asking": "rank 0 failed; nothing helps", "asks_until": 1090.0, "release": 1, "waiting": 2}
+    asked = printed(status.render(bare | question | {"waiting_until": 1060.0}))
+    assert "a person is asked, for another 90.0 s: rank 0 failed; nothing helps; holdfast approve tries again" in asked
+    assert "release 1 runs; release 2 waits for a restart, at the latest in 60.0 s" in asked
+    unbounded = printed(status.render(bare | question | {"waiting_until": None, "asks_until": None}))
+    assert "a person is asked: rank 0" in unbounded and "waits for a restart\n" in unbounded
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.04, "0.0 s"), (119.94, "119.9 s"), (125, "2 min 05 s"), (3 * 3600 + 61, "3 h 01 min")]
 )

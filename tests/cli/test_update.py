@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from holdfast.cli.api import NotRunning, ask
 from tests.cli.conftest import Start
-from tests.cli.driver import ROOT, TRAIN, Job
+from tests.cli.driver import ROOT, TRAIN, Job, below
 from tests.wire.test_listing import git
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -22,7 +23,7 @@ TOLD = TRAIN.replace(
     """import holdfast, json
 import part
 note = dict(name=part.NAME, file=__file__, path=sys.path[0], cwd=os.getcwd(), release=os.environ["HOLDFAST_RELEASE"],
-            argv=sys.argv[2:], lr=os.environ.get("LR"))
+            argv=sys.argv[2:], lr=os.environ.get("LR"), forked="torch._dynamo" in sys.modules)
 note["data"] = open(os.path.join(os.path.dirname(__file__), "d.big")).read()
 with open(f"{sys.argv[1]}/notes", "a") as notes:
     notes.write(json.dumps(note) + "\\n")
@@ -56,8 +57,8 @@ class Code:
         git(self.root, "add", "-A")
         git(self.root, "commit", "-qm", "more")
 
-    def run(self, *flags: str, nodes: int = 2) -> Job:
-        return self._start(*flags, f"--nnodes={nodes}", script=TOLD, name="proj/train")
+    def run(self, *flags: str, nodes: int = 2, torch: bool = False) -> Job:
+        return self._start(*flags, f"--nnodes={nodes}", script=TOLD, name="proj/train", torch=torch)
 
     def notes(self) -> list[dict[str, Any]]:
         path = self.folder / "notes"
@@ -121,3 +122,169 @@ def test_now(code: Code) -> None:
     [change, _] = job.report().changes
     assert change.resumed_from is None or change.good_step - change.resumed_from <= 1, "no step is lost beyond one"
     assert "rolled back" in holdfast("releases", "run", folder=code.folder).stdout, "from the journal, too"
+
+
+def test_a_release_that_does_not_compile_stops_nobody(code: Code) -> None:
+    job = code.run()
+    job.trains()
+    ranks = job.ranks(2)
+    code.write("two", "if\n")
+    done = code.update("--now")
+    assert done.returncode == 1
+    assert "release 2 was refused, and nobody was stopped: part.py, line 2: it does not compile" in done.stderr
+    code.write("two", "import nobody_has_this\n")
+    done = code.update("--now")
+    assert done.returncode == 1
+    assert "part.py, line 2: there is no module nobody_has_this" in done.stderr
+    assert fates(job) == {1: "running", 2: "refused", 3: "refused"}
+    assert job.status()["generation"] == 1 and job.ranks(2) == ranks
+    job.finish()
+    job.ends(0)
+    job.check_replay()
+
+
+@pytest.mark.slow
+def test_a_lazy_one_rides_on_a_crash(code: Code) -> None:
+    job = code.run()
+    job.trains()
+    code.write("two")
+    code.commit()
+    done = code.update("HEAD", "--window", "2h", "--message", "second")
+    assert done.returncode == 0, done.stderr
+    assert "release 2 is staged, and rides on the next restart or gets its own in 2 h 00 min" in done.stdout
+    waits = code.update()
+    assert waits.stdout == "nothing has changed since release 2, which is waiting\n"
+    code.write("three")
+    assert code.update("--window", "2h", "--no-wait").returncode == 0
+    job.until(lambda: fates(job) == {1: "running", 2: "merged", 3: "waiting"}, "release 3 takes its place")
+    assert job.status()["generation"] == 1
+    job.kill(job.rank(1))
+    job.trains(generation=2)
+    assert {note["name"] for note in code.notes()} == {"one", "three"}
+    assert fates(job) == {1: "replaced", 2: "merged", 3: "running"}
+    job.finish()
+    job.ends(0)
+    assert len(job.report().incidents) == 1
+    job.check_replay()
+
+
+@pytest.mark.slow
+def test_at_the_end_of_its_window_it_gets_a_restart(code: Code) -> None:
+    job = code.run(nodes=1)
+    job.trains()
+    code.write("two")
+    done = code.update("--lazy", "--window", "1s")
+    assert done.returncode == 0, done.stderr
+    job.trains(generation=2)
+    assert code.notes()[-1]["name"] == "two"
+    job.finish()
+    job.ends(0)
+    assert job.report().incidents == () and len(job.report().changes) == 1
+
+
+@pytest.mark.slow
+def test_the_controller_is_killed_while_a_release_is_staged(code: Code) -> None:
+    job = code.run()
+    job.trains()
+    ranks = job.ranks(2)
+    code.write("two", "x = 1\n" * 20000)  # takes a while to be read
+    updating = subprocess.Popen(
+        [sys.executable, "-m", "holdfast.cli", "update", "--now", "--run", "run"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=code.folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    job.until(lambda: 2 in fates(job), "the order")
+    job.kill(job.controller())
+    said, _ = updating.communicate(timeout=120)
+    assert updating.returncode == 0, said
+    assert "release 2 runs" in said
+    job.trains(generation=2)
+    assert fates(job) == {1: "replaced", 2: "running"}, "it was brought once"
+    assert ranks != job.ranks(2, generation=2) and code.notes()[-1]["name"] == "two"
+    job.finish()
+    job.ends(0)
+    job.check_replay()
+
+
+@pytest.mark.slow
+def test_a_standby_has_what_it_may_have_to_run(code: Code) -> None:
+    job = code.run("--standbys=1", nodes=1)
+    job.trains()
+    job.until(lambda: any(view["role"] == "ready" for view in job.status().get("nodes", ())), "a standby")
+    code.write("two")
+    assert code.update("--now").returncode == 0
+    job.trains(generation=2)
+    [active] = [view["node"] for view in job.status()["nodes"] if view["role"] == "active"]
+    job.kill(job.holder(active))
+    job.trains(generation=3)
+    assert code.notes()[-1]["name"] == "two" and code.notes()[-1]["release"] == "2"
+    job.finish()
+    job.ends(0)
+
+
+@pytest.mark.slow
+def test_ranks_are_forked_from_the_zygote_that_is_there(code: Code) -> None:
+    job = code.run(nodes=1, torch=True)
+    job.until(lambda: job.status().get("phase") == "training", "training", 120)
+    code.write("two")
+    assert code.update("--now").returncode == 0
+    assert code.notes()[-1]["name"] == "two", "which had imported nothing of release 1"
+    done = code.update("--now", "--env", "LR=3")
+    assert done.returncode == 0, done.stderr
+    assert (code.notes()[-1]["name"], code.notes()[-1]["lr"]) == ("two", "3")
+    assert all(note["forked"] for note in code.notes())
+    fresh = job.until(lambda: below(job.holder("n0"), "holdfast.client.zygote"), "another zygote")
+    assert "LR" not in psutil.Process(job.agent("n0")).environ()
+    assert psutil.Process(fresh).environ()["LR"] == "3", "what is imported there sees it, too"
+    job.finish()
+    job.ends(0)
+
+
+@pytest.mark.slow
+def test_a_job_in_place_gets_a_release_later(code: Code) -> None:
+    job = code.run("--no-release", nodes=1)
+    job.trains()
+    assert job.says("release 1 is run where it stands: --no-release was given")
+    assert code.notes()[0]["file"] == str(code.root / "train.py")
+    code.write("two")
+    done = code.update("--now")
+    assert done.returncode == 0, done.stderr
+    assert Path(code.notes()[-1]["file"]).is_relative_to(job.run_dir / "releases")
+    back = holdfast("rollback", "1", "--run", "run", folder=code.folder)
+    assert back.returncode == 0, back.stderr
+    assert code.notes()[-1]["file"] == str(code.root / "train.py")
+    job.finish()
+    job.ends(0)
+
+
+BAD_WORDS = [
+    (("update", "--window", "soon"), "--window soon: write a time such as 90s, 30m, 24h or 2d"),
+    (("update", "--env", "LR"), "--env LR: write it as NAME=VALUE"),
+    (("update", "nowhere"), "nowhere is neither a folder nor a commit of"),
+    (("update", "--", "lost.py"), "has no lost.py, which the job runs; name another after --"),
+    (("rollback",), "there is no release to go back to"),
+    (("rollback", "7"), "there is no release 7; there are 1"),
+    (("rollback", "1"), "release 1 is the one that runs"),
+]
+
+
+@pytest.mark.slow
+def test_bad_words(code: Code) -> None:
+    job = code.run(nodes=1)
+    job.trains()
+    for words, sentence in BAD_WORDS:
+        done = holdfast(words[0], "--run", "run", *words[1:], folder=code.folder)
+        assert done.returncode == 2, words
+        assert sentence in done.stderr and done.stderr.count("\n") == 1
+    job.finish()
+    job.ends(0)
+
+
+@pytest.mark.parametrize("command", ["update", "rollback", "releases"])
+def test_no_job(tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
+    done = holdfast(command, folder=tmp_path)
+    assert done.returncode == 2 and "there is no run yet" in done.stderr

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from holdfast.controller.hands import EVICTED, Hands
@@ -246,3 +247,21 @@ async def test_what_those_hold_who_are_out_is_forgotten_at_the_next_step() -> No
     await bench.hands.carry(LAUNCH)
     bench.hands.stepping()
     assert set(bench.hands.copies) == {"a"}
+
+
+async def test_a_launch_that_two_controllers_tell_goes_on_from_the_same_step() -> None:
+    held = tuple(Copy(rank=r, step=5, node="ab"[r // 2], layout="x", world=4, whole=True) for r in range(4))
+    first, second = Bench(), Bench()
+    first.hands.copies = {"a": held[:2], "b": held[2:]}
+    second.hands.notes = first.hands.notes  # which lie on disk; what nodes hold it has not heard yet
+    for bench in (first, second):
+        carried = asyncio.create_task(bench.hands.carry(LAUNCH))
+        await settle()
+        carried.cancel()
+    told = [errand.restore for bench in (first, second) for _, errand in bench.told if isinstance(errand, LaunchHere)]
+    assert [plan.step for plan in told] == [5] * 4
+    carried = asyncio.create_task(second.hands.carry(msgspec.structs.replace(LAUNCH, id=9, generation=4)))
+    await settle()
+    carried.cancel()
+    _, errand = second.told[-1]
+    assert isinstance(errand, LaunchHere) and errand.restore.step == 0, "another launch has a plan of its own"

@@ -8,6 +8,7 @@ import pytest
 from holdfast.config import Settings
 from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.detect.silence import SilenceLimits
+from holdfast.journal.sqlite import SqliteJournal
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.errand import Done, LaunchHere, Leave, StopHere
 from holdfast.model.event import Ended, Limits, Phase, Progress, Ready
@@ -52,7 +53,9 @@ async def test_a_post_is_acknowledged_once_it_is_on_disk(desk_of: Open) -> None:
         before = desk.controller.seq
         await agent.post(Ended(node="a", generation=9))  # leads to no action, so nothing else would put it on disk
         assert await agent.hear() == Ack(seq=1)
-        other = type(desk.controller.journal)(desk.controller.journal._path, read_only=True)
+        journal = desk.controller.journal
+        assert isinstance(journal, SqliteJournal)
+        other = SqliteJournal(journal._path, read_only=True)
         assert any(isinstance(entry.event, Ended) for entry in other.read(before))
         other.close()
 
@@ -109,6 +112,28 @@ async def test_a_node_that_comes_back_is_emptied_before_it_is_ready(desk_of: Ope
         assert isinstance(relaunch, LaunchHere) and relaunch.generation == 2
         assert sum(isinstance(event, Ready) for event in desk.events()) == ready + 1
         assert stop.id < -(10**12), "a node remembers ids for ever: they must not start anew with a controller"
+
+
+async def test_a_node_whose_old_ranks_do_not_die_is_told_to_leave(desk_of: Open) -> None:
+    async with desk_of(settings=QUICK) as desk:
+        await desk.train()
+        await desk.phase(Phase.WAITING)
+        again = await desk.link("a")
+        await again.hello(generation=1)
+        stop = await again.errand()
+        await again.post(Done(id=stop.id, node="a", ok=False, detail="1 rank does not die"))
+        leave = await again.errand()
+        assert isinstance(leave, Leave) and leave.id not in (0, stop.id) and "does not die" in leave.reason
+
+
+async def test_a_node_that_was_started_anew_has_lost_its_ranks(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        agent = await desk.train()
+        await agent.beat(-1, generation=0)
+        stop = await agent.errand()
+        assert isinstance(stop, StopHere) and stop.generation == 1
+        [alarm] = [event for event in desk.events() if isinstance(event, Alarm)]
+        assert alarm.kind is Kind.CRASH and "started anew" in alarm.reason
 
 
 async def test_silence_hangs_up(desk_of: Open) -> None:

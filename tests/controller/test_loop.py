@@ -34,7 +34,9 @@ class Recorder:
 
     async def carry(self, action: Action) -> None:
         self.seen.append(action)
-        other = SqliteJournal(self.controller.journal._path, read_only=True)
+        journal = self.controller.journal
+        assert isinstance(journal, SqliteJournal)
+        other = SqliteJournal(journal._path, read_only=True)
         self.written.append(any(action in entry.decision.actions for entry in other.read()))
         other.close()
 

@@ -142,7 +142,7 @@ async def test_evict_a_node_that_trains(desk_of: Open) -> None:
 async def test_drain_waits_for_a_standby(desk_of: Open) -> None:
     async with pair(desk_of) as (desk, a, b):
         assert await order(desk, "drain", "b") == (
-            "b leaves when a standby can take its place, of which there is none now"
+            "b leaves when a standby can take its place, but this job keeps none; holdfast evict waits for no standby"
         )
         assert await roles(desk) == {"a": "active", "b": "draining"}
         assert desk.controller.decider.phase is Phase.TRAINING
@@ -195,6 +195,7 @@ async def test_a_question_is_answered(desk_of: Open) -> None:
         assert status["asks_until"] > desk.controller.clock()
         said = await order(desk, "resume", status=400)
         assert said.startswith("nobody holds the job, it asks: ") and said.endswith("holdfast approve or stop")
+        assert (await order(desk, "hold", status=400)).startswith("the job stands, and asks: ")
         await order(desk, "approve")
         await steps(desk, agent)
         status = await status_of(desk)

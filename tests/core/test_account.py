@@ -270,6 +270,46 @@ def test_an_incident_that_waits_for_a_person_is_held_and_belongs_to_the_incident
     assert found.end_at == 41.0
 
 
+def test_an_incident_goes_on_through_a_pause_that_a_person_wants_before_its_next_step() -> None:
+    book = Book().trains().add(26, Phase.STOPPING).launch(27, 2, book_release()).add(28, Phase.STARTING)
+    book.add(29, Phase.PAUSING).add(30, Phase.HELD).launch(31, 3, book_release()).add(32, Phase.STARTING)
+    record = Record(
+        number=1, generation=1, cause="x", kind="crash", klass="", verdict=Verdict(remedy=Remedy.RESTART, reason="x"),
+        good_step=21, good_at=25.0, alarm_at=26.0, stopped_at=27.0, launched_at=32.0, resumed_at=34.0, resumed_from=21,
+    )  # fmt: skip
+    book.add(35, Phase.TRAINING, book.step(34, 22, 3, 22, 34.0), closed=record)
+    found = fold(book.entries, 40.0)
+    assert spans(found)[3:] == [
+        ("train", 5, 25, 0),
+        ("detect", 25, 26, 1),
+        ("stop", 26, 27, 1),
+        ("launch", 27, 28, 1),
+        ("restore", 28, 29, 1),
+        ("update", 29, 30, 1),
+        ("hold", 30, 31, 1),
+        ("launch", 31, 32, 1),
+        ("restore", 32, 34, 1),
+        ("train", 34, 40, 0),
+    ]
+    assert found.lost_s() == {"start and end": 5.0, "crash": 9.0}
+
+
+def test_a_pause_amid_redone_work_is_not_the_incidents() -> None:
+    book = Book().trains().add(26, Phase.STOPPING).launch(27, 2, book_release()).add(28, Phase.STARTING)
+    record = Record(
+        number=1, generation=1, cause="x", kind="crash", klass="", verdict=Verdict(remedy=Remedy.RESTART, reason="x"),
+        good_step=21, good_at=25.0, alarm_at=26.0, stopped_at=27.0, launched_at=28.0, resumed_at=30.0, resumed_from=1,
+    )  # fmt: skip
+    book.add(30, Phase.TRAINING, book.step(30, 2, 2, 2, 30.0), closed=record)
+    book.add(35, Phase.TRAINING, book.step(35, 7, 2, 2, 30.0)).add(36, Phase.PAUSING).add(37, Phase.HELD)
+    found = fold(book.entries, 40.0)
+    assert spans(found)[-3:] == [("redo", 30, 36, 1), ("update", 36, 37, 0), ("hold", 37, 40, 0)]
+
+
+def book_release() -> Release:
+    return Release(number=1)
+
+
 def test_nodes_that_are_new_are_being_admitted_until_there_is_a_step() -> None:
     ledger = Ledger()
     book = Book().trains().add(26, Phase.PAUSING).launch(27, 2, NEW, "n1", "n0")

@@ -366,3 +366,13 @@ def test_what_a_detector_notices_is_posted_with_the_generation_that_runs() -> No
     assert len(bodies(node.step(4.0, Linked()))) == 3, "what is not acknowledged is told again"
     node.step(5.0, Told(leave(9)))
     assert node.step(6.0, Noticed(alarm)) == ()
+
+
+def test_a_launch_under_way_counts_as_ranks_until_it_was_stopped() -> None:
+    node = life()
+    assert node.occupied(0) == 0
+    node.step(1.0, Told(launch(1, 3)))
+    assert node.occupied(0) == 3, "no rank runs yet, but some will"
+    node.step(2.0, Told(stop(2, 3)))
+    assert node.occupied(3) == 3, "they are being ended"
+    assert node.occupied(0) == 0

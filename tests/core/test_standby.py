@@ -99,3 +99,13 @@ def test_lost_names_those_that_are_here() -> None:
     beside.acquired(5.0, Outcome(action=1, ok=True, nodes=("a", "b", "c")), set())
     beside.ready(ready("a"), 0)
     assert beside.lost(("x", "b", "a")) == ("b", "a")
+
+
+def test_one_that_is_checked_before_its_outcome_is_heard_is_not_expected_again() -> None:
+    job = Job(run_id="r", min_nodes=1, max_nodes=1, standbys=1, checks=True)
+    beside = Standbys(job, Limits(ready_s=100.0), count(1))
+    assert beside.refill(1) == (Acquire(id=1, count=1),)
+    [probe] = beside.ready(ready("a"), 2)
+    assert beside.checking == {probe.id: "a"}
+    beside.acquired(5.0, Outcome(action=1, ok=True, nodes=("a",)), set())
+    assert beside.coming == {}, "it is here, and must not be given back for never having come"

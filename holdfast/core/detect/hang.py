@@ -5,10 +5,10 @@ both times is named. Acting is not: at once only on a rank that is stopped or go
 children must have shown no processor time, no bytes read or written and no frame that moved for `act_s` and longer than
 any pause this run has come back from.
 
-Refuses to judge before the first step of a generation, where compilation and data may take any time (`start_s`), and
-while its own clock stood still; and to name ranks that still come to collectives, as in an evaluation. A pause that
-ends by itself teaches it: the next one of its phase, if that has a name, or at its place in the code, may last as long.
-What stands elsewhere is named as soon as ever.
+Refuses to judge before the first step of a generation, where compilation and data may take any time (`start_s`): only a
+rank that is stopped is acted on then. Nor while its own clock stood still; nor does it name ranks that still come to
+collectives, as in an evaluation. A pause that ends by itself teaches it: the next one of its phase, if that has a name,
+or at its place in the code, may last as long. What stands elsewhere is named as soon as ever.
 """
 
 from collections.abc import Sequence
@@ -26,6 +26,7 @@ _STILL_CPU = 0.02  # of a core: what threads that only wait use up
 _STILL_BYTES = 4096
 _SOON = 4  # looks that follow one another closely
 _PLACES = 64  # at which pauses are remembered
+_EARLY_S = 10.0  # from look to look for stopped ranks, before the first step
 
 Place = tuple[Frame, ...]  # outermost first; line 0 of the last stands for any
 
@@ -117,10 +118,14 @@ class Hang:
         asked_at, self._asked_at = self._asked_at, now
         if asked_at and now - asked_at > self.limits.least_s / 2:
             self._moved_at += now - asked_at  # we stood still, not they
-        return bool(self._nodes) and now >= max(self._moved_at + self.patience_s, self._look_at)
+        patience_s = min(self.patience_s, _EARLY_S) if self._step < 0 else self.patience_s
+        return bool(self._nodes) and now >= max(self._moved_at + patience_s, self._look_at)
 
     def looked(self, now: float, traces: Sequence[Trace], named: Naming) -> Alarm | None:
         """What one look found. The first ones come close together, later ones further and further apart."""
+        if self._step < 0 and now < self._moved_at + self.limits.start_s:
+            self._look_at = now + _EARLY_S
+            return self._alarm(now, named, Stance.ACT, named.reason) if named.how == "stopped" else None
         self._looks += 1
         soon = self._looks < _SOON and not self._named
         self._look_at = now + self.limits.again_s * (1 if soon else min(30.0, 2 ** (self._looks // 2)))
@@ -177,13 +182,14 @@ class Hang:
 
     def _alarm(self, now: float, named: Naming, stance: Stance, reason: str) -> Alarm:
         order = [Stance.OBSERVE, Stance.NOTIFY, Stance.ACT]
+        where = f"at step {self._step}" if self._step >= 0 else "before the first step"
         return Alarm(
             kind=Kind.HANG,
             at=self._moved_at,
             suspects=named.wide or named.nodes,
             ranks=named.ranks,
             generation=self.generation,
-            reason=f"keeps the others waiting at step {self._step} for {now - self._moved_at:.0f} s: {reason}",
+            reason=f"keeps the others waiting {where} for {now - self._moved_at:.0f} s: {reason}",
             signature=f"hang {named.ranks}",
             stance=min(stance, Stance(self.limits.stance), key=order.index),
             hard=named.how in ("stopped", "gone"),

@@ -118,7 +118,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_scarce(self) -> bool:
         """Whether it is this one machine that runs short, twice now and nowhere else."""
-        where, told = set(self.cause.suspects), self.cause.klass in _SCARCE and self.cause.confidence >= TOLD
+        cause, where = self.cause, set(self.cause.suspects)
+        told = cause.klass in _SCARCE and (cause.kind is Kind.LINES or cause.confidence >= TOLD)
         return told and bool(self.recent) and all(set(p.nodes) <= where for p in self.recent)
 
     @property

@@ -126,15 +126,15 @@ def _remedy(case: Case) -> Verdict:
         return _kept(case)
     if cause.kind is Kind.REPLICA:
         return _differ(case)
+    if case.is_scarce and case.replaceable:
+        reason = f"{where} alone runs short of memory, twice: evicted"
+        return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=reason)
     if cause.kind is Kind.LINES:
         return _setup(case)
     if cause.kind in (Kind.HANG, Kind.SLOW) and case.replaceable and case.standbys >= len(cause.suspects):
         return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=f"{story.cause(cause)}: evicted {where}")
     if case.is_code:
         return _user_code(case)
-    if case.is_scarce and case.replaceable:
-        reason = f"{where} alone runs short of memory, twice: evicted"
-        return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=reason)
     if cause.action == SETTING and cause.kind is Kind.CRASH and cause.confidence >= TOLD:
         return _setup(case)
     if case.replaceable and cause.klass == NOT_STARTED:
@@ -198,7 +198,7 @@ def _loss(case: Case) -> Verdict:
         what = "stood out" if cause.signature.startswith("spike") else "was not finite"
         return _give_up(f"the loss {what} {case.fruitless + 1} times without getting further: data or code")
     skips, eases = easing.answer(cause.policy, case.step, cause.not_after)
-    if skips or eases:
+    if eases or (skips and case.skippable):  # a rank that leaves none out would wait for the others for ever
         return Verdict(remedy=Remedy.SKIP, skips=skips, eases=eases, reason=easing.said(skips, eases))
     return Verdict(remedy=Remedy.RESTART, reason="restarted in place from a state before that")
 

@@ -66,6 +66,19 @@ def test_the_first_step_may_take_its_time() -> None:
     assert made.patience_s == LIMITS.start_s
 
 
+def test_before_the_first_step_nothing_counts_but_a_stopped_rank() -> None:
+    made = Hang(LIMITS)
+    made.launched(100.0, 1, ("n0", "n1"))
+    now = passes(made, 100.0, 60.0)
+    assert 10.0 <= now - 100.0 <= 10.5
+    assert made.looked(now, seen(now), NAMED) is None
+    later = passes(made, now, 60.0)
+    assert 10.0 <= later - now <= 10.5
+    alarm = made.looked(later, seen(later), STOPPED)
+    assert alarm is not None and (alarm.stance, alarm.hard, alarm.ranks) == (Stance.ACT, True, (1,))
+    assert "before the first step" in alarm.reason
+
+
 def test_named_at_the_second_look() -> None:
     made, now = trained()
     now = passes(made, now, 10.0)

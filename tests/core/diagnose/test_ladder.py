@@ -136,7 +136,7 @@ LOST = Alarm(
     kind=Kind.HEALTH, at=100.0, suspects=("n1",), klass="gpu_lost_bus", reason="has lost GPU 3", hard=True,
     signature="s",
 )  # fmt: skip
-OOM = Alarm(
+KILLED = Alarm(
     kind=Kind.LINES, at=100.0, suspects=("n1",), ranks=(2,), klass="host_oom_kill", group="framework", reason="oom",
     signature="s",
 )  # fmt: skip
@@ -156,12 +156,20 @@ def test_a_bad_machine_that_nobody_can_replace() -> None:
     assert judge(case(LOST, replaceable=False, max_restarts=0)).remedy is Remedy.GIVE_UP
 
 
-def test_an_oom_kill_never_costs_a_node() -> None:
-    assert judge(case(OOM)).remedy is Remedy.RESTART
-    assert judge(case(OOM, past=past(10, 20))).remedy is Remedy.RESTART, "it gets further each time"
-    assert judge(case(OOM, past=past(50))).remedy is Remedy.GIVE_UP
-    assert judge(case(OOM, past=past(10, 20, 30))).remedy is Remedy.GIVE_UP
-    assert judge(case(OOM, max_restarts=0)).remedy is Remedy.GIVE_UP
+def test_an_oom_kill_now_here_now_there_never_costs_a_node() -> None:
+    assert judge(case(KILLED)).remedy is Remedy.RESTART
+    elsewhere = past(10, node="n2")
+    assert judge(case(KILLED, past=past(20) + elsewhere)).remedy is Remedy.RESTART, "it gets further each time"
+    assert judge(case(KILLED, past=past(50, node="n2"))).remedy is Remedy.GIVE_UP
+    assert judge(case(KILLED, past=past(20, 30) + elsewhere)).remedy is Remedy.GIVE_UP
+    assert judge(case(KILLED, max_restarts=0)).remedy is Remedy.GIVE_UP
+
+
+def test_an_oom_kill_on_one_machine_twice_and_nowhere_else_evicts_it() -> None:
+    verdict = judge(case(KILLED, past=past(20)))
+    assert (verdict.remedy, verdict.nodes) == (Remedy.EVICT, ("n1",))
+    assert judge(case(KILLED, past=past(20, at=-1800.0))).remedy is Remedy.RESTART, "too long ago"
+    assert judge(case(KILLED, past=past(20), replaceable=False)).remedy is Remedy.RESTART
 
 
 NAMED = Alarm(
@@ -323,7 +331,8 @@ def test_a_batch_is_left_out_when_the_loss_fails_at_the_same_step_again() -> Non
     assert judge(case(NAN, past=past(40, at=1.0), skippable=True)).remedy is Remedy.RESTART
     assert judge(case(NAN, past=again, skippable=True, may_probe=True)).remedy is Remedy.PROBE  # machines first
     spike = msgspec.structs.replace(NAN, signature="spike loss", policy="rewind-and-skip:2")
-    assert [(s.first, s.last) for s in judge(case(spike)).skips] == [(51, 52)]
+    assert [(s.first, s.last) for s in judge(case(spike, skippable=True)).skips] == [(51, 52)]
+    assert judge(case(spike)).remedy is Remedy.RESTART
 
 
 def test_lost_nodes_are_bounded_even_with_proof() -> None:

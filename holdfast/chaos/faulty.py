@@ -27,7 +27,7 @@ def known_in(folder: Path) -> None:
     about = folder / "faulty-0.0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 0.0\n")
-    (about / "entry_points.txt").write_text("[fsspec.specs]\nfaulty = benchmarks._faulty:Faulty\n")
+    (about / "entry_points.txt").write_text("[fsspec.specs]\nfaulty = holdfast.chaos.faulty:Faulty\n")
 
 
 def pause(slow_s: float = 0.0) -> None:
@@ -62,9 +62,11 @@ class Faulty(LocalFileSystem):  # type: ignore[misc]
     def unstrip_protocol(self, name: str) -> str:
         return f"faulty://{self._strip_protocol(name)}"
 
-    def info(self, path: Any, **kwargs: Any) -> Any:
+    def _looked(self, path: Any, **kwargs: Any) -> Any:
         pause()
         return super().info(path, **kwargs)
+
+    info = _looked  # fsspec's name for it
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         pause()

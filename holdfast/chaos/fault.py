@@ -1,0 +1,168 @@
+"""A fault as it is asked for, the record of what was really done, and what it takes to undo it."""
+
+import msgspec
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One fault; whom it strikes is drawn by lot where nobody is named. `docs/CHAOS.md` has which kind takes what."""
+
+    kind: str
+    rank: int | None = None
+    node: str = ""
+    count: int = 0  # of nodes struck at once, of lines, of bits
+    at_step: int = 0  # not before the job has made this step
+    after_s: float = 0.0  # nor before so long after the fault before it
+    when: str = ""  # "saving", "restoring", "updating": struck in that moment
+    for_s: float = 0.0  # undone after so long; 0: when the scenario ends
+    overlap: bool = False  # the next one does not wait until the job has come back from this one
+    code: int = 0
+    error: str = ""  # of an exception: "TypeError: message"
+    place: str = ""  # of bits: weights, optimizer, gradients, activations, all_reduce
+    bits: str = ""  # sign, exponent, mantissa, any, nan
+    chance: float = 0.0  # in every step; 0: once
+    share: float = 0.0  # of processor time that is left, of frames that are lost
+    delay_s: float = 0.0
+    bytes_s: int = 0
+    text: str = ""
+    reading: str = ""
+    value: float = 0.0
+    path: str = ""
+
+
+NEUTRAL = ("kind", "rank", "node", "at_step", "after_s", "when", "for_s", "overlap")  # any fault may have these
+MOMENTS = ("", "saving", "restoring", "updating")
+
+
+def named(fault: Fault) -> list[str]:
+    """The fields that somebody has set."""
+    blank = Fault(kind=fault.kind)
+    return [name for name in fault.__struct_fields__ if getattr(fault, name) != getattr(blank, name)]
+
+
+# --- what undoes a fault: plain facts, so that a process which outlives the injector can act on them ------------------
+
+
+class Continue(msgspec.Struct, frozen=True, tag="continue"):
+    """A process is let go on."""
+
+    pid: int
+    started: int
+
+
+class Duty(msgspec.Struct, frozen=True, tag="duty"):
+    """Not an undo but a deed that ends with it: a process is stopped for a part of every period."""
+
+    pid: int
+    started: int
+    share: float  # of the time in which it may run
+
+
+class Remove(msgspec.Struct, frozen=True, tag="remove"):
+    path: str
+
+
+class Write(msgspec.Struct, frozen=True, tag="write"):
+    """A file gets its old text back, if it is still there."""
+
+    path: str
+    text: str
+
+
+class Patch(msgspec.Struct, frozen=True, tag="patch"):
+    """A byte gets its old value back, if the file is still the same one and nobody has changed it since."""
+
+    path: str
+    inode: int
+    at: int
+    now: int
+    then: int
+
+
+class Leave(msgspec.Struct, frozen=True, tag="leave"):
+    """Whoever is in our cgroup goes back to where it was, and the cgroup goes away."""
+
+    group: str
+    back: str
+
+
+class Writable(msgspec.Struct, frozen=True, tag="writable"):
+    """A file system of ours, in a mount namespace of ours, may be written again."""
+
+    pid: int  # somebody who lives in that namespace
+    started: int
+    path: str
+
+
+class Freed(msgspec.Struct, frozen=True, tag="freed"):
+    """What fills a file system of ours goes away."""
+
+    pid: int
+    started: int
+    path: str
+
+
+Undo = Continue | Duty | Remove | Write | Patch | Leave | Writable | Freed
+
+
+# --- RUN_DIR/chaos.jsonl: one line each -------------------------------------------------------------------------------
+
+
+class Truth(msgspec.Struct, frozen=True, kw_only=True, tag="struck", tag_field="line"):
+    """What was done, to whom and when."""
+
+    id: int
+    fault: Fault  # with what was drawn by lot filled in
+    at: float
+    generation: int
+    step: int  # of the job, when it happened
+    what: str  # in words
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    pids: tuple[int, ...] = ()
+    alarms: tuple[str, ...] = ()  # one of these kinds should be raised; (): none
+    blind: str = ""  # why nobody can see it
+
+
+class Skipped(msgspec.Struct, frozen=True, kw_only=True, tag="skipped", tag_field="line"):
+    id: int
+    fault: Fault
+    at: float
+    why: str
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """An alarm as the job's journal has it."""
+
+    kind: str
+    at: float  # when the job heard of it
+    suspects: tuple[str, ...]
+    ranks: tuple[int, ...]
+    stance: str
+    reason: str
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True, tag="result", tag_field="line"):
+    """What became of it."""
+
+    id: int
+    kind: str
+    seen: bool | None  # an alarm of the right kind came; None: none was to come
+    named: bool | None  # and it named a node that was struck
+    seen_s: float | None  # from the strike to the alarm
+    back_s: float | None  # and to the next step of the whole job; None: it did not come back in time
+    alarms: tuple[Told, ...] = ()
+    evicted: tuple[str, ...] = ()
+    sentences: tuple[str, ...] = ()  # of the incidents that were closed
+
+
+class Undone(msgspec.Struct, frozen=True, kw_only=True, tag="undone", tag_field="line"):
+    id: int
+    at: float
+    trouble: str = ""
+
+
+Line = Truth | Skipped | Result | Undone
+
+
+class Cannot(Exception):
+    """One sentence: why this fault cannot be injected here."""

@@ -1,0 +1,203 @@
+"""The guard: a process that undoes faults when it is told to, and all that are left when the injector is gone.
+
+    python -m holdfast.chaos.guard
+
+It reads lines of JSON; its standard input ends with the injector, however that dies. It answers each line with one.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from holdfast.chaos import spaces
+from holdfast.chaos.fault import Cannot, Continue, Duty, Freed, Leave, Patch, Remove, Undo, Writable, Write
+from holdfast.chaos.hold import Held
+
+_PERIOD_S = 0.1  # of a process that is stopped for a part of the time
+_EMPTY_S = 5.0  # a cgroup may take so long to lose its last process
+
+
+class Keep(msgspec.Struct, frozen=True, tag="keep"):
+    """Undo this under this number, when asked or when nobody is left to ask."""
+
+    id: int
+    undo: tuple[Undo, ...]
+
+
+class Drop(msgspec.Struct, frozen=True, tag="drop"):
+    """Undo it now."""
+
+    id: int
+
+
+_asked = msgspec.json.Decoder(Keep | Drop)
+
+
+def undone(undo: Undo) -> str:
+    """Undo one thing; what went wrong, in words. Whatever has ended by itself needs no undoing."""
+    try:
+        match undo:
+            case Continue(pid=pid, started=born) | Duty(pid=pid, started=born):
+                with Held(pid, born) as held:
+                    held.signal(signal.SIGCONT)
+            case Remove(path=path):
+                Path(path).unlink(missing_ok=True)
+            case Write(path=path, text=text):
+                _rewrite(Path(path), text)
+            case Patch():
+                _patch(undo)
+            case Leave(group=group, back=back):
+                return _leave(Path(group), Path(back))
+            case Writable(pid=pid, started=born, path=path):
+                with Held(pid, born):
+                    spaces.remount(pid, path, read_only=False)
+            case Freed(pid=pid, started=born, path=path):
+                with Held(pid, born):
+                    spaces.inside(pid, lambda: Path(path).unlink(missing_ok=True))
+    except Cannot:
+        return ""
+    except OSError as e:
+        return f"{type(undo).__name__}: {e}"
+    return ""
+
+
+def _rewrite(path: Path, text: str) -> None:
+    if path.exists():
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        part.write_text(text)
+        part.replace(path)
+
+
+def _patch(patch: Patch) -> None:
+    try:
+        fd = os.open(patch.path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        if os.fstat(fd).st_ino == patch.inode and os.pread(fd, 1, patch.at) == bytes([patch.now]):
+            os.pwrite(fd, bytes([patch.then]), patch.at)
+    finally:
+        os.close(fd)
+
+
+def _leave(group: Path, back: Path) -> str:
+    until = time.monotonic() + _EMPTY_S
+    while group.is_dir():
+        for pid in (group / "cgroup.procs").read_text().split():
+            try:
+                (back / "cgroup.procs").write_text(pid)
+            except OSError:
+                continue  # it has just ended
+        try:
+            group.rmdir()
+        except OSError as e:
+            if time.monotonic() > until:
+                return f"{group} stays: {e.strerror}"
+            time.sleep(0.02)
+    return ""
+
+
+class Turns:
+    """Processes that run for a part of the time only."""
+
+    def __init__(self) -> None:
+        self._stopped: set[int] = set()
+
+    def turn(self, duties: list[Duty], now: float) -> None:
+        for duty in duties:
+            runs = now % _PERIOD_S < duty.share * _PERIOD_S
+            if runs == (duty.pid in self._stopped):
+                self._set(duty, runs)
+
+    def _set(self, duty: Duty, runs: bool) -> None:
+        try:
+            with Held(duty.pid, duty.started) as held:
+                held.signal(signal.SIGCONT if runs else signal.SIGSTOP)
+        except Cannot:
+            return
+        (self._stopped.discard if runs else self._stopped.add)(duty.pid)
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # what is undone at the end must be undone at any end
+    kept: dict[int, tuple[Undo, ...]] = {}
+    turns = Turns()
+    fd = sys.stdin.fileno()
+    rest = b""
+    while True:
+        duties = [undo for undos in kept.values() for undo in undos if isinstance(undo, Duty)]
+        if select.select([fd], [], [], 0.005 if duties else None)[0]:
+            chunk = os.read(fd, 1 << 16)
+            if not chunk:
+                break
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                os.write(sys.stdout.fileno(), msgspec.json.encode(_follow(line, kept)) + b"\n")
+        turns.turn(duties, time.monotonic())
+    for undos in reversed(kept.values()):
+        for undo in reversed(undos):
+            undone(undo)
+
+
+def _follow(line: bytes, kept: dict[int, tuple[Undo, ...]]) -> list[str]:
+    asked = _asked.decode(line)
+    if isinstance(asked, Keep):
+        kept[asked.id] = (*kept.get(asked.id, ()), *asked.undo)
+        return []
+    return [trouble for undo in reversed(kept.pop(asked.id, ())) if (trouble := undone(undo))]
+
+
+class Guard:
+    """The injector's end of it."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast.chaos.guard"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # or Ctrl-C would reach it, too
+        )
+        self._open: set[int] = set()
+
+    def __enter__(self) -> "Guard":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Whatever is left is undone before this returns."""
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait()
+        assert self._process.stdout
+        self._process.stdout.close()
+
+    def keep(self, id: int, *undo: Undo) -> None:
+        """Before the deed: there is no instant in which nobody knows how to undo it."""
+        self._open.add(id)
+        self._ask(Keep(id, undo))
+
+    def drop(self, id: int) -> str:
+        """Undo it; what went wrong, in words."""
+        if id not in self._open:
+            return ""
+        self._open.discard(id)
+        return "; ".join(self._ask(Drop(id)))
+
+    def holds(self, id: int) -> bool:
+        return id in self._open
+
+    def _ask(self, message: Keep | Drop) -> list[str]:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(msgspec.json.encode(message) + b"\n")
+        self._process.stdin.flush()
+        return msgspec.json.decode(self._process.stdout.readline(), type=list[str])
+
+
+if __name__ == "__main__":
+    main()

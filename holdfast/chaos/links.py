@@ -1,0 +1,67 @@
+"""Faults of links between the hosts of a lab: cut, slow, lossy, or two hosts that do not reach each other."""
+
+import os
+import socket
+from pathlib import Path
+
+import msgspec
+
+from holdfast.chaos.fault import Cannot, Fault, Write
+from holdfast.chaos.scene import Scene, Struck
+from holdfast.chaos.switch import Link, Links
+
+HOST = "host"  # and the number of its port
+_DELAY_S, _LOSS = 0.2, 0.3
+
+
+def missing() -> str:
+    """Why there can be no lab here; empty: there can."""
+    if os.geteuid() != 0:
+        return "network namespaces take root"
+    return "" if Path("/dev/net/tun").exists() else "this kernel has no /dev/net/tun"
+
+
+def port_of(node: str) -> int:
+    """Nodes are named after their hosts, and these after their ports."""
+    name = node.partition("-")[0]
+    if not name.startswith(HOST) or not name.removeprefix(HOST).isdecimal():
+        raise Cannot(f"{node} is no host of a lab")
+    return int(name.removeprefix(HOST))
+
+
+def link(scene: Scene, fault: Fault) -> Struck:
+    """On the port of one node."""
+    if scene.links is None:
+        raise Cannot("the job's nodes have no links of their own; only a job that chaos made (hosts) has them")
+    status = scene.status()
+    away = [n.node for n in status.active if port_of(n.node) != 0]  # the first one carries the controller
+    if fault.node == "" and fault.rank is None and not away:
+        raise Cannot("no rank runs on a host other than the controller's")
+    node = scene.node(fault, status).node if fault.node or fault.rank is not None else scene.dice.choice(away)
+    port, before = port_of(node), scene.links.read_text()
+    links = msgspec.json.decode(before, type=Links)
+    delay_s, loss = fault.delay_s or _DELAY_S, fault.share or _LOSS
+    match fault.kind:
+        case "link.cut":
+            links, what = _with(links, port, Link(loss=1.0)), f"the link of {node} was cut"
+        case "link.slow":
+            links, what = _with(links, port, Link(delay_s=delay_s)), f"the link of {node} takes {delay_s:g} s more"
+        case "link.lossy":
+            links, what = _with(links, port, Link(loss=loss)), f"the link of {node} loses {loss:.0%} of all frames"
+        case _:
+            links = msgspec.structs.replace(links, apart=(*links.apart, (0, port)))
+            what = f"{node} and the controller's host do not reach each other"
+    scene.keep(Write(str(scene.links), before))
+    part = scene.links.with_suffix(".part")
+    part.write_bytes(msgspec.json.encode(links))
+    part.replace(scene.links)
+    return Struck(what=what, fault=msgspec.structs.replace(fault, node=node), nodes=(node,))
+
+
+def _with(links: Links, port: int, link: Link) -> Links:
+    return msgspec.structs.replace(links, ports={**links.ports, str(port): link})
+
+
+def name_host(port: int) -> None:
+    """In a UTS namespace of its own."""
+    socket.sethostname(f"{HOST}{port}")

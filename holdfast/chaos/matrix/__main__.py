@@ -1,0 +1,193 @@
+"""Play the matrix and write its table.
+
+python -m holdfast.chaos.matrix run [--cells WORD ...] [--again] [--full]
+python -m holdfast.chaos.matrix table
+"""
+
+import argparse
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from holdfast.chaos.fault import Cannot
+from holdfast.chaos.matrix import oracle, table
+from holdfast.chaos.matrix.cells import NAMED, STAGES, Cell, chosen
+from holdfast.chaos.matrix.expected import Came, Row, load, row_of, wrong
+from holdfast.chaos.matrix.stage import SCRIPT, Failed, calm_run, staged
+
+ROOT = Path(__file__).parents[3]
+_CELLS = 12  # in one job: what is found at its end is told of all of them
+RESULTS = ROOT / "benchmarks" / "results" / "chaos.jsonl"
+
+
+class Played(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the results."""
+
+    cell: str
+    commit: str
+    at: str
+    ok: bool
+    wrong: tuple[str, ...]
+    came: Came
+    took_s: float
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that jobs are ended, and faults undone
+    if not SCRIPT.exists():
+        print(f"holdfast.chaos.matrix: {SCRIPT} is not there; run this in a checkout", file=sys.stderr)
+        return 2
+    if args.what == "table":
+        (ROOT / "docs" / "FAULTS.md").write_text(table.page(load(), read(args.results)))
+        return 0
+    try:
+        cells = chosen(args.cells or ["all" if args.full else "covering"])
+    except ValueError as e:
+        print(f"holdfast.chaos.matrix: {e}", file=sys.stderr)
+        return 2
+    commit = _commit()
+    if not args.again:
+        done = {one.cell for one in read(args.results) if one.commit == commit and one.ok}
+        cells = [cell for cell in cells if cell.name not in done]
+    bad = play(cells, args, commit)
+    _say(f"{len(cells)} cells, {len(bad)} not as expected")
+    for cell in bad:
+        _say(f"again: python -m holdfast.chaos.matrix run --again --cells {cell}")
+    return 1 if bad else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="holdfast.chaos.matrix", description="Every fault, way and moment.")
+    what = parser.add_subparsers(dest="what", required=True)
+    run = what.add_parser("run", help="play cells; those that passed at this commit are left out")
+    run.add_argument("--cells", nargs="+", metavar="WORD", help="fast, covering, all, or parts of names")
+    run.add_argument("--full", action="store_true", help="all cells instead of a covering array")
+    run.add_argument("--again", action="store_true", help="also those that have passed")
+    run.add_argument("--folder", type=Path, help="keep the jobs here (default: a temporary folder, kept on failure)")
+    run.add_argument("--minutes", type=float, default=0.0, help="begin no further job after so long")
+    shown = what.add_parser("table", help="write docs/FAULTS.md")
+    for one in (run, shown):
+        one.add_argument("--results", type=Path, default=RESULTS)
+    return parser
+
+
+def play(cells: list[Cell], args: argparse.Namespace, commit: str) -> list[str]:
+    """All cells, as many as possible in one job; the names of those that are not as expected."""
+    rows = load()
+    bad: list[str] = []
+    began = time.monotonic()
+    for (kind, how), group in sorted(_groups(cells).items(), key=lambda one: (STAGES.index(one[0][0]), one[0][1])):
+        left = sorted(group, key=lambda cell: row_of(rows, cell).oracle == "blind")  # what spoils comes last
+        while left:
+            if args.minutes and time.monotonic() - began > 60 * args.minutes:
+                _say(f"time is up; {len(left)} cells of {kind}/{how} and what follows are left")
+                return bad
+            rest, failed = _job(kind, how, left[:_CELLS], (args, commit, rows))
+            left = rest + left[_CELLS:]
+            bad += failed
+    return bad
+
+
+def _groups(cells: Iterable[Cell]) -> dict[tuple[str, str], list[Cell]]:
+    found: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        found.setdefault((NAMED[cell.strike].stage, cell.how), []).append(cell)
+    return found
+
+
+def _job(
+    kind: str, how: str, cells: list[Cell], given: tuple[argparse.Namespace, str, list[Row]]
+) -> tuple[list[Cell], list[str]]:
+    """Cells in one job, until it can take no more; those that are left, and those that failed."""
+    args, commit, rows = given
+    folder = Path(tempfile.mkdtemp(prefix=f"holdfast-matrix-{kind}-{how}-", dir=args.folder))
+    shm, left, played = oracle.shared_memory(), list(cells), list[Played]()
+    trouble: list[str] = []
+    _say(f"a job of {kind}/{how} for {len(cells)} cells in {folder}")
+    try:
+        calm = calm_run(how, len(cells), _cache(), _say)
+        with staged(kind, how, folder, calm, _say) as (stage, mark):
+            while left:
+                cell = left.pop(0)
+                began = time.monotonic()
+                came, fault = _played(stage.play, cell, row_of(rows, cell))
+                found = fault or wrong(row_of(rows, cell), came)
+                played.append(_line(cell, commit, (came, found), time.monotonic() - began))
+                _say(f"{'ok  ' if not found else 'FAIL'} {cell.name} {'; '.join(found)}")
+                if fault or not came.back:
+                    break  # this job is in no state to go on
+            trouble = stage.end(mark, shm, how).wrong()
+    except (Failed, Cannot) as e:
+        trouble.append(str(e))
+        if not played:  # nothing can be played at all
+            cell = left.pop(0)
+            played.append(_line(cell, commit, (Came(back=False), [str(e)]), 0.0))
+    for one in played:
+        keep(args.results, msgspec.structs.replace(one, ok=one.ok and not trouble, wrong=(*one.wrong, *trouble)))
+    for sentence in trouble:
+        _say(f"FAIL the job of {kind}/{how}: {sentence}")
+    failed = [one.cell for one in played if not one.ok or trouble]
+    if not failed and not args.folder:
+        shutil.rmtree(folder, ignore_errors=True)
+    return left, failed
+
+
+def _played(play: Callable[[Cell, Row], Came], cell: Cell, row: Row) -> tuple[Came, list[str]]:
+    try:
+        return play(cell, row), []
+    except (Failed, Cannot) as e:
+        return Came(back=False), [str(e)]
+
+
+def _line(cell: Cell, commit: str, came: tuple[Came, list[str]], took_s: float) -> Played:
+    return Played(
+        cell=cell.name,
+        commit=commit,
+        at=f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
+        ok=not came[1],
+        wrong=tuple(sentence.partition("\n")[0] for sentence in came[1]),
+        came=came[0],
+        took_s=round(took_s, 1),
+    )
+
+
+def keep(path: Path, line: Played) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(msgspec.json.encode(line) + b"\n")
+
+
+def read(path: Path) -> list[Played]:
+    """Of each cell the newest line."""
+    if not path.exists():
+        return []
+    found = [msgspec.json.decode(line, type=Played) for line in path.read_bytes().splitlines() if line]
+    return list({one.cell: one for one in found}.values())
+
+
+def _commit() -> str:
+    told = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return told.stdout.strip() or "unknown"
+
+
+def _cache() -> Path:
+    return Path(tempfile.gettempdir()) / "holdfast-matrix-calm"
+
+
+def _say(text: str) -> None:
+    print(f"matrix: {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

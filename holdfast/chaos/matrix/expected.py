@@ -1,0 +1,81 @@
+"""What is expected of a cell, and whether what came is that."""
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+
+from holdfast.chaos.matrix.cells import Cell
+
+_FILE = Path(__file__).with_name("expected.toml")
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    strike: str
+    oracle: str  # exact, blind, skipped
+    how: str = ""  # any
+    when: str = ""
+    verdict: str = ""
+    evicted: int = 0
+    restarts: int = 0
+    lost: int = 0  # steps, at most
+    alarm: str = ""  # of this kind, at least; "": whatever the fault's own truth says
+    why: str = ""
+
+
+class Came(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a cell."""
+
+    verdict: str = ""
+    evicted: tuple[str, ...] = ()
+    guilty: tuple[str, ...] = ()  # nodes that were struck
+    restarts: int = 0
+    lost: int = 0
+    alarms: tuple[str, ...] = ()
+    back: bool = True
+    differing: int = 0  # states of ranks after a step that are not those of an undisturbed run
+    compared: int = 0
+    skipped: str = ""
+
+
+class Rows(msgspec.Struct, frozen=True):
+    row: list[Row]
+
+
+def load(path: Path = _FILE) -> list[Row]:
+    return msgspec.convert(tomllib.loads(path.read_text()), Rows).row
+
+
+def row_of(rows: list[Row], cell: Cell) -> Row:
+    fit = [r for r in rows if r.strike == cell.strike and r.how in ("", cell.how) and r.when in ("", cell.when)]
+    if not fit:
+        raise KeyError(f"expected.toml has no row for {cell.name}")
+    return max(fit, key=lambda row: bool(row.how) + bool(row.when))
+
+
+def wrong(row: Row, came: Came) -> list[str]:
+    """Everything that is not as expected, one sentence each."""
+    if came.skipped:
+        return [] if row.oracle == "skipped" else [f"skipped: {came.skipped}"]
+    found = []
+    if row.oracle == "skipped":
+        found.append("it was expected that it cannot be injected")
+    if not came.back:
+        found.append("the job did not come back")
+    if came.verdict != row.verdict:
+        found.append(f"the verdict is '{came.verdict or 'nothing'}', not '{row.verdict or 'nothing'}'")
+    if len(came.evicted) != row.evicted:
+        found.append(f"{len(came.evicted)} nodes were evicted ({', '.join(came.evicted)}), not {row.evicted}")
+    if innocent := [node for node in came.evicted if came.guilty and node not in came.guilty]:
+        found.append(f"{', '.join(innocent)} was evicted without cause")
+    if came.restarts != row.restarts:
+        found.append(f"{came.restarts} restarts, not {row.restarts}")
+    if came.lost > row.lost:
+        found.append(f"{came.lost} steps were lost, more than {row.lost}")
+    if row.alarm and row.alarm not in came.alarms:
+        found.append(f"no alarm of kind {row.alarm} came, but {', '.join(came.alarms) or 'none'}")
+    if row.oracle == "exact" and came.differing:
+        found.append(f"{came.differing} of {came.compared} states differ from an undisturbed run's")
+    if row.oracle == "exact" and not came.compared:
+        found.append("no state was compared")
+    return found

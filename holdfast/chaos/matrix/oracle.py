@@ -1,0 +1,134 @@
+"""What must hold whatever was done to a job: the same states, every sample once, nothing left behind, a true record."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from holdfast.chaos import hold
+from holdfast.core.account import Ledger
+from holdfast.core.decider import Decider
+from holdfast.journal.sqlite import JournalError, SqliteJournal
+
+MARK = "HOLDFAST_CHAOS_MARK"
+_SETTLE_S = 15.0
+State = tuple[str, tuple[int, ...]]  # digest after a step, and the samples it was made of
+
+
+class Trace:
+    """What one rank has left: for every step the newest line, for older ones belong to lines that were given up."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._at = path, 0
+        self.steps: dict[int, State] = {}
+        self.restores: list[tuple[int, str]] = []
+
+    def read(self) -> "Trace":
+        if not self._path.exists():
+            return self
+        with self._path.open("rb") as file:
+            file.seek(self._at)
+            whole, end, _ = file.read().rpartition(b"\n")
+        self._at += len(whole) + len(end)
+        for text in whole.splitlines():
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue  # cut off by a kill
+            if "step" in line:
+                self.steps[line["step"]] = (line["digest"], tuple(line["samples"]))
+            else:
+                self.restores.append((line["from"], line["source"]))
+        return self
+
+    @property
+    def last(self) -> int:
+        return max(self.steps, default=0)
+
+
+def traces(folder: Path, ranks: int) -> dict[int, Trace]:
+    return {rank: Trace(folder / f"trace-{rank}.jsonl") for rank in range(ranks)}
+
+
+def differing(found: dict[int, Trace], calm: dict[int, Trace], steps: range) -> tuple[int, int]:
+    """How many states of these steps are not those of the undisturbed run, and how many were compared."""
+    pairs = [(found[rank].steps.get(step), calm[rank].steps.get(step)) for rank in found for step in steps]
+    return sum(one != other for one, other in pairs), len(pairs)
+
+
+def samples(found: dict[int, Trace], parts: int) -> list[str]:
+    """Whether the steps that count were made of every sample once: those of ranks that draw for themselves."""
+    last = min(trace.last for trace in found.values())
+    wrong = []
+    for rank, trace in found.items():
+        if missing := [step for step in range(1, last + 1) if step not in trace.steps]:
+            wrong.append(f"rank {rank} has no step {missing[0]}")
+    drawing = [trace for rank, trace in found.items() if rank < parts]
+    drawn = [one for trace in drawing for step, (_, these) in trace.steps.items() if step <= last for one in these]
+    if len(set(drawn)) != len(drawn):
+        wrong.append(f"{len(drawn) - len(set(drawn))} samples were seen twice")
+    return wrong
+
+
+def orphans(mark: str) -> list[str]:
+    """Processes that carry the job's mark; those that are just ending are given a moment."""
+    until = time.monotonic() + _SETTLE_S
+    while (left := _marked(mark)) and time.monotonic() < until:
+        time.sleep(0.1)
+    return [f"process {pid} is left: {' '.join(hold.command(pid))[:100]}" for pid in left]
+
+
+def _marked(mark: str) -> list[int]:
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            environ = Path(f"/proc/{name}/environ").read_bytes()
+        except OSError:
+            continue
+        if wanted in environ.split(b"\0") and hold.state(int(name)) not in ("Z", "X", ""):
+            found.append(int(name))
+    return found
+
+
+def shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("holdfast*")}
+
+
+def record(run_dir: Path) -> list[str]:
+    """The journal leads to the same decisions again, and its spans cover the clock without gap or overlap."""
+    decider, ledger = Decider(), Ledger()
+    try:
+        journal = SqliteJournal(run_dir / "journal.db", read_only=True)
+    except JournalError as e:
+        return [str(e)]
+    try:
+        for entry in journal.read():
+            if decider.step(entry.at, entry.event) != entry.decision:
+                return [f"entry {entry.seq} of the journal decides otherwise when it is replayed"]
+            ledger.add(entry)
+    finally:
+        journal.close()
+    account = ledger.account()
+    wrong = []
+    for one, other in zip(account.spans, account.spans[1:], strict=False):
+        if abs(one.end_at - other.start_at) > 1e-6:
+            wrong.append(f"spans do not meet at {one.end_at}")
+    if abs(sum(span.seconds for span in account.spans) - account.wall_s) > 1e-3:
+        wrong.append("spans do not add up to the wall clock")
+    return wrong
+
+
+class Checks(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a whole job, after its end; each empty, or what is wrong."""
+
+    exit: str
+    samples: tuple[str, ...]
+    orphans: tuple[str, ...]
+    shm: tuple[str, ...]
+    record: tuple[str, ...]
+
+    def wrong(self) -> list[str]:
+        return [*filter(None, [self.exit]), *self.samples, *self.orphans, *self.shm, *self.record]

@@ -1,0 +1,232 @@
+"""One job that cells are played on, one after the other, and the undisturbed run that it is held against."""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+
+from holdfast.chaos import lab, releases
+from holdfast.chaos.catalog import KINDS
+from holdfast.chaos.fault import Cannot, Fault, Result, Skipped, Truth
+from holdfast.chaos.guard import Guard
+from holdfast.chaos.making import Made
+from holdfast.chaos.matrix import oracle
+from holdfast.chaos.matrix.cells import NAMED, OTHER, RANK, Cell
+from holdfast.chaos.matrix.expected import Came, Row
+from holdfast.chaos.matrix.oracle import Checks
+from holdfast.chaos.scenario import Job
+from holdfast.chaos.sight import Sight, Status
+from holdfast.chaos.striking import Striker
+
+RANKS = 4
+SCRIPT = Path(__file__).parents[3] / "examples" / "parallel.py"
+PATIENCE_S = 120.0
+_CALM_STEPS, _STEPS_PER_CELL = 300, 100
+_SHAPES = {
+    "local": ("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "1"),
+    "wide": ("--nnodes", "4", "--nproc-per-node", "1", "--standbys", "2"),
+    "hosts": ("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "2"),
+}
+# Cells are to be judged one by one: what came before in the same job is forgotten at once, and nodes may be evicted as
+# often as it takes. A busy machine takes its time to start another agent.
+_SETTINGS = (
+    "recovery.window_s=0.001",
+    "recovery.evictions=1000",
+    "silence.silence_s=8",
+    "node.lost_s=120",
+    "hang.act_s=20",
+    "health.host_s=2",
+)
+Say = Callable[[str], None]
+
+
+class Failed(Exception):
+    """One sentence: why cells cannot be played."""
+
+
+def job_of(kind: str, how: str, folder: Path) -> Job:
+    flags = [*_SHAPES.get(kind, _SHAPES["local"])]
+    for setting in _SETTINGS:
+        flags += ["--set", setting]
+    if how == "pp":
+        flags += ["--mesh", "pp=2,dp=2"]
+    store = {"disk": "{disk}/ckpt", "storage": "{storage}"}.get(kind, str(folder / "ckpt"))
+    words = (str(folder / "tree" / SCRIPT.name), str(folder / "work"), "--how", how, "--pause-s", "0.1")
+    return Job(
+        run=(*flags, *words, "--stretch-s", "0.3", "--store", store),
+        machines=kind in ("local", "wide"),
+        disk_mib=64 if kind == "disk" else 0,
+        shm_mib=16 if kind == "disk" else 0,
+        hosts=4 if kind == "hosts" else 0,
+    )
+
+
+class Stage:
+    """A job of one kind, trained in one way."""
+
+    def __init__(self, made: Made, guard: Guard, calm: Path, say: Say) -> None:
+        self.made, self.say = made, say
+        self.sight: Sight = made.sight()
+        self.striker = Striker(self.sight, guard, 1, say)
+        self._found = oracle.traces(made.folder / "work", RANKS)
+        self._calm = {rank: trace.read() for rank, trace in oracle.traces(calm, RANKS).items()}
+        self._spoilt = False
+        self._updates = 0
+
+    def play(self, cell: Cell, row: Row) -> Came:
+        """One cell, from a job that trains to a job that trains again."""
+        strike = NAMED[cell.strike]
+        if why := KINDS[strike.fault.kind].lacks():
+            return Came(skipped=why)
+        before = self._steady(PATIENCE_S, standby=True)
+        first = before.step
+        lines = len(self.striker.lines)
+        struck = self._strike(cell, strike.fault)
+        self.striker.settle(PATIENCE_S)
+        after = self._steady(PATIENCE_S, standby=False)
+        self.striker.undo()
+        if isinstance(struck, Skipped):
+            return Came(skipped=struck.why)
+        results = [line for line in self.striker.lines[lines:] if isinstance(line, Result)]
+        self._spoilt = self._spoilt or row.oracle == "blind"
+        return self._came(cell, struck, results, (first, before.generation, after))
+
+    def _strike(self, cell: Cell, fault: Fault) -> Truth | Skipped:
+        """The fault, with what makes its moment before it."""
+        if cell.when == "restoring":
+            # Of another kind than what follows, or it would be the same failure twice, and nodes would be tried.
+            opener = "rank.segv" if fault.kind == "rank.kill" else "rank.kill"
+            self.striker.strike(Fault(kind=opener, rank=OTHER), PATIENCE_S)
+        elif cell.when == "updating":
+            self._update()
+        when = "" if cell.when == "idle" else cell.when
+        filled = msgspec.structs.replace(fault, when=when)
+        if when in ("saving", "restoring") and fault.rank is None and KINDS[fault.kind].name not in ("standby.kill",):
+            filled = msgspec.structs.replace(filled, rank=RANK)
+        return self.striker.strike(filled, PATIENCE_S)
+
+    def _update(self) -> None:
+        """The same code with another comment."""
+        self._updates += 1
+        tree = self.made.folder / f"tree-{self._updates}"
+        shutil.copytree(self.made.folder / "tree", tree)
+        with (tree / SCRIPT.name).open("a") as file:
+            file.write(f"# release {self._updates}\n")
+        told = releases.update(self.sight, tree)
+        if told.returncode != 0:
+            raise Cannot(f"holdfast update did not work: {told.stderr.strip()}")
+
+    def _came(self, cell: Cell, struck: Truth, results: list[Result], span: tuple[int, int, Status]) -> Came:
+        first, generation, after = span
+        records = [record for record in self.striker.closed if record.generation >= generation]
+        opened = int(cell.when in ("restoring", "updating"))
+        restarts = after.generation - generation - opened
+        evicted = tuple(dict.fromkeys(node for record in records for node in record.evicted))
+        verdict = str(records[-1].verdict.remedy) if records and (restarts > 0 or evicted) else ""
+        lost = [r.good_step - r.resumed_from for r in records if r.resumed_from is not None]
+        wrong, compared = (0, 0) if self._spoilt else self._compared(range(max(1, first), after.step))
+        return Came(
+            verdict=verdict,
+            evicted=evicted,
+            guilty=struck.nodes,
+            restarts=restarts,
+            lost=max([0, *lost]),
+            alarms=tuple(dict.fromkeys(told.kind for result in results for told in result.alarms)),
+            back=all(result.back_s is not None for result in results),
+            differing=wrong,
+            compared=compared,
+        )
+
+    def _compared(self, steps: range) -> tuple[int, int]:
+        for trace in self._found.values():
+            trace.read()
+        known = min(trace.last for trace in self._calm.values())
+        made = min(trace.last for trace in self._found.values())
+        if steps.stop - 1 > known:
+            self.say(f"the undisturbed run has {known} steps, fewer than {steps.stop - 1}; the rest is not compared")
+        return oracle.differing(self._found, self._calm, range(steps.start, min(steps.stop, known + 1, made + 1)))
+
+    def _steady(self, patience_s: float, *, standby: bool) -> Status:
+        """Training, a few steps on from here, with copies on peers; and with a standby, where one is wanted."""
+        until = time.monotonic() + patience_s
+        from_step: tuple[int, int] | None = None
+        while time.monotonic() < until:
+            status = self.sight.status()
+            if self.sight.ended():
+                raise Failed(f"the job has ended:\n{self.made.words()[-1500:]}")
+            if status is None or status.phase != "training":
+                from_step = None
+            elif from_step is None or from_step[0] != status.generation:
+                from_step = (status.generation, status.step)
+            elif status.step > from_step[1] + 5 and (not standby or (status.standbys and status.floor > 0)):
+                return status
+            self.striker.look()
+            time.sleep(0.1)
+        raise Failed(f"the job was not steady within {patience_s:g} s:\n{self.made.words()[-1500:]}")
+
+    def end(self, mark: str, shm: set[str], how: str) -> Checks:
+        """Let it end, and look at what is left."""
+        (self.made.folder / "work" / "finish").touch()
+        try:
+            code = self.made.fronts[0].wait(PATIENCE_S)
+            said = "" if code == 0 else f"the job ended with code {code}"
+        except subprocess.TimeoutExpired:
+            said = "the job did not end when it was told to"
+        self.made.end()
+        # As it lies on the host's own disk, not by way of a process that is gone.
+        at = self.made.run_dir
+        run_dir = at if (at / "journal.db").exists() else self.sight.run_dir
+        for trace in self._found.values():
+            trace.read()
+        parts = RANKS if how != "pp" else RANKS // 2
+        return Checks(
+            exit=said,
+            samples=tuple(oracle.samples(self._found, parts)),
+            orphans=tuple(oracle.orphans(mark)),
+            shm=tuple(f"{name} is left in /dev/shm" for name in sorted(oracle.shared_memory() - shm)),
+            record=tuple(oracle.record(run_dir)),
+        )
+
+
+@contextlib.contextmanager
+def staged(kind: str, how: str, folder: Path, calm: Path, say: Say) -> Iterator[tuple[Stage, str]]:
+    """The stage and the mark of all its processes."""
+    (folder / "tree").mkdir(parents=True)
+    (folder / "work").mkdir()
+    shutil.copy(SCRIPT, folder / "tree" / SCRIPT.name)
+    mark = uuid.uuid4().hex
+    env = {oracle.MARK: mark, "HOLDFAST_HOME": str(folder / "home"), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    with Guard() as guard, lab.made(job_of(kind, how, folder), folder, env) as made:
+        yield Stage(made, guard, calm, say), mark
+
+
+def calm_run(how: str, cells: int, cache: Path, say: Say) -> Path:
+    """The traces of an undisturbed run that is long enough for so many cells; made once for each state of the code."""
+    steps = _CALM_STEPS + _STEPS_PER_CELL * cells
+    code = hashlib.sha256(SCRIPT.read_bytes() + version("torch").encode()).hexdigest()[:12]
+    folder = cache / f"calm-{how}-{code}"
+    if min(trace.read().last for trace in oracle.traces(folder, RANKS).values()) >= steps:
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    (part := folder.with_suffix(".part")).mkdir(parents=True, exist_ok=True)
+    for old in part.glob("trace-*"):
+        old.unlink()
+    say(f"an undisturbed run of {steps} steps ({how})")
+    argv = [sys.executable, "-m", "holdfast.cli", "run", "--nnodes", "1", "--nproc-per-node", str(RANKS)]
+    env = os.environ | {"HOLDFAST_HOME": str(part / "home"), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    told = subprocess.run(
+        [*argv, str(SCRIPT), str(part), "--how", how, "--steps", str(steps)], env=env, capture_output=True, check=False
+    )
+    if told.returncode != 0:
+        raise Failed(f"the undisturbed run failed:\n{told.stdout.decode(errors='replace')[-2000:]}")
+    part.rename(folder)
+    return folder

@@ -1,0 +1,99 @@
+"""docs/FAULTS.md: what is expected of every fault, and what came."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from holdfast.chaos.catalog import KINDS
+from holdfast.chaos.matrix.cells import HOWS, STRIKES, WHENS, Cell, Strike
+from holdfast.chaos.matrix.expected import Row, row_of
+
+_HEAD = """# Faults
+
+Written by `python -m holdfast.chaos.matrix table`; do not edit. Every fault is injected into real jobs on one machine,
+trained with DDP, FSDP2 and in a pipeline with replicas (4 ranks on gloo), while training (idle), in the middle of a
+save, of a restore, and of an update. `make chaos` plays a covering array of all this: every pair of fault and way,
+fault and moment, way and moment; `make chaos ARGS=--full` the whole product.
+
+Oracles: **exact**, every rank has after every step the state of an undisturbed run, bit for bit; **blind**, nobody can
+see it, and why. After each job it is also held that no sample was lost or seen twice, no process and nothing in
+`/dev/shm` is left, the journal replays to the same decisions, spans tile the wall clock, and nobody was evicted who had
+not been struck.
+
+"""
+
+
+class Line(Protocol):
+    @property
+    def cell(self) -> str: ...
+    @property
+    def ok(self) -> bool: ...
+    @property
+    def commit(self) -> str: ...
+    @property
+    def at(self) -> str: ...
+    @property
+    def wrong(self) -> tuple[str, ...]: ...
+
+
+def page(rows: list[Row], lines: Iterable[Line]) -> str:
+    known = {line.cell: line for line in lines}
+    text = [_HEAD, _expected(rows), "\n## What came\n\n", _legend(known), _came(known)]
+    if failed := [line for line in known.values() if not line.ok]:
+        text += ["\n## Not as expected\n\n", "| cell | commit | date | what |\n|---|---|---|---|\n"]
+        text += [f"| {one.cell} | {one.commit} | {one.at} | {_cell('; '.join(one.wrong))} |\n" for one in failed]
+    return "".join(text)
+
+
+def _expected(rows: list[Row]) -> str:
+    head = "| fault | what it does | where | verdict | evicted | restarts | steps lost, at most | oracle |\n"
+    lines = [head, "|---|---|---|---|---|---|---|---|\n"]
+    for strike in STRIKES:
+        for row in [row for row in rows if row.strike == strike.name]:
+            where = "/".join(filter(None, [row.how, row.when])) or "everywhere"
+            oracle = f"**{row.oracle}**" + (f": {row.why}" if row.why else "")
+            numbers = f"{row.verdict or 'none'} | {row.evicted} | {row.restarts} | {row.lost}"
+            lines.append(f"| `{strike.name}` | {_what(strike)} | {where} | {numbers} | {_cell(oracle)} |\n")
+    return "".join(lines)
+
+
+def _what(strike: Strike) -> str:
+    return _cell(KINDS[strike.fault.kind].what.partition(" (")[0])
+
+
+def _legend(known: dict[str, Line]) -> str:
+    good = sum(line.ok for line in known.values())
+    commits = sorted({line.commit for line in known.values()})
+    if not known:
+        return "Nothing was played yet.\n\n"
+    said = f"{good} of {len(known)} cells that were played came as expected (commits {', '.join(commits)})."
+    return f"{said} `+` as expected, `-` not, a dot: not played yet, empty: there is no such moment.\n\n"
+
+
+def _came(known: dict[str, Line]) -> str:
+    heads = [f"{how} {when}" for how in HOWS for when in WHENS]
+    lines = [f"| fault | {' | '.join(heads)} |\n", f"|---|{'---|' * len(heads)}\n"]
+    for strike in STRIKES:
+        marks = []
+        for how in HOWS:
+            for when in WHENS:
+                line = known.get(Cell(strike.name, how, when).name)
+                marks.append("" if when not in strike.whens else "." if line is None else "+" if line.ok else "-")
+        lines.append(f"| `{strike.name}` | {' | '.join(marks)} |\n")
+    return "".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def complete(rows: list[Row]) -> list[str]:
+    """Cells of which nothing is expected."""
+    missing = []
+    for strike in STRIKES:
+        for how in HOWS:
+            for when in strike.whens:
+                try:
+                    row_of(rows, Cell(strike.name, how, when))
+                except KeyError as e:
+                    missing.append(str(e))
+    return missing

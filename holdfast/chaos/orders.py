@@ -1,0 +1,70 @@
+"""Orders to ranks: one file each in the folder of their node, and one file back from each rank that has obeyed."""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+FOLDER = "chaos"  # in the folder of a node
+PRELOAD = "holdfast.chaos.inrank"
+PLACES = ("weights", "optimizer", "gradients", "activations", "all_reduce")
+BITS = ("sign", "exponent", "mantissa", "any", "nan")
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    id: int
+    ranks: tuple[int, ...]
+    deed: str  # "raise", "exit", "hang", "bits"
+    step: int = 0  # not before this one
+    error: str = ""
+    code: int = 1
+    place: str = "weights"
+    bits: str = "any"
+    count: int = 1  # of bits
+    chance: float = 0.0  # in every step; 0: once
+    seed: int = 0
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank did, and where exactly."""
+
+    id: int
+    rank: int
+    pid: int
+    step: int
+    at: float
+    what: str
+    trouble: str = ""  # why it could not
+
+
+def order_path(node_dir: Path, order: Order) -> Path:
+    return node_dir / FOLDER / f"order-{order.id}.json"
+
+
+def done_path(node_dir: Path, id: int, rank: int) -> Path:
+    return node_dir / FOLDER / f"done-{id}-{rank}.json"
+
+
+def put(path: Path, value: msgspec.Struct) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_bytes(msgspec.json.encode(value))
+    part.replace(path)
+
+
+def read_orders(folder: Path) -> list[Order]:
+    found = []
+    for path in sorted(folder.glob("order-*.json")):
+        try:
+            found.append(msgspec.json.decode(path.read_bytes(), type=Order))
+        except (OSError, msgspec.DecodeError):
+            continue  # it is being taken back
+    return found
+
+
+def read_done(node_dir: Path, id: int, rank: int) -> Done | None:
+    try:
+        return msgspec.json.decode(done_path(node_dir, id, rank).read_bytes(), type=Done)
+    except (OSError, msgspec.DecodeError):
+        return None

@@ -1,0 +1,95 @@
+"""Scenarios: faults in order, from a TOML file or drawn by lot from a seed."""
+
+import random
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.chaos.catalog import KINDS
+from holdfast.chaos.fault import MOMENTS, NEUTRAL, Fault, named
+
+_GAP_S = 20.0  # between two faults of a walk, on average
+# What a walk draws from unless it is told otherwise: faults that every job with a standby comes back from.
+WALK = {"rank.kill": 6, "rank.segv": 2, "rank.stop": 2, "agent.kill": 2, "controller.kill": 2, "node.kill": 2}
+
+
+class BadScenario(Exception):
+    """One sentence: what is wrong with it, and how to mend it."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job that is made for the scenario, and ends with it."""
+
+    run: tuple[str, ...]  # what would stand after `holdfast run`
+    machines: bool = False  # each node is a machine of its own: kernel's log and GPUs that can be told what to say
+    disk_mib: int = 0  # run directory and checkpoints lie on a file system of this size
+    shm_mib: int = 0  # and /dev/shm is one of this size
+    hosts: int = 0  # so many hosts with networks of their own join one job
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    fault: tuple[Fault, ...] = ()
+    seed: int = 0
+    patience_s: float = 90.0  # for the job to come back from one fault
+    job: Job | None = None
+
+
+def read(path: Path) -> Scenario:
+    try:
+        found = msgspec.convert(tomllib.loads(path.read_text()), Scenario)
+    except OSError as e:
+        raise BadScenario(f"{path} cannot be read: {e.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise BadScenario(f"{path} is not TOML: {e}") from None
+    except msgspec.ValidationError as e:
+        raise BadScenario(f"{path}: {e}; docs/CHAOS.md has the format") from None
+    if not found.fault:
+        raise BadScenario(f"{path} has no [[fault]]; docs/CHAOS.md has the format")
+    for number, fault in enumerate(found.fault, 1):
+        if why := wrong(fault):
+            raise BadScenario(f"{path}: fault {number}: {why}")
+    return found
+
+
+def wrong(fault: Fault) -> str:
+    """What is wrong with a fault that was asked for; empty: nothing."""
+    if fault.kind not in KINDS:
+        return f"there is no kind '{fault.kind}'; holdfast chaos list shows all"
+    may = {*NEUTRAL, *KINDS[fault.kind].takes}
+    if strange := [name for name in named(fault) if name not in may]:
+        takes = ", ".join(KINDS[fault.kind].takes) or "nothing of its own"
+        return f"{fault.kind} has no use for {', '.join(strange)}; it takes {takes}"
+    if fault.when not in MOMENTS:
+        return f"when must be one of {', '.join(MOMENTS[1:])}, not '{fault.when}'"
+    if not 0 <= fault.share <= 1 or not 0 <= fault.chance <= 1:
+        return "share and chance lie between 0 and 1"
+    if min(fault.after_s, fault.for_s, fault.delay_s, fault.at_step, fault.count) < 0:
+        return "durations, steps and counts are not negative"
+    return ""
+
+
+def walk(seed: int, minutes: float, kinds: dict[str, int] | None = None) -> Scenario:
+    """The same seed gives the same faults; whom they strike is drawn with the same dice as the job goes on."""
+    dice = random.Random(seed)
+    weights = kinds or WALK
+    faults: list[Fault] = []
+    at = 0.0
+    while True:
+        gap_s = min(dice.expovariate(1 / _GAP_S), 4 * _GAP_S)
+        at += gap_s
+        if at > 60 * minutes:
+            break
+        kind = dice.choices(list(weights), list(weights.values()))[0]
+        faults.append(Fault(kind=kind, after_s=round(gap_s, 1)))
+    return Scenario(fault=tuple(faults), seed=seed)
+
+
+def shown(scenario: Scenario) -> list[str]:
+    """One line for each fault, for whoever has to say yes to it."""
+    lines = []
+    for fault in scenario.fault:
+        more: dict[str, Any] = {name: getattr(fault, name) for name in named(fault) if name != "kind"}
+        lines.append(" ".join([fault.kind, *(f"{name}={value}" for name, value in more.items())]))
+    return lines

@@ -1,0 +1,129 @@
+"""`holdfast chaos`: strike a job with faults whose truth is known, and see what it makes of them."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.chaos import lab, scenario
+from holdfast.chaos.catalog import KINDS
+from holdfast.chaos.fault import Cannot, Skipped
+from holdfast.chaos.guard import Guard
+from holdfast.chaos.scenario import BadScenario, Scenario
+from holdfast.chaos.sight import Sight
+from holdfast.chaos.striking import NAME, Striker, good
+from holdfast.cli import rundir
+from holdfast.cli.flagtable import UsageError
+
+
+def main(argv: list[str]) -> int:
+    args = _parser().parse_args(argv)
+    try:
+        match args.what:
+            case "list":
+                return _list(args.json)
+            case "run":
+                return _strike(scenario.read(args.scenario), args)
+            case _:
+                return _walk(args)
+    except (BadScenario, UsageError, Cannot) as e:
+        print(f"holdfast chaos: {e}", file=sys.stderr)
+        return 2
+
+
+def _walk(args: argparse.Namespace) -> int:
+    code = _strike(scenario.walk(args.seed, args.minutes, _weights(args.kinds)), args)
+    if code == 1:
+        kinds = f" --kinds {args.kinds}" if args.kinds else ""
+        _say(f"the same once more: holdfast chaos random --seed {args.seed} --minutes {args.minutes:g}{kinds}")
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="holdfast chaos", description="Strike a job with faults, and see what follows."
+    )
+    what = parser.add_subparsers(dest="what", required=True)
+    shown = what.add_parser("list", help="every kind of fault, and whether it can be injected here")
+    shown.add_argument("--json", action="store_true", help="for programs")
+    run = what.add_parser("run", help="the faults of a file, in order")
+    run.add_argument("scenario", type=Path, metavar="SCENARIO.toml")
+    walk = what.add_parser("random", help="faults by lot; the same seed draws the same ones")
+    walk.add_argument("--seed", type=int, required=True)
+    walk.add_argument("--minutes", type=float, required=True)
+    walk.add_argument("--kinds", default="", metavar="KIND,...", help="draw from these alone")
+    for one in (run, walk):
+        one.add_argument("run", nargs="?", help="run directory or id (default: the newest run)")
+        one.add_argument("--yes", action="store_true", help="do not ask")
+        one.add_argument("--json", action="store_true", help="print results as JSON lines")
+    return parser
+
+
+def _weights(kinds: str) -> dict[str, int] | None:
+    named = [kind.strip() for kind in kinds.split(",") if kind.strip()]
+    if strange := [kind for kind in named if kind not in KINDS]:
+        raise UsageError(f"--kinds: there is no fault {', '.join(strange)}; holdfast chaos list shows all")
+    return dict.fromkeys(named, 1) or None
+
+
+def _list(as_json: bool) -> int:
+    rows = [
+        {"kind": k.name, "what": k.what, "takes": k.takes, "alarms": k.alarms, "needs": k.needs, "lacks": k.lacks()}
+        for k in KINDS.values()
+    ]
+    if as_json:
+        print(msgspec.json.encode(rows).decode())
+        return 0
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for head in ("kind", "what it does", "alarm", "here"):
+        table.add_column(head)
+    for kind in KINDS.values():
+        here = kind.lacks() or (f"if the job has {kind.needs}" if kind.needs else "yes")
+        table.add_row(kind.name, kind.what, " or ".join(kind.alarms) or f"none: {kind.blind}", here)
+    Console(highlight=False, soft_wrap=True).print(table)
+    return 0
+
+
+def _strike(asked: Scenario, args: argparse.Namespace) -> int:
+    if asked.job is not None:
+        if args.run:
+            raise UsageError(f"{args.scenario} makes a job of its own; leave {args.run} out")
+        folder = rundir.home() / "chaos" / rundir.new_id()
+        _say(f"making a job of its own in {folder}")
+        with Guard() as guard, lab.made(asked.job, folder) as job:
+            return _run(asked, Striker(job.sight(), guard, asked.seed, _say), args.json, job.links)
+    run_dir = rundir.find(args.run)
+    if rundir.listening(run_dir) is None:
+        raise UsageError(f"the run in {run_dir} {rundir.ending(run_dir)}")
+    if not args.yes and not _agreed(asked, run_dir):
+        print("holdfast chaos: nothing was done", file=sys.stderr)
+        return 2
+    with Guard() as guard:
+        return _run(asked, Striker(Sight(run_dir), guard, asked.seed, _say), args.json)
+
+
+def _agreed(asked: Scenario, run_dir: Path) -> bool:
+    print(f"The job in {run_dir} will be struck by:")
+    for line in scenario.shown(asked):
+        print(f"  {line}")
+    if not sys.stdin.isatty():
+        raise UsageError("this strikes a running job, and there is nobody to ask; give --yes")
+    return input("Type yes to go on: ").strip().lower() == "yes"
+
+
+def _run(asked: Scenario, striker: Striker, as_json: bool, links: Path | None = None) -> int:
+    striker.scene.links = links
+    results = striker.run(asked)
+    skipped = [line for line in striker.lines if isinstance(line, Skipped)]
+    if as_json:
+        for line in striker.lines:
+            print(msgspec.json.encode(line).decode())
+    _say(f"{len(results)} struck, {len(skipped)} skipped; truth and results: {striker.scene.sight.run_dir / NAME}")
+    return 0 if good(results) else 1
+
+
+def _say(text: str) -> None:
+    print(f"holdfast chaos: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,141 @@
+"""`holdfast plan --gpus`: standbys, cadence and the ETTR to expect of a large job, and what each of them costs."""
+
+import argparse
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.cli.flagtable import UsageError
+from holdfast.cli.wording import duration
+from holdfast.core.cadence import interval
+from holdfast.core.sizing import Losses, size
+from holdfast.sim.scale import mixes, study
+from holdfast.sim.scale.ours import NAME
+from holdfast.sim.scale.weather import Setup
+
+# What is compared, and what each goes without.
+_CHOICES = {
+    "all of it": frozenset[str](),
+    "no standbys": frozenset({"standbys"}),
+    "no copies on peers": frozenset({"backups"}),
+    "no state in memory": frozenset({"snapshots"}),
+    "neither standbys nor state in memory": frozenset({"standbys", "snapshots"}),
+}
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    what: str
+    ettr: float
+    spread: float
+    idle: float  # part of all nodes that only waits
+    lost_h: float  # hours a month
+
+
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    gpus: int
+    nodes: int
+    failures_per_day: float
+    standbys: int  # every node by itself
+    standbys_wide: int  # with groups and switches
+    save_every_s: float  # of a script that saves by itself
+    save_reason: str
+    stored_every_s: float  # beside state in memory
+    stored_reason: str
+    choices: tuple[Choice, ...]
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    large = parser.add_argument_group("the whole answer, from a simulation")
+    large.add_argument("--gpus", type=int, metavar="N", help="of the job: standbys, cadence, ETTR, and what each costs")
+    said = f"what fails: {', '.join(mixes.KNOWN)}, or a TOML file (default byterobust)"
+    large.add_argument("--failures", default=mixes.KNOWN[0], metavar="MIX", help=said)
+    large.add_argument("--nproc", type=int, default=8, metavar="N", help="GPUs of a node (default 8)")
+    said = "seconds that one checkpoint on storage takes from training, where the script saves by itself (default 30)"
+    large.add_argument("--save-s", type=float, default=30.0, metavar="S", help=said)
+    large.add_argument("--step-s", type=float, default=10.0, metavar="S", help="seconds of a step (default 10)")
+    large.add_argument("--days", type=float, default=30.0, metavar="D", help="simulated (default 30)")
+    large.add_argument("--seeds", type=int, default=3, metavar="N", help="simulated (default 3)")
+
+
+def run(args: argparse.Namespace) -> int:
+    advice = advise(args)
+    if args.json:
+        print(msgspec.json.encode(advice).decode())
+    else:
+        _show(advice)
+    return 0
+
+
+def advise(args: argparse.Namespace) -> Advice:
+    mix, setup = _mix(args), _setup(args)
+    rate = mix.rate if args.p_day is None else args.p_day
+    nodes, per_day = setup.nodes, setup.nodes * rate
+    days = args.refill_h / 24
+    blasts = args.blasts_day if args.blasts_day is not None else mix.blast_share * per_day
+    losses = Losses(
+        nodes=nodes,
+        p=min(1.0, rate * days),
+        group=args.group,
+        group_share=args.group_share,
+        blast=mix.blast,
+        blasts=blasts * days,
+    )
+    sizing = size(losses, args.confidence)
+    alone = interval(args.save_s, per_day)
+    # State in memory is lost together with its copy only where a switch takes both; writing it costs training nothing.
+    beside = interval(args.save_s, blasts)
+    seeds = range(1, args.seeds + 1)
+    return Advice(
+        gpus=args.gpus,
+        nodes=nodes,
+        failures_per_day=per_day,
+        standbys=sizing.plain,
+        standbys_wide=sizing.ours,
+        save_every_s=alone.every_s,
+        save_reason=alone.reason,
+        stored_every_s=beside.every_s,
+        stored_reason=beside.reason,
+        choices=tuple(_choice(what, off, setup, mix, seeds) for what, off in _CHOICES.items()),
+    )
+
+
+def _choice(what: str, off: frozenset[str], setup: Setup, mix: mixes.Mix, seeds: range) -> Choice:
+    found = study.over(NAME, msgspec.structs.replace(setup, off=off), mix, seeds)
+    idle = found.standbys / (setup.nodes + found.standbys)
+    spread = (found.ettr_most - found.ettr_least) / 2
+    return Choice(what=what, ettr=found.ettr, spread=spread, idle=idle, lost_h=(1 - found.ettr) * 30 * 24)
+
+
+def _mix(args: argparse.Namespace) -> mixes.Mix:
+    try:
+        return mixes.load(args.failures)
+    except mixes.MixError as e:
+        raise UsageError(str(e)) from None
+
+
+def _setup(args: argparse.Namespace) -> Setup:
+    if args.nproc < 1 or not 2 * args.nproc <= args.gpus <= 200_000 or args.gpus % args.nproc:
+        raise UsageError(f"--gpus is from {2 * args.nproc} to 200,000 and a multiple of --nproc ({args.nproc})")
+    if not 0 < args.save_s <= 86400 or not 0.01 <= args.step_s <= 86400:
+        raise UsageError("--save-s and --step-s are seconds, above 0 and at most 86400")
+    if not 1 <= args.days <= 3650 or not 1 <= args.seeds <= 100:
+        raise UsageError("--days is from 1 to 3650, --seeds from 1 to 100")
+    return Setup(gpus=args.gpus, nproc=args.nproc, days=args.days, step_s=args.step_s, rate=args.p_day)
+
+
+def _show(advice: Advice) -> None:
+    between = f", one every {duration(86400 / advice.failures_per_day)}" if advice.failures_per_day else ""
+    print(f"{advice.gpus:,} GPUs on {advice.nodes:,} nodes: {advice.failures_per_day:.2f} incidents a day{between}")
+    print(f"standbys: {advice.standbys} for single nodes, {advice.standbys_wide} if groups and switches shall not wait")
+    print(f"checkpoints on storage, a script that saves by itself: every {duration(advice.save_every_s)}")
+    print(f"  ({advice.save_reason})")
+    print(f"checkpoints on storage beside state in memory at every step: every {duration(advice.stored_every_s)}")
+    print(f"  (for what memory and its copies both lose: {advice.stored_reason})")
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("what to expect", "ETTR", "+-", "nodes that wait", "lost in 30 days"):
+        table.add_column(column, justify="left" if column == "what to expect" else "right")
+    for one in advice.choices:
+        lost = f"{one.lost_h:.1f} h"
+        table.add_row(one.what, f"{one.ettr:.2%}", f"{one.spread:.2%}", f"{one.idle:.2%}", lost)
+    Console(highlight=False, soft_wrap=True).print(table)

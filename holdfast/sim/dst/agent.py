@@ -1,0 +1,363 @@
+"""The agent of a simulated machine: the real `core/node.NodeLife`, and around it what `agent/main.py` does.
+
+Names are those of `agent/main.py`, so that the two can be read side by side.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from holdfast.core.node import (
+    Acked,
+    Carried,
+    Carry,
+    Clock,
+    Deed,
+    Exited,
+    Linked,
+    NodeLife,
+    Remember,
+    Send,
+    Spoilt,
+    Told,
+    Unlinked,
+)
+from holdfast.model.errand import Errand, LaunchHere, Leave, MeetHere, PlayHere, ProbeHere, StageHere, StopHere
+from holdfast.model.probe import Finding
+from holdfast.model.release import Release
+from holdfast.model.signal import Beat, Exit, Loss
+from holdfast.model.stacks import Frame, Process, Thread, Trace
+from holdfast.sim.dst.keeper import Keeper, Snap
+from holdfast.sim.dst.link import Link
+from holdfast.wire import messages
+from holdfast.wire.messages import Ack, Hello, Hold, Look, Looked, Tell, Welcome
+
+if TYPE_CHECKING:
+    from holdfast.sim.dst.machine import Held, Machine
+
+POLL_S = 0.25
+_REDIAL_S = 0.05
+_COPY_S = 0.3
+_UNKILLABLE_S = 10.0
+
+
+class Agent:
+    def __init__(self, machine: "Machine") -> None:
+        self.machine = machine
+        self.world = machine.world
+        self.clock = machine.clock
+        self.rng = machine.world.rng
+        settings = self.world.setup.settings
+        self.life = NodeLife(machine.name, settings.node, lambda: self.world.catalog, self.clock.mono())
+        self.keeper = Keeper(machine.name, machine.memory, self.world.setup.verified)
+        self.beat_s = settings.silence.beat_s
+        self.alive = True
+        self.link: Link | None = None
+        self._offset_s = self.clock.wall() - self.clock.mono()  # what to add to an instant of the steady clock
+        self._known = False  # a controller has told its time
+        self._undated: list[Held] = []
+        self._beat_at = 0.0
+        self._wait_s = _REDIAL_S
+        self._stopped = 0  # ranks of generations up to this one may not start any more
+        self._first_said = 0
+        self._staged = False  # what the controller has said that ranks may run here
+
+    def later(self, delay_s: float, call: Callable[..., object], *args: object) -> None:
+        self.world.later(delay_s, self._if_alive, call, *args)
+
+    def _if_alive(self, call: Callable[..., object], *args: object) -> None:
+        if self.alive:
+            call(*args)
+
+    def run(self) -> None:
+        self._recall()
+        self.keeper.recall(self.machine.disk.launch)
+        self.later(self.rng.random() * POLL_S, self._poll)
+        self._dial()
+
+    def end(self) -> None:
+        """Killed: nothing that it had begun is finished by it, and its link is closed by the kernel."""
+        self.alive = False
+        if self.link:
+            self.link.hang_up()
+
+    # --- state that outlives an agent --------------------------------------------------------------------------
+
+    def _recall(self) -> None:
+        machine = self.machine
+        newest = max((generation for generation, _ in machine.held), default=0)
+        ranks = tuple(rank for generation, rank in machine.held if generation == newest)
+        self.life.recall(tuple(machine.disk.done), newest, ranks, machine.disk.stopped)
+        for held in list(machine.held.values()):
+            if held.code is not None:
+                self.over(held)
+
+    def _do(self, deeds: tuple[Deed, ...]) -> None:
+        for deed in deeds:
+            match deed:
+                case Send(post):
+                    self._put(messages.encode(post))
+                case Remember(done):
+                    if self.world.faults.strikes(self.machine, "carried"):
+                        return
+                    self.machine.disk.done.append(done)
+                    if self.world.faults.strikes(self.machine, "remembered"):
+                        return
+                case Carry(errand):
+                    self._carry(errand)
+
+    def _put(self, packet: bytes) -> None:
+        if self.link:
+            self.link.send_up(packet)
+
+    # --- the link ----------------------------------------------------------------------------------------------
+
+    def _dial(self) -> None:
+        link = self.world.dial(self)
+        if link is None:
+            self._wait_s = min(2 * self._wait_s, 1.0)
+            self._do(self.life.step(self.clock.mono(), Unlinked()))
+            self.later(self._wait_s, self._dial)
+            return
+        self._wait_s, self.link = _REDIAL_S, link
+        self.say_hello()
+
+    def unlinked(self, link: Link) -> None:
+        if self.alive and self.link is link:
+            self.link = None
+            self._do(self.life.step(self.clock.mono(), Unlinked()))
+            self.later(self._wait_s, self._dial)
+
+    def heard(self, link: Link, packet: bytes) -> None:
+        if not self.alive or self.link is not link:
+            return
+        now = self.clock.mono()
+        match messages.decode_from_controller(packet):
+            case Welcome(at=at, beat_s=beat_s, releases=releases):
+                self._offset_s, self.beat_s, self._known = at - now, beat_s, True
+                if not self._staged:
+                    self._stage(releases)
+                self._do(self.life.step(now, Linked()))
+                self._beat()
+                undated, self._undated = self._undated, []
+                for held in undated:
+                    self.over(held)
+            case Ack(seq=seq):
+                self.world.truth.acked(self.life, seq)
+                self._do(self.life.step(now, Acked(seq)))
+            case Tell(errand=errand):
+                self._do(self.life.step(now, Told(errand)))
+            case Hold(aim=aim):
+                self.keeper.aimed(aim)
+            case Look() as look:
+                self.later(0.2, self._look, look)
+
+    def _look(self, look: Look) -> None:
+        at = self.clock.mono() + self._offset_s
+        held = [h for h in self.machine.held.values() if h.generation == self.life.generation and h.code != 0]
+        waits = (Frame("all_reduce", "distributed_c10d.py", 7),)
+        found = tuple(
+            Process(
+                node=self.machine.name,
+                rank=one.rank,
+                pid=one.rank + 1,
+                state="Z" if one.code is not None else "T" if one.hung else "S",
+                threads=(Thread(main=True, frames=waits),),
+            )
+            for one in held
+        )
+        self._put(messages.encode(Looked(id=look.id, trace=Trace(node=self.machine.name, at=at, processes=found))))
+
+    def say_hello(self) -> None:
+        running = max((held.generation for held in self.machine.running()), default=0)
+        hello = Hello(
+            node=self.machine.name,
+            host=self.machine.name,
+            nproc=self.world.setup.nproc,
+            order=self.machine.order,
+            generation=self.life.occupied(running),
+            ready=self._staged and self.machine.warm and not self.life.leaving,
+            copies=self.keeper.copies(),
+            keeper=(self.machine.name, 1),
+        )
+        self._put(messages.encode(hello))
+
+    def _stage(self, releases: tuple[Release, ...]) -> None:
+        """A node is not ready before it has the code that it may have to run."""
+        self.machine.releases.update(release.number for release in releases)
+        self.later(self.rng.uniform(0.01, 0.5), self._have_staged)
+
+    def _have_staged(self) -> None:
+        self._staged = True
+        self.say_hello()
+
+    # --- errands -----------------------------------------------------------------------------------------------
+
+    def _carry(self, errand: Errand) -> None:
+        """Carry it out; the answer comes when it is done, unless the agent dies before."""
+        self.world.truth.carries(errand.id)
+        self.world.note(f"{self.machine.name}: carries out {type(errand).__name__} {errand.id}")
+        match errand:
+            case LaunchHere():
+                self.keeper.launched(errand)
+                self.machine.disk.launch = errand
+                self.machine.releases.add(errand.release.number)
+                self._launch(errand)
+            case StopHere() | Leave():
+                generation = errand.generation if isinstance(errand, StopHere) else self.life.generation
+                self._stop(errand, generation)
+            case ProbeHere() | MeetHere():
+                finding = Finding(probe="gemm", level=1, place="cpu", ok=True)
+                self.later(self.rng.uniform(0.5, 4.0), self._carried, Carried(errand, True, findings=(finding,)))
+            case PlayHere():
+                self.later(1.0, self._carried, Carried(errand, False, "no replays here"))
+            case StageHere(release=release):
+                self.later(self.rng.uniform(0.1, 2.0), self._release_came, errand, release)
+
+    def _release_came(self, errand: StageHere, release: Release) -> None:
+        refused = errand.check and self.world.faults.chance(0.1)
+        error = "it does not compile" if refused else "no room" if self.world.faults.chance(0.05) else ""
+        if not error:
+            self.machine.releases.add(release.number)
+        self._carried(Carried(errand, not error, error, refused=refused))
+
+    def _carried(self, carried: Carried) -> None:
+        self._do(self.life.step(self.clock.mono(), carried))
+
+    def _launch(self, errand: LaunchHere) -> None:
+        self.machine.forget(errand.generation)
+        delay_s = 0.0
+        error = self.world.faults.launch_error()
+        ranks = range(errand.seat.first_rank, errand.seat.first_rank + errand.seat.nproc)
+        for rank in ranks[: len(ranks) - 1] if error else ranks:
+            delay_s += self.rng.uniform(0.01, 0.3)
+            self.later(delay_s, self._start, errand, rank)
+        self.later(delay_s + 0.05, self._launched, errand, error)
+
+    def _start(self, errand: LaunchHere, rank: int) -> None:
+        if errand.generation > self._stopped:
+            self.machine.start_rank(errand, rank)
+
+    def _launched(self, errand: LaunchHere, error: str) -> None:
+        if errand.generation <= self._stopped:
+            error = error or "it was told to stop before it had started"
+        self._carried(Carried(errand, not error, error))
+
+    def _stop(self, errand: StopHere | Leave, generation: int) -> None:
+        self.machine.disk.stopped = generation
+        self._beat()  # the last steps, before the ranks are gone
+        self._stopped = max(self._stopped, generation)
+        delay_s = 0.02 + self.rng.random() * min(1.0, errand.grace_s + 0.1)
+        self.later(delay_s, self._killed, errand, generation, self.clock.mono() + _UNKILLABLE_S)
+
+    def _killed(self, errand: StopHere | Leave, generation: int, until: float) -> None:
+        for held in self.machine.running(generation):
+            if not held.unkillable:
+                self.machine.end_rank(held, -15)
+        left = self.machine.running(generation)
+        if left and self.clock.mono() < until:
+            self.later(1.0, self._killed, errand, generation, until)
+            return
+        error = f"{len(left)} ranks do not die" if left else ""
+        copies = self.keeper.copies() if isinstance(errand, StopHere) else ()
+        self._carried(Carried(errand, not error, error, copies))
+        if isinstance(errand, Leave) and self.alive:
+            self.world.later(0.2, self.machine.quit, errand.id)
+
+    # --- ranks -------------------------------------------------------------------------------------------------
+
+    def over(self, held: "Held") -> None:
+        if not self._known:
+            self._undated.append(held)
+            return
+        exit = Exit(
+            node=self.machine.name,
+            generation=held.generation,
+            rank=held.rank,
+            code=held.code if held.code is not None else 1,
+            at=held.ended_mono + self._offset_s,
+            words=held.words,
+        )
+        self._beat()
+        self._do(self.life.step(self.clock.mono(), Exited(exit)))
+
+    def _beat(self) -> None:
+        self._beat_at = self.clock.mono()
+        if self._known:
+            self._put(messages.encode(self._summary()))
+
+    def _summary(self) -> Beat:
+        """The slowest rank speaks for the node."""
+        generation, machine = self.life.generation, self.machine
+        readings = [h for h in machine.held.values() if h.generation == generation and h.step >= 0]
+        if generation == 0 or len(readings) < self.world.setup.nproc:
+            return Beat(node=machine.name, generation=generation, step=-1, at=0.0)
+        slowest = min(readings, key=lambda h: (h.step, -h.stepped_mono))
+        wall_s = self._offset_s
+        return Beat(
+            node=machine.name,
+            generation=generation,
+            step=slowest.step,
+            at=slowest.stepped_mono + wall_s,
+            sent=self.clock.mono() + wall_s,
+            first_step=min(h.first_step for h in readings),
+            first_at=max(h.first_mono for h in readings) + wall_s,
+            counted=False,
+            loss=float("nan") if any(h.nan_since >= 0 for h in readings) else 1.0,
+            sealed=self.keeper.sealed(),
+            backed=self.keeper.backed,
+            backing_s=_COPY_S,
+            stored=self.keeper.stored,
+            verifies=self.keeper.verifies,
+        )
+
+    def _poll(self) -> None:
+        self._do(self.life.step(self.clock.mono(), Clock()))
+        if not self.alive:
+            return
+        self._look_at_losses()
+        if ready := self.keeper.ready():
+            self._send(ready)
+        now = self.clock.mono()
+        first = self._first_said != self.life.generation and self._summary().step >= 0
+        if first:
+            self._first_said = self.life.generation
+        if first or now >= self._beat_at + self.beat_s:
+            self._beat()
+        self.later(POLL_S, self._poll)
+
+    def _look_at_losses(self) -> None:
+        for held in list(self.machine.held.values()) if self._known else ():
+            if held.nan_since >= 0 and held.generation == self.life.generation:
+                loss = Loss(
+                    node=self.machine.name,
+                    generation=held.generation,
+                    rank=held.rank,
+                    step=held.nan_since,
+                    loss=float("nan"),
+                    at=held.stepped_mono + self._offset_s,
+                )
+                self._do(self.life.step(self.clock.mono(), Spoilt(loss)))
+
+    def _send(self, ready: dict[int, Snap]) -> None:
+        """Copies on their way to the peer."""
+        step = next(iter(ready.values())).step
+        self.keeper.sending = step
+        self.later(_COPY_S * self.rng.uniform(0.3, 2.0), self._sent, self.keeper.generation, self.keeper.aim.peer, step)
+
+    def _sent(self, generation: int, peer: str, step: int) -> None:
+        keeper = self.keeper
+        if keeper.generation != generation or keeper.sending != step:
+            return
+        ready = {rank: keeper.memory.own[rank].of(step) for rank in keeper.ranks if rank in keeper.memory.own}
+        there = self.world.machines.get(peer)
+        reached = not peer or (there and there.connected and self.machine.connected and there.agent)
+        world = self.world.world_of(generation)
+        kept = reached and all(
+            snap and (not peer or there.agent.keeper.keep(rank, generation, world, snap))  # type: ignore[union-attr]
+            for rank, snap in ready.items()
+        )
+        if kept:
+            keeper.sending, keeper.backed = 0, step
+            self._beat()
+        else:
+            self.later(1.0, self._sent, generation, peer, step)

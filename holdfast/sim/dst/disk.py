@@ -1,0 +1,61 @@
+"""The controller's disk: what was committed outlives it, what was only appended does not."""
+
+from collections.abc import Callable, Iterator
+
+from holdfast.model.event import Entry
+
+
+class Disk:
+    """The journal of a run, across the lives of its controllers."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.notes: dict[str, bytes] = {}
+
+
+class DiskNotes:
+    """One controller's hold on what else is on its disk."""
+
+    def __init__(self, disk: Disk, strike: Callable[[str], None]) -> None:
+        self._disk = disk
+        self._strike = strike
+
+    def put(self, name: str, content: bytes) -> None:
+        self._strike("noting")
+        self._disk.notes[name] = content
+        self._strike("noted")
+
+    def get(self, name: str) -> bytes:
+        return self._disk.notes.get(name, b"")
+
+
+class DiskJournal:
+    """One controller's hold on it. `strike` is asked at every point at which a crash would matter."""
+
+    def __init__(self, disk: Disk, strike: Callable[[str], None]) -> None:
+        self._disk = disk
+        self._open: list[Entry] = []
+        self._strike = strike
+
+    def append(self, entry: Entry, durable: bool) -> None:
+        self._strike("decided")
+        self._open.append(entry)
+        if durable:
+            self._commit()
+            self._strike("written")
+
+    def flush(self) -> None:
+        if self._open:
+            self._strike("unflushed")
+            self._commit()
+            self._strike("flushed")
+
+    def _commit(self) -> None:
+        self._disk.entries += self._open
+        self._open = []
+
+    def read(self, after: int = 0) -> Iterator[Entry]:
+        yield from list(self._disk.entries[after:])
+
+    def close(self) -> None:
+        self.flush()

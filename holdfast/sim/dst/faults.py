@@ -1,0 +1,179 @@
+"""What chance does to a simulated job, from a seed, until it is told to stop."""
+
+from typing import TYPE_CHECKING
+
+from holdfast.model.event import Order
+from holdfast.model.release import Release
+from holdfast.sim.dst.setup import NOTICE_S
+
+if TYPE_CHECKING:
+    from holdfast.sim.dst.machine import Held, Machine
+    from holdfast.sim.dst.world import World
+
+_KINDS = {
+    "break": 8,  # a link
+    "stall": 5,  # a link
+    "cut": 6,  # a machine from the controller
+    "apart": 4,  # a machine from everybody
+    "kill_agent": 6,
+    "crash_controller": 8,
+    "crash_rank": 7,
+    "hang": 2,
+    "nan": 2,
+    "lose": 4,  # a machine
+    "jump": 2,  # a clock
+    "unkillable": 2,  # a rank
+    "order": 6,  # of a person; no fault, and in the way of all others
+}
+_POINTS = (  # at which a controller dies
+    *("decided", "written", "unflushed", "flushed", "sending", "telling", "telling", "telling"),
+    *("acquiring", "acquired", "releasing", "noting", "noted"),
+)
+_CODES = (-11, -9, -6, 1)
+
+
+class Faults:
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.on = False
+        self.struck: dict[str, int] = {}
+        self._armed: dict[str, str] = {}  # machine -> where its agent will die
+        # Of each seed only some kinds: those that are left come often enough to meet one another.
+        kinds = [kind for kind in _KINDS if world.rng.random() < 0.6] or list(_KINDS)
+        self._weights = {kind: _KINDS[kind] * world.rng.choice((1, 1, 3)) for kind in kinds}
+
+    def begin(self) -> None:
+        self.on = True
+        self._next()
+
+    def end(self) -> None:
+        """All links that can be mended are, and nothing new breaks."""
+        self.on = False
+        self._armed.clear()
+        self.world.office.armed = ""
+        self.world.later(21.0, self.world.office.order, Order(verb="resume", who="somebody"))
+        for machine in self.world.machines.values():
+            self._heal(machine)
+            for held in machine.held.values():
+                held.unkillable = False
+
+    def chance(self, probability: float) -> bool:
+        return self.on and self.world.rng.random() < probability
+
+    def launch_error(self) -> str:
+        return "its log folder cannot be made" if self.chance(0.04) else ""
+
+    def strikes(self, machine: "Machine", point: str) -> bool:
+        """Whether the machine's agent dies here."""
+        if self._armed.get(machine.name) != point:
+            return False
+        del self._armed[machine.name]
+        machine.kill_agent()
+        return True
+
+    def _next(self) -> None:
+        self.world.later(self.world.rng.expovariate(1 / self.world.setup.pause_s), self._strike)
+
+    def _strike(self) -> None:
+        if not self.on or self.world.over:
+            return
+        rng = self.world.rng
+        (kind,) = rng.choices(list(self._weights), list(self._weights.values()))
+        up = [machine for machine in self.world.machines.values() if machine.alive]
+        if kind == "crash_controller":
+            self._crash_controller()
+        elif up:
+            self._hit(kind, rng.choice(up))
+        self._next()
+
+    def _crash_controller(self) -> None:
+        office, rng = self.world.office, self.world.rng
+        self._count("crash_controller")
+        if rng.random() < 0.4:
+            office.crash("killed")
+        else:
+            office.armed = rng.choice(_POINTS)
+
+    def _count(self, kind: str) -> None:
+        self.struck[kind] = self.struck.get(kind, 0) + 1
+
+    def _hit(self, kind: str, machine: "Machine") -> None:
+        rng, ranks = self.world.rng, machine.running()
+        self.world.note(f"fault: {kind} on {machine.name}")
+        self._count(kind)
+        link = machine.agent.link if machine.agent else None
+        match kind:
+            case "break" if link:
+                link.kill(rng.choice((0.0, 0.5, 3.0)), rng.choice((0.0, 0.5, 3.0, NOTICE_S)))
+            case "stall" if link:
+                link.stall(rng.uniform(0.5, 5.0))
+            case "cut":
+                self._cut(machine, apart=False)
+            case "apart":
+                self._cut(machine, apart=True)
+            case "kill_agent":
+                self._kill_agent(machine)
+            case "crash_rank" if ranks:
+                machine.end_rank(rng.choice(ranks), rng.choice(_CODES))
+            case "hang" if ranks:
+                self._hang(rng.choice(ranks))
+            case "unkillable" if ranks:
+                self._bind(rng.choice(ranks))
+            case "order":
+                self._order(machine.name)
+            case "nan":
+                self._spoil()
+            case "lose":
+                self._lose(machine)
+            case "jump":
+                machine.clock.jump(rng.choice((-3600.0, -40.0, 40.0, 3600.0)))
+
+    def _hang(self, held: "Held") -> None:
+        """It is stopped; of a job that is stopped as a whole nobody thinks that it hangs."""
+        team = self.world.teams.all[held.generation]
+        held.hung = team.size > 1 and not any(other.hung for other in team.members.values())
+
+    def _order(self, node: str) -> None:
+        rng, office = self.world.rng, self.world.office
+        verb = rng.choice(("update", "update", "rollback", "hold", "evict", "drain", "approve"))
+        release = Release(number=0, digest=f"{rng.randrange(1 << 30):x}") if verb == "update" else None
+        office.order(
+            Order(verb=verb, who="somebody", node=node, release=release, now=rng.random() < 0.5, window_s=20.0)
+        )
+        if verb == "hold":
+            self.world.later(rng.choice((1.0, 5.0, 20.0)), office.order, Order(verb="resume", who="somebody"))
+
+    def _bind(self, held: "Held") -> None:
+        """In the kernel, where no signal reaches it, for a while."""
+        held.unkillable = True
+        self._hang(held)
+        self.world.later(self.world.rng.choice((5.0, 40.0)), setattr, held, "unkillable", False)
+
+    def _kill_agent(self, machine: "Machine") -> None:
+        if self.world.rng.random() < 0.5:
+            machine.kill_agent()
+        else:
+            self._armed[machine.name] = self.world.rng.choice(("carried", "remembered"))
+
+    def _cut(self, machine: "Machine", *, apart: bool) -> None:
+        rng = self.world.rng
+        machine.cut, machine.apart = True, machine.apart or apart
+        if machine.agent and machine.agent.link:
+            machine.agent.link.kill(rng.choice((0.0, 2.0, NOTICE_S)), rng.choice((0.0, 2.0, NOTICE_S)))
+        self.world.later(rng.choice((1.0, 4.0, 9.0, 30.0)), self._heal, machine)
+
+    @staticmethod
+    def _heal(machine: "Machine") -> None:
+        machine.cut = machine.apart = False
+
+    def _spoil(self) -> None:
+        for team in self.world.teams.trains():
+            if team.nan_at < 0:
+                team.nan_at = team.step + 1 + self.world.rng.randrange(3)
+                team.spoilt_at = team.nan_at - self.world.rng.choice((0, 0, 1, 2))
+
+    def _lose(self, machine: "Machine") -> None:
+        if self.world.setup.job.can_acquire:
+            machine.die("it is lost")
+        else:
+            machine.reboot()

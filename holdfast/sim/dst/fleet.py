@@ -1,0 +1,79 @@
+"""Where simulated nodes come from, and where their ranks would meet: outside of the controller, so they outlive it."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from holdfast.sim.dst.machine import Machine
+
+if TYPE_CHECKING:
+    from holdfast.sim.dst.world import World
+
+
+class Cloud:
+    """The machines that were acquired and not given back."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.nodes: list[str] = []
+        self._made = 0
+
+    def make(self) -> str:
+        """A machine that boots after a while, or never."""
+        name, order = f"n{self._made}", self._made
+        self._made += 1
+        machine = self.world.machines[name] = Machine(self.world, name, order)
+        if not self.world.faults.chance(0.05):
+            self.world.later(self.world.rng.uniform(0.2, 4.0), machine.boot)
+        return name
+
+
+class SimFleet:
+    """One controller's hands on the cloud."""
+
+    def __init__(self, world: "World", strike: Callable[[str], None]) -> None:
+        self.can_acquire = world.setup.job.can_acquire
+        self._world = world
+        self._cloud = world.cloud
+        self._strike = strike
+
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(self._cloud.nodes) if self.can_acquire else ()
+
+    async def acquire(self, count: int) -> tuple[str, ...]:
+        if not self.can_acquire:
+            raise OSError("this fleet cannot start nodes")
+        await asyncio.sleep(self._world.rng.uniform(0.05, 2.0))
+        if self._world.faults.chance(0.15):
+            raise OSError("no machines left")
+        self._strike("acquiring")
+        given = self._world.rng.randint(1, count) if self._world.faults.chance(0.15) else count
+        names = tuple(self._cloud.make() for _ in range(given))
+        self._cloud.nodes += names
+        self._world.note(f"the fleet gives {', '.join(names)}")
+        self._strike("acquired")
+        return names
+
+    async def release(self, node: str, reason: str) -> None:
+        await asyncio.sleep(self._world.rng.uniform(0.01, 0.5))
+        if not self.can_acquire:
+            return
+        self._strike("releasing")
+        machine = self._world.machines.get(node)
+        if machine and machine.alive and machine.apart:
+            self._world.later(self._world.rng.uniform(0.0, 30.0), machine.die, "the fleet has ended it at last")
+        elif machine:
+            machine.die(f"given back: {reason}")
+        if node in self._cloud.nodes:
+            self._cloud.nodes.remove(node)
+
+
+class SimStore:
+    host = "store"
+
+    async def open(self, generation: int) -> int:
+        await asyncio.sleep(0.01)
+        return 7000
+
+    async def quit(self) -> None:
+        pass

@@ -1,0 +1,83 @@
+"""The steps of a job at scale: how far it has come, and to which step a restart goes back."""
+
+from random import Random
+
+from holdfast.model.action import Launch
+from holdfast.sim.scale.prices import Prices
+from holdfast.sim.scale.result import Tally
+from holdfast.sim.scale.weather import Setup
+
+_LAG = (1, 4)  # steps that copies on peers are behind: one is being sent while the next is made (core/floor.py)
+_PUBLISHED_S = 120.0  # a checkpoint is complete on storage so long after its step
+
+
+class Course:
+    def __init__(self, setup: Setup, prices: Prices, rng: Random, tally: Tally) -> None:
+        self._setup = setup
+        self._prices = prices
+        self._rng = rng
+        self._tally = tally
+        self.behind = 0  # steps that this generation has to make again
+        self._best = 0  # furthest step of the line that counts
+        self._first = 1
+        self._first_at: float | None = None
+        self._stalled_at: float | None = 0.0
+        self._tier = "stored_state"
+        self._again = False  # queued again: nothing is left in memory
+
+    @property
+    def stalled(self) -> bool:
+        return self._stalled_at is not None
+
+    def step(self, now: float) -> int:
+        if self._first_at is None:
+            return self._best
+        until = now if self._stalled_at is None else self._stalled_at
+        return self._first + int((until - self._first_at) / self._setup.step_s)
+
+    def good_at(self, now: float) -> float:
+        """When training last was in order."""
+        return now if self._stalled_at is None else min(now, self._stalled_at)
+
+    def stall(self, now: float) -> None:
+        if self._stalled_at is None:
+            self._stalled_at = now
+            self._best = self.step(now)
+
+    def made(self, now: float) -> tuple[int, float, int, float] | None:
+        """Newest step and when, first step and when; None before the first."""
+        if self._first_at is None:
+            return None
+        step = self.step(now)
+        return step, self._first_at + (step - self._first) * self._setup.step_s, self._first, self._first_at
+
+    def ended(self, now: float) -> None:
+        self.stall(now)
+        self._again = True
+
+    def launching(self, action: Launch, dead: tuple[int, ...], *, changed: bool) -> None:
+        """Which step the next generation goes on from: own memory, else a peer's, else storage."""
+        seats = len(action.seats)
+        step_s, off = self._setup.step_s, self._setup.off
+        stored_every = self._prices.share("stored_every_s")
+        stored = int(max(0.0, self._best * step_s - _PUBLISHED_S) // stored_every * stored_every / step_s)
+        paired = {(number + seats // 2) % seats for number in dead}  # as core/backup.py places copies
+        if self._again or "snapshots" in off or (dead and ("backups" in off or paired.intersection(dead))):
+            self._tier, resumed = "stored_state", stored
+        elif dead:
+            self._tier, resumed = "peer_state", max(0, self._best - self._rng.randint(*_LAG))
+        else:
+            tier = "peer_state" if changed else "own_state"  # an admitted node has to fetch what it needs
+            self._tier, resumed = tier, max(0, self._best - self._rng.randint(0, 1))
+        if action.not_after is not None:
+            resumed = min(resumed, max(0, action.not_after))
+        self._again = False
+        self.behind = self._best - resumed
+        self._first, self._first_at = resumed + 1, None
+        self._tally.restored[self._tier] = self._tally.restored.get(self._tier, 0) + 1
+
+    def restore_s(self) -> float:
+        return self._prices(self._tier)
+
+    def begin(self, now: float) -> None:
+        self._first_at, self._stalled_at = now, None

@@ -1,0 +1,95 @@
+"""What fails, how often and why: mixes of failures as they were published, read from data."""
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+Shows = Literal["crash", "oom", "silence", "health", "hang", "slow", "loss"]
+Why = Literal["machine", "passing", "release", "outside"]
+KNOWN = ("byterobust", "llama3", "rsc1", "stepfun")
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One symptom, and the weights of what may be behind it."""
+
+    name: str
+    weight: float
+    shows: Shows
+    source: str
+    said: str = ""  # last words of the rank that crashes
+    klass: str = ""  # of the taxonomy, where a reading tells it
+    read_s: float = 0.0  # how often that is read
+    machine: float = 0.0  # the node is bad, and stays so
+    code: float = 0.0  # parted into what passes and what a release brought
+    passing: float = 0.0  # gone with the next restart
+    outside: float = 0.0  # a service is away for a while
+
+    def __post_init__(self) -> None:
+        if self.weight < 0 or self.machine + self.code + self.passing + self.outside <= 0:
+            raise ValueError(f"fault '{self.name}' needs a weight that is not negative, and a cause above 0")
+
+
+class Code(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of failures that the user's code makes: what is gone with a restart, and what stays until it is rolled back."""
+
+    passing: float
+    release: float
+    source: str
+
+
+class Mix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    rate: float  # unplanned incidents per node and day
+    rate_source: str
+    fault: tuple[Fault, ...]
+    updates_per_day: float = 0.0
+    updates_source: str = ""
+    blast: int = 32  # nodes behind a switch
+    blast_share: float = 0.0  # of incidents
+    blast_source: str = ""
+    lemons: float = 0.0  # share of nodes that fail more often
+    lemon_times: float = 1.0
+    lemon_source: str = ""
+    code: Code = Code(passing=1.0, release=0.0, source="")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rate <= 1:
+            raise ValueError("rate is incidents per node and day, from 0 to 1")
+        if not self.fault or sum(fault.weight for fault in self.fault) <= 0:
+            raise ValueError("a mix needs faults, and one of them a weight above 0")
+        if not (0 <= self.blast_share <= 1 and 0 <= self.lemons <= 1 and self.lemon_times >= 1 and self.blast >= 1):
+            raise ValueError("blast_share and lemons are parts, lemon_times and blast are at least 1")
+
+    def causes(self, fault: Fault) -> dict[Why, float]:
+        """The weights of what may be behind a symptom."""
+        parts = self.code.passing + self.code.release
+        passing, release = (self.code.passing / parts, self.code.release / parts) if parts else (1.0, 0.0)
+        return {
+            "machine": fault.machine,
+            "passing": fault.passing + fault.code * passing,
+            "release": fault.code * release,
+            "outside": fault.outside,
+        }
+
+
+class MixError(Exception):
+    """One sentence: what is wrong with a file of failures."""
+
+
+def load(name: str) -> Mix:
+    """A mix by its name, or from a TOML file of the same form."""
+    if name in KNOWN:
+        text = resources.files("holdfast.sim.scale").joinpath("mixes", f"{name}.toml").read_text(encoding="utf-8")
+    else:
+        try:
+            text = Path(name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as e:
+            known = ", ".join(KNOWN)
+            raise MixError(f"--failures {name}: neither one of {known} nor a file that can be read ({e})") from None
+    try:
+        return msgspec.convert(tomllib.loads(text), Mix)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as e:
+        raise MixError(f"--failures {name}: {e}; holdfast/sim/scale/mixes/ has examples") from None

@@ -1,0 +1,109 @@
+"""What came of a simulated job, drawn: ETTR over time, where the time went, policies and mechanisms side by side."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.sim.scale.book import Book
+from holdfast.sim.scale.result import Summary
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_DAY_S = 86400.0
+_INK, _FAINT = "#1f3b57", "#9fb4c7"
+_SHADES = ("#1f3b57", "#3f6f94", "#6fa3bf", "#a8c8d8", "#d9a441", "#c96f4a", "#8c4a4a", "#7a7a7a", "#bdbdbd", "#5b8c5a")
+
+
+class PlotError(Exception):
+    """One sentence: why nothing can be drawn."""
+
+
+def need() -> None:
+    """Whether there is something to draw with; asked before a long simulation, not after it."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise PlotError("--plot needs matplotlib; install it with: pip install 'holdfast[plot]'") from None
+
+
+def draw(folder: Path, found: list[Summary], books: "Mapping[str, Book]") -> list[Path]:
+    """Each picture as PNG and SVG."""
+    need()
+    import matplotlib
+
+    matplotlib.use("Agg")
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn: list[Path] = []
+    for policy, book in books.items():
+        drawn += _save(folder, "ettr", _over_time(book, f"{found[0].gpus:,} GPUs, {found[0].failures}, {policy}"))
+    drawn += _save(folder, "lost", _lost(found))
+    if len(found) > 1:
+        drawn += _save(folder, "compared", _compared(found))
+    return drawn
+
+
+def _figure(width: float, height: float) -> tuple[Any, Any]:
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(width, height), layout="constrained")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure, axes
+
+
+def _over_time(book: Book, title: str) -> Any:
+    instants, total, sliding = book.curves()
+    figure, axes = _figure(9, 4)
+    days = [at / _DAY_S for at in instants]
+    axes.plot(days, [100 * part for part in sliding], color=_FAINT, linewidth=0.7, label="hour by hour")
+    axes.plot(days, [100 * part for part in total], color=_INK, linewidth=2.2, label="since the start")
+    axes.set(xlabel="days", ylabel="effective training time, %", title=title, ylim=(0, 101), xlim=(0, max(days)))
+    axes.legend(frameon=False, loc="lower right")
+    return figure
+
+
+def _lost(found: list[Summary]) -> Any:
+    """Of every policy, what part of the time was lost to what."""
+    uses = list(dict.fromkeys(use for one in found for use in one.lost_by_use))
+    figure, axes = _figure(9, 1.5 + 0.42 * len(found))
+    names = [_name(one) for one in found]
+    left = [0.0] * len(found)
+    for number, use in enumerate(uses):
+        parts = [100 * one.lost_by_use.get(use, 0.0) / (one.days * _DAY_S) for one in found]
+        axes.barh(names, parts, left=left, label=use, color=_SHADES[number % len(_SHADES)])
+        left = [a + b for a, b in zip(left, parts, strict=True)]
+    axes.invert_yaxis()
+    axes.set(xlabel="lost, % of the time", title="Where the time went")
+    axes.legend(frameon=False, fontsize="small", ncols=2)
+    return figure
+
+
+def _compared(found: list[Summary]) -> Any:
+    figure, axes = _figure(9, 1.5 + 0.38 * len(found))
+    names, means = [_name(one) for one in found], [100 * one.ettr for one in found]
+    low = [100 * (one.ettr - one.ettr_least) for one in found]
+    high = [100 * (one.ettr_most - one.ettr) for one in found]
+    axes.barh(names, means, xerr=(low, high), color=[_INK, *[_FAINT] * (len(found) - 1)], ecolor="#444444", capsize=3)
+    axes.invert_yaxis()
+    least = min(100 * one.ettr_least for one in found)
+    axes.set(xlim=(max(0.0, least - 0.25 * (100 - least) - 0.1), 100), xlabel="effective training time, %")
+    for number, mean in enumerate(means):
+        ink = "white" if number == 0 else "#222222"
+        places = {"xytext": (-6, 0), "textcoords": "offset points", "ha": "right", "va": "center"}
+        axes.annotate(f"{mean:.2f}", (mean, number), color=ink, fontsize="small", **places)
+    axes.set_title(f"{found[0].gpus:,} GPUs, {found[0].days:g} days, failures of {found[0].failures}")
+    return figure
+
+
+def _name(one: Summary) -> str:
+    return f"without {', '.join(one.off)}" if one.off else one.policy
+
+
+def _save(folder: Path, name: str, figure: Any) -> list[Path]:
+    from matplotlib import pyplot
+
+    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+    for path in paths:
+        figure.savefig(path, dpi=160)
+    pyplot.close(figure)
+    return paths

@@ -1,0 +1,194 @@
+"""What others do in the same world: a policy as data, played from failure to failure."""
+
+import tomllib
+from importlib import resources
+from random import Random
+from typing import Literal
+
+import msgspec
+
+from holdfast.core.sizing import binomial
+from holdfast.sim.scale.book import TRAIN, Book
+from holdfast.sim.scale.mixes import Mix, Shows
+from holdfast.sim.scale.prices import Prices, Sheet
+from holdfast.sim.scale.result import Result, Tally, result
+from holdfast.sim.scale.weather import Setup, Strike, forecast
+
+KNOWN = ("byterobust", "megatron", "torchrun")
+_WINDOW_S = 86400.0  # an update that may wait rides on a restart within this
+
+
+class Sees(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How one symptom is met."""
+
+    shows: Shows
+    source: str
+    detect_s: tuple[float, float]
+    locate_s: tuple[float, float] = (0.0, 0.0)
+    mend_s: float | None = None  # from localization to restart in all, on average, where that was published
+    most_s: float = 0.0
+    names: float = 0.0  # chance that a bad machine is the one that goes
+    group: bool = False  # its whole parallel group does
+    by_hand: bool = False
+
+
+class Practice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    standbys: Literal["p99", "none"]
+    keeps: Literal["memory", "storage"]  # where a restart finds its state
+    save_every_s: float  # 0: every step
+    save_stall_s: float
+    group: int
+    rollback: bool
+    updates: Literal["in place", "requeue"]
+    tries: int  # failures alike before a person looks
+    restart: str  # the price of it
+    sees: tuple[Sees, ...]
+    save_source: str = ""
+    group_source: str = ""
+    restart_source: str = ""
+
+
+class Played:
+    """One seed of a practice."""
+
+    def __init__(self, practice: Practice, setup: Setup, mix: Mix, sheet: Sheet) -> None:
+        self.practice, self.setup, self.mix = practice, setup, mix
+        self.rng = Random(f"{practice.name} {setup.seed}")
+        self.prices = Prices(sheet, setup.gpus, self.rng)
+        self.book, self.tally = Book(), Tally()
+        self._sees = {sees.shows: sees for sees in practice.sees}
+        rate = mix.rate if setup.rate is None else setup.rate
+        held = setup.standbys if setup.standbys is not None else binomial(setup.nodes, rate)
+        self.standbys = held if practice.standbys == "p99" else 0
+        self._back_at: list[float] = []  # when used standbys are made up for
+        self._redo_s = 0.0  # work that has to be done again before training gets further
+        self._saved_at = 0.0  # in training time, and so is the next
+        self._trained = 0.0
+        self._waiting: list[float] = []  # updates that ride on the next restart
+
+    @property
+    def now(self) -> float:
+        return self.book.at
+
+    def play(self) -> Result:
+        weather = forecast(self.setup, self.mix)
+        updates = list(weather.updates)
+        for strike in weather.strikes:
+            while updates and updates[0] <= strike.at:
+                self._update(updates.pop(0))
+            self._train(strike.at, "")
+            self._mend(strike)
+        for at in updates:
+            self._update(at)
+        self._train(self.setup.end_at, "")
+        self.book.cut(self.setup.end_at)
+        practice = self.practice
+        stall = practice.save_stall_s / (practice.save_every_s or self.setup.step_s)
+        names = (practice.name, self.mix.name)
+        return result(self.setup, names, self.standbys, self.book, self.tally, stall=min(stall, 0.9))
+
+    # --- time --------------------------------------------------------------------------------------------------
+
+    def _spend(self, use: str, seconds: float, cause: str) -> None:
+        self.book.add(use, self.now + seconds, cause)
+
+    def _train(self, until: float, cause: str) -> None:
+        """Work that was lost is done again first; then training gets further."""
+        redone = min(self._redo_s, max(0.0, until - self.now))
+        self._spend("redo", redone, cause or self._cause)
+        self._redo_s -= redone
+        self._trained += max(0.0, until - self.now)
+        self.book.add(TRAIN, until)
+
+    _cause = ""
+
+    def _lose(self, more_s: float = 0.0) -> None:
+        """State that is newer than the last save is gone; so are `more_s` of work that was wrong."""
+        every_s = self.practice.save_every_s
+        lost_s = self._trained % every_s if every_s else self.setup.step_s * self.rng.random()
+        lost_s = min(self._trained, max(lost_s, more_s))
+        self._trained -= lost_s
+        self._redo_s += lost_s
+
+    # --- failures ----------------------------------------------------------------------------------------------
+
+    def _mend(self, strike: Strike) -> None:
+        self.tally.incidents += 1
+        name = "switch" if strike.blast else strike.fault.name
+        self._cause = name
+        self.tally.struck(name)
+        shows: Shows = "silence" if strike.blast else strike.fault.shows
+        why = "machine" if strike.blast else strike.why
+        sees = self._sees[shows]
+        for attempt in range(1, 1000):
+            self._see(sees, name)
+            last = attempt >= self.practice.tries
+            if last and not sees.by_hand and why in ("machine", "release") and sees.names < 1:
+                self.tally.people += 1
+                self._spend("person", self.prices("person"), name)
+            named = why == "machine" and (last or self.rng.random() < sees.names)
+            self._restart(sees, self._gone(strike, sees) if named or sees.group else 0, name)
+            solved = why == "passing" or named or (why == "release" and (self.practice.rollback or last))
+            if why == "release" and solved and self.practice.rollback:
+                self.tally.rolled_back += 1
+            if why == "outside":
+                self._spend("wait", max(0.0, self.prices("away") - self.prices("requeue")), name)
+                return
+            if solved or self.now >= self.setup.end_at:
+                return
+            self._train(self.now + self.prices("corrupts" if shows == "loss" else "relapse"), name)
+
+    def _see(self, sees: Sees, name: str) -> None:
+        detect_s = self.rng.uniform(*sees.detect_s)
+        self.tally.people += sees.by_hand
+        if sees.shows == "slow":  # steps go on, slowly
+            self.book.drag(self.now, detect_s * self.prices.share("drag"), name)
+            self._train(self.now + detect_s, name)
+        else:
+            self._spend("detect", detect_s, name)
+        self._spend("diagnose", self.rng.uniform(*sees.locate_s), name)
+
+    def _gone(self, strike: Strike, sees: Sees) -> int:
+        return self.mix.blast if strike.blast else self.practice.group if sees.group else 1
+
+    def _restart(self, sees: Sees, gone: int, name: str) -> None:
+        self._lose(sees.detect_s[1] if sees.shows == "loss" else 0.0)
+        self._waiting.clear()
+        short = gone - self._take(gone)
+        if short > 0 and self.practice.standbys == "p99":
+            self.tally.waits += 1
+            self._spend("wait", self.prices("acquire", "boot"), name)
+        if sees.mend_s is not None:
+            self._spend("launch", min(sees.most_s, self.rng.expovariate(1 / sees.mend_s)), name)
+        else:
+            self._spend("launch", self.prices(self.practice.restart), name)
+
+    def _take(self, gone: int) -> int:
+        """Standbys that are there; used ones are made up for after a while."""
+        self._back_at = [at for at in self._back_at if at > self.now]
+        taken = min(gone, self.standbys - len(self._back_at))
+        self._back_at += [self.now + self.prices("acquire", "boot") for _ in range(taken)]
+        self.tally.evicted += gone
+        self.tally.standbys_used += taken
+        return taken
+
+    def _update(self, at: float) -> None:
+        """Code changes: at once by queueing again, or with the next restart, at the latest a day later."""
+        self.tally.updates += 1
+        if self.practice.updates == "requeue":
+            self._train(at, "")
+            self._lose()
+            self._spend("update", self.prices("requeue"), "update")
+            return
+        late = [asked for asked in self._waiting if asked + _WINDOW_S <= at]
+        for asked in late:
+            self._train(asked + _WINDOW_S, "")
+            self._spend("update", self.prices("first_step"), "update")
+        self._waiting = [] if late else self._waiting
+        self._waiting.append(at)
+
+
+def load(name: str) -> Practice:
+    text = resources.files("holdfast.sim.scale").joinpath("practices", f"{name}.toml").read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text), Practice)

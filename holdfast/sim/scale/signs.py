@@ -1,0 +1,145 @@
+"""How a failure shows itself to our detectors: which alarm comes, how late, and whom it names."""
+
+from random import Random
+
+import msgspec
+
+from holdfast.core.detect.crash import Catalog, alarm_of
+from holdfast.core.detect.hang import HangLimits
+from holdfast.core.detect.replica import ReplicaLimits
+from holdfast.core.detect.slow import SlowLimits
+from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.signal import Exit
+from holdfast.sim.scale.mixes import Fault
+from holdfast.sim.scale.prices import Prices
+
+_TIMED_OUT = (
+    "[Rank 7] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=91, OpType=ALLREDUCE) ran for 600000"
+    " milliseconds before timing out."
+)
+
+
+class Sign(msgspec.Struct, frozen=True, kw_only=True):
+    """An alarm to come."""
+
+    after_s: float
+    alarm: Alarm
+    stalls: bool = True  # no step is made from the failure on
+    back_steps: int = 0  # the last so many steps are spoilt
+
+
+class Signs:
+    """Draws what the detectors make of a failure; what is switched off does not see."""
+
+    def __init__(self, prices: Prices, catalog: Catalog, step_s: float, off: frozenset[str]) -> None:
+        self._prices = prices
+        self._catalog = catalog
+        self._step_s = step_s
+        self._off = off
+        self._read: dict[str, Alarm] = {}  # last words -> what they tell
+        self._hang = HangLimits()
+        self._slow = SlowLimits()
+        self._every = ReplicaLimits().every
+
+    def of(self, fault: Fault, node: str, other: str, rng: Random, *, machine: bool) -> Sign:
+        """What comes of it; `other` is a node that may be named where nobody can know better."""
+        prices = self._prices
+        match fault.shows:
+            case "crash":
+                return Sign(after_s=prices("notice", "tell"), alarm=self._crash(fault.said, node))
+            case "oom":
+                return Sign(after_s=prices("notice", "tell"), alarm=_killed(node))
+            case "silence":
+                return Sign(after_s=prices("silence"), alarm=silent(node))
+            case "health" if "health" in self._off:
+                return self._times_out(other)
+            case "health":
+                return Sign(after_s=rng.uniform(0.0, fault.read_s) + prices("tell"), alarm=_reading(fault, node))
+            case "hang" if "hang" in self._off:
+                return self._times_out(other)
+            case "hang":
+                return self._stands(node, rng)
+            case "slow":
+                rounds_s = max(self._slow.round_s, self._slow.round_steps * self._step_s) * self._slow.rounds
+                return Sign(after_s=rounds_s + prices("tell"), alarm=_drags(node), stalls=False)
+            case "loss":
+                differs = machine and "replica" not in self._off and rng.random() < prices.share("hash_finds")
+                return self._differs(node, rng) if differs else self._not_finite(other)
+
+    def _crash(self, said: str, node: str) -> Alarm:
+        if said not in self._read:
+            exit = Exit(node=node, generation=0, rank=0, code=1, at=0.0, words=(said,) if said else ())
+            alarm = alarm_of(exit, self._catalog)
+            if "words" in self._off:
+                dumb = {"klass": "", "group": "", "action": "", "confidence": 0.0, "signature": "exit 1"}
+                alarm = msgspec.structs.replace(alarm, **dumb)
+            self._read[said] = alarm
+        return msgspec.structs.replace(self._read[said], suspects=(node,))
+
+    def _times_out(self, node: str) -> Sign:
+        return Sign(after_s=self._prices("nccl_timeout", "notice"), alarm=self._crash(_TIMED_OUT, node))
+
+    def _stands(self, node: str, rng: Random) -> Sign:
+        limits, luck = self._hang, rng.random()
+        named_s = max(limits.least_s, limits.steps * self._step_s) + self._prices("look")
+        stopped, spinning = self._prices.share("hang_stopped"), self._prices.share("hang_spinning")
+        if luck < stopped:
+            after_s = named_s
+        elif luck < stopped + spinning:
+            after_s = max(named_s, limits.last_s)
+        else:
+            after_s = named_s + limits.act_s
+        suspects = () if "naming" in self._off else (node,)
+        reason = "the others wait for it"
+        hard = luck < stopped and bool(suspects)
+        alarm = Alarm(kind=Kind.HANG, at=0.0, suspects=suspects, reason=reason, signature=f"hang {suspects}", hard=hard)
+        return Sign(after_s=after_s, alarm=alarm)
+
+    def _differs(self, node: str, rng: Random) -> Sign:
+        """Hashes are compared every so many steps; what came after the last that were equal is not to be believed."""
+        wait = rng.randint(1, self._every)
+        reason = "has other parameters than its replicas"
+        alarm = Alarm(
+            kind=Kind.REPLICA, at=0.0, suspects=(node,), reason=reason, signature="replica parameters", hard=True
+        )
+        return Sign(after_s=wait * self._step_s, alarm=alarm, stalls=False, back_steps=self._every)
+
+    def _not_finite(self, node: str) -> Sign:
+        alarm = Alarm(kind=Kind.LOSS, at=0.0, suspects=(node,), reason="the loss is not finite", signature="loss")
+        return Sign(after_s=self._step_s, alarm=alarm, stalls=False, back_steps=1)
+
+
+def silent(*nodes: str) -> Alarm:
+    reason = "has been silent for 3 s"
+    return Alarm(kind=Kind.SILENCE, at=0.0, suspects=nodes, reason=reason, signature=f"silence {nodes[0]}")
+
+
+def _killed(node: str) -> Alarm:
+    return Alarm(
+        kind=Kind.LINES,
+        at=0.0,
+        suspects=(node,),
+        klass="host_oom_kill",
+        group="framework",
+        reason="lost a process to the kernel, for want of memory",
+        signature="host_oom_kill",
+    )
+
+
+def _reading(fault: Fault, node: str) -> Alarm:
+    return Alarm(
+        kind=Kind.HEALTH,
+        at=0.0,
+        suspects=(node,),
+        klass=fault.klass,
+        group="infrastructure",
+        action="evict_and_restart",
+        reason=f"reads as {fault.name}",
+        signature=f"{fault.klass} {node}",
+        hard=True,
+    )
+
+
+def _drags(node: str) -> Alarm:
+    reason = "makes the others wait"
+    return Alarm(kind=Kind.SLOW, at=0.0, suspects=(node,), reason=reason, signature=f"slow {node}")

@@ -1,0 +1,65 @@
+"""Cells on a real job: what happens most, in one job of DDP; results are kept, and cells that passed are left out."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.chaos.matrix import table
+from holdfast.chaos.matrix.__main__ import Played, main, read
+from holdfast.chaos.matrix.cells import FAST
+from holdfast.chaos.matrix.expected import Came, load
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+
+def test_the_fast_cells_are_as_expected(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    results = tmp_path / "chaos.jsonl"
+    asked = ["run", "--cells", "fast", "--results", str(results), "--folder", str(tmp_path)]
+    code = main(asked)
+    said = capfd.readouterr().out
+    assert code == 0, said
+    found = read(results)
+    assert {one.cell for one in found} == {cell.name for cell in FAST}
+    assert all(one.ok and one.commit and one.came.compared for one in found), said
+    assert main(asked) == 0
+    assert "0 cells, 0 not as expected" in capfd.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "cells",
+    [
+        [
+            "rank.oom/pp/idle",
+            "rank.slow/pp/idle",
+            "snapshot.flip/pp/restoring",
+            "rank.stop/pp/saving",
+            "loss.nan/pp/idle",
+        ],
+        ["release.syntax/fsdp/idle", "release.late/fsdp/idle", "rank.kill/fsdp/updating", "node.kill/fsdp/idle"],
+        ["storage.hang/ddp/idle", "storage.eio/ddp/saving"],
+        ["disk.full/ddp/idle", "disk.readonly/ddp/saving", "shm.full/ddp/idle"],
+        ["link.lossy/ddp/idle", "link.cut/ddp/idle"],
+    ],
+    ids=["processes", "steps", "releases", "storage", "disks", "hosts"],
+)
+def test_some_of_every_stage(tmp_path: Path, capfd: pytest.CaptureFixture[str], cells: list[str]) -> None:
+    asked = ["run", "--cells", *cells, "--results", str(tmp_path / "chaos.jsonl"), "--folder", str(tmp_path)]
+    assert main(asked) == 0, capfd.readouterr().out
+
+
+def test_an_unknown_cell_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--cells", "rank.vex"]) == 2
+    assert "a name is like rank.kill/ddp/idle" in capsys.readouterr().err
+
+
+def test_the_table_shows_what_came() -> None:
+    def line(cell: str, *wrong: str) -> Played:
+        return Played(cell=cell, commit="abc", at="today", ok=not wrong, wrong=wrong, came=Came(), took_s=1.0)
+
+    page = table.page(load(), [line("rank.kill/ddp/idle"), line("rank.kill/fsdp/saving", "2 restarts, not 1")])
+    assert "1 of 2 cells that were played came as expected" in page
+    assert "| `rank.kill` | + | . | . | . | . | - |" in page
+    assert "| rank.kill/fsdp/saving | abc | today | 2 restarts, not 1 |" in page
+    assert "**blind**: the wrong number goes into a sum" in page

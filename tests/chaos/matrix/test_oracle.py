@@ -1,0 +1,77 @@
+"""The oracle sees a state that differs, a sample that is missing or doubled, a process and a file that are left."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.chaos.matrix import oracle
+from holdfast.journal.sqlite import SqliteJournal
+from holdfast.model.event import Begin, Decision, Entry, Limits
+from holdfast.model.topology import Job
+
+
+def leave(folder: Path, rank: int, *lines: dict[str, object] | str) -> None:
+    with (folder / f"trace-{rank}.jsonl").open("a") as file:
+        for line in lines:
+            file.write(line if isinstance(line, str) else json.dumps(line) + "\n")
+
+
+def step(number: int, digest: str, *samples: int) -> dict[str, object]:
+    return {"step": number, "digest": digest, "samples": samples}
+
+
+def test_the_newest_line_of_a_step_counts(tmp_path: Path) -> None:
+    leave(tmp_path, 0, {"from": 0, "source": "none"}, step(1, "a", 1), step(2, "bad", 2))
+    [trace] = oracle.traces(tmp_path, 1).values()
+    assert trace.read().steps[2][0] == "bad"
+    leave(tmp_path, 0, {"from": 1, "source": "memory"}, step(2, "b", 2), '{"step": 3, "dig')
+    assert trace.read().steps == {1: ("a", (1,)), 2: ("b", (2,))} and trace.last == 2
+    assert trace.restores == [(0, "none"), (1, "memory")]
+    calm = {0: oracle.Trace(tmp_path / "none")}
+    calm[0].steps = {1: ("a", (1,)), 2: ("x", (2,))}
+    assert oracle.differing({0: trace}, calm, range(1, 3)) == (1, 2)
+    assert oracle.differing({0: trace}, calm, range(1, 2)) == (0, 1)
+
+
+def test_samples_that_are_lost_or_seen_twice(tmp_path: Path) -> None:
+    leave(tmp_path, 0, step(1, "a", 1, 2), step(2, "b", 3, 4))
+    leave(tmp_path, 1, step(1, "a", 5, 6), step(2, "b", 7, 8))
+    found = {rank: trace.read() for rank, trace in oracle.traces(tmp_path, 2).items()}
+    assert oracle.samples(found, 2) == []
+    leave(tmp_path, 1, step(2, "b", 7, 4))
+    found[1].read()
+    assert oracle.samples(found, 2) == ["1 samples were seen twice"]
+    assert oracle.samples(found, 1) == [], "a stage that others feed draws nothing of its own"
+    del found[0].steps[1]
+    assert "rank 0 has no step 1" in oracle.samples(found, 2)
+
+
+@pytest.mark.e2e
+def test_an_orphan_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oracle, "_SETTLE_S", 0.2)
+    code = "import time; print('up', flush=True); time.sleep(600)"
+    env = os.environ | {oracle.MARK: "mine"}
+    process = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout and process.stdout.readline()
+        [said] = oracle.orphans("mine")
+        assert str(process.pid) in said and oracle.orphans("other") == []
+    finally:
+        process.kill()
+        process.communicate()
+    assert oracle.orphans("mine") == []
+
+
+def test_a_journal_that_decides_otherwise_is_seen(tmp_path: Path) -> None:
+    journal = SqliteJournal(tmp_path / "journal.db")
+    begin = Begin(job=Job(run_id="a", min_nodes=1, max_nodes=1), limits=Limits())
+    journal.append(Entry(seq=1, at=1.0, event=begin, decision=Decision(reason="made up")), True)
+    journal.close()
+    assert oracle.record(tmp_path) == ["entry 1 of the journal decides otherwise when it is replayed"]
+    shutil.rmtree(tmp_path)
+    assert "cannot be used as a journal" in oracle.record(tmp_path)[0]

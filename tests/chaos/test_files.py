@@ -1,0 +1,128 @@
+"""Files and storage are spoilt as told, and mended again."""
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from holdfast.chaos import faulty, files, releases
+from holdfast.chaos.fault import Cannot, Fault
+from holdfast.chaos.guard import Guard
+from holdfast.chaos.scene import Scene
+from holdfast.chaos.sight import Node, Sight, Status
+from holdfast.checkpoint.arena import Arena
+from tests.chaos.target import target
+from tests.cli.driver import until
+
+pytestmark = pytest.mark.e2e
+
+
+class Seen:
+    """As much of a job as is looked at here."""
+
+    def __init__(self, folder: Path, pid: int = 0) -> None:
+        self._folder, self._pid = folder, pid
+        nodes = (Node(node="n0", role="active", ranks="0"),)
+        self.now = Status(phase="training", generation=1, step=5, floor=1, nodes=nodes)
+
+    def status(self) -> Status:
+        return self.now
+
+    def controller(self) -> int:
+        return self._pid
+
+    def holder(self, node: str) -> int:
+        return self._pid
+
+    def checkpoints(self, status: Status) -> Path:
+        return self._folder
+
+
+@pytest.fixture
+def guard() -> Iterator[Guard]:
+    with Guard() as one:
+        yield one
+
+
+def scene(guard: Guard, seen: Seen) -> Scene:
+    made = Scene(cast(Sight, cast(Any, seen)), guard, random.Random(1))
+    made.id = 1
+    return made
+
+
+def test_one_bit_of_the_newest_checkpoint(tmp_path: Path, guard: Guard) -> None:
+    before = {}
+    for number in (10, 20):
+        folder = tmp_path / f"step-{number:08d}"
+        folder.mkdir()
+        (folder / "__0_0.distcp").write_bytes(os.urandom(500))
+        (folder / "holdfast.json").write_text("{}")
+        os.utime(folder / "holdfast.json", (number, number))
+        before[number] = (folder / "__0_0.distcp").read_bytes()
+    struck = files.checkpoint_flip(scene(guard, Seen(tmp_path)), Fault(kind="checkpoint.flip"))
+    after = {number: (tmp_path / f"step-{number:08d}" / "__0_0.distcp").read_bytes() for number in before}
+    bits = [bin(a ^ b).count("1") for a, b in zip(before[20], after[20], strict=True)]
+    assert sum(bits) == 1 and after[10] == before[10] and "step-00000020" in struck.what
+    assert guard.drop(1) == ""
+    assert (tmp_path / "step-00000020" / "__0_0.distcp").read_bytes() == before[20]
+
+
+def test_one_bit_of_a_snapshot(tmp_path: Path, guard: Guard) -> None:
+    code = "import os, time; fd = os.memfd_create('holdfast-rank-0'); print(fd, flush=True); time.sleep(600)"
+    with target(code) as process:
+        assert process.stdout
+        path = f"/proc/{process.pid}/fd/{int(process.stdout.readline())}"
+        with open(path, "r+b") as file:
+            arena = Arena.make(file.fileno(), layout=b"l" * 32, image_bytes=4096, slots=2)
+        slot = arena.begin(7, 1)
+        assert slot is not None
+        slot.image[:] = bytes(4096)
+        slot.seal()
+        [sealed] = arena.sealed()
+        arena.check(sealed.slot)
+        struck = files.snapshot_flip(scene(guard, Seen(tmp_path, process.pid)), Fault(kind="snapshot.flip", rank=0))
+        assert "step 7" in struck.what
+        assert sum(bin(byte).count("1") for byte in arena.image(sealed.slot)) == 1
+        assert arena.verify(sealed.slot) != "", "a restore would see it"
+        assert guard.drop(1) == ""
+        assert sum(arena.image(sealed.slot)) == 0
+
+
+def test_storage_is_told_to_fail(tmp_path: Path, guard: Guard) -> None:
+    control = tmp_path / "control"
+    control.write_text("ok")
+    env = os.environ | {faulty.CONTROL: str(control)}
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=env)
+    try:
+        environ = Path(f"/proc/{process.pid}/environ")
+        until(lambda: faulty.CONTROL in environ.read_text(errors="replace"), "its environment")
+        seen = Seen(tmp_path, process.pid)
+        files.storage_fails(scene(guard, seen), Fault(kind="storage", text="enospc"))
+        assert control.read_text() == "enospc"
+        os.environ[faulty.CONTROL] = str(control)
+        with pytest.raises(OSError, match="No space"):
+            faulty.pause()
+        assert guard.drop(1) == "" and control.read_text() == "ok"
+        faulty.pause()
+        with pytest.raises(Cannot, match="storage cannot be 'angry'"):
+            files.storage_fails(scene(guard, seen), Fault(kind="storage", text="angry"))
+    finally:
+        os.environ.pop(faulty.CONTROL, None)
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("how", list(releases.SPOILT))
+def test_a_script_is_spoilt(tmp_path: Path, how: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text('"""A script."""\nfrom __future__ import annotations\nprint("fine")\n')
+    releases.spoil(script, how)
+    told = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert (told.returncode == 0) == (how == "late")
+    wanted = {"syntax": "SyntaxError", "import": "no_such_module_of_chaos", "raise": "chaos: a bad release", "late": ""}
+    assert wanted[how] in told.stderr

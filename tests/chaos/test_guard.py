@@ -1,0 +1,79 @@
+"""Whatever was done is undone: when asked, and when whoever did it is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from holdfast.chaos.fault import Continue, Duty, Patch, Remove, Write
+from holdfast.chaos.guard import Guard
+from holdfast.chaos.hold import started
+from tests.chaos.target import BUSY, stands, target
+from tests.cli.driver import until
+
+pytestmark = pytest.mark.e2e
+
+
+def test_a_stopped_process_goes_on_when_asked() -> None:
+    with Guard() as guard, target() as process:
+        guard.keep(1, Continue(process.pid, started(process.pid)))
+        os.kill(process.pid, signal.SIGSTOP)
+        until(lambda: stands(process.pid), "it stands")
+        assert guard.holds(1) and guard.drop(1) == "" and not guard.holds(1)
+        until(lambda: not stands(process.pid), "it goes on")
+
+
+def test_it_goes_on_when_the_injector_is_killed() -> None:
+    with target() as process:
+        code = textwrap.dedent(f"""
+            import os, signal, time
+            from holdfast.chaos.fault import Continue
+            from holdfast.chaos.guard import Guard
+            guard = Guard()
+            guard.keep(1, Continue({process.pid}, {started(process.pid)}))
+            os.kill({process.pid}, signal.SIGSTOP)
+            print("done", flush=True)
+            time.sleep(600)
+        """)
+        injector = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        assert injector.stdout and injector.stdout.readline() == b"done\n"
+        until(lambda: stands(process.pid), "it stands")
+        injector.kill()
+        injector.wait()
+        injector.stdout.close()
+        until(lambda: not stands(process.pid), "it goes on")
+
+
+def test_nothing_is_left_at_the_end(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("new")
+    (tmp_path / "more").touch()
+    with Guard() as guard:
+        guard.keep(1, Write(str(file), "old"), Remove(str(tmp_path / "more")))
+        guard.keep(2, Write(str(tmp_path / "gone"), "old"))
+    assert file.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file"], "what is gone by itself does not come back"
+
+
+def test_a_byte_is_mended_unless_somebody_has_changed_it(tmp_path: Path) -> None:
+    for name, content, then in (("mine", b"abXd", b"abcd"), ("other", b"abYd", b"abYd")):
+        path = tmp_path / name
+        path.write_bytes(content)
+        with Guard() as guard:
+            guard.keep(1, Patch(str(path), path.stat().st_ino, 2, ord("X"), ord("c")))
+            assert guard.drop(1) == ""
+        assert path.read_bytes() == then
+
+
+def test_a_duty_is_a_part_of_the_time() -> None:
+    with target(BUSY) as process:
+        with Guard() as guard:
+            guard.keep(1, Duty(process.pid, started(process.pid), 0.3))
+            until(lambda: stands(process.pid), "it is stopped")
+            until(lambda: not stands(process.pid), "it runs")
+            until(lambda: stands(process.pid), "it is stopped again")
+        assert not stands(process.pid)

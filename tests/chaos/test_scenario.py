@@ -1,0 +1,63 @@
+"""Scenarios say what is wrong with them in one sentence; a walk is its seed."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.chaos.catalog import KINDS
+from holdfast.chaos.fault import MOMENTS, NEUTRAL, Fault
+from holdfast.chaos.scenario import WALK, BadScenario, read, shown, walk, wrong
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "scenario.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_scenario_is_read(tmp_path: Path) -> None:
+    text = 'seed = 7\n[job]\nrun = ["a.py"]\ndisk_mib = 8\n[[fault]]\nkind = "rank.kill"\nrank = 2\nwhen = "saving"\n'
+    found = read(written(tmp_path, text))
+    assert found.seed == 7 and found.job and found.job.disk_mib == 8
+    assert found.fault == (Fault(kind="rank.kill", rank=2, when="saving"),)
+    assert shown(found) == ["rank.kill rank=2 when=saving"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "has no [[fault]]"),
+        ("[[fault]\n", "is not TOML"),
+        ('[[fault]]\nkind = "rank.vex"\n', "fault 1: there is no kind 'rank.vex'; holdfast chaos list shows all"),
+        ('[[fault]]\nkind = "rank.kill"\nplace = "weights"\n', "rank.kill has no use for place"),
+        ('[[fault]]\nkind = "rank.kill"\nwhen = "never"\n', "when must be one of saving, restoring, updating"),
+        ('[[fault]]\nkind = "rank.kill"\ncolour = 1\n', "colour"),
+        ('[[fault]]\nkind = "rank.slow"\nshare = 2.0\n', "between 0 and 1"),
+        ('[[fault]]\nkind = "rank.kill"\nafter_s = -1.0\n', "not negative"),
+    ],
+)
+def test_a_bad_one_is_named(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(BadScenario) as caught:
+        read(written(tmp_path, text))
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadScenario, match="cannot be read"):
+        read(tmp_path / "none.toml")
+
+
+def test_a_walk_is_its_seed() -> None:
+    assert walk(3, 10) == walk(3, 10) != walk(4, 10)
+    assert 15 < len(walk(3, 10).fault) < 60, "one fault in about 20 s"
+    assert {fault.kind for fault in walk(3, 60).fault} == set(WALK)
+    assert {fault.kind for fault in walk(3, 10, {"rank.stop": 1}).fault} == {"rank.stop"}
+
+
+def test_every_kind_is_whole() -> None:
+    fields = set(Fault.__struct_fields__)
+    for kind in KINDS.values():
+        assert kind.what and set(kind.takes) <= fields - set(NEUTRAL), kind.name
+        assert bool(kind.alarms) != bool(kind.blind), f"{kind.name}: either an alarm follows, or it is said why not"
+        assert wrong(Fault(kind=kind.name)) == ""
+    assert MOMENTS[0] == ""

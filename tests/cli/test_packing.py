@@ -1,0 +1,127 @@
+"""What a job's code is, and how it is brought."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.cli import packing
+from holdfast.cli.flagtable import UsageError
+from holdfast.wire import tree
+from holdfast.wire.spec import Entry
+from tests.wire.test_listing import git, repo
+from tests.wire.test_tree import plant
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home" / "holdfast"))
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
+def entry_of(folder: Path, script: str = "train.py", **more: object) -> Entry:
+    entry = Entry(argv=(script, "--lr=1"), python=sys.executable, cwd=str(folder))
+    return msgspec.structs.replace(entry, **more)
+
+
+def first(entry: Entry, folder: Path, copied: bool = True) -> packing.Begun:
+    return packing.first(entry, folder / "run", (), copied=copied)
+
+
+def names(folder: Path, digest: str) -> set[str]:
+    return set(tree.contents(folder / "run" / "releases" / f"{digest}.tar"))
+
+
+def test_the_tree_of_a_script_is_its_repository(tmp_path: Path) -> None:
+    root = repo(tmp_path / "proj")
+    begun = first(entry_of(root / "lib", "model.py"), tmp_path)
+    release = begun.release
+    assert (release.number, release.root, release.script) == (1, str(root), "lib/model.py")
+    assert release.argv == ("model.py", "--lr=1")
+    assert names(tmp_path, release.digest) == {".gitignore", "lib/model.py", "notes.txt", "train.py"}
+    assert "(git " in release.source and release.source.endswith(", changed)"), "some files were never committed"
+    assert begun.said.startswith("release 1 is a copy of 4 files of ")
+
+
+def test_or_its_folder(tmp_path: Path) -> None:
+    root = plant(tmp_path / "proj", {"train.py": "", "sub/other.py": "", "run/journal.db": ""})
+    entry = entry_of(tmp_path, "proj/train.py")
+    begun = packing.first(entry, root / "run", (root / "logs",), copied=True)
+    assert (begun.release.root, begun.release.script) == (str(root), "train.py")
+    archive = root / "run" / "releases" / f"{begun.release.digest}.tar"
+    assert set(tree.contents(archive)) == {"train.py", "sub/other.py"}, "the run itself is no part of it"
+
+
+def test_a_module_is_of_the_working_directory(tmp_path: Path) -> None:
+    root = plant(tmp_path / "proj", {"pkg/__init__.py": "", "pkg/train.py": ""})
+    begun = first(entry_of(root, "pkg.train", module=True), tmp_path)
+    assert begun.release.digest and begun.release.script == ""
+
+
+def test_what_is_no_tree_of_code_is_run_where_it_stands(tmp_path: Path, home: Path) -> None:
+    root = plant(tmp_path / "proj", {"train.py": ""})
+    plant(home, {"train.py": ""})
+    plant(tmp_path / "bash", {"train": ""})
+    ignored = repo(tmp_path / "git")
+    (ignored / "out" / "job.py").touch()
+    cases = [
+        (entry_of(root, python=""), "train.py is not Python"),
+        (entry_of(root, "torch.distributed.run", module=True), "the module torch is not in"),
+        (entry_of(root, "train", module=True, python="/other/python"), "is a module for another Python"),
+        (entry_of(home), "is no folder of code"),
+        (entry_of(Path("/"), "train.py"), "/ is no folder of code"),
+        (entry_of(Path(tempfile.gettempdir())), "is no folder of code"),
+        (entry_of(tmp_path / "bash", "train"), "has no Python files"),
+        (entry_of(ignored, "out/job.py"), "out/job.py is left out of"),
+    ]
+    for entry, words in cases:
+        begun = first(entry, tmp_path)
+        assert begun.release.digest == "" and begun.release.number == 1
+        assert begun.said.startswith("release 1 is run where it stands: ") and words in begun.said
+    refused = first(entry_of(root), tmp_path, copied=False)
+    assert refused.release.digest == "" and "--no-release was given" in refused.said
+    assert refused.release.root == str(root), "an update may bring it later"
+
+
+def test_a_large_tree_is_run_where_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = plant(tmp_path / "proj", {"train.py": "", "data.bin": "x" * 5000})
+    monkeypatch.setattr(packing, "FIRST", tree.Bounds(bytes=4096, files=9))
+    assert "the biggest is data.bin" in first(entry_of(root), tmp_path).said
+    monkeypatch.setattr(packing, "FIRST", tree.Bounds(bytes=1 << 20, files=1))
+    assert "has more than 1 files" in first(entry_of(root), tmp_path).said
+
+
+def test_a_folder_or_a_commit_is_brought(tmp_path: Path) -> None:
+    root = repo(tmp_path / "proj")
+    begun = first(entry_of(root), tmp_path).release
+    own = packing.bring(None, str(root), tmp_path / "run", ())
+    assert (own.digest, own.root) == (begun.digest, str(root)), "nothing has changed"
+    (root / "train.py").write_text("print(2)")
+    changed = packing.bring(None, str(root), tmp_path / "run", ())
+    assert packing.difference(tmp_path / "run", begun.digest, changed.digest) == "1 file changed"
+    git(root, "tag", "v1")
+    commit = packing.bring("v1", str(root), tmp_path / "run", ())
+    assert names(tmp_path, commit.digest) == {".gitignore", "train.py"}, "what was committed, not what lies there"
+    assert commit.root == str(root) and "(git " in commit.source
+    assert packing.difference(tmp_path / "run", begun.digest, commit.digest) == "2 files gone"
+    other = plant(tmp_path / "other", {"train.py": "", "new.py": ""})
+    assert packing.bring(str(other), str(root), tmp_path / "run", ()).root == str(other)
+
+
+def test_what_cannot_be_brought(tmp_path: Path) -> None:
+    root = repo(tmp_path / "proj")
+    plain = plant(tmp_path / "plain", {"train.py": ""})
+    cases = [
+        (None, "", "say which is: holdfast update PATH"),
+        (None, str(tmp_path / "gone"), "is not there"),
+        ("/", str(root), "/ is no folder of code"),
+        ("no-such-branch", str(root), f"no-such-branch is neither a folder nor a commit of {root}"),
+        ("HEAD", str(plain), "the job's code is in no git repository"),
+    ]
+    for what, of, words in cases:
+        with pytest.raises(UsageError, match=words.replace("(", "\\(")):
+            packing.bring(what, of, tmp_path / "run", ())

@@ -1,0 +1,106 @@
+"""Releases on the controller's port."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.model.errand import Errand, StageHere
+from holdfast.model.event import Phase
+from tests.controller.conftest import HEADERS, Agent, Desk, Open
+
+pytestmark = pytest.mark.timeout(60)
+
+DIGEST = "ab" * 32
+RELEASE = {"number": 0, "digest": DIGEST, "root": "/proj", "script": "t.py", "argv": ["t.py"], "message": "faster"}
+
+
+async def order(desk: Desk, verb: str, **more: Any) -> tuple[int, Any]:
+    answer = await desk.client.post("/api/v1/orders", json={"verb": verb, "who": "me", **more}, headers=HEADERS)
+    return answer.status, await answer.json()
+
+
+async def told(desk: Desk) -> dict[int, Any]:
+    answer = await desk.client.get("/api/v1/releases", headers=HEADERS)
+    assert answer.status == 200
+    return {one["release"]["number"]: one for one in (await answer.json())["releases"]}
+
+
+async def stage(desk: Desk, agent: Agent, **more: Any) -> Errand:
+    status, _ = await order(desk, "update", release=RELEASE, **more)
+    assert status == 200
+    errand = await agent.errand()
+    assert isinstance(errand, StageHere) and errand.check
+    return errand
+
+
+async def test_an_update_is_staged_and_launched(desk_of: Open, tmp_path: Path) -> None:
+    async with desk_of() as desk:
+        desk.controller.archives = tmp_path
+        (tmp_path / f"{DIGEST}.tar").write_bytes(b"an archive")
+        agent = await desk.train()
+        errand = await stage(desk, agent, window_s=3600.0)
+        assert isinstance(errand, StageHere)
+        assert (errand.release.number, errand.release.who, errand.release.message) == (2, "me", "faster")
+        assert (await told(desk))[2]["fate"] == "staging"
+        await agent.answer(errand)
+        await desk.until(lambda: desk.controller.decider.releases.waiting, "it is staged")
+        late = await desk.link("b")
+        await late.hello(ready=False)
+        welcome = await late.hear()
+        assert [release.number for release in welcome.releases] == [1, 2]  # type: ignore[union-attr]
+        errand = await stage(desk, agent, now=True)
+        await agent.answer(errand)
+        await agent.answer(await agent.errand())  # Stop
+        launch = await agent.errand()
+        assert launch.release.number == 3  # type: ignore[union-attr]
+        await agent.answer(launch)
+        await agent.beat(2, generation=2)
+        await desk.phase(Phase.TRAINING)
+        assert {number: one["fate"] for number, one in (await told(desk)).items()} == {
+            1: "replaced",
+            2: "merged",
+            3: "running",
+        }
+        assert (await told(desk))[3]["steps"] == 2
+        archive = await desk.client.get(f"/api/v1/releases/{DIGEST}", headers=HEADERS)
+        assert await archive.read() == b"an archive"
+
+
+async def test_what_is_refused(desk_of: Open, tmp_path: Path) -> None:
+    async with desk_of() as desk:
+        desk.controller.archives = tmp_path
+        await desk.train()
+        bad: list[tuple[dict[str, Any], str]] = [
+            ({}, "an update needs a release"),
+            ({"release": {**RELEASE, "digest": ""}}, "with the digest of its tree"),
+            ({"release": {**RELEASE, "digest": "../../etc/passwd"}}, "with the digest of its tree"),
+            ({"release": RELEASE}, f"holds no archive of {DIGEST[:12]}"),
+            ({"release": RELEASE, "window_s": -1.0}, "window_s is how many seconds"),
+        ]
+        for body, words in bad:
+            status, answer = await order(desk, "update", **body)
+            assert status == 400 and words in answer["error"]
+        for path in (DIGEST, "..%2F..%2Fjournal.db", "x"):
+            answer = await desk.client.get(f"/api/v1/releases/{path}", headers=HEADERS)
+            assert answer.status == 404
+        assert [one["fate"] for one in (await told(desk)).values()] == ["running"]
+
+
+async def test_one_that_was_rolled_back_is_not_taken_again(desk_of: Open, tmp_path: Path) -> None:
+    async with desk_of() as desk:
+        desk.controller.archives = tmp_path
+        (tmp_path / f"{DIGEST}.tar").write_bytes(b"an archive")
+        agent = await desk.train()
+        for verb, generation in (("update", 2), ("rollback", 3)):
+            if verb == "update":
+                await agent.answer(await stage(desk, agent, now=True))
+            else:
+                assert (await order(desk, verb))[0] == 200
+            for _ in range(2):  # Stop and Launch
+                await agent.answer(await agent.errand())
+            await agent.beat(2 * generation, generation=generation)
+            await desk.phase(Phase.TRAINING)
+        status, answer = await order(desk, "update", release=RELEASE)
+        assert status == 400
+        assert "this is release 2 again, which was rolled back: rolled back by me" in answer["error"]

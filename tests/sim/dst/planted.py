@@ -1,0 +1,232 @@
+"""Mutants of the protocol: bugs that somebody could write, planted into the real code one at a time."""
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.controller import hands, loop
+from holdfast.controller.hands import Hands
+from holdfast.controller.ingest import Ingest
+from holdfast.core import node
+from holdfast.core.detect.silence import Silence
+from holdfast.core.node import NodeLife
+from holdfast.model.copy import Copy, Restore, Source
+from holdfast.model.errand import Leave, StopHere
+from holdfast.model.event import Outcome
+from holdfast.sim.dst.agent import Agent
+from holdfast.sim.dst.disk import DiskJournal
+from holdfast.sim.dst.keeper import Keeper
+from holdfast.wire import messages
+
+Patch = pytest.MonkeyPatch
+
+
+def no_fence(patch: Patch) -> None:
+    """A node that comes back is taken as ready although old ranks run on it."""
+    told = Ingest._hello
+
+    def hello(self: Ingest, now: float, hello: messages.Hello, outbox: Any) -> None:
+        told(self, now, msgspec.structs.replace(hello, generation=0), outbox)
+
+    patch.setattr(Ingest, "_hello", hello)
+
+
+def launch_under_way_untold(patch: Patch) -> None:
+    """A node tells only of ranks that run, not of a launch that it is about to carry out."""
+    patch.setattr(NodeLife, "occupied", lambda self, running: running)
+
+
+def acks_before_disk(patch: Patch) -> None:
+    """What an agent tells is acknowledged at once."""
+    heard = Ingest._heard
+
+    def hears(self: Ingest, message: Any, outbox: Any, node: str) -> str:
+        found = heard(self, message, outbox, node)
+        self.kept()
+        return found
+
+    patch.setattr(Ingest, "_heard", hears)
+
+
+def acts_before_disk(patch: Patch) -> None:
+    """The journal is never waited for before something is done."""
+    append = DiskJournal.append
+    patch.setattr(DiskJournal, "append", lambda self, entry, durable: append(self, entry, False))
+
+
+def ids_reused(patch: Patch) -> None:
+    """After a restart actions are numbered from the beginning."""
+    replay = loop.Controller._replay
+
+    def replays(self: loop.Controller) -> Any:
+        found = replay(self)
+        self.decider.ids = self.decider.nodes.standbys._ids = count(1)
+        return found
+
+    patch.setattr(loop.Controller, "_replay", replays)
+
+
+def plan_made_anew(patch: Patch) -> None:
+    """Every life of the controller decides anew what the launch goes on from."""
+    patch.setattr(Hands, "_planned", Hands._plan)
+
+
+def restore_without_all(patch: Patch) -> None:
+    """The newest step that anybody has is taken, whoever lacks it."""
+
+    def choose(seats: Any, copies: Any, not_after: int | None = None) -> Restore:
+        best = max((c.step for c in copies), default=0)
+        ranks = range(sum(seat.nproc for seat in seats))
+        held = {rank: [c for c in copies if c.rank == rank] for rank in ranks}
+        if not best or not all(held.values()):
+            return Restore()
+        return Restore(step=best, sources=tuple(_newest(seats, rank, held[rank]) for rank in ranks))
+
+    def own(self: Any, rank: int) -> Any:
+        arena = self.memory.own.get(rank)
+        return arena.snaps[-1] if arena and arena.snaps else None
+
+    patch.setattr(hands, "choose", choose)
+    patch.setattr("holdfast.sim.dst.keeper.Keeper.own", own)
+
+
+def _newest(seats: Any, rank: int, held: list[Copy]) -> Source:
+    node = next(seat.node for seat in seats if seat.holds(rank))
+    mine = any(c.node == node and c.whole for c in held)
+    return Source(rank=rank, own=mine, nodes=(node,) if mine else tuple(c.node for c in held))
+
+
+def strangers_copies(patch: Patch) -> None:
+    """What a node without a seat holds is believed, whatever line it is of."""
+    told = Ingest._hello
+
+    def hello(self: Ingest, now: float, hello: messages.Hello, outbox: Any) -> None:
+        told(self, now, hello, outbox)
+        self.hands.copies[hello.node] = hello.copies
+
+    patch.setattr(Ingest, "_hello", hello)
+
+
+def astray_believed(patch: Patch) -> None:
+    """What a node holds that was away while the others went on is believed."""
+    launch = Hands._launch
+
+    async def launches(self: Hands, action: Any) -> Any:
+        return await launch(self, msgspec.structs.replace(action, astray=()))
+
+    patch.setattr(Hands, "_launch", launches)
+
+
+def astray_kept(patch: Patch) -> None:
+    """A node that was away is seated again, and keeps what it holds of a line that was left."""
+    launched = Keeper.launched
+
+    def launches(self: Keeper, errand: Any) -> None:
+        launched(self, msgspec.structs.replace(errand, astray=False))
+
+    patch.setattr(Keeper, "launched", launches)
+
+
+def nobody_leaves(patch: Patch) -> None:
+    """A node that has lost its controller goes on for ever."""
+    patch.setattr(NodeLife, "_clock", lambda self, now: ())
+
+
+def stops_are_believed(patch: Patch) -> None:
+    """A stop counts as done when it was told, not when it was answered."""
+
+    async def stops(self: Hands, action: Any) -> Any:
+        errand = StopHere(id=action.id, generation=action.generation, grace_s=action.grace_s)
+        for name in action.nodes:
+            self.tell(name, errand)
+        return Outcome(action=action.id, ok=True)
+
+    patch.setattr(Hands, "_stop", stops)
+
+
+def wall_clock(patch: Patch) -> None:
+    """Agents tell times by a clock that somebody may set."""
+    heard = Agent.heard
+
+    def hears(self: Agent, link: Any, packet: bytes) -> None:
+        heard(self, link, packet)
+        if self._known and not hasattr(self, "_set"):
+            self._set = self.clock.wall() - self.clock.mono()  # type: ignore[attr-defined]
+        if self._known:
+            moved = self.clock.wall() - self.clock.mono() - self._set  # type: ignore[attr-defined]
+            self._offset_s += moved
+            self._set += moved  # type: ignore[attr-defined]
+
+    patch.setattr(Agent, "heard", hears)
+
+
+def forgets_reborn(patch: Patch) -> None:
+    """Nobody notices that a node has lost its ranks with its memory."""
+    patch.setattr(Ingest, "_look_for_ranks", lambda self, now, beat: None)
+
+
+def old_ranks_stay(patch: Patch) -> None:
+    """A node whose old ranks cannot be ended is left alone."""
+    tell = Ingest.tell
+
+    def tells(self: Ingest, name: str, errand: Any) -> bool:
+        return (errand.id < 0 and isinstance(errand, Leave)) or tell(self, name, errand)
+
+    patch.setattr(Ingest, "tell", tells)
+
+
+def told_once(patch: Patch) -> None:
+    """An errand that was lost with its link is not told again."""
+    patch.setattr(Hands, "linked_again", lambda self, name: self._silent.discard(name))
+
+
+def posts_once(patch: Patch) -> None:
+    """What an agent has to say is sent once, and not again on the next link."""
+    step = NodeLife.step
+
+    def steps(self: NodeLife, now: float, news: Any) -> Any:
+        return () if isinstance(news, node.Linked) and step(self, now, news) is not None else step(self, now, news)
+
+    patch.setattr(NodeLife, "step", steps)
+
+
+def silence_unheard(patch: Patch) -> None:
+    """Nobody is ever thought silent."""
+    patch.setattr(Silence, "overdue", lambda self, now: ())
+
+
+def acquires_twice(patch: Patch) -> None:
+    """Nodes that came by a try whose outcome was lost are not counted."""
+    patch.setattr(Ingest, "_known", lambda self: {*self.hands.fleet.nodes()})
+
+
+def not_refilled(patch: Patch) -> None:
+    """Standbys that were used are not replaced."""
+    patch.setattr("holdfast.core.standby.RETRY_S", 1e9)
+
+
+PLANTED: tuple[Callable[[Patch], None], ...] = (
+    no_fence,
+    launch_under_way_untold,
+    acks_before_disk,
+    acts_before_disk,
+    ids_reused,
+    plan_made_anew,
+    restore_without_all,
+    strangers_copies,
+    astray_believed,
+    astray_kept,
+    nobody_leaves,
+    stops_are_believed,
+    wall_clock,
+    forgets_reborn,
+    old_ranks_stay,
+    told_once,
+    posts_once,
+    silence_unheard,
+    acquires_twice,
+    not_refilled,
+)
