@@ -1,7 +1,8 @@
 """From a fault to all ranks stepping again, for each kind of fault, under holdfast and under launchers of others."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 
@@ -117,12 +118,20 @@ def play(launcher: Launcher) -> Round:
             running.start()
             if job.wait_steps(WARM_STEPS) is None:
                 return Round(trials=trials, failed=f"it never came to step {WARM_STEPS}: {job.last_words(3)}")
-            while ahead:
-                trials.append(tried(running, ahead.pop(0)))
-                if trials[-1].seconds is None:
-                    print(f"no recovery, and none awaited after {WAIT_S:g} s; the last words:\n{job.last_words()}")
-                    break
+            trials += until_lost(running, ahead)
+        shutil.rmtree(launcher.leaves, ignore_errors=True)
     return Round(trials=trials)
+
+
+def until_lost(running: Running, ahead: list[str]) -> Iterator[Trial]:
+    """Take cases off the list as long as the job comes back."""
+    while ahead:
+        trial = tried(running, ahead.pop(0))
+        yield trial
+        if trial.seconds is None:
+            words = running.job.last_words()
+            print(f"no recovery, and none awaited after {WAIT_S:g} s; the last words:\n{words}", flush=True)
+            return
 
 
 def tried(running: Running, case: str) -> Trial:

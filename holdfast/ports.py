@@ -61,20 +61,10 @@ class Store(Protocol):
         """The job is over."""
 
 
-class Message(Protocol):
-    """As it comes out of a WebSocket."""
-
-    @property
-    def type(self) -> Any: ...
-
-    @property
-    def data(self) -> Any: ...
-
-
 class Socket(Protocol):
     """The controller's end of a link to an agent."""
 
-    def __aiter__(self) -> AsyncIterator[Message]: ...
+    def __aiter__(self) -> AsyncIterator[Any]: ...  # of a library's own sort: they have a type and bytes
 
     async def send_bytes(self, data: bytes) -> None: ...
 

@@ -32,7 +32,7 @@ TERMS = re.compile("data_(parallel|loader)|(read|write)_data")  # PyTorch's own 
 # "file::function": the process's top loop, and the client's outermost call; nobody else catches everything.
 # The client never harms training: its outermost calls swallow everything. A rank's own exceptions, of whatever kind,
 # are shown and end it. A module that cannot be loaded ahead, for whatever reason, is left out. Drivers of storage raise
-# what their own libraries raise.
+# what their own libraries raise. In a simulated world whatever ends a controller is a finding.
 CATCH_ALL = frozenset(
     {
         "checkpoint/remote.py::_told",
@@ -45,6 +45,8 @@ CATCH_ALL = frozenset(
         "client/progress.py::watch",
         "client/skipping.py::skip",
         "client/zygote.py::_imported",
+        "sim/dst/office.py::_attend",
+        "sim/dst/office.py::_run",
     }
 )
 

@@ -1,10 +1,11 @@
 """Holds the documents: what a person can set, run or meet in a journal is written up, and links lead somewhere."""
 
+import ast
 import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -67,6 +68,53 @@ def test_commands_are_written_up() -> None:
 
     assert COMMANDS
     assert unwritten([f"holdfast {name}" for name in COMMANDS], PAGES) == []
+
+
+class Shown(NamedTuple):
+    """A test of the ladder, or the row of a table that speaks of one."""
+
+    name: str
+    slow: bool
+    path: str
+
+
+def ladder_rows(page: Path) -> set[Shown]:
+    """Rows of the table in docs/LADDER.md: the path is the second column, the test the last; a dagger: it is slow."""
+    cells = [[cell.strip() for cell in line.strip("| \n").split("|")] for line in page.read_text().splitlines()]
+    named = [(row[1], re.fullmatch(r"`(test_\w+)`( †)?", row[-1])) for row in cells if len(row) > 2]
+    return {Shown(found[1], bool(found[2]), path.strip("`")) for path, found in named if found}
+
+
+def ladder_tests(folder: Path) -> set[Shown]:
+    """Tests of the ladder, each with the path that it asserts."""
+    return {
+        Shown(node.name, "slow" in " ".join(map(ast.unparse, node.decorator_list)), path_of(node))
+        for file in sorted(folder.glob("test_ladder_*.py"))
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+
+
+def path_of(test: ast.FunctionDef) -> str:
+    asserted = re.search(r"\.path == '([^']*)'", ast.unparse(test))
+    return asserted[1] if asserted else ""
+
+
+def test_the_ladder_is_written_up() -> None:
+    tests = ladder_tests(ROOT / "tests/cli")
+    assert tests
+    assert ladder_rows(ROOT / "docs/LADDER.md") == tests
+
+
+def test_a_ladder_that_is_written_up_otherwise_is_seen(tmp_path: Path) -> None:
+    test = "@pytest.mark.slow\ndef test_a(job):\n    assert climbed(job).path == 'launch end'\n"
+    (tmp_path / "test_ladder_x.py").write_text(test)
+    page = tmp_path / "LADDER.md"
+    page.write_text("| fault | path | test |\n|---|---|---|\n| none | `launch end` | `test_a` † |\n")
+    assert ladder_rows(page) == ladder_tests(tmp_path) == {Shown("test_a", True, "launch end")}
+    for wrong in ("| none | `launch end` | `test_a` |", "| none | `launch stop end` | `test_a` † |"):
+        page.write_text(wrong)
+        assert ladder_rows(page) != ladder_tests(tmp_path)
 
 
 def test_links_lead_somewhere() -> None:

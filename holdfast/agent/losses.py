@@ -32,13 +32,16 @@ class Losses:
         return marks
 
     def look(self, arena: mmap.mmap, nproc: int, offset_s: float) -> Iterator[Alarm | Loss]:
-        """What is new in the slots; `offset_s` makes their instants the controller's."""
-        for index in range(nproc):
-            reading = slot.read(arena, index)
-            if reading is None:
-                continue
-            if reading.first_bad_step >= 0 and reading.loss is not None:
-                yield self._spoilt(reading, offset_s)
+        """What is new in the slots; `offset_s` makes their instants the controller's.
+
+        Whose loss went wrong first comes first: the others have it from there, by the next sum.
+        """
+        read = [(index, slot.read(arena, index)) for index in range(nproc)]
+        readings = [(index, reading) for index, reading in read if reading is not None]
+        spoilt = [r for _, r in readings if r.first_bad_step >= 0 and r.loss is not None]
+        for reading in sorted(spoilt, key=lambda r: r.first_bad_step):
+            yield self._spoilt(reading, offset_s)
+        for index, reading in readings:
             yield from self._news(arena, index, reading, offset_s)
 
     def _spoilt(self, reading: slot.Reading, offset_s: float) -> Loss:

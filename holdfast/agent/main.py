@@ -102,10 +102,8 @@ class Agent:
             await listed.wait()
             self._recall()
             self.keeper.recall(self.ranks.arenas)
-            self._tasks.create_task(self.keeper.serve())
-            self._tasks.create_task(self.keeper.watch())
-            self._tasks.create_task(self.keeper.check())
-            self._tasks.create_task(self.keeper.hashing.run())
+            for deed in (self.keeper.serve, self.keeper.watch, self.keeper.check, self.keeper.hashing.run):
+                self._tasks.create_task(deed())
             self._tasks.create_task(self._poll())
             self._tasks.create_task(Rotating(self.spec).run(self.ranks.running))
             self._tasks.create_task(self._say_when_warm())
@@ -197,6 +195,8 @@ class Agent:
             case Ack(seq=seq):
                 self._do(self.life.step(now, Acked(seq)))
             case Tell(errand=errand):
+                if isinstance(errand, StopHere):
+                    self._look_at_losses()  # whose went wrong first is to be heard before it is judged
                 self._do(self.life.step(now, Told(errand)))
             case Hold(aim=aim):
                 self._tasks.create_task(self.keeper.aimed(aim))

@@ -15,7 +15,7 @@ from holdfast.agent import checking
 from holdfast.agent.placing import token_of
 from holdfast.model.errand import StageHere
 from holdfast.model.release import Release
-from holdfast.wire import messages, spec, tree
+from holdfast.wire import messages, tree
 from holdfast.wire.listing import ListingError, listing
 from holdfast.wire.spec import NodeSpec
 from holdfast.wire.staged import Staged, environment_of, within
@@ -153,7 +153,9 @@ class Staging:
         try:
             tree.unpack(archive, partial, release.digest)
             self._link_rest(release, partial)
-            spec.put(at.with_name(f"{at.name}.mark"), _mark(release.digest))
+            mark = self._draft(at.name, "mark")
+            mark.write_bytes(_mark(release.digest))
+            mark.replace(at.with_name(f"{at.name}.mark"))
             with contextlib.suppress(FileExistsError):  # another node of this host was faster
                 _rename(partial, at)
         finally:

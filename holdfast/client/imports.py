@@ -7,6 +7,7 @@ import sysconfig
 from collections.abc import Callable
 
 IMPORTS = "HOLDFAST_IMPORTS"  # in one rank's environment per node: the file to write
+_OURS = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))  # installed, too, where pip was told -e
 
 
 def watch(environ: "os._Environ[str]") -> Callable[[], None] | None:
@@ -21,7 +22,8 @@ def watch(environ: "os._Environ[str]") -> Callable[[], None] | None:
 def installed(before: frozenset[str]) -> list[str]:
     """Modules that came since, in their order: only of installed packages, never of the user's own tree."""
     paths = sysconfig.get_paths()
-    roots = tuple({os.path.realpath(paths[name]) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+    libraries = {os.path.realpath(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    roots = tuple(root + os.sep for root in {*libraries, _OURS})
     found = []
     for name, module in list(sys.modules.items()):
         spec = getattr(module, "__spec__", None)

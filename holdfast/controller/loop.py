@@ -65,7 +65,8 @@ class Controller:
     async def run(self, job: Job, on_begun: Callable[[], None] = lambda: None) -> int:
         """Drive the job to its end and return its exit code; from `on_begun` on it can take orders."""
         unanswered = self._replay()
-        known = {*(s.node for s in self.decider.seats), *self.decider.pool}
+        tried = {*self.decider.checking.values(), *self.decider.examined.values()}
+        known = {*(s.node for s in self.decider.seats), *self.decider.pool, *tried}
         self.ingest.expect(known - set(self.decider.gone))
         async with asyncio.TaskGroup() as self._tasks:
             if self.seq == 0:

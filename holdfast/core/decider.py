@@ -84,7 +84,8 @@ class Decider:
         if self.phase in (Phase.STARTING, Phase.TRAINING):
             reason = "; ".join(part for part in (reason, wishes.wanted(self, now)) if part)
         if self.phase not in (Phase.ENDING, Phase.DONE):
-            self.actions += self.nodes.standbys.refill(len(self.seats) - len(self.out))
+            staying = len(self.seats) - len(self.out) - len(self.people.draining)  # those need somebody in their place
+            self.actions += self.nodes.standbys.refill(staying)
         if self.phase is Phase.TRAINING:
             self.actions += self.nodes.standbys.recheck(now)
         return Decision(
@@ -171,7 +172,9 @@ class Decider:
     def _wake_at(self) -> float | None:
         if self.phase in (Phase.ENDING, Phase.DONE):
             return None
-        waits = [self.nodes.standbys.wake_at(steady=self.phase is Phase.TRAINING), self.people.asks_until or None]
+        waits = [self.nodes.standbys.wake_at(steady=self.phase is Phase.TRAINING)]
+        if self.people.asking and not self.people.held:
+            waits.append(self.people.asks_until)
         if self.phase in (Phase.STARTING, Phase.TRAINING):
             waits.append(self.releases.wake_at())
         if self.phase is Phase.TRAINING and self.nodes.may_grow:

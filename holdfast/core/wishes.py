@@ -110,6 +110,6 @@ def trouble_amid_pause(d: "Decider", now: float, alarm: Alarm) -> str:
 
 def unanswered(d: "Decider", now: float) -> str:
     late = generation.look_at_coming(d, now)
-    if not d.people.asking or now < d.people.asks_until:
+    if not d.people.asking or d.people.held or now < d.people.asks_until:
         return late
     return generation.finish(d, now, GAVE_UP, f"{d.people.asking}; nobody answered")

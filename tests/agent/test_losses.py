@@ -52,6 +52,14 @@ def test_a_loss_that_is_not_finite_is_told_as_ever() -> None:
     assert [(one.rank, one.step) for one in told if isinstance(one, Loss)] == [(1, 2)]
 
 
+def test_whose_loss_went_wrong_first_is_told_first() -> None:
+    """Its gradients spoil the others' weights, so these have it one step later."""
+    node = Node()
+    node.step(1, 2.0, float("nan"))
+    told = node.step(2, float("nan"), float("nan"))
+    assert [(one.rank, one.step) for one in told if isinstance(one, Loss)] == [(1, 1), (0, 2)]
+
+
 def test_marks_are_handed_on_once() -> None:
     node = Node()
     node.slots[1].mark(10, 99, 1, 2)

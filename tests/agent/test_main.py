@@ -12,7 +12,7 @@ from holdfast.agent import main
 from holdfast.agent.main import Agent
 from holdfast.agent.remembering import remember
 from holdfast.model.alarm import Alarm
-from holdfast.model.errand import Done
+from holdfast.model.errand import Done, StopHere
 from holdfast.wire import holding, messages, spec
 from holdfast.wire.flightlog import arena_bytes
 from holdfast.wire.holding import Held
@@ -111,3 +111,16 @@ def test_a_full_outbox_drops_beats_and_keeps_posts(agent: Agent) -> None:
     agent.life.recall((), 1, (0,), 0)
     agent._over(agent.ranks.held["1:0"])
     assert len(agent.life._outbox) == 1
+
+
+def test_a_loss_that_went_wrong_is_told_before_ranks_are_stopped(agent: Agent) -> None:
+    """Or the step at which it did would be taken from a node that had it later."""
+    agent.life.recall((Done(id=5, node="n0", ok=True),), generation=1, ranks=(0, 1), stopped=0)
+    assert agent.ranks.arena is not None
+    mine = Slot(agent.ranks.arena, 1, generation=1, rank=1)
+    mine.note(30, float("nan"), None, None)
+    mine.step(30)
+    agent._heard(messages.Tell(errand=StopHere(id=5, generation=1, grace_s=1.0)))
+    alarm, done = (post.body for post in agent.life._outbox.values())
+    assert isinstance(alarm, Alarm) and (alarm.ranks, alarm.not_after) == ((1,), 29)
+    assert isinstance(done, Done)

@@ -34,3 +34,31 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_bad_input(flags: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(flags) == 2
     assert why in capsys.readouterr().err
+
+
+def test_a_large_job(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--gpus", "1024", "--days", "5", "--seeds", "1"]) == 0
+    text = capsys.readouterr().out
+    for words in ("128 nodes", "standbys: 2 for single nodes", "a script that saves by itself: every", "no standbys"):
+        assert words in text
+    assert main(["--gpus", "1024", "--days", "5", "--seeds", "1", "--json", "--p-day", "0.01"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["failures_per_day"] == pytest.approx(1.28) and found["standbys"] >= 4
+    ettr = {one["what"]: one["ettr"] for one in found["choices"]}
+    assert ettr["all of it"] >= ettr["neither standbys nor state in memory"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        ([], "either --nodes or --gpus"),
+        (["--nodes", "8", "--gpus", "64"], "either --nodes or --gpus"),
+        (["--gpus", "63"], "multiple of --nproc"),
+        (["--gpus", "64", "--save-s", "0"], "above 0"),
+        (["--gpus", "64", "--days", "0"], "--days is from 1"),
+        (["--gpus", "64", "--failures", "none.toml"], "neither one of byterobust"),
+    ],
+)
+def test_a_large_job_that_makes_no_sense(flags: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(flags) == 2
+    assert why in capsys.readouterr().err

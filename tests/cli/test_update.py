@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from holdfast.cli.api import NotRunning, ask
 from tests.cli.conftest import Start
-from tests.cli.driver import ROOT, TRAIN, Job
+from tests.cli.driver import ROOT, TRAIN, Job, below
 from tests.wire.test_listing import git
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -22,7 +23,7 @@ TOLD = TRAIN.replace(
     """import holdfast, json
 import part
 note = dict(name=part.NAME, file=__file__, path=sys.path[0], cwd=os.getcwd(), release=os.environ["HOLDFAST_RELEASE"],
-            argv=sys.argv[2:], lr=os.environ.get("LR"))
+            argv=sys.argv[2:], lr=os.environ.get("LR"), forked="torch._dynamo" in sys.modules)
 note["data"] = open(os.path.join(os.path.dirname(__file__), "d.big")).read()
 with open(f"{sys.argv[1]}/notes", "a") as notes:
     notes.write(json.dumps(note) + "\\n")
@@ -56,8 +57,8 @@ class Code:
         git(self.root, "add", "-A")
         git(self.root, "commit", "-qm", "more")
 
-    def run(self, *flags: str, nodes: int = 2) -> Job:
-        return self._start(*flags, f"--nnodes={nodes}", script=TOLD, name="proj/train")
+    def run(self, *flags: str, nodes: int = 2, torch: bool = False) -> Job:
+        return self._start(*flags, f"--nnodes={nodes}", script=TOLD, name="proj/train", torch=torch)
 
     def notes(self) -> list[dict[str, Any]]:
         path = self.folder / "notes"
@@ -220,6 +221,24 @@ def test_a_standby_has_what_it_may_have_to_run(code: Code) -> None:
     job.kill(job.holder(active))
     job.trains(generation=3)
     assert code.notes()[-1]["name"] == "two" and code.notes()[-1]["release"] == "2"
+    job.finish()
+    job.ends(0)
+
+
+@pytest.mark.slow
+def test_ranks_are_forked_from_the_zygote_that_is_there(code: Code) -> None:
+    job = code.run(nodes=1, torch=True)
+    job.until(lambda: job.status().get("phase") == "training", "training", 120)
+    code.write("two")
+    assert code.update("--now").returncode == 0
+    assert code.notes()[-1]["name"] == "two", "which had imported nothing of release 1"
+    done = code.update("--now", "--env", "LR=3")
+    assert done.returncode == 0, done.stderr
+    assert (code.notes()[-1]["name"], code.notes()[-1]["lr"]) == ("two", "3")
+    assert all(note["forked"] for note in code.notes())
+    fresh = job.until(lambda: below(job.holder("n0"), "holdfast.client.zygote"), "another zygote")
+    assert "LR" not in psutil.Process(job.agent("n0")).environ()
+    assert psutil.Process(fresh).environ()["LR"] == "3", "what is imported there sees it, too"
     job.finish()
     job.ends(0)
 

@@ -12,6 +12,7 @@ SCRIPT = """
 import sys
 import own_module, colorsys, wave
 import holdfast
+from holdfast.logs import masking
 holdfast.step(1)
 import plistlib
 holdfast.step(2)
@@ -26,7 +27,7 @@ def test_installed_modules_up_to_the_first_step(bare: Zygote, arena: tuple[str, 
     ended = bare.run("importing.py", HOLDFAST_SLOT=slot, HOLDFAST_GENERATION="2", RANK="0", HOLDFAST_IMPORTS=str(noted))
     assert ended.code == 0, ended.err
     names = json.loads(noted.read_text())
-    assert {"colorsys", "wave"} <= set(names)
+    assert {"colorsys", "wave", "holdfast.logs.masking"} <= set(names)
     assert not {"own_module", "plistlib", "__main__"} & set(names)
     noted.unlink()
 

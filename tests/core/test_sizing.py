@@ -51,3 +51,8 @@ def test_distributions_add_up(mean: float, each: int) -> None:
     both = added(found, found, 200)
     assert abs(sum(both) - 1) < 1e-6
     assert quantile(both, 0.5) >= quantile(found, 0.5)
+
+
+def test_large_jobs_are_within_what_numbers_hold() -> None:
+    assert 120 <= binomial(16384, 0.0065) <= 135
+    assert (binomial(1000, 0.0), binomial(1000, 1.0)) == (0, 1000)

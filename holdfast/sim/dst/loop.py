@@ -4,10 +4,11 @@ import asyncio
 
 START_AT = 1000.0
 _RESOLUTION_S = 1e-9
+_ROUNDS = 10_000
 
 
 class StuckError(Exception):
-    """Everybody waits, and nothing will ever happen."""
+    """There is no going on from here."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -18,13 +19,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.at = START_AT
         self._clock_resolution = _RESOLUTION_S
         self._selector = self
+        self._rounds = 0  # without time
 
     def time(self) -> float:
         return self.at
 
     def select(self, timeout: float | None) -> list[object]:
         if timeout is None:
-            raise StuckError
+            raise StuckError("everybody waits, and nothing will ever happen")
+        self._rounds = 0 if timeout else self._rounds + 1
+        if self._rounds > _ROUNDS:
+            raise StuckError("one thing leads to the next, and no time passes")
         self.at += timeout
         return []
 

@@ -45,8 +45,8 @@ def play(setup: Setup, build: Build, catalog: Catalog, say: Callable[[str], None
         ended = _ending(world)
         _end(world)
         _look_back(world)
-    except StuckError:
-        world.fail("nothing will ever happen again")
+    except StuckError as e:
+        world.fail(str(e))
     finally:
         world.close()
     return Result(

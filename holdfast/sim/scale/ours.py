@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import cache
-from heapq import heappop, heappush
 from random import Random
 
 import msgspec
@@ -17,6 +16,7 @@ from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, P
 from holdfast.model.release import Release
 from holdfast.model.topology import Job
 from holdfast.sim.scale.book import TRAIN, Book
+from holdfast.sim.scale.clock import ALWAYS, Clock
 from holdfast.sim.scale.course import Course
 from holdfast.sim.scale.deeds import Deeds
 from holdfast.sim.scale.mixes import Fault, Mix
@@ -37,7 +37,7 @@ class Ours:
         self.setup, self.mix = setup, mix
         self.rng = Random(f"ours {setup.seed}")
         self.prices = Prices(sheet, setup.gpus, self.rng)
-        self.now = 0.0
+        self._clock = Clock()
         self.begins = True  # the fleet has this job's nodes at hand
         self.nodes: set[str] = set()
         self.dead: set[str] = set()  # of these, those that answer no more
@@ -48,9 +48,6 @@ class Ours:
         self.standbys = self._standbys()
         self._signs = Signs(self.prices, _catalog(), setup.step_s, setup.off)
         self._deeds = Deeds(self)
-        self._queue: list[tuple[float, int, int, Callable[..., object], tuple[object, ...]]] = []
-        self._pushed = 0
-        self._life = 0
         self._bad: dict[str, Fault] = {}  # releases that fail, by their digest
         self._bug: Fault | None = None  # in whichever release runs
         self._release = ""  # digest of what runs
@@ -72,7 +69,7 @@ class Ours:
 
     def _live(self) -> None:
         """A job begins: the first one, or one that a person has queued again."""
-        self._life += 1
+        self._clock.life += 1
         self.decider, self.ledger = Decider(), Ledger()
         self._wake_at: float | None = None
         self._seq = 0
@@ -80,26 +77,21 @@ class Ours:
 
     # --- time --------------------------------------------------------------------------------------------------
 
-    def later(self, delay_s: float, call: Callable[..., object], *args: object) -> None:
-        """Belongs to this life of the job; what is left over from an earlier one does not happen."""
-        self._push(self._life, self.now + delay_s, call, *args)
+    @property
+    def now(self) -> float:
+        return self._clock.now
 
-    def _push(self, life: int, at: float, call: Callable[..., object], *args: object) -> None:
-        self._pushed += 1
-        heappush(self._queue, (at, self._pushed, life, call, args))
+    def later(self, delay_s: float, call: Callable[..., object], *args: object) -> None:
+        self._clock.later(delay_s, call, *args)
 
     def play(self) -> Result:
         weather: Weather = forecast(self.setup, self.mix)
         for strike in weather.strikes:
-            self._push(0, strike.at, self._strike, strike)
+            self._clock.at(ALWAYS, strike.at, self._strike, strike)
         for number, at in enumerate(weather.updates):
-            self._push(0, at, self._update, f"release-{number}")
+            self._clock.at(ALWAYS, at, self._update, f"release-{number}")
         self._begin()
-        while self._queue and self._queue[0][0] <= self.setup.end_at:
-            self.now, _, life, call, args = heappop(self._queue)
-            if life in (0, self._life):
-                call(*args)
-        self.now = self.setup.end_at
+        self._clock.run(self.setup.end_at)
         self._write(self.now)
         self.book.cut(self.now)
         stall = 0.0 if "snapshots" in self.setup.off else self.prices.share("save_stall_s") / self.setup.step_s
@@ -133,7 +125,7 @@ class Ours:
         for action in decision.actions:
             self._deeds.carry(action)
         if decision.wake_at is not None and decision.wake_at != self._wake_at:
-            self._push(self._life, max(self.now, decision.wake_at), self._tick, decision.wake_at)
+            self._clock.at(self._clock.life, max(self.now, decision.wake_at), self._tick, decision.wake_at)
         self._wake_at = decision.wake_at
         if decision.phase is Phase.HELD and before is not Phase.HELD:
             self._call_person()
@@ -195,7 +187,8 @@ class Ours:
                 return
             case "passing":
                 pass
-        self._show(strike.fault, node)
+        # What chance makes of this failure is the same whatever went before it, so that policies are compared in pairs.
+        self._show(strike.fault, node, Random(f"sign {self.setup.seed} {strike.at}"))
 
     def _victim(self, strike: Strike) -> str:
         """Of the nodes that have a seat; lemons that are gone fail no more often than others. Empty: nobody."""
@@ -227,7 +220,7 @@ class Ours:
             self._known(fault)
             self._show(fault, self._anybody(self.rng.random()))
 
-    def _show(self, fault: Fault, node: str) -> None:
+    def _show(self, fault: Fault, node: str, rng: Random | None = None) -> None:
         """A failure shows itself on a node of the generation that runs."""
         if node not in self.nodes or self.decider.phase not in _RUNS:
             return
@@ -235,7 +228,7 @@ class Ours:
         if fault.shows == "silence":
             self.dead.add(node)
         machine = self.defects.get(node) is fault
-        sign = self._signs.of(fault, node, self._anybody(self.rng.random()), self.rng, machine=machine)
+        sign = self._signs.of(fault, node, self._anybody(self.rng.random()), rng or self.rng, machine=machine)
         if fault.shows == "slow":
             self._drag(fault, sign, node)
             return
@@ -316,7 +309,7 @@ class Ours:
             kept.clear()
         self.begins = True
         self.course.ended(self.now)
-        self._push(self._life, begin_at, self._begin)
+        self._clock.at(self._clock.life, begin_at, self._begin)
 
     # --- training ----------------------------------------------------------------------------------------------
 

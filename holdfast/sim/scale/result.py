@@ -7,6 +7,8 @@ import msgspec
 from holdfast.sim.scale.book import Book
 from holdfast.sim.scale.weather import Setup
 
+_LOOKS = 13000  # every ten minutes of 90 days
+
 
 class Tally(msgspec.Struct, kw_only=True):
     """Counted while a job is played."""
@@ -82,7 +84,7 @@ def result(setup: Setup, names: tuple[str, str], standbys: int, book: Book, tall
         seed=setup.seed,
         standbys=standbys,
         ettr=book.productive_s(stall) / book.wall_s if book.wall_s else 0.0,
-        lowest_hour=min(book.curves(600.0)[2], default=0.0),
+        lowest_hour=min(book.curves(max(600.0, book.wall_s / _LOOKS))[2], default=0.0),
         wall_s=book.wall_s,
         lost_by_use=book.by_use(stall),
         lost_by_cause=book.by_cause(stall),

@@ -1,0 +1,175 @@
+"""The ladder, where weights matter: four ranks with torch, and in the end the weights of a run with no faults."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from holdfast.model.release import Skip
+from tests.cli.conftest import Start
+from tests.cli.driver import ROOT, Job
+from tests.cli.rungs import (
+    BATCH,
+    CALM,
+    MATHS,
+    PATIENCE_S,
+    QUICK,
+    SHAPED,
+    WEIGHTS,
+    Case,
+    climbed,
+    lose,
+    reaches,
+    said,
+    standbys,
+    weights,
+)
+from tests.cli.test_run_probing import spoiled
+from tests.cli.tortured import published
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+slow = pytest.mark.slow
+
+TWO = ("--nnodes", "2", "--nproc-per-node", "2")
+FOUR = ("--nnodes", "4", "--nproc-per-node", "1", "--standbys", "1")
+
+
+@pytest.fixture
+def case(start: Start, tmp_path: Path) -> Case:
+    return Case(start, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The weights of a run with no faults."""
+    folder = tmp_path_factory.mktemp("calm")
+    (folder / "train.py").write_text(WEIGHTS)
+    (folder / "part.py").write_text(MATHS)
+    words = ("--run-dir", str(folder / "run"), *TWO, *CALM, "train.py", str(folder))
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "HOLDFAST_HOME": str(folder / "home")}
+    job = Job(folder, *words, env=env)
+    try:
+        job.ends(0, PATIENCE_S)
+    finally:
+        if job.process.poll() is None:
+            job.process.send_signal(signal.SIGTERM)
+            job.process.wait(PATIENCE_S)
+    assert climbed(job).path == "launch end"
+    return weights(job)
+
+
+def test_a_transient_crash_is_solved_by_a_restart(case: Case, calm: set[str]) -> None:
+    job = case.weights(*TWO, *CALM, GATE="20")
+    reaches(job, 19)
+    job.kill(job.rank(2))
+    case.opens()
+    job.ends(0)
+    found = climbed(job)
+    assert found.path == "launch stop restart launch end"
+    assert (found.restarts, found.evicted) == (1, ())
+    [record] = job.report().incidents
+    assert (record.good_step, record.resumed_from) == (19, 19)
+    assert said(job, "from")[4:] == [["19", "memory"]] * 4
+    assert weights(job) == calm
+
+
+@slow
+def test_a_fault_during_recovery(case: Case, calm: set[str]) -> None:
+    """While ranks of the next generation start, another one dies of something else."""
+    job = case.weights(*TWO, *CALM, GATE="20")
+    reaches(job, 19)
+    job.kill(job.rank(0))
+    job.kill(job.rank(3, generation=2), signal.SIGABRT)  # as soon as it is there
+    case.opens()
+    job.ends(0)
+    found = climbed(job)
+    assert found.path == "launch stop restart launch stop restart launch end"
+    assert (found.restarts, found.evicted) == (2, ())
+    [record] = job.report().incidents
+    assert (record.good_step, record.resumed_from, record.failures) == (19, 19, 2)
+    assert weights(job) == calm
+
+
+@slow
+def test_storage_is_gone(case: Case, calm: set[str]) -> None:
+    """A node is lost when checkpoints can be neither read nor written: its peer has the state."""
+    store = case.folder / "store"
+    job = case.weights(*TWO, "--standbys", "1", *QUICK, GATE="20", STORE=str(store))
+    standbys(job, 1)
+    reaches(job, 19)
+    job.until(lambda: published(store), "a checkpoint")
+    job.until(lambda: job.status().get("floor", 0) > 3, "copies on peers")
+    store.rename(case.folder / "gone")
+    store.write_text("no folder any more\n")
+    lost = next(view["node"] for view in job.status()["nodes"] if view["ranks"] == "2-3")
+    lose(job, lost)
+    case.opens()
+    job.ends(0)
+    found = climbed(job)
+    assert found.path == "launch stop evict launch end"
+    assert (found.restarts, found.evicted) == (1, (lost,))
+    assert sorted(source for step, source in said(job, "from")[4:]) == ["memory", "memory", "peer", "peer"]
+    assert "training goes on" in job.text(), "a person is told that storage fails"
+    assert weights(job) == calm
+
+
+# From step 40 on the machine on which rank 1 began computes what no number is.
+CORRUPT = """
+    import os, sys
+    sick, here = f"{sys.argv[1]}/sick", os.environ["HOLDFAST_NODE"]
+    if os.environ["HOLDFAST_GENERATION"] == "1" and step == 1 and os.environ["RANK"] == "1":
+        with open(sick, "w") as file:
+            file.write(here)
+    bad = step >= 40 and os.path.exists(sick) and open(sick).read() == here
+    return loss * float("nan") if bad else loss
+"""
+
+
+@slow
+def test_nan_from_a_machine_is_found_bit_by_bit(case: Case, calm: set[str]) -> None:
+    part = MATHS.replace(SHAPED, CORRUPT.lstrip("\n"))
+    told = {"PAUSE": "0.1", "STORE": str(case.folder / "store"), "PYTHONPATH": spoiled(case.folder)}
+    job = case.weights(*FOUR, *CALM, part=part, **told)
+    job.ends(0, 2 * PATIENCE_S)
+    sick = (case.folder / "sick").read_text()
+    found = climbed(job)
+    assert found.path == "launch stop restart launch stop probe evict launch end"
+    assert (found.restarts, found.evicted) == (2, (sick,))
+    record = job.report().incidents[-1]
+    assert record.kind == "loss" and "gemm_bits" in record.verdict.reason
+    assert record.resumed_from is not None and 0 < record.resumed_from < 39, "from before what led astray twice"
+    assert weights(job) == calm
+
+
+@slow
+def test_nan_from_code_is_rolled_back(case: Case, calm: set[str]) -> None:
+    job = case.weights(*TWO, "--standbys", "1", *CALM, GATE="20")
+    reaches(job, 19)
+    case.updates(MATHS.replace(SHAPED, "    return (loss - loss).log()\n"))
+    job.until(lambda: job.status().get("generation") == 2, "the launch of the update")
+    case.opens()
+    job.ends(0)
+    found = climbed(job)
+    assert found.path == "launch pause launch stop restart launch stop rollback launch end"
+    assert (found.restarts, found.evicted) == (3, ())
+    assert [launch.release.number for launch in found.launches] == [1, 2, 2, 1]
+    assert job.report().incidents[-1].rolled_back == 2
+    assert weights(job) == calm, "nothing of what the update spoilt was gone on from"
+
+
+@slow
+def test_nan_from_a_batch_is_left_out(case: Case, calm: set[str]) -> None:
+    part = MATHS.replace(BATCH, "    return x * float('nan') if step == 30 else x\n")
+    job = case.weights(*TWO, *CALM, part=part, PAUSE="0.1")
+    job.ends(0, 2 * PATIENCE_S)
+    found = climbed(job)
+    assert found.path == "launch stop restart launch stop probe skip launch end"
+    assert (found.restarts, found.evicted) == (2, ())
+    assert [launch.skips for launch in found.launches] == [(), (), (Skip(first=30, last=30),)]
+    left_out = weights(job)
+    job.run_dir.rename(case.folder / "run-before")
+    job.output.rename(case.folder / "before.out")
+    by_hand = case.weights(*TWO, *CALM, part=part, HOLDFAST_SKIP="30-30")
+    by_hand.ends(0)
+    assert left_out == weights(by_hand) != calm, "exact against a run that was told to leave it out"

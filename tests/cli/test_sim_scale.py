@@ -1,0 +1,73 @@
+"""`holdfast sim run --gpus` and `sim validate`: what they print, and what they refuse."""
+
+import json
+import sys
+
+import pytest
+
+from holdfast.cli import sim
+
+SMALL = ["run", "--gpus", "512", "--days", "5", "--seeds", "1"]
+
+
+def test_one_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sim.main(SMALL) == 0
+    out = capsys.readouterr().out
+    for words in (
+        "512 GPUs, 5 days, failures of byterobust, 1 seeds",
+        "holdfast",
+        "where the time went",
+        "lost by cause",
+    ):
+        assert words in out
+
+
+def test_all_policies_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sim.main([*SMALL, "--policy", "all", "--failures", "llama3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["policy"] for one in found] == ["holdfast", "byterobust", "megatron", "torchrun"]
+    assert all(0 < one["ettr"] <= 1 and one["failures"] == "llama3" for one in found)
+
+
+def test_mechanisms_off(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sim.main([*SMALL, "--ablate", "standbys,zygote"]) == 0
+    out = capsys.readouterr().out
+    assert "without standbys" in out and "without zygote" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--gpus", "9601"], "multiple of --nproc"),
+        (["--gpus", "8"], "--gpus is from 16"),
+        (["--gpus", "512", "--nodes", "4"], "--nodes does not go with --gpus"),
+        (["--gpus", "512", "--harsh"], "--harsh does not go with --gpus"),
+        (["--gpus", "512", "--failures", "nothing.toml"], "neither one of byterobust"),
+        (["--gpus", "512", "--policy", "hope"], "--policy hope: there are holdfast"),
+        (["--gpus", "512", "--ablate", "hope"], "--ablate hope: there are standbys"),
+        (["--gpus", "512", "--ablate", "all", "--policy", "torchrun"], "leave --policy away"),
+        (["--gpus", "512", "--seeds", "0"], "--seeds is from 1"),
+        (["--gpus", "512", "--days", "0"], "--days must be above 0"),
+        (["--gpus", "512", "--rate", "2"], "--rate is a part"),
+        (["--gpus", "512", "--standbys", "-1"], "--standbys must be at least 0"),
+        (["--gpus", "512", "--ask-h", "-1"], "--ask-h is from 0"),
+        (["--failures", "llama3"], "--failures goes with --gpus"),
+        (["--nodes", "4", "--policy", "torchrun"], "--policy goes with --gpus"),
+    ],
+)
+def test_what_it_refuses(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sim.main(["run", *flags]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_no_picture_without_matplotlib(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert sim.main([*SMALL, "--plot", "nowhere"]) == 2
+    assert "pip install 'holdfast[plot]'" in capsys.readouterr().err
+
+
+def test_validate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sim.main(["validate", "--seeds", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {one["agrees"] for one in found} == {True, False} and all(one["agrees"] or one["known"] for one in found)
+    assert sim.main(["validate", "--seeds", "0"]) == 2

@@ -1,0 +1,62 @@
+"""Mixes of failures: what was published is what is read, and what makes no sense gets one sentence."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.sim.scale import mixes
+from holdfast.sim.scale.mixes import MixError
+
+BAD = 'name = "x"\nrate = 0.1\nrate_source = ""\n[[fault]]\nname = "a"\nweight = 1\nsource = ""\n'
+
+
+@pytest.mark.parametrize("name", mixes.KNOWN)
+def test_every_figure_has_its_source(name: str) -> None:
+    mix = mixes.load(name)
+    assert mix.name == name
+    assert all(fault.source for fault in mix.fault)
+    assert mix.rate_source and mix.updates_source and mix.blast_source and mix.lemon_source
+
+
+def test_counts_are_those_of_the_tables() -> None:
+    byterobust, llama = mixes.load("byterobust"), mixes.load("llama3")
+    assert sum(fault.weight for fault in byterobust.fault) == 39687 + 6096  # explicit and implicit
+    assert sum(fault.weight for fault in llama.fault) == 419
+    assert llama.rate * 54 * 2048 == pytest.approx(419, abs=0.5)
+    assert sum(fault.weight for fault in mixes.load("stepfun").fault) == 584
+
+
+def test_code_is_parted_into_what_passes_and_what_a_release_brought() -> None:
+    mix = mixes.load("byterobust")
+    causes = mix.causes(next(fault for fault in mix.fault if fault.name == "CUDA error"))
+    assert causes["machine"] == 21
+    assert causes["passing"] + causes["release"] == pytest.approx(41)
+    assert causes["passing"] / causes["release"] == pytest.approx(22.70 / 9.20)
+
+
+def test_a_file_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(BAD + 'shows = "crash"\nmachine = 1\n')
+    assert mixes.load(str(path)).fault[0].shows == "crash"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("= nothing", "Invalid"),
+        (BAD + 'shows = "smoke"\nmachine = 1\n', "smoke"),
+        (BAD + 'shows = "crash"\n', "needs a weight"),
+        (BAD + 'shows = "crash"\nmachine = 1\nwhim = 3\n', "whim"),
+        (BAD.replace("0.1", "7.0") + 'shows = "crash"\nmachine = 1\n', "from 0 to 1"),
+    ],
+)
+def test_what_makes_no_sense_is_named(text: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(MixError, match=why):
+        mixes.load(str(path))
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(MixError, match="neither one of byterobust"):
+        mixes.load("nowhere.toml")

@@ -1,0 +1,99 @@
+"""Our policy at scale: the decider does what it should about each kind of failure, and the clock is covered."""
+
+from itertools import pairwise
+
+import msgspec
+import pytest
+
+from holdfast.sim.scale import mixes, prices
+from holdfast.sim.scale.mixes import Fault, Mix, Shows, Why
+from holdfast.sim.scale.ours import Ours
+from holdfast.sim.scale.weather import MECHANISMS, Setup
+
+SMALL = Setup(gpus=64 * 8, days=10.0, rate=0.02, seed=3)
+SHEET = prices.load()
+
+
+def one(shows: Shows, why: Why, said: str = "") -> Mix:
+    """Failures of one kind, with one cause behind them."""
+    causes = {name: float(name == why) for name in ("machine", "passing", "outside")}
+    code = float(why == "release")
+    told = {"klass": "gpu_lost_bus", "read_s": 10.0, "source": "", "said": said}
+    row = {"name": "it", "weight": 1, "shows": shows, "code": code, **told, **causes}
+    fault = msgspec.convert(row, Fault)
+    parts = mixes.Code(passing=0.0, release=1.0, source="")
+    return Mix(name="one", rate=0.02, rate_source="", fault=(fault,), code=parts)
+
+
+def played(mix: Mix, **changes: object) -> Ours:
+    world = Ours(msgspec.structs.replace(SMALL, **changes), mix, SHEET)
+    world.result = world.play()  # type: ignore[attr-defined]
+    return world
+
+
+def lost_s(world: Ours) -> float:
+    """Seconds for each incident."""
+    return sum(world.book.by_use(0.0).values()) / max(1, world.tally.incidents)
+
+
+CUDA = "RuntimeError: CUDA error: an illegal memory access was encountered"
+
+
+@pytest.mark.parametrize("shows", ["crash", "oom", "silence", "health", "hang", "slow", "loss"])
+def test_a_bad_machine_leaves_however_it_shows(shows: Shows) -> None:
+    world = played(one(shows, "machine", CUDA))
+    assert world.tally.incidents > 5
+    assert world.tally.evicted >= 0.5 * world.tally.incidents
+    assert len(world.defects) <= 2, "what is bad still sits in the job only if it came a moment ago"
+    assert all(a.end_at == b.start_at for a, b in pairwise(world.book.pieces))
+    assert world.book.wall_s == pytest.approx(SMALL.end_at, abs=1.0)
+
+
+@pytest.mark.parametrize("shows", ["crash", "oom", "loss"])
+def test_what_passes_costs_no_machine_and_one_restart(shows: Shows) -> None:
+    world = played(one(shows, "passing", CUDA))
+    assert world.tally.evicted == 0 and world.tally.people == 0
+    assert lost_s(world) < 180
+
+
+def test_a_bad_release_is_rolled_back_or_mended_by_a_person() -> None:
+    said = "ValueError: expected sequence of length 8192 at dim 1"
+    world = played(one("crash", "release", said))
+    assert world.tally.rolled_back > 0
+    without = played(one("crash", "release", said), off=frozenset({"rollback"}))
+    assert without.tally.people > world.tally.people
+    assert lost_s(without) > lost_s(world)
+
+
+def test_a_switch_takes_its_nodes_and_state_goes_back_to_peers() -> None:
+    mix = msgspec.structs.replace(one("crash", "passing", CUDA), blast_share=1.0, blast=4)
+    world = played(mix)
+    assert world.tally.evicted == 4 * world.tally.faults["switch"]
+    assert world.tally.restored["peer_state"] >= world.tally.faults["switch"] - 2
+    half = played(msgspec.structs.replace(mix, blast=64), standbys=64)
+    assert half.tally.restored["stored_state"] >= 1, "who lost everything goes back to storage"
+
+
+def test_the_same_seed_gives_the_same_result() -> None:
+    mix = mixes.load("byterobust")
+    first, second = (Ours(SMALL, mix, SHEET).play() for _ in range(2))
+    assert msgspec.json.encode(first) == msgspec.json.encode(second)
+
+
+@pytest.mark.parametrize("mechanism", ["standbys", "snapshots", "zygote", "health", "hang"])
+def test_what_is_switched_off_is_missed(mechanism: str) -> None:
+    shows: dict[str, Shows] = {"health": "health", "hang": "hang", "standbys": "silence"}
+    mix = one(shows.get(mechanism, "crash"), "machine", CUDA)
+    whole = played(mix)
+    without = played(mix, off=frozenset({mechanism}))
+    assert mechanism in MECHANISMS
+    assert without.result.ettr < whole.result.ettr  # type: ignore[attr-defined]
+
+
+def test_a_job_that_gives_up_is_queued_again_by_a_person() -> None:
+    full = one("crash", "machine", "OSError: [Errno 28] No space left on device")
+    ended = played(full, off=frozenset({"ask"}))
+    assert ended.tally.people > 0
+    assert {"person", "requeue"} <= set(ended.book.by_use(0.0))
+    asked = played(full)
+    assert "hold" in asked.book.by_use(0.0) and "requeue" not in asked.book.by_use(0.0)

@@ -1,0 +1,33 @@
+"""Pictures: drawn as PNG and SVG, or one sentence where there is nothing to draw with."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.sim.scale import mixes, plots, study
+from holdfast.sim.scale.weather import Setup
+
+SETUP = Setup(gpus=512, days=5.0)
+
+
+@pytest.mark.slow  # the first picture on a machine makes matplotlib look for fonts
+def test_they_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is an extra: pip install 'holdfast[plot]'")
+    mix = mixes.load("byterobust")
+    found = study.compare(("holdfast", "torchrun"), SETUP, mix, (1,))
+    _, book = study.play("holdfast", SETUP, mix)
+    drawn = plots.draw(tmp_path / "out", found, {"holdfast": book})
+    assert {path.name for path in drawn} == {
+        f"{n}.{kind}" for n in ("ettr", "lost", "compared") for kind in ("png", "svg")
+    }
+    for path in drawn:
+        start = path.read_bytes()[:200]
+        assert start.startswith(b"\x89PNG") if path.suffix == ".png" else b"<?xml" in start
+        assert path.stat().st_size > 5000
+
+
+def test_one_sentence_where_there_is_nothing_to_draw_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(plots.PlotError, match=r"pip install 'holdfast\[plot\]'"):
+        plots.need()

@@ -1,0 +1,60 @@
+"""What others do: their data has sources, and it costs what it says."""
+
+import msgspec
+import pytest
+
+from holdfast.sim.scale import mixes, practice, prices
+from holdfast.sim.scale.mixes import Fault, Mix
+from holdfast.sim.scale.practice import Played
+from holdfast.sim.scale.weather import Setup
+
+SHEET = prices.load()
+SETUP = Setup(gpus=9600, days=90.0, seed=2)
+
+
+@pytest.mark.parametrize("name", practice.KNOWN)
+def test_every_figure_has_its_source(name: str) -> None:
+    found = practice.load(name)
+    assert found.save_source and found.restart_source
+    assert {sees.shows for sees in found.sees} == {"crash", "oom", "silence", "health", "hang", "slow", "loss"}
+    assert all(sees.source for sees in found.sees)
+
+
+def test_one_kind_of_failure_costs_what_the_data_says() -> None:
+    fault = Fault(name="it", weight=1, shows="crash", passing=1, source="")
+    mix = Mix(name="one", rate=0.0012, rate_source="", fault=(fault,))
+    played = Played(practice.load("megatron"), msgspec.structs.replace(SETUP, updates=False), mix, SHEET)
+    played.play()
+    uses, incidents = played.book.by_use(0.0), played.tally.incidents
+    assert uses["detect"] == pytest.approx(60 * incidents)
+    assert 120 * incidents < uses["diagnose"] < 900 * incidents
+    assert uses["launch"] / incidents == pytest.approx(prices.on(((8192, 635.0), (16384, 768.0)), 9600), rel=0.01)
+    assert uses["redo"] / incidents == pytest.approx(900, rel=0.25), "half of the interval between checkpoints"
+
+
+def test_whom_nobody_names_costs_more_rounds_and_a_person() -> None:
+    fault = Fault(name="it", weight=1, shows="crash", machine=1, source="")
+    mix = Mix(name="one", rate=0.0012, rate_source="", fault=(fault,))
+    named, unnamed = (Played(practice.load(name), SETUP, mix, SHEET) for name in ("megatron", "torchrun"))
+    assert named.play().ettr > unnamed.play().ettr
+    assert named.tally.people == 0 and unnamed.tally.people >= unnamed.tally.incidents - 1, (
+        "the last may be cut off by the end"
+    )
+
+
+def test_standbys_run_short_and_are_made_up_for() -> None:
+    fault = Fault(name="it", weight=1, shows="hang", machine=1, source="")
+    mix = Mix(name="one", rate=0.0012, rate_source="", fault=(fault,))
+    few = Played(practice.load("byterobust"), msgspec.structs.replace(SETUP, standbys=5), mix, SHEET)
+    few.play()
+    assert few.tally.waits == few.tally.incidents, "a group of 8 is more than 5 standbys"
+    many = Played(practice.load("byterobust"), msgspec.structs.replace(SETUP, standbys=20), mix, SHEET)
+    many.play()
+    assert many.tally.waits < few.tally.waits / 10
+
+
+def test_policies_meet_the_same_failures() -> None:
+    mix = mixes.load("llama3")
+    setup = msgspec.structs.replace(SETUP, days=20.0)
+    found = [Played(practice.load(name), setup, mix, SHEET).play() for name in practice.KNOWN]
+    assert len({tuple(sorted(one.tally.faults.items())) for one in found}) == 1

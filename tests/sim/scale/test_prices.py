@@ -1,0 +1,39 @@
+"""Prices: every one has a source, and curves are read off and drawn on as they say."""
+
+from random import Random
+
+import pytest
+
+from holdfast.sim.scale import prices
+from holdfast.sim.scale.prices import Prices, on
+
+CURVE = ((2048, 46.0), (4096, 51.0), (8192, 54.0), (16384, 65.0))
+
+
+def test_every_price_has_a_source_and_makes_sense() -> None:
+    sheet = prices.load()
+    assert all(price.source for price in sheet.price) and all(share.source for share in sheet.share)
+    assert all(row.by_gpus or 0 <= row.least_s <= row.most_s for row in sheet.price)
+    names = [price.name for price in sheet.price] + [share.name for share in sheet.share]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "seconds"),
+    [(2048, 46.0), (16384, 65.0), (8192 * 2**0.5, 59.5), (32768, 76.0), (131072, 98.0)],
+)
+def test_a_curve_between_its_points_and_beyond(gpus: float, seconds: float) -> None:
+    assert on(CURVE, gpus) == pytest.approx(seconds)
+
+
+def test_a_tiny_job_still_takes_its_time() -> None:
+    assert on(CURVE, 2) == pytest.approx(46.0 / 4)
+
+
+def test_draws_stay_within_and_repeat() -> None:
+    sheet = prices.load()
+    one, other = (Prices(sheet, 9600, Random(3)) for _ in range(2))
+    drawn = [one("boot") for _ in range(100)]
+    assert drawn == [other("boot") for _ in range(100)]
+    assert all(240 <= seconds <= 360 for seconds in drawn) and max(drawn) - min(drawn) > 30
+    assert one("first_step", "first_step") == pytest.approx(2 * on(CURVE, 9600))

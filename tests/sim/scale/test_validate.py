@@ -1,0 +1,30 @@
+"""The simulator beside what was published: it agrees, but where it is known not to."""
+
+from holdfast.sim.scale import validate
+
+
+def test_the_closed_form_within_5_percent() -> None:
+    found = validate.closed_form(1)
+    assert len(found) == 20
+    assert all(one.agrees for one in found if not one.known)
+    assert all(float(one.published) < 0.5 for one in found if one.known), "only where failures are not rare"
+
+
+def test_the_closed_form_is_the_published_one() -> None:
+    every_s = validate.daly(1200, 0.0065, 300.0)
+    assert round(validate.meta(1200, 0.0065, every_s, 300.0, 300.0), 2) == 0.77
+    assert round(validate.meta(1200, 0.0065, validate.daly(1200, 0.0065, 0.1), 0.1, 60.0), 3) == 0.990
+
+
+def test_tables_of_byterobust() -> None:
+    found = [*validate.standbys(), *validate.restarts(), *validate.scheduling(4000)]
+    assert [one.what for one in found if not one.agrees] == []
+
+
+def test_llama_3() -> None:
+    assert all(one.agrees for one in validate.llama(1))
+
+
+def test_what_disagrees_is_said() -> None:
+    (found,) = validate.byterobust(1)
+    assert not found.agrees and found.known and "minutes each" in found.note

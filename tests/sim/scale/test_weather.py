@@ -1,0 +1,37 @@
+"""Failures from a seed: the same for every policy, as many as the rate says, with the causes that the mix says."""
+
+from collections import Counter
+from itertools import pairwise
+from statistics import mean
+
+import msgspec
+import pytest
+
+from holdfast.sim.scale import mixes
+from holdfast.sim.scale.weather import Setup, forecast
+
+SETUP = Setup(gpus=9600, days=90.0, seed=5)
+MIX = mixes.load("byterobust")
+
+
+def test_the_same_seed_gives_the_same_failures_whatever_is_off() -> None:
+    without = msgspec.structs.replace(SETUP, off=frozenset({"standbys", "health"}), standbys=0)
+    assert forecast(SETUP, MIX) == forecast(without, MIX)
+    assert forecast(SETUP, MIX) != forecast(msgspec.structs.replace(SETUP, seed=6), MIX)
+
+
+def test_as_many_as_the_rate_says() -> None:
+    seeds = [forecast(msgspec.structs.replace(SETUP, seed=seed), MIX) for seed in range(40)]
+    assert mean(len(one.strikes) for one in seeds) == pytest.approx(129.6, rel=0.05)
+    assert mean(len(one.updates) for one in seeds) == pytest.approx(27, rel=0.1)
+    assert forecast(msgspec.structs.replace(SETUP, rate=0.0, updates=False), MIX).strikes == ()
+
+
+def test_causes_are_those_of_the_mix() -> None:
+    many = msgspec.structs.replace(SETUP, rate=0.1)
+    strikes = forecast(many, MIX).strikes
+    assert all(a.at < b.at for a, b in pairwise(strikes))
+    cuda = Counter(strike.why for strike in strikes if strike.fault.name == "CUDA error")
+    assert cuda["machine"] / cuda.total() == pytest.approx(21 / 62, abs=0.03)
+    assert mean(strike.blast for strike in strikes) == pytest.approx(0.01, abs=0.005)
+    assert mean(strike.fault.name == "hang" for strike in strikes) == pytest.approx(5506 / 45783, abs=0.015)
