@@ -30,6 +30,7 @@ from holdfast.chaos.striking import Striker
 RANKS = 4
 SCRIPT = Path(__file__).parents[3] / "examples" / "parallel.py"
 PATIENCE_S = 120.0
+_SETTLED = 25  # steps, by which a release is past its trial
 _MORE = 1.25  # steps of an undisturbed run beyond those that are needed, for the next time
 _SHAPES = {
     "local": ("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "1"),
@@ -171,7 +172,7 @@ class Stage:
                 from_step = None
             elif from_step is None or from_step[0] != status.generation:
                 from_step = (status.generation, status.step)
-            elif status.step > from_step[1] + 5 and status.floor > 0 and (status.standbys or not standby):
+            elif status.step > from_step[1] + _SETTLED and status.floor > 0 and (status.standbys or not standby):
                 return status
             self.striker.look()
             time.sleep(0.1)
