@@ -10,8 +10,9 @@ from typing import Any
 
 import psutil
 
-from benchmarks._harness import START_LIMIT_S, Job, executable, holdfast
+from benchmarks._harness import STANDBY_LIMIT_S, START_LIMIT_S, Job, executable, holdfast
 from holdfast.cli.api import NotRunning, ask
+from holdfast.core.roles import Role
 from holdfast.journal.sqlite import JournalError, SqliteJournal
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.verdict import Record
@@ -60,10 +61,10 @@ class Scene:
         return found
 
     def standbys(self) -> int:
-        return sum(node["role"] == "standby" for node in self.status().get("nodes", ()))
+        return sum(node["role"] == Role.READY for node in self.status().get("nodes", ()))
 
     def await_standbys(self, count: int) -> None:
-        if self.job.wait(lambda: self.standbys() >= count or None, START_LIMIT_S) is None:
+        if self.job.wait(lambda: self.standbys() >= count or None, STANDBY_LIMIT_S) is None:
             raise Failed(f"there were never {count} standbys:\n{self.job.last_words()}")
 
     def await_steps(self, count: int) -> None:

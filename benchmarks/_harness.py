@@ -20,6 +20,7 @@ import psutil
 SCRIPT = Path(__file__).with_name("_train_ddp.py")
 MARK = "HOLDFAST_BENCH_MARK"
 START_LIMIT_S = 120.0
+STANDBY_LIMIT_S = 300.0  # it has to start and to pass its probes
 STOP_LIMIT_S = 20.0
 LOOK_EVERY_S = 0.05  # coarse, not to disturb: times are taken from the events, not from when they were seen
 

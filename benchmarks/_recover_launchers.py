@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 import psutil
 
-from benchmarks._harness import START_LIMIT_S, Job, executable, free_port, holdfast, is_listening
+from benchmarks._harness import STANDBY_LIMIT_S, START_LIMIT_S, Job, executable, free_port, holdfast, is_listening
 from holdfast.cli.api import NotRunning, ask
+from holdfast.core.roles import Role
 
 OTHERS = Path(sys.prefix, "peers")  # where `make bench-recovery` puts the launchers of others
 OLDER = Path(sys.prefix, "peers-dlrover")  # and the torch that DLRover needs
@@ -32,6 +33,7 @@ class Launcher(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int = 2
     env: Mapping[str, str] = {}
     script: tuple[str, ...] = ()
+    leaves: str = ""  # what it makes outside of the job's folder and does not remove
 
 
 def launchers() -> tuple[list[Launcher], dict[str, str]]:
@@ -56,13 +58,16 @@ def launchers() -> tuple[list[Launcher], dict[str, str]]:
     else:
         skipped["ft_launcher"] = f"nvidia-resiliency-ext is not in {OTHERS.name}; `make bench-recovery` installs it"
     if (OTHERS / "dlrover").exists() and (OLDER / "torch").exists():
+        name = f"holdfast-bench-{os.getpid()}"
+        paths = os.pathsep.join(map(str, (OLDER, OTHERS)))
         found.append(
             Launcher(
                 name="dlrover-run",
                 command=(sys.executable, "-m", "dlrover.trainer.torch.main"),
                 nodes=1,
-                env={"PYTHONPATH": os.pathsep.join(map(str, (OLDER, OTHERS)))},
+                env={"PYTHONPATH": paths, "ELASTIC_JOB_NAME": name},
                 script=(timeout,),
+                leaves=f"/tmp/ckpt_sock/{name}",
             )
         )
     else:
@@ -86,7 +91,7 @@ class Running:
     def start(self) -> None:
         temporary = self.job.folder / "tmp"
         temporary.mkdir()
-        self._env["TMPDIR"] = str(temporary)
+        self._env |= {"TMPDIR": str(temporary), "DLROVER_EVENT_FILE_DIR": str(temporary)}
         per_node = f"--nproc-per-node={self.job.ranks // self.launcher.nodes}"
         shape = [f"--nnodes={self.launcher.nodes}", per_node, f"--max-restarts={RESTARTS}"]
         if self.launcher.name == "holdfast":
@@ -117,7 +122,7 @@ class Running:
     def await_standby(self) -> None:
         """Ours only: the one that was used up before is refilled."""
         if self.launcher.name == "holdfast":
-            found = self.job.wait(lambda: self._has_standby() or None, START_LIMIT_S)
+            found = self.job.wait(lambda: self._has_standby() or None, STANDBY_LIMIT_S)
             if not found:
                 raise RuntimeError("no standby came")
 
@@ -142,7 +147,7 @@ class Running:
             status: dict[str, Any] = ask(self.run_dir, "/api/v1/status")
         except NotRunning:
             return False
-        return any(node["role"] == "standby" for node in status["nodes"])
+        return any(node["role"] == Role.READY for node in status["nodes"])
 
     def _spawn(self, launch: list[str]) -> subprocess.Popen[bytes]:
         return self.job.start([*launch], self._env, self.launcher.script)

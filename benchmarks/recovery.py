@@ -1,6 +1,7 @@
 """From a fault to all ranks stepping again, for each kind of fault, under holdfast and under launchers of others."""
 
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -118,6 +119,7 @@ def play(launcher: Launcher) -> Round:
             if job.wait_steps(WARM_STEPS) is None:
                 return Round(trials=trials, failed=f"it never came to step {WARM_STEPS}: {job.last_words(3)}")
             trials += until_lost(running, ahead)
+        shutil.rmtree(launcher.leaves, ignore_errors=True)
     return Round(trials=trials)
 
 

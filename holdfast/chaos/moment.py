@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterator
 
 from holdfast.chaos.fault import Cannot, Continue, Fault
-from holdfast.chaos.hold import Held
+from holdfast.chaos.hold import Held, state
 from holdfast.chaos.scene import Scene
 from holdfast.chaos.sight import Status
 
 PHASES = {"saving": "save", "restoring": "restore"}  # as ranks name them in their slots
-_UPDATING = ("pausing", "stopping", "launching", "starting")
+_UPDATING = ("pausing", "launching", "starting")
 _SPIN_S = 0.0005
 _LOOK_S = 0.5  # then ranks may be elsewhere
 
@@ -34,7 +34,7 @@ def await_step(scene: Scene, fault: Fault, lives: Callable[[], bool], limit_s: f
 def seized(scene: Scene, fault: Fault, limit_s: float) -> Iterator[None]:
     """A block in which the moment lasts; at once if none was asked for."""
     if fault.when == "updating":
-        _await_update(scene, limit_s)
+        _await_update(scene, fault, limit_s)
     if fault.when not in PHASES:
         yield
         return
@@ -51,12 +51,20 @@ def _let_go(held: Held, fault: Fault) -> None:
             held.signal(signal.SIGCONT)
 
 
-def _await_update(scene: Scene, limit_s: float) -> None:
+def _await_update(scene: Scene, fault: Fault, limit_s: float) -> None:
+    """From the end of the old ranks to the first step of the new ones; a rank that is to be struck must be there."""
     until = time.monotonic() + limit_s
-    while (status := scene.sight.status()) is None or status.phase not in _UPDATING:
+    while not ((status := scene.sight.status()) and status.phase in _UPDATING and _is_there(scene, fault, status)):
         if time.monotonic() > until:
             raise Cannot(f"no restart for an update began within {limit_s:g} s")
         time.sleep(0.01)
+
+
+def _is_there(scene: Scene, fault: Fault, status: Status) -> bool:
+    try:
+        return fault.rank is None or state(scene.sight.pid(status, fault.rank)) not in ("", "Z", "X")
+    except Cannot:
+        return False
 
 
 def _caught(scene: Scene, fault: Fault, limit_s: float) -> Held:

@@ -142,8 +142,11 @@ class Sight:
         return (self.run_dir / "exit.json").exists()
 
     def controller(self) -> int:
-        found = spec.read(self.run_dir / "controller.json", Listening).pid
-        if "controller" not in hold.command(found):
+        try:
+            found = spec.read(self.run_dir / "controller.json", Listening).pid
+        except (OSError, msgspec.DecodeError):
+            found = 0
+        if not found or "controller" not in hold.command(found):
             raise Cannot("the job has no controller now")
         return found
 

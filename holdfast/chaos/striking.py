@@ -112,7 +112,7 @@ class Striker:
                 status = self.scene.status()
                 at, began = time.time(), time.monotonic()
                 struck = kind.strike(self.scene, fault)
-        except Cannot as e:
+        except (Cannot, OSError) as e:
             skipped = Skipped(id=self._id, fault=fault, at=time.time(), why=str(e))
             self._say(f"skipped {fault.kind}: {e}")
             self._undo(self._id)

@@ -47,6 +47,8 @@ class Controller:
         self.ingest.releases = self._releases
         self.hands.replaying.release = lambda: self.decider.releases.running
         self.ingest.watching.spawn, self.ingest.watching.now = self._act, lambda: self.clock()
+        # Before the journal is replayed: what was launched is watched from now on, not since the beginning of time.
+        self.ingest.now = self.ingest.tracing.now = lambda: self.clock()
         self.clock_of: Callable[[float], Callable[[], float]] = Clock  # one that tells no less than this
         self.clock: Callable[[], float] = self.clock_of(0.0)
         self.last = Decision()
@@ -63,7 +65,6 @@ class Controller:
     async def run(self, job: Job, on_begun: Callable[[], None] = lambda: None) -> int:
         """Drive the job to its end and return its exit code; from `on_begun` on it can take orders."""
         unanswered = self._replay()
-        self.ingest.now = self.ingest.tracing.now = self.clock
         tried = {*self.decider.checking.values(), *self.decider.examined.values()}
         known = {*(s.node for s in self.decider.seats), *self.decider.pool, *tried}
         self.ingest.expect(known - set(self.decider.gone))

@@ -152,11 +152,17 @@ def first_cause(alarms: list[Alarm]) -> Alarm:
     """
     causes = [a for a in alarms if names_node(a)] or [a for a in alarms if not is_echo(a)] or alarms
     first = min(causes, key=lambda a: (a.at, a.ranks))
+    if first.kind is Kind.LOSS:  # whose loss went wrong at the earliest step: by the next sum all others have it too
+        first = min((a for a in causes if a.kind is Kind.LOSS), key=_spoilt_at)
     silences = [a for a in causes if a.kind is Kind.SILENCE]
     if not silences:
         return first
     silence = min(silences, key=lambda a: (a.at, a.suspects))
     return first if first.at < silence.at - _NOTICE_S else silence
+
+
+def _spoilt_at(alarm: Alarm) -> tuple[float, float, tuple[int, ...]]:
+    return (float("inf") if alarm.not_after is None else alarm.not_after), alarm.at, alarm.ranks
 
 
 def not_started(now: float, event: Outcome, generation: int, seats: tuple[Seat, ...]) -> Alarm:

@@ -115,6 +115,7 @@ def test_a_full_outbox_drops_beats_and_keeps_posts(agent: Agent) -> None:
 
 def test_a_loss_that_went_wrong_is_told_before_ranks_are_stopped(agent: Agent) -> None:
     """Or the step at which it did would be taken from a node that had it later."""
+    agent.clock.welcomed(time.time())
     agent.life.recall((Done(id=5, node="n0", ok=True),), generation=1, ranks=(0, 1), stopped=0)
     assert agent.ranks.arena is not None
     mine = Slot(agent.ranks.arena, 1, generation=1, rank=1)

@@ -129,7 +129,8 @@ CORRUPT = """
 @slow
 def test_nan_from_a_machine_is_found_bit_by_bit(case: Case, calm: set[str]) -> None:
     part = MATHS.replace(SHAPED, CORRUPT.lstrip("\n"))
-    job = case.weights(*FOUR, *CALM, part=part, PAUSE="0.1", PYTHONPATH=spoiled(case.folder))
+    told = {"PAUSE": "0.1", "STORE": str(case.folder / "store"), "PYTHONPATH": spoiled(case.folder)}
+    job = case.weights(*FOUR, *CALM, part=part, **told)
     job.ends(0, 2 * PATIENCE_S)
     sick = (case.folder / "sick").read_text()
     found = climbed(job)
@@ -137,7 +138,7 @@ def test_nan_from_a_machine_is_found_bit_by_bit(case: Case, calm: set[str]) -> N
     assert (found.restarts, found.evicted) == (2, (sick,))
     record = job.report().incidents[-1]
     assert record.kind == "loss" and "gemm_bits" in record.verdict.reason
-    assert record.resumed_from is not None and record.resumed_from < 40, "restored from verified state"
+    assert record.resumed_from is not None and 0 < record.resumed_from < 39, "from before what led astray twice"
     assert weights(job) == calm
 
 
@@ -159,7 +160,7 @@ def test_nan_from_code_is_rolled_back(case: Case, calm: set[str]) -> None:
 
 @slow
 def test_nan_from_a_batch_is_left_out(case: Case, calm: set[str]) -> None:
-    part = MATHS.replace(BATCH, "    return x * float('nan') if step == 30 else x\n")
+    part = MATHS.replace(BATCH, "    return x * float('nan') if step == 30 and rank == 2 else x\n")
     job = case.weights(*TWO, *CALM, part=part, PAUSE="0.1")
     job.ends(0, 2 * PATIENCE_S)
     found = climbed(job)

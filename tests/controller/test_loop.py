@@ -80,6 +80,23 @@ async def test_a_successor_repeats_what_has_no_outcome(tmp_path: Path) -> None:
     second.journal.close()
 
 
+async def test_a_successor_watches_from_now_on(tmp_path: Path) -> None:
+    """Or it would take a job whose nodes have not spoken to it yet for one that has stood since 1970."""
+    first = make(tmp_path, Settings(), FakeFleet())
+    Recorder(first)
+    async with running(first):
+        first.hear(Outcome(action=1, ok=True, nodes=("a",)))
+        first.hear(Ready(node="a", host="h", nproc=1))
+    first.journal.close()
+    second = make(tmp_path, Settings(), FakeFleet())
+    Recorder(second)
+    async with running(second):
+        hang = second.ingest.watching.hang
+        assert hang.generation == 1
+        assert not hang.suspicious(second.clock())
+    second.journal.close()
+
+
 async def test_a_successor_of_one_that_was_done_ends_at_once(tmp_path: Path) -> None:
     first = make(tmp_path, Settings(), FakeFleet())
     recorder = Recorder(first)

@@ -104,3 +104,13 @@ def test_times_of_a_record_never_run_backwards() -> None:
     times = (record.good_at, record.alarm_at, record.stopped_at, record.launched_at, record.resumed_at)
     assert times == tuple(sorted(times))
     assert msgspec.json.decode(msgspec.json.encode(record), type=type(record)) == record
+
+
+def test_of_losses_the_one_that_went_wrong_at_the_earliest_step_counts() -> None:
+    def loss(at: float, rank: int, not_after: int | None) -> Alarm:
+        return Alarm(kind=Kind.LOSS, at=at, suspects=("n0",), ranks=(rank,), reason="nan", not_after=not_after)
+
+    told = [loss(3.0, 0, 30), loss(3.1, 2, 29), loss(3.2, 1, None)]
+    for order in itertools.permutations(told):
+        assert first_cause(list(order)) == told[1], "the others have it from the sum of the step before"
+    assert first_cause([*told, crash(2.9)]).kind is Kind.CRASH

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from holdfast.chaos.fault import Cannot
 from holdfast.chaos.matrix import oracle, table
 from holdfast.chaos.matrix.cells import NAMED, STAGES, Cell, chosen
 from holdfast.chaos.matrix.expected import Came, Row, load, row_of, wrong
-from holdfast.chaos.matrix.stage import SCRIPT, Failed, calm_run, staged
+from holdfast.chaos.matrix.stage import SCRIPT, Failed, Stage, calm_run, staged
 
 ROOT = Path(__file__).parents[3]
 _CELLS = 12  # in one job: what is found at its end is told of all of them
@@ -110,54 +110,66 @@ def _job(
     """Cells in one job, until it can take no more; those that are left, and those that failed."""
     args, commit, rows = given
     folder = Path(tempfile.mkdtemp(prefix=f"holdfast-matrix-{kind}-{how}-", dir=args.folder))
-    shm, left, played = oracle.shared_memory(), list(cells), list[Played]()
+    shm, left = oracle.shared_memory(), list(cells)
+    took: dict[str, Tried] = {}
     trouble: list[str] = []
     _say(f"a job of {kind}/{how} for {len(cells)} cells in {folder}")
     try:
-        calm = calm_run(how, len(cells), _cache(), _say)
-        with staged(kind, how, folder, calm, _say) as (stage, mark):
-            while left:
+        with staged(kind, how, folder, _say) as (stage, mark):
+            while left and all(one.came.back for one in took.values()):
                 cell = left.pop(0)
-                began = time.monotonic()
-                came, fault = _played(stage.play, cell, row_of(rows, cell))
-                found = fault or wrong(row_of(rows, cell), came)
-                played.append(_line(cell, commit, (came, found), time.monotonic() - began))
-                _say(f"{'ok  ' if not found else 'FAIL'} {cell.name} {'; '.join(found)}")
-                if fault or not came.back:
-                    break  # this job is in no state to go on
+                took[cell.name] = _tried(stage, cell, row_of(rows, cell))
             trouble = stage.end(mark, shm, how).wrong()
+        if stage.steps:
+            calm = calm_run(how, stage.steps, _cache(), _say)
+            came = stage.compared({name: one.came for name, one in took.items()}, calm)
+            took = {name: msgspec.structs.replace(one, came=came[name]) for name, one in took.items()}
     except (Failed, Cannot) as e:
-        trouble.append(str(e))
-        if not played:  # nothing can be played at all
-            cell = left.pop(0)
-            played.append(_line(cell, commit, (Came(back=False), [str(e)]), 0.0))
-    for one in played:
-        keep(args.results, msgspec.structs.replace(one, ok=one.ok and not trouble, wrong=(*one.wrong, *trouble)))
-    for sentence in trouble:
-        _say(f"FAIL the job of {kind}/{how}: {sentence}")
-    failed = [one.cell for one in played if not one.ok or trouble]
+        trouble.append(str(e).partition("\n")[0])
+        if not took:  # nothing can be played at all
+            took[left.pop(0).name] = Tried(came=Came(back=False))
+    failed = [one.cell for one in _lines(took, rows, (commit, tuple(trouble))) if not _kept(args.results, one)]
     if not failed and not args.folder:
         shutil.rmtree(folder, ignore_errors=True)
     return left, failed
 
 
-def _played(play: Callable[[Cell, Row], Came], cell: Cell, row: Row) -> tuple[Came, list[str]]:
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    came: Came
+    fault: str = ""  # why it could not be played to its end
+    took_s: float = 0.0
+
+
+def _tried(stage: Stage, cell: Cell, row: Row) -> Tried:
+    _say(f"{cell.name} ...")
+    began = time.monotonic()
     try:
-        return play(cell, row), []
+        came, fault = stage.play(cell, row), ""
     except (Failed, Cannot) as e:
-        return Came(back=False), [str(e)]
+        came, fault = Came(back=False), str(e).partition("\n")[0]
+    return Tried(came=came, fault=fault, took_s=round(time.monotonic() - began, 1))
 
 
-def _line(cell: Cell, commit: str, came: tuple[Came, list[str]], took_s: float) -> Played:
-    return Played(
-        cell=cell.name,
-        commit=commit,
-        at=f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
-        ok=not came[1],
-        wrong=tuple(sentence.partition("\n")[0] for sentence in came[1]),
-        came=came[0],
-        took_s=round(took_s, 1),
-    )
+def _lines(took: dict[str, Tried], rows: list[Row], job: tuple[str, tuple[str, ...]]) -> Iterator[Played]:
+    commit, trouble = job
+    for name, one in took.items():
+        found = (one.fault,) if one.fault else tuple(wrong(row_of(rows, Cell(*name.split("/"))), one.came))
+        yield Played(
+            cell=name,
+            commit=commit,
+            at=f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
+            ok=not found and not trouble,
+            wrong=(*found, *(f"its job: {sentence}" for sentence in trouble)),
+            came=one.came,
+            took_s=one.took_s,
+        )
+
+
+def _kept(path: Path, line: Played) -> bool:
+    """Written down and said; whether it is as expected."""
+    keep(path, line)
+    _say(f"{'ok  ' if line.ok else 'FAIL'} {line.cell} {'; '.join(line.wrong)}")
+    return line.ok
 
 
 def keep(path: Path, line: Played) -> None:

@@ -30,7 +30,8 @@ from holdfast.chaos.striking import Striker
 RANKS = 4
 SCRIPT = Path(__file__).parents[3] / "examples" / "parallel.py"
 PATIENCE_S = 120.0
-_CALM_STEPS, _STEPS_PER_CELL = 300, 100
+_SETTLED = 25  # steps, by which a release is past its trial
+_MORE = 1.25  # steps of an undisturbed run beyond those that are needed, for the next time
 _SHAPES = {
     "local": ("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "1"),
     "wide": ("--nnodes", "4", "--nproc-per-node", "1", "--standbys", "2"),
@@ -73,12 +74,12 @@ def job_of(kind: str, how: str, folder: Path) -> Job:
 class Stage:
     """A job of one kind, trained in one way."""
 
-    def __init__(self, made: Made, guard: Guard, calm: Path, say: Say) -> None:
+    def __init__(self, made: Made, guard: Guard, say: Say) -> None:
         self.made, self.say = made, say
         self.sight: Sight = made.sight()
         self.striker = Striker(self.sight, guard, 1, say)
         self._found = oracle.traces(made.folder / "work", RANKS)
-        self._calm = {rank: trace.read() for rank, trace in oracle.traces(calm, RANKS).items()}
+        self._windows: dict[str, range] = {}  # steps that belong to each cell
         self._spoilt = False
         self._updates = 0
 
@@ -87,7 +88,7 @@ class Stage:
         strike = NAMED[cell.strike]
         if why := KINDS[strike.fault.kind].lacks():
             return Came(skipped=why)
-        before = self._steady(PATIENCE_S, standby=True)
+        before = self._steady(PATIENCE_S, standby=row.evicted > 0 or cell.strike.startswith("standby"))
         first = before.step
         lines = len(self.striker.lines)
         struck = self._strike(cell, strike.fault)
@@ -133,7 +134,8 @@ class Stage:
         evicted = tuple(dict.fromkeys(node for record in records for node in record.evicted))
         verdict = str(records[-1].verdict.remedy) if records and (restarts > 0 or evicted) else ""
         lost = [r.good_step - r.resumed_from for r in records if r.resumed_from is not None]
-        wrong, compared = (0, 0) if self._spoilt else self._compared(range(max(1, first), after.step))
+        if not self._spoilt:
+            self._windows[cell.name] = range(max(1, first), after.step)
         return Came(
             verdict=verdict,
             evicted=evicted,
@@ -142,18 +144,21 @@ class Stage:
             lost=max([0, *lost]),
             alarms=tuple(dict.fromkeys(told.kind for result in results for told in result.alarms)),
             back=all(result.back_s is not None for result in results),
-            differing=wrong,
-            compared=compared,
         )
 
-    def _compared(self, steps: range) -> tuple[int, int]:
-        for trace in self._found.values():
-            trace.read()
-        known = min(trace.last for trace in self._calm.values())
-        made = min(trace.last for trace in self._found.values())
-        if steps.stop - 1 > known:
-            self.say(f"the undisturbed run has {known} steps, fewer than {steps.stop - 1}; the rest is not compared")
-        return oracle.differing(self._found, self._calm, range(steps.start, min(steps.stop, known + 1, made + 1)))
+    @property
+    def steps(self) -> int:
+        """So many an undisturbed run needs to be held against this one."""
+        return max((window.stop for window in self._windows.values()), default=0)
+
+    def compared(self, came: dict[str, Came], calm: Path) -> dict[str, Came]:
+        """With how many states of their steps differ from those of the undisturbed run."""
+        wanted = {rank: trace.read() for rank, trace in oracle.traces(calm, RANKS).items()}
+        judged = dict(came)
+        for cell, window in self._windows.items():
+            differing, compared = oracle.differing(self._found, wanted, window)
+            judged[cell] = msgspec.structs.replace(came[cell], differing=differing, compared=compared)
+        return judged
 
     def _steady(self, patience_s: float, *, standby: bool) -> Status:
         """Training, a few steps on from here, with copies on peers; and with a standby, where one is wanted."""
@@ -167,7 +172,7 @@ class Stage:
                 from_step = None
             elif from_step is None or from_step[0] != status.generation:
                 from_step = (status.generation, status.step)
-            elif status.step > from_step[1] + 5 and (not standby or (status.standbys and status.floor > 0)):
+            elif status.step > from_step[1] + _SETTLED and status.floor > 0 and (status.standbys or not standby):
                 return status
             self.striker.look()
             time.sleep(0.1)
@@ -198,7 +203,7 @@ class Stage:
 
 
 @contextlib.contextmanager
-def staged(kind: str, how: str, folder: Path, calm: Path, say: Say) -> Iterator[tuple[Stage, str]]:
+def staged(kind: str, how: str, folder: Path, say: Say) -> Iterator[tuple[Stage, str]]:
     """The stage and the mark of all its processes."""
     (folder / "tree").mkdir(parents=True)
     (folder / "work").mkdir()
@@ -206,17 +211,17 @@ def staged(kind: str, how: str, folder: Path, calm: Path, say: Say) -> Iterator[
     mark = uuid.uuid4().hex
     env = {oracle.MARK: mark, "HOLDFAST_HOME": str(folder / "home"), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     with Guard() as guard, lab.made(job_of(kind, how, folder), folder, env) as made:
-        yield Stage(made, guard, calm, say), mark
+        yield Stage(made, guard, say), mark
 
 
-def calm_run(how: str, cells: int, cache: Path, say: Say) -> Path:
-    """The traces of an undisturbed run that is long enough for so many cells; made once for each state of the code."""
-    steps = _CALM_STEPS + _STEPS_PER_CELL * cells
+def calm_run(how: str, steps: int, cache: Path, say: Say) -> Path:
+    """The traces of an undisturbed run of at least so many steps; made once for each state of the code."""
     code = hashlib.sha256(SCRIPT.read_bytes() + version("torch").encode()).hexdigest()[:12]
     folder = cache / f"calm-{how}-{code}"
     if min(trace.read().last for trace in oracle.traces(folder, RANKS).values()) >= steps:
         return folder
     shutil.rmtree(folder, ignore_errors=True)
+    steps = int(_MORE * steps)
     (part := folder.with_suffix(".part")).mkdir(parents=True, exist_ok=True)
     for old in part.glob("trace-*"):
         old.unlink()

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from holdfast.chaos.catalog import KINDS
-from holdfast.chaos.matrix.cells import HOWS, STRIKES, WHENS, Cell, Strike
-from holdfast.chaos.matrix.expected import Row, row_of
+from holdfast.chaos.matrix.cells import HOWS, STRIKES, WHENS, Cell, Strike, product
+from holdfast.chaos.matrix.expected import Row, fitting
 
 _HEAD = """# Faults
 
@@ -88,12 +88,4 @@ def _cell(text: str) -> str:
 
 def complete(rows: list[Row]) -> list[str]:
     """Cells of which nothing is expected."""
-    missing = []
-    for strike in STRIKES:
-        for how in HOWS:
-            for when in strike.whens:
-                try:
-                    row_of(rows, Cell(strike.name, how, when))
-                except KeyError as e:
-                    missing.append(str(e))
-    return missing
+    return [cell.name for cell in product() if not fitting(rows, cell)]
