@@ -10,7 +10,6 @@ import pytest
 from holdfast.controller import hands, loop
 from holdfast.controller.hands import Hands
 from holdfast.controller.ingest import Ingest
-from holdfast.core import node
 from holdfast.core.detect.silence import Silence
 from holdfast.core.node import NodeLife
 from holdfast.model.copy import Copy, Restore, Source
@@ -178,24 +177,9 @@ def old_ranks_stay(patch: Patch) -> None:
     patch.setattr(Ingest, "tell", tells)
 
 
-def posts_once(patch: Patch) -> None:
-    """What an agent has to say is sent once, and not again on the next link."""
-    step = NodeLife.step
-
-    def steps(self: NodeLife, now: float, news: Any) -> Any:
-        return () if isinstance(news, node.Linked) and step(self, now, news) is not None else step(self, now, news)
-
-    patch.setattr(NodeLife, "step", steps)
-
-
 def silence_unheard(patch: Patch) -> None:
     """Nobody is ever thought silent."""
     patch.setattr(Silence, "overdue", lambda self, now: ())
-
-
-def acquires_twice(patch: Patch) -> None:
-    """Nodes that came by a try whose outcome was lost are not counted."""
-    patch.setattr(Ingest, "_known", lambda self: {*self.hands.fleet.nodes()})
 
 
 def not_refilled(patch: Patch) -> None:
@@ -219,8 +203,6 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     wall_clock,
     forgets_reborn,
     old_ranks_stay,
-    posts_once,
     silence_unheard,
-    acquires_twice,
     not_refilled,
 )
