@@ -45,7 +45,7 @@ def played(seed: int) -> Result:
 @pytest.mark.parametrize("first", range(0, 200, 10))
 def test_seeds(first: int) -> None:
     results = [played(seed) for seed in range(first, first + 10)]
-    assert sum(result.steps > 20 for result in results) > 5
+    assert sum(result.steps for result in results) > 100
     assert sum(sum(result.struck.values()) for result in results) > 30
 
 
