@@ -24,7 +24,7 @@ from holdfast.wire.tree import MIB, TreeError
 _FETCH_S = 600.0
 _STALLED_S = 30.0
 _CHUNK = 1 << 20
-_SPARE_BYTES = 64 << 20  # of a disk, beside what a release takes
+_SPARE_BYTES = 1 << 20  # of a disk, beside what a release takes: with less it counts as full
 _NAME = 16  # characters of a digest
 _KEPT = 5  # releases that nobody needs now, for a rollback
 _log = logging.getLogger("holdfast.agent")

@@ -36,6 +36,7 @@ def test_a_stopped_rank_is_named_and_acted_on(start: Start) -> None:
     job = start("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "1", script=TRAIN, torch=True)
     job.trains()
     job.until(lambda: job.status()["step"] > 20, "some steps")
+    job.until(lambda: "ready" in [node["role"] for node in job.status()["nodes"]], "a standby", patience_s=100)
     job.kill(job.rank(3), signal.SIGSTOP)
     job.trains(generation=2)
     job.finish()
