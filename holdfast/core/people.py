@@ -99,4 +99,6 @@ def sentence(change: Change) -> str:
     nodes += f"; {', '.join(change.admitted)} admitted" if change.admitted else ""
     held = f", held for {change.held_s:.1f} s" if change.held_s else ""
     at = f" from step {change.resumed_from}" if change.resumed_from is not None else ""
-    return f"{change.why}: restarted{at}{nodes}{held}, lost {lost_s:.1f} s"
+    redone = change.good_step - change.resumed_from if change.resumed_from is not None else 0
+    steps = f"{redone} step{'s' if redone > 1 else ''} and " if redone > 0 else ""
+    return f"{change.why}: restarted{at}{nodes}{held}, lost {steps}{lost_s:.1f} s"

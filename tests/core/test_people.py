@@ -32,3 +32,10 @@ def test_a_script_that_restores_itself_leaves_open_from_where() -> None:
     pause = Pause.of(10.0, "release 2", 1, None)
     change = pause.change(step(2, 12.0, counted=True), release=2)
     assert (change.good_step, change.good_at, change.resumed_from) == (-1, 10.0, None)
+
+
+def test_steps_that_are_made_again_are_told_as_lost() -> None:
+    pause = Pause.of(10.0, "release 2", 1, step(52, 10.0))
+    pause.stopped_at, pause.launched_at = 10.1, 10.2
+    change = pause.change(step(1, 11.0), release=2)
+    assert change.sentence == "release 2: restarted from step 0, lost 52 steps and 1.0 s"
