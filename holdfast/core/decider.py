@@ -152,7 +152,7 @@ class Decider:
             case Phase.PAUSING, Alarm():
                 return wishes.trouble_amid_pause(self, now, event)
             case ((Phase.STOPPING | Phase.PAUSING), Progress()):
-                return healing.last_steps(self, now, event)
+                return healing.last_steps(self, event)
             case Phase.PAUSING, Outcome(action=id) if id == self.awaited:
                 return wishes.paused(self, now, event)
             case Phase.STOPPING, Alarm():

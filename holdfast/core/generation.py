@@ -162,7 +162,7 @@ def progressed(d: "Decider", now: float, event: Progress) -> str:
     if event.generation != d.generation:
         return ""
     d.progress = event
-    d.failures.gets_further(now, event)
+    d.failures.gets_further(event)
     d.releases.stepped(event)
     d.nodes.stepped()
     if d.phase is Phase.TRAINING:
@@ -195,6 +195,7 @@ def node_ended(d: "Decider", now: float, event: Ended) -> str:
 def close(d: "Decider", verdict: Verdict, resumed_at: float, resumed_from: int | None = None) -> str:
     assert d.incident is not None
     d.closed = d.incident.record(verdict, resumed_at, resumed_from)
+    d.failures.recovered(d.closed.resumed_at - d.closed.alarm_at)
     if verdict.remedy is not Remedy.GIVE_UP:
         d.actions.append(Say(text=d.closed.sentence))
     d.incident, d.verdict = None, None

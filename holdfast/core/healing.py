@@ -40,7 +40,7 @@ def noted(d: "Decider", alarm: Alarm) -> str:
     return f"incident {d.incident.number}: noted while stopping: {story.cause(alarm)}"
 
 
-def last_steps(d: "Decider", now: float, event: Progress) -> str:
+def last_steps(d: "Decider", event: Progress) -> str:
     """Steps made before the alarm or the order, told after it."""
     if event.generation != d.generation:
         return ""
@@ -50,7 +50,7 @@ def last_steps(d: "Decider", now: float, event: Progress) -> str:
         d.progress = event
         d.pause.stepped(event)
     if d.pause is not None or (d.incident and d.incident.stepped(event)):
-        d.failures.gets_further(now, event)
+        d.failures.gets_further(event)
     return ""
 
 
