@@ -59,7 +59,7 @@ def play(setup: Setup) -> Result:
 @pytest.mark.parametrize("first", range(0, 200, 20))
 def test_seeds(first: int) -> None:
     results = [play(harsh(seed)) for seed in range(first, first + 20)]
-    assert all(sum(result.struck.values()) > 10 for result in results)
+    assert all(sum(result.struck.values()) > 10 or result.gave_up for result in results)
     # Giving up is judged by the checks; here it must stay the exception, or the rest of the run tests nothing.
     assert sum(bool(result.gave_up) for result in results) <= 5
 

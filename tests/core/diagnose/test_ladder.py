@@ -275,6 +275,14 @@ def test_nodes_are_tried_once_when_it_comes_again() -> None:
     assert judge(case(ECHO, may_probe=True, past=past(50, at=90.0))).level == 2  # nobody to blame
 
 
+def test_a_second_death_while_the_job_comes_back_is_restarted_first() -> None:
+    elsewhere = past(50, node="n2", at=99.0)
+    for rounds, remedy in ((1, Remedy.RESTART), (2, Remedy.PROBE)):
+        assert judge(case(CRASH, may_probe=True, past=elsewhere, rounds=rounds)).remedy is remedy
+    assert judge(case(NAN, may_probe=True, past=elsewhere, rounds=1)).remedy is Remedy.PROBE
+    assert judge(case(CRASH, may_probe=True, past=elsewhere, rounds=1, lost_s=120.0)).remedy is Remedy.PROBE
+
+
 @pytest.mark.parametrize("cause", [SCRIPT, OOM, HUB, COMPILE, UNSTARTED])
 def test_nobody_is_tried_for_what_is_explained(cause: Alarm) -> None:
     for times in range(4):
