@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.agent import kernel, process
+from holdfast.agent import kernel, process, remembering
 from holdfast.agent.zygotes import Zygotes
 from holdfast.wire import flightlog, holding, spec, zygote
 from holdfast.wire.holding import (
@@ -68,6 +68,7 @@ class Holder:
         signal.signal(signal.SIGINT, lambda *_: self._leave_with_grace())
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self._watch(wake, self._woken)
+        remembering.met(self.node_dir)  # what is told there is of an earlier life of this node
         (self.node_dir / "holder.pid").write_text(f"{os.getpid()}\n")
         self._start_agent()
         while self.code is None:
