@@ -11,6 +11,7 @@ from holdfast.controller import hands, loop
 from holdfast.controller.hands import Hands
 from holdfast.controller.ingest import Ingest
 from holdfast.core.detect.silence import Silence
+from holdfast.core.fence import Fence
 from holdfast.core.node import NodeLife
 from holdfast.model.copy import Copy, Restore, Source
 from holdfast.model.errand import Leave, StopHere
@@ -146,6 +147,23 @@ def stops_are_believed(patch: Patch) -> None:
     patch.setattr(Hands, "_stop", stops)
 
 
+def nobody_is_waited_for(patch: Patch) -> None:
+    """Where nobody confirms a stop the next generation is launched at once."""
+    patch.setattr(Fence, "stand", lambda self, now, nodes: [])
+
+
+def fleets_are_believed(patch: Patch) -> None:
+    """A node counts as ended when its fleet was asked to end it."""
+    follow = Fence.follow
+
+    def follows(self: Fence, actions: Any) -> None:
+        follow(self, actions)
+        for node in [*self._dismissed.values()]:
+            self.empty(node)
+
+    patch.setattr(Fence, "follow", follows)
+
+
 def wall_clock(patch: Patch) -> None:
     """Agents tell times by a clock that somebody may set."""
     heard = Agent.heard
@@ -200,6 +218,8 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     astray_kept,
     nobody_leaves,
     stops_are_believed,
+    nobody_is_waited_for,
+    fleets_are_believed,
     wall_clock,
     forgets_reborn,
     old_ranks_stay,
