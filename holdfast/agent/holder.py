@@ -43,6 +43,7 @@ class Holder:
     def __init__(self, node_dir: Path) -> None:
         self.node_dir = node_dir
         self.spec = spec.read(node_dir / "spec.json", spec.NodeSpec)
+        remembering.met(node_dir)  # what is written there is of an earlier life of this node
         self.ranks: dict[str, Held] = {}
         self.code: int | None = None  # set: leave with this code
         arena = os.memfd_create("holdfast-slots")
@@ -68,7 +69,6 @@ class Holder:
         signal.signal(signal.SIGINT, lambda *_: self._leave_with_grace())
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self._watch(wake, self._woken)
-        remembering.met(self.node_dir)  # what is told there is of an earlier life of this node
         (self.node_dir / "holder.pid").write_text(f"{os.getpid()}\n")
         self._start_agent()
         while self.code is None:

@@ -78,7 +78,7 @@ def _unable(decider: Decider, order: Order) -> str:
     beside = {*decider.pool, *decider.coming, *decider.checking.values(), *decider.examined.values()}
     if not node:
         return f"say which node to {order.verb}; there are {_named(active | beside)}"
-    if order.verb == "evict" and node in decider.fence.nodes - active:
+    if order.verb == "evict" and node in decider.fence.nodes:
         return ""  # a person says that it is dead
     if node in decider.gone and node not in active | beside:
         return f"{node} has left the job already"

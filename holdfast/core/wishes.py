@@ -37,8 +37,10 @@ def order(d: "Decider", now: float, order: Order) -> str:
 
 def unwanted(d: "Decider", now: float, order: Order) -> str:
     node, gone = order.node, f"{order.verb} by {order.who}"
-    if order.verb == "evict" and node in d.fence.nodes - d.nodes.active:
+    if order.verb == "evict" and node in d.fence.nodes:
         d.fence.empty(node)
+        if node in d.nodes.active:
+            d.people.evicting[node] = order.who
         going_on = f"; {generation.next_generation(d, now)}" if d.phase is Phase.WAITING else ""
         return f"{node} has ended, as {order.who} says{going_on}"
     if node in d.nodes.active:
