@@ -82,6 +82,7 @@ with open(f"{sys.argv[1]}/all", "a", buffering=1) as log:
 """
 
 
+@pytest.mark.slow
 def test_of_a_single_node_that_answers_no_more_nothing_is_left_when_its_successor_starts(start: Start) -> None:
     """Its agent is stopped and its ranks train on. Nobody could end them but the fleet, which does, at once."""
     job = start("--set", "silence.silence_s=2", "--set", "node.lost_s=600", script=ALONE)
