@@ -40,7 +40,11 @@ class Fleet(Protocol):
         """Start this many nodes and name them; each dials the controller when it is up. OSError if none can be had."""
 
     async def release(self, node: str, reason: str) -> None:
-        """End the node and everything below it; unknown or ended nodes are no error."""
+        """End the node and everything below it; unknown or ended nodes are no error.
+
+        When this returns, nothing of it lives: the next generation relies on that. OSError if it is not known. A fleet
+        that cannot acquire cannot end nodes either, and is not believed.
+        """
 
     def nodes(self) -> tuple[str, ...]:
         """The nodes that were acquired and not released."""

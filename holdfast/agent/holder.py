@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.agent import kernel, process
+from holdfast.agent import kernel, process, remembering
 from holdfast.agent.zygotes import Zygotes
 from holdfast.wire import flightlog, holding, spec, zygote
 from holdfast.wire.holding import (
@@ -43,6 +43,7 @@ class Holder:
     def __init__(self, node_dir: Path) -> None:
         self.node_dir = node_dir
         self.spec = spec.read(node_dir / "spec.json", spec.NodeSpec)
+        remembering.met(node_dir)  # what is written there is of an earlier life of this node
         self.ranks: dict[str, Held] = {}
         self.code: int | None = None  # set: leave with this code
         arena = os.memfd_create("holdfast-slots")

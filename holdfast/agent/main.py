@@ -26,6 +26,7 @@ from holdfast.agent.steady import Steady
 from holdfast.agent.tracer import Asked, Tracer, fitted
 from holdfast.agent.trying import Trying
 from holdfast.core.node import (
+    PING_S,
     Acked,
     Carried,
     Carry,
@@ -80,7 +81,7 @@ class Agent:
         self.trying.entry = self.ranks.entry
         # In a thread: it takes some tenths of a second, in which an agent that was just restarted has to speak.
         known = ThreadPoolExecutor(1, "holdfast-words").submit(catalog.load, self.spec.settings.words)
-        self.life = NodeLife(self.spec.node, self.spec.settings.node, known.result, time.monotonic())
+        self.life = NodeLife(self.spec.node, self.spec.settings.node, known.result, remembering.parted(node_dir))
         self.life.on_bad_loss = self.spec.settings.loss.stance
         self.clock = Steady()
         ties = Ties(self._noticed, lambda: [*self.ranks.held.values()], self.clock.wall_s)
@@ -147,6 +148,7 @@ class Agent:
             while True:
                 wait_s = _REDIAL_S if await self._dial(session) else min(2 * wait_s, 1.0)
                 self._do(self.life.step(time.monotonic(), Unlinked()))
+                remembering.parted(self.node_dir)
                 await asyncio.sleep(wait_s)
 
     async def _dial(self, session: aiohttp.ClientSession) -> bool:
@@ -154,7 +156,7 @@ class Agent:
         linked = False
         url = f"{self.spec.url}/agent"
         try:
-            async with session.ws_connect(url, max_msg_size=messages.MAX_BYTES, heartbeat=20.0) as ws:
+            async with session.ws_connect(url, max_msg_size=messages.MAX_BYTES, heartbeat=PING_S) as ws:
                 linked = True
                 await self._converse(ws)
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as e:
@@ -188,6 +190,7 @@ class Agent:
                 if not self._staged:
                     self._tasks.create_task(self._stage(releases))
                 self._do(self.life.step(now, Linked()))
+                remembering.met(self.node_dir)
                 self._beat()
                 undated, self._undated = self._undated, []
                 for held in undated:
@@ -210,8 +213,7 @@ class Agent:
         asked = Asked(ranks=newest, deadline_s=look.deadline_s, native=look.native, offset_s=self.clock.wall_s())
         async with self._looking:
             trace = await asyncio.to_thread(self.tracer.take, asked, self.ranks.arena)
-        room = messages.MAX_BYTES - _ENVELOPE
-        self._put(messages.encode(Looked(id=look.id, trace=fitted(trace, room))))
+        self._put(messages.encode(Looked(id=look.id, trace=fitted(trace, messages.MAX_BYTES - _ENVELOPE))))
 
     def _hello(self) -> bytes:
         running = max((generation_of(r.key) for r in self.ranks.running()), default=0)
@@ -331,8 +333,7 @@ class Agent:
         readings = [r for r in self._readings().values() if r.generation == generation and r.step >= 0]
         if generation == 0 or len(readings) < self.spec.nproc:
             return Beat(node=self.spec.node, generation=generation, step=-1, at=0.0)
-        backing = self.keeper.backing
-        wall_s = self.clock.offset_s
+        backing, wall_s = self.keeper.backing, self.clock.offset_s
         return msgspec.structs.replace(
             beat_of(self.spec.node, readings, wall_s),
             sent=time.monotonic() + wall_s,

@@ -1,12 +1,16 @@
-"""Errands that were carried out, on the node's disk: told again, they are answered, not repeated."""
+"""What outlives an agent on the node's disk: errands that were carried out, and since when there is no controller."""
 
 import contextlib
 import os
+import time
 from pathlib import Path
 
 import msgspec
 
 from holdfast.model.errand import Done
+from holdfast.wire import spec
+
+_ALONE = "alone"
 
 
 def remember(path: Path, done: Done) -> None:
@@ -25,3 +29,19 @@ def recall(path: Path) -> tuple[Done, ...]:
         with contextlib.suppress(msgspec.DecodeError):
             done.append(msgspec.json.decode(line, type=Done))
     return tuple(done)
+
+
+def parted(node_dir: Path) -> float:
+    """Since when there is no controller, by the steady clock; an agent that is started anew does not count anew."""
+    now = time.monotonic()
+    with contextlib.suppress(OSError, ValueError):  # a full disk costs no more than that it does
+        if (node_dir / _ALONE).exists():
+            return min(now, float((node_dir / _ALONE).read_text()))
+        spec.put(node_dir / _ALONE, f"{now}\n".encode())
+    return now
+
+
+def met(node_dir: Path) -> None:
+    """There is one; or there is nothing yet to be alone with, as the holder has just been started."""
+    with contextlib.suppress(OSError):
+        (node_dir / _ALONE).unlink(missing_ok=True)

@@ -26,6 +26,7 @@ class Controlled:
             parts.journal, parts.settings, lambda c: Hands(parts.fleet, parts.store, c.report)
         )
         self._controller.clock_of, self._controller.on_entry = parts.clock, parts.on_entry
+        self._controller.clock = parts.clock(0.0)  # by which what the journal tells of launches is watched
         self._controller.hands.say, self._controller.hands.notes = lambda text: None, parts.notes
         self.decider, self.ledger = self._controller.decider, self._controller.ledger
 

@@ -83,6 +83,7 @@ class Hands:
         self._report = report
         self._waiting: dict[int, Waiting] = {}
         self._silent: set[str] = set()
+        self._stopping = 0  # generations up to this one are not to be launched any more
         self._stepping = asyncio.Event()
         self._launched: frozenset[str] = frozenset()  # nodes of the newest generation
         self._tries: Counter[int] = Counter()  # restores from a step since the last step was made
@@ -145,8 +146,12 @@ class Hands:
         """Whatever it has not answered yet is told once more."""
         self._silent.discard(node)
         for waiting in self._waiting.values():
-            if node in waiting.left:
-                self.tell(node, waiting.errands[node])
+            errand = waiting.errands.get(node)
+            if errand is None or node not in waiting.left:
+                continue
+            # A node that has lost its memory remembers the stop, and would launch after it what it has forgotten.
+            if not isinstance(errand, LaunchHere) or errand.generation > self._stopping:
+                self.tell(node, errand)
 
     async def hurry(self) -> None:
         """End every node at once; nobody is waited for."""
@@ -286,6 +291,7 @@ class Hands:
         return msgspec.structs.replace(plan, sources=sources, keepers=keepers)
 
     async def _stop(self, action: Stop) -> Outcome:
+        self._stopping = action.generation
         errand = StopHere(id=action.id, generation=action.generation, grace_s=action.grace_s)
         return await self._gather(action.id, dict.fromkeys(action.nodes, errand), action.grace_s + self.limits.stop_s)
 

@@ -17,7 +17,7 @@ from holdfast.core.detect.reborn import Reborn
 from holdfast.core.detect.replica import Replicas
 from holdfast.core.detect.silence import Silence
 from holdfast.core.floor import Floor
-from holdfast.core.node import Post
+from holdfast.core.node import PING_S, Post
 from holdfast.core.often import Told
 from holdfast.model.action import Launch
 from holdfast.model.alarm import Alarm, Kind, Stance
@@ -72,7 +72,7 @@ class Ingest:
     # --- links -------------------------------------------------------------------------------------------------
 
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
-        ws = web.WebSocketResponse(max_msg_size=messages.MAX_BYTES, heartbeat=20.0)
+        ws = web.WebSocketResponse(max_msg_size=messages.MAX_BYTES, heartbeat=PING_S)
         await ws.prepare(request)
         await self.attend(ws)
         return ws
@@ -167,20 +167,24 @@ class Ingest:
         self.hands.hosts[hello.node] = hello.host
         if self._seated(hello.node):  # others may hold steps of a line that the job has left
             self.hands.copies[hello.node] = hello.copies
+        ours = hello.node in self.decider.pool or self._seated(hello.node)
+        if hello.generation and not ours and (fresh or hello.ready):
+            self._empty(now, hello)  # before the welcome: after it the node may be without us for `node.lost_s` again
         if fresh:
             welcome = Welcome(at=now, beat_s=self.settings.silence.beat_s, releases=self.releases())
             self._put(outbox, messages.encode(welcome))
             self.hands.linked_again(hello.node)
             self._tell_aims()  # of the node, and of whose peer it is
-        if not hello.ready or hello.node in self.decider.pool or self._seated(hello.node):
-            return
-        if hello.generation == 0:
+        if hello.ready and not hello.generation and not ours:
+            self._stale.pop(hello.node, None)
             self._ready(hello)
-        else:  # it ran ranks while we thought it lost; they belong to no generation any more
-            # The node remembers for ever what it was told under an id, so one is never used again.
-            self._stale_id = min(self._stale_id - 1, -int(now * 1e6))
-            self._stale[hello.node] = (self._stale_id, hello)
-            self.tell(hello.node, StopHere(id=self._stale_id, generation=hello.generation, grace_s=0.0))
+
+    def _empty(self, now: float, hello: Hello) -> None:
+        """It ran ranks while we thought it lost; they belong to no generation any more."""
+        # The node remembers for ever what it was told under an id, so one is never used again.
+        self._stale_id = min(self._stale_id - 1, -int(now * 1e6))
+        self._stale[hello.node] = (self._stale_id, hello)
+        self.tell(hello.node, StopHere(id=self._stale_id, generation=hello.generation, grace_s=0.0))
 
     def _seated(self, node: str) -> bool:
         return node not in self._lost() and any(seat.node == node for seat in self.decider.seats)
@@ -271,9 +275,9 @@ class Ingest:
                     self.hands.done(done)
                     return
                 del self._stale[node]
-                if done.ok:
+                if done.ok and hello.ready:
                     self._ready(hello)
-                else:  # of no use to anybody while old ranks hold its devices
+                elif not done.ok:  # of no use to anybody while old ranks hold its devices
                     self._stale_id -= 1
                     reason = f"ranks of an old generation could not be ended: {done.detail}"
                     self.tell(node, Leave(id=self._stale_id, code=EVICTED, grace_s=0.0, reason=reason))

@@ -13,6 +13,7 @@ from holdfast.controller.replay import replay
 from holdfast.core.account import Ledger
 from holdfast.core.decider import Decider
 from holdfast.core.history import History
+from holdfast.core.node import fence_s
 from holdfast.model.action import Action, Launch, Say, Stop
 from holdfast.model.event import Begin, Decision, Entry, Event, Order, Outcome, Phase, Tick
 from holdfast.model.release import Release
@@ -69,7 +70,7 @@ class Controller:
         self.ingest.expect(known - set(self.decider.gone))
         async with asyncio.TaskGroup() as self._tasks:
             if self.seq == 0:
-                self.hear(Begin(job=job, limits=self.settings.recovery, release=self.release))
+                self.hear(self._begin(job))
             self._prepare()
             for action in unanswered:
                 self._act(self.hands.carry(action))
@@ -82,6 +83,10 @@ class Controller:
                 task.cancel()  # a launch may still wait for nodes that are gone
         self.journal.close()
         return self.ledger.finish.code if self.ledger.finish else 1
+
+    def _begin(self, job: Job) -> Begin:
+        settings = self.settings
+        return Begin(job=job, limits=settings.recovery, release=self.release, fence_s=fence_s(settings.node))
 
     def _prepare(self) -> None:
         self.hands.job, self.hands.limits = self.decider.job, self.decider.limits

@@ -78,6 +78,8 @@ def _unable(decider: Decider, order: Order) -> str:
     beside = {*decider.pool, *decider.coming, *decider.tried}
     if not node:
         return f"say which node to {order.verb}; there are {_named(active | beside)}"
+    if order.verb == "evict" and node in decider.fence.nodes:
+        return ""  # a person says that it is dead
     if node in decider.gone and node not in active | beside:
         return f"{node} has left the job already"
     if node not in active | beside:
@@ -106,6 +108,8 @@ def ahead(decider: Decider, order: Order) -> str:
             return f"all ranks are ended {when}; nodes and state are kept until holdfast resume"
         case "resume" | "approve":
             return "all ranks are launched again, from the newest state that all of them can get"
+        case "evict" if order.node in decider.fence.nodes:
+            return f"{order.node} counts as ended: nobody waits any longer for its ranks to end themselves"
         case "evict" | "drain" if order.node not in {seat.node for seat in decider.seats} - decider.out:
             return f"{order.node} has no ranks, and leaves now"
         case "evict" if decider.phase is Phase.HELD:

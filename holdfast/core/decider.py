@@ -6,6 +6,7 @@ from holdfast.core import generation, healing, wishes
 from holdfast.core.course import Course
 from holdfast.core.diagnose.case import Case
 from holdfast.core.failures import Failures
+from holdfast.core.fence import Fence
 from holdfast.core.nodes import Nodes
 from holdfast.core.people import Pause, People
 from holdfast.core.releases import Releases
@@ -37,6 +38,7 @@ class Decider:
         self.ids = count(1)
         self.made(Release(number=1))
         self.case: Case | None = None  # what nodes are being tried for
+        self.fence = Fence()
         self.not_before = 0.0  # when the next generation may be launched
         self.grow_at = 0.0  # when a job that is smaller than it wants may be stopped to grow
         self.wait_until: float | None = None
@@ -94,6 +96,7 @@ class Decider:
             self.actions += self.nodes.standbys.examine()
         if self.phase is Phase.TRAINING:
             self.actions += self.nodes.standbys.recheck(now)
+        self.fence.follow(self.actions)
         return Decision(
             actions=tuple(self.actions),
             wake_at=self._wake_at(),
@@ -124,6 +127,8 @@ class Decider:
                 return generation.ready(self, now, event)
             case _, Outcome(action=id) if id in self.nodes.standbys.acquiring:
                 return self.nodes.standbys.acquired(now, event, self.nodes.active)
+            case _, Outcome(action=id) if self.fence.awaits(id):
+                return generation.dismissed(self, now, event)
             case _, Outcome(action=id) if id in self.examined:
                 return generation.tried_beside(self, now, self.nodes.standbys.examination(event))
             case _, Outcome(action=id) if id in self.checking:
@@ -186,5 +191,5 @@ class Decider:
         if self.phase is Phase.TRAINING and self.nodes.may_grow:
             waits.append(self.grow_at)
         if self.phase is Phase.WAITING:
-            waits += [self.wait_until, self.last_call_at, self.not_before or None]
+            waits += [self.wait_until, self.last_call_at, self.not_before or None, self.fence.until or None]
         return min((at for at in waits if at is not None), default=None)

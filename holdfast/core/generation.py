@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core import story
 from holdfast.core.diagnose.ladder import GAVE_UP
+from holdfast.core.fence import Fence
 from holdfast.core.standby import BRIEF, CHECK
 from holdfast.core.triage import names_node
 from holdfast.model.action import Action, Finish, Say
@@ -22,23 +23,25 @@ _STANDING = (Phase.WAITING, Phase.HELD)  # no generation is on, nor is one being
 def begin(d: "Decider", now: float, event: Begin) -> str:
     d.job, d.limits = event.job, event.limits
     d.made(event.release)
+    d.fence = Fence(event.fence_s, fleet_ends=event.job.can_acquire)
     return wait(d, now)
 
 
 def ready(d: "Decider", now: float, event: Ready) -> str:
+    free = d.fence.empty(event.node) and d.phase is Phase.WAITING  # nodes that report have no ranks
     if d.nodes.is_active(event.node):
         if d.phase in (Phase.STOPPING, Phase.PROBING, Phase.PAUSING):
             d.nodes.back[event.node] = event
-        return f"{event.node} is back"
+        return f"{event.node} is back; {next_generation(d, now)}" if free else f"{event.node} is back"
     # The first generation does not wait for checks: nobody knows which of its nodes will be standbys. One that the job
     # waits for gets a short one.
     level = 0 if d.generation == 0 else BRIEF if d.phase is Phase.WAITING else CHECK
     d.actions += d.nodes.standbys.ready(event, level)
-    if event.node in d.gone:
-        return f"{event.node} had left the job before: not taken back"
-    if event.node not in d.pool:
-        return f"{event.node} is checked before it may be a standby"
-    return next_generation(d, now) if d.phase is Phase.WAITING else f"{event.node} is ready as a standby"
+    if event.node in d.pool:
+        return next_generation(d, now) if d.phase is Phase.WAITING else f"{event.node} is ready as a standby"
+    left = event.node in d.gone
+    told = "had left the job before: not taken back" if left else "is checked before it may be a standby"
+    return f"{event.node} {told}; {next_generation(d, now)}" if free else f"{event.node} {told}"
 
 
 def tried_beside(d: "Decider", now: float, found: tuple[str, tuple[Action, ...]]) -> str:
@@ -86,6 +89,21 @@ def evict(d: "Decider", now: float, nodes: Iterable[str], silent: Collection[str
     return f"evicted {', '.join(leaving)}"
 
 
+def not_stopped(d: "Decider", now: float, nodes: Iterable[str]) -> None:
+    """These have not confirmed that their ranks are down. If nobody else has, the generation may train on by itself."""
+    unknown = d.nodes.active.intersection(nodes).difference(d.nodes.back)  # who is back has been emptied
+    if unknown == d.nodes.active:
+        d.actions += d.fence.stand(now, unknown)
+
+
+def dismissed(d: "Decider", now: float, event: Outcome) -> str:
+    """The fleet has ended a node that did not answer, or could not."""
+    error = "" if event.ok else event.detail or "the fleet did not say why"
+    reason, actions = d.fence.dismissed(now, event.action, error)
+    d.actions += actions
+    return f"{reason}; {next_generation(d, now)}" if d.phase is Phase.WAITING else reason
+
+
 def look_at_coming(d: "Decider", now: float) -> str:
     late = d.nodes.standbys.tick(now)
     d.actions += late
@@ -110,10 +128,10 @@ def next_generation(d: "Decider", now: float) -> str:
     if d.people.held:
         d.phase = Phase.HELD
         return f"held by {d.people.held}"
-    if now < d.not_before:
+    fenced, d.not_before = d.fence.holds(now), d.not_before if now < d.not_before else 0.0
+    if fenced or d.not_before:
         d.phase = Phase.WAITING
-        return f"waiting for {d.not_before - now:.0f} s"
-    d.not_before = 0.0
+        return d.fence.reason(now) if fenced else f"waiting for {d.not_before - now:.0f} s"
     if d.people.evicting or d.people.draining:
         evict(d, now, d.people.unwanted(d.nodes.active, len(d.pool)), (), examine=False)  # a person wants them gone
     # The first generation leaves torchrun's last call open for more nodes; a recovery does not wait for them.

@@ -69,6 +69,7 @@ def stopped(d: "Decider", now: float, event: Outcome) -> str:
     case = d.failures.case(now, incident, d.releases, standbys=len(d.pool), replaceable=replaceable)
     verdict = d.failures.judged(now, case, silent.union(event.failed))
     d.nodes.unstopped = set(event.failed)
+    generation.not_stopped(d, now, silent.union(event.failed))
     if verdict.remedy in (Remedy.PROBE, Remedy.REPLAY):
         return try_nodes(d, case, verdict)
     return treat(d, now, verdict, silent)

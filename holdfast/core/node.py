@@ -15,9 +15,22 @@ from holdfast.model.probe import Finding
 from holdfast.model.replay import Played
 from holdfast.model.signal import Exit, Loss
 
+PING_S = 20.0  # each end of a link asks so often whether the other is there, and waits half as long for the answer
+_NOTICE_S = 1.5 * PING_S
+_GRACE_S = 2.0
+_MARGIN_S = 10.0  # for the next agent if one dies, for the grace, for clocks
+
 
 class NodeLimits(msgspec.Struct, frozen=True, kw_only=True):
     lost_s: float = 60.0  # without a controller this long, the node stops its ranks and leaves
+
+
+def fence_s(limits: NodeLimits) -> float:
+    """How long after its controller has given it up a node may have living ranks.
+
+    The controller may still speak to a node that it cannot hear; then the node has to notice that nobody speaks.
+    """
+    return limits.lost_s + 2 * _NOTICE_S + _MARGIN_S
 
 
 class Post(msgspec.Struct, frozen=True, kw_only=True, tag="post"):
@@ -217,7 +230,7 @@ class NodeLife:
             return ()
         self.leaving, self.stopped = True, self.generation
         reason = f"no controller for {self.limits.lost_s:g} s"
-        return (Carry(Leave(id=0, code=1, grace_s=2.0, reason=reason)),)
+        return (Carry(Leave(id=0, code=1, grace_s=_GRACE_S, reason=reason)),)
 
     def _post(self, body: Alarm | Ended | Done) -> tuple[Deed, ...]:
         self._seq += 1

@@ -31,12 +31,18 @@ def order(d: "Decider", now: float, order: Order) -> str:
         case "resume" | "approve":
             return resumed(d, now, order)
         case "evict" | "drain":
-            return unwanted(d, order)
+            return unwanted(d, now, order)
     return f"'{order.verb}' is no order that we know"
 
 
-def unwanted(d: "Decider", order: Order) -> str:
+def unwanted(d: "Decider", now: float, order: Order) -> str:
     node, gone = order.node, f"{order.verb} by {order.who}"
+    if order.verb == "evict" and node in d.fence.nodes:
+        d.fence.empty(node)
+        if node in d.nodes.active:
+            d.people.evicting[node] = order.who
+        going_on = f"; {generation.next_generation(d, now)}" if d.phase is Phase.WAITING else ""
+        return f"{node} has ended, as {order.who} says{going_on}"
     if node in d.nodes.active:
         (d.people.evicting if order.verb == "evict" else d.people.draining)[node] = order.who
         return f"{node} is to leave, as {order.who} wants"
@@ -93,6 +99,7 @@ def pause(d: "Decider", now: float, why: str) -> str:
 def paused(d: "Decider", now: float, event: Outcome) -> str:
     """All ranks are down; whoever did not answer is evicted."""
     d.nodes.unstopped = set(event.failed)
+    generation.not_stopped(d, now, event.failed)
     if d.pause:
         d.pause.stopped_at = now
     left = f"{generation.evict(d, now, event.failed, ())}, as it did not answer; " if event.failed else ""

@@ -51,6 +51,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
     job: Job
     limits: Limits
     release: Release = Release(number=1)
+    fence_s: float = 0.0  # after this long without a controller no rank lives on any node; 0: not known
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):

@@ -3,9 +3,9 @@
 from holdfast.core.decider import Decider
 from holdfast.core.diagnose.ladder import GAVE_UP
 from holdfast.core.standby import RETRY_S
-from holdfast.model.action import Acquire, Dismiss, Finish, Launch, Say, Stop
+from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Say, Stop
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.event import Begin, Entry, Outcome, Phase, Progress, Ready, Tick
+from holdfast.model.event import Begin, Entry, Event, Order, Outcome, Phase, Progress, Ready, Tick
 from holdfast.model.topology import Seat
 
 _AWAITING = (Phase.LAUNCHING, Phase.STOPPING, Phase.PROBING, Phase.PAUSING, Phase.ENDING)
@@ -16,6 +16,49 @@ class Unsafe(Exception):
     """A promise was broken; the sentence says which, and at which entry."""
 
 
+class Unended:
+    """A generation of which nobody confirmed the stop: it is over when its nodes are known to be empty, or in time."""
+
+    def __init__(self) -> None:
+        self.fence_s = 0.0
+        self.fleet_ends = True  # nodes that it was given back
+        self._stops: dict[int, tuple[set[str], set[str]]] = {}  # by id: who had ranks, and who was told
+        self._dismissed: dict[int, str] = {}
+        self._empty: set[str] = set()  # reported since the last launch, so their ranks had ended
+        self._left: set[str] = set()
+        self._until = 0.0
+
+    def heard(self, at: float, event: Event) -> None:
+        match event:
+            case Begin(fence_s=fence_s, job=job):
+                self.fence_s, self.fleet_ends = fence_s, job.can_acquire
+            case Ready(node=node):
+                self._ended(node)
+            case Order(verb="evict", node=node):
+                self._ended(node)
+            case Outcome(action=id, ok=True) if id in self._dismissed:
+                self._ended(self._dismissed[id])
+            case Outcome(action=id, failed=failed) if id in self._stops:
+                seated, told = self._stops.pop(id)
+                if not (told - set(failed) or seated & self._empty):
+                    self._left, self._until = seated, at + self.fence_s
+
+    def _ended(self, node: str) -> None:
+        self._empty.add(node)
+        self._left.discard(node)
+
+    def acts(self, at: float, action: Action, active: set[str]) -> None:
+        match action:
+            case Stop(id=id, nodes=nodes):
+                self._stops[id] = active, set(nodes)
+            case Dismiss(id=id, node=node) if self.fleet_ends:
+                self._dismissed[id] = node
+            case Launch(generation=generation):
+                left = f"{', '.join(sorted(self._left))} may have ranks when {generation} is launched"
+                _promise(not self._left or at >= self._until, left)
+                self._left, self._empty = set(), set()
+
+
 class Watch:
     """Told every entry and shown the decider that made it; raises Unsafe at the first broken promise."""
 
@@ -23,6 +66,7 @@ class Watch:
         self.generation = 0
         self.running = 0  # the generation that may have living ranks
         self.unanswered: dict[int, float] = {}  # actions without outcome, since when
+        self._unended = Unended()
         self._seq = 0
         self._at = 0.0
         self._id = 0
@@ -39,6 +83,7 @@ class Watch:
             for action in entry.decision.actions:
                 if not isinstance(action, Say):
                     self._acts(entry, action.id)
+                    self._unended.acts(entry.at, action, decider.nodes.active)
                 if isinstance(action, Acquire):
                     self._asked[action.id] = action.count
                 elif isinstance(action, Launch):
@@ -56,6 +101,7 @@ class Watch:
     def _heard(self, entry: Entry) -> None:
         _promise(entry.seq == self._seq + 1 and entry.at >= self._at, "entries follow one another")
         self._seq, self._at = entry.seq, entry.at
+        self._unended.heard(entry.at, entry.event)
         match entry.event:
             case Outcome(action=id):
                 self.unanswered.pop(id, None)

@@ -161,7 +161,10 @@ class Hands:
 
     def _release(self, action: Dismiss) -> None:
         node = self.world.nodes.get(action.node)
-        if node and not node.cut:  # else it hears of it when it is back
+        if node and node.cut:  # it hears of it when it is back
+            self.world.tell(Outcome(action=action.id, ok=False, detail="it cannot be reached"))
+            return
+        if node:
             self.world.leave(node)
         self.world.tell(Outcome(action=action.id, ok=True))
 

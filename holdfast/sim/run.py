@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from holdfast.core.account import Account, Ledger
+from holdfast.core.node import NodeLimits, fence_s
 from holdfast.logs import catalog
 from holdfast.model.event import Begin, Entry, Limits, Order, Phase
 from holdfast.model.topology import Job
@@ -62,7 +63,7 @@ def simulate(setup: Setup, record: Callable[[Entry], None] = lambda entry: None)
         can_acquire=setup.acquire,
         probes=True,
     )
-    world.tell(Begin(job=job, limits=Limits()))
+    world.tell(Begin(job=job, limits=Limits(), fence_s=fence_s(NodeLimits())))
     if not setup.acquire:
         for number in range(setup.nodes + setup.standbys):
             world.later(world.costs("boot"), world.arrive, f"n{number}")

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from holdfast.agent import remembering
 from holdfast.agent.holder import Holder
 from holdfast.agent.zygotes import Zygote
 from holdfast.wire import holding, spec, zygote
@@ -98,6 +99,12 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 def fork_of(key: str) -> Fork:
     return Fork(key=key, argv=("t.py",), module=False, env={}, cwd="/", stdout="/dev/null", stderr="/dev/null")
+
+
+def test_a_node_that_is_started_anew_was_not_alone_before(tmp_path: Path) -> None:
+    since = remembering.parted(tmp_path)
+    Bench(tmp_path).close()
+    assert remembering.parted(tmp_path) > since
 
 
 def test_a_rank_that_ends_before_its_birth_is_told(bench: Bench) -> None:

@@ -11,6 +11,7 @@ import pytest
 from holdfast.agent import main
 from holdfast.agent.main import Agent
 from holdfast.agent.remembering import remember
+from holdfast.core.node import Clock
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Done, StopHere
 from holdfast.wire import holding, messages, spec
@@ -63,6 +64,21 @@ def test_an_agent_goes_on_where_its_predecessor_was(agent: Agent, tmp_path: Path
     assert (alarm.ranks, alarm.code, alarm.generation) == ((0,), -11, 3)
     assert alarm.evidence == ("Segmentation fault",)
     assert abs(alarm.at - 500.0) < 60, "in the controller's time, whatever the machine's clock says"
+
+
+def test_the_time_without_a_controller_is_that_of_the_node_not_of_its_agents(agent: Agent, tmp_path: Path) -> None:
+    limits = agent.spec.settings.node
+    (tmp_path / "alone").write_text(f"{time.monotonic() - limits.lost_s}\n")
+    ours, theirs = holding.pair()
+    second = Agent(tmp_path, ours)
+    assert second.life.step(time.monotonic(), Clock()), "it leaves at once"
+    third = Agent(tmp_path, ours)
+    third._staged = True
+    third._heard(Welcome(at=500.0, beat_s=1.0))
+    assert not (tmp_path / "alone").exists()
+    assert third.life.step(time.monotonic(), Clock()) == ()
+    ours.close()
+    theirs.close()
 
 
 def test_the_slowest_rank_speaks_for_the_node(agent: Agent) -> None:

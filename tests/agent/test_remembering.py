@@ -1,8 +1,9 @@
-"""Errands on the node's disk, behind a torn line too."""
+"""What outlives agents: errands, behind a torn line too, and since when there is no controller."""
 
+import time
 from pathlib import Path
 
-from holdfast.agent.remembering import recall, remember
+from holdfast.agent.remembering import met, parted, recall, remember
 from holdfast.model.errand import Done
 
 
@@ -15,3 +16,22 @@ def test_what_was_carried_out_is_remembered_even_behind_a_torn_line(tmp_path: Pa
         file.write(b'\n{"type":"done","id":7,"no')  # the agent died in the middle of it
     remember(path, second)
     assert recall(path) == (first, second)
+
+
+def test_the_next_agent_counts_on_from_when_the_controller_was_lost(tmp_path: Path) -> None:
+    before = time.monotonic()
+    since = parted(tmp_path)
+    assert before <= since <= time.monotonic()
+    assert parted(tmp_path) == since  # dials that fail, and agents that are started anew
+    met(tmp_path)
+    met(tmp_path)
+    assert parted(tmp_path) > since
+
+
+def test_what_cannot_be_read_counts_from_now(tmp_path: Path) -> None:
+    (tmp_path / "alone").write_text("torn")
+    before = time.monotonic()
+    assert parted(tmp_path) >= before
+    (tmp_path / "alone").write_text(f"{before + 1e6}\n")  # of a machine that has been started anew since
+    assert parted(tmp_path) <= time.monotonic()
+    assert parted(tmp_path / "nowhere") >= before

@@ -69,6 +69,38 @@ def test_a_lost_node_is_replaced_by_a_standby(start: Start) -> None:
     job.check_replay()
 
 
+ALONE = """
+import os, sys, time
+import holdfast
+with open(f"{sys.argv[1]}/all", "a", buffering=1) as log:
+    for step in range(1, 100_000):
+        time.sleep(0.02)
+        log.write(f"{os.getpid()}\\n")
+        holdfast.step(step, loss=1.0)
+        if os.path.exists(f"{sys.argv[1]}/finish"):
+            break
+"""
+
+
+@pytest.mark.slow
+def test_of_a_single_node_that_answers_no_more_nothing_is_left_when_its_successor_starts(start: Start) -> None:
+    """Its agent is stopped and its ranks train on. Nobody could end them but the fleet, which does, at once."""
+    job = start("--set", "silence.silence_s=2", "--set", "node.lost_s=600", script=ALONE)
+    job.trains()
+    first = job.rank(0)
+    job.kill(job.agent("n0"), signal.SIGSTOP)
+    job.trains(generation=2)  # long before ranks without a controller would have ended themselves
+    assert gone(first)
+    job.finish()
+    job.ends(0)
+    [record] = job.report().incidents
+    assert (record.kind, record.evicted, record.admitted) == ("silence", ("n0",), ("n1",))
+    trained = [int(line) for line in (job.folder / "all").read_text().split()]
+    assert len(set(trained)) == 2
+    assert trained == sorted(trained, key=lambda pid: pid != first)  # never both
+    job.check_replay()
+
+
 STUBBORN = """
 import os, signal, subprocess, sys, time
 folder, rank = sys.argv[1], os.environ["RANK"]

@@ -126,6 +126,23 @@ async def test_a_node_that_is_back_is_told_again() -> None:
     assert len(bench.told) == 3
 
 
+async def test_a_launch_that_is_being_stopped_is_not_told_again() -> None:
+    """A node that was started anew would launch what is over: it remembers that it was stopped, and not what."""
+    bench = Bench()
+    bench.hands.limits = Limits()
+    launched = asyncio.create_task(bench.hands.carry(LAUNCH))
+    await settle()
+    stopped = asyncio.create_task(bench.hands.carry(STOP))
+    await settle()
+    bench.told.clear()
+    bench.hands.linked_again("b")
+    assert [type(errand) for _, errand in bench.told] == [StopHere]
+    for id in (7, 8):
+        bench.done("a", id)
+        bench.done("b", id)
+    await asyncio.gather(launched, stopped)
+
+
 @pytest.mark.parametrize("error", [OSError("no store"), TimeoutError("no store"), ValueError("no store")])
 async def test_a_store_that_fails_is_an_outcome(error: Exception) -> None:
     bench = Bench()

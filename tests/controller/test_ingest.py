@@ -15,7 +15,7 @@ from holdfast.model.event import Ended, Limits, Phase, Progress, Ready
 from holdfast.model.signal import Mark
 from holdfast.model.topology import Job
 from holdfast.wire import messages
-from holdfast.wire.messages import Ack, Marked, Welcome
+from holdfast.wire.messages import Ack, Marked, Tell, Welcome
 from tests.controller.conftest import HEADERS, Agent, Open
 
 pytestmark = pytest.mark.timeout(60)
@@ -112,6 +112,24 @@ async def test_a_node_that_comes_back_is_emptied_before_it_is_ready(desk_of: Ope
         assert isinstance(relaunch, LaunchHere) and relaunch.generation == 2
         assert sum(isinstance(event, Ready) for event in desk.events()) == ready + 1
         assert stop.id < -(10**12), "a node remembers ids for ever: they must not start anew with a controller"
+
+
+async def test_a_node_that_comes_back_is_told_to_stop_before_it_is_welcome(desk_of: Open) -> None:
+    """After the welcome it may be without us for `node.lost_s` again, and nobody waits so long a second time."""
+    async with desk_of(settings=QUICK) as desk:
+        await desk.train()
+        await desk.phase(Phase.WAITING)
+        again = await desk.link("a")
+        await again.hello(generation=1, ready=False)  # its agent, too, has just been started anew
+        told = await again.hear()
+        assert isinstance(told, Tell) and isinstance(told.errand, StopHere)
+        assert isinstance(await again.hear(), Welcome)
+        ready = sum(isinstance(event, Ready) for event in desk.events())
+        await again.answer(told.errand)
+        await desk.until(lambda: not desk.controller.ingest._stale, "its answer")
+        assert sum(isinstance(event, Ready) for event in desk.events()) == ready  # it is empty, and not ready
+        await again.hello()
+        assert isinstance(await again.errand(), LaunchHere)
 
 
 async def test_a_node_whose_old_ranks_do_not_die_is_told_to_leave(desk_of: Open) -> None:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from holdfast.config import Settings
+from holdfast.core.detect.silence import SilenceLimits
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.errand import Errand, LaunchHere, Leave, StopHere
 from holdfast.model.event import Entry, Limits, Order, Phase
@@ -154,6 +155,23 @@ async def test_drain_waits_for_a_standby(desk_of: Open) -> None:
         await steps(desk, a, c, step=2)
         assert isinstance(await b.errand(), Leave)
         assert desk.controller.ledger.changes[0].admitted == ("c",)
+
+
+async def test_a_person_who_knows_that_a_node_is_dead_ends_the_wait_for_its_ranks(desk_of: Open) -> None:
+    quick = Settings(silence=SilenceLimits(beat_s=0.1, silence_s=0.5))
+    async with desk_of(Job(run_id="r", min_nodes=1, max_nodes=1, standbys=1, can_acquire=False), quick) as desk:
+        await desk.train()
+        await desk.phase(Phase.WAITING)  # it says no more
+        b = await desk.link("b")
+        await b.hello()
+        await desk.until(lambda: "b" in desk.controller.decider.pool, "a standby")
+        assert "waiting out 130 s until the ranks on a" in desk.controller.reason
+        assert "has left" in await order(desk, "drain", "a", status=400)
+        assert await order(desk, "evict", "a") == (
+            "a counts as ended: nobody waits any longer for its ranks to end themselves"
+        )
+        assert (await does(b, LaunchHere)).generation == 2
+        assert "has left" in await order(desk, "evict", "a", status=400)
 
 
 async def test_evict_a_standby(desk_of: Open) -> None:

@@ -55,7 +55,7 @@ class Run:
             max_restarts=rng.choice((None, None, 0, 1, 2)),
             can_acquire=rng.choice((True, False)),
         )
-        self.hear(Begin(job=job, limits=Limits()))
+        self.hear(Begin(job=job, limits=Limits(), fence_s=rng.choice((0.0, 130.0))))
 
     def hear(self, event: Event) -> None:
         decision = self.decider.step(self.now, event)
@@ -119,7 +119,9 @@ class Run:
         return Ended(node=self.rng.choice(NODES), generation=self.generation())
 
     def order(self) -> Event:
-        return Order(verb=self.rng.choice(("dance", "dance", "dance", "stop")), who="somebody")
+        return Order(
+            verb=self.rng.choice(("dance", "evict", "hold", "resume", "stop")), who="ann", node=self.rng.choice(NODES)
+        )
 
     def tick(self) -> Event:
         self.now = max(self.now, self.entries[-1].decision.wake_at or 0.0)

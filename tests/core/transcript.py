@@ -96,8 +96,9 @@ def _begin(words: Words, now: float, generation: int) -> Event:
         checks=words.has("checks"),
         replays=words.has("replays"),
     )
+    fence_s = float(words.after("fence", "0"))
     limits = dict(pair.split("=") for pair in words.after_all("limits"))
-    return Begin(job=job, limits=msgspec.convert(limits, Limits, strict=False))
+    return Begin(job=job, limits=msgspec.convert(limits, Limits, strict=False), fence_s=fence_s)
 
 
 def _ready(words: Words, now: float, generation: int) -> Event:

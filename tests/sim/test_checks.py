@@ -9,6 +9,7 @@ import pytest
 from holdfast.core import generation, healing
 from holdfast.core.decider import Decider
 from holdfast.core.diagnose.case import Case
+from holdfast.core.fence import Fence
 from holdfast.core.standby import Standbys
 from holdfast.core.triage import Incident
 from holdfast.model.action import Action, Dismiss, Launch, Stop
@@ -154,6 +155,21 @@ def test_a_launch_on_a_released_node_is_seen() -> None:
         return msgspec.structs.replace(action, node="n0") if isinstance(action, Dismiss) else action
 
     assert "known as lost" in doctored(releases_another)
+
+
+def test_a_launch_beside_ranks_that_nobody_has_ended_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Scenario("nobody_confirms_and_nobody_knows")
+    monkeypatch.setattr(Fence, "stand", lambda self, now, nodes: [])
+    played.play()
+    decider, watch = Decider(), Watch()
+
+    def looks() -> None:
+        for entry in played.entries:
+            decider.step(entry.at, entry.event)
+            watch.look(entry, decider)
+
+    with pytest.raises(Unsafe, match="n0 may have ranks when 2 is launched"):
+        looks()
 
 
 def test_a_tick_that_asks_for_itself_is_seen() -> None:

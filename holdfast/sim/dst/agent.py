@@ -47,7 +47,7 @@ class Agent:
         self.clock = machine.clock
         self.rng = machine.world.rng
         settings = self.world.setup.settings
-        self.life = NodeLife(machine.name, settings.node, lambda: self.world.catalog, self.clock.mono())
+        self.life = NodeLife(machine.name, settings.node, lambda: self.world.catalog, self._parted())
         self.keeper = Keeper(machine.name, machine.memory, self.world.setup.verified)
         self.beat_s = settings.silence.beat_s
         self.alive = True
@@ -116,6 +116,7 @@ class Agent:
         if link is None:
             self._wait_s = min(2 * self._wait_s, 1.0)
             self._do(self.life.step(self.clock.mono(), Unlinked()))
+            self._parted()
             self.later(self._wait_s, self._dial)
             return
         self._wait_s, self.link = _REDIAL_S, link
@@ -125,7 +126,14 @@ class Agent:
         if self.alive and self.link is link:
             self.link = None
             self._do(self.life.step(self.clock.mono(), Unlinked()))
+            self._parted()
             self.later(self._wait_s, self._dial)
+
+    def _parted(self) -> float:
+        """Since when there is no controller, whatever became of agents since."""
+        disk = self.machine.disk
+        disk.alone = self.clock.mono() if disk.alone is None else disk.alone
+        return disk.alone
 
     def heard(self, link: Link, packet: bytes) -> None:
         if not self.alive or self.link is not link:
@@ -137,6 +145,7 @@ class Agent:
                 if not self._staged:
                     self._stage(releases)
                 self._do(self.life.step(now, Linked()))
+                self.machine.disk.alone = None
                 self._beat()
                 undated, self._undated = self._undated, []
                 for held in undated:
@@ -251,6 +260,7 @@ class Agent:
 
     def _killed(self, errand: StopHere | Leave, generation: int, until: float) -> None:
         for held in self.machine.running(generation):
+            held.killed = True
             if not held.unkillable:
                 self.machine.end_rank(held, -15)
         left = self.machine.running(generation)

@@ -54,8 +54,8 @@ class Faults:
         self.world.later(21.0, self.world.office.order, Order(verb="resume", who="somebody"))
         for machine in self.world.machines.values():
             self._heal(machine)
-            for held in machine.held.values():
-                held.unkillable = False
+            for held in list(machine.held.values()):
+                self._unbind(held)
 
     def chance(self, probability: float) -> bool:
         return self.on and self.world.rng.random() < probability
@@ -136,6 +136,8 @@ class Faults:
     def _order(self, node: str) -> None:
         rng, office = self.world.rng, self.world.office
         verb = rng.choice(("update", "update", "rollback", "hold", "evict", "drain", "approve"))
+        if verb == "evict" and office.fences(node) and self.world.machines[node].running():
+            return  # to say so would be to say that they are dead
         release = Release(number=0, digest=f"{rng.randrange(1 << 30):x}") if verb == "update" else None
         office.order(
             Order(verb=verb, who="somebody", node=node, release=release, now=rng.random() < 0.5, window_s=20.0)
@@ -147,7 +149,13 @@ class Faults:
         """In the kernel, where no signal reaches it, for a while."""
         held.unkillable = True
         self._hang(held)
-        self.world.later(self.world.rng.choice((5.0, 40.0, 80.0)), setattr, held, "unkillable", False)
+        self.world.later(self.world.rng.choice((5.0, 40.0, 80.0)), self._unbind, held)
+
+    @staticmethod
+    def _unbind(held: "Held") -> None:
+        held.unkillable = False
+        if held.killed and held.machine.alive:  # the signal was waiting for this
+            held.machine.end_rank(held, -9)
 
     def _kill_agent(self, machine: "Machine") -> None:
         if self.world.rng.random() < 0.5:

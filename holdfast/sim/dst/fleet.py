@@ -60,12 +60,20 @@ class SimFleet:
             return
         self._strike("releasing")
         machine = self._world.machines.get(node)
-        if machine and machine.alive and machine.apart:
-            self._world.later(self._world.rng.uniform(0.0, 30.0), machine.die, "the fleet has ended it at last")
-        elif machine:
-            machine.die(f"given back: {reason}")
         if node in self._cloud.nodes:
             self._cloud.nodes.remove(node)
+        if machine and machine.alive and machine.apart:
+            await self._end_out_of_reach(machine)
+        elif machine:
+            machine.die(f"given back: {reason}")
+
+    async def _end_out_of_reach(self, machine: Machine) -> None:
+        """It takes its time; some platforms tell when it is done, and some only that they cannot tell."""
+        takes_s = self._world.rng.uniform(0.0, 30.0)
+        self._world.later(takes_s, machine.die, "the fleet has ended it at last")
+        if self._world.rng.random() < 0.5:
+            raise OSError("the platform cannot reach it")
+        await asyncio.sleep(takes_s + 0.1)
 
 
 class SimStore:

@@ -27,6 +27,7 @@ class Held(msgspec.Struct, kw_only=True):
     words: tuple[str, ...] = ()
     hung: bool = False
     unkillable: bool = False
+    killed: bool = False  # it dies as soon as it can
     step: int = -1
     stepped_mono: float = 0.0
     first_step: int = -1
@@ -35,7 +36,7 @@ class Held(msgspec.Struct, kw_only=True):
 
     @property
     def healthy(self) -> bool:
-        return self.code is None and not self.hung and self.machine.connected
+        return self.code is None and not (self.hung or self.killed) and self.machine.connected
 
 
 class NodeDisk:
@@ -45,9 +46,10 @@ class NodeDisk:
         self.done: list[Done] = []  # synced
         self.stopped = 0
         self.launch: LaunchHere | None = None
+        self.alone: float | None = None  # since when there is no controller, by the steady clock
 
     def lose_power(self) -> None:
-        self.stopped, self.launch = 0, None
+        self.stopped, self.launch, self.alone = 0, None, None
 
 
 class Clock:

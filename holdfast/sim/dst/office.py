@@ -112,6 +112,10 @@ class Office:
             if not life.dead:
                 self.world.fail(f"the controller fails at a link: {_words(e)}")
 
+    def fences(self, node: str) -> bool:
+        """Whether nothing is launched since this node's ranks may live."""
+        return self.brain is not None and node in self.brain.decider.fence.nodes
+
     def order(self, order: Order) -> None:
         """A person's word, through the API."""
         if self.life and self.life.brain.decider.phase is not Phase.NEW:

@@ -8,12 +8,12 @@ from holdfast.config import Settings
 from holdfast.core.detect.hang import HangLimits
 from holdfast.core.detect.pace import PaceLimits
 from holdfast.core.floor import BackupLimits
-from holdfast.core.node import NodeLimits
+from holdfast.core.node import PING_S, NodeLimits
 from holdfast.model.event import Limits
 from holdfast.model.topology import Job
 
 DIAL_S = 1.0  # agents dial at least this often
-NOTICE_S = 30.0  # a link that died without a word is noticed by then
+NOTICE_S = 1.5 * PING_S  # a link that died without a word is noticed by then
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):

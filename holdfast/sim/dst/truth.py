@@ -5,13 +5,12 @@ from typing import TYPE_CHECKING
 from holdfast.core.account import fold
 from holdfast.core.decider import Decider
 from holdfast.core.node import NodeLife
-from holdfast.model.action import Finish, Say, Stop
+from holdfast.model.action import Finish, Say
 from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.event import Ended, Entry, Outcome, Progress
+from holdfast.model.event import Ended, Entry, Progress
 from holdfast.sim.checks import Effort, Unsafe, Watch
 from holdfast.sim.dst.disk import Disk
 from holdfast.sim.dst.keeper import Snap
-from holdfast.sim.dst.setup import NOTICE_S
 
 if TYPE_CHECKING:
     from holdfast.sim.dst.machine import Held
@@ -38,10 +37,6 @@ class Truth:
         self._begun_at: dict[int, float] = {}
         self._told = 0  # the newest generation of which the journal knows a step
         self._doubts: list[tuple[int, int]] = []  # by alarms: generation, last good step
-        self._stops: dict[int, Stop] = {}  # without outcome
-        self._runs_until: dict[
-            int, float
-        ] = {}  # generations of which nobody could be stopped, until they stop by themselves
 
     def broken(self, what: str) -> None:
         self.world.fail(what)
@@ -61,13 +56,7 @@ class Truth:
         for action in entry.decision.actions:
             if isinstance(action, Finish):
                 self.finish = action.reason
-            elif isinstance(action, Stop):
-                self._stops[action.id] = action
         match entry.event:
-            case Outcome(action=id, failed=failed) if id in self._stops:
-                stop = self._stops.pop(id)
-                if set(stop.nodes) <= set(failed):
-                    self._runs_until[stop.generation] = entry.at + self.world.setup.settings.node.lost_s + NOTICE_S
             case Progress(generation=generation, at=at, first_at=first_at):
                 self._told = max(self._told, generation)
                 for told in (at, first_at):
@@ -177,8 +166,6 @@ class Truth:
     def stepped(self, team: "Team") -> None:
         self.steps += 1
         self._complete[team.generation] = team.step
-        if self.world.now() < self._runs_until.get(team.generation, 0.0):
-            return
         newer = [other.generation for other in self.world.teams.trains() if other.generation > team.generation]
         if newer:
             self.broken(f"generation {team.generation} makes step {team.step} while {newer[0]} trains")

@@ -1,5 +1,6 @@
 """Mutants of the protocol: bugs that somebody could write, planted into the real code one at a time."""
 
+import contextlib
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -11,6 +12,7 @@ from holdfast.controller import hands, loop
 from holdfast.controller.hands import Hands
 from holdfast.controller.ingest import Ingest
 from holdfast.core.detect.silence import Silence
+from holdfast.core.fence import Fence
 from holdfast.core.node import NodeLife
 from holdfast.model.copy import Copy, Restore, Source
 from holdfast.model.errand import Leave, StopHere
@@ -146,6 +148,23 @@ def stops_are_believed(patch: Patch) -> None:
     patch.setattr(Hands, "_stop", stops)
 
 
+def nobody_is_waited_for(patch: Patch) -> None:
+    """Where nobody confirms a stop the next generation is launched at once."""
+    patch.setattr(Fence, "stand", lambda self, now, nodes: [])
+
+
+def fleets_are_believed(patch: Patch) -> None:
+    """A node counts as ended although its fleet could not tell."""
+    release = Hands._release
+
+    async def releases(self: Hands, action: Any) -> Any:
+        with contextlib.suppress(OSError):
+            return await release(self, action)
+        return Outcome(action=action.id, ok=True)
+
+    patch.setattr(Hands, "_release", releases)
+
+
 def wall_clock(patch: Patch) -> None:
     """Agents tell times by a clock that somebody may set."""
     heard = Agent.heard
@@ -200,6 +219,8 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     astray_kept,
     nobody_leaves,
     stops_are_believed,
+    nobody_is_waited_for,
+    fleets_are_believed,
     wall_clock,
     forgets_reborn,
     old_ranks_stay,
