@@ -75,6 +75,10 @@ class Decider:
         return self.nodes.standbys.examined
 
     @property
+    def tried(self) -> set[str]:
+        return self.nodes.standbys.tried
+
+    @property
     def checking(self) -> dict[int, str]:
         return self.nodes.standbys.checking
 
@@ -86,6 +90,8 @@ class Decider:
         if self.phase not in (Phase.ENDING, Phase.DONE):
             staying = len(self.seats) - len(self.out) - len(self.people.draining)  # those need somebody in their place
             self.actions += self.nodes.standbys.refill(staying)
+        if self.phase in (Phase.TRAINING, Phase.WAITING):
+            self.actions += self.nodes.standbys.examine()
         if self.phase is Phase.TRAINING:
             self.actions += self.nodes.standbys.recheck(now)
         return Decision(
