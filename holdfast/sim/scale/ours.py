@@ -59,7 +59,7 @@ class Ours:
         self.cried = ""  # what the newest alarm was about
         self._striking = ""
         self._want = ""  # what the next planned restart is owed to
-        self._handed_over: set[str] = set()  # nodes that left alive
+        self._lost: set[str] = set()  # nodes that left without a word, and so without their state
         self._before: list[str] = []  # who sat where in the last generation
         self._causes: dict[int, str] = {}  # of this life's incidents
         self._wants: dict[int, str] = {}  # and of its planned restarts
@@ -175,8 +175,8 @@ class Ours:
         self.tell(Ready(node=name, host=name, nproc=self.setup.nproc, order=order))
 
     def leave(self, name: str) -> None:
-        if name not in self.dead:
-            self._handed_over.add(name)
+        if name in self.dead:
+            self._lost.add(name)
         for kept in (self.nodes, self.dead, self._lemons):
             kept.discard(name)
         self.defects.pop(name, None)
@@ -334,9 +334,10 @@ class Ours:
         self.bugs.running = action.release.digest
         names = [seat.node for seat in action.seats]
         places = enumerate(zip(self._before, names, strict=False))
-        dead = tuple(number for number, (was, now) in places if was != now and was not in self._handed_over)
+        lost = self._lost | self.dead
+        dead = tuple(number for number, (was, now) in places if was != now and was in lost)
         self.course.launching(action, dead, changed=names != self._before)
-        self._before, self._handed_over = names, set()
+        self._before, self._lost = names, set()
 
     def started(self, action: Launch) -> None:
         fresh_s = self.prices("fresh") if "zygote" in self.setup.off else 0.0
