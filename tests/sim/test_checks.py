@@ -35,7 +35,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, bug: obje
 
 
 def test_a_launch_on_a_lost_node_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody(decider: Decider, now: float, nodes: object, silent: object) -> str:
+    def nobody(decider: Decider, now: float, nodes: object, silent: object, *, examine: bool = True) -> str:
         return "nobody"
 
     assert "known as lost" in planted(monkeypatch, generation, "evict", nobody)
