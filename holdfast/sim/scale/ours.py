@@ -289,7 +289,7 @@ class Ours:
         if "update" in self.setup.off:
             self._write(self.now)
             self._queue_again(self.prices("requeue") - self.prices("first_step"), "update")
-        elif self.decider.phase is not Phase.DONE:
+        elif self.decider.phase not in (Phase.NEW, Phase.DONE):  # a job that is queued has it when it begins
             self._order_update(digest, now=False)
 
     def _order_update(self, digest: str, *, now: bool) -> bool:
