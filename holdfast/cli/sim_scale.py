@@ -10,7 +10,7 @@ from rich.table import Table
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.wording import duration
 from holdfast.sim.scale import mixes, plots, study, validate
-from holdfast.sim.scale.result import Summary
+from holdfast.sim.scale.result import Summary, missed
 from holdfast.sim.scale.weather import MECHANISMS, Setup
 
 _ONLY_NODES = ("nodes", "shrink", "save_steps", "join", "harsh", "fault", "journal")
@@ -155,9 +155,12 @@ def show(found: list[Summary]) -> None:
         "standbys",
         "waits",
         "people",
+        *(["loses"] if found[-1].off else []),
     ):
         table.add_column(column, justify="left" if column == "policy" else "right")
     for one in found:
+        loses = "{:.2%} +- {:.2%}".format(*missed(first, one)) if one.off else ""
+        last = [loses] if found[-1].off else []
         table.add_row(
             one.policy + "".join(f" without {name}" for name in one.off),
             f"{one.ettr:.2%}",
@@ -168,6 +171,7 @@ def show(found: list[Summary]) -> None:
             f"{one.standbys_used:.0f} of {one.standbys}",
             f"{one.waits:.1f}",
             f"{one.people:.1f}",
+            *last,
         )
     console = Console(highlight=False, width=140)
     console.print(table)

@@ -213,7 +213,7 @@ def node_ended(d: "Decider", now: float, event: Ended) -> str:
 def close(d: "Decider", verdict: Verdict, resumed_at: float, resumed_from: int | None = None) -> str:
     assert d.incident is not None
     d.closed = d.incident.record(verdict, resumed_at, resumed_from)
-    d.failures.recovered(d.closed.resumed_at - d.closed.alarm_at)
+    d.failures.recovered(d.closed.resumed_at - d.closed.good_at)  # what was lost begins at the last good step
     if verdict.remedy is not Remedy.GIVE_UP:
         d.actions.append(Say(text=d.closed.sentence))
     d.incident, d.verdict = None, None

@@ -38,10 +38,9 @@ class Releases:
         self.mixed = False  # the running one came in together with other machines
         self._trial_steps = trial_steps
         self._made = 0  # steps in a row by the running one
-        self._since = 0.0  # when it first ran
+        self._since: dict[int, float] = {}  # when each first ran
         self._ran: list[int] = []  # those that made steps before it, newest last
         self._left: tuple[Release, str] | None = None  # to be gone back from, and why
-        self._dated = False
 
     # --- orders ------------------------------------------------------------------------------------------------
 
@@ -115,8 +114,8 @@ class Releases:
 
     def take(self, now: float, *, machines: bool, guess: bool) -> Release:
         """The release of the next generation. Where machines are changed on a guess, code is not changed as well."""
-        if not self._dated:
-            self._since, self._dated = now, True
+        if not self._since:
+            self._since[self.running.number] = now
         if self.waiting is None or (guess and machines and self._left is None):
             return self.running
         old, self.running, self.waiting, self.due_at = self.running, self.waiting, None, None
@@ -129,7 +128,8 @@ class Releases:
             if self._made:
                 self._ran = [*(n for n in self._ran if n != old.number), old.number]
             self._meets(old.number, Fate.REPLACED, f"by release {self.running.number}")
-            self._made, self._since, self.mixed = 0, now, machines
+            self._made, self.mixed = 0, machines
+        self._since.setdefault(self.running.number, now)  # one that is gone back to is as old as it is
         self.fates[self.running.number] = Fate.RUNNING
         return self.running
 
@@ -148,7 +148,8 @@ class Releases:
 
     def suspect(self, now: float) -> bool:
         """Whether it came in so lately that it may be what changed."""
-        return self.before is not None and (self.on_trial or now < self._since + _SUSPECT_S)
+        since = self._since.get(self.running.number, 0.0)
+        return self.before is not None and (self.on_trial or now < since + _SUSPECT_S)
 
     def wake_at(self) -> float | None:
         return self.due_at if self.waiting is not None else None

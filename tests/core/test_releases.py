@@ -47,6 +47,21 @@ def test_a_new_one_is_on_trial_until_it_has_made_its_steps() -> None:
     assert releases.suspect(5.0 + 86399) and not releases.suspect(5.0 + 86401)
 
 
+def test_one_that_is_gone_back_to_is_as_old_as_it_is() -> None:
+    """Else one failure that no release has made would take them all back, one by one."""
+    releases = fresh()
+    releases.stepped(made(30))
+    for number in (2, 3):
+        bring(releases, f"d{number}")
+        releases.take(86400.0 * number, machines=False, guess=False)
+        releases.stepped(made(30))
+    now = 86400.0 * 3 + 100
+    assert before(releases) == 2 and releases.suspect(now)
+    releases.roll_back(2, "it failed")
+    assert releases.take(now, machines=False, guess=False).number == 2
+    assert before(releases) == 1 and not releases.suspect(now + 10), "it has run for a day before"
+
+
 def test_a_predecessor_that_never_stepped_is_nothing_to_go_back_to() -> None:
     releases = fresh()
     bring(releases, "d2")

@@ -40,6 +40,11 @@ class Book:
         if seconds > 0:
             self.drags.append((at, seconds, cause))
 
+    def on(self, at: float) -> Piece | None:
+        """What this instant, if it is past, was spent on."""
+        number = bisect_right(self.pieces, at, key=lambda piece: piece.start_at) - 1
+        return self.pieces[number] if number >= 0 and at < self.at else None
+
     def cut(self, end_at: float) -> None:
         """Nothing after this instant counts."""
         while self.pieces and self.pieces[-1].start_at >= end_at:

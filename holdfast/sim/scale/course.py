@@ -3,6 +3,7 @@
 from random import Random
 
 from holdfast.model.action import Launch
+from holdfast.model.event import Progress
 from holdfast.sim.scale.prices import Prices
 from holdfast.sim.scale.result import Tally
 from holdfast.sim.scale.weather import Setup
@@ -44,12 +45,19 @@ class Course:
             self._stalled_at = now
             self._best = self.step(now)
 
-    def made(self, now: float) -> tuple[int, float, int, float] | None:
-        """Newest step and when, first step and when; None before the first."""
+    def progress(self, now: float, generation: int) -> Progress | None:
+        """What is told of it; None before the first step of a generation."""
         if self._first_at is None:
             return None
         step = self.step(now)
-        return step, self._first_at + (step - self._first) * self._setup.step_s, self._first, self._first_at
+        return Progress(
+            generation=generation,
+            step=step,
+            at=self._first_at + (step - self._first) * self._setup.step_s,
+            first_step=self._first,
+            first_at=self._first_at,
+            counted=False,
+        )
 
     def ended(self, now: float) -> None:
         self.stall(now)

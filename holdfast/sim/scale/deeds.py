@@ -70,12 +70,13 @@ class Deeds:
         self.world.tell(Outcome(action=action.id, ok=not failed, failed=failed))
 
     def _probed(self, action: Probe) -> None:
-        """Who is bad is found, with some chance."""
+        """Who is bad is found, if probes can see what is wrong with it."""
         world, prices = self.world, self.world.prices
         tried = set(action.nodes)
         bad = dict.fromkeys(sorted(tried & world.dead), "it does not answer")
         for name, defect in world.defects.items():
-            chance = prices.share("probe_finds_corruption" if defect.shows == "loss" else "probe_finds")
-            if name in tried and world.rng.random() < chance:
+            corrupts = defect.fault.shows == "loss"
+            chance = prices.share("probe_finds_corruption" if corrupts else "probe_finds")
+            if name in tried and defect.probe_lot < chance:
                 bad[name] = "it failed its probes"
         world.tell(Outcome(action=action.id, ok=True, failed=bad))

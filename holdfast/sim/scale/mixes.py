@@ -22,6 +22,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     said: str = ""  # last words of the rank that crashes
     klass: str = ""  # of the taxonomy, where a reading tells it
     read_s: float = 0.0  # how often that is read
+    reads: int = 1  # how many readings it takes to act on it
     machine: float = 0.0  # the node is bad, and stays so
     code: float = 0.0  # parted into what passes and what a release brought
     passing: float = 0.0  # gone with the next restart
@@ -62,6 +63,13 @@ class Mix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise ValueError("a mix needs faults, and one of them a weight above 0")
         if not (0 <= self.blast_share <= 1 and 0 <= self.lemons <= 1 and self.lemon_times >= 1 and self.blast >= 1):
             raise ValueError("blast_share and lemons are parts, lemon_times and blast are at least 1")
+
+    @property
+    def machines(self) -> float:
+        """The part of incidents that a bad machine is behind."""
+        parts = [(fault.weight, self.causes(fault)) for fault in self.fault]
+        bad = sum(weight * causes["machine"] / sum(causes.values()) for weight, causes in parts)
+        return bad / sum(weight for weight, _ in parts)
 
     def causes(self, fault: Fault) -> dict[Why, float]:
         """The weights of what may be behind a symptom."""

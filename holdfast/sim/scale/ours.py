@@ -12,17 +12,21 @@ from holdfast.core.sizing import binomial
 from holdfast.logs import catalog
 from holdfast.model.action import Finish, Launch, Stage
 from holdfast.model.alarm import Alarm
-from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, Phase, Progress, Ready, Tick
+from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, Phase, Ready, Tick
 from holdfast.model.release import Release
 from holdfast.model.topology import Job
+from holdfast.sim.scale import defects
 from holdfast.sim.scale.book import TRAIN, Book
+from holdfast.sim.scale.bugs import Bugs
 from holdfast.sim.scale.clock import ALWAYS, Clock
 from holdfast.sim.scale.course import Course
 from holdfast.sim.scale.deeds import Deeds
+from holdfast.sim.scale.defects import Defect
 from holdfast.sim.scale.mixes import Fault, Mix
 from holdfast.sim.scale.prices import Prices, Sheet
 from holdfast.sim.scale.result import Result, Tally, result
-from holdfast.sim.scale.signs import Sign, Signs, silent
+from holdfast.sim.scale.signs import Signs, silent
+from holdfast.sim.scale.staff import Staff
 from holdfast.sim.scale.weather import Setup, Strike, Weather, forecast
 
 NAME = "holdfast"
@@ -41,22 +45,24 @@ class Ours:
         self.begins = True  # the fleet has this job's nodes at hand
         self.nodes: set[str] = set()
         self.dead: set[str] = set()  # of these, those that answer no more
-        self.defects: dict[str, Fault] = {}  # node -> what shows itself again after every launch
+        self.defects: dict[str, Defect] = {}  # by node
+        self._left: list[Defect] = []  # of nodes that a job queued again gets once more
         self._lemons: set[str] = set()
         self.book = Book()
         self.tally = Tally()
         self.standbys = self._standbys()
         self._signs = Signs(self.prices, _catalog(), setup.step_s, setup.off)
         self._deeds = Deeds(self)
-        self._bad: dict[str, Fault] = {}  # releases that fail, by their digest
-        self._bug: Fault | None = None  # in whichever release runs
-        self._release = ""  # digest of what runs
-        self._mending: set[str] = set()  # failures that people are at work on
-        self._away: tuple[float, Fault | None] = (0.0, None)  # a service outside, until then
+        self._staff = Staff(self)
+        self.bugs = Bugs()
+        self.away: tuple[float, Fault | None] = (0.0, None)  # a service outside, until then
+        self.cried = ""  # what the newest alarm was about
         self._striking = ""
-        self._handed_over: set[str] = set()  # nodes that left alive
+        self._want = ""  # what the next planned restart is owed to
+        self._lost: set[str] = set()  # nodes that left without a word, and so without their state
         self._before: list[str] = []  # who sat where in the last generation
         self._causes: dict[int, str] = {}  # of this life's incidents
+        self._wants: dict[int, str] = {}  # and of its planned restarts
         self.course = Course(setup, self.prices, self.rng, self.tally)
         self._live()
 
@@ -74,6 +80,8 @@ class Ours:
         self._wake_at: float | None = None
         self._seq = 0
         self._causes.clear()
+        self._wants.clear()
+        self._staff.begin()
 
     # --- time --------------------------------------------------------------------------------------------------
 
@@ -94,8 +102,14 @@ class Ours:
         self._clock.run(self.setup.end_at)
         self._write(self.now)
         self.book.cut(self.now)
-        stall = 0.0 if "snapshots" in self.setup.off else self.prices.share("save_stall_s") / self.setup.step_s
-        return result(self.setup, (NAME, self.mix.name), self.standbys, self.book, self.tally, stall=stall)
+        return result(self.setup, (NAME, self.mix.name), self.standbys, self.book, self.tally, stall=self._stall())
+
+    def _stall(self) -> float:
+        """The part of every step that saving takes: a rank's own snapshot, and copies on the training network."""
+        if "snapshots" in self.setup.off:
+            return 0.0
+        copies = 0.0 if "backups" in self.setup.off else self.prices.share("backup_drag")
+        return self.prices.share("save_stall_s") / self.setup.step_s + copies
 
     def _begin(self) -> None:
         job = Job(
@@ -117,19 +131,27 @@ class Ours:
         incident = self.decider.incident
         if incident is not None:
             self._causes.setdefault(incident.number, self._striking)
-        if decision.closed:
-            self.tally.evicted += len(decision.closed.evicted)
-            self.tally.standbys_used += len(decision.closed.admitted)
-            self.tally.rolled_back += bool(decision.closed.rolled_back)
+        if decision.phase is Phase.PAUSING and before is not Phase.PAUSING:
+            self._wants[len(self.ledger.changes) + 1] = self._want or "update"
+        for over in (decision.closed, decision.changed):
+            if over is not None:
+                self._want = ""
+                self.tally.evicted += len(over.evicted)
+                self.tally.standbys_used += len(over.admitted)
+        self.tally.rolled_back += bool(decision.closed and decision.closed.rolled_back)
         self.tally.waits += decision.phase is Phase.WAITING and before not in (Phase.WAITING, Phase.NEW)
         for action in decision.actions:
             self._deeds.carry(action)
         if decision.wake_at is not None and decision.wake_at != self._wake_at:
             self._clock.at(self._clock.life, max(self.now, decision.wake_at), self._tick, decision.wake_at)
         self._wake_at = decision.wake_at
-        if decision.phase is Phase.HELD and before is not Phase.HELD:
-            self._call_person()
+        if decision.phase is Phase.HELD and before is not Phase.HELD and self.decider.people.asking:
+            self._staff.ask()
         return decision
+
+    def order(self, verb: str, cause: str, node: str = "") -> None:
+        self._want = cause
+        self.tell(Order(verb=verb, who=_PERSON, node=node))
 
     def _tick(self, wake_at: float) -> None:
         if wake_at == self._wake_at:
@@ -138,7 +160,7 @@ class Ours:
     def _write(self, until: float) -> None:
         """This life's spans go into the book, each with the failure that it is owed to."""
         for span in self.ledger.account(until).spans:
-            cause = self._causes.get(span.incident, "") or ("update" if span.change else "")
+            cause = self._causes.get(span.incident, "") or self._wants.get(span.change, "")
             self.book.add(span.use.value if span.use.value != "train" else TRAIN, span.end_at, cause)
 
     # --- nodes -------------------------------------------------------------------------------------------------
@@ -147,12 +169,14 @@ class Ours:
         self.nodes.add(name)
         if self.rng.random() < self.mix.lemons:
             self._lemons.add(name)
+        if self._left:
+            self.defects[name] = self._left.pop()
         order = int(name.removeprefix("n"))
         self.tell(Ready(node=name, host=name, nproc=self.setup.nproc, order=order))
 
     def leave(self, name: str) -> None:
-        if name not in self.dead:
-            self._handed_over.add(name)
+        if name in self.dead:
+            self._lost.add(name)
         for kept in (self.nodes, self.dead, self._lemons):
             kept.discard(name)
         self.defects.pop(name, None)
@@ -165,40 +189,38 @@ class Ours:
     # --- failures ----------------------------------------------------------------------------------------------
 
     def _strike(self, strike: Strike) -> None:
+        # From here on chance is the same whatever went before, so that policies are compared in pairs.
+        self.rng.seed(f"ours {self.setup.seed} {strike.at}")
         node = self._victim(strike)
         if node not in self.nodes or node in self.dead:
             return
+        fault = strike.fault
         self.tally.incidents += 1
-        self.tally.struck("switch" if strike.blast else strike.fault.name)
+        self.tally.struck("switch" if strike.blast else fault.name)
         if strike.blast:
             self._blast(node)
             return
+        defect = defects.draw(fault, self.rng)
         match strike.why:
             case "machine":
-                self.defects[node] = strike.fault
+                self.defects[node] = defect
             case "release":
-                self._bring(strike.fault)
+                self._bring(fault)
                 return
             case "outside":
-                self._away = (self.now + self.prices("away"), strike.fault)
-            case "passing" if strike.fault.shows == "slow":
+                self.away = (self.now + self.prices("away"), fault)
+            case "passing" if fault.shows == "slow":
                 dragged_s = self.prices("passes") * self.prices.share("drag")
-                self.book.drag(self.now, dragged_s, strike.fault.name)
+                self.book.drag(self.now, dragged_s, fault.name)
                 return
             case "passing":
                 pass
-        # What chance makes of this failure is the same whatever went before it, so that policies are compared in pairs.
-        self._show(strike.fault, node, Random(f"sign {self.setup.seed} {strike.at}"))
+        self._show(fault, node)
 
     def _victim(self, strike: Strike) -> str:
-        """Of the nodes that have a seat; lemons that are gone fail no more often than others. Empty: nobody."""
-        if not strike.lemon:
-            return self._anybody(strike.luck)
-        seats = self.decider.seats
-        lemons = [seat.node for seat in seats if seat.node in self._lemons]
-        if lemons and self.rng.random() < len(lemons) / max(1.0, self.mix.lemons * len(seats)):
-            return lemons[int(strike.luck * len(lemons))]
-        return self._anybody(strike.luck) if self.rng.random() < 1 / self.mix.lemon_times else ""
+        """Of the nodes that have a seat, a lemon if it is to be one. Empty: nobody has one yet."""
+        lemons = [seat.node for seat in self.decider.seats if seat.node in self._lemons] if strike.lemon else []
+        return lemons[int(strike.luck * len(lemons))] if lemons else self._anybody(strike.luck)
 
     def _blast(self, node: str) -> None:
         """A switch is gone, and with it the nodes beside this one."""
@@ -213,51 +235,48 @@ class Ours:
 
     def _bring(self, fault: Fault) -> None:
         """A release that fails comes, and shows itself when it runs."""
-        digest = f"bad-{len(self._bad)}"
-        self._bad[digest] = fault
-        if not self._order_update(digest, now=True):
-            self._bug = fault
+        self._want = fault.name
+        if not self._order_update(self.bugs.bring(fault), now=True):
+            self.bugs.last(fault)
             self._known(fault)
             self._show(fault, self._anybody(self.rng.random()))
 
-    def _show(self, fault: Fault, node: str, rng: Random | None = None) -> None:
+    def _show(self, fault: Fault, node: str) -> None:
         """A failure shows itself on a node of the generation that runs."""
         if node not in self.nodes or self.decider.phase not in _RUNS:
             return
         self._striking = fault.name
         if fault.shows == "silence":
             self.dead.add(node)
-        machine = self.defects.get(node) is fault
-        sign = self._signs.of(fault, node, self._anybody(self.rng.random()), rng or self.rng, machine=machine)
+        held = self.defects.get(node)
+        defect = held if held is not None and held.fault is fault else None
         if fault.shows == "slow":
-            self._drag(fault, sign, node)
+            self._drag(fault, node, defect)
             return
+        sign = self._signs.of(fault, node, self._anybody(self.rng.random()), self.rng, defect)
         spoilt = max(0, self.course.step(self.now) - sign.back_steps) if sign.back_steps else 0
         if sign.stalls:
             self.stall()
         self.later(sign.after_s, self._cry, sign.alarm, fault.name, self.decider.generation, spoilt)
 
-    def _drag(self, fault: Fault, sign: Sign, node: str) -> None:
-        """Steps are made, but slowly; of a bad release only a person can say so."""
-        machine = self.defects.get(node) is fault
-        by_hand = not machine or "slow" in self.setup.off
-        after_s = self.prices("person") if by_hand else sign.after_s
+    def _drag(self, fault: Fault, node: str, defect: Defect | None) -> None:
+        """Steps are made, but slowly. By default a slow node is told to people, and never acted on (slow.stance)."""
+        after_s = self.prices("person", "unseen") if "slow" in self.setup.off else self.prices("person")
         self.book.drag(self.now, after_s * self.prices.share("drag"), fault.name)
-        self.tally.people += by_hand
-        if machine:
-            self.later(after_s, self._cry, sign.alarm, fault.name, self.decider.generation)
+        if defect is not None:
+            self.later(after_s, self._staff.found, node, defect)
         else:
             self.later(after_s, self._roll_back, fault)
 
     def _roll_back(self, fault: Fault) -> None:
-        self._striking, self._bug = fault.name, None
-        self._bad = {digest: bad for digest, bad in self._bad.items() if bad is not fault}
-        self.tell(Order(verb="rollback", who=_PERSON))
+        self.tally.people += 1
+        self.bugs.mend(fault.name)
+        self.order("rollback", fault.name)
 
     def _cry(self, alarm: Alarm, name: str, generation: int, spoilt: int = 0) -> None:
         if generation not in (0, self.decider.generation):
             return  # its ranks were ended meanwhile
-        self._striking = name
+        self._striking = self.cried = name
         at = self.course.good_at(self.now)
         not_after = spoilt if spoilt else None
         self._tell_step()
@@ -270,7 +289,7 @@ class Ours:
         if "update" in self.setup.off:
             self._write(self.now)
             self._queue_again(self.prices("requeue") - self.prices("first_step"), "update")
-        elif self.decider.phase is not Phase.DONE:
+        elif self.decider.phase not in (Phase.NEW, Phase.DONE):  # a job that is queued has it when it begins
             self._order_update(digest, now=False)
 
     def _order_update(self, digest: str, *, now: bool) -> bool:
@@ -278,33 +297,22 @@ class Ours:
         order = Order(verb="update", who=_PERSON, release=release, now=now, window_s=86400.0)
         return any(isinstance(action, Stage) for action in self.tell(order).actions)
 
-    def _call_person(self) -> None:
-        self.tally.people += 1
-        self.later(self.prices("person"), self._answered)
-
-    def _answered(self) -> None:
-        """A person has found what it was, and lets the job go on."""
-        self._mend()
-        if self.decider.phase is Phase.HELD:
-            self.tell(Order(verb="resume", who=_PERSON))
-
-    def _mend(self) -> None:
-        self._bug, self._away = None, (0.0, None)
-        self._bad.clear()
-        self.defects.clear()
-
     def finished(self, action: Finish) -> None:
         """It gave up: a person finds out why, and queues it again."""
         self._write(self.now)
-        self.tally.people += 1
-        self._mend()
-        self.book.add("person", self.now + self.prices("person"), self._striking)
-        self._queue_again(self.prices("requeue") - self.prices("first_step"), self._striking)
+        rest_s = self._staff.rest_s(self.cried)
+        for node in self._staff.mend(self.cried):
+            del self.defects[node]
+        self.book.add("person", self.now + rest_s, self.cried)
+        self._queue_again(self.prices("requeue") - self.prices("first_step"), self.cried)
 
     def _queue_again(self, wait_s: float, cause: str) -> None:
         begin_at = max(self.book.at, self.now) + wait_s
         self.book.add("requeue", begin_at, cause)
         self._live()
+        # It gets its machines again, but for those that answer no more; a slow one has been counted to its end.
+        ailing = (d for node, d in self.defects.items() if node not in self.dead and d.fault.shows != "slow")
+        self._left, self.defects = list(ailing), {}
         for kept in (self.nodes, self.dead, self._lemons):
             kept.clear()
         self.begins = True
@@ -323,12 +331,13 @@ class Ours:
 
     def launching(self, action: Launch) -> None:
         self.stall()
-        self._release = action.release.digest
+        self.bugs.running = action.release.digest
         names = [seat.node for seat in action.seats]
         places = enumerate(zip(self._before, names, strict=False))
-        dead = tuple(number for number, (was, now) in places if was != now and was not in self._handed_over)
+        lost = self._lost | self.dead
+        dead = tuple(number for number, (was, now) in places if was != now and was in lost)
         self.course.launching(action, dead, changed=names != self._before)
-        self._before, self._handed_over = names, set()
+        self._before, self._lost = names, set()
 
     def started(self, action: Launch) -> None:
         fresh_s = self.prices("fresh") if "zygote" in self.setup.off else 0.0
@@ -337,7 +346,7 @@ class Ours:
     def _first_step(self, action: Launch) -> None:
         if self.decider.generation != action.generation or self.decider.phase is not Phase.STARTING:
             return
-        until, away = self._away
+        until, away = self.away
         if away is not None and self.now < until:
             self._show(away, self._anybody(self.rng.random()))
             return
@@ -345,38 +354,30 @@ class Ours:
         self._tell_step()
         for steps in sorted({self.course.behind, _SETTLED} - {0}):
             self.later(steps * self.setup.step_s, self._settled, action.generation)
-        bug = self._bad.get(action.release.digest) or self._bug
+        bug = self.bugs.of(action.release.digest)
         if bug is not None:
-            self.later(self.prices("relapse"), self._relapse, action.generation, bug, "")
+            self.later(self.prices("relapse"), self._fails_again, action.generation, bug)
         seated = {seat.node for seat in action.seats} if self.defects else set()
         for node, defect in self.defects.items():
-            if node in seated:
-                again = "corrupts" if defect.shows == "loss" else "relapse"
+            if node in seated and defect.fault.shows != "slow":  # that one never stopped dragging
+                again = "corrupts" if defect.fault.shows == "loss" else "relapse"
                 self.later(self.prices(again), self._relapse, action.generation, defect, node)
 
-    def _relapse(self, generation: int, fault: Fault, name: str) -> None:
-        if generation != self.decider.generation or self.course.stalled:
-            return
-        if name and self.defects.get(name) is not fault:
-            return
-        if not name:
+    def _fails_again(self, generation: int, fault: Fault) -> None:
+        if generation == self.decider.generation and not self.course.stalled:
             self._known(fault)
-        self._show(fault, name or self._anybody(self.rng.random()))
+            self._show(fault, self._anybody(self.rng.random()))
+
+    def _relapse(self, generation: int, defect: Defect, node: str) -> None:
+        if generation != self.decider.generation or self.course.stalled or self.defects.get(node) is not defect:
+            return
+        self._show(defect.fault, node)
+        self._staff.page(node, defect)
 
     def _known(self, fault: Fault) -> None:
-        """A release has failed: if it is not rolled back, its authors mend it, as soon as a person can."""
         if "rollback" in self.setup.off:
-            self._bug = fault
-        if fault.name not in self._mending:
-            self._mending.add(fault.name)
-            self.later(self.prices("person"), self._mended, fault)
-
-    def _mended(self, fault: Fault) -> None:
-        self._mending.discard(fault.name)
-        if self._bug is fault or self._bad.get(self._release) is fault:
-            self.tally.people += 1
-            self._bug = None
-            self._bad = {bad: other for bad, other in self._bad.items() if other is not fault}
+            self.bugs.last(fault)
+        self._staff.mends(fault)
 
     def _settled(self, generation: int) -> None:
         if generation == self.decider.generation and not self.course.stalled:
@@ -384,11 +385,6 @@ class Ours:
 
     def _tell_step(self) -> None:
         """The job's step, where it has made one in this generation."""
-        made = self.course.made(self.now)
-        if made is None:
-            return
-        step, at, first_step, first_at = made
-        generation = self.decider.generation
-        self.tell(
-            Progress(generation=generation, step=step, at=at, first_step=first_step, first_at=first_at, counted=False)
-        )
+        progress = self.course.progress(self.now, self.decider.generation)
+        if progress is not None:
+            self.tell(progress)

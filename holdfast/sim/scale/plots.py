@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 _DAY_S = 86400.0
 _INK, _FAINT = "#1f3b57", "#9fb4c7"
-_SHADES = ("#1f3b57", "#3f6f94", "#6fa3bf", "#a8c8d8", "#d9a441", "#c96f4a", "#8c4a4a", "#7a7a7a", "#bdbdbd", "#5b8c5a")
+_SHADES = (  # one for each use of time
+    "#1f3b57", "#3f6f94", "#6fa3bf", "#a8c8d8", "#d9a441", "#c96f4a", "#8c4a4a", "#7a7a7a", "#bdbdbd", "#5b8c5a",
+    "#b39bc8", "#6b4f8a", "#e3d3a0", "#2f2f2f",
+)  # fmt: skip
 
 
 class PlotError(Exception):

@@ -75,6 +75,7 @@ class Played:
         weather = forecast(self.setup, self.mix)
         updates = list(weather.updates)
         for strike in weather.strikes:
+            self.rng.seed(f"{self.practice.name} {self.setup.seed} {strike.at}")  # the same whatever went before
             while updates and updates[0] <= strike.at:
                 self._update(updates.pop(0))
             self._train(strike.at, "")
@@ -85,6 +86,7 @@ class Played:
         self.book.cut(self.setup.end_at)
         practice = self.practice
         stall = practice.save_stall_s / (practice.save_every_s or self.setup.step_s)
+        stall += self.prices.share("backup_drag") if practice.keeps == "memory" else 0.0
         names = (practice.name, self.mix.name)
         return result(self.setup, names, self.standbys, self.book, self.tally, stall=min(stall, 0.9))
 
@@ -121,23 +123,40 @@ class Played:
         shows: Shows = "silence" if strike.blast else strike.fault.shows
         why = "machine" if strike.blast else strike.why
         sees = self._sees[shows]
+        if why in ("passing", "outside") and self._stands(strike.at):
+            return  # the job was down anyway
+        if why == "passing" and shows == "slow" and self._passes(sees, name):
+            return
         for attempt in range(1, 1000):
             self._see(sees, name)
             last = attempt >= self.practice.tries
             if last and not sees.by_hand and why in ("machine", "release") and sees.names < 1:
                 self.tally.people += 1
-                self._spend("person", self.prices("person"), name)
+                self._spend("person", self.prices("person_corruption" if shows == "loss" else "person"), name)
             named = why == "machine" and (last or self.rng.random() < sees.names)
             self._restart(sees, self._gone(strike, sees) if named or sees.group else 0, name)
             solved = why == "passing" or named or (why == "release" and (self.practice.rollback or last))
             if why == "release" and solved and self.practice.rollback:
                 self.tally.rolled_back += 1
             if why == "outside":
-                self._spend("wait", max(0.0, self.prices("away") - self.prices("requeue")), name)
+                self._spend("wait", max(0.0, self.prices("away") - self.prices(self.practice.restart)), name)
                 return
             if solved or self.now >= self.setup.end_at:
                 return
             self._train(self.now + self.prices("corrupts" if shows == "loss" else "relapse"), name)
+
+    def _stands(self, at: float) -> bool:
+        """Whether no rank ran at this instant: what passes then harms nobody."""
+        piece = self.book.on(at)
+        return piece is not None and piece.use not in (TRAIN, "redo", "launch", "update")
+
+    def _passes(self, sees: Sees, name: str) -> bool:
+        """Whether a slow job is as fast as ever before anybody has seen it."""
+        slow_s = self.prices("passes")
+        if slow_s >= sees.detect_s[0]:
+            return False
+        self.book.drag(self.now, slow_s * self.prices.share("drag"), name)
+        return True
 
     def _see(self, sees: Sees, name: str) -> None:
         detect_s = self.rng.uniform(*sees.detect_s)

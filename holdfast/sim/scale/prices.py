@@ -1,6 +1,7 @@
 """What things take at scale, by how many GPUs there are, and the chances; read from data."""
 
 import tomllib
+from collections.abc import Mapping
 from importlib import resources
 from itertools import pairwise
 from math import log2
@@ -46,6 +47,21 @@ class Prices:
 
     def mean(self, *names: str) -> float:
         return sum(sum(self._prices[name]) / 2 for name in names)
+
+
+def scaled(sheet: Sheet, times: Mapping[str, float]) -> Sheet:
+    """The same with some prices and shares so many times what they are."""
+    price = tuple(_times(p, times.get(p.name, 1.0)) for p in sheet.price)
+    shares = [msgspec.structs.replace(s, value=s.value * times.get(s.name, 1.0)) for s in sheet.share]
+    unknown = times.keys() - {p.name for p in price} - {s.name for s in shares}
+    if unknown:
+        raise ValueError(f"there is no price or share named {', '.join(sorted(unknown))}")
+    return Sheet(price=price, share=tuple(shares))
+
+
+def _times(price: Price, times: float) -> Price:
+    curve = tuple((gpus, seconds * times) for gpus, seconds in price.by_gpus)
+    return msgspec.structs.replace(price, least_s=price.least_s * times, most_s=price.most_s * times, by_gpus=curve)
 
 
 def on(curve: Curve, gpus: float) -> float:

@@ -56,6 +56,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     days: float
     seeds: tuple[int, ...]
     ettr: float  # mean
+    ettrs: tuple[float, ...]  # of each seed
     ettr_least: float
     ettr_most: float
     ettr_spread: float  # standard deviation
@@ -103,6 +104,7 @@ def summary(results: list[Result]) -> Summary:
         days=first.days,
         seeds=tuple(r.seed for r in results),
         ettr=mean(ettrs),
+        ettrs=tuple(ettrs),
         ettr_least=min(ettrs),
         ettr_most=max(ettrs),
         ettr_spread=stdev(ettrs) if len(ettrs) > 1 else 0.0,
@@ -120,6 +122,12 @@ def summary(results: list[Result]) -> Summary:
         restored=_means([{k: float(v) for k, v in t.restored.items()} for t in tallies]),
         off=first.off,
     )
+
+
+def missed(whole: Summary, without: Summary) -> tuple[float, float]:
+    """What ETTR loses without something, seed by seed, and the standard error of that."""
+    apart = [a - b for a, b in zip(whole.ettrs, without.ettrs, strict=True)]
+    return mean(apart), stdev(apart) / len(apart) ** 0.5 if len(apart) > 1 else 0.0
 
 
 def _means(found: list[dict[str, float]]) -> dict[str, float]:

@@ -7,9 +7,9 @@ import msgspec
 from holdfast.core.detect.crash import Catalog, alarm_of
 from holdfast.core.detect.hang import HangLimits
 from holdfast.core.detect.replica import ReplicaLimits
-from holdfast.core.detect.slow import SlowLimits
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.signal import Exit
+from holdfast.sim.scale.defects import Defect
 from holdfast.sim.scale.mixes import Fault
 from holdfast.sim.scale.prices import Prices
 
@@ -38,15 +38,15 @@ class Signs:
         self._off = off
         self._read: dict[str, Alarm] = {}  # last words -> what they tell
         self._hang = HangLimits()
-        self._slow = SlowLimits()
         self._every = ReplicaLimits().every
 
-    def of(self, fault: Fault, node: str, other: str, rng: Random, *, machine: bool) -> Sign:
-        """What comes of it; `other` is a node that may be named where nobody can know better."""
+    def of(self, fault: Fault, node: str, other: str, rng: Random, defect: Defect | None) -> Sign:
+        """What comes of it; `other` is a node that is named where nobody knows better, `defect` what ails this one."""
         prices = self._prices
         match fault.shows:
             case "crash":
-                return Sign(after_s=prices("notice", "tell"), alarm=self._crash(fault.said, node))
+                where = node if rng.random() < prices.share("first_cause") else other
+                return Sign(after_s=prices("notice", "tell"), alarm=self._crash(fault.said, where))
             case "oom":
                 return Sign(after_s=prices("notice", "tell"), alarm=_killed(node))
             case "silence":
@@ -54,17 +54,17 @@ class Signs:
             case "health" if "health" in self._off:
                 return self._times_out(other)
             case "health":
-                return Sign(after_s=rng.uniform(0.0, fault.read_s) + prices("tell"), alarm=_reading(fault, node))
-            case "hang" if "hang" in self._off:
-                return self._times_out(other)
+                read_s = rng.uniform(0.0, fault.read_s) + (fault.reads - 1) * fault.read_s
+                return Sign(after_s=read_s + prices("tell"), alarm=_reading(fault, node))
             case "hang":
-                return self._stands(node, rng)
-            case "slow":
-                rounds_s = max(self._slow.round_s, self._slow.round_steps * self._step_s) * self._slow.rounds
-                return Sign(after_s=rounds_s + prices("tell"), alarm=_drags(node), stalls=False)
+                return self._stands(node, other, defect.hang_lot if defect else rng.random())
             case "loss":
-                differs = machine and "replica" not in self._off and rng.random() < prices.share("hash_finds")
-                return self._differs(node, rng) if differs else self._not_finite(other)
+                compared = defect is not None and "replica" not in self._off
+                if compared and defect is not None and defect.hash_lot < prices.share("hash_finds"):
+                    return self._differs(node, rng)
+                return self._not_finite(other)
+            case "slow":
+                raise AssertionError("a slow job is told to people, and raises no alarm")
 
     def _crash(self, said: str, node: str) -> Alarm:
         if said not in self._read:
@@ -79,21 +79,24 @@ class Signs:
     def _times_out(self, node: str) -> Sign:
         return Sign(after_s=self._prices("nccl_timeout", "notice"), alarm=self._crash(_TIMED_OUT, node))
 
-    def _stands(self, node: str, rng: Random) -> Sign:
-        limits, luck = self._hang, rng.random()
+    def _stands(self, node: str, other: str, lot: float) -> Sign:
+        """Of hangs some are not seen at all, some are of a process that is gone, most of one that waits."""
+        limits, share = self._hang, self._prices.share
+        unseen = share("hang_unseen") + (1 - share("hang_unseen")) * share("hang_spinning")
+        if "hang" in self._off or lot < unseen:
+            return self._times_out(other)
+        stopped = lot < unseen + (1 - share("hang_unseen")) * share("hang_stopped")
         named_s = max(limits.least_s, limits.steps * self._step_s) + self._prices("look")
-        stopped, spinning = self._prices.share("hang_stopped"), self._prices.share("hang_spinning")
-        if luck < stopped:
-            after_s = named_s
-        elif luck < stopped + spinning:
-            after_s = max(named_s, limits.last_s)
-        else:
-            after_s = named_s + limits.act_s
         suspects = () if "naming" in self._off else (node,)
-        reason = "the others wait for it"
-        hard = luck < stopped and bool(suspects)
-        alarm = Alarm(kind=Kind.HANG, at=0.0, suspects=suspects, reason=reason, signature=f"hang {suspects}", hard=hard)
-        return Sign(after_s=after_s, alarm=alarm)
+        alarm = Alarm(
+            kind=Kind.HANG,
+            at=0.0,
+            suspects=suspects,
+            reason="the others wait for it",
+            signature=f"hang {suspects}",
+            hard=stopped and bool(suspects),
+        )
+        return Sign(after_s=named_s + (0.0 if stopped else limits.act_s), alarm=alarm)
 
     def _differs(self, node: str, rng: Random) -> Sign:
         """Hashes are compared every so many steps; what came after the last that were equal is not to be believed."""
@@ -138,8 +141,3 @@ def _reading(fault: Fault, node: str) -> Alarm:
         signature=f"{fault.klass} {node}",
         hard=True,
     )
-
-
-def _drags(node: str) -> Alarm:
-    reason = "makes the others wait"
-    return Alarm(kind=Kind.SLOW, at=0.0, suspects=(node,), reason=reason, signature=f"slow {node}")

@@ -10,6 +10,7 @@ import msgspec
 from holdfast.core.sizing import binomial
 from holdfast.sim.scale import mixes, practice, prices, study
 from holdfast.sim.scale.mixes import Fault, Mix
+from holdfast.sim.scale.ours import NAME
 from holdfast.sim.scale.practice import Played, Practice, Sees
 from holdfast.sim.scale.prices import Price, on
 from holdfast.sim.scale.weather import DAY_S, Setup, forecast
@@ -186,9 +187,9 @@ def llama(seeds: int) -> list[Check]:
     counts = [
         len(forecast(msgspec.structs.replace(setup, seed=seed), mix).strikes) for seed in range(1, 10 * seeds + 1)
     ]
-    usual = {name: study.over(name, setup, mix, range(1, seeds + 1)).ettr for name in practice.KNOWN}
-    best = max(usual, key=lambda name: usual[name])
-    told = ", ".join(f"{name} {ettr:.1%}" for name, ettr in usual.items())
+    ettrs = {name: study.over(name, setup, mix, range(1, seeds + 1)).ettr for name in practice.KNOWN}
+    told = ", ".join(f"{name} {ettr:.1%}" for name, ettr in ettrs.items())
+    ours = study.over(NAME, setup, mix, range(1, seeds + 1))
     return [
         Check(
             what="Llama 3, unexpected interruptions of 16,384 GPUs in 54 days",
@@ -198,11 +199,20 @@ def llama(seeds: int) -> list[Check]:
             note="the rate is an input; its spread is not",
         ),
         Check(
-            what="Llama 3, effective training time, by a practice of others",
+            what="Llama 3, effective training time, by practices of others",
             published="above 90 %",
             found=told,
-            agrees=usual[best] > 0.90,
+            agrees=ettrs["megatron"] > 0.90,
             note="its own practice was not published; what ByteRobust calls usual is too slow to reach 90 %",
+            known=ettrs["byterobust"] > 0.90,
+        ),
+        Check(
+            what="Llama 3, times that a person had to do something",
+            published="3",
+            found=f"{ours.people:.0f} (holdfast)",
+            agrees=ours.people <= 6,
+            note="slow machines and mended bugs are counted here, and the causes of its code failures are ByteRobust's",
+            known=True,
         ),
     ]
 

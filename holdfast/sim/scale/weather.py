@@ -17,7 +17,7 @@ MECHANISMS = {
     "health": "no readings of machines: what they name is seen when a collective times out",
     "hang": "no hang detection: a collective times out, and nobody is named",
     "naming": "hangs are seen, and nobody is named",
-    "slow": "a slow machine is told to a person, not evicted",
+    "slow": "nobody is told of a slow machine: a person has to see it first",
     "replica": "replicas are not compared: corruption is seen by the loss alone",
     "words": "last words are not understood",
     "probes": "nodes are never tried",
@@ -55,7 +55,7 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
     fault: Fault
     why: Why
     blast: bool  # a switch: all nodes behind it at once
-    lemon: bool  # it hits a node that fails more often, if there still is one
+    lemon: bool  # it hits a node that fails more often, if there is one left; else another
     luck: float  # 0 to 1: which node
 
 

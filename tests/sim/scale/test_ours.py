@@ -97,3 +97,10 @@ def test_a_job_that_gives_up_is_queued_again_by_a_person() -> None:
     assert {"person", "requeue"} <= set(ended.book.by_use(0.0))
     asked = played(full)
     assert "hold" in asked.book.by_use(0.0) and "requeue" not in asked.book.by_use(0.0)
+
+
+def test_code_that_changes_while_the_job_is_queued_comes_with_it() -> None:
+    full = one("crash", "machine", "OSError: [Errno 28] No space left on device")
+    changing = msgspec.structs.replace(full, updates_per_day=500.0)
+    ended = played(changing, off=frozenset({"ask"}), days=3.0)
+    assert "requeue" in ended.book.by_use(0.0) and ended.tally.updates > 500

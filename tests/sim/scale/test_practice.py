@@ -58,3 +58,37 @@ def test_policies_meet_the_same_failures() -> None:
     setup = msgspec.structs.replace(SETUP, days=20.0)
     found = [Played(practice.load(name), setup, mix, SHEET).play() for name in practice.KNOWN]
     assert len({tuple(sorted(one.tally.faults.items())) for one in found}) == 1
+
+
+def test_what_passes_while_the_job_stands_costs_nothing() -> None:
+    fault = Fault(name="it", weight=1, shows="hang", passing=1, source="")
+    mix = Mix(name="one", rate=0.0012, rate_source="", fault=(fault,))
+    calm = msgspec.structs.replace(SETUP, updates=False)
+    played = Played(practice.load("megatron"), calm, mix, SHEET)
+    played.play()
+    stood = Played(practice.load("megatron"), msgspec.structs.replace(calm, rate=0.05), mix, SHEET)
+    stood.play()
+    assert played.tally.people >= 0.8 * played.tally.incidents
+    assert stood.tally.people < 0.5 * stood.tally.incidents, "most came while it stood"
+
+
+def test_a_job_that_is_slow_for_minutes_is_not_restarted_an_hour_later() -> None:
+    fault = Fault(name="it", weight=1, shows="slow", passing=1, source="")
+    mix = Mix(name="one", rate=0.0012, rate_source="", fault=(fault,))
+    late = Played(practice.load("megatron"), msgspec.structs.replace(SETUP, updates=False), mix, SHEET)
+    late.play()
+    assert set(late.book.by_use(0.0)) == {"slow"}
+    assert late.book.by_use(0.0)["slow"] < 0.2 * 900 * late.tally.incidents
+    soon = Played(practice.load("byterobust"), msgspec.structs.replace(SETUP, updates=False), mix, SHEET)
+    soon.play()
+    assert "launch" in soon.book.by_use(0.0), "who sees it within a minute does act"
+
+
+def test_copies_to_peers_cost_everybody_who_makes_them() -> None:
+    mix = Mix(
+        name="none", rate=0.0, rate_source="", fault=(Fault(name="it", weight=1, shows="hang", passing=1, source=""),)
+    )
+    calm = msgspec.structs.replace(SETUP, updates=False, days=1.0)
+    ettrs = {name: Played(practice.load(name), calm, mix, SHEET).play().ettr for name in practice.KNOWN}
+    assert ettrs["byterobust"] == pytest.approx(1 - 0.003 - 0.0025)
+    assert ettrs["megatron"] == pytest.approx(1 - 10 / 1800)

@@ -37,3 +37,13 @@ def test_draws_stay_within_and_repeat() -> None:
     assert drawn == [other("boot") for _ in range(100)]
     assert all(240 <= seconds <= 360 for seconds in drawn) and max(drawn) - min(drawn) > 30
     assert one("first_step", "first_step") == pytest.approx(2 * on(CURVE, 9600))
+
+
+def test_prices_and_shares_so_many_times() -> None:
+    sheet = prices.load()
+    times = prices.scaled(sheet, {"person": 2.0, "first_step": 3.0, "probe_finds": 0.0})
+    one = Prices(times, 2048, Random(1))
+    assert one("person") == 10800 and one("first_step") == pytest.approx(138.0) and one.share("probe_finds") == 0
+    assert one("nccl_timeout") == 600
+    with pytest.raises(ValueError, match="named hope"):
+        prices.scaled(sheet, {"hope": 2.0})

@@ -22,7 +22,10 @@ def test_tables_of_byterobust() -> None:
 
 
 def test_llama_3() -> None:
-    assert all(one.agrees for one in validate.llama(1))
+    count, *others = validate.llama(1)
+    assert count.agrees
+    assert [one.agrees for one in others] == [False, False], "the usual practice is too slow, and people are needed"
+    assert all(one.known and one.note for one in others)
 
 
 def test_what_disagrees_is_said() -> None:

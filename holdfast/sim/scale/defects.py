@@ -1,0 +1,23 @@
+"""Bad machines: what is wrong with each, and whether anything of ours can see that; drawn once, for it stays so."""
+
+from random import Random
+
+import msgspec
+
+from holdfast.sim.scale.mixes import Fault
+
+
+class Defect(msgspec.Struct, frozen=True, kw_only=True):
+    """What shows itself again after every launch, until the machine is gone.
+
+    Lots are from 0 to 1 and belong to the machine: what a probe cannot find it does not find the next time either.
+    """
+
+    fault: Fault
+    probe_lot: float
+    hash_lot: float
+    hang_lot: float
+
+
+def draw(fault: Fault, rng: Random) -> Defect:
+    return Defect(fault=fault, probe_lot=rng.random(), hash_lot=rng.random(), hang_lot=rng.random())

@@ -1,0 +1,60 @@
+"""What detectors make of a failure: how late, whom they name, and that one machine is seen alike every time."""
+
+from random import Random
+
+import pytest
+
+from holdfast.logs import catalog
+from holdfast.model.alarm import Kind
+from holdfast.sim.scale import defects, prices
+from holdfast.sim.scale.defects import Defect
+from holdfast.sim.scale.mixes import Fault, Shows
+from holdfast.sim.scale.prices import Prices
+from holdfast.sim.scale.signs import Sign, Signs
+
+SHEET, CATALOG = prices.load(), catalog.load()
+
+
+def fault(shows: Shows, **more: object) -> Fault:
+    return Fault(name="it", weight=1, shows=shows, machine=1, source="", **more)  # type: ignore[arg-type]
+
+
+def signs(what: Fault, lots: float = 0.5, count: int = 200, off: frozenset[str] = frozenset()) -> list[Sign]:
+    rng = Random(5)
+    seen = Signs(Prices(SHEET, 9600, rng), CATALOG, 10.0, off)
+    ails = Defect(fault=what, probe_lot=lots, hash_lot=lots, hang_lot=lots)
+    return [seen.of(what, "bad", "other", rng, ails) for _ in range(count)]
+
+
+def test_a_link_has_to_be_down_twice() -> None:
+    waits = [sign.after_s for sign in signs(fault("health", klass="ib_rdma_error", read_s=30.0, reads=2))]
+    assert 30 <= min(waits) < 33 and 57 < max(waits) < 61
+
+
+@pytest.mark.parametrize(
+    ("lot", "seconds", "named"), [(0.1, 600, False), (0.4, 600, False), (0.5, 82, True), (0.9, 262, True)]
+)
+def test_hangs_that_are_seen_and_those_that_time_out(lot: float, seconds: float, named: bool) -> None:
+    found = signs(fault("hang"), lot)
+    assert all(abs(sign.after_s - seconds) < 5 for sign in found)
+    assert {sign.alarm.suspects for sign in found} == {("bad",) if named else ("other",)}
+    assert {sign.alarm.kind for sign in found} == {Kind.HANG if named else Kind.CRASH}
+    assert all(sign.after_s >= 600 for sign in signs(fault("hang"), lot, off=frozenset({"hang"})))
+
+
+def test_corruption_is_seen_by_hashes_every_time_or_never() -> None:
+    assert {sign.alarm.kind for sign in signs(fault("loss"), 0.6)} == {Kind.REPLICA}
+    assert {sign.alarm.kind for sign in signs(fault("loss"), 0.8)} == {Kind.LOSS}
+    assert {sign.alarm.kind for sign in signs(fault("loss"), 0.6, off=frozenset({"replica"}))} == {Kind.LOSS}
+
+
+def test_a_crash_is_sometimes_blamed_on_another() -> None:
+    said = "RuntimeError: CUDA error: an illegal memory access was encountered"
+    wrong = sum(sign.alarm.suspects == ("other",) for sign in signs(fault("crash", said=said), count=2000))
+    assert 0.02 < wrong / 2000 < 0.05
+
+
+def test_lots_are_spread() -> None:
+    drawn = [defects.draw(fault("loss"), Random(seed)) for seed in range(300)]
+    assert 0.6 < sum(one.hash_lot < 0.7 for one in drawn) / 300 < 0.8
+    assert any(one.hash_lot < 0.7 <= one.probe_lot for one in drawn), "each has a lot of its own"

@@ -1,0 +1,72 @@
+"""What people do: they find what the ladder cannot, in the time that was published for it, and nothing else."""
+
+import msgspec
+import pytest
+
+from holdfast.model.event import Phase
+from holdfast.sim.scale import prices
+from holdfast.sim.scale.defects import Defect
+from holdfast.sim.scale.mixes import Fault, Mix, Shows
+from holdfast.sim.scale.ours import Ours
+from holdfast.sim.scale.weather import DAY_S, Setup
+
+SHEET = prices.load()
+SETUP = Setup(gpus=32 * 8, days=1.0, rate=0.0, updates=False)
+
+
+def world(shows: Shows) -> tuple[Ours, Fault]:
+    """A job with one bad machine that nothing of ours can see."""
+    fault = Fault(name="it", weight=1, shows=shows, machine=1, source="")
+    ours = Ours(SETUP, Mix(name="one", rate=0.0, rate_source="", fault=(fault,)), SHEET)
+    ours._left = [Defect(fault=fault, probe_lot=1.0, hash_lot=1.0, hang_lot=0.0)]
+    return ours, fault
+
+
+def test_a_hang_that_nobody_names_is_found_after_an_hour_and_a_half_or_more() -> None:
+    ours, _ = world("hang")
+    ours.play()
+    assert ours.defects == {} and ours.tally.evicted == 1 and ours.tally.people == 1
+    (change,) = ours.ledger.changes
+    assert 6300 < change.asked_at < 6300 + 2 * 600 + 2 * 900 + 400, "page and person after it has shown itself"
+
+
+def test_whoever_looks_for_corruption_needs_the_job_to_stand() -> None:
+    ours, _ = world("loss")
+    ours.play()
+    assert ours.tally.evicted == 1 and ours.defects == {}
+    held_s = ours.book.by_use(0.0)["hold"]
+    assert 7100 < held_s < 28900
+    assert ours.decider.phase is Phase.TRAINING
+    assert ours.book.by_cause(0.0)["it"] > held_s
+
+
+def test_a_person_mends_what_was_asked_about_and_nothing_else() -> None:
+    ours, fault = world("crash")
+    other = msgspec.structs.replace(fault, name="other")
+    ours.defects = {"a": Defect(fault=fault, probe_lot=1.0, hash_lot=1.0, hang_lot=0.0)}
+    ours.defects["b"] = Defect(fault=other, probe_lot=1.0, hash_lot=1.0, hang_lot=0.0)
+    ours.away = (DAY_S, other)
+    assert ours._staff.mend("it") == ["a"]
+    assert ours.away[1] is other
+    assert ours._staff.mend("other") == ["b"]
+    assert ours.away[0] == 0.0
+
+
+@pytest.mark.parametrize(("shows", "least_s", "most_s"), [("crash", 5400, 5400), ("loss", 7200, 28800)])
+def test_how_long_a_person_takes(shows: Shows, least_s: float, most_s: float) -> None:
+    ours, _ = world(shows)
+    assert least_s <= ours._staff.rest_s("it") <= most_s
+    assert ours.tally.people == 1
+
+
+def test_a_slow_machine_is_told_and_goes_when_a_person_says_so() -> None:
+    fault = Fault(name="it", weight=1, shows="slow", machine=1, source="")
+    mix = Mix(name="one", rate=0.02, rate_source="", fault=(fault,))
+    setup = msgspec.structs.replace(SETUP, days=5.0, rate=0.02, seed=2)
+    told = Ours(setup, mix, SHEET)
+    told.play()
+    assert told.tally.incidents - 2 <= told.tally.evicted <= told.tally.incidents
+    assert told.book.by_use(0.0)["slow"] == pytest.approx(5400 * 0.2 * told.tally.incidents)
+    unseen = Ours(msgspec.structs.replace(setup, off=frozenset({"slow"})), mix, SHEET)
+    unseen.play()
+    assert unseen.book.by_use(0.0)["slow"] > told.book.by_use(0.0)["slow"]
