@@ -17,7 +17,7 @@ from holdfast.journal.sqlite import SqliteJournal
 from holdfast.model.verdict import Record
 
 RANKS, VICTIM, OTHER = 4, 2, 1  # where there are two nodes these two are on different ones
-ROUNDS = 5 if FULL else 1
+ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5" if FULL else "1"))
 WAIT_S = 120.0  # for recovery; after that it counts as none
 WARM_STEPS, SETTLED_STEPS = 10, 15
 OURS = "holdfast"

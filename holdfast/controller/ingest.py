@@ -193,14 +193,12 @@ class Ingest:
     def _present(self) -> tuple[str, ...]:
         """Nodes that are linked, or will be presently: after a restart of the controller none is yet."""
         awaited = {seat.node for seat in self.decider.seats} - self._lost()
-        tried = {*self.decider.examined.values(), *self.decider.checking.values()}
-        return tuple(sorted({*self._links, *awaited, *self.decider.pool, *tried}))
+        return tuple(sorted({*self._links, *awaited, *self.decider.pool, *self.decider.tried}))
 
     def _known(self) -> set[str]:
         """Nodes that the decider has heard of."""
         d = self.decider
-        tried = {*d.examined.values(), *d.checking.values()}
-        return {*(seat.node for seat in d.seats), *d.pool, *d.coming, *d.gone, *tried}
+        return {*(seat.node for seat in d.seats), *d.pool, *d.coming, *d.gone, *d.tried}
 
     def _ready(self, hello: Hello) -> None:
         self.hear(Ready(node=hello.node, host=hello.host, nproc=hello.nproc, order=hello.order))

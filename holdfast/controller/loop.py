@@ -65,8 +65,7 @@ class Controller:
     async def run(self, job: Job, on_begun: Callable[[], None] = lambda: None) -> int:
         """Drive the job to its end and return its exit code; from `on_begun` on it can take orders."""
         unanswered = self._replay()
-        tried = {*self.decider.checking.values(), *self.decider.examined.values()}
-        known = {*(s.node for s in self.decider.seats), *self.decider.pool, *tried}
+        known = {*(s.node for s in self.decider.seats), *self.decider.pool, *self.decider.tried}
         self.ingest.expect(known - set(self.decider.gone))
         async with asyncio.TaskGroup() as self._tasks:
             if self.seq == 0:

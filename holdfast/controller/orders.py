@@ -75,7 +75,7 @@ def refusal(decider: Decider, order: Order) -> str:
 def _unable(decider: Decider, order: Order) -> str:
     """Why a node cannot be sent away."""
     node, active = order.node, {seat.node for seat in decider.seats} - decider.out
-    beside = {*decider.pool, *decider.coming, *decider.checking.values(), *decider.examined.values()}
+    beside = {*decider.pool, *decider.coming, *decider.tried}
     if not node:
         return f"say which node to {order.verb}; there are {_named(active | beside)}"
     if node in decider.gone and node not in active | beside:

@@ -75,6 +75,10 @@ class Decider:
         return self.nodes.standbys.examined
 
     @property
+    def tried(self) -> set[str]:
+        return self.nodes.standbys.tried
+
+    @property
     def checking(self) -> dict[int, str]:
         return self.nodes.standbys.checking
 
@@ -86,6 +90,8 @@ class Decider:
         if self.phase not in (Phase.ENDING, Phase.DONE):
             staying = len(self.seats) - len(self.out) - len(self.people.draining)  # those need somebody in their place
             self.actions += self.nodes.standbys.refill(staying)
+        if self.phase in (Phase.TRAINING, Phase.WAITING):
+            self.actions += self.nodes.standbys.examine()
         if self.phase is Phase.TRAINING:
             self.actions += self.nodes.standbys.recheck(now)
         return Decision(
@@ -152,7 +158,7 @@ class Decider:
             case Phase.PAUSING, Alarm():
                 return wishes.trouble_amid_pause(self, now, event)
             case ((Phase.STOPPING | Phase.PAUSING), Progress()):
-                return healing.last_steps(self, now, event)
+                return healing.last_steps(self, event)
             case Phase.PAUSING, Outcome(action=id) if id == self.awaited:
                 return wishes.paused(self, now, event)
             case Phase.STOPPING, Alarm():

@@ -30,21 +30,34 @@ class Failures:
         self.restarts = 0
         self.ever = False  # a step was made
         self.best = -1  # furthest step told by the script
-        self._reached: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)  # such steps, and when
+        self.trained_s = 0.0  # time in which the job got further
+        self.lost_s = 0.0  # to recoveries, and to steps made again
+        self._told: Progress | None = None
+        self._reached: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED)  # such steps; `trained_s` before each
         self._guessed_at: deque[float] = deque()  # nodes that were evicted on evidence short of proof
         self._evicted_at: deque[float] = deque()  # and all that were
         self.skippable = False  # the script asks which batches to leave out
 
-    def gets_further(self, now: float, event: Progress) -> None:
+    def gets_further(self, event: Progress) -> None:
         self.ever, self.skippable = True, event.skippable
-        if not event.counted and event.step > self.best:
+        told, self._told = self._told, event
+        since = told.at if told and told.generation == event.generation else event.first_at
+        took_s = max(0.0, event.at - since)
+        if not event.counted and event.step <= self.best:
+            self.lost_s += took_s
+            return
+        if not event.counted:
             self.best = event.step
-            self._reached.append((event.step, now))
+            self._reached.append((event.step, self.trained_s))
+        self.trained_s += took_s
+
+    def recovered(self, took_s: float) -> None:
+        self.lost_s += max(0.0, took_s)
 
     def spoilt(self, not_after: int) -> None:
         """Steps after this one led nowhere, as it turns out; to make them again is not to get further either."""
         while self._reached and self._reached[-1][0] > not_after:
-            self._reached.pop()
+            self.trained_s = self._reached.pop()[1]
 
     def lost(self, now: float, nodes: int) -> None:
         self._evicted_at.extend([now] * nodes)
@@ -63,9 +76,11 @@ class Failures:
             ever=self.ever,
             past=past,
             since=now - self.limits.window_s,
-            further_at=self._reached[-1][1] if self._reached else 0.0,
+            trained_s=self.trained_s,
+            lost_s=self.lost_s,
             rounds=incident.rounds - 1 - incident.forgiven,
             attempts=self.limits.attempts,
+            luckless=sum(self.trained_s - p.trained_s < self.lost_s - p.lost_s for p in self.past),
             restarts=self.restarts,
             max_restarts=self.job.max_restarts,
             standbys=standbys,
@@ -97,6 +112,8 @@ class Failures:
             step=case.step,
             counted=case.counted,
             release=case.release,
+            trained_s=case.trained_s,
+            lost_s=case.lost_s,
             probed=verdict.remedy is Remedy.PROBE,
             rolled=verdict.remedy is Remedy.ROLLBACK,
             replayed=verdict.remedy is Remedy.REPLAY,

@@ -75,8 +75,8 @@ def outsider(d: "Decider", now: float, alarm: Alarm) -> str:
     return f"{evict(d, now, finished, finished)} after its ranks had ended well" if finished else ""
 
 
-def evict(d: "Decider", now: float, nodes: Iterable[str], silent: Collection[str]) -> str:
-    leaving, actions = d.nodes.evict(nodes, silent, d.generation)
+def evict(d: "Decider", now: float, nodes: Iterable[str], silent: Collection[str], *, examine: bool = True) -> str:
+    leaving, actions = d.nodes.evict(nodes, silent, d.generation, examine=examine)
     d.actions += actions
     d.failures.lost(now, len(leaving))
     d.people.left(tuple(leaving))
@@ -115,7 +115,7 @@ def next_generation(d: "Decider", now: float) -> str:
         return f"waiting for {d.not_before - now:.0f} s"
     d.not_before = 0.0
     if d.people.evicting or d.people.draining:
-        evict(d, now, d.people.unwanted(d.nodes.active, len(d.pool)), ())
+        evict(d, now, d.people.unwanted(d.nodes.active, len(d.pool)), (), examine=False)  # a person wants them gone
     # The first generation leaves torchrun's last call open for more nodes; a recovery does not wait for them.
     called = any(at is not None and at <= now for at in (d.last_call_at, d.wait_until))
     seats = d.nodes.could_sit(may_shrink=d.generation > 0 or called)
@@ -162,7 +162,7 @@ def progressed(d: "Decider", now: float, event: Progress) -> str:
     if event.generation != d.generation:
         return ""
     d.progress = event
-    d.failures.gets_further(now, event)
+    d.failures.gets_further(event)
     d.releases.stepped(event)
     d.nodes.stepped()
     if d.phase is Phase.TRAINING:
@@ -195,6 +195,7 @@ def node_ended(d: "Decider", now: float, event: Ended) -> str:
 def close(d: "Decider", verdict: Verdict, resumed_at: float, resumed_from: int | None = None) -> str:
     assert d.incident is not None
     d.closed = d.incident.record(verdict, resumed_at, resumed_from)
+    d.failures.recovered(d.closed.resumed_at - d.closed.alarm_at)
     if verdict.remedy is not Remedy.GIVE_UP:
         d.actions.append(Say(text=d.closed.sentence))
     d.incident, d.verdict = None, None

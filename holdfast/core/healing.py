@@ -40,7 +40,7 @@ def noted(d: "Decider", alarm: Alarm) -> str:
     return f"incident {d.incident.number}: noted while stopping: {story.cause(alarm)}"
 
 
-def last_steps(d: "Decider", now: float, event: Progress) -> str:
+def last_steps(d: "Decider", event: Progress) -> str:
     """Steps made before the alarm or the order, told after it."""
     if event.generation != d.generation:
         return ""
@@ -50,7 +50,7 @@ def last_steps(d: "Decider", now: float, event: Progress) -> str:
         d.progress = event
         d.pause.stepped(event)
     if d.pause is not None or (d.incident and d.incident.stepped(event)):
-        d.failures.gets_further(now, event)
+        d.failures.gets_further(event)
     return ""
 
 
@@ -74,7 +74,7 @@ def stopped(d: "Decider", now: float, event: Outcome) -> str:
     return treat(d, now, verdict, silent)
 
 
-def treat(d: "Decider", now: float, verdict: Verdict, silent: Collection[str]) -> str:
+def treat(d: "Decider", now: float, verdict: Verdict, silent: Collection[str], *, examine: bool = True) -> str:
     """Do as the verdict says."""
     incident = d.incident
     assert incident is not None
@@ -92,7 +92,7 @@ def treat(d: "Decider", now: float, verdict: Verdict, silent: Collection[str]) -
         incident.rolled_back = d.releases.roll_back(verdict.to, told)
     d.course.change(verdict, incident.alarms[0].not_after)
     incident.skipped += verdict.skips
-    generation.evict(d, now, verdict.nodes, silent)
+    generation.evict(d, now, verdict.nodes, silent, examine=examine)
     d.nodes.back = {}
     return f"incident {incident.number}: {verdict.reason}; {generation.next_generation(d, now)}"
 
@@ -124,4 +124,4 @@ def probed(d: "Decider", now: float, event: Outcome) -> str:
     bad = {node: why[node] for node in sorted(d.nodes.active.intersection(why))}
     verdict = tried(case, bad, event.detail, replaceable=bool(silent) or d.nodes.can_do_without(bad))
     incident.lost = {}
-    return treat(d, now, verdict, silent)
+    return treat(d, now, verdict, silent, examine=False)  # it was

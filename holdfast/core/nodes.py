@@ -49,14 +49,16 @@ class Nodes:
         left = self.active.difference(nodes)
         return bool(left) and (self.job.can_acquire or len(left) + len(self.pool) >= self.job.min_nodes)
 
-    def evict(self, nodes: Iterable[str], silent: Collection[str], generation: int) -> tuple[list[str], list[Action]]:
+    def evict(
+        self, nodes: Iterable[str], silent: Collection[str], generation: int, *, examine: bool
+    ) -> tuple[list[str], list[Action]]:
         """Part with seated nodes: who leaves, and what is to be done for it."""
         leaving = sorted(self.active.intersection(nodes))
         actions: list[Action] = []
         self.out.update(leaving)
         for node in leaving:
             kind, answers = Kind.SILENCE if node in silent else Kind.CRASH, node not in self.unstopped
-            released = self.standbys.evict(node, kind, generation, answers=answers)
+            released = self.standbys.evict(node, kind, generation, examine=examine and answers)
             actions += released
             if not released and node in self.back:
                 self.standbys.ready(self.back[node], 0)

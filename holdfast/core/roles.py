@@ -29,7 +29,7 @@ def roles_of(decider: "Decider", admitting: Set[str]) -> dict[str, Role]:
     roles |= dict.fromkeys(sorted(decider.coming), Role.ACQUIRING)
     roles |= dict.fromkeys(sorted(decider.pool), Role.READY)
     roles |= dict.fromkeys(decider.checking.values(), Role.PROBING)
-    roles |= dict.fromkeys(decider.examined.values(), Role.EXAMINED)
+    roles |= dict.fromkeys(sorted(decider.tried.difference(decider.checking.values())), Role.EXAMINED)
     for seat in decider.seats:
         if seat.node in decider.out:
             roles.setdefault(seat.node, Role.EVICTED)

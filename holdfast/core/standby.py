@@ -24,6 +24,7 @@ class Standbys:
         self.acquiring: dict[int, int] = {}  # Acquire without outcome: how many
         self.gone: dict[str, Kind | None] = {}  # released, and for which kind of alarm if for any
         self.examined: dict[int, str] = {}  # Probe without outcome: an evicted node that may come back
+        self.suspects: dict[str, int] = {}  # evicted nodes yet to be examined, and the generation they were in
         self.checking: dict[int, str] = {}  # Probe without outcome: a node that has come, or a standby that waits
         self._failed = 0  # checks in a row
         self._checked: dict[str, float] = {}  # standbys, and when they are to be probed again
@@ -35,6 +36,11 @@ class Standbys:
     @property
     def _checks(self) -> bool:
         return self.job.checks and self._failed < _IN_A_ROW
+
+    @property
+    def tried(self) -> set[str]:
+        """Nodes that are being probed beside the job, or are about to be."""
+        return {*self.suspects, *self.examined.values(), *self.checking.values()}
 
     @property
     def wanted(self) -> int:
@@ -53,7 +59,7 @@ class Standbys:
     def acquired(self, now: float, event: Outcome, active: Set[str]) -> str:
         asked = self.acquiring.pop(event.action)
         # One that is up already may have reported before this outcome, or even left again.
-        here = {*self.pool, *self.checking.values(), *self.examined.values(), *self.gone, *active}
+        here = {*self.pool, *self.tried, *self.gone, *active}
         new = [n for n in event.nodes if n not in here]
         self.coming.update(dict.fromkeys(new, now + self.limits.ready_s))
         if not event.ok or len(event.nodes) < asked:
@@ -73,7 +79,7 @@ class Standbys:
                 return (Dismiss(id=next(self._ids), node=event.node, reason="it had left the job before"),)
             del self.gone[event.node]
         self._met[event.node] = event
-        if event.node in self.examined.values() or event.node in self.checking.values():
+        if event.node in self.tried:
             return ()
         if level and self._checks and event.node not in self.pool:
             return (self._check(event.node, level),)
@@ -117,22 +123,32 @@ class Standbys:
         for id in [id for id, other in self.checking.items() if other == node]:
             del self.checking[id]
 
-    def evict(self, node: str, kind: Kind, generation: int, *, answers: bool) -> tuple[Dismiss | Probe, ...]:
-        """Part with a seated node. Where nobody else will come, one that still answers is examined, and comes back if
-        nothing is wrong with it: once."""
+    def evict(self, node: str, kind: Kind, generation: int, *, examine: bool) -> tuple[Dismiss, ...]:
+        """Part with a seated node. One that may be examined comes back if nothing is wrong with it: once."""
         again = node in self._evicted
         self._evicted.add(node)
-        if kind is Kind.SILENCE or not answers or again or self.job.can_acquire or not self.job.probes:
+        if kind is Kind.SILENCE or again or not examine or not self.job.probes:
             return self.release(node, kind, "evicted")
-        action = Probe(id=next(self._ids), generation=generation, nodes=(node,), level=EXAMINATION)
-        self.examined[action.id] = node
-        return (action,)
+        self.suspects[node] = generation
+        return ()
+
+    def examine(self) -> tuple[Probe, ...]:
+        """Those that were evicted are examined, now that nobody waits for the job to come back."""
+        actions = []
+        for node, generation in self.suspects.items():
+            actions.append(Probe(id=next(self._ids), generation=generation, nodes=(node,), level=EXAMINATION))
+            self.examined[actions[-1].id] = node
+        self.suspects.clear()
+        return tuple(actions)
 
     def examination(self, event: Outcome) -> tuple[str, tuple[Dismiss, ...]]:
         """What was found on a node that had been evicted."""
         node = self.examined.pop(event.action)
         if why := event.failed.get(node, "" if event.ok else event.detail or "it could not be tried"):
             return f"{node} is bad: {why}", self.release(node, Kind.CRASH, f"examined: {why}")
+        if self.job.can_acquire and len(self.pool) >= self.job.standbys:
+            said = "examined: nothing is wrong with it, and another has its place"
+            return f"{node} is given back, {said}", self.release(node, None, said)
         self.pool[node] = self._met[node]
         return f"nothing is wrong with {node}: it is a standby again", ()
 
@@ -141,6 +157,7 @@ class Standbys:
         self.pool.pop(node, None)
         self.coming.pop(node, None)
         self._checked.pop(node, None)
+        self.suspects.pop(node, None)
         for waiting in (self.examined, self.checking):
             for id in [id for id, other in waiting.items() if other == node]:
                 del waiting[id]
@@ -151,8 +168,7 @@ class Standbys:
 
     def lost(self, nodes: Iterable[str]) -> tuple[str, ...]:
         """Those of these nodes that wait, are coming, or are examined."""
-        probed = {*self.examined.values(), *self.checking.values()}
-        return tuple(n for n in nodes if n in self.pool or n in self.coming or n in probed)
+        return tuple(n for n in nodes if n in self.pool or n in self.coming or n in self.tried)
 
     def tick(self, now: float) -> tuple[Dismiss, ...]:
         """The clock has moved: late nodes are given back, and a fleet that gave too few may be asked again."""

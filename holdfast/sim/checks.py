@@ -124,9 +124,11 @@ class Effort:
         self.attempts = 0
         self.wait_s = 0.0
         self.failures = 0  # since a step was made
-        self.stuck = 0  # since the job got further than ever
         self.ended = ""  # how it ended, if by giving up
         self._best = -1
+        self._further_s = 0.0  # for so long the job made steps that were new
+        self._stops: list[tuple[float, float]] = []  # when ranks were stopped, and how long it had been by then
+        self._told: Progress | None = None
         self._phase_at = 0.0
         self._phase = Phase.NEW
 
@@ -136,21 +138,29 @@ class Effort:
             self.attempts, self.wait_s = event.limits.attempts, event.limits.wait_s
         elif isinstance(event, Progress) and decision.phase is Phase.TRAINING:
             self.failures = 0
-            if event.step > self._best:
-                self._best, self.stuck = event.step, 0
+            self._tell(event)
         for action in decision.actions:
             if isinstance(action, Stop):
                 self.failures += 1
-                self.stuck += 1
+                self._stops.append((entry.at, self._further_s))
             elif isinstance(action, Finish) and action.code == GAVE_UP:
                 self.ended = action.reason
                 self._judge(entry)
         if decision.phase is not self._phase:
             self._phase, self._phase_at = decision.phase, entry.at
 
+    def _tell(self, event: Progress) -> None:
+        before = self._told.at if self._told and self._told.generation == event.generation else event.first_at
+        self._told = event
+        if event.step > self._best:
+            self._best = event.step
+            self._further_s += event.at - before
+
     def _judge(self, entry: Entry) -> None:
         waited = self._phase is Phase.WAITING and entry.at - self._phase_at >= self.wait_s - 0.001
-        if not waited and max(self.failures, self.stuck) <= self.attempts:
+        # Nobody may give up who makes new steps for half of the time, whatever else is done in the other half.
+        stuck = sum(2 * (self._further_s - further_s) <= entry.at - at for at, further_s in self._stops)
+        if not waited and max(self.failures, stuck) <= self.attempts:
             raise Unsafe(f"entry {entry.seq} at {entry.at:.3f}: gave up too early: {self.ended}")
 
 

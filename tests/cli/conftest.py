@@ -34,18 +34,24 @@ Start = Callable[..., Job]
 
 @pytest.fixture
 def start(tmp_path: Path, port_only: Path, monkeypatch: pytest.MonkeyPatch, no_orphans: str) -> Iterator[Start]:
-    """Start a job of scripts without torch: start(flag, ..., script="...") runs the script, by default TRAIN."""
+    """Start a job: start(flag, ..., script="...") runs the script, by default TRAIN.
+
+    Without torch where the script does without it, and without probes where they are not the matter: both take seconds.
+    """
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
     for name in ("HOLDFAST_TOKEN", "HOLDFAST_TOKEN_FILE", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     jobs: list[Job] = []
 
-    def start(*flags: str, script: str = TRAIN, torch: bool = False, name: str = "job", **env: str) -> Job:
+    def start(
+        *flags: str, script: str = TRAIN, torch: bool = False, probes: bool = False, name: str = "job", **env: str
+    ) -> Job:
         (tmp_path / f"{name}.py").write_text(script)
         path = str(ROOT) if torch else f"{port_only}:{ROOT}"
-        zygote = () if torch else ("--no-zygote", "--set", "probe.allow=false")  # probes take a real torch
+        zygote = () if torch else ("--no-zygote",)
+        untried = () if probes else ("--set", "probe.allow=false")
         run_dir = ("--run-dir", str(tmp_path / "run"))
-        words = (*run_dir, *zygote, *flags, f"{name}.py", str(tmp_path))
+        words = (*run_dir, *zygote, *untried, *flags, f"{name}.py", str(tmp_path))
         jobs.append(Job(tmp_path, *words, env={**os.environ, "PYTHONPATH": path, **env}, name=name))
         return jobs[-1]
 

@@ -151,7 +151,7 @@ class Case:
         assert done.returncode == 0, done.stderr
 
     def _started(self, flags: tuple[str, ...], script: str, torch: bool, env: dict[str, str]) -> Job:
-        job = self._start(*flags, script=script, torch=torch, name="code/train", **env)
+        job = self._start(*flags, script=script, torch=torch, probes=torch, name="code/train", **env)
         job.patience_s = PATIENCE_S
         return job
 

@@ -75,6 +75,15 @@ def test_the_same_exception_without_getting_further_ends_the_job(start: Start) -
     assert sum(record.failures for record in job.report().incidents) == 2
 
 
+def test_one_step_more_each_time_is_no_progress(start: Start) -> None:
+    """Each launch makes one step and raises; such a job would be restarted for ever if every step counted."""
+    job = start("--nproc-per-node", "1", script=TRAIN + "    time.sleep(0.2)\n    raise ValueError\n")
+    job.ends(93)
+    assert "over and over, and hardly got further" in job.text()
+    assert sum(record.failures for record in job.report().incidents) == 4  # recovery.attempts, and one that ends it
+    job.check_replay()
+
+
 def test_ctrl_c_ends_everything_once(start: Start, tmp_path: Path) -> None:
     job = start("--nnodes", "2", "--nproc-per-node", "1", "--standbys", "1", script=CLEAN)
     job.trains()

@@ -46,6 +46,25 @@ def test_a_stopped_rank_is_named_and_acted_on(start: Start) -> None:
     assert "rank 3 is stopped" in record.cause
 
 
+@pytest.mark.slow
+def test_an_evicted_node_is_examined_while_the_job_goes_on(start: Start) -> None:
+    job = start("--nnodes", "2", "--nproc-per-node", "1", "--standbys", "1", script=TRAIN, torch=True, probes=True)
+    job.trains()
+    job.until(lambda: "ready" in [node["role"] for node in job.status()["nodes"]], "a standby", patience_s=100)
+    job.kill(job.rank(1), signal.SIGSTOP)
+    job.trains(generation=2)
+
+    def beside() -> list[str]:
+        return [node["role"] for node in job.status()["nodes"] if node["role"] not in ("active", "evicted")]
+
+    job.until(lambda: "examined" in beside(), "the examination of the evicted node", patience_s=100)
+    job.until(lambda: beside() == ["ready"], "one standby, be it the examined one or another", patience_s=150)
+    job.finish()
+    job.ends(0)
+    [record] = job.report().incidents
+    assert len(record.evicted) == 1
+
+
 def test_a_rank_that_pauses_is_named_and_left_alone(start: Start) -> None:
     job = start("--nnodes", "2", "--nproc-per-node", "2", script=TRAIN, torch=True)
     job.trains()

@@ -212,8 +212,7 @@ ASTRAY = TRAIN.replace(
 
 
 def test_a_state_that_led_astray_twice_is_not_gone_on_from(start: Start) -> None:
-    untried = ("--set", "probe.allow=false")  # what it is about comes after that
-    job = start("--nproc-per-node", "2", *untried, script=ASTRAY, torch=True, STORE="ckpt")
+    job = start("--nproc-per-node", "2", script=ASTRAY, torch=True, STORE="ckpt")
     job.trains(generation=3)
     job.until(lambda: job.status()["step"] > 45, "steps beyond the trouble")
     job.finish()

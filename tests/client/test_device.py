@@ -16,8 +16,14 @@ def test_values_arrive_later_under_their_own_step() -> None:
     slot = Slot(memory, 0, generation=1, rank=0)
     copies = Copies()
     big = torch.randn(8192, 8192, device="cuda")
-    work = [big @ big for _ in range(20)]
-    copies.start(5, work[-1][0, 0] * 0 + 2.5, torch.tensor([float("nan")], device="cuda", dtype=torch.bfloat16))
+    nan = torch.tensor([float("nan")], device="cuda", dtype=torch.bfloat16)
+    work = big @ big
+    copies.start(4, work[0, 0] * 0 + 2.5, nan)  # the first of each kind makes its buffers, which takes the device
+    torch.cuda.synchronize()
+    copies.collect(Slot(mmap.mmap(-1, SLOT_BYTES), 0, generation=1, rank=0))
+    for _ in range(60):
+        torch.mm(big, big, out=work)
+    copies.start(5, work[0, 0] * 0 + 2.5, nan)
     copies.collect(slot)
     slot.step(6)
     now = read(memory, 0)

@@ -9,7 +9,9 @@ SURE = 0.9  # confidence of last words that stands as proof against a node
 TOLD = 0.7  # and that explains a failure; an exit code alone does not
 EVICT, CODE, SETTING, EXTERNAL = "evict_and_restart", "rollback_or_fix_code", "fix_config", "wait_external"  # actions
 _SCARCE = frozenset({"host_oom_kill"})  # classes for want of what a machine has, be it less than the others have
-_OFTEN = 10  # times `attempts`: where nobody knows how far the job is, so many failures alike are too many
+_OFTEN = 10  # times `attempts`: so many failures where more time is lost than the job gets further in, or nobody knows
+_WORTH = 10  # a restart was in vain if the job did not get further for a tenth of the time that it took
+_TRIAL_S = 120.0  # to stop, try every node and start again; a failure that has cost more is worth it
 
 
 class Past(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +26,8 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
     probed: bool = False  # nodes were tried after it
     replayed: bool = False  # and so was the job's own work
     rolled: bool = False  # the release was given up for it
+    trained_s: float = 0.0  # time in which the job had got further, all in all, by then
+    lost_s: float = 0.0  # and that it had lost to recoveries and to steps made again
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,9 +39,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     ever: bool  # whether the job ever made a step
     past: tuple[Past, ...]  # failures with this signature
     since: float  # where the window begins
-    further_at: float  # when the job last got further than ever, by told steps
+    trained_s: float = 0.0  # time in which the job has got further, all in all
+    lost_s: float = 0.0  # and that it has lost to recoveries and to steps made again
     rounds: int  # failures of this incident before this one, no step between them
     attempts: int
+    luckless: int = 0  # failures of whatever kind since which more time was lost than the job got further in
     restarts: int  # so far, without eviction
     max_restarts: int | None
     standbys: int = 0
@@ -70,24 +76,40 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fruitless(self) -> int:
-        """How often it failed like this before, since the job last got further than ever.
+        """How often it failed like this before, and the restart was in vain.
 
-        Told steps show progress whenever it comes. Where we count them since launch, a failure led nowhere if it came
+        Told steps show how far the job has come. Where we count them since launch, a failure led nowhere if it came
         after the same count as this one, or after less than half of what another launch has made.
         """
         tried = [p for p in self.past if not p.rolled]
         if not self.counted:
-            return sum(p.at > self.further_at for p in tried)
+            return sum(self.was_in_vain(p) for p in tried)
         most = max((p.step for p in tried if p.counted), default=-1)
         if 2 * self.step >= most and all(p.step != self.step for p in tried):
             return 0
         led_on = [not p.counted or (p.step != self.step and 2 * p.step >= most) for p in reversed(tried)]
         return led_on.index(True) if True in led_on else len(led_on)
 
+    def was_in_vain(self, past: Past) -> bool:
+        """Whether the job has hardly got further since: one step more is no reason to go on like this for ever."""
+        return _WORTH * (self.trained_s - past.trained_s) <= self.lost_s - past.lost_s
+
     @property
     def stuck(self) -> bool:
         """Whether it has failed like this as often as it may."""
         return self.fruitless >= self.attempts or (self.counted and len(self.past) >= _OFTEN * self.attempts)
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether the job loses more time than it gets further in, and has for long, whatever it is that fails."""
+        return self.luckless >= _OFTEN * self.attempts
+
+    @property
+    def is_dear(self) -> bool:
+        """Whether it has cost more, since nodes were last tried for it, than to try them does."""
+        looked = [p for p in self.recent if p.probed or p.replayed]
+        since = looked[-1:] or self.recent[:1]
+        return bool(since) and self.lost_s - since[0].lost_s >= _TRIAL_S
 
     @property
     def again(self) -> bool:

@@ -21,7 +21,7 @@ import msgspec
 
 from holdfast.core import story
 from holdfast.core.diagnose import easing
-from holdfast.core.diagnose.case import EXTERNAL, SETTING, TOLD, Case
+from holdfast.core.diagnose.case import EXTERNAL, SETTING, TOLD, Case, Past
 from holdfast.core.triage import NOT_STARTED, is_echo
 from holdfast.model.alarm import Kind
 from holdfast.model.release import Skip
@@ -91,7 +91,7 @@ def _batch(case: Case) -> Verdict | None:
 
 def _is_stubborn(case: Case) -> bool:
     """It came again after probes that found nobody, and was not replayed yet."""
-    since = [p for p in case.recent if p.at > case.further_at]
+    since = case.recent if case.is_dear else _in_vain(case)
     return any(p.probed for p in since) and not any(p.replayed for p in since)
 
 
@@ -106,8 +106,14 @@ def tried(case: Case, bad: Mapping[str, str], found: str, *, replaceable: bool) 
 
 
 def _is_due(case: Case) -> bool:
-    """The same failure came before, and nodes were not tried since the job last got further."""
-    return case.fruitless > 0 and not any(p.probed and p.at > case.further_at for p in case.recent)
+    """The same failure came before, in vain or at a high price, and nodes were not tried for it since."""
+    if case.fruitless > 0 and not any(p.probed for p in _in_vain(case)):
+        return True
+    return case.is_dear and not any(p.probed for p in case.recent)
+
+
+def _in_vain(case: Case) -> list[Past]:
+    return [p for p in case.recent if case.counted or case.was_in_vain(p)]
 
 
 def _remedy(case: Case) -> Verdict:
@@ -120,6 +126,8 @@ def _remedy(case: Case) -> Verdict:
     # With a cap given the user has said how often to try; without one the ledger says when trying is pointless.
     if case.max_restarts is None and case.rounds >= case.attempts:
         return _give_up(f"{case.rounds + 1} failures in a row without a step between them")
+    if case.max_restarts is None and case.is_hopeless:
+        return _give_up(f"{case.luckless + 1} failures, and more time was lost to them than the job got further in")
     if cause.kind is Kind.LOSS:
         return _loss(case)
     if case.is_proof:
@@ -156,8 +164,10 @@ def _user_code(case: Case) -> Verdict:
         return _capped(case)
     if not case.ever:
         return _give_up("the script failed before its first step; a restart would fail the same way")
-    if case.no_further or case.stuck:
+    if case.no_further:
         return _give_up("the script failed the same way again without getting further")
+    if case.stuck:
+        return _give_up("the script failed the same way over and over, and hardly got further in between")
     return Verdict(remedy=Remedy.RESTART, reason="the script raised, after steps were made: restarted in place")
 
 

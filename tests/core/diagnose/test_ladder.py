@@ -21,7 +21,7 @@ UNSTARTED = msgspec.structs.replace(CRASH, code=None, ranks=(), klass=NOT_STARTE
 
 def case(cause: Alarm, **changes: object) -> Case:
     fresh = Case(
-        cause=cause, step=50, counted=False, ever=True, past=(), since=-1700.0, further_at=0.0, rounds=0, attempts=3,
+        cause=cause, step=50, counted=False, ever=True, past=(), since=-1700.0, rounds=0, attempts=3,
         restarts=0, max_restarts=None, replaceable=True,
     )  # fmt: skip
     return msgspec.structs.replace(fresh, **changes)
@@ -79,15 +79,45 @@ def test_failures_in_a_row_are_bounded(cause: Alarm) -> None:
 def test_the_same_crash_without_getting_further_is_bounded() -> None:
     for at in (0.0, -99999.0):  # the window does not hide a crash that takes longer to come
         elsewhere = past(60, 40, 55, node="n2", at=at)
-        assert judge(case(CRASH, past=elsewhere[:2], further_at=at - 1)).remedy is Remedy.RESTART
-        verdict = judge(case(CRASH, past=elsewhere, further_at=at - 1))
+        assert judge(case(CRASH, past=elsewhere[:2])).remedy is Remedy.RESTART
+        verdict = judge(case(CRASH, past=elsewhere))
         assert (verdict.remedy, verdict.code) == (Remedy.GIVE_UP, GAVE_UP)
         assert "4 times" in verdict.reason
 
 
 def test_what_failed_before_the_job_got_further_is_forgiven() -> None:
     elsewhere = past(60, 40, 55, 30, 20, node="n2")
-    assert judge(case(CRASH, past=elsewhere, further_at=1.0)).remedy is Remedy.RESTART
+    assert judge(case(CRASH, past=elsewhere, trained_s=1.0)).remedy is Remedy.RESTART
+
+
+def test_to_get_further_is_worth_a_tenth_of_what_the_restarts_took() -> None:
+    elsewhere = past(20, 30, 40, node="n2")
+    assert judge(case(CRASH, past=elsewhere, trained_s=10.1, lost_s=100.0)).remedy is Remedy.RESTART
+    for cause in (CRASH, SCRIPT):
+        verdict = judge(case(cause, past=elsewhere, trained_s=10.0, lost_s=100.0))
+        assert (verdict.remedy, verdict.code) == (Remedy.GIVE_UP, GAVE_UP), "one step more each time would never end"
+
+
+def test_a_job_that_loses_more_than_it_gains_ends_whatever_fails() -> None:
+    assert judge(case(CRASH, luckless=29)).remedy is Remedy.RESTART
+    for cause in (CRASH, SCRIPT):
+        assert judge(case(cause, luckless=30)).code == GAVE_UP
+    assert judge(case(CRASH, luckless=30, max_restarts=99)).remedy is Remedy.RESTART, "the user has said how often"
+    assert judge(case(SILENCE, luckless=30)).remedy is Remedy.EVICT
+
+
+def test_a_failure_that_has_cost_more_than_a_look_is_looked_into() -> None:
+    elsewhere = past(20, 30, node="n2")
+    gained = {"may_probe": True, "trained_s": 9999.0}
+    assert judge(case(CRASH, past=elsewhere, lost_s=119.0, **gained)).remedy is Remedy.RESTART
+    assert judge(case(CRASH, past=elsewhere, lost_s=120.0, **gained)).remedy is Remedy.PROBE
+    looked = (*elsewhere, msgspec.structs.replace(elsewhere[0], probed=True, lost_s=120.0))
+    assert judge(case(CRASH, past=looked, lost_s=999.0, **gained)).remedy is Remedy.RESTART, "once within the window"
+    for lost_s, remedy in ((239.0, Remedy.RESTART), (240.0, Remedy.ROLLBACK)):
+        verdict = judge(case(CRASH, past=looked, lost_s=lost_s, release=2, back_to=1, **gained))
+        assert verdict.remedy is remedy, "and when that did not help, as much again later, the newest release goes"
+    verdict = judge(case(CRASH, past=looked, lost_s=240.0, may_replay=True, **gained))
+    assert verdict.remedy is Remedy.REPLAY
 
 
 def test_counted_steps_are_compared_by_how_many_were_made() -> None:
@@ -241,7 +271,7 @@ def test_nodes_are_tried_once_when_it_comes_again() -> None:
     assert (again.remedy, again.level) == (Remedy.PROBE, 3)
     tried_before = (*past(50, at=80.0), msgspec.structs.replace(past(50, at=90.0)[0], probed=True))
     assert judge(case(NAN, may_probe=True, past=tried_before)).remedy is Remedy.RESTART
-    assert judge(case(NAN, may_probe=True, past=tried_before, further_at=95.0)).remedy is Remedy.RESTART
+    assert judge(case(NAN, may_probe=True, past=tried_before, trained_s=1.0)).remedy is Remedy.RESTART
     assert judge(case(ECHO, may_probe=True, past=past(50, at=90.0))).level == 2  # nobody to blame
 
 
