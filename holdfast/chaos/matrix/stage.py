@@ -33,7 +33,7 @@ PATIENCE_S = 120.0
 _SETTLED = 25  # steps, by which a release is past its trial
 _MORE = 1.25  # steps of an undisturbed run beyond those that are needed, for the next time
 _SHAPES = {
-    "local": ("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "1"),
+    "local": ("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "2"),
     "wide": ("--nnodes", "4", "--nproc-per-node", "1", "--standbys", "2"),
     "hosts": ("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "2"),
 }
@@ -111,7 +111,7 @@ class Stage:
         """The fault, with what makes its moment before it."""
         if cell.when == "restoring":
             # Of another kind than what follows, or it would be the same failure twice, and nodes would be tried.
-            opener = "rank.segv" if fault.kind == "rank.kill" else "rank.kill"
+            opener = "rank.segv" if fault.kind in ("rank.kill", "rank.oom") else "rank.kill"
             self.striker.strike(Fault(kind=opener, rank=OTHER), PATIENCE_S)
         elif cell.when == "updating":
             self._update()
