@@ -11,10 +11,11 @@ from holdfast.chaos.fault import Cannot, Continue, Fault
 from holdfast.chaos.hold import Held
 from holdfast.chaos.scene import Scene
 from holdfast.chaos.sight import Status
+from holdfast.wire.slot import Reading
 
 PHASES = {"saving": "save", "restoring": "restore"}  # as ranks name them in their slots
 _LAUNCHED = ("launching", "starting")  # phases of a generation that has made no step
-Look = Callable[[Scene, Status, int, str], Held | None]
+Look = Callable[[Scene, Status, int, Fault], Held | None]
 _SPIN_S = 0.0005
 _LOOK_S = 0.5  # then ranks may be elsewhere
 
@@ -64,16 +65,17 @@ def _caught(scene: Scene, fault: Fault, limit_s: float, look: Look) -> Held:
         rank = fault.rank if fault.rank is not None else status.active[0].numbers[0]
         look_until = time.monotonic() + _LOOK_S
         while time.monotonic() < look_until:
-            if held := look(scene, status, rank, fault.when):
+            if held := look(scene, status, rank, fault):
                 return held
             time.sleep(_SPIN_S)
     raise Cannot(f"no rank was seen {fault.when} within {limit_s:g} s")
 
 
-def _amid(scene: Scene, status: Status, rank: int, when: str) -> Held | None:
+def _amid(scene: Scene, status: Status, rank: int, fault: Fault) -> Held | None:
     """In a phase that it names itself."""
+    wanted = PHASES[fault.when]
     reading = scene.sight.read(status, rank)
-    if reading is None or reading.phase != PHASES[when]:
+    if reading is None or reading.phase != wanted:
         return None
     try:
         held = Held(reading.pid)
@@ -81,15 +83,15 @@ def _amid(scene: Scene, status: Status, rank: int, when: str) -> Held | None:
         return None
     scene.keep(Continue(held.pid, held.started))
     again = scene.sight.read(status, rank) if held.stop() else None
-    if again and again.phase == PHASES[when] and again.pid == held.pid:
+    if again and again.phase == wanted and again.pid == held.pid:
         return held
     with held, contextlib.suppress(Cannot):
         held.signal(signal.SIGCONT)
     return None
 
 
-def _newborn(scene: Scene, status: Status, rank: int, _when: str) -> Held | None:
-    """Of the next generation, before it has met the others: the old ranks are gone, and there is no way back."""
+def _newborn(scene: Scene, status: Status, rank: int, fault: Fault) -> Held | None:
+    """Of the next generation, before it has its state; of the store, before it has met the others by it."""
     coming = status.generation + (status.phase not in _LAUNCHED)
     status = msgspec.structs.replace(status, generation=coming)
     try:
@@ -99,8 +101,12 @@ def _newborn(scene: Scene, status: Status, rank: int, _when: str) -> Held | None
     scene.keep(Continue(held.pid, held.started))
     if held.stop():
         reading = scene.sight.read(status, rank)
-        if reading is None or reading.pid != held.pid or not reading.grouped_at:
+        if reading is None or reading.pid != held.pid or not _is_past(reading, fault):
             return held
     with held, contextlib.suppress(Cannot):
         held.signal(signal.SIGCONT)
-    raise Cannot(f"rank {rank} had met the others, or ended, before it could be held")
+    raise Cannot(f"rank {rank} was past that moment, or had ended, before it could be held")
+
+
+def _is_past(reading: Reading, fault: Fault) -> bool:
+    return bool(reading.grouped_at if fault.kind == "store.kill" else reading.restored_at)
