@@ -89,7 +89,7 @@ async def test_ranks_that_cannot_meet_are_started_again(tmp_path: Path, monkeypa
         controller.storeless()  # nobody needs it yet
         controller.hear(Ready(node="a", host="h", nproc=1))
         controller.hear(Outcome(action=controller.decider.awaited, ok=True))
-        assert controller.decider.phase is Phase.STARTING
+        assert controller.last.phase is Phase.STARTING
         controller.storeless()
         await asyncio.sleep(0.05)
         assert controller.decider.phase is Phase.STOPPING and "the store went away" in controller.reason
@@ -98,7 +98,7 @@ async def test_ranks_that_cannot_meet_are_started_again(tmp_path: Path, monkeypa
         controller.storeless()
         controller.hear(Progress(generation=2, step=1, at=1.0, first_step=1, first_at=1.0, counted=False))
         await asyncio.sleep(0.05)
-        assert controller.decider.phase is Phase.TRAINING, "those that had met need it no more"
+        assert controller.last.phase is Phase.TRAINING, "those that had met need it no more"
     assert [type(action).__name__ for action in recorder.seen if not isinstance(action, Acquire | Say)] == [
         "Launch",
         "Stop",

@@ -26,6 +26,7 @@ from holdfast.chaos.matrix.oracle import Checks
 from holdfast.chaos.scenario import Job
 from holdfast.chaos.sight import Sight, Status
 from holdfast.chaos.striking import Striker
+from holdfast.model.verdict import Change, Record
 
 RANKS = 4
 SCRIPT = Path(__file__).parents[3] / "examples" / "parallel.py"
@@ -139,9 +140,10 @@ class Stage:
         changes = [change for change in self.striker.changed if change.generation >= generation]
         opened = int(cell.when in ("restoring", "updating"))
         restarts = after.generation - generation - opened
-        evicted = tuple(dict.fromkeys(node for one in (*records, *changes) for node in one.evicted))
+        both: list[Record | Change] = [*records, *changes]
+        evicted = tuple(dict.fromkeys(node for one in both for node in one.evicted))
         verdict = str(records[-1].verdict.remedy) if records and (restarts > 0 or evicted) else ""
-        lost = [one.good_step - one.resumed_from for one in (*records, *changes) if one.resumed_from is not None]
+        lost = [one.good_step - one.resumed_from for one in both if one.resumed_from is not None]
         alarms = [told for result in results for told in result.alarms]
         return Came(
             verdict=verdict,
