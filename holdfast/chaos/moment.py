@@ -1,17 +1,21 @@
-"""Striking in the right moment: a rank is held in the middle of a save or a restore while it is done."""
+"""Striking in the right moment: a rank is held in the middle of a save, a restore or an update while it is done."""
 
 import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator
 
+import msgspec
+
 from holdfast.chaos.fault import Cannot, Continue, Fault
-from holdfast.chaos.hold import Held, state
+from holdfast.chaos.hold import Held
 from holdfast.chaos.scene import Scene
 from holdfast.chaos.sight import Status
+from holdfast.wire.slot import Reading
 
 PHASES = {"saving": "save", "restoring": "restore"}  # as ranks name them in their slots
-_UPDATING = ("pausing", "launching", "starting")
+_LAUNCHED = ("launching", "starting")  # phases of a generation that has made no step
+Look = Callable[[Scene, Status, int, Fault], Held | None]
 _SPIN_S = 0.0005
 _LOOK_S = 0.5  # then ranks may be elsewhere
 
@@ -33,12 +37,11 @@ def await_step(scene: Scene, fault: Fault, lives: Callable[[], bool], limit_s: f
 @contextlib.contextmanager
 def seized(scene: Scene, fault: Fault, limit_s: float) -> Iterator[None]:
     """A block in which the moment lasts; at once if none was asked for."""
-    if fault.when == "updating":
-        _await_update(scene, fault, limit_s)
-    if fault.when not in PHASES:
+    if not fault.when:
         yield
         return
-    with _caught(scene, fault, limit_s) as held:
+    look = _newborn if fault.when == "updating" else _amid
+    with _caught(scene, fault, limit_s, look) as held:
         try:
             yield
         finally:
@@ -51,24 +54,8 @@ def _let_go(held: Held, fault: Fault) -> None:
             held.signal(signal.SIGCONT)
 
 
-def _await_update(scene: Scene, fault: Fault, limit_s: float) -> None:
-    """From the end of the old ranks to the first step of the new ones; a rank that is to be struck must be there."""
-    until = time.monotonic() + limit_s
-    while not ((status := scene.sight.status()) and status.phase in _UPDATING and _is_there(scene, fault, status)):
-        if time.monotonic() > until:
-            raise Cannot(f"no restart for an update began within {limit_s:g} s")
-        time.sleep(0.01)
-
-
-def _is_there(scene: Scene, fault: Fault, status: Status) -> bool:
-    try:
-        return fault.rank is None or state(scene.sight.pid(status, fault.rank)) not in ("", "Z", "X")
-    except Cannot:
-        return False
-
-
-def _caught(scene: Scene, fault: Fault, limit_s: float) -> Held:
-    """A rank that stands in this phase, stopped by us."""
+def _caught(scene: Scene, fault: Fault, limit_s: float, look: Look) -> Held:
+    """A rank that is in this moment, stopped by us."""
     until = time.monotonic() + limit_s
     while time.monotonic() < until:
         status = scene.sight.status()
@@ -78,13 +65,15 @@ def _caught(scene: Scene, fault: Fault, limit_s: float) -> Held:
         rank = fault.rank if fault.rank is not None else status.active[0].numbers[0]
         look_until = time.monotonic() + _LOOK_S
         while time.monotonic() < look_until:
-            if held := _try(scene, status, rank, PHASES[fault.when]):
+            if held := look(scene, status, rank, fault):
                 return held
             time.sleep(_SPIN_S)
     raise Cannot(f"no rank was seen {fault.when} within {limit_s:g} s")
 
 
-def _try(scene: Scene, status: Status, rank: int, wanted: str) -> Held | None:
+def _amid(scene: Scene, status: Status, rank: int, fault: Fault) -> Held | None:
+    """In a phase that it names itself."""
+    wanted = PHASES[fault.when]
     reading = scene.sight.read(status, rank)
     if reading is None or reading.phase != wanted:
         return None
@@ -93,8 +82,31 @@ def _try(scene: Scene, status: Status, rank: int, wanted: str) -> Held | None:
     except Cannot:
         return None
     scene.keep(Continue(held.pid, held.started))
-    if held.stop() and (again := scene.sight.read(status, rank)) and again.phase == wanted and again.pid == held.pid:
+    again = scene.sight.read(status, rank) if held.stop() else None
+    if again and again.phase == wanted and again.pid == held.pid:
         return held
     with held, contextlib.suppress(Cannot):
         held.signal(signal.SIGCONT)
     return None
+
+
+def _newborn(scene: Scene, status: Status, rank: int, fault: Fault) -> Held | None:
+    """Of the next generation, before it has its state; of the store, before it has met the others by it."""
+    coming = status.generation + (status.phase not in _LAUNCHED)
+    status = msgspec.structs.replace(status, generation=coming)
+    try:
+        held = Held(scene.sight.pid(status, rank))
+    except Cannot:
+        return None
+    scene.keep(Continue(held.pid, held.started))
+    if held.stop():
+        reading = scene.sight.read(status, rank)
+        if reading is None or reading.pid != held.pid or not _is_past(reading, fault):
+            return held
+    with held, contextlib.suppress(Cannot):
+        held.signal(signal.SIGCONT)
+    raise Cannot(f"rank {rank} was past that moment, or had ended, before it could be held")
+
+
+def _is_past(reading: Reading, fault: Fault) -> bool:
+    return bool(reading.grouped_at if fault.kind == "store.kill" else reading.restored_at)

@@ -1,5 +1,6 @@
 """Faults that a rank does to itself, by order: exceptions, exits, hangs, flipped bits."""
 
+import contextlib
 import time
 
 import msgspec
@@ -8,7 +9,8 @@ from holdfast.chaos import orders
 from holdfast.chaos.fault import Cannot, Fault, Remove
 from holdfast.chaos.orders import Done, Order
 from holdfast.chaos.scene import Scene, Struck
-from holdfast.chaos.sight import Status
+from holdfast.checkpoint.layout import Item, Layout
+from holdfast.wire.keeping import plan_name
 
 _OBEY_S = 60.0
 _ERROR = "RuntimeError: chaos: an exception in the training script"
@@ -35,7 +37,7 @@ def order(scene: Scene, fault: Fault) -> Struck:
         raise Cannot(f"rank {rank}: {done.trouble}")
     filled = msgspec.structs.replace(fault, rank=rank, node=node, **_filled(fault, written))
     what = f"rank {rank} on {node} {done.what}" if done else f"rank {rank} on {node}: {_words(written)}"
-    alarms, blind = _follows(scene, status, fault, written)
+    alarms, blind = _follows(scene, node, rank, written)
     return Struck(
         what=what,
         fault=filled,
@@ -97,16 +99,31 @@ def _filled(fault: Fault, order: Order) -> dict[str, object]:
     return {}
 
 
-def _follows(scene: Scene, status: Status, fault: Fault, order: Order) -> tuple[tuple[str, ...] | None, str]:
+def _follows(scene: Scene, node: str, rank: int, order: Order) -> tuple[tuple[str, ...] | None, str]:
     """Which alarm bits lead to depends on whether anybody else has the same state."""
-    if fault.kind != "bits":
+    if order.deed != "bits" or order.bits == "nan":
         return None, ""
     if order.place not in _REPLICATED:
         return (), _SHARED
-    wants = [want for node in status.active for want in scene.sight.wants(node.node)]
-    if not wants or all(want.share == ((0, want.image_bytes),) for want in wants):
+    if not any(_is_struck(item, order.place) and len(item.spec.replicas) > 1 for item in _items(scene, node, rank)):
         return (), "no other rank has the same state, so there is nothing to compare it with"
     return ("replica", "loss"), ""
+
+
+def _items(scene: Scene, node: str, rank: int) -> tuple[Item, ...]:
+    """What a rank's snapshots hold; nothing if it takes none."""
+    for want in scene.sight.wants(node):
+        if want.rank == rank:
+            with contextlib.suppress(OSError, msgspec.DecodeError):
+                plan = scene.sight.folder(node) / plan_name(rank, want.layout)
+                return msgspec.msgpack.decode(plan.read_bytes(), type=Layout).items
+    return ()
+
+
+def _is_struck(item: Item, place: str) -> bool:
+    """Whether bits of it may be flipped there; numbers of its own, such as a count of steps, are not struck."""
+    spec = item.spec
+    return bool(spec.dtype and spec.shape and spec.alike) and (spec.path[0] == "optimizer") == (place == "optimizer")
 
 
 def _words(order: Order) -> str:

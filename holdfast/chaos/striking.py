@@ -16,7 +16,7 @@ from holdfast.chaos.scenario import Scenario
 from holdfast.chaos.scene import Scene
 from holdfast.chaos.sight import Sight
 from holdfast.model.alarm import Alarm
-from holdfast.model.verdict import Record
+from holdfast.model.verdict import Change, Record
 
 NAME = "chaos.jsonl"
 _LOOK_S = 0.1
@@ -82,6 +82,7 @@ class Striker:
         self._id = 0
         self._open: list[Open] = []
         self.closed: list[Record] = []  # incidents, since we began
+        self.changed: list[Change] = []  # and restarts that were wanted
         sight.news()  # what was before is none of our doing
 
     def run(self, scenario: Scenario) -> list[Result]:
@@ -161,6 +162,8 @@ class Striker:
         for entry in self._sight.news():
             if entry.decision.closed:
                 self.closed.append(entry.decision.closed)
+            if entry.decision.changed:
+                self.changed.append(entry.decision.changed)
             for one in self._open:
                 if isinstance(entry.event, Alarm):
                     one.heard(entry.event, entry.at)
@@ -188,7 +191,9 @@ class Striker:
             return now - one.began > _QUIET_S
         if not one.right():
             return one.undone_at is not None and now > one.undone_at + _LATE_S
-        return bool(one.closed) or not any(told.stance == "act" for told in one.right())
+        # A standby is parted with, and no incident is made of it.
+        aside = truth.fault.kind == "standby.kill"
+        return aside or bool(one.closed) or not any(told.stance == "act" for told in one.right())
 
     def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds

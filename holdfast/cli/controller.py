@@ -113,8 +113,10 @@ async def _run(run_dir: Path, listener: socket.socket, say: Said) -> Ended:
 
     async with asyncio.TaskGroup() as tasks:
         attending, telling = tasks.create_task(store.attend()), tasks.create_task(hooks.run())
+        watching = tasks.create_task(store.watch(controller.storeless))
         code = await controller.run(run.job, begun)
         attending.cancel()
+        watching.cancel()
         hooks.over()
         await asyncio.wait({telling}, timeout=run.settings.hook.timeout_s)
         telling.cancel()

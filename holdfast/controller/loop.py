@@ -15,12 +15,14 @@ from holdfast.core.decider import Decider
 from holdfast.core.history import History
 from holdfast.core.node import fence_s
 from holdfast.model.action import Action, Launch, Say, Stop
+from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Begin, Decision, Entry, Event, Order, Outcome, Phase, Tick
 from holdfast.model.release import Release
 from holdfast.model.topology import Job
 from holdfast.ports import Journal
 
 TICK_S = 0.25
+MEET_S = 30.0  # ranks that have met before the store went away make their first step; others never do
 _log = logging.getLogger("holdfast.controller")
 
 
@@ -129,6 +131,20 @@ class Controller:
     def hurry(self) -> None:
         """Asked to stop once more: no more grace for anybody."""
         self._act(self.hands.hurry())
+
+    def storeless(self) -> None:
+        """The store is gone: ranks that have not met yet would look for it for as long as torch lets them."""
+        if self.decider.phase in (Phase.LAUNCHING, Phase.STARTING):
+            self._act(self._meet(self.decider.generation))
+
+    async def _meet(self, generation: int) -> None:
+        await asyncio.sleep(MEET_S)
+        self.ingest.flush()
+        if self.decider.generation == generation and self.decider.phase in (Phase.LAUNCHING, Phase.STARTING):
+            reason = "the store went away while ranks were starting, and they have made no step since"
+            now = self.clock()
+            alarm = Alarm(kind=Kind.CRASH, at=now, suspects=(), reason=reason, generation=generation, signature="store")
+            self.hear(alarm)
 
     def _act(self, deed: Coroutine[None, None, None]) -> None:
         task = self._tasks.create_task(deed)

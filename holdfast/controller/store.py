@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ _UP_S = 120.0
 _QUIT_S = 2.0
 _STARTS = 3  # of the process, for one question
 _LOOK_S = 0.02
+_WATCH_S = 0.5
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -41,6 +43,17 @@ class Store:
         with contextlib.suppress(OSError):  # it is said to whoever asks
             async with self._asking:
                 self._streams = self._streams or await self._connect()
+
+    async def watch(self, gone: Callable[[], None]) -> None:
+        """Say so whenever the process has gone, and have another one ready for whoever asks next."""
+        while not self._over:
+            await asyncio.sleep(_WATCH_S)
+            if self._streams is None or self._asking.locked() or not _is_over(self._streams[0]):
+                continue
+            self._streams[1].close()
+            self._streams = None
+            gone()
+            await self.attend()
 
     async def open(self, generation: int) -> int:
         """The port of this generation's own store; the same answer however often it is asked."""
@@ -119,3 +132,8 @@ class Store:
                 )
         finally:
             os.close(log)
+
+
+def _is_over(reader: asyncio.StreamReader) -> bool:
+    """Whether the other end has gone; it may have done so before it took our call."""
+    return reader.at_eof() or reader.exception() is not None

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from holdfast.config import Settings
+from holdfast.controller import loop
 from holdfast.controller.loop import Clock, Controller
 from holdfast.controller.replay import ReplayError, replay
 from holdfast.core.decider import Decider
 from holdfast.journal.sqlite import SqliteJournal
-from holdfast.model.action import Action, Finish, Launch
-from holdfast.model.event import Begin, Decision, Ended, Entry, Limits, Order, Outcome, Phase, Ready, Tick
+from holdfast.model.action import Acquire, Action, Finish, Launch, Say
+from holdfast.model.event import Begin, Decision, Ended, Entry, Limits, Order, Outcome, Phase, Progress, Ready, Tick
 from holdfast.model.topology import Job
 from tests.controller.conftest import Open, make
 from tests.controller.fakes import FakeFleet
@@ -78,6 +79,35 @@ async def test_a_successor_repeats_what_has_no_outcome(tmp_path: Path) -> None:
         assert second.ingest.pace.generation == 1
         assert second.clock() >= second.ledger.account().end_at
     second.journal.close()
+
+
+async def test_ranks_that_cannot_meet_are_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "MEET_S", 0.0)
+    controller = make(tmp_path, Settings(), FakeFleet())
+    recorder = Recorder(controller)
+
+    def phase() -> Phase:
+        return controller.decider.phase
+
+    async with running(controller):
+        controller.storeless()  # nobody needs it yet
+        controller.hear(Ready(node="a", host="h", nproc=1))
+        controller.hear(Outcome(action=controller.decider.awaited, ok=True))
+        assert phase() is Phase.STARTING
+        controller.storeless()
+        await asyncio.sleep(0.05)
+        assert phase() is Phase.STOPPING and "the store went away" in controller.reason
+        controller.hear(Outcome(action=controller.decider.awaited, ok=True))
+        controller.hear(Outcome(action=controller.decider.awaited, ok=True))
+        controller.storeless()
+        controller.hear(Progress(generation=2, step=1, at=1.0, first_step=1, first_at=1.0, counted=False))
+        await asyncio.sleep(0.05)
+        assert phase() is Phase.TRAINING, "those that had met need it no more"
+    assert [type(action).__name__ for action in recorder.seen if not isinstance(action, Acquire | Say)] == [
+        "Launch",
+        "Stop",
+        "Launch",
+    ]
 
 
 async def test_a_successor_watches_from_now_on(tmp_path: Path) -> None:

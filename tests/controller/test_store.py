@@ -54,6 +54,20 @@ async def test_the_life_of_a_store(tmp_path: Path, env: dict[str, str]) -> None:
     await store.quit()  # nobody is there any more
 
 
+async def test_it_is_said_when_the_process_has_gone(tmp_path: Path, env: dict[str, str]) -> None:
+    store, heard = Store(tmp_path, "127.0.0.1", 60.0, env), asyncio.Event()
+    await store.attend()
+    first = process_of(store)
+    watching = asyncio.create_task(store.watch(heard.set))
+    os.kill(first, signal.SIGKILL)
+    async with asyncio.timeout(50):
+        await heard.wait()
+        assert await store.open(1) > 0
+        assert process_of(store) != first
+        await store.quit()
+        await watching
+
+
 async def test_one_that_is_still_coming_up_is_ended_too(tmp_path: Path, env: dict[str, str]) -> None:
     (tmp_path / "torch" / "__init__.py").write_text("import time; time.sleep(60)")
     store = Store(tmp_path, "127.0.0.1", 60.0, env)

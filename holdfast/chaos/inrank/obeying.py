@@ -23,7 +23,9 @@ from holdfast.chaos.orders import FOLDER, Done, Order, done_path, put, read_orde
 from holdfast.wire import slot
 from holdfast.wire.keeping import KEEPER
 
-_REDUCTIONS = ("all_reduce", "reduce_scatter_tensor", "reduce_scatter")
+# Newer versions of FSDP2 call the last one, older ones the second.
+_NAMES = ("all_reduce", "reduce_scatter_tensor", "reduce_scatter", "reduce_scatter_single")
+_REDUCTIONS = tuple(name for name in _NAMES if hasattr(dist, name))
 _FOREVER_S = 86400.0
 
 

@@ -5,6 +5,7 @@ python -m holdfast.chaos.matrix table
 """
 
 import argparse
+import itertools
 import shutil
 import signal
 import subprocess
@@ -20,7 +21,7 @@ import msgspec
 from holdfast.chaos.fault import Cannot
 from holdfast.chaos.matrix import oracle, table
 from holdfast.chaos.matrix.cells import NAMED, STAGES, Cell, chosen
-from holdfast.chaos.matrix.expected import Came, Row, load, row_of, wrong
+from holdfast.chaos.matrix.expected import Came, Row, judging, load, row_of, wrong
 from holdfast.chaos.matrix.stage import SCRIPT, Failed, Stage, calm_run, staged
 
 ROOT = Path(__file__).parents[3]
@@ -69,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="holdfast.chaos.matrix", description="Every fault, way and moment.")
     what = parser.add_subparsers(dest="what", required=True)
     run = what.add_parser("run", help="play cells; those that passed at this commit are left out")
-    run.add_argument("--cells", nargs="+", metavar="WORD", help="fast, covering, all, or parts of names")
+    run.add_argument("--cells", nargs="+", metavar="WORD", help="quick, fast, covering, all, or parts of names")
     run.add_argument("--full", action="store_true", help="all cells instead of a covering array")
     run.add_argument("--again", action="store_true", help="also those that have passed")
     run.add_argument("--folder", type=Path, help="keep the jobs here (default: a temporary folder, kept on failure)")
@@ -86,15 +87,32 @@ def play(cells: list[Cell], args: argparse.Namespace, commit: str) -> list[str]:
     bad: list[str] = []
     began = time.monotonic()
     for (kind, how), group in sorted(_groups(cells).items(), key=lambda one: (STAGES.index(one[0][0]), one[0][1])):
-        left = sorted(group, key=lambda cell: row_of(rows, cell).oracle == "blind")  # what spoils comes last
+        left = list(group)
         while left:
             if args.minutes and time.monotonic() - began > 60 * args.minutes:
                 _say(f"time is up; {len(left)} cells of {kind}/{how} and what follows are left")
                 return bad
-            rest, failed = _job(kind, how, left[:_CELLS], (args, commit, rows))
-            left = rest + left[_CELLS:]
+            these = together(left, rows)
+            rest, failed = _job(kind, how, these, (args, commit, rows))
+            left = [cell for cell in left if cell in rest or cell not in these]
             bad += failed
     return bad
+
+
+def together(cells: list[Cell], rows: list[Row]) -> list[Cell]:
+    """Those that one job is to play next: no fault twice, for what was told once is not told again within the hour.
+
+    Evictions take turns with the rest, so that the next standby is there when it is needed; what spoils comes last.
+    """
+    found: dict[str, Cell] = {}
+    for cell in cells:
+        found.setdefault(cell.strike, cell)
+    first = list(found.values())[:_CELLS]
+    spoiling = [cell for cell in first if row_of(rows, cell).oracle == "blind"]
+    evicting = [cell for cell in first if row_of(rows, cell).evicted]
+    others = [cell for cell in first if cell not in spoiling and cell not in evicting]
+    turns = itertools.zip_longest(others, evicting)
+    return [cell for turn in turns for cell in turn if cell is not None] + spoiling
 
 
 def _groups(cells: Iterable[Cell]) -> dict[tuple[str, str], list[Cell]]:
@@ -118,7 +136,7 @@ def _job(
         with staged(kind, how, folder, _say) as (stage, mark):
             while left and all(one.came.back for one in took.values()):
                 cell = left.pop(0)
-                took[cell.name] = _tried(stage, cell, row_of(rows, cell))
+                took[cell.name] = _tried(stage, cell, rows)
             trouble = stage.end(mark, shm, how).wrong()
         if stage.steps:
             calm = calm_run(how, stage.steps, _cache(), _say)
@@ -140,11 +158,11 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     took_s: float = 0.0
 
 
-def _tried(stage: Stage, cell: Cell, row: Row) -> Tried:
+def _tried(stage: Stage, cell: Cell, rows: list[Row]) -> Tried:
     _say(f"{cell.name} ...")
     began = time.monotonic()
     try:
-        came, fault = stage.play(cell, row), ""
+        came, fault = stage.play(cell, rows), ""
     except (Failed, Cannot) as e:
         came, fault = Came(back=False), str(e).partition("\n")[0]
     return Tried(came=came, fault=fault, took_s=round(time.monotonic() - began, 1))
@@ -153,7 +171,8 @@ def _tried(stage: Stage, cell: Cell, row: Row) -> Tried:
 def _lines(took: dict[str, Tried], rows: list[Row], job: tuple[str, tuple[str, ...]]) -> Iterator[Played]:
     commit, trouble = job
     for name, one in took.items():
-        found = (one.fault,) if one.fault else tuple(wrong(row_of(rows, Cell(*name.split("/"))), one.came))
+        row = judging(rows, Cell(*name.split("/")), one.came)
+        found = (one.fault,) if one.fault else tuple(wrong(row, one.came))
         yield Played(
             cell=name,
             commit=commit,
@@ -187,9 +206,9 @@ def read(path: Path) -> list[Played]:
 
 
 def _commit() -> str:
-    told = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    """The newest that has changed what is played; results that were kept since are no such change."""
+    argv = ["git", "log", "-1", "--format=%h", "--", "holdfast", SCRIPT.relative_to(ROOT).as_posix()]
+    told = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     return told.stdout.strip() or "unknown"
 
 

@@ -140,9 +140,16 @@ FAST = (
 )
 
 
+# Together they take half a minute: two restarts in a row with state from memory, and nobody who has to notice.
+QUICK = (
+    Cell("rank.kill", "ddp", "restoring"),
+    Cell("controller.kill", "ddp", "saving"),
+)
+
+
 def chosen(words: list[str]) -> list[Cell]:
     """Cells by name, or by a part of it: "rank.kill", "/ddp/", "rank.kill/ddp/idle"; or all of a set."""
-    sets = {"fast": list(FAST), "covering": covering(), "all": product()}
+    sets = {"quick": list(QUICK), "fast": list(FAST), "covering": covering(), "all": product()}
     found: list[Cell] = []
     for word in words:
         these = sets.get(word) or [cell for cell in product() if word in (cell.strike, cell.name) or word in cell.name]

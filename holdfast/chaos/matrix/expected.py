@@ -19,7 +19,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     evicted: int = 0
     restarts: int = 0
     lost: int = 0  # steps, at most
-    alarm: str = ""  # of this kind, at least; "": whatever the fault's own truth says
+    alarm: str = ""  # of this kind, at least; and what the fault's own truth says
+    alone: str = ""  # only where every alarm that was acted on was of this kind
     why: str = ""
 
 
@@ -32,6 +33,9 @@ class Came(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int = 0
     lost: int = 0
     alarms: tuple[str, ...] = ()
+    acted: tuple[str, ...] = ()  # those kinds of them that were acted on
+    unseen: tuple[str, ...] = ()  # faults without an alarm that should have followed
+    misnamed: tuple[str, ...] = ()  # faults whose alarms named none of the nodes that were struck
     back: bool = True
     differing: int = 0  # states of ranks after a step that are not those of an undisturbed run
     compared: int = 0
@@ -52,7 +56,17 @@ def fitting(rows: list[Row], cell: Cell) -> list[Row]:
 
 def row_of(rows: list[Row], cell: Cell) -> Row:
     """The closest that fits; there is one for every cell, which a test holds."""
-    return max(fitting(rows, cell), key=lambda row: bool(row.how) + bool(row.when))
+    return _closest([row for row in fitting(rows, cell) if not row.alone])
+
+
+def judging(rows: list[Row], cell: Cell, came: Came) -> Row:
+    """The same, now that it is known what was acted on."""
+    alone = came.acted[0] if len(came.acted) == 1 else ""
+    return _closest([row for row in fitting(rows, cell) if row.alone in ("", alone)])
+
+
+def _closest(rows: list[Row]) -> Row:
+    return max(rows, key=lambda row: (bool(row.alone), bool(row.how) + bool(row.when)))
 
 
 def wrong(row: Row, came: Came) -> list[str]:
@@ -76,6 +90,10 @@ def wrong(row: Row, came: Came) -> list[str]:
         found.append(f"{came.lost} steps were lost, more than {row.lost}")
     if row.alarm and row.alarm not in came.alarms:
         found.append(f"no alarm of kind {row.alarm} came, but {', '.join(came.alarms) or 'none'}")
+    if came.unseen:
+        found.append(f"no alarm followed {', '.join(came.unseen)}")
+    if came.misnamed:
+        found.append(f"the alarm that followed {', '.join(came.misnamed)} named another node")
     if row.oracle == "exact" and came.differing:
         found.append(f"{came.differing} of {came.compared} states differ from an undisturbed run's")
     if row.oracle == "exact" and not came.compared:

@@ -21,11 +21,12 @@ from holdfast.chaos.guard import Guard
 from holdfast.chaos.making import Made
 from holdfast.chaos.matrix import oracle
 from holdfast.chaos.matrix.cells import NAMED, OTHER, RANK, Cell
-from holdfast.chaos.matrix.expected import Came, Row
+from holdfast.chaos.matrix.expected import Came, Row, judging, row_of
 from holdfast.chaos.matrix.oracle import Checks
 from holdfast.chaos.scenario import Job
 from holdfast.chaos.sight import Sight, Status
 from holdfast.chaos.striking import Striker
+from holdfast.model.verdict import Change, Record
 
 RANKS = 4
 SCRIPT = Path(__file__).parents[3] / "examples" / "parallel.py"
@@ -33,7 +34,7 @@ PATIENCE_S = 120.0
 _SETTLED = 25  # steps, by which a release is past its trial
 _MORE = 1.25  # steps of an undisturbed run beyond those that are needed, for the next time
 _SHAPES = {
-    "local": ("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "1"),
+    "local": ("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "2"),
     "wide": ("--nnodes", "4", "--nproc-per-node", "1", "--standbys", "2"),
     "hosts": ("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "2"),
 }
@@ -78,40 +79,47 @@ class Stage:
         self.made, self.say = made, say
         self.sight: Sight = made.sight()
         self.striker = Striker(self.sight, guard, 1, say)
+        self.striker.scene.links = made.links
         self._found = oracle.traces(made.folder / "work", RANKS)
         self._windows: dict[str, range] = {}  # steps that belong to each cell
         self._spoilt = False
         self._updates = 0
+        self._since: tuple[int, int] | None = None  # generation and step from which on it was seen to train
 
-    def play(self, cell: Cell, row: Row) -> Came:
+    def play(self, cell: Cell, rows: list[Row]) -> Came:
         """One cell, from a job that trains to a job that trains again."""
         strike = NAMED[cell.strike]
         if why := KINDS[strike.fault.kind].lacks():
             return Came(skipped=why)
-        before = self._steady(PATIENCE_S, standby=row.evicted > 0 or cell.strike.startswith("standby"))
+        before = self._steady(PATIENCE_S, row_of(rows, cell).evicted or int(cell.strike.startswith("standby")))
         first = before.step
         lines = len(self.striker.lines)
         struck = self._strike(cell, strike.fault)
         self.striker.settle(PATIENCE_S)
-        after = self._steady(PATIENCE_S, standby=False)
+        self._since = None
+        after = self._steady(PATIENCE_S, 0)
         self.striker.undo()
         if isinstance(struck, Skipped):
             return Came(skipped=struck.why)
         results = [line for line in self.striker.lines[lines:] if isinstance(line, Result)]
-        self._spoilt = self._spoilt or row.oracle == "blind"
-        return self._came(cell, struck, results, (first, before.generation, after))
+        came = self._came(cell, struck, results, (before.generation, after))
+        self._spoilt = self._spoilt or judging(rows, cell, came).oracle == "blind"
+        if not self._spoilt:
+            self._windows[cell.name] = range(max(1, first), after.step)
+        return came
 
     def _strike(self, cell: Cell, fault: Fault) -> Truth | Skipped:
         """The fault, with what makes its moment before it."""
         if cell.when == "restoring":
             # Of another kind than what follows, or it would be the same failure twice, and nodes would be tried.
-            opener = "rank.segv" if fault.kind == "rank.kill" else "rank.kill"
+            opener = "rank.segv" if fault.kind in ("rank.kill", "rank.oom") else "rank.kill"
             self.striker.strike(Fault(kind=opener, rank=OTHER), PATIENCE_S)
         elif cell.when == "updating":
             self._update()
-        when = "" if cell.when == "idle" else cell.when
-        filled = msgspec.structs.replace(fault, when=when)
-        if when in ("saving", "restoring") and fault.rank is None and KINDS[fault.kind].name not in ("standby.kill",):
+        if cell.when == "idle":
+            return self.striker.strike(fault, PATIENCE_S)
+        filled = msgspec.structs.replace(fault, when=cell.when)
+        if fault.rank is None and fault.kind != "standby.kill":
             filled = msgspec.structs.replace(filled, rank=RANK)
         return self.striker.strike(filled, PATIENCE_S)
 
@@ -126,23 +134,27 @@ class Stage:
         if told.returncode != 0:
             raise Cannot(f"holdfast update did not work: {told.stderr.strip()}")
 
-    def _came(self, cell: Cell, struck: Truth, results: list[Result], span: tuple[int, int, Status]) -> Came:
-        first, generation, after = span
+    def _came(self, cell: Cell, struck: Truth, results: list[Result], span: tuple[int, Status]) -> Came:
+        generation, after = span
         records = [record for record in self.striker.closed if record.generation >= generation]
+        changes = [change for change in self.striker.changed if change.generation >= generation]
         opened = int(cell.when in ("restoring", "updating"))
         restarts = after.generation - generation - opened
-        evicted = tuple(dict.fromkeys(node for record in records for node in record.evicted))
+        both: list[Record | Change] = [*records, *changes]
+        evicted = tuple(dict.fromkeys(node for one in both for node in one.evicted))
         verdict = str(records[-1].verdict.remedy) if records and (restarts > 0 or evicted) else ""
-        lost = [r.good_step - r.resumed_from for r in records if r.resumed_from is not None]
-        if not self._spoilt:
-            self._windows[cell.name] = range(max(1, first), after.step)
+        lost = [one.good_step - one.resumed_from for one in both if one.resumed_from is not None]
+        alarms = [told for result in results for told in result.alarms]
         return Came(
             verdict=verdict,
             evicted=evicted,
             guilty=struck.nodes,
             restarts=restarts,
             lost=max([0, *lost]),
-            alarms=tuple(dict.fromkeys(told.kind for result in results for told in result.alarms)),
+            alarms=tuple(dict.fromkeys(told.kind for told in alarms)),
+            acted=tuple(dict.fromkeys(told.kind for told in alarms if told.stance == "act")),
+            unseen=tuple(result.kind for result in results if result.seen is False),
+            misnamed=tuple(result.kind for result in results if result.named is False and not _shared(result)),
             back=all(result.back_s is not None for result in results),
         )
 
@@ -160,19 +172,18 @@ class Stage:
             judged[cell] = msgspec.structs.replace(came[cell], differing=differing, compared=compared)
         return judged
 
-    def _steady(self, patience_s: float, *, standby: bool) -> Status:
-        """Training, a few steps on from here, with copies on peers; and with a standby, where one is wanted."""
+    def _steady(self, patience_s: float, standbys: int) -> Status:
+        """Training, a few steps on from where that was first seen, with copies on peers and so many standbys."""
         until = time.monotonic() + patience_s
-        from_step: tuple[int, int] | None = None
         while time.monotonic() < until:
             status = self.sight.status()
             if self.sight.ended():
                 raise Failed(f"the job has ended:\n{self.made.words()[-1500:]}")
             if status is None or status.phase != "training":
-                from_step = None
-            elif from_step is None or from_step[0] != status.generation:
-                from_step = (status.generation, status.step)
-            elif status.step > from_step[1] + _SETTLED and status.floor > 0 and (status.standbys or not standby):
+                self._since = None
+            elif self._since is None or self._since[0] != status.generation:
+                self._since = (status.generation, status.step)
+            elif status.step > self._since[1] + _SETTLED and status.floor > 0 and len(status.standbys) >= standbys:
                 return status
             self.striker.look()
             time.sleep(0.1)
@@ -200,6 +211,11 @@ class Stage:
             shm=tuple(f"{name} is left in /dev/shm" for name in sorted(oracle.shared_memory() - shm)),
             record=tuple(oracle.record(run_dir)),
         )
+
+
+def _shared(result: Result) -> bool:
+    """Whether it was seen by the loss, which all ranks share: who tells of it first is nobody's fault."""
+    return any(told.kind == "loss" for told in result.alarms)
 
 
 @contextlib.contextmanager

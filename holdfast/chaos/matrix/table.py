@@ -50,6 +50,7 @@ def _expected(rows: list[Row]) -> str:
     for strike in STRIKES:
         for row in [row for row in rows if row.strike == strike.name]:
             where = "/".join(filter(None, [row.how, row.when])) or "everywhere"
+            where += f", seen by {row.alone}" if row.alone else ""
             oracle = f"**{row.oracle}**" + (f": {row.why}" if row.why else "")
             numbers = f"{row.verdict or 'none'} | {row.evicted} | {row.restarts} | {row.lost}"
             lines.append(f"| `{strike.name}` | {_what(strike)} | {where} | {numbers} | {_cell(oracle)} |\n")
@@ -88,4 +89,4 @@ def _cell(text: str) -> str:
 
 def complete(rows: list[Row]) -> list[str]:
     """Cells of which nothing is expected."""
-    return [cell.name for cell in product() if not fitting(rows, cell)]
+    return [cell.name for cell in product() if all(row.alone for row in fitting(rows, cell))]

@@ -108,16 +108,19 @@ def test_nan_in_a_forward_pass(node: Path, rank: Rank) -> None:
     assert told(node).step == 3
 
 
-def test_a_reduction_is_struck_before_it(node: Path, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter_tensor", "reduce_scatter_single"])
+def test_a_reduction_is_struck_before_it(node: Path, rank: Rank, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     import torch.distributed as dist
 
+    if not hasattr(dist, name):
+        pytest.skip(f"this torch has no {name}")
     seen: list[torch.Tensor] = []
-    monkeypatch.setattr(dist, "all_reduce", lambda tensor, **_: seen.append(tensor.clone()))
+    monkeypatch.setattr(dist, name, lambda tensor, **_: seen.append(tensor.clone()))
     order = Order(id=1, ranks=(1,), deed="bits", place="all_reduce", bits="sign")
     put(order_path(node, order), order)
     rank.step()
     for _ in range(2):
-        dist.all_reduce(torch.ones(8))
+        getattr(dist, name)(torch.ones(8))
     assert [int((one < 0).sum()) for one in seen] == [1, 0], "the first one, once"
     rank.step()
     assert told(node).what.startswith("all_reduce")

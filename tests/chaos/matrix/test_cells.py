@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.chaos.catalog import KINDS
-from holdfast.chaos.matrix.cells import FAST, HOWS, STRIKES, WHENS, Cell, chosen, covering, product, uncovered
+from holdfast.chaos.matrix.cells import FAST, HOWS, QUICK, STRIKES, WHENS, Cell, chosen, covering, product, uncovered
 from holdfast.chaos.matrix.expected import load, row_of
 from holdfast.chaos.matrix.table import complete
 from holdfast.chaos.scenario import wrong
@@ -25,6 +25,7 @@ def test_cells_are_chosen_by_name() -> None:
     assert chosen(["rank.kill/ddp/idle"]) == [Cell("rank.kill", "ddp", "idle")]
     assert len(chosen(["rank.kill"])) == len(HOWS) * len(WHENS)
     assert chosen(["fast"]) == list(FAST) and set(FAST) <= set(product())
+    assert chosen(["quick"]) == list(QUICK) and set(QUICK) <= set(product())
     assert chosen(["all"]) == product()
     with pytest.raises(ValueError, match=r"a name is like rank\.kill/ddp/idle"):
         chosen(["rank.vex"])

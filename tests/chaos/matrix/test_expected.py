@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from holdfast.chaos.matrix.expected import Came, Row, wrong
+from holdfast.chaos.matrix.cells import Cell
+from holdfast.chaos.matrix.expected import Came, Row, judging, row_of, wrong
 
 ROW = Row(strike="node.kill", oracle="exact", verdict="evict", evicted=1, restarts=1, lost=5, alarm="silence")
 CAME = Came(
@@ -28,6 +29,8 @@ def test_as_expected() -> None:
         ({"compared": 0}, "no state was compared"),
         ({"back": False}, "the job did not come back"),
         ({"skipped": "no root"}, "skipped: no root"),
+        ({"unseen": ("node.kill",)}, "no alarm followed node.kill"),
+        ({"misnamed": ("node.kill",)}, "followed node.kill named another node"),
     ],
 )
 def test_what_is_not(change: dict[str, object], words: str) -> None:
@@ -39,3 +42,15 @@ def test_what_cannot_be_done_is_skipped() -> None:
     row = Row(strike="clock.jump", oracle="skipped", why="there is none")
     assert wrong(row, Came(skipped="there is none")) == []
     assert wrong(row, Came()) == ["it was expected that it cannot be injected"]
+
+
+def test_what_is_expected_may_depend_on_what_saw_it() -> None:
+    plain = Row(strike="bits", oracle="exact", verdict="evict")
+    sharded = Row(strike="bits", how="fsdp", oracle="blind", why="nobody has the same")
+    lost = Row(strike="bits", alone="loss", oracle="exact", verdict="restart")
+    rows, ddp, fsdp = [plain, lost, sharded], Cell("bits", "ddp", "idle"), Cell("bits", "fsdp", "idle")
+    assert (row_of(rows, ddp), row_of(rows, fsdp)) == (plain, sharded)
+    assert judging(rows, ddp, Came(acted=("replica",))) == plain
+    assert judging(rows, ddp, Came(acted=("loss", "replica"))) == plain
+    assert judging(rows, ddp, Came(acted=("loss",))) == judging(rows, fsdp, Came(acted=("loss",))) == lost
+    assert judging(rows, fsdp, Came(alarms=("loss",))) == sharded, "what was only told changes nothing"

@@ -5,22 +5,26 @@ from pathlib import Path
 import pytest
 
 from holdfast.chaos.matrix import table
-from holdfast.chaos.matrix.__main__ import Played, main, read
-from holdfast.chaos.matrix.cells import FAST
+from holdfast.chaos.matrix.__main__ import Played, main, read, together
+from holdfast.chaos.matrix.cells import FAST, QUICK, Cell, chosen, product
 from holdfast.chaos.matrix.expected import Came, load
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
-@pytest.mark.slow
-def test_the_fast_cells_are_as_expected(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("word", "cells"), [("quick", QUICK), pytest.param("fast", FAST, marks=pytest.mark.slow)], ids=["quick", "fast"]
+)
+def test_the_cells_that_happen_most_are_as_expected(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], word: str, cells: tuple[Cell, ...]
+) -> None:
     results = tmp_path / "chaos.jsonl"
-    asked = ["run", "--cells", "fast", "--results", str(results), "--folder", str(tmp_path)]
+    asked = ["run", "--cells", word, "--results", str(results), "--folder", str(tmp_path)]
     code = main(asked)
     said = capfd.readouterr().out
     assert code == 0, said
     found = read(results)
-    assert {one.cell for one in found} == {cell.name for cell in FAST}
+    assert {one.cell for one in found} == {cell.name for cell in cells}
     assert all(one.ok and one.commit and one.came.compared for one in found), said
     assert main(asked) == 0
     assert "0 cells, 0 not as expected" in capfd.readouterr().out
@@ -48,6 +52,18 @@ def test_the_fast_cells_are_as_expected(tmp_path: Path, capfd: pytest.CaptureFix
 def test_some_of_every_stage(tmp_path: Path, capfd: pytest.CaptureFixture[str], cells: list[str]) -> None:
     asked = ["run", "--cells", *cells, "--results", str(tmp_path / "chaos.jsonl"), "--folder", str(tmp_path)]
     assert main(asked) == 0, capfd.readouterr().out
+
+
+def test_no_fault_strikes_a_job_twice() -> None:
+    rows, left, jobs = load(), [cell for cell in product() if cell.how == "ddp"], []
+    while left:
+        jobs.append(together(left, rows))
+        left = [cell for cell in left if cell not in jobs[-1]]
+    assert sorted(cell for job in jobs for cell in job) == sorted(cell for cell in product() if cell.how == "ddp")
+    assert all(len({cell.strike for cell in job}) == len(job) for job in jobs)
+    mixed = chosen(["bits.all_reduce.mantissa/ddp", "node.kill/ddp/idle", "rank.kill/ddp/idle", "rank.segv/ddp/idle"])
+    played = [cell.strike for cell in together([*mixed, Cell("rank.kill", "ddp", "saving")], rows)]
+    assert played == ["rank.kill", "node.kill", "rank.segv", "bits.all_reduce.mantissa"]
 
 
 def test_an_unknown_cell_is_named(capsys: pytest.CaptureFixture[str]) -> None:
