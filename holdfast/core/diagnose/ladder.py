@@ -108,10 +108,11 @@ def tried(case: Case, bad: Mapping[str, str], found: str, *, replaceable: bool) 
 def _is_due(case: Case) -> bool:
     """The same failure came before, in vain or at a high price, and nodes were not tried for it since.
 
-    A process that dies while the job comes back is no such sign the first time: two may have been struck, and to
-    restart once more costs less than to look.
+    A process that dies while the job comes back, or soon after, is no such sign the first time: two may have been
+    struck, and to restart once more costs less than to look.
     """
-    if case.cause.kind is Kind.CRASH and case.rounds == 1 and not case.is_dear:
+    soon = case.rounds == 1 or (case.fruitless == 1 and not case.no_further)
+    if case.cause.kind is Kind.CRASH and soon and not case.is_dear:
         return False
     if case.fruitless > 0 and not any(p.probed for p in _in_vain(case)):
         return True

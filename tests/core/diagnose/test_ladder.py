@@ -279,6 +279,9 @@ def test_a_second_death_while_the_job_comes_back_is_restarted_first() -> None:
     elsewhere = past(50, node="n2", at=99.0)
     for rounds, remedy in ((1, Remedy.RESTART), (2, Remedy.PROBE)):
         assert judge(case(CRASH, may_probe=True, past=elsewhere, rounds=rounds)).remedy is remedy
+    soon = past(49, node="n2", at=99.0)  # one step was made since
+    assert judge(case(CRASH, may_probe=True, past=soon)).remedy is Remedy.RESTART
+    assert judge(case(CRASH, may_probe=True, past=(*past(48, node="n3", at=98.0), *soon))).remedy is Remedy.PROBE
     assert judge(case(NAN, may_probe=True, past=elsewhere, rounds=1)).remedy is Remedy.PROBE
     assert judge(case(CRASH, may_probe=True, past=elsewhere, rounds=1, lost_s=120.0)).remedy is Remedy.PROBE
 
