@@ -130,7 +130,7 @@ class Decider:
             case _, Outcome(action=id) if self.fence.awaits(id):
                 return generation.dismissed(self, now, event)
             case _, Outcome(action=id) if id in self.examined:
-                return generation.tried_beside(self, now, self.nodes.standbys.examination(event))
+                return generation.tried_beside(self, now, self.nodes.standbys.examination(now, event))
             case _, Outcome(action=id) if id in self.checking:
                 return generation.tried_beside(self, now, self.nodes.standbys.checked(now, event))
             case _, Outcome(action=id) if id in self.releases.staging:

@@ -141,7 +141,7 @@ class Standbys:
         self.suspects.clear()
         return tuple(actions)
 
-    def examination(self, event: Outcome) -> tuple[str, tuple[Dismiss, ...]]:
+    def examination(self, now: float, event: Outcome) -> tuple[str, tuple[Dismiss, ...]]:
         """What was found on a node that had been evicted."""
         node = self.examined.pop(event.action)
         if why := event.failed.get(node, "" if event.ok else event.detail or "it could not be tried"):
@@ -149,7 +149,7 @@ class Standbys:
         if self.job.can_acquire and len(self.pool) >= self.job.standbys:
             said = "examined: nothing is wrong with it, and another has its place"
             return f"{node} is given back, {said}", self.release(node, None, said)
-        self.pool[node] = self._met[node]
+        self.pool[node], self._checked[node] = self._met[node], now + self.limits.recheck_s
         return f"nothing is wrong with {node}: it is a standby again", ()
 
     def release(self, node: str, kind: Kind | None, reason: str) -> tuple[Dismiss, ...]:

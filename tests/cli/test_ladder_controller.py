@@ -119,21 +119,21 @@ def test_the_controller_dies_while_code_is_staged_and_while_a_person_has_the_job
 
 @pytest.mark.slow
 def test_a_sick_node_is_found_by_probes_though_the_controller_dies_meanwhile(case: Case) -> None:
-    """Ranks of two nodes die of the same, nobody is to blame, and it is a third node that cannot multiply."""
+    """Ranks of three nodes die of the same, one after the other, and one of the nodes cannot multiply."""
     flags = ("--nnodes", "3", "--standbys", "1", "--no-zygote", *CALM)
     job = case.chain(*flags, torch=True, GATE="20", PYTHONPATH=spoiled(case.folder))
     standbys(job, 1)
     reaches(job, 19)
     sick = node_of(job, 1)
     (case.folder / "sick").write_text(sick)
-    for generation, rank in ((1, 0), (2, 2)):
+    for generation, rank in ((1, 0), (2, 2), (3, 1)):
         job.kill(job.rank(rank, generation))
     killed(job, "probing")
     case.opens()
     job.ends(0)
     found = climbed(job)
-    assert found.path == "launch stop restart launch stop probe evict launch end"
-    assert (found.restarts, found.evicted) == (2, (sick,))
+    assert found.path == "launch stop restart launch stop restart launch stop probe evict launch end"
+    assert (found.restarts, found.evicted) == (3, (sick,))
     [record] = job.report().incidents
-    assert "gemm" in record.verdict.reason and record.failures == 2
+    assert "gemm" in record.verdict.reason and record.failures == 3
     assert chains(job, 3) == {("one",)}

@@ -47,6 +47,7 @@ def test_a_stopped_rank_is_named_and_acted_on(start: Start) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_an_evicted_node_is_examined_while_the_job_goes_on(start: Start) -> None:
     job = start("--nnodes", "2", "--nproc-per-node", "1", "--standbys", "1", script=TRAIN, torch=True, probes=True)
     job.trains()
@@ -58,7 +59,7 @@ def test_an_evicted_node_is_examined_while_the_job_goes_on(start: Start) -> None
         return [node["role"] for node in job.status()["nodes"] if node["role"] not in ("active", "evicted")]
 
     job.until(lambda: "examined" in beside(), "the examination of the evicted node", patience_s=100)
-    job.until(lambda: beside() == ["ready"], "one standby, be it the examined one or another", patience_s=150)
+    job.until(lambda: set(beside()) == {"ready"}, "standbys, the examined one among them or not", patience_s=150)
     job.finish()
     job.ends(0)
     [record] = job.report().incidents

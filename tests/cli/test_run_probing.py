@@ -92,6 +92,7 @@ AGAIN = SICK.replace("torch.set_num_threads(1)\n", "holdfast.replayable(seed=0)\
 AGAIN = AGAIN.replace("step >= 60", "step >= 15")
 
 
+@pytest.mark.slow
 def test_what_no_probe_sees_a_replay_finds(start: Start, tmp_path: Path) -> None:
     flags = ("--nnodes", "4", "--nproc-per-node", "1", "--standbys", "1", "--set", "replay.most=2")
     job = start(*flags, script=AGAIN, torch=True, probes=True, STEPS="60")

@@ -108,6 +108,7 @@ def test_a_lost_node_is_made_up_for_by_its_peer(start: Start) -> None:
     assert {words[0] for words in said(job, "weights")} == {words[0] for words in said(calm, "weights")}
 
 
+@pytest.mark.slow
 def test_a_lost_node_is_made_up_for_by_parity(start: Start) -> None:
     flags = ("--nnodes", "3", "--standbys", "1", "--set", "backup.parity=true")
     calm = start(*flags, script=TRAIN, torch=True, name="calm", STEPS="150")
