@@ -45,6 +45,7 @@ class Joining:
             max_restarts=args.max_restarts,
             mark=secrets.token_hex(4),
             mesh=args.mesh,
+            parity=settings.backup.parity,
             probes=settings.probe.allow,
             checks=settings.probe.allow,
             replays=settings.replay.allow,

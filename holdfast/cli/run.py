@@ -108,6 +108,7 @@ def _job(args: RunArgs, run_id: str, settings: Settings) -> Job:
         max_restarts=args.max_restarts,
         mark=secrets.token_hex(4),
         mesh=args.mesh,
+        parity=settings.backup.parity,
         probes=settings.probe.allow,
         checks=settings.probe.allow,
         replays=settings.replay.allow,

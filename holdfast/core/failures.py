@@ -7,6 +7,7 @@ import msgspec
 from holdfast.core import story
 from holdfast.core.diagnose.case import Case, Past
 from holdfast.core.diagnose.ladder import judge
+from holdfast.core.nodes import Nodes
 from holdfast.core.releases import Releases
 from holdfast.core.triage import Incident
 from holdfast.model.alarm import Alarm
@@ -37,9 +38,10 @@ class Failures:
         self._guessed_at: deque[float] = deque()  # nodes that were evicted on evidence short of proof
         self._evicted_at: deque[float] = deque()  # and all that were
         self.skippable = False  # the script asks which batches to leave out
+        self.backed = False  # copies of all states are on peers
 
     def gets_further(self, event: Progress) -> None:
-        self.ever, self.skippable = True, event.skippable
+        self.ever, self.skippable, self.backed = True, event.skippable, event.backed
         told, self._told = self._told, event
         since = told.at if told and told.generation == event.generation else event.first_at
         took_s = max(0.0, event.at - since)
@@ -66,8 +68,10 @@ class Failures:
         """A person has looked at it: what failed so far counts no more."""
         self.past, self.restarts = [], 0
 
-    def case(self, now: float, incident: Incident, releases: Releases, *, standbys: int, replaceable: bool) -> Case:
+    def case(self, now: float, incident: Incident, releases: Releases, *, nodes: Nodes, lost: set[str]) -> Case:
+        """All that is known of it; `lost` are nodes that did not answer."""
         cause = incident.alarms[0]
+        several = self.backed and len(lost.union(cause.suspects)) > 1
         past = tuple(p for p in self.past if p.signature == cause.signature)
         return Case(
             cause=cause,
@@ -83,8 +87,11 @@ class Failures:
             luckless=sum(self.trained_s - p.trained_s < self.lost_s - p.lost_s for p in self.past),
             restarts=self.restarts,
             max_restarts=self.job.max_restarts,
-            standbys=standbys,
-            replaceable=replaceable,
+            standbys=len(nodes.pool),
+            replaceable=nodes.can_do_without(cause.suspects),
+            near=nodes.holding(cause.ranks),
+            lost=tuple(sorted(lost)),
+            bonds=nodes.bonds() if several else {},
             may_probe=self.job.probes,
             may_replay=self.job.replays,
             may_evict=self._may_evict(now),
@@ -97,9 +104,9 @@ class Failures:
             skippable=self.skippable,
         )
 
-    def judged(self, now: float, case: Case, lost: set[str]) -> Verdict:
+    def judged(self, now: float, case: Case) -> Verdict:
         """The verdict; nodes that did not answer go in any case. From now on the failure is one of the past."""
-        cause, verdict = case.cause, judge(case)
+        cause, verdict, lost = case.cause, judge(case), set(case.lost)
         if verdict.remedy is Remedy.EVICT and case.is_guess:
             self._guessed_at.extend([now] * len(verdict.nodes))
             verdict = msgspec.structs.replace(verdict, guess=True)

@@ -59,17 +59,16 @@ def stopped(d: "Decider", now: float, event: Outcome) -> str:
     incident = d.incident
     assert incident is not None
     incident.stopped_at = now
-    silent = set(incident.silent)
+    silent, lost = set(incident.silent), {*incident.silent, *event.failed}
     cause = incident.name_cause()
     if cause.not_after is not None:
         incident.good_step = min(incident.good_step, cause.not_after)
         d.course.arise(d.generation, cause.not_after, d.progress)
         d.failures.spoilt(cause.not_after)
-    replaceable = d.nodes.can_do_without(cause.suspects)
-    case = d.failures.case(now, incident, d.releases, standbys=len(d.pool), replaceable=replaceable)
-    verdict = d.failures.judged(now, case, silent.union(event.failed))
+    case = d.failures.case(now, incident, d.releases, nodes=d.nodes, lost=lost)
+    verdict = d.failures.judged(now, case)
     d.nodes.unstopped = set(event.failed)
-    generation.not_stopped(d, now, silent.union(event.failed))
+    generation.not_stopped(d, now, lost)
     if verdict.remedy in (Remedy.PROBE, Remedy.REPLAY):
         return try_nodes(d, case, verdict)
     return treat(d, now, verdict, silent)

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator
 
+from holdfast.core.bonds import Bonds, bonds
 from holdfast.core.plan import next_seats, unit_of
 from holdfast.core.standby import Standbys
 from holdfast.model.action import Action
@@ -48,6 +49,14 @@ class Nodes:
     def can_do_without(self, nodes: Iterable[str]) -> bool:
         left = self.active.difference(nodes)
         return bool(left) and (self.job.can_acquire or len(left) + len(self.pool) >= self.job.min_nodes)
+
+    def holding(self, ranks: Collection[int]) -> tuple[str, ...]:
+        """Seated nodes with one of these ranks."""
+        return tuple(seat.node for seat in self.seats if any(seat.holds(rank) for rank in ranks))
+
+    def bonds(self) -> Bonds:
+        """Who of those that are seated must not leave at once."""
+        return bonds(self.seats, self.job.mesh, parity=self.job.parity)
 
     def evict(
         self, nodes: Iterable[str], silent: Collection[str], generation: int, *, examine: bool

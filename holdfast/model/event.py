@@ -77,6 +77,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     skippable: bool = False  # on every rank the script asks which batches to leave out
     skipped: int = 0  # batches that each rank has left out in this generation
     skipped_samples: int = 0  # in these, of all ranks, as far as they could be counted
+    backed: bool = False  # every node has copied its state to a peer
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):

@@ -19,6 +19,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     checks: bool = False  # and whether a standby has to pass probes before it is one
     replays: bool = False  # and whether its own work may be done again by groups of them, where the script allows it
     mesh: Dims = ()  # the parallel groups, where the user told
+    parity: bool = False  # copies are laid over one another, so that more depends on each node
 
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True):

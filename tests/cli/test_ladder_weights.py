@@ -20,6 +20,7 @@ from tests.cli.rungs import (
     Case,
     climbed,
     lose,
+    node_of,
     reaches,
     said,
     standbys,
@@ -111,6 +112,27 @@ def test_storage_is_gone(case: Case, calm: set[str]) -> None:
     assert (found.restarts, found.evicted) == (1, (lost,))
     assert sorted(source for step, source in said(job, "from")[4:]) == ["memory", "memory", "peer", "peer"]
     assert "training goes on" in job.text(), "a person is told that storage fails"
+    assert weights(job) == calm
+
+
+@slow
+def test_two_that_keep_the_copies_of_each_other_do_not_leave_at_once(case: Case, calm: set[str]) -> None:
+    """Ranks on both are stopped: one of the nodes is evicted, and the other goes on with what it holds."""
+    patient = ("--set", "silence.silence_s=40", "--set", "slow.stance=observe", "--set", "probe.allow=false")
+    job = case.weights(*FOUR[:4], "--standbys", "2", *patient, GATE="20")
+    standbys(job, 2)
+    reaches(job, 19)
+    job.until(lambda: job.status().get("floor", 0) > 3, "copies on peers")
+    both = {node_of(job, rank) for rank in (0, 2)}
+    for rank in (0, 2):
+        job.kill(job.rank(rank), signal.SIGSTOP)
+    case.opens()
+    job.ends(0)
+    found = climbed(job)
+    assert found.path == "launch stop evict launch end"
+    assert len(found.evicted) == 1 and both.issuperset(found.evicted)
+    [record] = job.report().incidents
+    assert "as the last copy of a state would go too" in record.verdict.reason
     assert weights(job) == calm
 
 

@@ -120,11 +120,12 @@ def _alarm(words: Words, now: float, generation: int) -> Event:
         assert found is not None
         return found
     said = tuple(words.after_all("said"))
-    if kind in ("health", "lines"):
+    if kind in ("health", "lines", "hang"):
         return Alarm(
             kind=Kind(kind),
             at=at,
             suspects=tuple(node.split(",")),
+            ranks=tuple(int(rank) for rank in words.after("rank", "").split(",") if rank),
             generation=int(words.after("generation", str(generation))),
             reason=" ".join(said),
             signature=" ".join(said),
@@ -153,6 +154,7 @@ def _progress(words: Words, now: float, generation: int) -> Event:
         first_at=float(words.after("since", str(at))),
         counted=words.has("counted"),
         skippable=words.has("skippable"),
+        backed=words.has("backed"),
     )
 
 

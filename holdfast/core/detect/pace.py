@@ -66,4 +66,5 @@ class Pace:
             skippable=all(b.skippable for b in beats),
             skipped=max(b.skipped for b in beats),
             skipped_samples=sum(b.skipped_samples for b in beats),
+            backed=all(b.backed >= 0 for b in beats),
         )

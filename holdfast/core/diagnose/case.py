@@ -2,6 +2,7 @@
 
 import msgspec
 
+from holdfast.core.bonds import Bonds
 from holdfast.core.triage import NOT_STARTED, names_node
 from holdfast.model.alarm import Alarm, Kind
 
@@ -48,6 +49,9 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: int | None
     standbys: int = 0
     replaceable: bool  # whether the job can do without the suspects
+    near: tuple[str, ...] = ()  # nodes with the ranks that are named; suspects may be all of their parallel group
+    lost: tuple[str, ...] = ()  # nodes that did not answer
+    bonds: Bonds = {}  # between nodes that must not leave at once
     may_probe: bool = False
     may_replay: bool = False
     may_evict: int = 1 << 30  # nodes, on evidence short of proof

@@ -15,11 +15,13 @@ The first failure of its kind without a culprit is restarted at once, whatever i
 that has not made its first steps is suspected before any machine is, unless there is proof against one.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 
 import msgspec
 
 from holdfast.core import story
+from holdfast.core.bonds import may_go
 from holdfast.core.diagnose import easing
 from holdfast.core.diagnose.case import EXTERNAL, SETTING, TOLD, Case, Past
 from holdfast.core.triage import NOT_STARTED, is_echo
@@ -37,6 +39,8 @@ def judge(case: Case) -> Verdict:
     verdict = _remedy(case)
     if verdict.remedy is Remedy.EVICT and len(verdict.nodes) > case.may_lose:
         return _give_up("more nodes were lost within the hour than the job has")
+    if verdict.remedy is Remedy.EVICT and not case.is_proof:
+        verdict = _spared(case, verdict)
     if verdict.remedy is Remedy.EVICT and case.is_guess and len(verdict.nodes) > case.may_evict:
         verdict = _too_many(case, verdict)
     if case.back_to and not case.update and _is_codes_turn(case, verdict):
@@ -146,8 +150,9 @@ def _remedy(case: Case) -> Verdict:
         return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=reason)
     if cause.kind is Kind.LINES:
         return _setup(case)
-    if cause.kind in (Kind.HANG, Kind.SLOW) and case.replaceable and case.standbys >= len(cause.suspects):
-        return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=f"{story.cause(cause)}: evicted {where}")
+    if cause.kind in (Kind.HANG, Kind.SLOW) and case.replaceable and (named := _refillable(case)):
+        reason = f"{story.cause(cause)}: evicted {', '.join(named)}"
+        return Verdict(remedy=Remedy.EVICT, nodes=named, reason=reason)
     if case.is_code:
         return _user_code(case)
     if cause.action == SETTING and cause.kind is Kind.CRASH and cause.confidence >= TOLD:
@@ -231,6 +236,30 @@ def _outside(case: Case) -> Verdict:
     wait_s = _PATIENCE_S[tried]
     reason = f"a service outside has to come back: restarted in place after {wait_s:g} s"
     return Verdict(remedy=Remedy.RESTART, wait_s=wait_s, reason=reason)
+
+
+def _refillable(case: Case) -> tuple[str, ...]:
+    """All suspects, or those that were before, or those with the ranks that are named: whom standbys can replace."""
+    suspects, seen = case.cause.suspects, {node for past in case.recent for node in past.nodes}
+    some = [tuple(node for node in suspects if node in among) for among in (suspects, seen, case.near)]
+    return next((nodes for nodes in some if 0 < len(nodes) <= case.standbys), ())
+
+
+def _spared(case: Case, verdict: Verdict) -> Verdict:
+    """Without proof nobody goes together with the other copy of a state: when there are new copies is soon enough."""
+    often = Counter(node for past in case.recent for node in past.nodes)
+    first = sorted(verdict.nodes, key=lambda node: (-often[node], node not in case.near, node))
+    going = may_go(first, case.bonds, case.lost)
+    stay = ", ".join(node for node in verdict.nodes if node not in going)
+    if not stay:
+        return verdict
+    why = f"{stay} not, as the last copy of a state would go too"
+    if going:
+        reason = f"{story.cause(case.cause)}: evicted {', '.join(going)}, and {why}"
+        return msgspec.structs.replace(verdict, nodes=going, reason=reason)
+    if case.capped:
+        return _capped(case)
+    return Verdict(remedy=Remedy.RESTART, reason=f"evicted {why}: restarted in place")
 
 
 def _too_many(case: Case, verdict: Verdict) -> Verdict:
