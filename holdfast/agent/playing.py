@@ -17,6 +17,7 @@ from holdfast.wire import replaying, slot
 from holdfast.wire.spec import Entry
 
 _LOOK_S = 0.1
+_SENT = f"{replaying.SENT:x}"  # as marks have it
 _LINGER_S = 0.5  # for others to have received what a rank that is done has sent
 _APART = ("HOLDFAST_KEEPER", "HOLDFAST_FLIGHT", "HOLDFAST_IMPORTS", "HOLDFAST_MESH")  # training's own
 
@@ -30,6 +31,7 @@ class Player:
         self.rank = rank
         self.process = process
         self.marks: dict[int, int] = {}
+        self.signed: dict[int, int] = {}
         self.bad_step = -1
         self.done = False
         self.ending = "stood still"
@@ -45,7 +47,9 @@ class Player:
         if reading is None:
             return
         self._told, news = slot.told(arena, index, reading, self._told)
-        self.marks |= {mark.step: mark.value for mark in news if isinstance(mark, Mark)}
+        for mark in news:
+            if isinstance(mark, Mark):
+                (self.signed if mark.group == _SENT else self.marks)[mark.step] = mark.value
         self.bad_step = reading.first_bad_step
         stepped = reading.step - reading.first_step + 1 if reading.first_step >= 0 else 0
         self.done = self.done or max(stepped, len(self.marks)) >= self._steps or self.process.returncode == 0
@@ -53,8 +57,15 @@ class Player:
     def played(self) -> Played:
         failed = not self.done and self.bad_step < 0
         marks = {step: self.marks[step] for step in sorted(self.marks)[: self._steps]}
-        why = self.ending if failed else ""
-        return Played(rank=self.rank, ended=self.done, failed=failed, bad_step=self.bad_step, marks=marks, detail=why)
+        return Played(
+            rank=self.rank,
+            ended=self.done,
+            failed=failed,
+            bad_step=self.bad_step,
+            marks=marks,
+            signed={step: self.signed[step] for step in marks if step in self.signed},
+            detail=self.ending if failed else "",
+        )
 
     def kill(self) -> None:
         """It, and whatever it has started: it leads a session of its own."""

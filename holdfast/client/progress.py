@@ -59,6 +59,10 @@ class Progress:
                 topology.tell(mesh)
             if self.slot() is not None and model is not None:
                 self._fix_layout(model)
+                if is_replay():
+                    from holdfast.client.replaying import sign_gradients
+
+                    sign_gradients(model)
                 if replicas:
                     self._mark(model, None if replicas is True else replicas)
         except Exception as e:

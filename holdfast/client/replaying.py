@@ -76,14 +76,15 @@ class Replaying:
         places: dict[str, list[torch.Tensor]] = {}  # optimizers keep some of theirs on another device
         for tensor in tensors:
             places.setdefault(str(tensor.device), []).append(tensor)
-        found = [signature(some) for some in places.values()]
-        found += [self._boundary] if self._boundary is not None else []
-        self._boundary = None
-        for value in found:
-            self._chain = (self._chain * _CHAIN + int(value)) & _WORD
+        found = [int(signature(some)) for some in places.values()]
+        sent, self._boundary = None if self._boundary is None else int(self._boundary) & _WORD, None
+        for value in found if sent is None else (*found, sent):
+            self._chain = (self._chain * _CHAIN + value) & _WORD
         self.marks[step] = self._chain
         if (slot := here.slot()) is not None:
-            slot.mark(step, self._chain, 0, 1)  # of one: ranks of a group are not compared with one another
+            if sent is not None:
+                slot.mark(step, sent, replaying.SENT, 1)
+            slot.mark(step, self._chain, replaying.STATE, 1)  # of one: ranks of a group are not compared
         return 0 < self.steps <= len(self.marks)
 
 
@@ -109,6 +110,17 @@ def replayable(seed: int | None = None) -> Replaying:
     else:
         _note(seed is not None)
     return _this
+
+
+def sign_gradients(model: object) -> None:
+    """What each rank of a DistributedDataParallel model adds to the sum of gradients counts as sent."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    ddp = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
+    if isinstance(ddp, DistributedDataParallel):
+        for parameter in ddp.parameters():
+            if parameter.requires_grad:
+                parameter.register_hook(_this.boundary)
 
 
 def this() -> Replaying:

@@ -1,7 +1,9 @@
-"""Has groups of nodes do the job's own work again, wave by wave, and tells whom that accuses."""
+"""Has nodes do the job's own work again, in two halves or wave by wave in groups, and tells whom that accuses."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 
 import msgspec
 
@@ -9,6 +11,7 @@ from holdfast.controller.probing import Ask
 from holdfast.core.diagnose.alike import Told
 from holdfast.core.diagnose.grid import UnfitError
 from holdfast.core.diagnose.replay import How, ReplayLimits, Ruling
+from holdfast.core.halving import Halving
 from holdfast.core.replaying import Asked, GroupLaunch, Session
 from holdfast.model.action import Replay
 from holdfast.model.errand import Done, Errand, LaunchHere, PlayHere
@@ -57,7 +60,7 @@ class Replaying:
             seeded=self.allowed == "seeded",
         )
         try:
-            ruling = await self._ruling(action, Session(asked, self._limits))
+            ruling = await self._ruling(action, asked)
         except UnfitError as e:
             return Outcome(action=action.id, ok=True, detail=f"no replay: {e}")
         except _GoneError as e:
@@ -66,21 +69,35 @@ class Replaying:
         some = ruling.nodes if ruling.how is How.SOME else ()
         return Outcome(action=action.id, ok=True, failed=named, nodes=some, detail=ruling.reason)
 
-    async def _ruling(self, action: Replay, session: Session) -> Ruling:
-        number = 0
+    async def _ruling(self, action: Replay, asked: Asked) -> Ruling:
+        """By two halves where they can be, as the fault has to show but once; what they leave open, by groups."""
+        numbers, found = count(1), None
+        if asked.seeded and self._limits.halves:
+            with contextlib.suppress(UnfitError):
+                found = await self._played(action, Halving(asked, self._limits), numbers)
+        if found is None or found.how in (How.ONE, How.NOBODY):
+            return found or await self._played(action, Session(asked, self._limits), numbers)
+        asked = msgspec.structs.replace(asked, suspects=found.nodes)
+        ruling = await self._played(action, Session(asked, self._limits), numbers)
+        return msgspec.structs.replace(ruling, reason=f"two halves: {found.reason}; groups: {ruling.reason}")
+
+    async def _played(self, action: Replay, session: Session | Halving, numbers: Iterator[int]) -> Ruling:
         while not isinstance(wave := session.next(), Ruling):
             asked = []
             for launch in wave:
-                number += 1
-                id = -(_IDS + action.id * _GROUPS + number)
+                id = -(_IDS + action.id * _GROUPS + next(numbers))
                 port = await self._store.open(id)  # one of its own, as keys would be mixed up
                 errands = dict(self._errands(id, action, launch, port))
-                asked.append(self._ask(id, errands, self._limits.within_s + _SLACK_S))
+                asked.append(self._ask(id, errands, self._within_s(launch) + _SLACK_S))
             for launch, answers in zip(wave, await asyncio.gather(*asked), strict=True):
                 if gone := [seat.node for seat in launch.seats if seat.node not in answers]:
                     raise _GoneError(gone)
                 session.heard(launch.replay.name, _told(launch, answers))
         return wave
+
+    def _within_s(self, launch: GroupLaunch) -> float:
+        """The limit is for a replay of the usual length."""
+        return self._limits.within_s * max(1.0, launch.replay.steps / self._limits.steps)
 
     def _errands(self, id: int, action: Replay, launch: GroupLaunch, port: int) -> Iterable[tuple[str, Errand]]:
         for seat in launch.seats:
@@ -98,7 +115,7 @@ class Replaying:
             )
             # In a folder that no earlier replay has written to.
             replay = msgspec.structs.replace(launch.replay, name=f"{action.id}-{launch.replay.name}")
-            yield seat.node, PlayHere(id=id, launch=here, replay=replay, within_s=self._limits.within_s)
+            yield seat.node, PlayHere(id=id, launch=here, replay=replay, within_s=self._within_s(launch))
 
 
 def _told(launch: GroupLaunch, answers: dict[str, Done]) -> Told | None:
@@ -113,4 +130,5 @@ def _told(launch: GroupLaunch, answers: dict[str, Done]) -> Told | None:
         bad_step=min(bad, default=-1),
         ended=all(one.ended for one in played),
         marks={(step, one.rank): value for one in played for step, value in one.marks.items()},
+        signed={(step, one.rank): value for one in played for step, value in one.signed.items()},
     )

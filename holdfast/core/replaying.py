@@ -5,6 +5,7 @@ same work, batch for batch, is done by all of them, and only the nodes differ.
 """
 
 from collections.abc import Sequence
+from math import prod
 
 import msgspec
 
@@ -98,8 +99,7 @@ def planned(seats: Sequence[Seat], mesh: Dims, suspects: Nodes = ()) -> Plan:
     """The plan for these nodes; for the suspects alone where they make groups enough. Raises UnfitError."""
     if len({seat.nproc for seat in seats}) != 1:
         raise UnfitError("nodes with different numbers of ranks cannot stand in for one another")
-    told = mesh if mesh and _size(mesh) == world_size(tuple(seats)) else ()
-    whole = whole_nodes(told, seats[0].nproc)
+    whole = whole_nodes(mesh_told(seats, mesh), seats[0].nproc)
     nodes = tuple(seat.node for seat in seats)
     for chosen in (tuple(node for node in nodes if node in set(suspects)), nodes):
         try:
@@ -116,10 +116,15 @@ def planned(seats: Sequence[Seat], mesh: Dims, suspects: Nodes = ()) -> Plan:
 def launches(wave: Wave, seats: Sequence[Seat], mesh: Dims, steps: int, not_after: int = -1) -> tuple[GroupLaunch, ...]:
     """What to start, all of it at once."""
     nproc = {seat.node: seat.nproc for seat in seats}
-    return tuple(_launch(group, nproc, mesh, steps, not_after) for group in wave.groups)
+    return tuple(launch_of(group, nproc, mesh, steps, not_after) for group in wave.groups)
 
 
-def _launch(group: Group, nproc: dict[str, int], mesh: Dims, steps: int, not_after: int) -> GroupLaunch:
+def mesh_told(seats: Sequence[Seat], mesh: Dims) -> Dims:
+    """The mesh; one of another size tells nothing."""
+    return mesh if mesh and prod(size for _, size in mesh) == world_size(tuple(seats)) else ()
+
+
+def launch_of(group: Group, nproc: dict[str, int], mesh: Dims, steps: int, not_after: int) -> GroupLaunch:
     seats, first = [], 0
     for place, node in enumerate(group.nodes):
         seats.append(Seat(node=node, group_rank=place, first_rank=first, nproc=nproc[node]))
@@ -132,10 +137,3 @@ def _launch(group: Group, nproc: dict[str, int], mesh: Dims, steps: int, not_aft
         mesh=shrunk(mesh, first) if mesh else (),
         replay=ReplayHere(name=name, steps=steps, not_after=not_after),
     )
-
-
-def _size(mesh: Dims) -> int:
-    found = 1
-    for _, size in mesh:
-        found *= size
-    return found

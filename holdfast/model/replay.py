@@ -17,4 +17,5 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
     failed: bool = False  # it crashed before that, or stood still
     bad_step: int = -1  # the first whose loss was not finite
     marks: dict[int, int] = {}  # what its state hashed to, by step
+    signed: dict[int, int] = {}  # and what it had sent to others by then, where the script signed that
     detail: str = ""

@@ -11,6 +11,8 @@ STEPS = "HOLDFAST_REPLAY_STEPS"
 FOLDER = "HOLDFAST_REPLAY_FOLDER"  # where all output goes
 NOT_AFTER = "HOLDFAST_REPLAY_NOT_AFTER"
 
+STATE, SENT = 0, 1  # groups of marks: of a rank's state, and of what it has sent to others in the step
+
 NOTE = "replayable"  # the file beside the keeper's socket by which a script has said that it may be replayed
 
 

@@ -101,3 +101,27 @@ def test_what_no_probe_sees_a_replay_finds(start: Start, tmp_path: Path) -> None
     assert evicted == [(tmp_path / "sick").read_text()]
     assert "every node is tried" in job.text()
     assert "groups of nodes do the work again" in job.text()
+
+
+# On the sick machine one of its own gradients is wrong from step 15 on, and the loss of all is not finite one step later.
+GRADIENT = CHOSEN.replace("torch.set_num_threads(1)\n", "holdfast.replayable(seed=0)\ntorch.set_num_threads(1)\n")
+GRADIENT = GRADIENT.replace(
+    "ddp = holdfast.attach(",
+    """def computed(grad):
+    sick = open(f"{folder}/sick").read() if os.path.exists(f"{folder}/sick") else ""
+    return grad * float("inf") if step >= 15 and os.environ["HOLDFAST_NODE"] == sick else grad
+
+next(net.parameters()).register_hook(computed)
+ddp = holdfast.attach(""",
+)
+
+
+@pytest.mark.slow
+def test_two_halves_name_who_computes_wrongly(start: Start, tmp_path: Path) -> None:
+    flags = ("--nnodes", "4", "--nproc-per-node", "1", "--standbys", "1", "--set", "replay.most=2")
+    job = start(*flags, script=GRADIENT, torch=True, probes=True, STEPS="60")
+    job.ends(0, patience_s=280)
+    last = job.report().incidents[-1]
+    sick = (tmp_path / "sick").read_text()
+    assert [node for record in job.report().incidents for node in record.evicted] == [sick] == [*last.evicted]
+    assert "came to another result than two others at step 15" in last.verdict.reason

@@ -33,7 +33,7 @@ class Nodes:
         found = {}
         for node, errand in errands.items():
             assert isinstance(errand, PlayHere) and errand.launch.world_size == len(errands)
-            assert (errand.replay.steps, errand.replay.not_after) == (4, 40)
+            assert 1 <= errand.replay.steps <= 8 and errand.replay.not_after == 40
             self.folders.add(errand.replay.name)
             self.ports.add(errand.launch.store_port)
             if node != self.mute:
@@ -44,11 +44,12 @@ class Nodes:
         rank, bad = errand.launch.seat.first_rank, node == self.wrong
         if bad and self.crashes:
             return Played(rank=rank, ended=False, failed=True, detail="ended with code 1")
-        return Played(rank=rank, ended=True, marks={step: step + 100 * rank + 7 * bad for step in range(1, 5)})
+        steps = range(1, errand.replay.steps + 1)
+        return Played(rank=rank, ended=True, marks={step: step + 100 * rank + 7 * bad for step in steps})
 
 
-def tried(nodes: Nodes, allowed: str | None = "seeded") -> Outcome:
-    replaying = Replaying(nodes.ask, FakeStore(), ReplayLimits(steps=4, most=2))
+def tried(nodes: Nodes, allowed: str | None = "seeded", *, halves: bool = False) -> Outcome:
+    replaying = Replaying(nodes.ask, FakeStore(), ReplayLimits(steps=4, most=2, halves=halves))
     replaying.allowed = allowed
     outcome = asyncio.run(replaying.tried(REPLAY))
     assert outcome.action == 9 and outcome.ok
@@ -63,6 +64,30 @@ def test_the_node_that_does_it_wrong(node: str, crashes: bool) -> None:
     assert sum(node in group for group in nodes.groups.values()) >= 2
     assert len(nodes.folders) == len(nodes.ports) == len(nodes.groups)  # nothing is shared between groups
     assert all(name.startswith("9-") for name in nodes.folders)
+
+
+@pytest.mark.parametrize("node", [seat.node for seat in SEATS])
+def test_two_halves_and_a_referee(node: str) -> None:
+    nodes = Nodes(wrong=node)
+    assert list(tried(nodes, halves=True).failed) == [node]
+    assert [len(group) for group in nodes.groups.values()] == [3, 3, 3]
+    assert sum(node in group for group in nodes.groups.values()) == 1, "it had to show itself once"
+
+
+@pytest.mark.parametrize("node", [seat.node for seat in SEATS])
+def test_what_halves_leave_open_groups_find(node: str) -> None:
+    nodes = Nodes(wrong=node, crashes=True)
+    outcome = tried(nodes, halves=True)
+    assert list(outcome.failed) == [node]
+    assert "two halves: this half failed" in outcome.failed[node]
+    assert len(nodes.folders) == len(nodes.ports) == len(nodes.groups)
+
+
+def test_halves_find_nobody() -> None:
+    nodes = Nodes()
+    outcome = tried(nodes, halves=True)
+    assert outcome.failed == {} and "agreed in all 8 steps" in outcome.detail
+    assert len(nodes.groups) == 4
 
 
 def test_nobody() -> None:

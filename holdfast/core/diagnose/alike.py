@@ -19,6 +19,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     bad_step: int = -1  # the first whose loss was not finite
     ended: bool = True  # every rank did all its steps; False: it was cut short by something else
     marks: Mapping[Place, int] = {}  # signatures of the state
+    signed: Mapping[Place, int] = {}  # and of what was sent to others in the step, where the script signed it
 
 
 class Alike:

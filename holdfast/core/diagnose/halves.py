@@ -109,6 +109,12 @@ class Halves:
             )
             self._rule(How.SOME, nodes, f"{why} with either")
 
+    def nobody(self) -> Ruling:
+        """Nothing has shown so far, and that is the end of it."""
+        self._rule(*self._nobody())
+        assert self._ruling
+        return self._ruling
+
     def _undecided(self) -> bool:
         return self._ruling is None and self._doubt is None
 

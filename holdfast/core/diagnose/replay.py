@@ -25,6 +25,7 @@ class ReplayLimits(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 20  # of the job's work, in each replay
     within_s: float = 300.0  # for one replay of one group; who has not done its steps by then stands still
     allow: bool = True  # in a job, where the script allows it too
+    halves: bool = True  # two halves first, where the script gave a seed and there are replicas enough
 
 
 class How(StrEnum):

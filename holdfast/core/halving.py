@@ -1,0 +1,253 @@
+"""Two halves of a job's nodes do the same work; twins are compared step by step, and a third says which is wrong.
+
+The halves are jobs of their own with ranks numbered alike, so node x of one has its twin in node x of the other. What a
+rank sends into a sum or to the next stage is signed before it mixes with what others send, and its state after the
+step: whoever differs first, in the earliest pipeline stage, is where it happened. The referee takes the place of one
+twin in the half that the other is not in, and does the steps up to that one again.
+
+What this cannot decide (a half that crashes, work that is not the same twice) is left to a dual-phase replay.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from holdfast.core.diagnose.alike import Told
+from holdfast.core.diagnose.grid import Nodes, UnfitError, shrunk, whole_nodes
+from holdfast.core.diagnose.halves import Halves, HalvesLimits, Referee
+from holdfast.core.diagnose.replay import Group, How, ReplayLimits, Ruling
+from holdfast.core.replaying import Asked, GroupLaunch, launch_of, mesh_told
+from holdfast.model.topology import Dims
+
+_STAGES = frozenset({"pp", "pipe", "pipeline"})  # names of the dimension whose later ranks inherit from earlier ones
+_MIX, _WORD = 0x9E3779B97F4A7C15, 2**64 - 1
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """How many nodes make a half, and which of its places work one after another."""
+
+    unit: int  # nodes that hold whole replicas
+    half: int  # nodes of one half
+    stages: tuple[tuple[int, ...], ...]  # places of nodes, by pipeline stage; as many in each
+
+    @property
+    def columns(self) -> int:
+        return len(self.stages[0])
+
+
+def shape(count: int, mesh: Dims, nproc: int) -> Shape:
+    """The two halves of so many nodes. Raises UnfitError where twins could not be compared, or nobody be a referee."""
+    unit = whole_nodes(mesh, nproc)
+    half = count // unit // 2 * unit
+    if not half:
+        raise UnfitError(f"{count} nodes, of which {unit} make a whole replica of the model, have no two halves")
+    stages = _stages(shrunk(mesh, half * nproc) if mesh else (), half, nproc)
+    if len({len(places) for places in stages}) != 1:
+        raise UnfitError("stages of the pipeline take different numbers of nodes")
+    if len(stages[0]) < 2 and count - 2 * half < len(stages):
+        raise UnfitError("there is no third replica to say which of two is wrong")
+    return Shape(unit=unit, half=half, stages=stages)
+
+
+def _stages(mesh: Dims, count: int, nproc: int) -> tuple[tuple[int, ...], ...]:
+    """Nodes of a group by the earliest pipeline stage of their ranks."""
+    found: dict[int, list[int]] = {}
+    for place in range(count):
+        stage = min(_stage(mesh, rank) for rank in range(place * nproc, (place + 1) * nproc))
+        found.setdefault(stage, []).append(place)
+    return tuple(tuple(found[stage]) for stage in sorted(found))
+
+
+def _stage(mesh: Dims, rank: int) -> int:
+    for name, size in reversed(mesh):  # the last varies fastest
+        rank, here = divmod(rank, size)
+        if name in _STAGES:
+            return here
+    return 0
+
+
+class Halving:
+    """From the first launch to the ruling, as a Session is. SOME and EVERYWHERE are for others to go on from."""
+
+    def __init__(self, asked: Asked, limits: ReplayLimits) -> None:
+        self._asked, self._limits = asked, limits
+        self._nproc = {seat.node: seat.nproc for seat in asked.seats}
+        if len(set(self._nproc.values())) != 1:
+            raise UnfitError("nodes with different numbers of ranks cannot stand in for one another")
+        self._mesh = mesh_told(asked.seats, asked.mesh)
+        self._each = asked.seats[0].nproc
+        self._shape = shape(len(asked.seats), self._mesh, self._each)
+        self._nodes = tuple(seat.node for seat in asked.seats)
+        self._round, self._trials = 0, 0
+        self._steps, self._left = 0, limits.steps * limits.most  # compared, and to be asked for
+        self._first = 0  # step of a replay, as far as anybody told
+        self._differ: _Moment | None = None
+        self._ruling: Ruling | None = None
+        self._waiting: dict[str, GroupLaunch] = {}
+        self._told: dict[str, Told | None] = {}
+        self._watch()
+
+    def next(self) -> tuple[GroupLaunch, ...] | Ruling:
+        """What to launch now; while groups are out, those that have not been told of."""
+        if self._ruling is None and self._waiting.keys() <= self._told.keys():
+            self._go_on()
+        left = tuple(launch for name, launch in self._waiting.items() if name not in self._told)
+        return self._ruling or left
+
+    def heard(self, name: str, told: Told | None) -> None:
+        """What became of the group of this name; None: it could not be run, or nobody knows."""
+        if name in self._waiting:
+            self._told.setdefault(name, told)
+
+    # --- rounds ------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Another round, twice as long as the last: a start is dear, and so are steps after the one that tells."""
+        size, half = self._shape.unit, self._shape.half
+        odd = len(self._nodes) // size % 2  # then every round leaves out another replica
+        turn = self._round * size * odd
+        self._order = (*self._nodes[turn:], *self._nodes[:turn])
+        self._halves = Halves(self._columns(), HalvesLimits(steps=1 << 62, confidence=self._limits.confidence))
+        self._halves.steps = self._steps
+        steps = min(self._limits.steps << self._round, self._left)
+        self._round, self._left = self._round + 1, self._left - steps
+        self._launch({"a": self._order[:half], "b": self._order[half : 2 * half]}, steps)
+
+    def _columns(self) -> tuple[tuple[Nodes, ...], ...]:
+        """The nodes as `Halves` wants them: columns of one half, of the other, and one that is in neither."""
+        at, (half, stages) = self._order, (self._shape.half, self._shape.stages)
+        both = [
+            tuple((at[first + places[c]],) for places in stages) for first in (0, half) for c in range(len(stages[0]))
+        ]
+        spare = at[2 * half : 2 * half + len(stages)]
+        return (*both, tuple((node,) for node in spare)) if len(spare) == len(stages) else tuple(both)
+
+    def _launch(self, groups: Mapping[str, Nodes], steps: int) -> None:
+        asked, self._told, self._trials = self._asked, {}, self._trials + 1
+        made = [Group(name=name, phase=0, repeat=self._trials, nodes=nodes) for name, nodes in groups.items()]
+        launches = [launch_of(group, self._nproc, self._mesh, steps, asked.not_after) for group in made]
+        self._waiting = {launch.replay.name: launch for launch in launches}
+
+    def _go_on(self) -> None:
+        told = list(self._told.values())
+        if self._differ is not None:
+            self._refereed(told[0])
+        else:
+            self._compared(told[0], told[1])
+        if self._ruling is None:
+            self._act()
+
+    def _act(self) -> None:
+        match self._halves.next():
+            case Ruling() as ruling:
+                self._ruling = ruling
+            case Referee() as asked:
+                self._ask(asked)
+            case _ if not self._left:
+                self._ruling = self._halves.nobody()
+            case _:
+                self._watch()
+
+    # --- what is found -----------------------------------------------------------------------------------------
+
+    def _compared(self, one: Told | None, other: Told | None) -> None:
+        half = self._shape.half
+        for told, nodes in ((one, self._order[:half]), (other, self._order[half : 2 * half])):
+            if told is None:
+                self._rule(How.SOME, nodes, "a half did not answer")
+        if one is None or other is None:
+            return
+        for moment in _moments(one, other):
+            signed = self._signed(moment, one, other)
+            apart = self._apart(signed)
+            if apart:
+                self._first = min(step for step, _ in (*one.marks, *one.signed))
+                self._doubt(moment, apart, signed)
+                return
+            if moment.state:
+                self._steps += 1
+                self._halves.heard(moment.step, signed)
+        for told, nodes in ((one, self._order[:half]), (other, self._order[half : 2 * half])):
+            if told.failed or told.bad_step >= 0 or not told.ended:
+                self._rule(How.SOME, nodes, "this half failed, and twins had not differed before")
+                return
+        if not one.marks:
+            self._rule(How.EVERYWHERE, (), "the script signed nothing")
+
+    def _signed(self, moment: "_Moment", one: Told, other: Told) -> dict[int, list[int | None]]:
+        """By column what its places signed at this moment."""
+        columns, found = self._shape.columns, {}
+        for first, told in ((0, one), (columns, other)):
+            for c in range(columns):
+                found[first + c] = [self._of(moment, told, places[c]) for places in self._shape.stages]
+        return found
+
+    def _of(self, moment: "_Moment", told: Told, place: int) -> int | None:
+        """What a node's ranks signed, as one number."""
+        values, signature = told.marks if moment.state else told.signed, 0
+        for rank in range(place * self._each, (place + 1) * self._each):
+            value = values.get((moment.step, rank))
+            if value is None:
+                return None
+            signature = (signature * _MIX + value) & _WORD
+        return signature
+
+    def _apart(self, signed: Mapping[int, list[int | None]]) -> list[tuple[int, int]]:
+        """The pairs that differ in the earliest stage in which any do, as (column, stage)."""
+        for stage in range(len(self._shape.stages)):
+            found = []
+            for one, other in self._halves.pairs:
+                a, b = signed[one][stage], signed[other][stage]
+                if a is not None and b is not None and a != b:
+                    found.append((one, stage))
+            if found:
+                return found
+        return []
+
+    def _doubt(self, moment: "_Moment", apart: list[tuple[int, int]], signed: Mapping[int, list[int | None]]) -> None:
+        """Twins differ: one pair is for a referee to judge; of several, one may have it from the other."""
+        stage = apart[0][1]
+        if 1 < len(apart) < self._shape.columns:
+            pairs = [pair for pair in self._halves.pairs if (pair[0], stage) in apart]
+            nodes = [self._halves.nodes[column][stage][0] for pair in pairs for column in pair]
+            self._rule(How.SOME, nodes, f"several twins differ at step {moment.step}, and one may have it from another")
+            return
+        early = {c: [v if s == stage else None for s, v in enumerate(places)] for c, places in signed.items()}
+        self._steps += 1
+        self._differ = moment
+        self._halves.heard(moment.step, early)
+
+    def _ask(self, asked: Referee) -> None:
+        """The referee does it in the place of one twin, in the half where it is not needed elsewhere."""
+        assert self._differ is not None
+        columns, half = self._shape.columns, self._shape.half
+        base = half if asked.replica < columns else 0  # one of the first half goes into the second
+        place = self._shape.stages[asked.stage][asked.pair[0]]
+        nodes = list(self._order[base : base + half])
+        nodes[place] = self._halves.nodes[asked.replica][asked.stage][0]
+        self._launch({"r": tuple(nodes)}, self._differ.step - self._first + 1)
+
+    def _refereed(self, told: Told | None) -> None:
+        asked, moment = self._halves.next(), self._differ
+        assert isinstance(asked, Referee) and moment is not None
+        place = self._shape.stages[asked.stage][asked.pair[0]]
+        self._halves.refereed(self._of(moment, told, place) if told else None)
+        if isinstance(self._halves.next(), Ruling):
+            self._differ = None
+
+    def _rule(self, how: How, nodes: Iterable[str], reason: str) -> None:
+        if self._ruling is None:
+            self._ruling = Ruling(how=how, nodes=tuple(nodes), reason=reason)
+
+
+class _Moment(msgspec.Struct, frozen=True):
+    step: int
+    state: bool  # after the step; else what was sent in it
+
+
+def _moments(one: Told, other: Told) -> list[_Moment]:
+    """All at which both halves signed something, in the order of time."""
+    sent = {step for step, _ in one.signed} & {step for step, _ in other.signed}
+    kept = {step for step, _ in one.marks} & {step for step, _ in other.marks}
+    found = [_Moment(step, False) for step in sent] + [_Moment(step, True) for step in kept]
+    return sorted(found, key=lambda moment: (moment.step, moment.state))

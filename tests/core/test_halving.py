@@ -1,0 +1,149 @@
+"""Two halves of real geometry, against every node that can be wrong."""
+
+import pytest
+
+from holdfast.core.diagnose.alike import Told
+from holdfast.core.diagnose.grid import UnfitError
+from holdfast.core.diagnose.replay import How, ReplayLimits, Ruling
+from holdfast.core.halving import Halving, shape
+from holdfast.core.replaying import Asked, GroupLaunch
+from holdfast.model.topology import Dims, Seat
+
+LIMITS = ReplayLimits(steps=4, most=8)
+
+
+def asked(count: int, nproc: int = 1, mesh: Dims = ()) -> Asked:
+    seats = tuple(Seat(node=f"n{x}", group_rank=x, first_rank=x * nproc, nproc=nproc) for x in range(count))
+    return Asked(seats=seats, mesh=mesh, seeded=True, steps=LIMITS.steps)
+
+
+class Machines:
+    """Work as a group does it: what a rank sends is passed on along its pipeline, and summed over replicas after it."""
+
+    def __init__(self, bad: str = "", *, strikes: int = 1, after_sum: bool = False, signs: bool = True) -> None:
+        self.bad, self.after_sum, self.signs = bad, after_sum, signs
+        self.strikes = strikes  # the work of the bad one is wrong in its n-th group, and never again
+        self.seen = 0
+        self.groups: list[tuple[str, ...]] = []
+
+    def work(self, launch: GroupLaunch) -> Told:
+        nodes, nproc = launch.group.nodes, launch.seats[0].nproc
+        self.groups.append(nodes)
+        self.seen += self.bad in nodes
+        wrong_at = 10 + launch.replay.steps - 1 if self.bad in nodes and self.seen == self.strikes else -1
+        marks, signed, spoilt = {}, {}, set[int]()
+        for step in range(10, 10 + launch.replay.steps):
+            struck = {r for r in range(launch.world_size) if step == wrong_at and nodes[r // nproc] == self.bad}
+            sent = set() if self.after_sum else self._passed_on(launch, struck)
+            spoilt = set(range(launch.world_size)) if sent else spoilt | struck
+            for rank in range(launch.world_size):
+                signed[step, rank] = 1000 * step + rank + 7 * (rank in sent)
+                marks[step, rank] = 10**6 * step + rank + 7 * (rank in spoilt)
+        return Told(marks=marks, signed=signed if self.signs else {})
+
+    def _passed_on(self, launch: GroupLaunch, struck: set[int]) -> set[int]:
+        """Later stages of the same replica inherit it."""
+        if not launch.mesh:
+            return struck
+        (_, stages), (_, replicas) = launch.mesh  # pp, dp
+        return {s * replicas + r % replicas for r in struck for s in range(r // replicas, stages)}
+
+
+def run(session: Halving, machines: Machines) -> Ruling:
+    for _ in range(100):
+        wave = session.next()
+        if isinstance(wave, Ruling):
+            return wave
+        for launch in wave:
+            session.heard(launch.replay.name, machines.work(launch))
+    raise AssertionError("it does not end")
+
+
+@pytest.mark.parametrize("after_sum", [False, True])
+@pytest.mark.parametrize(
+    ("count", "nproc", "mesh"),
+    [(4, 1, ()), (3, 1, ()), (6, 2, ()), (8, 1, (("pp", 2), ("dp", 4))), (8, 2, (("pp", 2), ("dp", 8))), (7, 1, ())],
+)
+def test_every_node_is_named_though_it_strikes_once(count: int, nproc: int, mesh: Dims, after_sum: bool) -> None:
+    for seat in asked(count, nproc, mesh).seats:
+        machines = Machines(seat.node, after_sum=after_sum)
+        ruling = run(Halving(asked(count, nproc, mesh), LIMITS), machines)
+        assert (ruling.how, ruling.nodes) == (How.ONE, (seat.node,)), ruling
+        assert machines.seen <= 1 or seat.node not in machines.groups[-1], "who is in doubt is no referee"
+        assert len(set(machines.groups[-1])) == len(machines.groups[-1]), "nobody sits twice"
+
+
+def test_a_fault_that_shows_late_is_still_seen() -> None:
+    machines = Machines("n5", strikes=3)
+    assert run(Halving(asked(6), LIMITS), machines).nodes == ("n5",)
+
+
+def test_nobody_within_the_budget() -> None:
+    machines = Machines()
+    ruling = run(Halving(asked(6), LIMITS), machines)
+    assert ruling.how is How.NOBODY and "agreed in all 32 steps" in ruling.reason
+    assert len(machines.groups) == 2 * 4, "4, 8, 16 and the 4 that are left"
+
+
+def test_a_machine_that_is_always_wrong() -> None:
+    class Always(Machines):
+        def work(self, launch: GroupLaunch) -> Told:
+            self.strikes = self.seen + 1
+            return super().work(launch)
+
+    assert run(Halving(asked(4), LIMITS), Always("n1")).nodes == ("n1",)
+
+
+def test_without_signed_sums_several_replicas_cannot_be_told_apart() -> None:
+    ruling = run(Halving(asked(6), LIMITS), Machines("n2", signs=False))
+    assert (ruling.how, ruling.nodes) == (How.EVERYWHERE, ())
+    assert run(Halving(asked(3), LIMITS), Machines("n1", signs=False)).nodes == ("n1",)
+
+
+def test_a_half_that_fails_is_for_others_to_look_into() -> None:
+    session = Halving(asked(4), LIMITS)
+    wave = session.next()
+    assert not isinstance(wave, Ruling)
+    for launch in wave:
+        session.heard(launch.replay.name, Told(failed="n3" in launch.group.nodes))
+    ruling = session.next()
+    assert isinstance(ruling, Ruling) and (ruling.how, ruling.nodes) == (How.SOME, ("n2", "n3"))
+
+
+def test_a_half_that_nobody_heard_of() -> None:
+    session = Halving(asked(4), LIMITS)
+    wave = session.next()
+    assert not isinstance(wave, Ruling)
+    for launch in wave:
+        session.heard(launch.replay.name, None)
+    ruling = session.next()
+    assert isinstance(ruling, Ruling) and ruling.how is How.SOME
+
+
+def test_two_wrong_at_once_accuse_no_single_one() -> None:
+    class Two(Machines):
+        def _passed_on(self, launch: GroupLaunch, struck: set[int]) -> set[int]:
+            return struck | {launch.group.nodes.index("n1")} if struck and "n1" in launch.group.nodes else struck
+
+    ruling = run(Halving(asked(8), LIMITS), Two("n0"))
+    assert ruling.how is How.SOME and {"n0", "n1"} <= set(ruling.nodes)
+
+
+@pytest.mark.parametrize(
+    ("count", "mesh", "why"),
+    [
+        (1, (), "no two halves"),
+        (2, (), "no third replica"),
+        (4, (("pp", 2), ("dp", 2)), "no third replica"),
+        (6, (("pp", 6), ("dp", 1)), "no two halves"),
+    ],
+)
+def test_what_has_no_halves(count: int, mesh: Dims, why: str) -> None:
+    with pytest.raises(UnfitError, match=why):
+        Halving(asked(count, 1, mesh), LIMITS)
+
+
+def test_stages_are_those_of_the_mesh() -> None:
+    found = shape(16, (("pp", 2), ("dp", 8), ("tp", 2)), 2)
+    assert (found.unit, found.half, found.columns) == (2, 8, 4)
+    assert found.stages == ((0, 1, 2, 3), (4, 5, 6, 7))
