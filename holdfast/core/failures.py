@@ -59,7 +59,12 @@ class Failures:
     def spoilt(self, not_after: int) -> None:
         """Steps after this one led nowhere, as it turns out; to make them again is not to get further either."""
         while self._reached and self._reached[-1][0] > not_after:
-            self.trained_s = self._reached.pop()[1]
+            after_s, (step, before_s) = self.trained_s, self._reached.pop()
+            came_from = self._reached[-1][0] if self._reached else step
+            good = (not_after - came_from) / (step - came_from) if came_from < not_after else 0.0
+            self.trained_s = before_s + good * (after_s - before_s)
+            if good:  # progress is told now and then, and a part of it may be good
+                self._reached.append((not_after, before_s))
 
     def lost(self, now: float, nodes: int) -> None:
         self._evicted_at.extend([now] * nodes)

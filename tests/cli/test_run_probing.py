@@ -103,7 +103,7 @@ def test_what_no_probe_sees_a_replay_finds(start: Start, tmp_path: Path) -> None
     assert "groups of nodes do the work again" in job.text()
 
 
-# On the sick machine one of its own gradients is wrong from step 15 on, and the loss of all is not finite one step later.
+# On the sick machine one of its own gradients is wrong from step 15 on; a step later no loss is finite.
 GRADIENT = CHOSEN.replace("torch.set_num_threads(1)\n", "holdfast.replayable(seed=0)\ntorch.set_num_threads(1)\n")
 GRADIENT = GRADIENT.replace(
     "ddp = holdfast.attach(",
