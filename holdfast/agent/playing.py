@@ -12,12 +12,10 @@ from typing import BinaryIO
 
 from holdfast.model.errand import PlayHere
 from holdfast.model.replay import Played
-from holdfast.model.signal import Mark
 from holdfast.wire import replaying, slot
 from holdfast.wire.spec import Entry
 
 _LOOK_S = 0.1
-_SENT = f"{replaying.SENT:x}"  # as marks have it
 _LINGER_S = 0.5  # for others to have received what a rank that is done has sent
 _APART = ("HOLDFAST_KEEPER", "HOLDFAST_FLIGHT", "HOLDFAST_IMPORTS", "HOLDFAST_MESH")  # training's own
 
@@ -27,7 +25,7 @@ Environment = Callable[[int], dict[str, str]]  # of a rank, by its number on thi
 class Player:
     """One rank."""
 
-    def __init__(self, rank: int, steps: int, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, rank: int, steps: int, told: str, process: asyncio.subprocess.Process) -> None:
         self.rank = rank
         self.process = process
         self.marks: dict[int, int] = {}
@@ -36,20 +34,21 @@ class Player:
         self.done = False
         self.ending = "stood still"
         self._steps = steps
-        self._told = 0
+        self._told = told  # the file with what it signed
 
     @property
     def over(self) -> bool:
         return self.done or self.bad_step >= 0 or self.process.returncode is not None
 
     def look(self, arena: memoryview, index: int) -> None:
+        with contextlib.suppress(FileNotFoundError), open(self._told, "rb") as file:
+            for step, state, sent in replaying.lines_in(file.read()):
+                self.marks[step] = state
+                if sent is not None:
+                    self.signed[step] = sent
         reading = slot.read(arena, index)
         if reading is None:
             return
-        self._told, news = slot.told(arena, index, reading, self._told)
-        for mark in news:
-            if isinstance(mark, Mark):
-                (self.signed if mark.group == _SENT else self.marks)[mark.step] = mark.value
         self.bad_step = reading.first_bad_step
         stepped = reading.step - reading.first_step + 1 if reading.first_step >= 0 else 0
         self.done = self.done or max(stepped, len(self.marks)) >= self._steps or self.process.returncode == 0
@@ -89,7 +88,7 @@ async def play(errand: PlayHere, entry: Entry, folder: Path, environment: Enviro
                 own = _own(environment(local), errand, file, local, folder)
                 log = logs.enter_context((folder / f"rank-{rank}.log").open("wb"))
                 process = await _start(entry, own, log, bool(errand.launch.release.digest))
-                players.append(Player(rank, errand.replay.steps, process))
+                players.append(Player(rank, errand.replay.steps, replaying.told_in(str(folder), rank), process))
             await _watch(players, memoryview(arena), errand.within_s)
         finally:
             for player in players:

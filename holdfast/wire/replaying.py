@@ -4,14 +4,14 @@ import os
 
 TYPE_CHECKING = False  # importing typing would take longer than all the rest
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from holdfast.model.replay import ReplayHere
 
 REPLAY = "HOLDFAST_REPLAY"  # the name of the replay
 STEPS = "HOLDFAST_REPLAY_STEPS"
 FOLDER = "HOLDFAST_REPLAY_FOLDER"  # where all output goes
 NOT_AFTER = "HOLDFAST_REPLAY_NOT_AFTER"
-
-STATE, SENT = 0, 1  # groups of marks: of a rank's state, and of what it has sent to others in the step
 
 NOTE = "replayable"  # the file beside the keeper's socket by which a script has said that it may be replayed
 
@@ -27,3 +27,20 @@ def is_replay() -> bool:
 def redirected(path: str) -> str:
     """Where what would be written there is written to: in a replay, under its own folder."""
     return os.path.join(os.environ[FOLDER], os.path.basename(path.rstrip("/")) or "out") if is_replay() else path
+
+
+def told_in(folder: str, rank: int) -> str:
+    """The file in which a rank tells what it signed: a line for each step, as none may be lost."""
+    return os.path.join(folder, f"signed-{rank}")
+
+
+def line_of(step: int, state: int, sent: int | None) -> bytes:
+    """The signatures of the rank's state after the step, and of what it sent to others in it, where that was signed."""
+    return f"{step} {state} {'-' if sent is None else sent}\n".encode()
+
+
+def lines_in(text: bytes) -> "Iterator[tuple[int, int, int | None]]":
+    """What `line_of` wrote, as far as it is whole."""
+    for line in text[: text.rfind(b"\n") + 1].splitlines():
+        step, state, sent = line.split()
+        yield int(step), int(state), None if sent == b"-" else int(sent)

@@ -21,13 +21,15 @@ STEPS = """
 import os, sys, time
 import holdfast
 from holdfast.client.progress import here
+from holdfast.wire import replaying
 
 holdfast.replayable()
 rank = int(os.environ["RANK"])
+told = os.open(replaying.told_in(os.environ["HOLDFAST_REPLAY_FOLDER"], rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 assert "HOLDFAST_KEEPER" not in os.environ
 for step in range(1, 1000):
     here.step(step, loss=float("nan") if (rank, step) == {nan} else 1.0)
-    here.slot().mark(step, 1000 * rank + step, 0, 1)
+    os.write(told, replaying.line_of(step, 1000 * rank + step, 7 * step))
     if (rank, step) == {crash}:
         sys.exit(3)
     if (rank, step) == {hang}:
@@ -36,8 +38,10 @@ for step in range(1, 1000):
 """
 
 
-def played(folder: Path, within_s: float = 30.0, **when: tuple[int, int]) -> tuple[Played, ...]:
-    script = STEPS
+def played(
+    folder: Path, within_s: float = 30.0, steps: int = 8, pause: str = "0.04", **when: tuple[int, int]
+) -> tuple[Played, ...]:
+    script = STEPS.replace("0.04", pause)
     for name in ("nan", "crash", "hang"):
         script = script.replace(f"{{{name}}}", repr(when.get(name)))
     (folder / "script.py").write_text(script)
@@ -53,7 +57,7 @@ def played(folder: Path, within_s: float = 30.0, **when: tuple[int, int]) -> tup
         run_id="r",
         max_restarts=0,
     )
-    errand = PlayHere(id=-5, launch=launch, replay=ReplayHere(name="1-1-h0", steps=8), within_s=within_s)
+    errand = PlayHere(id=-5, launch=launch, replay=ReplayHere(name="1-1-h0", steps=steps), within_s=within_s)
     entry = Entry(argv=(str(folder / "script.py"),), python=sys.executable, cwd=str(folder))
     mark = f"PLAYED_{folder.name}"
 
@@ -79,7 +83,14 @@ def test_all_did_their_steps(tmp_path: Path) -> None:
         (2, True, False, -1),
         (3, True, False, -1),
     ]
-    assert {step: first.marks[step] for step in range(1, 9)} == {step: 2000 + step for step in range(1, 9)}
+    assert first.marks == {step: 2000 + step for step in range(1, 9)}
+    assert first.signed == {step: 7 * step for step in range(1, 9)}
+
+
+def test_steps_that_take_no_time_are_told_all_the_same(tmp_path: Path) -> None:
+    """By two halves the first step that differs is looked for: none may be missing before it."""
+    first, _ = played(tmp_path, steps=500, pause="0")
+    assert list(first.marks) == list(first.signed) == list(range(1, 501))
 
 
 def test_a_loss_that_is_not_finite(tmp_path: Path) -> None:

@@ -9,17 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import holdfast
 from holdfast.checkpoint import dcp
 from holdfast.checkpoint.link import Link
 from holdfast.client import replaying
 from holdfast.client.marking import signature
-from holdfast.client.progress import Progress
 from holdfast.model.replay import ReplayHere
 from holdfast.wire import keeping
-from holdfast.wire.replaying import NOTE, environment
-from holdfast.wire.slot import open_arena, read, told
+from holdfast.wire.replaying import NOTE, environment, lines_in, told_in
 from tests.client.conftest import ENV, Zygote
 from tests.client.fake_keeper import FakeKeeper
 from tests.client.job import Job
@@ -106,17 +105,35 @@ def test_signatures_of_parts_add_up() -> None:
     assert int(one) != int(signature([torch.tensor([1.0, 2.0000002])]))
 
 
-def test_marks_reach_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arena: Any) -> None:
+def test_what_was_signed_reaches_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replay_here(monkeypatch, tmp_path)
-    path, memory = arena
-    monkeypatch.setenv("HOLDFAST_SLOT", f"{path}:0")
-    monkeypatch.setattr(replaying, "here", Progress())
+    monkeypatch.setenv("RANK", "3")
     replay = holdfast.replayable(seed=1)
     replay.done(4, [torch.ones(2)])
-    reading = read(memory, 0)
-    assert reading is not None
-    _, found = told(open_arena(path), 0, reading, 0)
-    assert [(one.step, one.value) for one in found] == [(4, replay.marks[4])]  # type: ignore[union-attr]
+    replay.boundary(torch.ones(3))
+    replay.done(5, [torch.ones(2)])
+    told = Path(told_in(replay.folder, 3)).read_bytes()
+    sent = int(signature([torch.ones(3)])) & (2**64 - 1)
+    assert list(lines_in(told)) == [(4, replay.marks[4], None), (5, replay.marks[5], sent)]
+    assert list(lines_in(told[:-1])) == [(4, replay.marks[4], None)], "a line that is not whole is not read"
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_gradients_are_signed_before_their_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrapped: bool) -> None:
+    replay_here(monkeypatch, tmp_path)
+    replay = holdfast.replayable(seed=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        net = torch.nn.Linear(3, 2)
+        model = torch.nn.parallel.DistributedDataParallel(net) if wrapped else net
+        replaying.sign_gradients(model)
+        model(torch.ones(1, 3)).sum().backward()
+        replay.done(1)
+    finally:
+        dist.destroy_process_group()
+    [(_, _, sent)] = lines_in(Path(told_in(replay.folder, 0)).read_bytes())
+    grads = sum(int(signature([p.grad])) for p in net.parameters() if p.grad is not None)
+    assert sent == (grads & (2**64 - 1) if wrapped else None)
 
 
 def test_a_checkpointer_keeps_nothing_in_a_replay(

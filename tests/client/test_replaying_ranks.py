@@ -10,10 +10,9 @@ from torch.distributed import TCPStore
 from holdfast.core.diagnose.alike import Alike, Told
 from holdfast.core.diagnose.replay import Group, Wave
 from holdfast.core.replaying import GroupLaunch, launches
-from holdfast.model.signal import Mark
 from holdfast.model.topology import Seat
-from holdfast.wire.replaying import environment
-from holdfast.wire.slot import SLOT_BYTES, read, told
+from holdfast.wire.replaying import environment, lines_in, told_in
+from holdfast.wire.slot import SLOT_BYTES
 from tests.client.conftest import Zygote
 
 SCRIPT = """
@@ -62,10 +61,8 @@ def envs_of(launch: GroupLaunch, port: int, folder: Path) -> list[dict[str, str]
     return [shared | {"RANK": str(seat.first_rank), "HOLDFAST_NODE": seat.node} for seat in launch.seats]
 
 
-def marks_of(memory: Any, index: int) -> list[Mark]:
-    reading = read(memory, index)
-    assert reading is not None
-    return [one for one in told(memory, index, reading, 0)[1] if isinstance(one, Mark)]
+def signed(folder: Path, rank: int) -> list[tuple[int, int, int | None]]:
+    return list(lines_in(Path(told_in(str(folder), rank)).read_bytes()))
 
 
 def test_the_group_with_the_bad_node_differs(warm: Zygote, tmp_path: Path, stores: list[TCPStore], arena: Any) -> None:
@@ -99,10 +96,12 @@ def test_the_group_with_the_bad_node_differs(warm: Zygote, tmp_path: Path, store
     run(envs)
 
     found = {}
-    for number, launch in enumerate(launched):
-        heard = [mark for place in range(2) for mark in marks_of(memory, 2 * number + place)]
-        found[launch.group.name] = Told(marks={(mark.step, mark.rank): mark.value for mark in heard})
-        assert {mark.step for mark in heard} == {5, 6, 7}, "from the checkpoint of step 4, three steps on"
+    for launch in launched:
+        heard = {rank: signed(tmp_path / "replays" / launch.replay.name, rank) for rank in range(2)}
+        marks = {(step, rank): state for rank, lines in heard.items() for step, state, _ in lines}
+        found[launch.group.name] = Told(marks=marks)
+        assert {step for step, _ in marks} == {5, 6, 7}, "from the checkpoint of step 4, three steps on"
+        assert all(sent for lines in heard.values() for _, _, sent in lines), "gradients are signed before their sum"
     assert Alike().heard(found) == {"h0": False, "h1": False, "h2": True}
     assert sorted(str(path) for path in ckpt.rglob("*")) == trained, "nothing was published"
     assert out.read_text().split() == ["4"] * 3
