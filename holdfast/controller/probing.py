@@ -49,7 +49,7 @@ class Probing:
         answers = await self._ask(action.id, errands, self._limits.budget_s + _SLACK_S)
         found = {node: done.findings for node, done in answers.items() if done.ok}
         past = self._past()
-        judged = probes.judge(found, self._golden, past)
+        judged = probes.judge(found, self._golden, past, action.least)
         bad = judged.bad | {node: _why(answers.get(node)) for node in action.nodes if node not in found}
         reason = Judged(bad=bad, suspects=judged.suspects, notes=judged.notes).reason
         if not bad and len({self._hosts.get(node, node) for node in found}) > 1:

@@ -57,7 +57,7 @@ def trial(id: int, generation: int, seats: tuple[Seat, ...], verdict: Verdict, n
     if verdict.remedy is Remedy.REPLAY:
         return Replay(id=id, generation=generation, seats=seats, not_after=-1 if not_after is None else not_after)
     nodes = tuple(sorted(seat.node for seat in seats))
-    return Probe(id=id, generation=generation, nodes=nodes, level=verdict.level)
+    return Probe(id=id, generation=generation, nodes=nodes, level=verdict.level, least=verdict.least)
 
 
 def _seats(nodes: list[tuple[str, int]], old: tuple[Seat, ...]) -> tuple[Seat, ...]:

@@ -67,6 +67,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
     generation: int  # that ran before, and whose store is there to meet at
     nodes: tuple[str, ...]
     level: int
+    least: float = 0.0  # part by which something must be slower than elsewhere to count; 0: by what stands out of noise
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True, tag="replay"):

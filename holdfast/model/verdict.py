@@ -22,6 +22,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     nodes: tuple[str, ...] = ()  # whom to evict
     level: int = 0  # of the probes
+    least: float = 0.0  # as in Probe
     wait_s: float = 0.0  # before the next launch: somebody outside has to come back
     code: int = 0  # the job's exit code when we give up
     guess: bool = False  # nodes go on evidence short of proof

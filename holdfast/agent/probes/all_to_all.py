@@ -19,7 +19,7 @@ def run(asked: Asked) -> Iterator[Finding]:
     if len(found) < 2:
         yield Finding(probe="all_to_all", level=2, ok=None, detail="there are no two devices to try together")
         return
-    yield among(found, 16 << 20 if asked.small else 256 << 20)
+    yield replace(among(found, 16 << 20 if asked.small else 256 << 20), rough=asked.small)
 
 
 def among(places: Sequence[torch.device], size: int) -> Finding:

@@ -32,6 +32,7 @@ from holdfast.model.verdict import Remedy, Verdict
 GAVE_UP = 93  # exit code: do not requeue
 _PATIENCE_S = (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0)  # for somebody outside to come back
 _NODES, _BITS = 2, 3  # levels of probes: of machines, and of what they compute
+_SLOWER = 0.2  # part by which a machine must be slower than others for it to explain a crash, or a loss
 
 
 def judge(case: Case) -> Verdict:
@@ -52,7 +53,8 @@ def judge(case: Case) -> Verdict:
     if case.may_probe and _is_due(case):
         level = _BITS if case.cause.kind in (Kind.LOSS, Kind.REPLICA) else _NODES
         reason = f"the same again, and nobody to blame: every node is tried (level {level})"
-        return Verdict(remedy=Remedy.PROBE, level=level, reason=reason)
+        least = 0.0 if case.cause.kind is Kind.SLOW else _SLOWER
+        return Verdict(remedy=Remedy.PROBE, level=level, least=least, reason=reason)
     if skip := _batch(case):
         return skip
     if case.may_replay and _is_stubborn(case):

@@ -53,14 +53,19 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
         return "; ".join(told or self.notes) or "nobody stands out"
 
 
-def judge(found: Found, golden: Mapping[Key, str], past: Mapping[str, Past] | None = None) -> Judged:
-    """Failed probes, bits that differ from the golden or from most, and values that fall short; nobody is an answer."""
+def judge(
+    found: Found, golden: Mapping[Key, str], past: Mapping[str, Past] | None = None, least: float = 0.0
+) -> Judged:
+    """Failed probes, bits that differ from the golden or from most, and values that fall short; nobody is an answer.
+
+    `least`: the part by which a value must fall short to accuse a node; one that does by less is noted.
+    """
     why: dict[str, list[str]] = {}
     notes = _failures(found, why)
     suspects: dict[str, str] = {}
     for key in sorted({_key(f) for findings in found.values() for f in findings if f.digest}):
         notes += _bits(key, found, golden.get(key), (why, suspects))
-    _values(found, past or {}, why)
+    notes += _values(found, past or {}, why, least)
     bad = {node: "; ".join(dict.fromkeys(reasons[:_REASONS])) for node, reasons in sorted(why.items())}
     left = {node: reason for node, reason in sorted(suspects.items()) if node not in bad}
     return Judged(bad=bad, suspects=left, notes=tuple(notes))
@@ -159,7 +164,8 @@ def _key(finding: Finding) -> Key:
 # --- values ----------------------------------------------------------------------------------------------------------
 
 
-def _values(found: Found, past: Mapping[str, Past], why: dict[str, list[str]]) -> None:
+def _values(found: Found, past: Mapping[str, Past], why: dict[str, list[str]], least: float) -> list[str]:
+    notes = []
     by_key: dict[Key, dict[tuple[str, str], Finding]] = {}
     for node, findings in found.items():
         for finding in findings:
@@ -181,7 +187,11 @@ def _values(found: Found, past: Mapping[str, Past], why: dict[str, list[str]]) -
             unit = units[node, place]
             at = f" on {place}" if place else ""
             said = f"{unit.probe}{at} is {by.by:.0%} short of {by.of} ({_value(unit):.4g} {unit.unit})"
-            why.setdefault(node, []).append(said)
+            if by.by < least:
+                notes.append(f"{node}: {said}, too little to be the cause")
+            else:
+                why.setdefault(node, []).append(said)
+    return notes
 
 
 def _value(finding: Finding) -> float:

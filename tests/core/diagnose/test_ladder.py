@@ -386,3 +386,10 @@ def test_a_machine_that_alone_runs_short_of_memory_goes_at_the_second_time() -> 
     )
     assert judge(case(short, past=past(10))).nodes == ("n1",)
     assert judge(case(short, past=past(10, node="n2"))).remedy is Remedy.RESTART
+
+
+def test_a_little_slowness_is_looked_for_where_the_job_is_slow() -> None:
+    for kind, least in ((Kind.SLOW, 0.0), (Kind.CRASH, 0.2)):
+        cause = msgspec.structs.replace(ECHO, kind=kind, suspects=())
+        verdict = judge(case(cause, may_probe=True, past=past(50, 50, node="n3"), trained_s=1.0, lost_s=500.0))
+        assert (verdict.remedy, verdict.least) == (Remedy.PROBE, least)

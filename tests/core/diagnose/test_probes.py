@@ -123,6 +123,15 @@ def test_a_slow_node_is_named_with_its_value() -> None:
     assert "25% short of the fleet (3000 GB/s)" in judged.bad["n7"]
 
 
+def test_what_is_a_little_slower_explains_no_crash() -> None:
+    """Seen on a GPU that four shared: one copied 4 % slower, and was blamed for a loss that was not finite."""
+    found = nodes(speed(100), speed(100), speed(96), speed(100))
+    assert list(judge(found, {}).bad) == ["n2"]
+    spared = judge(found, {}, least=0.2)
+    assert spared.bad == {} and "n2" in spared.reason and "too little to be the cause" in spared.reason
+    assert list(judge(nodes(speed(100), speed(100), speed(60), speed(100)), {}, least=0.2).bad) == ["n2"]
+
+
 def test_rough_values_are_not_judged() -> None:
     assert judge(nodes(*[speed(4000.0 + i, rough=True) for i in range(7)], speed(3000.0, rough=True)), {}) == Judged()
 
