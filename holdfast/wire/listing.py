@@ -138,7 +138,8 @@ def _of_folder(root: Path, not_ours: Collection[str], most: int) -> tuple[list[s
     left_out: list[str] = []
 
     def fail(error: OSError) -> None:
-        raise error
+        if not isinstance(error, FileNotFoundError) or error.filename == str(root):  # else it has just gone
+            raise error
 
     for folder, folders, files in os.walk(root, onerror=fail):
         here = os.path.relpath(folder, root)

@@ -1,7 +1,9 @@
 """Which files belong to a release."""
 
 import os
+import shutil
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,22 @@ def test_a_folder_that_git_ignores_as_a_whole(tmp_path: Path) -> None:
     plant(root / "out" / "exp", {"job.py": ""})
     found = listing(root / "out" / "exp")
     assert found.kept == ("job.py",) and not found.git
+
+
+def test_a_folder_that_goes_while_it_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(tmp_path, {"train.py": "", "run/partial/a.py": ""})
+    walk = os.walk
+
+    def walks(root: Path, onerror: Callable[[OSError], None]) -> Iterator[tuple[str, list[str], list[str]]]:
+        for found in walk(root, onerror=onerror):
+            yield found
+            if found[0].endswith("run"):
+                shutil.rmtree(tmp_path / "run" / "partial")
+
+    monkeypatch.setattr(os, "walk", walks)
+    assert listing(tmp_path).kept == ("train.py",)
+    with pytest.raises(ListingError, match="cannot be read"):
+        listing(tmp_path / "gone")
 
 
 def test_too_many_files(tmp_path: Path) -> None:
