@@ -3,6 +3,7 @@
 import re
 import tomllib
 from collections.abc import Iterable
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import TypeVar
@@ -22,6 +23,16 @@ _CLASSES = "classes.toml"
 
 def load(limits: WordLimits | None = None) -> Catalog:
     """Last words: the classes of failure, the rows of every file beside them, and, if asked for, the user's own."""
+    return _with(limits) if limits else _built_in()
+
+
+@cache
+def _built_in() -> Catalog:
+    """It takes most of a second, and a study of seeds asks for it over and over."""
+    return _with(None)
+
+
+def _with(limits: WordLimits | None) -> Catalog:
     folder = resources.files("holdfast.core").joinpath("catalog/words")
     texts = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.name.endswith(".toml")}
     del texts[_CLASSES]
