@@ -1,4 +1,4 @@
-"""What outlives an agent on the node's disk: errands that were carried out, and since when there is no controller."""
+"""What outlives an agent on the node's disk: errands carried out or begun, and since when there is no controller."""
 
 import contextlib
 import os
@@ -7,10 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.model.errand import Done
+from holdfast.model.errand import Done, Leave
 from holdfast.wire import spec
 
 _ALONE = "alone"
+_LEAVING = "leaving.json"
+_STOPPED = "stopped"
 
 
 def remember(path: Path, done: Done) -> None:
@@ -31,6 +33,29 @@ def recall(path: Path) -> tuple[Done, ...]:
     return tuple(done)
 
 
+def stop(node_dir: Path, generation: int) -> None:
+    spec.put(node_dir / _STOPPED, f"{generation}\n".encode())
+
+
+def stopped(node_dir: Path) -> int:
+    """The newest generation that was told to stop here, 0: none was."""
+    path = node_dir / _STOPPED
+    return int(path.read_bytes()) if path.exists() else 0
+
+
+def intend(node_dir: Path, errand: Leave) -> None:
+    with contextlib.suppress(OSError):  # who cannot write it down leaves all the same
+        spec.write(node_dir / _LEAVING, errand)
+
+
+def intended(node_dir: Path) -> Leave | None:
+    """An agent before us was about to leave, and has not come to its end."""
+    try:
+        return spec.read(node_dir / _LEAVING, Leave)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
 def parted(node_dir: Path) -> float:
     """Since when there is no controller, by the steady clock; an agent that is started anew does not count anew."""
     now = time.monotonic()
@@ -42,6 +67,13 @@ def parted(node_dir: Path) -> float:
 
 
 def met(node_dir: Path) -> None:
-    """There is one; or there is nothing yet to be alone with, as the holder has just been started."""
+    """There is one."""
     with contextlib.suppress(OSError):
         (node_dir / _ALONE).unlink(missing_ok=True)
+
+
+def begin(node_dir: Path) -> None:
+    """The holder has just been started: there is nothing yet to be alone with, and the last life has left."""
+    met(node_dir)
+    with contextlib.suppress(OSError):
+        (node_dir / _LEAVING).unlink(missing_ok=True)

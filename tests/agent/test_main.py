@@ -1,5 +1,6 @@
 """The agent between its ranks and the controller: what it remembers, what it tells."""
 
+import asyncio
 import mmap
 import time
 from collections.abc import Iterator
@@ -10,10 +11,10 @@ import pytest
 
 from holdfast.agent import main
 from holdfast.agent.main import Agent
-from holdfast.agent.remembering import remember
+from holdfast.agent.remembering import intend, remember, stop
 from holdfast.core.node import Clock
 from holdfast.model.alarm import Alarm
-from holdfast.model.errand import Done, StopHere
+from holdfast.model.errand import Done, Leave, StopHere
 from holdfast.wire import holding, messages, spec
 from holdfast.wire.flightlog import arena_bytes
 from holdfast.wire.holding import Held
@@ -79,6 +80,21 @@ def test_the_time_without_a_controller_is_that_of_the_node_not_of_its_agents(age
     assert third.life.step(time.monotonic(), Clock()) == ()
     ours.close()
     theirs.close()
+
+
+async def test_an_agent_goes_on_with_leaving(agent: Agent, tmp_path: Path) -> None:
+    """A controller is there again, and has not been told that the rank was ended; nor will it be."""
+    intend(tmp_path, Leave(id=0, code=7, grace_s=0.0, reason="no controller for 60 s"))
+    stop(tmp_path, 1)
+    agent.ranks.held = {"1:0": Held(key="1:0", pid=1, code=-15, at=1.0)}
+    agent.ranks._swept = asyncio.get_running_loop().create_future()
+    async with asyncio.TaskGroup() as agent._tasks:
+        agent._recall()
+        agent._staged = True
+        agent._heard(Welcome(at=500.0, beat_s=1.0))
+        asyncio.get_running_loop().call_later(0.1, agent.ranks._swept.set_result, ())
+    assert not agent.life._outbox
+    assert (tmp_path / "left").read_text() == "no controller for 60 s\n"
 
 
 def test_the_slowest_rank_speaks_for_the_node(agent: Agent) -> None:

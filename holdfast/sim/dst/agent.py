@@ -13,6 +13,7 @@ from holdfast.core.node import (
     Clock,
     Deed,
     Exited,
+    Intend,
     Linked,
     NodeLife,
     Remember,
@@ -38,6 +39,7 @@ POLL_S = 0.25
 _REDIAL_S = 0.05
 _COPY_S = 0.3
 _UNKILLABLE_S = 10.0
+LEAVE_S = 20.0  # a node that is to leave has by then, whatever its ranks do
 
 
 class Agent:
@@ -69,6 +71,8 @@ class Agent:
             call(*args)
 
     def run(self) -> None:
+        if self.machine.leaves:
+            self.later(LEAVE_S, self.world.truth.stays, self.machine.name)
         self._recall()
         self.keeper.recall(self.machine.disk.launch)
         self.later(self.rng.random() * POLL_S, self._poll)
@@ -86,7 +90,8 @@ class Agent:
         machine = self.machine
         newest = max((generation for generation, _ in machine.held), default=0)
         ranks = tuple(rank for generation, rank in machine.held if generation == newest)
-        self.life.recall(tuple(machine.disk.done), newest, ranks, machine.disk.stopped)
+        disk = machine.disk
+        self._do(self.life.recall(tuple(disk.done), newest, ranks, disk.stopped, disk.leaving))
         for held in list(machine.held.values()):
             if held.code is not None:
                 self.over(held)
@@ -100,6 +105,10 @@ class Agent:
                     if self.world.faults.strikes(self.machine, "carried"):
                         return
                     self.machine.disk.done.append(done)
+                    if self.world.faults.strikes(self.machine, "remembered"):
+                        return
+                case Intend(errand):
+                    self.machine.disk.leaving = errand
                     if self.world.faults.strikes(self.machine, "remembered"):
                         return
                 case Carry(errand):
@@ -212,6 +221,9 @@ class Agent:
                 self.machine.releases.add(errand.release.number)
                 self._launch(errand)
             case StopHere() | Leave():
+                if isinstance(errand, Leave):
+                    self.machine.leaves = True
+                    self.world.faults.leaving(self.machine)
                 generation = errand.generation if isinstance(errand, StopHere) else self.life.generation
                 self._stop(errand, generation)
             case ProbeHere() | MeetHere():
@@ -270,7 +282,7 @@ class Agent:
         error = f"{len(left)} ranks do not die" if left else ""
         copies = self.keeper.copies() if isinstance(errand, StopHere) else ()
         self._carried(Carried(errand, not error, error, copies))
-        if isinstance(errand, Leave) and self.alive:
+        if isinstance(errand, Leave) and self.alive and not self.world.faults.strikes(self.machine, "carried"):
             self.world.later(0.2, self.machine.quit, errand.id)
 
     # --- ranks -------------------------------------------------------------------------------------------------

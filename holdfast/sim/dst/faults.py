@@ -1,5 +1,6 @@
 """What chance does to a simulated job, from a seed, until it is told to stop."""
 
+from random import Random
 from typing import TYPE_CHECKING
 
 from holdfast.model.event import Order
@@ -38,6 +39,7 @@ class Faults:
         self.on = False
         self.struck: dict[str, int] = {}
         self._armed: dict[str, str] = {}  # machine -> where its agent will die
+        self._aside = Random(f"leaving {world.setup.seed}")  # so that all else of a seed stays as it was
         # Of each seed only some kinds: those that are left come often enough to meet one another.
         kinds = [kind for kind in _KINDS if world.rng.random() < 0.6] or list(_KINDS)
         self._weights = {kind: _KINDS[kind] * world.rng.choice((1, 1, 3)) for kind in kinds}
@@ -70,6 +72,12 @@ class Faults:
         del self._armed[machine.name]
         machine.kill_agent()
         return True
+
+    def leaving(self, machine: "Machine") -> None:
+        """It is about to; its agent may die amid that, which chance alone would hardly ever hit."""
+        if self.on and self._aside.random() < 0.3:
+            self._count("kill_leaving")
+            self.world.later(self._aside.uniform(0.0, 1.0), machine.kill_agent)
 
     def _next(self) -> None:
         self.world.later(self.world.rng.expovariate(1 / self.world.setup.pause_s), self._strike)

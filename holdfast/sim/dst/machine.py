@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.model.errand import Done, LaunchHere
+from holdfast.model.errand import Done, LaunchHere, Leave
 from holdfast.sim.dst.agent import Agent
 from holdfast.sim.dst.keeper import Memory
 
@@ -47,9 +47,10 @@ class NodeDisk:
         self.stopped = 0
         self.launch: LaunchHere | None = None
         self.alone: float | None = None  # since when there is no controller, by the steady clock
+        self.leaving: Leave | None = None  # begun, and not come to its end
 
     def lose_power(self) -> None:
-        self.stopped, self.launch, self.alone = 0, None, None
+        self.stopped, self.launch, self.alone, self.leaving = 0, None, None, None
 
 
 class Clock:
@@ -88,6 +89,7 @@ class Machine:
         self.releases: set[int] = set()  # whose code is here
         self.agent: Agent | None = None
         self.lives = 0  # agents so far
+        self.leaves = False  # one of them has begun to
 
     @property
     def connected(self) -> bool:
@@ -165,7 +167,7 @@ class Machine:
         if not self.alive:
             return
         self.world.note(f"{self.name}: {why}")
-        self.alive = False
+        self.alive = self.leaves = False
         if self.agent:
             self.agent.end()
             self.agent = None

@@ -98,6 +98,10 @@ class Truth:
         if 0 < id and id not in self._asked:
             self.broken(f"action {id} is carried out, and is not on disk")
 
+    def stays(self, node: str) -> None:
+        """Whoever has begun to leave has ended ranks, and nobody was told: it must not stay as if nothing were."""
+        self.broken(f"{node} has begun to leave, and its next agent stays")
+
     def _read_on(self) -> None:
         """Learn what has come to the disk since."""
         for entry in self.disk.entries[self._read :]:

@@ -136,6 +136,16 @@ def nobody_leaves(patch: Patch) -> None:
     patch.setattr(NodeLife, "_clock", lambda self, now: ())
 
 
+def leaving_is_forgotten(patch: Patch) -> None:
+    """An agent that is killed amid leaving has ended ranks, and the next one neither leaves nor tells of their end."""
+    recall = NodeLife.recall
+
+    def recalls(self: NodeLife, done: Any, generation: int, ranks: Any, stopped: int, leave: Any = None) -> Any:
+        return recall(self, done, generation, ranks, stopped)
+
+    patch.setattr(NodeLife, "recall", recalls)
+
+
 def stops_are_believed(patch: Patch) -> None:
     """A stop counts as done when it was told, not when it was answered."""
 
@@ -218,6 +228,7 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     astray_believed,
     astray_kept,
     nobody_leaves,
+    leaving_is_forgotten,
     stops_are_believed,
     nobody_is_waited_for,
     fleets_are_believed,
