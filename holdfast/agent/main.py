@@ -274,8 +274,8 @@ class Agent:
         await self.trying.stop()
         if isinstance(errand, LaunchHere):
             self.losses.eases = errand.eases
-            self.keeper.launched(errand)
-            error = await self.staging.launched(errand.release) or await self.ranks.launch(errand)
+            error = self.keeper.launched(errand) or await self.staging.launched(errand.release)
+            error = error or await self.ranks.launch(errand)
         else:
             generation = errand.generation if isinstance(errand, StopHere) else self.life.generation
             remembering.stop(self.node_dir, generation)
@@ -285,7 +285,7 @@ class Agent:
         self._do(self.life.step(time.monotonic(), Carried(errand, not error, error, copies)))
         if isinstance(errand, Leave):
             _log.info("leaving with code %d: %s", errand.code, errand.reason)
-            spec.put(self.node_dir / "left", f"{errand.reason}\n".encode())
+            remembering.leave(self.node_dir, errand)
             await asyncio.sleep(0.2)  # for the answer to go out
             self.ranks.quit(errand.code)
 

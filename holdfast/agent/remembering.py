@@ -1,6 +1,11 @@
-"""What outlives an agent on the node's disk: errands carried out or begun, and since when there is no controller."""
+"""What outlives an agent on the node's disk: errands carried out or begun, and since when there is no controller.
+
+A disk that takes nothing costs what its notes are for, the memory of the next agent, and never what they are about:
+above all ranks are ended whatever becomes of the note that they are.
+"""
 
 import contextlib
+import logging
 import os
 import time
 from pathlib import Path
@@ -12,14 +17,20 @@ from holdfast.wire import spec
 
 _ALONE = "alone"
 _LEAVING = "leaving.json"
+_LEFT = "left"
 _STOPPED = "stopped"
+_log = logging.getLogger("holdfast.agent")
 
 
 def remember(path: Path, done: Done) -> None:
-    with path.open("ab") as file:
-        file.write(b"\n" + msgspec.json.encode(done))  # the line before may be torn
-        file.flush()
-        os.fsync(file.fileno())
+    """If it cannot be, an agent after this one that is told again carries it out again, which does no harm."""
+    try:
+        with path.open("ab") as file:
+            file.write(b"\n" + msgspec.json.encode(done))  # the line before may be torn
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as e:
+        _log.warning("errand %d was carried out, and cannot be remembered: %s", done.id, e)
 
 
 def recall(path: Path) -> tuple[Done, ...]:
@@ -34,7 +45,7 @@ def recall(path: Path) -> tuple[Done, ...]:
 
 
 def stop(node_dir: Path, generation: int) -> None:
-    spec.put(node_dir / _STOPPED, f"{generation}\n".encode())
+    _note(node_dir / _STOPPED, f"{generation}\n".encode())
 
 
 def stopped(node_dir: Path) -> int:
@@ -44,8 +55,7 @@ def stopped(node_dir: Path) -> int:
 
 
 def intend(node_dir: Path, errand: Leave) -> None:
-    with contextlib.suppress(OSError):  # who cannot write it down leaves all the same
-        spec.write(node_dir / _LEAVING, errand)
+    _note(node_dir / _LEAVING, msgspec.json.encode(errand))
 
 
 def intended(node_dir: Path) -> Leave | None:
@@ -54,6 +64,18 @@ def intended(node_dir: Path) -> Leave | None:
         return spec.read(node_dir / _LEAVING, Leave)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def leave(node_dir: Path, errand: Leave) -> None:
+    """Why this node is gone, for whoever looks for it."""
+    _note(node_dir / _LEFT, f"{errand.reason}\n".encode())
+
+
+def _note(path: Path, content: bytes) -> None:
+    try:
+        spec.put(path, content)
+    except OSError as e:
+        _log.warning("%s cannot be written: %s", path, e)
 
 
 def parted(node_dir: Path) -> float:
