@@ -104,11 +104,11 @@ class Agent:
                 case Remember(done):
                     if self.world.faults.strikes(self.machine, "carried"):
                         return
-                    self.machine.disk.done.append(done)
+                    self.machine.disk.remember(done)
                     if self.world.faults.strikes(self.machine, "remembered"):
                         return
                 case Intend(errand):
-                    self.machine.disk.leaving = errand
+                    self.machine.disk.intend(errand)
                     if self.world.faults.strikes(self.machine, "remembered"):
                         return
                 case Carry(errand):
@@ -140,9 +140,7 @@ class Agent:
 
     def _parted(self) -> float:
         """Since when there is no controller, whatever became of agents since."""
-        disk = self.machine.disk
-        disk.alone = self.clock.mono() if disk.alone is None else disk.alone
-        return disk.alone
+        return self.machine.disk.parted(self.clock.mono())
 
     def heard(self, link: Link, packet: bytes) -> None:
         if not self.alive or self.link is not link:
@@ -216,13 +214,15 @@ class Agent:
         self.world.note(f"{self.machine.name}: carries out {type(errand).__name__} {errand.id}")
         match errand:
             case LaunchHere():
+                if error := self.machine.disk.launched(errand):
+                    self.later(0.01, self._launched, errand, error)
+                    return
                 self.keeper.launched(errand)
-                self.machine.disk.launch = errand
                 self.machine.releases.add(errand.release.number)
                 self._launch(errand)
             case StopHere() | Leave():
                 if isinstance(errand, Leave):
-                    self.machine.leaves = True
+                    self.machine.leaves = not self.machine.disk.full  # or the next agent cannot know
                     self.world.faults.leaving(self.machine)
                 generation = errand.generation if isinstance(errand, StopHere) else self.life.generation
                 self._stop(errand, generation)
@@ -264,7 +264,7 @@ class Agent:
         self._carried(Carried(errand, not error, error))
 
     def _stop(self, errand: StopHere | Leave, generation: int) -> None:
-        self.machine.disk.stopped = generation
+        self.machine.disk.stop(generation)
         self._beat()  # the last steps, before the ranks are gone
         self._stopped = max(self._stopped, generation)
         delay_s = 0.02 + self.rng.random() * min(1.0, errand.grace_s + 0.1)

@@ -146,6 +146,19 @@ def leaving_is_forgotten(patch: Patch) -> None:
     patch.setattr(NodeLife, "recall", recalls)
 
 
+def full_disks_matter(patch: Patch) -> None:
+    """An agent dies of a disk that takes nothing, before it has ended the ranks that it is to end."""
+    stop = Agent._stop
+
+    def stops(self: Agent, errand: Any, generation: int) -> None:
+        if self.machine.disk.full:
+            self.machine.kill_agent()
+        else:
+            stop(self, errand, generation)
+
+    patch.setattr(Agent, "_stop", stops)
+
+
 def stops_are_believed(patch: Patch) -> None:
     """A stop counts as done when it was told, not when it was answered."""
 
@@ -229,6 +242,7 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     astray_kept,
     nobody_leaves,
     leaving_is_forgotten,
+    full_disks_matter,
     stops_are_believed,
     nobody_is_waited_for,
     fleets_are_believed,
