@@ -202,9 +202,8 @@ def test_a_node_without_a_controller_leaves_after_a_while() -> None:
     node.step(130.0, Unlinked())  # a dial that failed does not start the clock anew
     assert node.step(159.9, Clock()) == ()
     intends, deed = node.step(160.0, Clock())
-    assert isinstance(deed, Carry)
+    assert isinstance(deed, Carry) and isinstance(deed.errand, Leave)
     assert intends == Intend(deed.errand), "on disk before ranks are ended for it"
-    assert isinstance(deed.errand, Leave)
     assert (deed.errand.code, deed.errand.reason) == (1, "no controller for 60 s")
     assert node.step(161.0, Clock()) == ()
     assert node.step(161.0, exited(2, -15)) == ()
