@@ -43,7 +43,7 @@ class Holder:
     def __init__(self, node_dir: Path) -> None:
         self.node_dir = node_dir
         self.spec = spec.read(node_dir / "spec.json", spec.NodeSpec)
-        remembering.met(node_dir)  # what is written there is of an earlier life of this node
+        remembering.begin(node_dir)  # what is written there is of an earlier life of this node
         self.ranks: dict[str, Held] = {}
         self.code: int | None = None  # set: leave with this code
         arena = os.memfd_create("holdfast-slots")

@@ -140,15 +140,22 @@ class Keeper:
             poisoned=bool(sealed.flags & POISONED),
         )
 
-    def launched(self, errand: LaunchHere) -> None:
-        """A generation is about to start from this state; what came after it belongs to a line that is given up."""
+    def launched(self, errand: LaunchHere) -> str:
+        """A generation is about to start from this state; what came after it belongs to a line that is given up.
+
+        Why it cannot, or nothing: an agent after this one must not take an older launch for the newest.
+        """
+        try:
+            spec.write(self._notes / "launch.json", errand)
+        except OSError as e:
+            return f"what is launched cannot be written to {self._notes}: {e.strerror}"
         self._begin(errand)
         self._seen.clear()
-        spec.write(self._notes / "launch.json", errand)
         line = _line(errand)
         self._shelf.launched(errand.generation, line)
         for _, arena in self._arenas.values():
             arena.drop_after(line)
+        return ""
 
     def _begin(self, errand: LaunchHere) -> None:
         self._generation, self._restore = errand.generation, errand.restore

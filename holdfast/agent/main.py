@@ -26,6 +26,7 @@ from holdfast.agent.steady import Steady
 from holdfast.agent.tracer import Asked, Tracer, fitted
 from holdfast.agent.trying import Trying
 from holdfast.core.node import (
+    OWN,
     PING_S,
     Acked,
     Carried,
@@ -33,6 +34,7 @@ from holdfast.core.node import (
     Clock,
     Deed,
     Exited,
+    Intend,
     Linked,
     NodeLife,
     Noticed,
@@ -56,7 +58,6 @@ POLL_S = 0.1  # how often the slots are read until every rank has made its first
 _STEADY_S = 0.25  # and then: waking up is most of what an agent costs
 _LATCH_S = 1.0  # a rank that told of its failure and has not ended by then is reported all the same
 _OUTBOX = 256
-_OWN = 0  # id of errands that no controller has sent
 _DIAL_S = 10.0  # for one try to reach the controller
 _REDIAL_S = 0.05  # after a link that broke; then longer and longer
 _AGAIN_S = 5.0  # a release that could not be had is tried again
@@ -119,8 +120,8 @@ class Agent:
         keys = [tuple(int(part) for part in key.split(":")) for key in self.ranks.held]
         newest = max((generation for generation, _ in keys), default=0)
         ranks = tuple(rank for generation, rank in keys if generation == newest)
-        stopped = self.node_dir / "stopped"
-        self.life.recall(done, newest, ranks, int(stopped.read_bytes()) if stopped.exists() else 0)
+        stopped, leave = remembering.stopped(self.node_dir), remembering.intended(self.node_dir)
+        self._do(self.life.recall(done, newest, ranks, stopped, leave))
         for held in self.ranks.held.values():
             if held.code is not None:
                 self._over(held)
@@ -132,6 +133,8 @@ class Agent:
                     self._put(messages.encode(post))
                 case Remember(done):
                     remembering.remember(self.node_dir / "done.jsonl", done)
+                case Intend(errand):
+                    remembering.intend(self.node_dir, errand)
                 case Carry(errand):
                     self._tasks.create_task(self._carry(errand))
 
@@ -253,7 +256,7 @@ class Agent:
     def _asked_to_leave(self) -> None:
         """By somebody on this host, who does not want to wait for the controller's word."""
         grace_s = self.spec.settings.recovery.shutdown_grace_s
-        leave = Leave(id=_OWN, code=128 + signal.SIGINT, grace_s=grace_s, reason="asked to, on this host")
+        leave = Leave(id=OWN, code=128 + signal.SIGINT, grace_s=grace_s, reason="asked to, on this host")
         self._do(self.life.step(time.monotonic(), Told(leave)))
 
     # --- errands -----------------------------------------------------------------------------------------------
@@ -271,23 +274,20 @@ class Agent:
         await self.trying.stop()
         if isinstance(errand, LaunchHere):
             self.losses.eases = errand.eases
-            self.keeper.launched(errand)
-            error = await self.staging.launched(errand.release) or await self.ranks.launch(errand)
+            error = self.keeper.launched(errand) or await self.staging.launched(errand.release)
+            error = error or await self.ranks.launch(errand)
         else:
             generation = errand.generation if isinstance(errand, StopHere) else self.life.generation
-            error = await self._stop(generation, errand.grace_s)
+            remembering.stop(self.node_dir, generation)
+            self._beat()  # the last steps, before the ranks are gone
+            error = await self.ranks.stop(generation, errand.grace_s)
         copies = self.keeper.copies() if isinstance(errand, StopHere) else ()
         self._do(self.life.step(time.monotonic(), Carried(errand, not error, error, copies)))
         if isinstance(errand, Leave):
             _log.info("leaving with code %d: %s", errand.code, errand.reason)
-            spec.put(self.node_dir / "left", f"{errand.reason}\n".encode())
+            remembering.leave(self.node_dir, errand)
             await asyncio.sleep(0.2)  # for the answer to go out
             self.ranks.quit(errand.code)
-
-    async def _stop(self, generation: int, grace_s: float) -> str:
-        spec.put(self.node_dir / "stopped", f"{generation}\n".encode())
-        self._beat()  # the last steps, before the ranks are gone
-        return await self.ranks.stop(generation, grace_s)
 
     # --- ranks -------------------------------------------------------------------------------------------------
 

@@ -1,23 +1,36 @@
-"""What outlives an agent on the node's disk: errands that were carried out, and since when there is no controller."""
+"""What outlives an agent on the node's disk: errands carried out or begun, and since when there is no controller.
+
+A disk that takes nothing costs what its notes are for, the memory of the next agent, and never what they are about:
+above all ranks are ended whatever becomes of the note that they are.
+"""
 
 import contextlib
+import logging
 import os
 import time
 from pathlib import Path
 
 import msgspec
 
-from holdfast.model.errand import Done
+from holdfast.model.errand import Done, Leave
 from holdfast.wire import spec
 
 _ALONE = "alone"
+_LEAVING = "leaving.json"
+_LEFT = "left"
+_STOPPED = "stopped"
+_log = logging.getLogger("holdfast.agent")
 
 
 def remember(path: Path, done: Done) -> None:
-    with path.open("ab") as file:
-        file.write(b"\n" + msgspec.json.encode(done))  # the line before may be torn
-        file.flush()
-        os.fsync(file.fileno())
+    """If it cannot be, an agent after this one that is told again carries it out again, which does no harm."""
+    try:
+        with path.open("ab") as file:
+            file.write(b"\n" + msgspec.json.encode(done))  # the line before may be torn
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as e:
+        _log.warning("errand %d was carried out, and cannot be remembered: %s", done.id, e)
 
 
 def recall(path: Path) -> tuple[Done, ...]:
@@ -31,6 +44,40 @@ def recall(path: Path) -> tuple[Done, ...]:
     return tuple(done)
 
 
+def stop(node_dir: Path, generation: int) -> None:
+    _note(node_dir / _STOPPED, f"{generation}\n".encode())
+
+
+def stopped(node_dir: Path) -> int:
+    """The newest generation that was told to stop here, 0: none was."""
+    path = node_dir / _STOPPED
+    return int(path.read_bytes()) if path.exists() else 0
+
+
+def intend(node_dir: Path, errand: Leave) -> None:
+    _note(node_dir / _LEAVING, msgspec.json.encode(errand))
+
+
+def intended(node_dir: Path) -> Leave | None:
+    """An agent before us was about to leave, and has not come to its end."""
+    try:
+        return spec.read(node_dir / _LEAVING, Leave)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def leave(node_dir: Path, errand: Leave) -> None:
+    """Why this node is gone, for whoever looks for it."""
+    _note(node_dir / _LEFT, f"{errand.reason}\n".encode())
+
+
+def _note(path: Path, content: bytes) -> None:
+    try:
+        spec.put(path, content)
+    except OSError as e:
+        _log.warning("%s cannot be written: %s", path, e)
+
+
 def parted(node_dir: Path) -> float:
     """Since when there is no controller, by the steady clock; an agent that is started anew does not count anew."""
     now = time.monotonic()
@@ -42,6 +89,13 @@ def parted(node_dir: Path) -> float:
 
 
 def met(node_dir: Path) -> None:
-    """There is one; or there is nothing yet to be alone with, as the holder has just been started."""
+    """There is one."""
     with contextlib.suppress(OSError):
         (node_dir / _ALONE).unlink(missing_ok=True)
+
+
+def begin(node_dir: Path) -> None:
+    """The holder has just been started: there is nothing yet to be alone with, and the last life has left."""
+    met(node_dir)
+    with contextlib.suppress(OSError):
+        (node_dir / _LEAVING).unlink(missing_ok=True)

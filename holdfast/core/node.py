@@ -15,6 +15,7 @@ from holdfast.model.probe import Finding
 from holdfast.model.replay import Played
 from holdfast.model.signal import Exit, Loss
 
+OWN = 0  # id of errands that no controller has sent
 PING_S = 20.0  # each end of a link asks so often whether the other is there, and waits half as long for the answer
 _NOTICE_S = 1.5 * PING_S
 _GRACE_S = 2.0
@@ -98,11 +99,17 @@ class Remember(msgspec.Struct, frozen=True):
     done: Done
 
 
+class Intend(msgspec.Struct, frozen=True):
+    """Put on disk before anything is done about it: whoever comes after this agent goes on with it."""
+
+    errand: Leave
+
+
 class Carry(msgspec.Struct, frozen=True):
     errand: Errand
 
 
-Deed = Send | Remember | Carry
+Deed = Send | Remember | Intend | Carry
 
 
 class NodeLife:
@@ -129,11 +136,14 @@ class NodeLife:
         self._linked = False
         self._unlinked_at = now
 
-    def recall(self, done: tuple[Done, ...], generation: int, ranks: tuple[int, ...], stopped: int) -> None:
-        """What an earlier agent of this node left behind."""
+    def recall(
+        self, done: tuple[Done, ...], generation: int, ranks: tuple[int, ...], stopped: int, leave: Leave | None = None
+    ) -> tuple[Deed, ...]:
+        """What an earlier agent of this node left behind; `leave`: it was about to, and may have ended ranks for it."""
         self._done = {d.id: d for d in done}
         self.generation, self.expected, self.stopped = generation, set(ranks), stopped
         self._begun = generation
+        return self._leave(leave) if leave else ()
 
     def occupied(self, running: int) -> int:
         """The newest generation that has ranks here or may have some presently, 0: none; `running` is seen to run.
@@ -174,6 +184,8 @@ class NodeLife:
             return ()
         if isinstance(errand, LaunchHere) and self._is_over(errand.generation):
             return self._carried(Carried(errand, False, f"generation {errand.generation} is over here"))
+        if isinstance(errand, Leave):
+            return self._leave(errand)
         self._doing.add(errand.id)
         if isinstance(errand, LaunchHere):
             seat = errand.seat
@@ -183,9 +195,12 @@ class NodeLife:
             self.expected = set(range(seat.first_rank, seat.first_rank + seat.nproc)) - self._over
         elif isinstance(errand, StopHere):
             self.stopped = max(self.stopped, errand.generation)
-        elif isinstance(errand, Leave):
-            self.leaving, self.stopped = True, self.generation
         return (Carry(errand),)
+
+    def _leave(self, errand: Leave) -> tuple[Deed, ...]:
+        """Nobody else knows that ranks are ended for it, so nobody would tell the next agent to go on."""
+        self.leaving, self.stopped = True, self.generation
+        return (Intend(errand), Carry(errand))
 
     def _is_over(self, generation: int) -> bool:
         """Whether it was launched here before, unless by an agent that may have ended in the middle of it."""
@@ -193,6 +208,8 @@ class NodeLife:
 
     def _carried(self, news: Carried) -> tuple[Deed, ...]:
         id = news.errand.id
+        if id == OWN:
+            return ()  # nobody waits for an answer, and the next one of this id is another errand
         self._doing.discard(id)
         done = self._done[id] = Done(
             id=id,
@@ -228,9 +245,8 @@ class NodeLife:
     def _clock(self, now: float) -> tuple[Deed, ...]:
         if self._linked or self.leaving or now < self._unlinked_at + self.limits.lost_s:
             return ()
-        self.leaving, self.stopped = True, self.generation
         reason = f"no controller for {self.limits.lost_s:g} s"
-        return (Carry(Leave(id=0, code=1, grace_s=_GRACE_S, reason=reason)),)
+        return self._leave(Leave(id=OWN, code=1, grace_s=_GRACE_S, reason=reason))
 
     def _post(self, body: Alarm | Ended | Done) -> tuple[Deed, ...]:
         self._seq += 1

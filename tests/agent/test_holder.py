@@ -11,6 +11,7 @@ import pytest
 from holdfast.agent import remembering
 from holdfast.agent.holder import Holder
 from holdfast.agent.zygotes import Zygote
+from holdfast.model.errand import Leave
 from holdfast.wire import holding, spec, zygote
 from holdfast.wire.flightlog import arena_bytes
 from holdfast.wire.holding import (
@@ -103,8 +104,10 @@ def fork_of(key: str) -> Fork:
 
 def test_a_node_that_is_started_anew_was_not_alone_before(tmp_path: Path) -> None:
     since = remembering.parted(tmp_path)
+    remembering.intend(tmp_path, Leave(id=0, code=1, grace_s=2.0, reason="no controller for 60 s"))
     Bench(tmp_path).close()
     assert remembering.parted(tmp_path) > since
+    assert remembering.intended(tmp_path) is None, "the life before has left"
 
 
 def test_a_rank_that_ends_before_its_birth_is_told(bench: Bench) -> None:

@@ -1,6 +1,8 @@
 """The agent between its ranks and the controller: what it remembers, what it tells."""
 
+import asyncio
 import mmap
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,28 +12,40 @@ import pytest
 
 from holdfast.agent import main
 from holdfast.agent.main import Agent
-from holdfast.agent.remembering import remember
+from holdfast.agent.remembering import intend, remember, stop
 from holdfast.core.node import Clock
 from holdfast.model.alarm import Alarm
-from holdfast.model.errand import Done, StopHere
+from holdfast.model.errand import Done, LaunchHere, Leave, StopHere
+from holdfast.model.topology import Seat
 from holdfast.wire import holding, messages, spec
 from holdfast.wire.flightlog import arena_bytes
-from holdfast.wire.holding import Held
+from holdfast.wire.holding import Held, Kill, Over, Quit, Sweep, Swept
 from holdfast.wire.messages import Welcome
 from holdfast.wire.slot import Slot
 from tests.fleet.places import TEMPLATE
 
+LAUNCH = LaunchHere(
+    id=6, generation=2, seat=Seat(node="n0", group_rank=0, first_rank=0, nproc=2), world_size=2, group_world_size=1,
+    store_host="h", store_port=1, run_id="r", max_restarts=0,
+)  # fmt: skip
+
 
 @pytest.fixture
-def agent(tmp_path: Path) -> Iterator[Agent]:
-    node = msgspec.structs.replace(TEMPLATE, node="n0", nproc=2, log_dir=str(tmp_path / "logs"))
-    spec.write(tmp_path / "spec.json", node)
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The agent's, and the holder's."""
     ours, theirs = holding.pair()
-    made = Agent(tmp_path, ours)
-    made.ranks.arena = mmap.mmap(-1, arena_bytes(2))
-    yield made
+    yield ours, theirs
     ours.close()
     theirs.close()
+
+
+@pytest.fixture
+def agent(tmp_path: Path, ends: tuple[socket.socket, socket.socket]) -> Agent:
+    node = msgspec.structs.replace(TEMPLATE, node="n0", nproc=2, log_dir=str(tmp_path / "logs"))
+    spec.write(tmp_path / "spec.json", node)
+    made = Agent(tmp_path, ends[0])
+    made.ranks.arena = mmap.mmap(-1, arena_bytes(2))
+    return made
 
 
 def told(agent: Agent) -> list[object]:
@@ -79,6 +93,57 @@ def test_the_time_without_a_controller_is_that_of_the_node_not_of_its_agents(age
     assert third.life.step(time.monotonic(), Clock()) == ()
     ours.close()
     theirs.close()
+
+
+async def test_an_agent_goes_on_with_leaving(agent: Agent, tmp_path: Path) -> None:
+    """A controller is there again, and has not been told that the rank was ended; nor will it be."""
+    intend(tmp_path, Leave(id=0, code=7, grace_s=0.0, reason="no controller for 60 s"))
+    stop(tmp_path, 1)
+    agent.ranks.held = {"1:0": Held(key="1:0", pid=1, code=-15, at=1.0)}
+    agent.ranks._swept = asyncio.get_running_loop().create_future()
+    async with asyncio.TaskGroup() as agent._tasks:
+        agent._recall()
+        agent._staged = True
+        agent._heard(Welcome(at=500.0, beat_s=1.0))
+        asyncio.get_running_loop().call_later(0.1, agent.ranks._swept.set_result, ())
+    assert not agent.life._outbox
+    assert (tmp_path / "left").read_text() == "no controller for 60 s\n"
+
+
+async def test_ranks_are_ended_although_the_disk_takes_nothing(
+    agent: Agent, tmp_path: Path, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    """Or a node that has lost its controller would go on for ever: its agent died before it had ended any."""
+    for name in ("stopped", "left", "leaving.json", "done.jsonl", "launch.json"):
+        (tmp_path / name / "in the way").mkdir(parents=True)
+    agent.ranks.held = {"1:0": Held(key="1:0", pid=2**31 - 1)}
+    agent.life.recall((), 1, (0,), 0)
+    async with asyncio.TaskGroup() as around:
+        listening = around.create_task(agent.ranks.listen(asyncio.Event()))
+        asked = around.create_task(_hold(ends[1]))
+        for errand in (StopHere(id=5, generation=1, grace_s=1.0), LAUNCH, Leave(id=7, code=3, grace_s=1.0, reason="")):
+            async with asyncio.TaskGroup() as agent._tasks:
+                agent._heard(messages.Tell(errand=errand))
+        await asked
+        listening.cancel()
+    assert asked.result() == [Kill(key="1:0", signal=15), Sweep(), Sweep(), Quit(code=3)]
+    stopped, launched, left = (post.body for post in agent.life._outbox.values())
+    assert (stopped, left) == (Done(id=5, node="n0", ok=True), Done(id=7, node="n0", ok=True))
+    assert isinstance(launched, Done) and "cannot be written" in launched.detail
+
+
+async def _hold(sock: socket.socket) -> list[holding.ToHolder]:
+    """As a holder does whose ranks listen."""
+    sock.setblocking(False)
+    asked: list[holding.ToHolder] = []
+    while not asked or not isinstance(asked[-1], Quit):
+        asked.append(holding.to_holder(await asyncio.get_running_loop().sock_recv(sock, holding.PACKET_BYTES)))
+        match asked[-1]:
+            case Kill(key=key):
+                sock.send(holding.encode(Over(rank=Held(key=key, pid=1, code=-15, at=1.0))))
+            case Sweep():
+                sock.send(holding.encode(Swept(left=())))
+    return asked
 
 
 def test_the_slowest_rank_speaks_for_the_node(agent: Agent) -> None:

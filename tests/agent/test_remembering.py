@@ -3,8 +3,10 @@
 import time
 from pathlib import Path
 
-from holdfast.agent.remembering import met, parted, recall, remember
-from holdfast.model.errand import Done
+from holdfast.agent.remembering import begin, intend, intended, leave, met, parted, recall, remember, stop, stopped
+from holdfast.model.errand import Done, Leave
+
+LEAVE = Leave(id=0, code=1, grace_s=2.0, reason="no controller for 60 s")
 
 
 def test_what_was_carried_out_is_remembered_even_behind_a_torn_line(tmp_path: Path) -> None:
@@ -35,3 +37,32 @@ def test_what_cannot_be_read_counts_from_now(tmp_path: Path) -> None:
     (tmp_path / "alone").write_text(f"{before + 1e6}\n")  # of a machine that has been started anew since
     assert parted(tmp_path) <= time.monotonic()
     assert parted(tmp_path / "nowhere") >= before
+
+
+def test_who_was_about_to_leave_is_known_to_the_next_agent_not_to_the_next_holder(tmp_path: Path) -> None:
+    assert intended(tmp_path) is None
+    intend(tmp_path, LEAVE)
+    met(tmp_path)  # a controller that is back changes nothing: ranks may have been ended
+    assert intended(tmp_path) == LEAVE
+    begin(tmp_path)
+    assert intended(tmp_path) is None
+    (tmp_path / "leaving.json").write_bytes(b"{")
+    assert intended(tmp_path) is None
+
+
+def test_what_was_stopped(tmp_path: Path) -> None:
+    assert stopped(tmp_path) == 0
+    stop(tmp_path, 7)
+    assert stopped(tmp_path) == 7
+
+
+def test_a_disk_that_takes_nothing_keeps_nobody_from_going_on(tmp_path: Path) -> None:
+    full = tmp_path / "full"  # stands for it: nothing can be written below a file
+    full.write_bytes(b"")
+    remember(full / "done.jsonl", Done(id=1, node="n0", ok=True))
+    stop(full, 7)
+    leave(full, LEAVE)
+    intend(full, LEAVE)
+    met(full)
+    begin(full)
+    assert intended(full) is None

@@ -11,6 +11,7 @@ from holdfast.core.node import (
     Clock,
     Deed,
     Exited,
+    Intend,
     Linked,
     NodeLife,
     NodeLimits,
@@ -200,9 +201,9 @@ def test_a_node_without_a_controller_leaves_after_a_while() -> None:
     node.step(100.0, Unlinked())
     node.step(130.0, Unlinked())  # a dial that failed does not start the clock anew
     assert node.step(159.9, Clock()) == ()
-    (deed,) = node.step(160.0, Clock())
-    assert isinstance(deed, Carry)
-    assert isinstance(deed.errand, Leave)
+    intends, deed = node.step(160.0, Clock())
+    assert isinstance(deed, Carry) and isinstance(deed.errand, Leave)
+    assert intends == Intend(deed.errand), "on disk before ranks are ended for it"
     assert (deed.errand.code, deed.errand.reason) == (1, "no controller for 60 s")
     assert node.step(161.0, Clock()) == ()
     assert node.step(161.0, exited(2, -15)) == ()
@@ -220,13 +221,33 @@ def test_a_controller_that_is_back_in_time_changes_nothing() -> None:
 def test_a_node_that_never_found_a_controller_leaves_too() -> None:
     node = life(linked=False)
     assert node.step(59.0, Clock()) == ()
-    assert len(node.step(60.0, Clock())) == 1
+    assert len(node.step(60.0, Clock())) == 2
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_who_is_killed_amid_leaving_has_a_successor_who_leaves(stopped: int) -> None:
+    """A controller that is there by then knows nothing of it: nobody would ever tell of the ranks that were ended."""
+    first = life()
+    do(first, launch(1, 1))
+    first.step(100.0, Unlinked())
+    intends, _ = first.step(160.0, Clock())
+    assert isinstance(intends, Intend)
+    node = life()
+    assert node.recall((), 1, (2, 3), stopped, intends.errand) == (intends, Carry(intends.errand))
+    assert node.step(161.0, Told(launch(2, 2))) == ()
+    assert node.step(161.0, exited(2, -15)) == (), "ended for it, by the agent before"
+
+
+def test_what_nobody_has_sent_is_not_answered_and_may_come_again() -> None:
+    node, own = life(), leave(0)
+    assert node.step(2.0, Told(own)) == (Intend(own), Carry(own))
+    assert node.step(2.1, Carried(own, True)) == ()
 
 
 def test_who_leaves_takes_no_more_errands() -> None:
     node = life()
     do(node, launch(1, 1))
-    assert node.step(2.0, Told(leave(2))) == (Carry(leave(2)),)
+    assert node.step(2.0, Told(leave(2))) == (Intend(leave(2)), Carry(leave(2)))
     assert node.step(2.1, Told(launch(3, 2))) == ()
     assert node.step(2.1, exited(2, -15)) == ()
     assert bodies(node.step(2.2, Carried(leave(2), True))) == [Done(id=2, node="n0", ok=True)]

@@ -13,6 +13,7 @@ from holdfast.core.node import (
     Clock,
     Deed,
     Exited,
+    Intend,
     Linked,
     NodeLife,
     Remember,
@@ -38,6 +39,7 @@ POLL_S = 0.25
 _REDIAL_S = 0.05
 _COPY_S = 0.3
 _UNKILLABLE_S = 10.0
+LEAVE_S = 20.0  # a node that is to leave has by then, whatever its ranks do
 
 
 class Agent:
@@ -69,6 +71,8 @@ class Agent:
             call(*args)
 
     def run(self) -> None:
+        if self.machine.leaves:
+            self.later(LEAVE_S, self.world.truth.stays, self.machine.name)
         self._recall()
         self.keeper.recall(self.machine.disk.launch)
         self.later(self.rng.random() * POLL_S, self._poll)
@@ -86,7 +90,8 @@ class Agent:
         machine = self.machine
         newest = max((generation for generation, _ in machine.held), default=0)
         ranks = tuple(rank for generation, rank in machine.held if generation == newest)
-        self.life.recall(tuple(machine.disk.done), newest, ranks, machine.disk.stopped)
+        disk = machine.disk
+        self._do(self.life.recall(tuple(disk.done), newest, ranks, disk.stopped, disk.leaving))
         for held in list(machine.held.values()):
             if held.code is not None:
                 self.over(held)
@@ -99,7 +104,11 @@ class Agent:
                 case Remember(done):
                     if self.world.faults.strikes(self.machine, "carried"):
                         return
-                    self.machine.disk.done.append(done)
+                    self.machine.disk.remember(done)
+                    if self.world.faults.strikes(self.machine, "remembered"):
+                        return
+                case Intend(errand):
+                    self.machine.disk.intend(errand)
                     if self.world.faults.strikes(self.machine, "remembered"):
                         return
                 case Carry(errand):
@@ -131,9 +140,7 @@ class Agent:
 
     def _parted(self) -> float:
         """Since when there is no controller, whatever became of agents since."""
-        disk = self.machine.disk
-        disk.alone = self.clock.mono() if disk.alone is None else disk.alone
-        return disk.alone
+        return self.machine.disk.parted(self.clock.mono())
 
     def heard(self, link: Link, packet: bytes) -> None:
         if not self.alive or self.link is not link:
@@ -207,11 +214,16 @@ class Agent:
         self.world.note(f"{self.machine.name}: carries out {type(errand).__name__} {errand.id}")
         match errand:
             case LaunchHere():
+                if error := self.machine.disk.launched(errand):
+                    self.later(0.01, self._launched, errand, error)
+                    return
                 self.keeper.launched(errand)
-                self.machine.disk.launch = errand
                 self.machine.releases.add(errand.release.number)
                 self._launch(errand)
             case StopHere() | Leave():
+                if isinstance(errand, Leave):
+                    self.machine.leaves = not self.machine.disk.full  # or the next agent cannot know
+                    self.world.faults.leaving(self.machine)
                 generation = errand.generation if isinstance(errand, StopHere) else self.life.generation
                 self._stop(errand, generation)
             case ProbeHere() | MeetHere():
@@ -252,7 +264,7 @@ class Agent:
         self._carried(Carried(errand, not error, error))
 
     def _stop(self, errand: StopHere | Leave, generation: int) -> None:
-        self.machine.disk.stopped = generation
+        self.machine.disk.stop(generation)
         self._beat()  # the last steps, before the ranks are gone
         self._stopped = max(self._stopped, generation)
         delay_s = 0.02 + self.rng.random() * min(1.0, errand.grace_s + 0.1)
@@ -270,7 +282,7 @@ class Agent:
         error = f"{len(left)} ranks do not die" if left else ""
         copies = self.keeper.copies() if isinstance(errand, StopHere) else ()
         self._carried(Carried(errand, not error, error, copies))
-        if isinstance(errand, Leave) and self.alive:
+        if isinstance(errand, Leave) and self.alive and not self.world.faults.strikes(self.machine, "carried"):
             self.world.later(0.2, self.machine.quit, errand.id)
 
     # --- ranks -------------------------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
 """What chance does to a simulated job, from a seed, until it is told to stop."""
 
+from random import Random
 from typing import TYPE_CHECKING
 
+from holdfast.core.node import fence_s
 from holdfast.model.event import Order
 from holdfast.model.release import Release
 from holdfast.sim.dst.setup import NOTICE_S
@@ -38,12 +40,15 @@ class Faults:
         self.on = False
         self.struck: dict[str, int] = {}
         self._armed: dict[str, str] = {}  # machine -> where its agent will die
+        self._aside = Random(f"aside {world.setup.seed}")  # so that all else of a seed stays as it was
         # Of each seed only some kinds: those that are left come often enough to meet one another.
         kinds = [kind for kind in _KINDS if world.rng.random() < 0.6] or list(_KINDS)
         self._weights = {kind: _KINDS[kind] * world.rng.choice((1, 1, 3)) for kind in kinds}
 
     def begin(self) -> None:
         self.on = True
+        if self._aside.random() < 0.15:
+            self.world.later(self._aside.uniform(5.0, 25.0), self._fill)
         self._next()
 
     def end(self) -> None:
@@ -54,6 +59,7 @@ class Faults:
         self.world.later(21.0, self.world.office.order, Order(verb="resume", who="somebody"))
         for machine in self.world.machines.values():
             self._heal(machine)
+            self._make_room(machine)
             for held in list(machine.held.values()):
                 self._unbind(held)
 
@@ -70,6 +76,40 @@ class Faults:
         del self._armed[machine.name]
         machine.kill_agent()
         return True
+
+    def _fill(self) -> None:
+        """A disk takes nothing any more; half of the time its machine is cut off, too, longer than a fence stands."""
+        up = [machine for machine in self.world.machines.values() if machine.alive and machine.running()]
+        if not self.on or not up:
+            return
+        machine = self._aside.choice(up)
+        self.world.note(f"fault: full disk on {machine.name}")
+        self._count("full")
+        machine.disk.full = True
+        if self._aside.random() < 0.5:
+            self.world.later(self._aside.choice((5.0, 40.0)), self._make_room, machine)
+            return
+        machine.cut = machine.buried = True
+        if machine.agent and machine.agent.link:
+            machine.agent.link.kill(0.0, 0.0)
+        lasts_s = fence_s(self.world.setup.settings.node)
+        self.world.later(lasts_s, self.world.truth.fenced, machine, lasts_s)
+        self.world.later(lasts_s + 30.0, self._unearth, machine)
+
+    def _unearth(self, machine: "Machine") -> None:
+        machine.buried = False
+        self._heal(machine)
+        self._make_room(machine)
+
+    @staticmethod
+    def _make_room(machine: "Machine") -> None:
+        machine.disk.full = machine.buried
+
+    def leaving(self, machine: "Machine") -> None:
+        """It is about to; its agent may die amid that, which chance alone would hardly ever hit."""
+        if self.on and self._aside.random() < 0.5:
+            self._count("kill_leaving")
+            self.world.later(self._aside.uniform(0.0, 1.0), machine.kill_agent)
 
     def _next(self) -> None:
         self.world.later(self.world.rng.expovariate(1 / self.world.setup.pause_s), self._strike)
@@ -172,7 +212,7 @@ class Faults:
 
     @staticmethod
     def _heal(machine: "Machine") -> None:
-        machine.cut = machine.apart = False
+        machine.cut, machine.apart = machine.buried, False
 
     def _spoil(self) -> None:
         for team in self.world.teams.trains():

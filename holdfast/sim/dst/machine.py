@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.model.errand import Done, LaunchHere
+from holdfast.model.errand import Done, LaunchHere, Leave
 from holdfast.sim.dst.agent import Agent
 from holdfast.sim.dst.keeper import Memory
 
@@ -47,9 +47,34 @@ class NodeDisk:
         self.stopped = 0
         self.launch: LaunchHere | None = None
         self.alone: float | None = None  # since when there is no controller, by the steady clock
+        self.leaving: Leave | None = None  # begun, and not come to its end
+        self.full = False  # nothing can be written
+
+    def remember(self, done: Done) -> None:
+        if not self.full:
+            self.done.append(done)
+
+    def stop(self, generation: int) -> None:
+        if not self.full:
+            self.stopped = generation
+
+    def intend(self, errand: Leave) -> None:
+        if not self.full:
+            self.leaving = errand
+
+    def launched(self, errand: LaunchHere) -> str:
+        """Why it cannot be noted, if it cannot."""
+        self.launch = self.launch if self.full else errand
+        return "what is launched cannot be written" if self.full else ""
+
+    def parted(self, now: float) -> float:
+        """Since when there is no controller, as far as that could be written down."""
+        if self.alone is None and not self.full:
+            self.alone = now
+        return now if self.alone is None else self.alone
 
     def lose_power(self) -> None:
-        self.stopped, self.launch, self.alone = 0, None, None
+        self.stopped, self.launch, self.alone, self.leaving = 0, None, None, None
 
 
 class Clock:
@@ -84,10 +109,12 @@ class Machine:
         self.alive = True
         self.cut = False  # the controller cannot be reached
         self.apart = False  # nor can other machines
+        self.buried = False  # cut off, with a full disk, for longer than any fence stands
         self.warm = False
         self.releases: set[int] = set()  # whose code is here
         self.agent: Agent | None = None
         self.lives = 0  # agents so far
+        self.leaves = False  # one of them has begun to
 
     @property
     def connected(self) -> bool:
@@ -165,7 +192,7 @@ class Machine:
         if not self.alive:
             return
         self.world.note(f"{self.name}: {why}")
-        self.alive = False
+        self.alive = self.leaves = False
         if self.agent:
             self.agent.end()
             self.agent = None

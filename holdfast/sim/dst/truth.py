@@ -13,7 +13,7 @@ from holdfast.sim.dst.disk import Disk
 from holdfast.sim.dst.keeper import Snap
 
 if TYPE_CHECKING:
-    from holdfast.sim.dst.machine import Held
+    from holdfast.sim.dst.machine import Held, Machine
     from holdfast.sim.dst.teams import Team
     from holdfast.sim.dst.world import World
 
@@ -97,6 +97,18 @@ class Truth:
         self._read_on()
         if 0 < id and id not in self._asked:
             self.broken(f"action {id} is carried out, and is not on disk")
+
+    def stays(self, node: str) -> None:
+        """Whoever has begun to leave has ended ranks, and nobody was told: it must not stay as if nothing were."""
+        self.broken(f"{node} has begun to leave, and its next agent stays")
+
+    def fenced(self, machine: "Machine", for_s: float) -> None:
+        """Where nobody can be asked, all that a launch waits for is that a node without a controller ends its ranks."""
+        left = [held for held in machine.running() if not held.unkillable]
+        if left and machine.buried:
+            self.broken(
+                f"generation {left[0].generation} lives on {machine.name}, which had no controller for {for_s:g} s"
+            )
 
     def _read_on(self) -> None:
         """Learn what has come to the disk since."""

@@ -136,6 +136,29 @@ def nobody_leaves(patch: Patch) -> None:
     patch.setattr(NodeLife, "_clock", lambda self, now: ())
 
 
+def leaving_is_forgotten(patch: Patch) -> None:
+    """An agent that is killed amid leaving has ended ranks, and the next one neither leaves nor tells of their end."""
+    recall = NodeLife.recall
+
+    def recalls(self: NodeLife, done: Any, generation: int, ranks: Any, stopped: int, leave: Any = None) -> Any:
+        return recall(self, done, generation, ranks, stopped)
+
+    patch.setattr(NodeLife, "recall", recalls)
+
+
+def full_disks_matter(patch: Patch) -> None:
+    """An agent dies of a disk that takes nothing, before it has ended the ranks that it is to end."""
+    stop = Agent._stop
+
+    def stops(self: Agent, errand: Any, generation: int) -> None:
+        if self.machine.disk.full:
+            self.machine.kill_agent()
+        else:
+            stop(self, errand, generation)
+
+    patch.setattr(Agent, "_stop", stops)
+
+
 def stops_are_believed(patch: Patch) -> None:
     """A stop counts as done when it was told, not when it was answered."""
 
@@ -218,6 +241,8 @@ PLANTED: tuple[Callable[[Patch], None], ...] = (
     astray_believed,
     astray_kept,
     nobody_leaves,
+    leaving_is_forgotten,
+    full_disks_matter,
     stops_are_believed,
     nobody_is_waited_for,
     fleets_are_believed,

@@ -34,6 +34,7 @@ FAILED_ONCE = {
     49: "a clock that was set back dated an alarm an hour early",
     223: "a node that had been away brought a state of the line that was left into a later launch",
     261: "a controller that died amid a launch came back and told the other nodes to go on from another step",
+    9529: "an agent killed amid leaving had ended its ranks, and its successor neither left nor told of their end",
     469: "a node whose old ranks did not die was neither taken back nor sent away",
 }
 
