@@ -1,8 +1,8 @@
 """The ladder: from the first cause of an incident to a verdict, cheapest remedy first, every rung bounded.
 
 1. Proof names a node (silent, GPU lost, words that leave no doubt): it is evicted.
-2. The user's code raised: no node is ever evicted for it. A release on trial is rolled back; what needs another setting
-   is tried once more and then told.
+2. The user's code raised: no node is ever evicted for it. A release on trial is rolled back, and one of the last day
+   at the second time; what needs another setting is tried once more and then told.
 3. A hang or a slow job whose stacks name nodes: these are evicted, if they can be replaced.
 4. The same failure again, and nobody to blame: every node is tried while the job stands, alone and in pairs.
 5. Nothing found: restarted in place, for many faults are transient.
@@ -67,11 +67,17 @@ def _is_codes_turn(case: Case, verdict: Verdict) -> bool:
         return case.is_code or case.mixed or hangs or case.again
     if verdict.remedy is Remedy.GIVE_UP and verdict.code == GAVE_UP:
         return True
+    if case.is_code and case.is_new:  # however far it gets in between: it would go on like this until its authors come
+        return True
     return verdict.remedy is Remedy.RESTART and case.is_blameless and _is_stubborn(case)
 
 
 def _rollback(case: Case) -> Verdict:
-    why = "failed in its first steps" if case.trial else "is the newest thing that changed, and nothing else helped"
+    why = "is the newest thing that changed, and nothing else helped"
+    if case.trial:
+        why = "failed in its first steps"
+    elif case.is_code and case.is_new:
+        why = "raised the same again, as no release before it did"
     reason = f"the running release {why}: rolled back to release {case.back_to}"
     return Verdict(remedy=Remedy.ROLLBACK, to=case.back_to, reason=reason)
 
@@ -142,7 +148,8 @@ def _remedy(case: Case) -> Verdict:
     if cause.kind is Kind.REPLICA:
         return _differ(case)
     if case.is_scarce and case.replaceable:
-        reason = f"{where} alone runs short of memory, twice: evicted"
+        what = "room on its disk" if cause.klass == "disk_full" else "memory"
+        reason = f"{where} alone runs short of {what}, twice: evicted"
         return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=reason)
     if cause.kind is Kind.LINES:
         return _setup(case)

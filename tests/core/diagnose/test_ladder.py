@@ -380,9 +380,35 @@ def test_lost_nodes_are_bounded_even_with_proof() -> None:
     assert judge(case(SILENCE, may_lose=0)).code == GAVE_UP
 
 
-def test_a_machine_that_alone_runs_short_of_memory_goes_at_the_second_time() -> None:
-    short = msgspec.structs.replace(
-        CRASH, klass="host_oom_kill", action="fix_config", confidence=0.8, suspects=("n1",), signature="s"
-    )
-    assert judge(case(short, past=past(10))).nodes == ("n1",)
+@pytest.mark.parametrize("klass", ["host_oom_kill", "disk_full"])
+def test_a_machine_that_alone_runs_short_goes_at_the_second_time(klass: str) -> None:
+    short = msgspec.structs.replace(CRASH, klass=klass, action="fix_config", confidence=0.8, signature="s")
+    assert judge(case(short)).remedy is Remedy.RESTART
+    assert judge(case(short, past=past(50))).nodes == ("n1",), "even if the job did not get further"
     assert judge(case(short, past=past(10, node="n2"))).remedy is Remedy.RESTART
+    assert judge(case(short, past=past(50, node="n2"))).code == GAVE_UP, "a disk that all share: who came next has it"
+    assert judge(case(short, past=past(50), replaceable=False)).code == GAVE_UP
+
+
+def test_two_machines_that_run_short_at_once_do_not_hide_each_other() -> None:
+    short = msgspec.structs.replace(CRASH, klass="disk_full", action="fix_config", confidence=0.8, signature="s")
+    both = past(10) + past(20, node="n2")
+    assert judge(case(short, past=both, nodes=1200)).nodes == ("n1",)
+    assert judge(case(short, past=both, nodes=8)).remedy is Remedy.RESTART, "among eight it may be chance"
+    often = past(10) + past(*range(20, 36), node="n2")
+    assert judge(case(short, past=often, nodes=1200)).code == GAVE_UP
+
+
+def test_code_that_fails_twice_in_a_release_of_the_last_day_goes_back() -> None:
+    def before(*releases: int, at: float = 0.0) -> tuple[Past, ...]:
+        return tuple(msgspec.structs.replace(past(10, at=at)[0], release=release) for release in releases)
+
+    assert judge(case(SCRIPT, release=2, back_to=1)).remedy is Remedy.RESTART, "once may be the data"
+    verdict = judge(case(SCRIPT, release=2, back_to=1, past=before(2)))
+    assert (verdict.remedy, verdict.to) == (Remedy.ROLLBACK, 1), "although it gets further each time"
+    assert judge(case(SCRIPT, release=2, back_to=1, past=before(1, 2))).remedy is Remedy.RESTART, "the old one did too"
+    assert judge(case(SCRIPT, release=2, past=before(2))).remedy is Remedy.RESTART, "nothing to go back to"
+    assert judge(case(SCRIPT, release=2, back_to=1, past=before(2, at=-1800.0))).remedy is Remedy.RESTART
+    assert judge(case(CRASH, release=2, back_to=1, past=before(2))).remedy is Remedy.EVICT, "a node may be to blame"
+    waits = judge(case(SCRIPT, release=2, back_to=1, past=before(2), update=True))
+    assert waits.remedy is Remedy.RESTART, "a newer one is tried first"

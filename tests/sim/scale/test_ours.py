@@ -37,6 +37,7 @@ def lost_s(world: Ours) -> float:
 
 
 CUDA = "RuntimeError: CUDA error: an illegal memory access was encountered"
+MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB."
 
 
 @pytest.mark.parametrize("shows", ["crash", "oom", "silence", "health", "hang", "slow", "loss"])
@@ -91,7 +92,7 @@ def test_what_is_switched_off_is_missed(mechanism: str) -> None:
 
 
 def test_a_job_that_gives_up_is_queued_again_by_a_person() -> None:
-    full = one("crash", "machine", "OSError: [Errno 28] No space left on device")
+    full = one("crash", "machine", MEMORY)
     ended = played(full, off=frozenset({"ask"}))
     assert ended.tally.people > 0
     assert {"person", "requeue"} <= set(ended.book.by_use(0.0))
@@ -100,7 +101,7 @@ def test_a_job_that_gives_up_is_queued_again_by_a_person() -> None:
 
 
 def test_code_that_changes_while_the_job_is_queued_comes_with_it() -> None:
-    full = one("crash", "machine", "OSError: [Errno 28] No space left on device")
+    full = one("crash", "machine", MEMORY)
     changing = msgspec.structs.replace(full, updates_per_day=500.0)
     ended = played(changing, off=frozenset({"ask"}), days=3.0)
     assert "requeue" in ended.book.by_use(0.0) and ended.tally.updates > 500
