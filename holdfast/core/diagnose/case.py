@@ -122,8 +122,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_new(self) -> bool:
-        """Whether the running release has failed like this before, and no other one ever did."""
-        return any(p.at > self.since for p in self.past) and all(p.release == self.release for p in self.past)
+        """Whether the running release has failed like this lately, and no other one has."""
+        return bool(self.recent) and all(p.release == self.release for p in self.recent)
 
     @property
     def capped(self) -> bool:

@@ -77,7 +77,7 @@ def _rollback(case: Case) -> Verdict:
     if case.trial:
         why = "failed in its first steps"
     elif case.is_code and case.is_new:
-        why = "raised the same again, as no release before it did"
+        why = "raised the same again, which the one before it did not"
     reason = f"the running release {why}: rolled back to release {case.back_to}"
     return Verdict(remedy=Remedy.ROLLBACK, to=case.back_to, reason=reason)
 
