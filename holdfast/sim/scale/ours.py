@@ -108,7 +108,7 @@ class Ours:
         """The part of every step that saving takes: a rank's own snapshot, and copies on the training network."""
         if "snapshots" in self.setup.off:
             return 0.0
-        copies = 0.0 if "backups" in self.setup.off else self.prices.share("backup_drag")
+        copies = 0.0 if "backups" in self.setup.off else self.prices.share("backup_drag") * self.course.copied()
         return self.prices.share("save_stall_s") / self.setup.step_s + copies
 
     def _begin(self) -> None:
