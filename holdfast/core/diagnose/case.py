@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.core.triage import NOT_STARTED, names_node
+from holdfast.core.triage import NOT_STARTED, TIMED_OUT, names_node
 from holdfast.model.alarm import Alarm, Kind
 
 SURE = 0.9  # confidence of last words that stands as proof against a node
@@ -11,6 +11,7 @@ EVICT, CODE, SETTING, EXTERNAL = "evict_and_restart", "rollback_or_fix_code", "f
 # Classes for want of what a machine has, be it less than the others have. A file system that all share may be full as
 # well: then the next one runs short too, which costs one machine that had done nothing before a person is asked.
 _SCARCE = frozenset({"host_oom_kill", "disk_full"})
+_DEVICE = frozenset({"cuda_illegal_access", "cuda_launch_or_lib_error"})  # a GPU raised: its own fault, or the code's
 _CHANCE = 0.05  # that failures which may come anywhere come twice on one node: below this it is the node
 _OFTEN = 10  # times `attempts`: so many failures where more time is lost than the job gets further in, or nobody knows
 _WORTH = 10  # a restart was in vain if the job did not get further for a tenth of the time that it took
@@ -116,6 +117,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return bool(since) and self.lost_s - since[0].lost_s >= _TRIAL_S
 
     @property
+    def is_long(self) -> bool:
+        """Whether a timeout had to be waited for: the next one would cost as much again, and more than to try nodes."""
+        return self.cause.klass == TIMED_OUT
+
+    @property
     def again(self) -> bool:
         """Whether it failed like this under the running release before, or fails without a step in between."""
         return self.rounds > 0 or any(p.release == self.release and p.at > self.since for p in self.past)
@@ -158,6 +164,18 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         here = [set(p.nodes) <= where for p in self.recent]
         pairs = len(here) * (len(here) + 1) / 2
         return told and any(here) and (all(here) or pairs / self.nodes < _CHANCE)
+
+    @property
+    def may_exchange(self) -> bool:
+        """Whether a GPU failed, which may be its own fault as well as the code's, and its node is cheap to exchange.
+
+        Only the first time: what comes again elsewhere is not the machine's fault. Not the last standby, which is for
+        nodes that are surely lost; nor where a release is on trial, as one thing is changed at a time.
+        """
+        cause = self.cause
+        raised = cause.kind is Kind.CRASH and cause.klass in _DEVICE and cause.confidence >= TOLD
+        ready = self.replaceable and self.may_probe and self.standbys > 1
+        return raised and ready and self.ever and not (self.recent or self.rounds or self.trial)
 
     @property
     def is_blameless(self) -> bool:

@@ -47,7 +47,8 @@ def judge(case: Case) -> Verdict:
         return verdict
     if case.may_probe and _is_due(case):
         level = _BITS if case.cause.kind in (Kind.LOSS, Kind.REPLICA) else _NODES
-        reason = f"the same again, and nobody to blame: every node is tried (level {level})"
+        why = "the same again" if case.recent or not case.is_long else "a timeout had to be waited for"
+        reason = f"{why}, and nobody to blame: every node is tried (level {level})"
         return Verdict(remedy=Remedy.PROBE, level=level, reason=reason)
     if skip := _batch(case):
         return skip
@@ -115,8 +116,10 @@ def _is_due(case: Case) -> bool:
     """The same failure came before, in vain or at a high price, and nodes were not tried for it since.
 
     A process that dies while the job comes back, or soon after, is no such sign the first time: two may have been
-    struck, and to restart once more costs less than to look.
+    struck, and to restart once more costs less than to look. Where a timeout had to be waited for, to look costs less.
     """
+    if case.is_long and not any(p.probed for p in case.recent):
+        return True
     soon = case.rounds == 1 or (case.fruitless == 1 and not case.no_further)
     if case.cause.kind is Kind.CRASH and soon and not case.is_dear:
         return False
@@ -153,7 +156,7 @@ def _remedy(case: Case) -> Verdict:
         return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=reason)
     if cause.kind is Kind.LINES:
         return _setup(case)
-    if cause.kind in (Kind.HANG, Kind.SLOW) and case.replaceable and case.standbys >= len(cause.suspects):
+    if cause.kind in (Kind.HANG, Kind.SLOW) and where and case.replaceable and case.standbys >= len(cause.suspects):
         return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=f"{story.cause(cause)}: evicted {where}")
     if case.is_code:
         return _user_code(case)
@@ -164,6 +167,9 @@ def _remedy(case: Case) -> Verdict:
     # An echo names a node that lost its peer, which is no reason to blame it however often it happens.
     if case.replaceable and not is_echo(cause) and any(set(p.nodes) & set(cause.suspects) for p in case.recent):
         reason = f"the same failure on {where} again within the window: evicted"
+        return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=reason)
+    if case.may_exchange:
+        reason = f"a GPU of {where} failed, and a standby is ready: exchanged, to be examined while the job goes on"
         return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=reason)
     if case.capped:
         return _capped(case)

@@ -10,7 +10,7 @@ from holdfast.sim.scale.prices import Prices
 from holdfast.sim.scale.result import Tally
 from holdfast.sim.scale.weather import Setup
 
-_DUTY = BackupLimits().duty
+_DUTY = BackupLimits().duty  # the part of the time that copies to peers are on their way
 _PUBLISHED_S = 120.0  # a checkpoint is complete on storage so long after its step
 
 
@@ -41,6 +41,13 @@ class Course:
     def good_at(self, now: float) -> float:
         """When training last was in order."""
         return now if self._stalled_at is None else min(now, self._stalled_at)
+
+    def saving(self) -> float:
+        """The part of the time that saving takes: a rank's own snapshot, and copies while they are on their way."""
+        if "snapshots" in self._setup.off:
+            return 0.0
+        copies = 0.0 if "backups" in self._setup.off else self._prices.share("backup_drag") * _DUTY
+        return self._prices.share("save_stall_s") / self._setup.step_s + copies
 
     def stall(self, now: float) -> None:
         if self._stalled_at is None:
@@ -90,11 +97,6 @@ class Course:
         """How old the newest floor is: a copy is on its way, and the next begins only when `duty` allows it."""
         sent_s = self._prices("peer_state")
         return sent_s + self._rng.uniform(0.0, sent_s / _DUTY + self._setup.step_s)
-
-    def copied(self) -> float:
-        """The part of steps that copies on peers are made of (core/floor.py)."""
-        step_s = self._setup.step_s
-        return step_s / (self._prices.mean("peer_state") / _DUTY + step_s)
 
     def restore_s(self) -> float:
         return self._prices(self._tier)

@@ -412,3 +412,46 @@ def test_code_that_fails_twice_in_a_release_of_the_last_day_goes_back() -> None:
     assert judge(case(CRASH, release=2, back_to=1, past=before(2))).remedy is Remedy.EVICT, "a node may be to blame"
     waits = judge(case(SCRIPT, release=2, back_to=1, past=before(2), update=True))
     assert waits.remedy is Remedy.RESTART, "a newer one is tried first"
+
+
+TIMED_OUT = msgspec.structs.replace(CRASH, code=1, klass="nccl_timeout", group="unknown", confidence=0.5)
+RAISED = msgspec.structs.replace(
+    CRASH, code=1, klass="cuda_illegal_access", action="run_diagnostics", confidence=0.84, signature="s"
+)
+
+
+def test_where_a_timeout_had_to_be_waited_for_nodes_are_tried_at_once() -> None:
+    verdict = judge(case(TIMED_OUT, may_probe=True))
+    assert verdict.remedy is Remedy.PROBE and "a timeout had to be waited for" in verdict.reason
+    looked = tuple(msgspec.structs.replace(p, probed=True) for p in past(10))
+    assert judge(case(TIMED_OUT, may_probe=True, past=looked)).remedy is Remedy.RESTART, "once"
+    assert judge(case(TIMED_OUT)).remedy is Remedy.RESTART
+    assert judge(case(CRASH, may_probe=True)).remedy is Remedy.RESTART
+    lost = Alarm(kind=Kind.HANG, at=100.0, suspects=(), reason="it stands", signature="hang ()")
+    assert judge(case(lost, may_probe=True)).remedy is Remedy.RESTART, "seen early, and nobody to evict"
+
+
+def test_the_node_of_a_gpu_that_failed_is_exchanged_the_first_time() -> None:
+    spare = {"may_probe": True, "standbys": 2}
+    verdict = judge(case(RAISED, **spare))
+    assert (verdict.remedy, verdict.nodes) == (Remedy.EVICT, ("n1",))
+    assert "examined" in verdict.reason and case(RAISED).is_guess
+
+
+@pytest.mark.parametrize(
+    ("why", "changes"),
+    [
+        ("it came on another node before", {"past": past(10, node="n2")}),
+        ("the last standby is for nodes that are surely lost", {"standbys": 1}),
+        ("nobody could examine it", {"may_probe": False}),
+        ("nobody can take its place", {"replaceable": False}),
+        ("a release is on trial", {"trial": True, "back_to": 1}),
+        ("no step was ever made", {"ever": False}),
+        ("it fails without a step in between", {"rounds": 1}),
+        ("as many went within the hour as may", {"may_evict": 0}),
+        ("it is another kind of crash", {"cause": CRASH}),
+    ],
+)
+def test_a_gpu_that_failed_and_is_kept(why: str, changes: dict[str, object]) -> None:
+    spare = {"cause": RAISED, "may_probe": True, "standbys": 2}
+    assert judge(case(**{**spare, **changes})).remedy is not Remedy.EVICT, why  # type: ignore[arg-type]
