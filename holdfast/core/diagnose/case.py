@@ -12,6 +12,7 @@ EVICT, CODE, SETTING, EXTERNAL = "evict_and_restart", "rollback_or_fix_code", "f
 # well: then the next one runs short too, which costs one machine that had done nothing before a person is asked.
 _SCARCE = frozenset({"host_oom_kill", "disk_full"})
 _DEVICE = frozenset({"cuda_illegal_access", "cuda_launch_or_lib_error"})  # a GPU raised: its own fault, or the code's
+_MANY = 5000  # nodes that see a failure of whatever kind in every other window (Llama 3: 0.38 % a node and day)
 _CHANCE = 0.05  # that failures which may come anywhere come twice on one node: below this it is the node
 _OFTEN = 10  # times `attempts`: so many failures where more time is lost than the job gets further in, or nobody knows
 _WORTH = 10  # a restart was in vain if the job did not get further for a tenth of the time that it took
@@ -169,13 +170,15 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     def may_exchange(self) -> bool:
         """Whether a GPU failed, which may be its own fault as well as the code's, and its node is cheap to exchange.
 
-        Only the first time: what comes again elsewhere is not the machine's fault. Not the last standby, which is for
-        nodes that are surely lost; nor where a release is on trial, as one thing is changed at a time.
+        What comes again elsewhere is not the machine's fault, unless there are so many that two may fail at a time. Not
+        the last standby, which is for nodes that are surely lost; nor where a release is on trial, as one thing is
+        changed at a time.
         """
         cause = self.cause
         raised = cause.kind is Kind.CRASH and cause.klass in _DEVICE and cause.confidence >= TOLD
         ready = self.replaceable and self.may_probe and self.standbys > 1
-        return raised and ready and self.ever and not (self.recent or self.rounds or self.trial)
+        first = len(self.recent) <= self.nodes // _MANY and not self.rounds
+        return raised and ready and first and self.ever and not self.trial
 
     @property
     def is_blameless(self) -> bool:

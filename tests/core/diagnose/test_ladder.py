@@ -436,6 +436,9 @@ def test_the_node_of_a_gpu_that_failed_is_exchanged_the_first_time() -> None:
     verdict = judge(case(RAISED, **spare))
     assert (verdict.remedy, verdict.nodes) == (Remedy.EVICT, ("n1",))
     assert "examined" in verdict.reason and case(RAISED).is_guess
+    elsewhere = past(10, 20, 30, node="n2")
+    assert judge(case(RAISED, **spare, past=elsewhere, nodes=16384)).nodes == ("n1",), "so many fail at the same time"
+    assert judge(case(RAISED, **spare, past=elsewhere + elsewhere, nodes=16384)).remedy is not Remedy.EVICT
 
 
 @pytest.mark.parametrize(
