@@ -52,9 +52,17 @@ def test_a_bad_machine_leaves_however_it_shows(shows: Shows) -> None:
 
 @pytest.mark.parametrize("shows", ["crash", "oom", "loss"])
 def test_what_passes_costs_no_machine_and_one_restart(shows: Shows) -> None:
-    world = played(one(shows, "passing", CUDA))
+    world = played(one(shows, "passing", "hdfs.util.HdfsError: Connection to namenode refused"))
     assert world.tally.evicted == 0 and world.tally.people == 0
     assert lost_s(world) < 180
+
+
+def test_a_gpu_that_raised_costs_one_restart_whoever_was_to_blame() -> None:
+    passing, machine = (played(one("crash", why, CUDA)) for why in ("passing", "machine"))
+    assert passing.tally.people == passing.tally.waits == 0
+    assert lost_s(passing) < 180
+    assert machine.tally.evicted >= machine.tally.incidents - 2
+    assert lost_s(machine) < 240, "but for those of the wrong node, and what examinations did not find"
 
 
 def test_a_bad_release_is_rolled_back_or_mended_by_a_person() -> None:
