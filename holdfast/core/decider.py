@@ -31,6 +31,7 @@ class Decider:
         self.verdict: Verdict | None = None  # the newest on the open incident
         self.pause: Pause | None = None  # a restart that is wanted
         self.progress: Progress | None = None  # of this generation
+        self.named: Alarm | None = None  # whom the others wait for, as it seems
         self.incidents = 0
         self.awaited = 0  # the action whose outcome moves this phase on
         self.course = Course()

@@ -92,6 +92,7 @@ class Failures:
             luckless=sum(self.trained_s - p.trained_s < self.lost_s - p.lost_s for p in self.past),
             restarts=self.restarts,
             max_restarts=self.job.max_restarts,
+            nodes=self.job.max_nodes,
             standbys=len(nodes.pool),
             replaceable=nodes.can_do_without(cause.suspects),
             near=nodes.holding(cause.ranks),

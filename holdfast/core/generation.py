@@ -52,7 +52,9 @@ def tried_beside(d: "Decider", now: float, found: tuple[str, tuple[Action, ...]]
 
 
 def told(d: "Decider", alarm: Alarm) -> str:
-    """Naming is cheap: a person may hear of it, nobody is stopped for it."""
+    """Naming is cheap: a person may hear of it, nobody is stopped. Who keeps the others waiting is remembered."""
+    if alarm.kind is Kind.HANG and alarm.generation == d.generation:
+        d.named = alarm
     if alarm.stance is Stance.NOTIFY:
         d.actions.append(Say(text=story.cause(alarm)))
     return f"{alarm.kind} ({alarm.stance}): {story.cause(alarm)}"
@@ -180,6 +182,8 @@ def progressed(d: "Decider", now: float, event: Progress) -> str:
     if event.generation != d.generation:
         return ""
     d.progress = event
+    if d.named is not None and event.at > d.named.at:  # it came back
+        d.named = None
     d.failures.gets_further(event)
     d.releases.stepped(event)
     d.nodes.stepped()

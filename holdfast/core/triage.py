@@ -10,7 +10,8 @@ from holdfast.model.topology import Seat
 from holdfast.model.verdict import Record, Verdict
 
 # Classes that a rank shows because another one failed: its peer went away, or somebody stopped it.
-ECHOES = frozenset({"peer_connection_lost", "nccl_timeout", "preempted_cancelled"})
+TIMED_OUT = "nccl_timeout"
+ECHOES = frozenset({"peer_connection_lost", TIMED_OUT, "preempted_cancelled"})
 NOT_STARTED = "dns_ssh_launch"  # the taxonomy's class for a node on which ranks could not be started
 KEPT_ALARMS = 64  # of one incident; the rest are only counted
 
@@ -68,6 +69,12 @@ class Incident(msgspec.Struct, kw_only=True):
         self.dropped += len(self.alarms) - 1
         self.alarms.clear()
         self.judged = False
+
+    def timed_out(self, named: Alarm | None) -> None:
+        """A collective that timed out confirms who was named for keeping the others waiting, if nobody tells more."""
+        waited = any(a.klass == TIMED_OUT for a in self.alarms) and all(is_echo(a) for a in self.alarms)
+        if named is not None and waited:
+            self.hear(named)
 
     def name_cause(self) -> Alarm:
         """The first cause of this round; from now on it leads the alarms."""

@@ -3,13 +3,16 @@
 import msgspec
 
 from holdfast.core.bonds import Bonds
-from holdfast.core.triage import NOT_STARTED, names_node
+from holdfast.core.triage import NOT_STARTED, TIMED_OUT, names_node
 from holdfast.model.alarm import Alarm, Kind
 
 SURE = 0.9  # confidence of last words that stands as proof against a node
 TOLD = 0.7  # and that explains a failure; an exit code alone does not
 EVICT, CODE, SETTING, EXTERNAL = "evict_and_restart", "rollback_or_fix_code", "fix_config", "wait_external"  # actions
-_SCARCE = frozenset({"host_oom_kill"})  # classes for want of what a machine has, be it less than the others have
+# Classes for want of what a machine has, be it less than the others have. A full disk is none: it may be one that all
+# share, and that only the node of rank 0 writes to.
+_SCARCE = frozenset({"host_oom_kill"})
+_CHANCE = 0.05  # that failures which may come anywhere come twice on one node: below this it is the node
 _OFTEN = 10  # times `attempts`: so many failures where more time is lost than the job gets further in, or nobody knows
 _WORTH = 10  # a restart was in vain if the job did not get further for a tenth of the time that it took
 _TRIAL_S = 120.0  # to stop, try every node and start again; a failure that has cost more is worth it
@@ -47,6 +50,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     luckless: int = 0  # failures of whatever kind since which more time was lost than the job got further in
     restarts: int  # so far, without eviction
     max_restarts: int | None
+    nodes: int = 1  # that the job runs on
     standbys: int = 0
     replaceable: bool  # whether the job can do without the suspects
     near: tuple[str, ...] = ()  # nodes with the ranks that are named; suspects may be all of their parallel group
@@ -116,9 +120,19 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return bool(since) and self.lost_s - since[0].lost_s >= _TRIAL_S
 
     @property
+    def is_long(self) -> bool:
+        """Whether a timeout had to be waited for: the next one would cost as much again, and more than to try nodes."""
+        return self.cause.klass == TIMED_OUT
+
+    @property
     def again(self) -> bool:
         """Whether it failed like this under the running release before, or fails without a step in between."""
         return self.rounds > 0 or any(p.release == self.release and p.at > self.since for p in self.past)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the running release has failed like this lately, and no other one has."""
+        return bool(self.recent) and all(p.release == self.release for p in self.recent)
 
     @property
     def capped(self) -> bool:
@@ -143,10 +157,16 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_scarce(self) -> bool:
-        """Whether it is this one machine that runs short, twice now and nowhere else."""
+        """Whether it is this one machine that runs short: twice now and nowhere else, or twice among so many nodes.
+
+        Of thousands of nodes two may run short at the same time, each for itself. That failures which strike anywhere
+        strike one node twice is as likely as two birthdays on one day.
+        """
         cause, where = self.cause, set(self.cause.suspects)
         told = cause.klass in _SCARCE and (cause.kind is Kind.LINES or cause.confidence >= TOLD)
-        return told and bool(self.recent) and all(set(p.nodes) <= where for p in self.recent)
+        here = [set(p.nodes) <= where for p in self.recent]
+        pairs = len(here) * (len(here) + 1) / 2
+        return told and any(here) and (all(here) or pairs / self.nodes < _CHANCE)
 
     @property
     def is_blameless(self) -> bool:

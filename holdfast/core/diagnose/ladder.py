@@ -1,8 +1,8 @@
 """The ladder: from the first cause of an incident to a verdict, cheapest remedy first, every rung bounded.
 
 1. Proof names a node (silent, GPU lost, words that leave no doubt): it is evicted.
-2. The user's code raised: no node is ever evicted for it. A release on trial is rolled back; what needs another setting
-   is tried once more and then told.
+2. The user's code raised: no node is ever evicted for it. A release on trial is rolled back, and one of the last day
+   at the second time; what needs another setting is tried once more and then told.
 3. A hang or a slow job whose stacks name nodes: these are evicted, if they can be replaced.
 4. The same failure again, and nobody to blame: every node is tried while the job stands, alone and in pairs.
 5. Nothing found: restarted in place, for many faults are transient.
@@ -52,7 +52,8 @@ def judge(case: Case) -> Verdict:
         return verdict
     if case.may_probe and _is_due(case):
         level = _BITS if case.cause.kind in (Kind.LOSS, Kind.REPLICA) else _NODES
-        reason = f"the same again, and nobody to blame: every node is tried (level {level})"
+        why = "the same again" if case.recent or not case.is_long else "a timeout had to be waited for"
+        reason = f"{why}, and nobody to blame: every node is tried (level {level})"
         least = 0.0 if case.cause.kind is Kind.SLOW else _SLOWER
         return Verdict(remedy=Remedy.PROBE, level=level, least=least, reason=reason)
     if skip := _batch(case):
@@ -73,11 +74,17 @@ def _is_codes_turn(case: Case, verdict: Verdict) -> bool:
         return case.is_code or case.mixed or hangs or case.again
     if verdict.remedy is Remedy.GIVE_UP and verdict.code == GAVE_UP:
         return True
+    if case.is_code and case.is_new:  # however far it gets in between: it would go on like this until its authors come
+        return True
     return verdict.remedy is Remedy.RESTART and case.is_blameless and _is_stubborn(case)
 
 
 def _rollback(case: Case) -> Verdict:
-    why = "failed in its first steps" if case.trial else "is the newest thing that changed, and nothing else helped"
+    why = "is the newest thing that changed, and nothing else helped"
+    if case.trial:
+        why = "failed in its first steps"
+    elif case.is_code and case.is_new:
+        why = "raised the same again, which the one before it did not"
     reason = f"the running release {why}: rolled back to release {case.back_to}"
     return Verdict(remedy=Remedy.ROLLBACK, to=case.back_to, reason=reason)
 
@@ -115,8 +122,10 @@ def _is_due(case: Case) -> bool:
     """The same failure came before, in vain or at a high price, and nodes were not tried for it since.
 
     A process that dies while the job comes back, or soon after, is no such sign the first time: two may have been
-    struck, and to restart once more costs less than to look.
+    struck, and to restart once more costs less than to look. Where a timeout had to be waited for, to look costs less.
     """
+    if case.is_long and not any(p.probed for p in case.recent):
+        return True
     soon = case.rounds == 1 or (case.fruitless == 1 and not case.no_further)
     if case.cause.kind is Kind.CRASH and soon and not case.is_dear:
         return False

@@ -1,14 +1,16 @@
 """The steps of a job at scale: how far it has come, and to which step a restart goes back."""
 
+from math import ceil
 from random import Random
 
+from holdfast.core.floor import BackupLimits
 from holdfast.model.action import Launch
 from holdfast.model.event import Progress
 from holdfast.sim.scale.prices import Prices
 from holdfast.sim.scale.result import Tally
 from holdfast.sim.scale.weather import Setup
 
-_LAG = (1, 4)  # steps that copies on peers are behind: one is being sent while the next is made (core/floor.py)
+_DUTY = BackupLimits().duty  # the part of the time that copies to peers are on their way
 _PUBLISHED_S = 120.0  # a checkpoint is complete on storage so long after its step
 
 
@@ -39,6 +41,13 @@ class Course:
     def good_at(self, now: float) -> float:
         """When training last was in order."""
         return now if self._stalled_at is None else min(now, self._stalled_at)
+
+    def saving(self) -> float:
+        """The part of the time that saving takes: a rank's own snapshot, and copies while they are on their way."""
+        if "snapshots" in self._setup.off:
+            return 0.0
+        copies = 0.0 if "backups" in self._setup.off else self._prices.share("backup_drag") * _DUTY
+        return self._prices.share("save_stall_s") / self._setup.step_s + copies
 
     def stall(self, now: float) -> None:
         if self._stalled_at is None:
@@ -73,7 +82,7 @@ class Course:
         if self._again or "snapshots" in off or (dead and ("backups" in off or paired.intersection(dead))):
             self._tier, resumed = "stored_state", stored
         elif dead:
-            self._tier, resumed = "peer_state", max(0, self._best - self._rng.randint(*_LAG))
+            self._tier, resumed = "peer_state", max(0, self._best - ceil(self._late_s() / step_s))
         else:
             tier = "peer_state" if changed else "own_state"  # an admitted node has to fetch what it needs
             self._tier, resumed = tier, max(0, self._best - self._rng.randint(0, 1))
@@ -83,6 +92,11 @@ class Course:
         self.behind = self._best - resumed
         self._first, self._first_at = resumed + 1, None
         self._tally.restored[self._tier] = self._tally.restored.get(self._tier, 0) + 1
+
+    def _late_s(self) -> float:
+        """How old the newest floor is: a copy is on its way, and the next begins only when `duty` allows it."""
+        sent_s = self._prices("peer_state")
+        return sent_s + self._rng.uniform(0.0, sent_s / _DUTY + self._setup.step_s)
 
     def restore_s(self) -> float:
         return self._prices(self._tier)

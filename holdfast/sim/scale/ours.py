@@ -102,14 +102,8 @@ class Ours:
         self._clock.run(self.setup.end_at)
         self._write(self.now)
         self.book.cut(self.now)
-        return result(self.setup, (NAME, self.mix.name), self.standbys, self.book, self.tally, stall=self._stall())
-
-    def _stall(self) -> float:
-        """The part of every step that saving takes: a rank's own snapshot, and copies on the training network."""
-        if "snapshots" in self.setup.off:
-            return 0.0
-        copies = 0.0 if "backups" in self.setup.off else self.prices.share("backup_drag")
-        return self.prices.share("save_stall_s") / self.setup.step_s + copies
+        names, stall = (NAME, self.mix.name), self.course.saving()
+        return result(self.setup, names, self.standbys, self.book, self.tally, stall=stall)
 
     def _begin(self) -> None:
         job = Job(
@@ -257,6 +251,8 @@ class Ours:
         spoilt = max(0, self.course.step(self.now) - sign.back_steps) if sign.back_steps else 0
         if sign.stalls:
             self.stall()
+        if sign.named is not None:
+            self.later(sign.named[0], self._cry, sign.named[1], fault.name, self.decider.generation)
         self.later(sign.after_s, self._cry, sign.alarm, fault.name, self.decider.generation, spoilt)
 
     def _drag(self, fault: Fault, node: str, defect: Defect | None) -> None:

@@ -44,6 +44,7 @@ class Practice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tries: int  # failures alike before a person looks
     restart: str  # the price of it
     sees: tuple[Sees, ...]
+    mend_gpus: int = 0  # that a job had whose `mend_s` were published; a larger one takes as much longer as its restart
     save_source: str = ""
     group_source: str = ""
     restart_source: str = ""
@@ -61,6 +62,8 @@ class Played:
         rate = mix.rate if setup.rate is None else setup.rate
         held = setup.standbys if setup.standbys is not None else binomial(setup.nodes, rate)
         self.standbys = held if practice.standbys == "p99" else 0
+        there = Prices(sheet, practice.mend_gpus or setup.gpus, self.rng)
+        self._larger_s = self.prices.mean(practice.restart) - there.mean(practice.restart)
         self._back_at: list[float] = []  # when used standbys are made up for
         self._redo_s = 0.0  # work that has to be done again before training gets further
         self._saved_at = 0.0  # in training time, and so is the next
@@ -179,7 +182,8 @@ class Played:
             self.tally.waits += 1
             self._spend("wait", self.prices("acquire", "boot"), name)
         if sees.mend_s is not None:
-            self._spend("launch", min(sees.most_s, self.rng.expovariate(1 / sees.mend_s)), name)
+            drawn_s = sees.most_s * self.rng.random() ** (sees.most_s / sees.mend_s - 1)  # has that mean and that most
+            self._spend("launch", max(0.0, drawn_s + self._larger_s), name)
         else:
             self._spend("launch", self.prices(self.practice.restart), name)
 

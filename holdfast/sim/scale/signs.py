@@ -7,7 +7,7 @@ import msgspec
 from holdfast.core.detect.crash import Catalog, alarm_of
 from holdfast.core.detect.hang import HangLimits
 from holdfast.core.detect.replica import ReplicaLimits
-from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.signal import Exit
 from holdfast.sim.scale.defects import Defect
 from holdfast.sim.scale.mixes import Fault
@@ -18,6 +18,8 @@ _TIMED_OUT = (
     " milliseconds before timing out."
 )
 
+_KINDS = ("hang_spinning", "hang_stopped")  # shares of the hangs that are seen
+
 
 class Sign(msgspec.Struct, frozen=True, kw_only=True):
     """An alarm to come."""
@@ -26,6 +28,7 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True):
     alarm: Alarm
     stalls: bool = True  # no step is made from the failure on
     back_steps: int = 0  # the last so many steps are spoilt
+    named: tuple[float, Alarm] | None = None  # after so long, who is to blame as it seems: told, not acted on
 
 
 class Signs:
@@ -81,12 +84,12 @@ class Signs:
 
     def _stands(self, node: str, other: str, lot: float) -> Sign:
         """Of hangs some are not seen at all, some are of a process that is gone, most of one that waits."""
-        limits, share = self._hang, self._prices.share
-        unseen = share("hang_unseen") + (1 - share("hang_unseen")) * share("hang_spinning")
+        limits, unseen = self._hang, self._prices.share("hang_unseen")
+        spinning, stopped = (unseen + (1 - unseen) * self._prices.share(name) for name in _KINDS)
         if "hang" in self._off or lot < unseen:
             return self._times_out(other)
-        stopped = lot < unseen + (1 - share("hang_unseen")) * share("hang_stopped")
         named_s = max(limits.least_s, limits.steps * self._step_s) + self._prices("look")
+        is_stopped = spinning <= lot < spinning + stopped - unseen
         suspects = () if "naming" in self._off else (node,)
         alarm = Alarm(
             kind=Kind.HANG,
@@ -94,9 +97,12 @@ class Signs:
             suspects=suspects,
             reason="the others wait for it",
             signature=f"hang {suspects}",
-            hard=stopped and bool(suspects),
+            hard=is_stopped and bool(suspects),
         )
-        return Sign(after_s=named_s + (0.0 if stopped else limits.act_s), alarm=alarm)
+        if lot < spinning:  # it shows life until its collective times out
+            told = msgspec.structs.replace(alarm, stance=Stance.NOTIFY)
+            return msgspec.structs.replace(self._times_out(other), named=(named_s, told) if suspects else None)
+        return Sign(after_s=named_s + (0.0 if is_stopped else limits.act_s), alarm=alarm)
 
     def _differs(self, node: str, rng: Random) -> Sign:
         """Hashes are compared every so many steps; what came after the last that were equal is not to be believed."""

@@ -380,14 +380,6 @@ def test_lost_nodes_are_bounded_even_with_proof() -> None:
     assert judge(case(SILENCE, may_lose=0)).code == GAVE_UP
 
 
-def test_a_machine_that_alone_runs_short_of_memory_goes_at_the_second_time() -> None:
-    short = msgspec.structs.replace(
-        CRASH, klass="host_oom_kill", action="fix_config", confidence=0.8, suspects=("n1",), signature="s"
-    )
-    assert judge(case(short, past=past(10))).nodes == ("n1",)
-    assert judge(case(short, past=past(10, node="n2"))).remedy is Remedy.RESTART
-
-
 def test_a_little_slowness_is_looked_for_where_the_job_is_slow() -> None:
     for kind, least in ((Kind.SLOW, 0.0), (Kind.CRASH, 0.2)):
         cause = msgspec.structs.replace(ECHO, kind=kind, suspects=())

@@ -37,6 +37,7 @@ def lost_s(world: Ours) -> float:
 
 
 CUDA = "RuntimeError: CUDA error: an illegal memory access was encountered"
+MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB."
 
 
 @pytest.mark.parametrize("shows", ["crash", "oom", "silence", "health", "hang", "slow", "loss"])
@@ -51,9 +52,17 @@ def test_a_bad_machine_leaves_however_it_shows(shows: Shows) -> None:
 
 @pytest.mark.parametrize("shows", ["crash", "oom", "loss"])
 def test_what_passes_costs_no_machine_and_one_restart(shows: Shows) -> None:
-    world = played(one(shows, "passing", CUDA))
+    world = played(one(shows, "passing", "hdfs.util.HdfsError: Connection to namenode refused"))
     assert world.tally.evicted == 0 and world.tally.people == 0
     assert lost_s(world) < 180
+
+
+def test_a_gpu_that_raised_costs_one_restart_whoever_was_to_blame() -> None:
+    passing, machine = (played(one("crash", why, CUDA)) for why in ("passing", "machine"))
+    assert passing.tally.people == passing.tally.waits == 0
+    assert lost_s(passing) < 180
+    assert machine.tally.evicted >= machine.tally.incidents - 2
+    assert lost_s(machine) < 240, "but for those of the wrong node, and what examinations did not find"
 
 
 def test_a_bad_release_is_rolled_back_or_mended_by_a_person() -> None:
@@ -91,7 +100,7 @@ def test_what_is_switched_off_is_missed(mechanism: str) -> None:
 
 
 def test_a_job_that_gives_up_is_queued_again_by_a_person() -> None:
-    full = one("crash", "machine", "OSError: [Errno 28] No space left on device")
+    full = one("crash", "machine", MEMORY)
     ended = played(full, off=frozenset({"ask"}))
     assert ended.tally.people > 0
     assert {"person", "requeue"} <= set(ended.book.by_use(0.0))
@@ -100,7 +109,7 @@ def test_a_job_that_gives_up_is_queued_again_by_a_person() -> None:
 
 
 def test_code_that_changes_while_the_job_is_queued_comes_with_it() -> None:
-    full = one("crash", "machine", "OSError: [Errno 28] No space left on device")
+    full = one("crash", "machine", MEMORY)
     changing = msgspec.structs.replace(full, updates_per_day=500.0)
     ended = played(changing, off=frozenset({"ask"}), days=3.0)
     assert "requeue" in ended.book.by_use(0.0) and ended.tally.updates > 500
