@@ -175,6 +175,7 @@ class Stage:
     def _steady(self, patience_s: float, standbys: int) -> Status:
         """Training, a few steps on from where that was first seen, with copies on peers and so many standbys."""
         until = time.monotonic() + patience_s
+        status: Status | None = None
         while time.monotonic() < until:
             status = self.sight.status()
             if self.sight.ended():
@@ -187,7 +188,8 @@ class Stage:
                 return status
             self.striker.look()
             time.sleep(0.1)
-        raise Failed(f"the job was not steady within {patience_s:g} s:\n{self.made.words()[-1500:]}")
+        lacks = f"the job was not steady within {patience_s:g} s: {_seen(status)}"
+        raise Failed(f"{lacks}\n{self.made.words()[-1500:]}")
 
     def end(self, mark: str, shm: set[str], how: str) -> Checks:
         """Let it end, and look at what is left."""
@@ -211,6 +213,13 @@ class Stage:
             shm=tuple(f"{name} is left in /dev/shm" for name in sorted(oracle.shared_memory() - shm)),
             record=tuple(oracle.record(run_dir)),
         )
+
+
+def _seen(status: Status | None) -> str:
+    if status is None:
+        return "its controller does not answer"
+    where = f"{status.phase}, generation {status.generation}, step {status.step}"
+    return f"{where}, newest step on peers {status.floor}, {len(status.standbys)} standbys"
 
 
 def _shared(result: Result) -> bool:
