@@ -81,12 +81,15 @@ def _withdraw(storage: Storage, draft: Part, why: str) -> None:
 def begun(folder: str, pulse: Pulse | None = None, wait_s: float = BEGUN_S) -> bool:
     """Whether rank 0 writes this step: the others follow, or slow storage would get parts of different steps."""
     storage, until = at(folder), time.monotonic() + wait_s
+    pulse = pulse or Pulse()
+    pulse.waiting = True
     while _part(storage, 0) is None:
-        if time.monotonic() > until:
+        if time.monotonic() > until or pulse.passed_over:
+            pulse.left_out = True
             return False
-        if pulse:
-            pulse.beat()
+        pulse.beat()
         time.sleep(_LOOK_S / 2)
+    pulse.waiting = False
     return True
 
 

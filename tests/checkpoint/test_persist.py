@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -263,3 +264,27 @@ def test_others_follow_rank_0(tmp_path: Path) -> None:
     given_up.give_up()
     with pytest.raises(StorageError, match="given up"):
         begun(staging(str(tmp_path), 8, Author(1)), given_up, wait_s=10.0)
+
+
+def test_who_waits_for_rank_0_takes_a_later_step_instead(tmp_path: Path) -> None:
+    lane = Lane(str(tmp_path), print)
+
+    def follow(step: int) -> Callable[[Pulse], str]:
+        def write(pulse: Pulse) -> str:
+            folder = staging(str(tmp_path), step, Author(1))
+            if begun(folder, pulse, wait_s=60.0):
+                write_part(folder, 1, [memoryview(b"y" * 100)], pulse=pulse)
+            return ""
+
+        return write
+
+    first: list[Outcome] = []
+    thread = threading.Thread(target=lambda: first.append(lane.run(7, follow(7))))
+    thread.start()
+    while not lane._pulse.waiting:
+        time.sleep(0.01)
+    write_part(staging(str(tmp_path), 8, Author(1)), 0, [memoryview(b"x" * 100)])
+    assert lane.run(8, follow(8)).detail.startswith("step 8 was written to ")
+    thread.join(30)
+    assert first[0].ok and first[0].detail == "step 7 was left out: rank 0 has not begun it"
+    assert len(collect(staging(str(tmp_path), 8, Author(1)), 2, 0.1)) == 2
