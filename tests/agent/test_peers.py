@@ -1,6 +1,7 @@
 """Copies between nodes: what is held, what is sent, and how a lost rank's state is gathered again."""
 
 import asyncio
+from functools import partial
 
 import msgspec
 import pytest
@@ -130,7 +131,7 @@ async def test_a_floor_that_was_damaged_is_held_no_longer(fleet: Fleet) -> None:
         await fleet.aim(before, step)
         for arena, plan in zip(job.arenas, job.plans, strict=True):
             save(arena, plan, step, 3)
-        await until(lambda step=step: all(job.backed(name) == step for name in "abc"))
+        await until(partial(lambda wanted: all(job.backed(name) == wanted for name in "abc"), step))
     assert own.pinned() == 2, "the floor, and the next"
 
 
