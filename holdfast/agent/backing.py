@@ -50,6 +50,25 @@ class Parcel(msgspec.Struct, frozen=True, kw_only=True):
     pair: tuple[int, int] | None = None  # with parity
 
 
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot that its rank must leave alone; the memory is named, for a rank may have got other memory since."""
+
+    arena: Arena
+    one: Sealed
+
+    @property
+    def step(self) -> int:
+        return self.one.step
+
+    def whole(self) -> bool:
+        """False once it was dropped, as one that is damaged is."""
+        return self.arena.seq(self.one.slot) == self.one.seq
+
+    def release(self) -> None:
+        """Whatever the slot holds by now: as long as it is held, nothing can be written there."""
+        self.arena.unpin(self.one.slot)
+
+
 class Backing:
     def __init__(self, own: dict[int, tuple[str, Arena]], notes: Path, token: str, bytes_s: float) -> None:
         self.say: Callable[[str], None] = lambda text: None
@@ -63,9 +82,9 @@ class Backing:
         self._pacer = Pacer(bytes_s)
         self._wants: dict[int, Want] = {}
         self.ranks = 0
-        self._floor: dict[int, Sealed] = {}
-        self._before: dict[int, Sealed] = {}  # the floor before, for as long as this one is not verified
-        self._next: dict[int, Sealed] = {}
+        self._floor: dict[int, Held] = {}
+        self._before: dict[int, Held] = {}  # the floor before, for as long as this one is not verified
+        self._next: dict[int, Held] = {}
         self._sending: GivenUp | None = None
         self._done: set[tuple[int, int, str]] = set()  # rank, seq and the node that has it
         self._said: set[str] = set()
@@ -82,8 +101,8 @@ class Backing:
 
     def want(self, want: Want) -> None:
         held = self._floor.get(want.rank)
-        if held and self._own[want.rank][1].seq(held.slot) != held.seq:
-            del self._floor[want.rank]  # memory of another layout
+        if held and (held.arena is not self._own[want.rank][1] or not held.whole()):
+            self._floor.pop(want.rank).release()  # memory of another layout, or damaged
         self._wants[want.rank] = want
 
     def sealed(self) -> int:
@@ -102,7 +121,7 @@ class Backing:
     @property
     def coming(self) -> dict[int, Sealed]:
         """What is held to become the next floor."""
-        return self._next
+        return {rank: held.one for rank, held in self._next.items()}
 
     def verifies(self) -> bool:
         return any(want.verified for want in self._wants.values())
@@ -127,12 +146,12 @@ class Backing:
 
     def _rise(self, floor: int) -> None:
         """A new floor: what was sent last, or what is found of it after a restart of ours."""
-        found: dict[int, Sealed] = {}
+        found: dict[int, Held] = {}
         for rank in self._wants:
             arena = self._own[rank][1]
             one = next((one for one in arena.sealed() if one.step == floor), None)
             if one and arena.pin(one.slot, one.seq):
-                found[rank] = one
+                found[rank] = Held(arena=arena, one=one)
         self._let_go()
         self._release(self._before)
         self._before, self._floor = self._floor, found
@@ -155,11 +174,9 @@ class Backing:
             self._sending.over = True
         self._release(self._next)
 
-    def _release(self, held: dict[int, Sealed]) -> None:
-        for rank, one in held.items():
-            arena = self._own[rank][1]
-            if arena.seq(one.slot) == one.seq:
-                arena.unpin(one.slot)
+    def _release(self, held: dict[int, Held]) -> None:
+        for one in held.values():
+            one.release()
         held.clear()
 
     # --- sending -----------------------------------------------------------------------------------------------
@@ -178,11 +195,11 @@ class Backing:
         if before and before.step >= least:
             return
         if before:
-            arena.unpin(self._next.pop(rank).slot)
+            self._next.pop(rank).release()
         fresh = [one for one in arena.sealed() if one.generation == self.aim.generation and one.step >= least]
         one = min(fresh, key=lambda one: one.step, default=None)
         if one and arena.can_pin() and arena.pin(one.slot, one.seq):
-            self._next[rank] = one
+            self._next[rank] = Held(arena=arena, one=one)
 
     async def send(self) -> None:
         """All ranks at once; a link that breaks is tried again until something newer is wanted."""
@@ -191,7 +208,7 @@ class Backing:
         step = next(iter(self._next.values())).step
         try:
             while aim.peer and not sending.over:
-                parcels = [parcel for rank, one in self._next.items() for parcel in self._parcels(rank, one)]
+                parcels = [parcel for rank, one in self.coming.items() for parcel in self._parcels(rank, one)]
                 errors = await asyncio.gather(*(asyncio.to_thread(self._push, one, sending) for one in parcels))
                 failed = [(parcel, error) for parcel, error in zip(parcels, errors, strict=True) if error]
                 if not failed or sending.over:

@@ -181,9 +181,11 @@ class Monitor:
         return [(int(generation), int(rank)) for generation, rank in keys]
 
     def _paths(self) -> list[str]:
-        """What the job writes to; ranks say where they want checkpoints."""
+        """What the job writes to; ranks say where they want checkpoints, those of all nodes for which this one speaks:
+        it may be a standby itself."""
         paths = [self._spec.entry.cwd, self._spec.log_dir, str(self._dir), "/dev/shm"]
-        for path in self._dir.glob("want-*.json"):
+        wanted = self._dir.glob("want-*.json") if self._alone else self._dir.parent.glob("*/want-*.json")
+        for path in wanted:
             with contextlib.suppress(OSError, msgspec.DecodeError):
                 storage = spec.read(path, Want).storage
                 paths += [storage.url] if storage else []

@@ -64,7 +64,10 @@ class Persisting:
             outcome = await asyncio.to_thread(lane.run, sealed.step, job.carry)
         finally:
             pinned.release()
-        if outcome.ok and rank == 0 and author == self._author:
+        if author != self._author:  # of a generation that is over: no trouble of the storage
+            _log.info("rank %d: %s", rank, outcome.detail)
+            return
+        if outcome.ok and rank == 0:
             self.stored = max(self.stored, sealed.step)
         self._report(rank, url, outcome)
 

@@ -33,6 +33,9 @@ class Pulse:
         self.bytes = 0
         self.moved_at = time.monotonic()
         self.notes: list[str] = []  # what a person may want to know once
+        self.waiting = False  # for rank 0 to begin: nothing was written yet
+        self.passed_over = False  # a later step is due by now
+        self.left_out = False  # nothing was written, and nothing will be
         self._given_up = False
         self._lock = threading.Lock()
 
@@ -66,6 +69,9 @@ class Lane:
 
     def run(self, step: int, write: Callable[[Pulse], str]) -> Outcome:
         """Carry out one write, which answers with the checkpoint's URL or ""; never raises for storage's sake."""
+        if self._last and self._last[1].is_alive() and self._pulse.waiting:
+            self._pulse.passed_over = True  # or ranks would wait for different steps, and none would ever be whole
+            self._last[1].join(_LOOK_S)
         if self._last and self._last[1].is_alive():
             why = f"storage at {self._url} still holds up the write of step {self._last[0]}, so step {step} is left out"
             return Outcome(step=step, ok=False, detail=why)
@@ -80,7 +86,8 @@ class Lane:
                 found.append(Outcome(step=step, ok=False, detail=f"step {step} was not written: {e}"))
             else:
                 took_s = time.monotonic() - began_at
-                detail = f"step {step} was written to {url or self._url} in {took_s:.1f} s"
+                done = f"step {step} was written to {url or self._url} in {took_s:.1f} s"
+                detail = f"step {step} was left out: rank 0 has not begun it" if pulse.left_out else done
                 found.append(Outcome(step=step, ok=True, detail=detail, url=url, bytes=pulse.bytes, took_s=took_s))
 
         # Not of a pool: a pool's threads are waited for when the interpreter ends, and this one may never end.

@@ -40,6 +40,7 @@ from holdfast.checkpoint.storage import Storage, at
 SMALL_AT_ONCE = 8  # small files are waited for, not worked on
 BEGUN_S = 5.0  # for rank 0 to begin with a step that is due
 _LOOK_S = 0.2
+_SLOW_S = 1.0  # storage that takes longer to answer had stopped
 
 
 def staging(base: str, step: int, author: Author) -> str:
@@ -81,13 +82,21 @@ def _withdraw(storage: Storage, draft: Part, why: str) -> None:
 def begun(folder: str, pulse: Pulse | None = None, wait_s: float = BEGUN_S) -> bool:
     """Whether rank 0 writes this step: the others follow, or slow storage would get parts of different steps."""
     storage, until = at(folder), time.monotonic() + wait_s
-    while _part(storage, 0) is None:
-        if time.monotonic() > until:
+    pulse = pulse or Pulse()
+    pulse.waiting, again = True, True
+    while True:
+        looked_at = time.monotonic()
+        if _part(storage, 0) is not None:
+            pulse.waiting = False
+            return True
+        now = time.monotonic()
+        if again and now > looked_at + _SLOW_S:  # what holds us up holds up rank 0, which goes on with this step too
+            until, again, pulse.passed_over = now + wait_s, False, False
+        elif now > until or pulse.passed_over:
+            pulse.left_out = True
             return False
-        if pulse:
-            pulse.beat()
+        pulse.beat()
         time.sleep(_LOOK_S / 2)
-    return True
 
 
 def collect(folder: str, world: int, wait_s: float, pulse: Pulse | None = None) -> tuple[Part, ...]:

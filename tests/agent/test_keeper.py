@@ -233,3 +233,18 @@ async def test_storage_that_fails_costs_a_sentence(bench: Bench, tmp_path: Path)
     await until(lambda: bench.said)
     assert "step 1 was not written" in bench.said[0] and "training goes on" in bench.said[0]
     assert arena.begin(2, 1) is not None, "the snapshot is not held back"
+
+
+async def test_a_write_that_the_next_generation_ends_is_no_trouble_of_the_storage(
+    bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "holdfast.keeper")
+    storage = Storage(url=str(tmp_path / "ckpt"), every_steps=1)
+    bench.keeper.launched(launch(1))
+    other = msgspec.structs.replace(want(1, storage), rank=1, world=2)  # rank 0 never begins
+    snapshot(await bench.arena(other), 1)
+    lanes = bench.keeper._persisting._lanes
+    await until(lambda: lanes and next(iter(lanes.values()))._pulse.waiting)
+    bench.keeper.launched(launch(2))
+    await until(lambda: "the write was given up" in caplog.text)
+    assert bench.said == []

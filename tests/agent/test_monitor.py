@@ -19,6 +19,7 @@ from holdfast.core.detect.rules import Rule, RuleLimits
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.wire import lock, spec
 from holdfast.wire.holding import Held
+from holdfast.wire.keeping import Storage, Want
 from holdfast.wire.spec import NodeSpec
 from tests.agent.fake_nvml import FakeNvml
 from tests.fleet.places import TEMPLATE
@@ -191,6 +192,15 @@ async def test_the_next_node_speaks_when_the_first_has_ended(scene: Scene) -> No
     assert first._speaker is not None
     os.close(first._speaker)
     assert second._speaks()
+
+
+async def test_a_standby_that_speaks_watches_what_others_write_to(scene: Scene, tmp_path: Path) -> None:
+    standby, other = scene.monitor("n0"), scene.monitor("n1")
+    assert standby._speaks() and not other._speaks()
+    storage = Storage(url=str(tmp_path / "ckpt"), every_steps=10)
+    want = Want(rank=0, world=1, generation=1, layout="", image_bytes=1, slots=4, share=(), storage=storage)
+    spec.write(scene.nodes / "n1" / "want-0.json", want)
+    assert str(tmp_path / "ckpt") in standby._paths()
 
 
 async def test_a_node_with_a_root_of_its_own_is_a_machine_of_its_own(tmp_path: Path) -> None:

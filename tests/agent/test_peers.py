@@ -1,6 +1,7 @@
 """Copies between nodes: what is held, what is sent, and how a lost rank's state is gathered again."""
 
 import asyncio
+from functools import partial
 
 import msgspec
 import pytest
@@ -110,6 +111,28 @@ async def test_a_damaged_copy_is_not_given(fleet: Fleet) -> None:
     assert isinstance(answer, Denied) and "step 9 of rank 1 cannot be had" in answer.why
     assert "the copy of rank 1 is damaged" in fleet.nodes["c"].said[-1]
     assert fleet.plan("a", "c").step == 5, "the one before"
+
+
+async def test_a_floor_that_was_damaged_is_held_no_longer(fleet: Fleet) -> None:
+    job = Trained(fleet)
+    await job.start(slots=4)
+    await job.back_up(5)
+    own = fleet.nodes["b"].keeper._arenas[1][1]
+    newest = own.sealed()[0]
+    assert own.check(newest.slot) and own.pinned() == 1, "the floor"
+    own.image(newest.slot)[100] ^= 1
+    fleet.launch(2, "a", "b", "c", restore=fleet.plan("a", "b", "c"))
+    assert isinstance(await fleet.nodes["b"].ask(Resume(rank=1, generation=2)), Denied)
+    fleet.launch(3, "a", "b", "c", restore=fleet.plan("a", "b", "c"))
+    for name, plan in zip("abc", job.plans, strict=True):
+        await fleet.nodes[name].arena(plan, 3, 4)
+    assert own.pinned() == 0, "it lies there no more"
+    for before, step in ((-1, 7), (7, 9), (9, 11)):  # floors go on, one after the other
+        await fleet.aim(before, step)
+        for arena, plan in zip(job.arenas, job.plans, strict=True):
+            save(arena, plan, step, 3)
+        await until(partial(lambda wanted: all(job.backed(name) == wanted for name in "abc"), step))
+    assert own.pinned() == 2, "the floor, and the next"
 
 
 async def test_copies_of_a_line_that_was_left_are_dropped(fleet: Fleet) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.checkpoint import direct
+from holdfast.checkpoint import direct, persist
 from holdfast.checkpoint.lane import Lane, Outcome, Pulse
 from holdfast.checkpoint.load import read_manifest, read_metadata, read_part, verify
 from holdfast.checkpoint.manifest import BLOCK_BYTES, Author, Part, StorageError
 from holdfast.checkpoint.owner import take
 from holdfast.checkpoint.persist import begun, collect, publish, staging, write_part
 from holdfast.checkpoint.retention import clean, find
+from holdfast.checkpoint.storage import Storage
 from tests.checkpoint.making import METADATA, content, in_pages, save
 
 ROOT = Path(__file__).parents[2]
@@ -263,3 +265,52 @@ def test_others_follow_rank_0(tmp_path: Path) -> None:
     given_up.give_up()
     with pytest.raises(StorageError, match="given up"):
         begun(staging(str(tmp_path), 8, Author(1)), given_up, wait_s=10.0)
+
+
+def test_who_waits_for_rank_0_takes_a_later_step_instead(tmp_path: Path) -> None:
+    lane = Lane(str(tmp_path), print)
+
+    def follow(step: int) -> Callable[[Pulse], str]:
+        def write(pulse: Pulse) -> str:
+            folder = staging(str(tmp_path), step, Author(1))
+            if begun(folder, pulse, wait_s=60.0):
+                write_part(folder, 1, [memoryview(b"y" * 100)], pulse=pulse)
+            return ""
+
+        return write
+
+    first: list[Outcome] = []
+    thread = threading.Thread(target=lambda: first.append(lane.run(7, follow(7))))
+    thread.start()
+    while not lane._pulse.waiting:
+        time.sleep(0.01)
+    write_part(staging(str(tmp_path), 8, Author(1)), 0, [memoryview(b"x" * 100)])
+    assert lane.run(8, follow(8)).detail.startswith("step 8 was written to ")
+    thread.join(30)
+    assert first[0].ok and first[0].detail == "step 7 was left out: rank 0 has not begun it"
+    assert len(collect(staging(str(tmp_path), 8, Author(1)), 2, 0.1)) == 2
+
+
+def test_storage_that_had_stopped_gives_rank_0_its_time_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(persist, "_SLOW_S", 0.2)
+    folder, pulse, answers = staging(str(tmp_path), 7, Author(1)), Pulse(), threading.Event()
+    look, looks = persist._part, list[int]()
+
+    def stopped(storage: Storage, rank: int) -> Part | None:
+        looks.append(rank)
+        if len(looks) == 1:
+            answers.wait(30)
+            return None  # rank 0 was held up as well
+        return look(storage, rank)
+
+    monkeypatch.setattr(persist, "_part", stopped)
+    followed: list[bool] = []
+    thread = threading.Thread(target=lambda: followed.append(begun(folder, pulse, wait_s=5.0)))
+    thread.start()
+    time.sleep(0.3)
+    pulse.passed_over = True  # a later step was due meanwhile, and was left out
+    answers.set()
+    time.sleep(0.15)
+    write_part(folder, 0, [memoryview(b"x" * 100)])
+    thread.join(30)
+    assert followed == [True] and not pulse.left_out

@@ -37,6 +37,7 @@ class Came(msgspec.Struct, frozen=True, kw_only=True):
     unseen: tuple[str, ...] = ()  # faults without an alarm that should have followed
     misnamed: tuple[str, ...] = ()  # faults whose alarms named none of the nodes that were struck
     back: bool = True
+    stored: bool = True  # whether checkpoints were written again
     differing: int = 0  # states of ranks after a step that are not those of an undisturbed run
     compared: int = 0
     skipped: str = ""
@@ -78,6 +79,8 @@ def wrong(row: Row, came: Came) -> list[str]:
         found.append("it was expected that it cannot be injected")
     if not came.back:
         found.append("the job did not come back")
+    if not came.stored:
+        found.append("no checkpoint was written after it")
     if came.verdict != row.verdict:
         found.append(f"the verdict is '{came.verdict or 'nothing'}', not '{row.verdict or 'nothing'}'")
     if len(came.evicted) != row.evicted:

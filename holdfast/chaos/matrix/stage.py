@@ -32,6 +32,7 @@ RANKS = 4
 SCRIPT = Path(__file__).parents[3] / "examples" / "parallel.py"
 PATIENCE_S = 120.0
 _SETTLED = 25  # steps, by which a release is past its trial
+_STORED_S = 30.0
 _MORE = 1.25  # steps of an undisturbed run beyond those that are needed, for the next time
 _SHAPES = {
     "local": ("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "2"),
@@ -96,13 +97,15 @@ class Stage:
         lines = len(self.striker.lines)
         struck = self._strike(cell, strike.fault)
         self.striker.settle(PATIENCE_S)
-        self._since = None
+        self._since, settled_at = None, time.time()
         after = self._steady(PATIENCE_S, 0)
+        stored = self._stored(after, settled_at)
         self.striker.undo()
         if isinstance(struck, Skipped):
             return Came(skipped=struck.why)
         results = [line for line in self.striker.lines[lines:] if isinstance(line, Result)]
         came = self._came(cell, struck, results, (before.generation, after))
+        came = msgspec.structs.replace(came, stored=stored)
         self._spoilt = self._spoilt or judging(rows, cell, came).oracle == "blind"
         if not self._spoilt:
             self._windows[cell.name] = range(max(1, first), after.step)
@@ -172,9 +175,22 @@ class Stage:
             judged[cell] = msgspec.structs.replace(came[cell], differing=differing, compared=compared)
         return judged
 
+    def _stored(self, status: Status, since: float) -> bool:
+        """Whether a checkpoint has been published since then, or is within a while: they are due every second or so."""
+        until = time.monotonic() + _STORED_S
+        while time.monotonic() < until:
+            with contextlib.suppress(FileNotFoundError):  # an old one was just removed
+                found = [path.stat().st_mtime for path in self.sight.checkpoints(status).glob("step-*/holdfast.json")]
+                if max(found, default=0.0) > since:
+                    return True
+            self.striker.look()
+            time.sleep(0.1)
+        return False
+
     def _steady(self, patience_s: float, standbys: int) -> Status:
         """Training, a few steps on from where that was first seen, with copies on peers and so many standbys."""
         until = time.monotonic() + patience_s
+        status: Status | None = None
         while time.monotonic() < until:
             status = self.sight.status()
             if self.sight.ended():
@@ -187,7 +203,8 @@ class Stage:
                 return status
             self.striker.look()
             time.sleep(0.1)
-        raise Failed(f"the job was not steady within {patience_s:g} s:\n{self.made.words()[-1500:]}")
+        lacks = f"the job was not steady within {patience_s:g} s: {_seen(status)}"
+        raise Failed(f"{lacks}\n{self.made.words()[-1500:]}")
 
     def end(self, mark: str, shm: set[str], how: str) -> Checks:
         """Let it end, and look at what is left."""
@@ -211,6 +228,13 @@ class Stage:
             shm=tuple(f"{name} is left in /dev/shm" for name in sorted(oracle.shared_memory() - shm)),
             record=tuple(oracle.record(run_dir)),
         )
+
+
+def _seen(status: Status | None) -> str:
+    if status is None:
+        return "its controller does not answer"
+    where = f"{status.phase}, generation {status.generation}, step {status.step}"
+    return f"{where}, newest step on peers {status.floor}, {len(status.standbys)} standbys"
 
 
 def _shared(result: Result) -> bool:

@@ -28,6 +28,7 @@ def test_as_expected() -> None:
         ({"differing": 3}, "3 of 40 states differ"),
         ({"compared": 0}, "no state was compared"),
         ({"back": False}, "the job did not come back"),
+        ({"stored": False}, "no checkpoint was written after it"),
         ({"skipped": "no root"}, "skipped: no root"),
         ({"unseen": ("node.kill",)}, "no alarm followed node.kill"),
         ({"misnamed": ("node.kill",)}, "followed node.kill named another node"),
