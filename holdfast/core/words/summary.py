@@ -27,8 +27,8 @@ _ENDS = tuple(
         r"^srun: error: (?P<node>[\w.-]+): tasks? (?P<rank>\d+)(?:[-,\d]*): "
         rf"(?:exited with exit code (?P<code>\d+)|(?P<spoken>{_SPOKEN_SIGNAL}))",
         r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<node>[\w.-]+) exited on signal (?P<signal>\d+)",
-        r"(?:process|rank|worker) (?P<rank>\d+) (?:terminated|exited|died|failed) with "
-        r"(?:signal (?:SIG)?(?P<name>[A-Z]+)|(?:exit ?code|code|return code) (?P<code>-?\d+))",
+        r"(?:process|rank|worker) (?P<rank>\d+) (?:terminated|exit|exited|died|failed) with "
+        r"(?:signal (?:SIG)?(?P<name>[A-Z]+)|(?:exit ?code|code|return code|status(?: code)?) (?P<code>-?\d+))",
         r"rank (?P<rank>\d+) (?:was )?killed by signal (?P<signal>\d+)",
         r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\)",
         r"Signal (?P<signal>\d+) \(SIG[A-Z]+\) received by PID (?P<pid>\d+)",
