@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from holdfast.core.words.calm import calmed
-from holdfast.core.words.prefixes import Said
+from holdfast.core.words.prefixes import WARNED, Said
 from holdfast.core.words.rows import Catalog, Known, Row
 from holdfast.core.words.tracebacks import Raised, Trace, traces_of
 
@@ -44,6 +44,7 @@ _ANYTHING = re.compile(r"(?:Runtime|Value|Assertion|OS|IO|System|Timeout|Environ
 _OF_TYPES = ("python_exception", "framework_runtime_error")
 _HINTS_MORE = 0.25
 _ASIDE = ("context", "hint")
+_MILDER = {"warning": 1.5, "info": 1.5, "debug": 1.5, WARNED: 3.0}  # by how a line was said
 
 
 class Hit(msgspec.Struct, kw_only=True):
@@ -154,8 +155,8 @@ def _hit(row: Row, said: Said, raised: Raised | None, found: re.Match[str] | Non
 def _weigh(row: Row, said: Said, raised: Raised | None) -> float:
     weight = float(row.weight)
     if raised is None and row.role in ("cause", "hint") and weight < 9:
-        if said.level in ("warning", "info", "debug") and not said.kernel:
-            weight -= 1.5
+        if not said.kernel:
+            weight -= _MILDER.get(said.level, 0.0)
         if _RETRIED.search(said.text) and not _GAVE_UP.search(said.text):
             weight -= 2
     if raised is None and row.role in ("cause", "hint"):

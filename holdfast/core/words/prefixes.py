@@ -74,6 +74,8 @@ _NO_NODE = re.compile(  # says so of itself, not of where it runs
 _FAILURE = re.compile(
     r"^(?:exc(?:_?info|_?text|eption)?|err(?:or)?|stack_?(?:trace)?|traceback|reason|details?)$", re.IGNORECASE
 )
+_WARNING = re.compile(r"(?:\S{1,300}\.py:\d+: )?(?:\w+\.)*[A-Z]\w*Warning: ")  # as Python shows them
+WARNED = "warned"  # the level of those: nothing ends with one
 _INSIDE = re.compile(r"\[(?:RANK|[Rr]ank) ?(\d{1,6})\]|\b[Rr]ank (\d{1,6})[\]:]|\brank=(\d{1,6})\b")
 
 
@@ -135,6 +137,8 @@ def strip(line: str, habits: Habits) -> Said:
         if found is None:
             break
         _note(said, found)
+    if found := _WARNING.match(said.text):
+        said.text, said.level = said.text[found.end() :], WARNED
     said.kernel = said.kernel or said.text.startswith("NVRM: ")
     if said.rank is None and (m := _INSIDE.search(said.text[:200])):
         said.rank = int(m[1] or m[2] or m[3])
