@@ -40,11 +40,13 @@ _BARE = Row(klass="python_exception", source="an exception without a traceback t
 _FRAMEWORK = Row(klass="framework_runtime_error", source="an exception of a library that no row knows", weight=3)
 _STOPPED = Row(klass="preempted_cancelled", source="a person or a launcher interrupts", weight=2, role="echo")
 # What anything may be raised as: then a hint in the message says more than the type. The others are bugs.
-_ANYTHING = re.compile(r"(?:Runtime|Value|Assertion|OS|IO|System|Timeout|Environment)Error|(?!.*Key|.*Index)\w*Exception")
+_ANYTHING = re.compile(
+    r"(?:Runtime|Value|Assertion|OS|IO|System|Timeout|Environment)Error|(?!.*Key|.*Index)\w*Exception"
+)
 _OF_TYPES = ("python_exception", "framework_runtime_error")
 _HINTS_MORE = 0.25
 _ASIDE = ("context", "hint")
-_MILDER = {"warning": 1.5, "info": 1.5, "debug": 1.5, WARNED: 3.0}  # by how a line was said
+_MILDER = {"warning": 1.5, "info": 1.5, "debug": 1.5, WARNED: 3.5}  # by how a line was said
 
 
 class Hit(msgspec.Struct, kw_only=True):
