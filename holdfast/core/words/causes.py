@@ -8,9 +8,11 @@ import msgspec
 from holdfast.core.words.hits import Hit
 from holdfast.core.words.outlived import lighten
 from holdfast.core.words.prefixes import Said
+from holdfast.core.words.rows import UNKNOWN
 from holdfast.core.words.summary import Summary
 
 _NEAR = 1.5  # weights this close say as much: then the first one counts
+_TOLD = 1.5  # weight of a hint that nothing speaks against
 _PER_NODE = 8  # ranks; where more are heard of there are more nodes
 _NAMED = re.compile(r"\b(?:global )?[Rr]ank[ =:#]{1,2}(\d+)\b")
 _PID = re.compile(r"(?:\bpid[=:' ]{1,2}|[Pp]rocess )(\d+)")
@@ -27,8 +29,8 @@ class Finding(msgspec.Struct, kw_only=True):
         root, summary = self.root, self.summary
         if root.named:
             return root.rank
-        if root.row.role != "cause":
-            return None
+        if root.row.role == "echo":
+            return summary.root_rank if root.klass == UNKNOWN else None
         if root.rank is not None:
             return root.rank
         pids = [root.said.pid, *(int(pid) for pid in _PID.findall(root.said.text))]
@@ -63,6 +65,13 @@ def root_of(hits: Sequence[Hit], lines: Sequence[Said], ended_at: Mapping[int, f
     echoes = [hit for hit in hits if hit.row.role == "echo"] or [hit for hit in hits if hit.row.role == "cause"]
     top = max((hit.weight for hit in echoes), default=0.0)
     return _first([hit for hit in echoes if hit.weight == top], ended_at) if echoes else None
+
+
+def hinted(hints: Sequence[Hit], lines: Sequence[Said]) -> Hit | None:
+    """Of mere hints the weightiest, of equals the last: what is vague says the more the nearer the end it stands."""
+    lighten(hints, lines)
+    told = [hit for hit in hints if hit.weight >= _TOLD]
+    return max(told, key=lambda hit: (hit.weight, hit.said.source, hit.said.index), default=None)
 
 
 def rivals(finding: Finding) -> list[Hit]:

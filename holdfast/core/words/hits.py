@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from holdfast.core.words.calm import calmed
-from holdfast.core.words.prefixes import Said
+from holdfast.core.words.prefixes import WARNED, Said
 from holdfast.core.words.rows import Catalog, Known, Row
 from holdfast.core.words.tracebacks import Raised, Trace, traces_of
 
@@ -39,6 +39,14 @@ _PYTHON = Row(klass="python_exception", source="an exception that no row knows",
 _BARE = Row(klass="python_exception", source="an exception without a traceback that no row knows", weight=2)
 _FRAMEWORK = Row(klass="framework_runtime_error", source="an exception of a library that no row knows", weight=3)
 _STOPPED = Row(klass="preempted_cancelled", source="a person or a launcher interrupts", weight=2, role="echo")
+# What anything may be raised as: then a hint in the message says more than the type. The others are bugs.
+_ANYTHING = re.compile(
+    r"(?:Runtime|Value|Assertion|OS|IO|System|Timeout|Environment)Error|(?!.*Key|.*Index)\w*Exception"
+)
+_OF_TYPES = ("python_exception", "framework_runtime_error")
+_HINTS_MORE = 0.25
+_ASIDE = ("context", "hint")
+_MILDER = {"warning": 1.5, "info": 1.5, "debug": 1.5, WARNED: 3.5}  # by how a line was said
 
 
 class Hit(msgspec.Struct, kw_only=True):
@@ -92,6 +100,13 @@ def _of_raised(raised: Raised, known: dict[int, list[Known]]) -> list[Hit]:
     found: list[Hit] = []
     for said in (raised.said, *raised.more):
         found += _of_line(said, known.get(id(said), ()), raised)
+    hints = [hit for hit in found if hit.row.role == "hint" and hit.said is raised.said]
+    found = [hit for hit in found if hit.row.role != "hint"]
+    if hints and _ANYTHING.fullmatch(raised.name) and all(_by_type(hit) for hit in found):
+        least = float((_PYTHON if raised.frames else _BARE).weight)
+        worth = max((hit.weight for hit in found), default=least) + _HINTS_MORE
+        best = max(hints, key=lambda hit: hit.row.weight)
+        return [msgspec.structs.replace(best, row=msgspec.structs.replace(best.row, role="cause"), weight=worth)]
     if any(hit.row.role != "context" for hit in found):
         return _heaviest(found)
     if raised.name == "KeyboardInterrupt":
@@ -102,10 +117,16 @@ def _of_raised(raised: Raised, known: dict[int, list[Known]]) -> list[Hit]:
     return [*found, _hit((_FRAMEWORK if theirs else _PYTHON) if raised.frames else _BARE, raised.said, raised)]
 
 
+def _by_type(hit: Hit) -> bool:
+    """Whether no more is known than the type of what was raised, or that something was raised there."""
+    bare = f"{hit.raised.type}:" if hit.raised else ""
+    return hit.row.role == "context" or (hit.klass in _OF_TYPES and re.search(hit.row.pattern, bare) is not None)
+
+
 def _heaviest(hits: list[Hit]) -> list[Hit]:
     """Of the rows that know the same words those that know most; the others know only a part of them."""
-    top = max((hit.weight for hit in hits if hit.row.role != "context"), default=0.0)
-    return [hit for hit in hits if hit.row.role == "context" or hit.weight >= top]
+    top = max((hit.weight for hit in hits if hit.row.role not in _ASIDE), default=0.0)
+    return [hit for hit in hits if hit.row.role in _ASIDE or hit.weight >= top]
 
 
 def _of_line(said: Said, rows: Iterable[Known], raised: Raised | None) -> Iterator[Hit]:
@@ -135,12 +156,12 @@ def _hit(row: Row, said: Said, raised: Raised | None, found: re.Match[str] | Non
 
 def _weigh(row: Row, said: Said, raised: Raised | None) -> float:
     weight = float(row.weight)
-    if raised is None and row.role == "cause" and weight < 9:
-        if said.level in ("warning", "info", "debug") and not said.kernel:
-            weight -= 1.5
+    if raised is None and row.role in ("cause", "hint") and weight < 9:
+        if not said.kernel:
+            weight -= _MILDER.get(said.level, 0.0)
         if _RETRIED.search(said.text) and not _GAVE_UP.search(said.text):
             weight -= 2
-    if raised is None and row.role == "cause":
+    if raised is None and row.role in ("cause", "hint"):
         weight = calmed(weight, row.klass, said.text)
     if raised is not None and raised.ignored:
         return min(weight, 1.0)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from holdfast.core.story import ending
-from holdfast.core.words.causes import Finding, rivals, root_of
+from holdfast.core.words.causes import Finding, hinted, rivals, root_of
 from holdfast.core.words.hits import Hit, hits_of
 from holdfast.core.words.prefixes import Said, clocked
 from holdfast.core.words.rows import UNKNOWN, Catalog, Klass, Row
@@ -20,6 +20,7 @@ _CLEAR = 5.0  # weight of a clear exception
 _BUGS = frozenset({"python_exception", "shape_dtype_device", "import_dependency", "config_argument"})
 _EVICT, _ASK = "evict_and_restart", "run_diagnostics"
 _LOUD = (-9, -7, -11, -4, -8)  # signals that no echo ends with
+_VAGUE = 2.5  # weight of an exception without a traceback that no row knows: others' hints say more
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,12 +37,15 @@ def judge(case: Case, catalog: Catalog) -> Diagnosis:
     hits = hits_of(case.lines, catalog)
     summary = summary_of(case.lines)
     hits = [hit for hit in hits if not summary.is_about_another(hit.said)]
+    hits, hints = [hit for hit in hits if hit.row.role != "hint"], [hit for hit in hits if hit.row.role == "hint"]
     summary.codes |= {rank: normal(code) for rank, code in case.codes.items()}
     root = root_of(hits, case.lines, case.ended_at)
     root = _blameless(root, hits, catalog) or root
+    if (root is None or root.klass == UNKNOWN or root.weight <= _VAGUE) and not _loud(summary, case):
+        root = hinted(hints, case.lines) or root
     mute = summary.root_rank is not None and all(hit.rank != summary.root_rank for hit in hits)
     guess = mute and root is not None and not root.row.pattern and summary.codes.get(summary.root_rank or 0) in _LOUD
-    if root is None or root.row.role == "echo" or root.weight < 2 or guess:
+    if root is None or root.row.role == "echo" or (root.weight < 2 and root.row.role != "hint") or guess:
         code = _code(summary, case, words=root is not None and root.weight >= 2, mute=mute)
         if code is not None and code in catalog.codes:
             return _by_code(code, summary, catalog)
@@ -74,6 +78,12 @@ def _code(summary: Summary, case: Case, *, words: bool, mute: bool) -> int | Non
     # Launchers end the others with SIGTERM: it says something only where nobody ended otherwise.
     telling = [code for code in codes if code not in (0, -15)] or codes
     return telling[0] if telling else None
+
+
+def _loud(summary: Summary, case: Case) -> bool:
+    """Whether a signal says more than a hint could: that a launcher sent one to the rest says nothing."""
+    codes = [*summary.spoken(), *([normal(case.code)] if case.code is not None else [])]
+    return any(code in _LOUD for code in codes) or (bool(codes) and all(code == -15 for code in codes))
 
 
 def _by_words(finding: Finding, catalog: Catalog) -> Diagnosis:
@@ -115,6 +125,8 @@ def _explanation(finding: Finding, klass: Klass) -> str:
     who = (f"rank {finding.rank}" if finding.rank is not None else "") + (f" on {root.node}" if root.node else "")
     if root.row.role == "echo":
         return f"{klass.title}. This is what ranks say when another one has failed, and nothing shows which, or why."
+    if root.row.role == "hint":
+        return f"{klass.title}, perhaps: nobody says so plainly, what {who.strip() or 'somebody'} says hints at it."
     first = f"{who.strip() or 'somebody'} said so first"
     at = f", at {root.raised.origin}" if root.raised and root.raised.origin else ""
     count = finding.echoes

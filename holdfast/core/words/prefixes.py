@@ -67,9 +67,15 @@ _TIME = _COMPILED[0][1]
 _ANY_RANK = re.compile(r" {0,5}(?P<rank>\d{1,5}): ?")  # srun -l
 _SURE_RANK = re.compile(r' {0,5}\d{1,5}: ?(?:Traceback \(most recent|  File ")')  # nothing else begins so
 _ANY_NODE = re.compile(r"(?P<node>[A-Za-z][\w.-]{0,60}|\d+\.\d+\.\d+\.\d+): ")  # pdsh, deepspeed
+_NO_NODE = re.compile(  # says so of itself, not of where it runs
+    r"(?:Error|Exception|Warning)$|^[A-Z_]+$|^(?:srun|sbatch|slurm\w*|mpi\w+|prte\w*|orte\w*|pdsh|ssh|bash|sh|python[\d.]*|"
+    r"torchrun|deepspeed|accelerate|ray|docker|kubelet|kernel|nvidia-\S+|wandb|pip|error|warning|info|fatal|usage)$"
+)
 _FAILURE = re.compile(
     r"^(?:exc(?:_?info|_?text|eption)?|err(?:or)?|stack_?(?:trace)?|traceback|reason|details?)$", re.IGNORECASE
 )
+_WARNING = re.compile(r"(?:\S{1,300}\.py:\d+: )?(?:\w+\.)*[A-Z]\w*Warning: ")  # as Python shows them
+WARNED = "warned"  # the level of those: nothing ends with one
 _INSIDE = re.compile(r"\[(?:RANK|[Rr]ank) ?(\d{1,6})\]|\b[Rr]ank (\d{1,6})[\]:]|\brank=(\d{1,6})\b")
 
 
@@ -89,7 +95,7 @@ class Said(msgspec.Struct, kw_only=True):
     own_clock: bool = True  # whether it told the time itself
     level: str = ""
     kernel: bool = False
-    code: bool = False  # a line of a program, shown below its frame
+    code: bool = False  # a frame, or the line of a program shown below it
 
 
 class Habits(msgspec.Struct, frozen=True):
@@ -103,7 +109,7 @@ def habits_of(lines: Iterable[str]) -> Habits:
     lines = [line for line in lines if line.strip()]
     ranks = sum(1 for line in lines if _ANY_RANK.match(line))
     nodes = Counter(m["node"] for line in lines if (m := _ANY_NODE.match(line)))
-    often = frozenset(node for node, count in nodes.items() if count > 2 and not node.endswith(("Error", "Exception")))
+    often = frozenset(node for node, count in nodes.items() if count > 2 and not _NO_NODE.search(node))
     return Habits(
         ranks=ranks > 1 and (ranks >= _HABIT * len(lines) or any(_SURE_RANK.match(line) for line in lines)),
         nodes=often if sum(nodes[node] for node in often) >= _HABIT * len(lines) else frozenset(),
@@ -131,6 +137,8 @@ def strip(line: str, habits: Habits) -> Said:
         if found is None:
             break
         _note(said, found)
+    if found := _WARNING.match(said.text):
+        said.text, said.level = said.text[found.end() :], WARNED
     said.kernel = said.kernel or said.text.startswith("NVRM: ")
     if said.rank is None and (m := _INSIDE.search(said.text[:200])):
         said.rank = int(m[1] or m[2] or m[3])

@@ -36,7 +36,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     source: str
     pattern: str = ""
     weight: int = 5  # 9 is proof, 5 a clear exception, 2 a mere symptom, 1 a launcher's summary
-    role: Literal["cause", "echo", "context"] = "cause"  # an echo says that somebody else failed first
+    # an echo says that somebody else failed first; a hint counts where nobody says anything plainly
+    role: Literal["cause", "echo", "context", "hint"] = "cause"
     code: int | None = None  # without a pattern: speaks where no words do
     raised: str = ""  # only of an exception of this type
     frames: str = ""  # only of a traceback with such a frame

@@ -20,6 +20,7 @@ _INIT = re.compile(r"\brank (\d+) nranks \d+")  # NCCL, when it is told to be ta
 _MPI = re.compile(
     r"^\s*Process name: \[(?:\[\d+,\d+\]|[\w.-]+@\d+),(?P<rank>\d+)\]"
 )  # the first to end, by mpirun; its code follows
+_ABOUT = ("rank", "child")  # who is told about, where it is not who speaks
 _ROOT = "Root Cause (first observed failure)"
 _ENDS = tuple(
     re.compile(pattern, re.IGNORECASE)
@@ -27,9 +28,10 @@ _ENDS = tuple(
         r"^srun: error: (?P<node>[\w.-]+): tasks? (?P<rank>\d+)(?:[-,\d]*): "
         rf"(?:exited with exit code (?P<code>\d+)|(?P<spoken>{_SPOKEN_SIGNAL}))",
         r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<node>[\w.-]+) exited on signal (?P<signal>\d+)",
-        r"(?:process|rank|worker) (?P<rank>\d+) (?:terminated|exited|died|failed) with "
-        r"(?:signal (?:SIG)?(?P<name>[A-Z]+)|(?:exit ?code|code|return code) (?P<code>-?\d+))",
+        r"(?:process|rank|worker) (?P<rank>\d+) (?:terminated|exit|exited|died|failed) with "
+        r"(?:signal (?:SIG)?(?P<name>[A-Z]+)|(?:exit ?code|code|return code|status(?: code)?) (?P<code>-?\d+))",
         r"rank (?P<rank>\d+) (?:was )?killed by signal (?P<signal>\d+)",
+        r"(?P<child>Child process) with PID (?P<pid>\d+) terminated with code (?P<code>-?\d+)",
         r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\)",
         r"Signal (?P<signal>\d+) \(SIG[A-Z]+\) received by PID (?P<pid>\d+)",
         r"(?:--local_rank=(?P<local>\d+).{0,2000})?exits with return code = (?P<code>-?\d+)",
@@ -123,7 +125,7 @@ def _end(summary: Summary, found: re.Match[str], said: Said) -> None:
     _note(summary, rank, code, said)
     if summary.local_rank is None and "local" in told:
         summary.local_rank = int(told["local"])
-    if summary.root_rank is None and rank is not None and "rank" in told and code != -15:
+    if summary.root_rank is None and rank is not None and not told.keys().isdisjoint(_ABOUT) and code != -15:
         summary.root_rank, summary.node = rank, told.get("node", "")
 
 

@@ -115,6 +115,7 @@ class _Mouth:
             assert self._frames is not None
             self._frames.append(Frame(found["file"], int(found["line"]), (found["function"] or "").strip()))
             self._waited = 0
+            said.code = True  # names of files and functions sound like anything
         elif text.startswith((_DURING, _DIRECT)):
             self._link = "during" if text.startswith(_DURING) else "direct"
             self._frames, self._message = None, 0
