@@ -238,3 +238,25 @@ def test_memory_is_kept_by_name(bench: Bench) -> None:
     assert Path(made("rank-0", 4096).path).read_bytes() == bytes(4096), "another size is another memory"
     for kept in bench.holder._arenas.values():
         os.close(int(kept.path.rpartition("/")[2]))
+
+
+def test_an_agent_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec.write(tmp_path / "spec.json", msgspec.structs.replace(TEMPLATE, node="n0", nproc=1))
+    holder, refusals = Holder(tmp_path), [OSError(11, "no more processes"), OSError(12, "no memory")]
+
+    def start(*_: object, **__: object) -> int:
+        if refusals:
+            raise refusals.pop()
+        return AGENT
+
+    monkeypatch.setattr("holdfast.agent.process.start", start)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    open_before = len(os.listdir("/proc/self/fd"))
+    holder._start_agent()
+    assert holder.code is None and holder._agent and holder._agent[0] == AGENT
+    assert len(os.listdir("/proc/self/fd")) == open_before + 1, "our end of its line, and nothing of the tries"
+    holder._drop(holder._agent[1])
+    holder._agent = None
+    refusals += [OSError(12, "no memory")] * 20
+    holder._start_agent()
+    assert holder.code == 1 and len(refusals) > 10, "not for ever"
