@@ -96,24 +96,38 @@ class Holder:
     # --- the agent ---------------------------------------------------------------------------------------------
 
     def _start_agent(self) -> None:
-        self._agent_tries = 0 if time.monotonic() - self._agent_at > _AGENT_LIVED_S else self._agent_tries + 1
-        if self._agent_tries >= _AGENT_TRIES:
-            self._leave(1)
-            return
-        time.sleep(0.1 * self._agent_tries)
-        self._agent_at = time.monotonic()
-        ours, theirs = holding.pair()
-        log = os.open(self.node_dir / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        argv = [sys.executable, "-m", "holdfast.agent.main", str(self.node_dir), str(theirs.fileno())]
-        pid = process.start(argv, dict(os.environ), None, (log, log), keep=theirs.fileno())
-        os.close(log)
-        theirs.close()
-        ours.settimeout(10.0)
-        self._agent = (pid, ours)
-        self._watch(ours, self._asked)
+        """One that cannot be started, for want of memory or processes, is tried again: ranks go on meanwhile."""
+        while self._agent is None:
+            self._agent_tries = 0 if time.monotonic() - self._agent_at > _AGENT_LIVED_S else self._agent_tries + 1
+            if self._agent_tries >= _AGENT_TRIES:
+                self._leave(1)
+                return
+            time.sleep(0.1 * self._agent_tries)
+            self._agent_at = time.monotonic()
+            try:
+                self._agent = self._agent_started()
+            except OSError as e:
+                sys.stderr.write(f"the agent cannot be started: {e}\n")
+        self._watch(self._agent[1], self._asked)
         arenas = tuple(self._arenas.values())
         warm, key = self._zygotes.warm, self._zygotes.key
         self._tell(Listing(ranks=tuple(self.ranks.values()), arena=self.arena, arenas=arenas, warm=warm, key=key))
+
+    def _agent_started(self) -> tuple[int, socket.socket]:
+        """Its pid, and our end of the line to it."""
+        log = os.open(self.node_dir / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        ours, theirs = holding.pair()
+        argv = [sys.executable, "-m", "holdfast.agent.main", str(self.node_dir), str(theirs.fileno())]
+        try:
+            pid = process.start(argv, dict(os.environ), None, (log, log), keep=theirs.fileno())
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            os.close(log)
+            theirs.close()
+        ours.settimeout(10.0)
+        return pid, ours
 
     def _watch(self, sock: socket.socket, heard: Callable[[socket.socket], None]) -> None:
         self._selector.register(sock, selectors.EVENT_READ, heard)

@@ -241,3 +241,34 @@ def test_memory_is_kept_by_name(bench: Bench) -> None:
     assert Path(made("rank-0", 4096).path).read_bytes() == bytes(4096), "another size is another memory"
     for kept in bench.holder._arenas.values():
         os.close(int(kept.path.rpartition("/")[2]))
+
+
+def _refusing(folder: Path, monkeypatch: pytest.MonkeyPatch, refusals: list[OSError]) -> Holder:
+    """A holder of its own, whose agents are refused so often before one is started."""
+
+    def start(*_: object, **__: object) -> int:
+        if refusals:
+            raise refusals.pop()
+        return AGENT
+
+    spec.write(folder / "spec.json", msgspec.structs.replace(TEMPLATE, node="n0", nproc=1))
+    monkeypatch.setattr("holdfast.agent.process.start", start)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    return Holder(folder)
+
+
+def test_an_agent_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    holder = _refusing(tmp_path, monkeypatch, [OSError(11, "no more processes"), OSError(12, "no memory")])
+    open_before = len(os.listdir("/proc/self/fd"))
+    holder._start_agent()
+    assert holder.code is None and holder._agent and holder._agent[0] == AGENT
+    assert len(os.listdir("/proc/self/fd")) == open_before + 1, "our end of its line, and nothing of the tries"
+    holder._drop(holder._agent[1])
+
+
+def test_an_agent_is_not_tried_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusals = [OSError(12, "no memory")] * 20
+    holder = _refusing(tmp_path, monkeypatch, refusals)
+    holder._start_agent()
+    assert (holder.code, holder._agent) == (1, None)
+    assert len(refusals) == 10

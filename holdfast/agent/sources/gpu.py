@@ -70,11 +70,12 @@ class GpuSource:
         return [*found, *self._xids(now)]
 
     def _gauges(self, gpu: Gpu) -> Iterator[tuple[str, float]]:
+        gpu.lost = gpu.lost and not gpu.asks  # one that was reset answers again, and is watched again
         for name, ask in list(gpu.asks.items()):
             try:
                 yield name, float(ask())
             except self.nvml.NVMLError as e:
-                gpu.lost = gpu.lost or e.value in self._lost
+                gpu.lost = e.value in self._lost
                 if e.value not in self._passing | self._lost:
                     del gpu.asks[name]  # it cannot tell, and will not be able to later
             if gpu.lost:

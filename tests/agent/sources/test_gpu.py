@@ -76,6 +76,17 @@ def test_a_lost_gpu_becomes_a_hard_alarm() -> None:
     assert (alarm.klass, alarm.hard, alarm.reason) == ("gpu_lost_bus", True, "has lost GPU 0")
 
 
+def test_a_gpu_that_was_lost_is_watched_again_once_it_answers() -> None:
+    nvml = FakeNvml(2)
+    made = source(nvml)
+    nvml.broken[0] = nvml.NVML_ERROR_GPU_IS_LOST
+    assert {name: v for (of, name), v in gauges(made).items() if of == "GPU 0"} == {"gpu.lost": 1.0}
+    del nvml.broken[0]
+    nvml.gpus[0]["nvmlDeviceGetTemperature"] = 95
+    read = gauges(made)
+    assert (read["GPU 0", "gpu.lost"], read["GPU 0", "gpu.temperature_margin"]) == (0.0, -8.0)
+
+
 def test_an_xid_speaks_the_kernels_language() -> None:
     nvml = FakeNvml(2)
     made = source(nvml)
