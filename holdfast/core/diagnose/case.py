@@ -170,14 +170,15 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     def may_exchange(self) -> bool:
         """Whether a GPU failed, which may be its own fault as well as the code's, and its node is cheap to exchange.
 
-        What comes again elsewhere is not the machine's fault, unless there are so many that two may fail at a time. Not
-        the last standby, which is for nodes that are surely lost; nor where a release is on trial, as one thing is
-        changed at a time.
+        What comes again elsewhere is not the machine's fault, unless there are so many that two may fail at once and no
+        release of the last day may be at fault. Not the last standby, which is for nodes that are surely lost; nor
+        where a release is on trial, as one thing is changed at a time.
         """
         cause = self.cause
         raised = cause.kind is Kind.CRASH and cause.klass in _DEVICE and cause.confidence >= TOLD
         ready = self.replaceable and self.may_probe and self.standbys > 1
-        first = len(self.recent) <= self.nodes // _MANY and not self.rounds
+        usual = 0 if self.back_to else self.nodes // _MANY
+        first = len(self.recent) <= usual and not self.rounds
         return raised and ready and first and self.ever and not self.trial
 
     @property

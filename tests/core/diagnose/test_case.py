@@ -69,6 +69,7 @@ def test_the_node_of_a_gpu_that_failed_is_exchanged_the_first_time() -> None:
     elsewhere = past(10, 20, 30, node="n2")
     assert judge(case(RAISED, **spare, past=elsewhere, nodes=16384)).nodes == ("n1",), "so many fail at the same time"
     assert judge(case(RAISED, **spare, past=elsewhere + elsewhere, nodes=16384)).remedy is not Remedy.EVICT
+    assert not case(RAISED, **spare, past=elsewhere, nodes=16384, back_to=1).may_exchange, "a new release may be it"
 
 
 @pytest.mark.parametrize(
