@@ -74,6 +74,8 @@ class Replaying:
             return False
         from holdfast.client.marking import signature
 
+        step = int(step)
+
         places: dict[str, list[torch.Tensor]] = {}  # optimizers keep some of theirs on another device
         for tensor in tensors:
             places.setdefault(str(tensor.device), []).append(tensor)
@@ -127,7 +129,16 @@ def sign_gradients(model: object) -> None:
     if isinstance(ddp, DistributedDataParallel):
         for parameter in ddp.parameters():
             if parameter.requires_grad:
-                parameter.register_hook(_this.boundary)
+                parameter.register_hook(_sign)
+
+
+def _sign(grad: "torch.Tensor") -> None:
+    """A gradient, before it is summed up; one that cannot be signed is the replay's loss, not the script's."""
+    try:
+        for part in (grad.coalesce().indices(), grad.coalesce().values()) if grad.is_sparse else (grad,):
+            _this.boundary(part)
+    except Exception as e:
+        print(f"holdfast: a gradient was not signed: {e!r}", file=sys.stderr)
 
 
 def this() -> Replaying:

@@ -2,12 +2,14 @@
 
 The halves are jobs of their own with ranks numbered alike, so node x of one has its twin in node x of the other. What a
 rank sends into a sum or to the next stage is signed before it mixes with what others send, and its state after the
-step: whoever differs first, in the earliest pipeline stage, is where it happened. The referee takes the place of one
-twin in the half that the other is not in, and does the steps up to that one again.
+step: if one pair of twins differs first, it happened there. The referee takes the place of one of them in the half
+that the other is not in, and does the steps up to that one again.
 
-What this cannot decide (a half that crashes, work that is not the same twice) is left to a dual-phase replay.
+What this cannot decide (several that differ at once, a half that crashes, work that is not the same twice) is left to a
+dual-phase replay.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -78,8 +80,9 @@ class Halving:
         self._each = asked.seats[0].nproc
         self._shape = shape(len(asked.seats), self._mesh, self._each)
         self._nodes = tuple(seat.node for seat in asked.seats)
+        self._watched = Counter(dict.fromkeys(self._nodes, 0))  # in so many steps
         self._round, self._trials = 0, 0
-        self._steps, self._left = 0, limits.steps * limits.most  # compared, and to be asked for
+        self._left = limits.steps * limits.most  # to be asked for
         self._first = 0  # step of a replay, as far as anybody told
         self._differ: _Moment | None = None
         self._ruling: Ruling | None = None
@@ -105,10 +108,9 @@ class Halving:
         """Another round, twice as long as the last: a start is dear, and so are steps after the one that tells."""
         size, half = self._shape.unit, self._shape.half
         odd = len(self._nodes) // size % 2  # then every round leaves out another replica
-        turn = self._round * size * odd
+        turn = self._round % (len(self._nodes) // size) * size * odd
         self._order = (*self._nodes[turn:], *self._nodes[:turn])
         self._halves = Halves(self._columns(), HalvesLimits(steps=1 << 62, confidence=self._limits.confidence))
-        self._halves.steps = self._steps
         steps = min(self._limits.steps << self._round, self._left)
         self._round, self._left = self._round + 1, self._left - steps
         self._launch({"a": self._order[:half], "b": self._order[half : 2 * half]}, steps)
@@ -129,7 +131,7 @@ class Halving:
         self._waiting = {launch.replay.name: launch for launch in launches}
 
     def _go_on(self) -> None:
-        told = list(self._told.values())
+        told = [self._told[name] for name in self._waiting]
         if self._differ is not None:
             self._refereed(told[0])
         else:
@@ -144,7 +146,7 @@ class Halving:
             case Referee() as asked:
                 self._ask(asked)
             case _ if not self._left:
-                self._ruling = self._halves.nobody()
+                self._ruling = self._halves.nobody(min(self._watched.values()))
             case _:
                 self._watch()
 
@@ -159,13 +161,14 @@ class Halving:
             return
         for moment in _moments(one, other):
             signed = self._signed(moment, one, other)
-            apart = self._apart(signed)
-            if apart:
+            if apart := self._apart(signed):
                 self._first = min(step for step, _ in (*one.marks, *one.signed))
-                self._doubt(moment, apart, signed)
+                if self._doubt(moment, apart, one):
+                    self._differ = moment
+                    self._halves.heard(moment.step, signed)
                 return
             if moment.state:
-                self._steps += 1
+                self._watched.update(self._order[: 2 * half])
                 self._halves.heard(moment.step, signed)
         for told, nodes in ((one, self._order[:half]), (other, self._order[half : 2 * half])):
             if told.failed or told.bad_step >= 0 or not told.ended:
@@ -193,29 +196,32 @@ class Halving:
         return signature
 
     def _apart(self, signed: Mapping[int, list[int | None]]) -> list[tuple[int, int]]:
-        """The pairs that differ in the earliest stage in which any do, as (column, stage)."""
-        for stage in range(len(self._shape.stages)):
-            found = []
-            for one, other in self._halves.pairs:
-                a, b = signed[one][stage], signed[other][stage]
+        """The pairs that differ, as (column, stage)."""
+        found = []
+        for one, other in self._halves.pairs:
+            for stage, (a, b) in enumerate(zip(signed[one], signed[other], strict=True)):
                 if a is not None and b is not None and a != b:
                     found.append((one, stage))
-            if found:
-                return found
-        return []
+        return found
 
-    def _doubt(self, moment: "_Moment", apart: list[tuple[int, int]], signed: Mapping[int, list[int | None]]) -> None:
-        """Twins differ: one pair is for a referee to judge; of several, one may have it from the other."""
-        stage = apart[0][1]
-        if 1 < len(apart) < self._shape.columns:
-            pairs = [pair for pair in self._halves.pairs if (pair[0], stage) in apart]
-            nodes = [self._halves.nodes[column][stage][0] for pair in pairs for column in pair]
-            self._rule(How.SOME, nodes, f"several twins differ at step {moment.step}, and one may have it from another")
-            return
-        early = {c: [v if s == stage else None for s, v in enumerate(places)] for c, places in signed.items()}
-        self._steps += 1
-        self._differ = moment
-        self._halves.heard(moment.step, early)
+    def _doubt(self, moment: "_Moment", apart: list[tuple[int, int]], told: Told) -> bool:
+        """Whether one pair of twins differs, for a referee to judge; of several, one may have it from another.
+
+        What a late stage computes wrongly comes back to the early ones as gradients within the same step. And a state
+        that is sharded may be wrong on the node that keeps it, though another one computed it.
+        """
+        columns, half = self._shape.columns, self._shape.half
+        unsigned = moment.state and half > 1 and not any(step == moment.step for step, _ in told.signed)
+        if len(apart) == 1 and not unsigned:
+            return True
+        at = f"at step {moment.step}"
+        if len(apart) == columns * len(self._shape.stages) > 1:
+            self._rule(How.EVERYWHERE, (), f"all twins differ {at}: it had mixed before anybody signed it")
+            return False
+        twins = [self._halves.nodes[c + other][stage][0] for c, stage in apart for other in (0, columns)]
+        nodes = self._order[: 2 * half] if unsigned else twins
+        self._rule(How.SOME, nodes, f"more than one may be wrong {at}, one having it from another")
+        return False
 
     def _ask(self, asked: Referee) -> None:
         """The referee does it in the place of one twin, in the half where it is not needed elsewhere."""

@@ -42,5 +42,8 @@ def line_of(step: int, state: int, sent: int | None) -> bytes:
 def lines_in(text: bytes) -> "Iterator[tuple[int, int, int | None]]":
     """What `line_of` wrote, as far as it is whole."""
     for line in text[: text.rfind(b"\n") + 1].splitlines():
-        step, state, sent = line.split()
-        yield int(step), int(state), None if sent == b"-" else int(sent)
+        try:
+            step, state, sent = line.split()
+            yield int(step), int(state), None if sent == b"-" else int(sent)
+        except ValueError:  # not ours: a script may write to any file
+            continue

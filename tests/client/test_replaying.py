@@ -115,6 +115,7 @@ def test_what_was_signed_reaches_the_node(tmp_path: Path, monkeypatch: pytest.Mo
     told = Path(told_in(replay.folder, 3)).read_bytes()
     sent = int(signature([torch.ones(3)])) & (2**64 - 1)
     assert list(lines_in(told)) == [(4, replay.marks[4], None), (5, replay.marks[5], sent)]
+    assert next(lines_in(b"1.0 2 -\nnonsense\n" + told)) == (4, replay.marks[4], None), "nor is what we did not write"
     assert list(lines_in(told[:-1])) == [(4, replay.marks[4], None)], "a line that is not whole is not read"
 
 
@@ -134,6 +135,21 @@ def test_gradients_are_signed_before_their_sum(tmp_path: Path, monkeypatch: pyte
     [(_, _, sent)] = lines_in(Path(told_in(replay.folder, 0)).read_bytes())
     grads = sum(int(signature([p.grad])) for p in net.parameters() if p.grad is not None)
     assert sent == (grads & (2**64 - 1) if wrapped else None)
+
+
+def test_sparse_gradients_are_signed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay_here(monkeypatch, tmp_path)
+    replay = holdfast.replayable(seed=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Embedding(5, 2, sparse=True))
+        replaying.sign_gradients(model)
+        model(torch.tensor([1, 3, 1])).sum().backward()
+        replay.done(1)
+    finally:
+        dist.destroy_process_group()
+    [(_, _, sent)] = lines_in(Path(told_in(replay.folder, 0)).read_bytes())
+    assert sent
 
 
 def test_a_checkpointer_keeps_nothing_in_a_replay(

@@ -45,7 +45,8 @@ class Nodes:
         if bad and self.crashes:
             return Played(rank=rank, ended=False, failed=True, detail="ended with code 1")
         steps = range(1, errand.replay.steps + 1)
-        return Played(rank=rank, ended=True, marks={step: step + 100 * rank + 7 * bad for step in steps})
+        told = {step: step + 100 * rank + 7 * bad for step in steps}
+        return Played(rank=rank, ended=True, marks=told, signed=told)
 
 
 def tried(nodes: Nodes, allowed: str | None = "seeded", *, halves: bool = False) -> Outcome:

@@ -1,5 +1,7 @@
 """Everything the ladder looks at: the cause of an incident, what failed like it before, and what may be done."""
 
+from collections import Counter
+
 import msgspec
 
 from holdfast.core.bonds import Bonds
@@ -156,15 +158,28 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return self.cause.group == "script" or self.cause.action == CODE
 
     @property
+    def follows_the_rank(self) -> bool:
+        """Whether others wait for the same ranks again, and these are on other machines now: it is what they do there.
+
+        Rank 0 alone saves and evaluates; whoever has it is waited for, and would be evicted one after the other.
+        """
+        waited = self.cause.kind in (Kind.HANG, Kind.SLOW) and not self.cause.hard
+        return waited and any(set(p.nodes).isdisjoint(self.cause.suspects) for p in self.past)
+
+    @property
     def is_scarce(self) -> bool:
         """Whether it is this one machine that runs short: twice now and nowhere else, or twice among so many nodes.
 
         Of thousands of nodes two may run short at the same time, each for itself. That failures which strike anywhere
-        strike one node twice is as likely as two birthdays on one day.
+        strike one node twice is as likely as two birthdays on one day. If they struck another one twice before, they
+        come with a rank, not with a machine.
         """
         cause, where = self.cause, set(self.cause.suspects)
         told = cause.klass in _SCARCE and (cause.kind is Kind.LINES or cause.confidence >= TOLD)
         here = [set(p.nodes) <= where for p in self.recent]
+        elsewhere = Counter(p.nodes for p in self.recent if not set(p.nodes) <= where)
+        if max(elsewhere.values(), default=0) > 1:
+            return False
         pairs = len(here) * (len(here) + 1) / 2
         return told and any(here) and (all(here) or pairs / self.nodes < _CHANCE)
 

@@ -21,6 +21,9 @@ from holdfast.core.diagnose.replay import How, Ruling
 Signatures = Mapping[int, Sequence[int | None]]
 
 
+_ALONE = "; the last replica has no twin and was not watched"
+
+
 class HalvesLimits(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 1000  # to watch before saying nobody
     referees: int = 2  # to ask before saying one of the two
@@ -109,11 +112,11 @@ class Halves:
             )
             self._rule(How.SOME, nodes, f"{why} with either")
 
-    def nobody(self) -> Ruling:
-        """Nothing has shown so far, and that is the end of it."""
-        self._rule(*self._nobody())
-        assert self._ruling
-        return self._ruling
+    def nobody(self, steps: int) -> Ruling:
+        """Nothing has shown, in so many steps in which the least watched was, and that is the end of it."""
+        self.steps = steps
+        how, nodes, reason = self._nobody()
+        return Ruling(how=how, nodes=nodes, reason=reason.removesuffix(_ALONE))
 
     def _undecided(self) -> bool:
         return self._ruling is None and self._doubt is None
@@ -166,7 +169,7 @@ class Halves:
         why = (
             f"twins agreed in all {self.steps} steps: a fault that shows in more than {most:.2g} of them is out of the"
         )
-        alone = "; the last replica has no twin and was not watched" if self._unwatched() else ""
+        alone = _ALONE if self._unwatched() else ""
         return How.NOBODY, (), f"{why} question; that a machine is faulty, even odds before, is now {belief:.1%}{alone}"
 
     def _unwatched(self) -> Nodes:

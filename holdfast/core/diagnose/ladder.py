@@ -84,7 +84,7 @@ def _rollback(case: Case) -> Verdict:
     if case.trial:
         why = "failed in its first steps"
     elif case.is_code and case.is_new:
-        why = "raised the same again, which the one before it did not"
+        why = "raised the same again, which the one before it did not lately"
     reason = f"the running release {why}: rolled back to release {case.back_to}"
     return Verdict(remedy=Remedy.ROLLBACK, to=case.back_to, reason=reason)
 
@@ -161,7 +161,8 @@ def _remedy(case: Case) -> Verdict:
         return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=reason)
     if cause.kind is Kind.LINES:
         return _setup(case)
-    if cause.kind in (Kind.HANG, Kind.SLOW) and case.replaceable and (named := _refillable(case)):
+    role = case.follows_the_rank
+    if cause.kind in (Kind.HANG, Kind.SLOW) and case.replaceable and not role and (named := _refillable(case)):
         reason = f"{story.cause(cause)}: evicted {', '.join(named)}"
         return Verdict(remedy=Remedy.EVICT, nodes=named, reason=reason)
     if case.is_code:
@@ -171,7 +172,8 @@ def _remedy(case: Case) -> Verdict:
     if case.replaceable and cause.klass == NOT_STARTED:
         return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=f"{where} could not start its ranks: evicted")
     # An echo names a node that lost its peer, which is no reason to blame it however often it happens.
-    if case.replaceable and not is_echo(cause) and any(set(p.nodes) & set(cause.suspects) for p in case.recent):
+    again = any(set(p.nodes) & set(cause.suspects) for p in case.recent)
+    if case.replaceable and again and not role and not is_echo(cause):
         reason = f"the same failure on {where} again within the window: evicted"
         return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=reason)
     if case.capped:

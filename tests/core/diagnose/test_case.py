@@ -60,3 +60,19 @@ def test_where_a_timeout_had_to_be_waited_for_nodes_are_tried_at_once() -> None:
     assert judge(case(CRASH, may_probe=True)).remedy is Remedy.RESTART
     lost = Alarm(kind=Kind.HANG, at=100.0, suspects=(), reason="it stands", signature="hang ()")
     assert judge(case(lost, may_probe=True)).remedy is Remedy.RESTART, "seen early, and nobody to evict"
+
+
+def test_who_is_waited_for_wherever_its_rank_sits_is_no_bad_machine() -> None:
+    """Rank 0 saves for longer than collectives wait, again and again: nodes must not go one after the other for it."""
+    hang = Alarm(kind=Kind.HANG, at=100.0, suspects=("n1",), ranks=(0,), reason="is waited for", signature="hang (0,)")
+    assert judge(case(hang, standbys=2)).nodes == ("n1",)
+    moved = past(10, node="n0")
+    assert judge(case(hang, standbys=2, past=moved)).remedy is Remedy.RESTART
+    assert judge(case(hang, standbys=2, past=moved + past(20))).remedy is Remedy.RESTART, "nor for coming again"
+    stopped = msgspec.structs.replace(hang, hard=True)
+    assert judge(case(stopped, standbys=2, past=moved)).nodes == ("n1",), "a stopped process is another matter"
+
+
+def test_memory_that_runs_short_wherever_a_rank_sits_is_no_machines_fault() -> None:
+    before = past(10, 20, node="n0") + past(30)
+    assert judge(case(SHORT, past=before, nodes=16384)).remedy is not Remedy.EVICT
