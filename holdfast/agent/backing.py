@@ -203,6 +203,8 @@ class Backing:
 
     async def send(self) -> None:
         """All ranks at once; a link that breaks is tried again until something newer is wanted."""
+        if not self._next:
+            return  # it was let go before its turn came
         sending = self._sending = GivenUp(self._pacer)
         aim, began_at, failures = self.aim, time.monotonic(), 0
         step = next(iter(self._next.values())).step

@@ -65,6 +65,21 @@ async def test_a_floor_that_is_not_confirmed_does_not_cost_the_one_before(fleet:
     assert all(5 in job.steps(rank) for rank in range(3))
 
 
+async def test_what_is_let_go_before_it_is_sent_is_not_sent(fleet: Fleet) -> None:
+    job = Trained(fleet)
+    await job.start()
+    backing = fleet.nodes["a"].keeper.backing
+    for task in fleet.nodes["a"].running:
+        task.cancel()  # we have the turns of its keeper
+    await fleet.aim(-1, 5)
+    job.save(5)
+    assert backing.ready()
+    sending = backing.send()
+    backing.step_aside()  # a checkpoint took the slot first
+    await sending
+    assert backing.backed == -1 and backing.ready(), "it is held anew"
+
+
 async def test_ranks_of_a_node_agree_on_the_step(fleet: Fleet) -> None:
     """Of two ranks one has gone on before we looked."""
     node = await fleet.add("a")
