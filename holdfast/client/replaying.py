@@ -137,7 +137,7 @@ def _sign(grad: "torch.Tensor") -> None:
     try:
         for part in (grad.coalesce().indices(), grad.coalesce().values()) if grad.is_sparse else (grad,):
             _this.boundary(part)
-    except Exception as e:
+    except (RuntimeError, TypeError, NotImplementedError) as e:  # what torch raises of kinds of tensors it cannot do
         print(f"holdfast: a gradient was not signed: {e!r}", file=sys.stderr)
 
 

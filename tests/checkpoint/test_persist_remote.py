@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec  # type: ignore[import-untyped]
+import fsspec.implementations.memory  # type: ignore[import-untyped]
 import pytest
 
 from holdfast.checkpoint.lane import Lane, Pulse

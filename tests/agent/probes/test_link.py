@@ -13,13 +13,16 @@ NODES, BAD = 4, "n3"
 SAID = {SLOW: "bandwidth of", LOSSY: "segments had to be sent again", CORRUPTING: "did not arrive as it was"}
 
 
-async def test_sound_links_pass_in_one_wave() -> None:
+# How fast a sound link is depends on who else uses the processors, so some of these need a machine to themselves.
+@pytest.mark.parametrize("quiet", [pytest.param(True, marks=pytest.mark.slow), False])
+async def test_sound_links_accuse_nobody(quiet: bool) -> None:
     with lab(NODES) as network:
         answer, waves = await network.pair_test()
-    assert (answer.bad, answer.unsure, answer.links, waves) == ({}, (), (), 1), answer
+    assert (answer.bad, answer.unsure) == ({}, ()), answer
+    if quiet:
+        assert (answer.links, waves) == ((), 1), answer
 
 
-# How fast a sound link is depends on who else uses the processors, so two of these need a machine to themselves.
 @pytest.mark.parametrize(
     "fault", [pytest.param(SLOW, marks=pytest.mark.slow), pytest.param(LOSSY, marks=pytest.mark.slow), CORRUPTING]
 )
