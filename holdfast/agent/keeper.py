@@ -143,18 +143,19 @@ class Keeper:
     def launched(self, errand: LaunchHere) -> str:
         """A generation is about to start from this state; what came after it belongs to a line that is given up.
 
-        Why it cannot, or nothing: an agent after this one must not take an older launch for the newest.
+        Why it cannot, or nothing: an agent after this one must not take an older launch for the newest. What is given
+        up is dropped in any case, or this node, as it leaves, would hand over states of a line that was left.
         """
-        try:
-            spec.write(self._notes / "launch.json", errand)
-        except OSError as e:
-            return f"what is launched cannot be written to {self._notes}: {e.strerror}"
         self._begin(errand)
         self._seen.clear()
         line = _line(errand)
         self._shelf.launched(errand.generation, line)
         for _, arena in self._arenas.values():
             arena.drop_after(line)
+        try:
+            spec.write(self._notes / "launch.json", errand)
+        except OSError as e:
+            return f"what is launched cannot be written to {self._notes}: {e.strerror}"
         return ""
 
     def _begin(self, errand: LaunchHere) -> None:

@@ -231,6 +231,8 @@ class Hands:
         port = await self.store.open(action.generation)
         self._launched = frozenset(seat.node for seat in action.seats)
         plan = self._planned(action)
+        # What came after it is of a line that the job leaves: seated nodes drop it, others may never be asked again.
+        self.copies = {node: tuple(c for c in held if c.step <= plan.step) for node, held in self.copies.items()}
         errands: dict[str, Errand] = {
             seat.node: LaunchHere(
                 id=action.id,

@@ -155,11 +155,17 @@ async def test_what_came_after_the_restored_step_is_dropped(bench: Bench) -> Non
     assert bench.keeper.copies() == (), "a generation that starts from nothing leaves no line to go back to"
 
 
-async def test_one_that_was_away_keeps_nothing_of_the_line_that_was_left(bench: Bench) -> None:
+@pytest.mark.parametrize("full", [False, True])
+async def test_one_that_was_away_keeps_nothing_of_the_line_that_was_left(bench: Bench, full: bool) -> None:
     bench.keeper.launched(launch(1))
     arena = await bench.arena(want(1))
     snapshot(arena, 4)
-    bench.keeper.launched(msgspec.structs.replace(launch(2, from_own_memory(4)), astray=True))
+    if full:  # such a node cannot start ranks, and would hand over what it holds as it leaves
+        note = bench.keeper._notes / "launch.json"
+        note.unlink()
+        (note / "in the way").mkdir(parents=True)
+    error = bench.keeper.launched(msgspec.structs.replace(launch(2, from_own_memory(4)), astray=True))
+    assert ("cannot be written" in error) is full
     assert bench.keeper.copies() == (), "step 4 was made again by others, and is another one by now"
 
 

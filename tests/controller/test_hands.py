@@ -266,6 +266,21 @@ async def test_what_those_hold_who_are_out_is_forgotten_at_the_next_step() -> No
     assert set(bench.hands.copies) == {"a"}
 
 
+async def test_what_came_after_the_step_that_the_job_goes_on_from_is_forgotten() -> None:
+    """An evicted node that waits until its state is not needed any more held a step that the job then made anew."""
+    bench = Bench()
+
+    def held(node: str, *steps: int) -> tuple[Copy, ...]:
+        return tuple(Copy(rank=r, step=s, node=node, layout="l", world=4, whole=True) for r in range(4) for s in steps)
+
+    bench.hands.copies = {"a": held("a", 9)[:2], "b": held("b", 9)[2:], "gone": held("gone", 8, 9, 10)[:3]}
+    carried = asyncio.create_task(bench.hands.carry(LAUNCH))
+    await settle()
+    carried.cancel()
+    assert [copy.step for copy in bench.hands.copies["gone"]] == [8, 9]
+    assert len(bench.hands.copies["a"]) == len(bench.hands.copies["b"]) == 2
+
+
 async def test_a_launch_that_two_controllers_tell_goes_on_from_the_same_step() -> None:
     held = tuple(Copy(rank=r, step=5, node="ab"[r // 2], layout="x", world=4, whole=True) for r in range(4))
     first, second = Bench(), Bench()

@@ -214,10 +214,10 @@ class Agent:
         self.world.note(f"{self.machine.name}: carries out {type(errand).__name__} {errand.id}")
         match errand:
             case LaunchHere():
+                self.keeper.launched(errand)  # what is given up is dropped, whatever becomes of the note
                 if error := self.machine.disk.launched(errand):
                     self.later(0.01, self._launched, errand, error)
                     return
-                self.keeper.launched(errand)
                 self.machine.releases.add(errand.release.number)
                 self._launch(errand)
             case StopHere() | Leave():

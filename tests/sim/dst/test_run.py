@@ -34,6 +34,9 @@ FAILED_ONCE = {
     49: "a clock that was set back dated an alarm an hour early",
     223: "a node that had been away brought a state of the line that was left into a later launch",
     261: "a controller that died amid a launch came back and told the other nodes to go on from another step",
+    6991: "a node whose disk was full refused a launch, and handed over states of the line that was left by it",
+    4965: "the same as 6991",
+    9099: "an evicted node that was not gone yet held a step that the next generation had made anew",
     9529: "an agent killed amid leaving had ended its ranks, and its successor neither left nor told of their end",
     469: "a node whose old ranks did not die was neither taken back nor sent away",
 }
