@@ -15,57 +15,24 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from holdfast.core.diagnose.alike import Told
-from holdfast.core.diagnose.grid import Nodes, UnfitError, shrunk, whole_nodes
+from holdfast.core.diagnose.grid import Nodes, UnfitError, whole_nodes
 from holdfast.core.diagnose.halves import Halves, HalvesLimits, Referee
 from holdfast.core.diagnose.replay import Group, How, ReplayLimits, Ruling
 from holdfast.core.replaying import Asked, GroupLaunch, launch_of, mesh_told
 from holdfast.model.topology import Dims
 
-_STAGES = frozenset({"pp", "pipe", "pipeline"})  # names of the dimension whose later ranks inherit from earlier ones
 _MIX, _WORD = 0x9E3779B97F4A7C15, 2**64 - 1
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """How many nodes make a half, and which of its places work one after another."""
-
-    unit: int  # nodes that hold whole replicas
-    half: int  # nodes of one half
-    stages: tuple[tuple[int, ...], ...]  # places of nodes, by pipeline stage; as many in each
-
-    @property
-    def columns(self) -> int:
-        return len(self.stages[0])
-
-
-def shape(count: int, mesh: Dims, nproc: int) -> Shape:
-    """The two halves of so many nodes. Raises UnfitError where twins could not be compared, or nobody be a referee."""
+def half_of(count: int, mesh: Dims, nproc: int) -> int:
+    """How many of so many nodes make one half. Raises UnfitError where there are no two, or nobody to be a referee."""
     unit = whole_nodes(mesh, nproc)
     half = count // unit // 2 * unit
     if not half:
         raise UnfitError(f"{count} nodes, of which {unit} make a whole replica of the model, have no two halves")
-    stages = _stages(shrunk(mesh, half * nproc) if mesh else (), half, nproc)
-    if len({len(places) for places in stages}) != 1:
-        raise UnfitError("stages of the pipeline take different numbers of nodes")
-    if len(stages[0]) < 2 and count - 2 * half < len(stages):
-        raise UnfitError("there is no third replica to say which of two is wrong")
-    return Shape(unit=unit, half=half, stages=stages)
-
-
-def _stages(mesh: Dims, count: int, nproc: int) -> tuple[tuple[int, ...], ...]:
-    """Nodes of a group by the earliest pipeline stage of their ranks."""
-    found: dict[int, list[int]] = {}
-    for place in range(count):
-        stage = min(_stage(mesh, rank) for rank in range(place * nproc, (place + 1) * nproc))
-        found.setdefault(stage, []).append(place)
-    return tuple(tuple(found[stage]) for stage in sorted(found))
-
-
-def _stage(mesh: Dims, rank: int) -> int:
-    for name, size in reversed(mesh):  # the last varies fastest
-        rank, here = divmod(rank, size)
-        if name in _STAGES:
-            return here
-    return 0
+    if half < 2 and count < 3:
+        raise UnfitError("there is no third node to say which of two is wrong")
+    return half
 
 
 class Halving:
@@ -78,7 +45,8 @@ class Halving:
             raise UnfitError("nodes with different numbers of ranks cannot stand in for one another")
         self._mesh = mesh_told(asked.seats, asked.mesh)
         self._each = asked.seats[0].nproc
-        self._shape = shape(len(asked.seats), self._mesh, self._each)
+        self._half = half_of(len(asked.seats), self._mesh, self._each)
+        self._unit = whole_nodes(self._mesh, self._each)
         self._nodes = tuple(seat.node for seat in asked.seats)
         self._watched = Counter(dict.fromkeys(self._nodes, 0))  # in so many steps
         self._round, self._trials = 0, 0
@@ -106,23 +74,14 @@ class Halving:
 
     def _watch(self) -> None:
         """Another round, twice as long as the last: a start is dear, and so are steps after the one that tells."""
-        size, half = self._shape.unit, self._shape.half
-        odd = len(self._nodes) // size % 2  # then every round leaves out another replica
-        turn = self._round % (len(self._nodes) // size) * size * odd
+        replicas, half = len(self._nodes) // self._unit, self._half
+        turn = self._round % replicas * self._unit if replicas % 2 else 0  # then every round leaves out another one
         self._order = (*self._nodes[turn:], *self._nodes[:turn])
-        self._halves = Halves(self._columns(), HalvesLimits(steps=1 << 62, confidence=self._limits.confidence))
+        nodes = tuple(((node,),) for node in self._order[: 2 * half + 1])  # twins, and one that is in neither half
+        self._halves = Halves(nodes, HalvesLimits(steps=1 << 62, confidence=self._limits.confidence))
         steps = min(self._limits.steps << self._round, self._left)
         self._round, self._left = self._round + 1, self._left - steps
         self._launch({"a": self._order[:half], "b": self._order[half : 2 * half]}, steps)
-
-    def _columns(self) -> tuple[tuple[Nodes, ...], ...]:
-        """The nodes as `Halves` wants them: columns of one half, of the other, and one that is in neither."""
-        at, (half, stages) = self._order, (self._shape.half, self._shape.stages)
-        both = [
-            tuple((at[first + places[c]],) for places in stages) for first in (0, half) for c in range(len(stages[0]))
-        ]
-        spare = at[2 * half : 2 * half + len(stages)]
-        return (*both, tuple((node,) for node in spare)) if len(spare) == len(stages) else tuple(both)
 
     def _launch(self, groups: Mapping[str, Nodes], steps: int) -> None:
         asked, self._told, self._trials = self._asked, {}, self._trials + 1
@@ -153,7 +112,7 @@ class Halving:
     # --- what is found -----------------------------------------------------------------------------------------
 
     def _compared(self, one: Told | None, other: Told | None) -> None:
-        half = self._shape.half
+        half = self._half
         for told, nodes in ((one, self._order[:half]), (other, self._order[half : 2 * half])):
             if told is None:
                 self._rule(How.SOME, nodes, "a half did not answer")
@@ -178,12 +137,10 @@ class Halving:
             self._rule(How.EVERYWHERE, (), "the script signed nothing")
 
     def _signed(self, moment: "_Moment", one: Told, other: Told) -> dict[int, list[int | None]]:
-        """By column what its places signed at this moment."""
-        columns, found = self._shape.columns, {}
-        for first, told in ((0, one), (columns, other)):
-            for c in range(columns):
-                found[first + c] = [self._of(moment, told, places[c]) for places in self._shape.stages]
-        return found
+        """By node, as `Halves` counts them, what it signed at this moment."""
+        places = range(self._half)
+        first = {place: [self._of(moment, one, place)] for place in places}
+        return first | {self._half + place: [self._of(moment, other, place)] for place in places}
 
     def _of(self, moment: "_Moment", told: Told, place: int) -> int | None:
         """What a node's ranks signed, as one number."""
@@ -195,30 +152,25 @@ class Halving:
             signature = (signature * _MIX + value) & _WORD
         return signature
 
-    def _apart(self, signed: Mapping[int, list[int | None]]) -> list[tuple[int, int]]:
-        """The pairs that differ, as (column, stage)."""
-        found = []
-        for one, other in self._halves.pairs:
-            for stage, (a, b) in enumerate(zip(signed[one], signed[other], strict=True)):
-                if a is not None and b is not None and a != b:
-                    found.append((one, stage))
-        return found
+    def _apart(self, signed: Mapping[int, list[int | None]]) -> list[int]:
+        """The places whose twins differ."""
+        told = [(place, signed[place][0], signed[self._half + place][0]) for place in range(self._half)]
+        return [place for place, a, b in told if a is not None and b is not None and a != b]
 
-    def _doubt(self, moment: "_Moment", apart: list[tuple[int, int]], told: Told) -> bool:
+    def _doubt(self, moment: "_Moment", apart: list[int], told: Told) -> bool:
         """Whether one pair of twins differs, for a referee to judge; of several, one may have it from another.
 
-        What a late stage computes wrongly comes back to the early ones as gradients within the same step. And a state
-        that is sharded may be wrong on the node that keeps it, though another one computed it.
+        What a late stage of a pipeline computes wrongly comes back to the early ones as gradients within the same step.
+        And a state that is sharded may be wrong on the node that keeps it, though another one computed it.
         """
-        columns, half = self._shape.columns, self._shape.half
+        half, at = self._half, f"at step {moment.step}"
         unsigned = moment.state and half > 1 and not any(step == moment.step for step, _ in told.signed)
         if len(apart) == 1 and not unsigned:
             return True
-        at = f"at step {moment.step}"
-        if len(apart) == columns * len(self._shape.stages) > 1:
+        if len(apart) == half > 1:
             self._rule(How.EVERYWHERE, (), f"all twins differ {at}: it had mixed before anybody signed it")
             return False
-        twins = [self._halves.nodes[c + other][stage][0] for c, stage in apart for other in (0, columns)]
+        twins = [self._order[first + place] for place in apart for first in (0, half)]
         nodes = self._order[: 2 * half] if unsigned else twins
         self._rule(How.SOME, nodes, f"more than one may be wrong {at}, one having it from another")
         return False
@@ -226,18 +178,16 @@ class Halving:
     def _ask(self, asked: Referee) -> None:
         """The referee does it in the place of one twin, in the half where it is not needed elsewhere."""
         assert self._differ is not None
-        columns, half = self._shape.columns, self._shape.half
-        base = half if asked.replica < columns else 0  # one of the first half goes into the second
-        place = self._shape.stages[asked.stage][asked.pair[0]]
+        half = self._half
+        base = half if asked.replica < half else 0  # one of the first half goes into the second
         nodes = list(self._order[base : base + half])
-        nodes[place] = self._halves.nodes[asked.replica][asked.stage][0]
+        nodes[asked.pair[0]] = self._order[asked.replica]
         self._launch({"r": tuple(nodes)}, self._differ.step - self._first + 1)
 
     def _refereed(self, told: Told | None) -> None:
         asked, moment = self._halves.next(), self._differ
         assert isinstance(asked, Referee) and moment is not None
-        place = self._shape.stages[asked.stage][asked.pair[0]]
-        self._halves.refereed(self._of(moment, told, place) if told else None)
+        self._halves.refereed(self._of(moment, told, asked.pair[0]) if told else None)
         if isinstance(self._halves.next(), Ruling):
             self._differ = None
 

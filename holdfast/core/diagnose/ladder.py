@@ -266,13 +266,14 @@ def _spared(case: Case, verdict: Verdict) -> Verdict:
     stay = ", ".join(node for node in verdict.nodes if node not in going)
     if not stay:
         return verdict
-    why = f"{stay} not, as the last copy of a state would go too"
+    why = f"not {stay}, as the last copy of a state would go too"
     if going:
-        reason = f"{story.cause(case.cause)}: evicted {', '.join(going)}, and {why}"
+        reason = f"{story.cause(case.cause)}: evicted {', '.join(going)}, {why}"
         return msgspec.structs.replace(verdict, nodes=going, reason=reason)
     if case.capped:
         return _capped(case)
-    return Verdict(remedy=Remedy.RESTART, reason=f"evicted {why}: restarted in place")
+    reason = f"{stay} not evicted, as the last copy of a state would go too: restarted in place"
+    return Verdict(remedy=Remedy.RESTART, reason=reason)
 
 
 def _too_many(case: Case, verdict: Verdict) -> Verdict:
