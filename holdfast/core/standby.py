@@ -11,6 +11,7 @@ from holdfast.model.topology import Job
 BRIEF, CHECK, EXAMINATION = 1, 2, 3
 _IN_A_ROW = 3  # nodes that fail their check, and nobody passes: it is not the nodes
 RETRY_S = 10.0  # before a fleet that gave too few nodes is asked again
+_LONGEST = 32  # times ready_s: no fleet is given longer for a node
 
 
 class Standbys:
@@ -32,6 +33,8 @@ class Standbys:
         self._evicted: set[str] = set()  # once before
         self._ids = ids
         self._retry_at: float | None = None
+        self._patience_s = limits.ready_s  # as long as a node that was asked for may take; longer with a slow fleet
+        self._came = False  # one that was asked for, since others were last given back as late
 
     @property
     def _checks(self) -> bool:
@@ -61,7 +64,7 @@ class Standbys:
         # One that is up already may have reported before this outcome, or even left again.
         here = {*self.pool, *self.tried, *self.gone, *active}
         new = [n for n in event.nodes if n not in here]
-        self.coming.update(dict.fromkeys(new, now + self.limits.ready_s))
+        self.coming.update(dict.fromkeys(new, now + self._patience_s))
         if not event.ok or len(event.nodes) < asked:
             self._retry_at = now + RETRY_S
         if not event.nodes:
@@ -74,6 +77,7 @@ class Standbys:
         Only where the fleet cannot acquire, a node that had fallen silent is welcome: nobody else will come.
         """
         self.coming.pop(event.node, None)
+        self._came = self._came or not (event.node in self._met or event.node in self.gone)
         if event.node in self.gone:
             if self.job.can_acquire or self.gone[event.node] is not Kind.SILENCE:
                 return (Dismiss(id=next(self._ids), node=event.node, reason="it had left the job before"),)
@@ -171,11 +175,19 @@ class Standbys:
         return tuple(n for n in nodes if n in self.pool or n in self.coming or n in self.tried)
 
     def tick(self, now: float) -> tuple[Dismiss, ...]:
-        """The clock has moved: late nodes are given back, and a fleet that gave too few may be asked again."""
+        """The clock has moved: late nodes are given back, and a fleet that gave too few may be asked again.
+
+        Where others came in time it was the node; where nobody did the fleet may need longer, and is given twice as
+        long from now on: asked anew every few minutes, a fleet that takes an hour would never bring a node.
+        """
         if self._retry_at is not None and self._retry_at <= now:
             self._retry_at = None
         late = sorted(node for node, by in self.coming.items() if by <= now)
-        reason = f"not ready within {self.limits.ready_s:g} s"
+        reason = f"not ready within {self._patience_s:g} s"
+        if late and not self._came:
+            self._patience_s = min(2 * self._patience_s, _LONGEST * self.limits.ready_s)
+            reason += f", nor was any other: the next has {self._patience_s:g} s"
+        self._came = self._came and not late
         return tuple(action for node in late for action in self.release(node, None, reason))
 
     def wake_at(self, steady: bool = False) -> float | None:

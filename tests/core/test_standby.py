@@ -109,3 +109,41 @@ def test_one_that_is_checked_before_its_outcome_is_heard_is_not_expected_again()
     assert beside.checking == {probe.id: "a"}
     beside.acquired(5.0, Outcome(action=1, ok=True, nodes=("a",)), set())
     assert beside.coming == {}, "it is here, and must not be given back for never having come"
+
+
+def late(beside: Standbys, now: float) -> float:
+    """The next node is asked for and does not come: when it is given back."""
+    (asked,) = beside.refill(2)
+    beside.acquired(now, Outcome(action=asked.id, ok=True, nodes=(f"m{asked.id}",)), {"a", "b"})
+    until = beside.wake_at()
+    assert until is not None and beside.tick(until - 1) == ()
+    (given_back,) = beside.tick(until)
+    assert isinstance(given_back, Dismiss) and given_back.node == f"m{asked.id}"
+    return until
+
+
+def test_a_fleet_that_brings_nobody_in_time_is_given_longer() -> None:
+    beside = standbys()
+    now, took = 0.0, []
+    for _ in range(7):
+        now, since = late(beside, now), now
+        took.append(now - since)
+    assert took == [100.0, 200.0, 400.0, 800.0, 1600.0, 3200.0, 3200.0]
+
+
+def test_a_late_node_among_others_that_came_is_no_slow_fleet() -> None:
+    beside = standbys()
+    now = 0.0
+    for other in "cdefg":
+        now, since = late(beside, now), now
+        assert now - since == (100.0 if other == "c" else 200.0)  # the first time nobody had come yet
+        beside.ready(ready(other), 0)
+        beside.release(other, None, "another needs it")
+
+
+def test_who_comes_after_it_was_given_back_tells_of_a_slow_fleet() -> None:
+    beside = standbys()
+    for expected in (100.0, 200.0, 400.0):
+        assert late(beside, 0.0) == expected
+        gone = [*beside.gone][-1]
+        assert [type(action) for action in beside.ready(ready(gone), 0)] == [Dismiss]

@@ -127,6 +127,8 @@ def _job(
 ) -> tuple[list[Cell], list[str]]:
     """Cells in one job, until it can take no more; those that are left, and those that failed."""
     args, commit, rows = given
+    if args.folder:
+        args.folder.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"holdfast-matrix-{kind}-{how}-", dir=args.folder))
     shm, left = oracle.shared_memory(), list(cells)
     took: dict[str, Tried] = {}
