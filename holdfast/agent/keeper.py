@@ -90,6 +90,7 @@ class Keeper:
         for path in self._notes.glob("want-*.json"):
             with contextlib.suppress(OSError, msgspec.DecodeError):
                 self._wanted(spec.read(path, Want))
+        self._persisting.recalled()
 
     def _recall(self, kept: KeptArena) -> None:
         if kept.name.startswith(PREFIX):

@@ -79,6 +79,18 @@ def _withdraw(storage: Storage, draft: Part, why: str) -> None:
         storage.put(draft.name, encode_part(msgspec.structs.replace(draft, why=why)))
 
 
+def forsake(base: str, author: Author, rank: int, step: int) -> None:
+    """Tell rank 0 that of steps before this one nothing more comes from a rank: who wrote was killed, or missed it."""
+    for one in at(base).unpublished():
+        if one.tag != author.tag or one.step >= step:
+            continue
+        storage = at(staging(base, one.step, author))
+        part = _part(storage, rank)
+        if part is None or not (part.done or part.why):
+            draft = Part(rank=rank, bytes=0, blocks="", writer=this_process(), done=False)
+            _withdraw(storage, draft, "it was ended or passed over before it had written it")
+
+
 def begun(folder: str, pulse: Pulse | None = None, wait_s: float = BEGUN_S) -> bool:
     """Whether rank 0 writes this step: the others follow, or slow storage would get parts of different steps."""
     storage, until = at(folder), time.monotonic() + wait_s

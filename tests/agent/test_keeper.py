@@ -11,8 +11,10 @@ import msgspec
 import pytest
 
 from holdfast.agent.keeper import Keeper, Place
-from holdfast.checkpoint import load, retention
+from holdfast.agent.persisting import Persisting
+from holdfast.checkpoint import load, persist, retention
 from holdfast.checkpoint.arena import Arena
+from holdfast.checkpoint.manifest import Author, StorageError
 from holdfast.model.copy import Restore, Source
 from holdfast.model.errand import LaunchHere
 from holdfast.model.topology import Seat
@@ -254,3 +256,26 @@ async def test_a_write_that_the_next_generation_ends_is_no_trouble_of_the_storag
     bench.keeper.launched(launch(2))
     await until(lambda: "the write was given up" in caplog.text)
     assert bench.said == []
+
+
+async def test_what_a_killed_agent_has_not_written_is_not_waited_for(bench: Bench, tmp_path: Path) -> None:
+    storage, author = Storage(url=str(tmp_path / "ckpt"), every_steps=2), Author(1, "r.")
+    two, four = (persist.staging(storage.url, step, author) for step in (2, 4))
+    persist.write_part(two, 0, [memoryview(b"rank 0's")])  # rank 1's agent is killed before its own is there
+    bench.keeper.launched(launch(1))
+    one = msgspec.structs.replace(want(1), rank=1, world=2)
+    arena = await bench.arena(one)
+    snapshot(arena, 4)
+
+    successor = Persisting(bench.said.append)
+    successor.begin(author)
+    successor.want(msgspec.structs.replace(one, storage=storage))
+    successor.recalled()
+    waiting = asyncio.create_task(asyncio.to_thread(persist.collect, two, 2, 50.0))
+    writing = asyncio.create_task(successor.write(1, arena, next(iter(arena.sealed()))))
+    with pytest.raises(StorageError, match="rank 1 could not write its part: it was ended or passed over"):
+        await waiting
+    persist.write_part(four, 0, [memoryview(b"rank 0's")])
+    assert [part.rank for part in persist.collect(four, 2, 20.0)] == [0, 1]
+    await writing
+    assert bench.said == [] and successor._missed == {}

@@ -32,7 +32,7 @@ RANKS = 4
 SCRIPT = Path(__file__).parents[3] / "examples" / "parallel.py"
 PATIENCE_S = 120.0
 _SETTLED = 25  # steps, by which a release is past its trial
-_STORED_S = 75.0  # the part of an agent that was killed while it wrote is waited for a minute
+_STORED_S = 30.0  # a checkpoint is due every second or so
 _MORE = 1.25  # steps of an undisturbed run beyond those that are needed, for the next time
 _SHAPES = {
     "local": ("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "2"),
@@ -176,7 +176,7 @@ class Stage:
         return judged
 
     def _stored(self, status: Status, since: float) -> bool:
-        """Whether a checkpoint has been published since then, or is soon: one is due every second or so."""
+        """Whether a checkpoint has been published since then, or is soon."""
         until = time.monotonic() + _STORED_S
         while time.monotonic() < until:
             with contextlib.suppress(FileNotFoundError):  # an old one was just removed

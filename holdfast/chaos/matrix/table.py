@@ -15,10 +15,9 @@ save, of a restore, and of an update. `make chaos` plays a covering array of all
 fault and moment, way and moment; `make chaos ARGS=--full` the whole product.
 
 Oracles: **exact**, every rank has after every step the state of an undisturbed run, bit for bit; **blind**, nobody can
-see it, and why. After each cell a checkpoint must be published within 75 s (they are due every second or so; the part
-of an agent that was killed while it wrote is waited for a minute). After each job it is also held that no sample was
-lost or seen twice, no process and nothing in `/dev/shm` is left, the journal replays to the same decisions, spans tile
-the wall clock, and nobody was evicted who had not been struck.
+see it, and why. After each cell a checkpoint must be published within 30 s (they are due every second or so). After
+each job it is also held that no sample was lost or seen twice, no process and nothing in `/dev/shm` is left, the
+journal replays to the same decisions, spans tile the wall clock, and nobody was evicted who had not been struck.
 
 """
 
