@@ -55,7 +55,7 @@ def told(d: "Decider", alarm: Alarm) -> str:
     """Naming is cheap: a person may hear of it, nobody is stopped. Who keeps the others waiting is remembered."""
     if alarm.kind is Kind.HANG and alarm.generation == d.generation:
         d.named = alarm
-    if alarm.stance is Stance.NOTIFY:
+    if alarm.stance is not Stance.OBSERVE:
         d.actions.append(Say(text=story.cause(alarm)))
     return f"{alarm.kind} ({alarm.stance}): {story.cause(alarm)}"
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core import generation, story
 from holdfast.core.diagnose.case import Case
-from holdfast.core.diagnose.ladder import GAVE_UP, tried
+from holdfast.core.diagnose.ladder import GAVE_UP, judge, tried
 from holdfast.core.plan import trial
 from holdfast.core.triage import names_node, opened
 from holdfast.model.action import Say, Stop
@@ -31,6 +31,19 @@ def trouble(d: "Decider", now: float, alarm: Alarm) -> str:
     grace_s, nodes = d.limits.stop_grace_s, tuple(s.node for s in d.seats if s.node not in lost)
     d.actions.append(Stop(id=d.awaited, generation=d.generation, nodes=nodes, grace_s=grace_s))
     return f"incident {d.incident.number}: {story.cause(alarm)}"
+
+
+def is_worth_it(d: "Decider", now: float, alarm: Alarm) -> bool:
+    """Whether a job that is only slow is to be stopped: for an eviction or a rollback, if hardly a step is lost by it.
+
+    A script whose state nobody else has would lose more than it gains, and a restart makes no slow machine faster.
+    """
+    if not d.failures.backed or d.incident is not None or d.phase is not Phase.TRAINING:
+        return False
+    incident = opened(now, d.incidents + 1, d.generation, d.progress, alarm)
+    incident.hear(alarm)
+    case = d.failures.case(now, incident, d.releases, nodes=d.nodes, lost=set())
+    return judge(case).remedy in (Remedy.EVICT, Remedy.ROLLBACK)
 
 
 def noted(d: "Decider", alarm: Alarm) -> str:

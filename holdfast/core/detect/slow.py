@@ -6,6 +6,10 @@ of five rounds, and a distance to the second that noise does not make, to name o
 
 Refuses to judge ranks whose collectives it has not heard of from all of their group, and a pace that it has not known
 to be better for a while.
+
+To be named is to be told of. A named rank is acted on once it has cost more than to replace it would, with the pace
+that the job had before: whatever it does later, at most twice what was necessary is lost. One that the others wait for
+while the job is as fast as ever does more than they do, as rank 0 often does, and is no slow machine.
 """
 
 from collections import Counter, deque
@@ -20,10 +24,12 @@ from holdfast.model.stacks import Arrival
 
 _LEAST = 4  # collectives in a round
 _ROADS = 64  # beats of which the fastest tells how far a node's clock is off
+_HABIT = 30  # rounds in which a rank leads while the job keeps its pace, until it is known to
 
 
 class SlowLimits(msgspec.Struct, frozen=True, kw_only=True):
-    stance: str = "notify"
+    stance: str = "act"
+    cost_s: float = 120.0  # as much must a named rank have cost before it is acted on: what to replace it may cost
     round_s: float = 1.0  # at least; and at least so many steps
     round_steps: float = 5.0
     rounds: int = 5
@@ -51,7 +57,8 @@ class Slow:
         self._roads: dict[str, deque[float]] = {}  # node -> seconds that beats took to come, by its clock and ours
         self._round_at = 0.0
         self._pace = Pace(limits)
-        self._told: dict[tuple[int, ...], float] = {}
+        self._toll = Toll(limits)
+        self._told: dict[tuple[Stance, tuple[int, ...]], float] = {}
 
     def launched(self, now: float, generation: int) -> None:
         self.generation = generation
@@ -59,7 +66,7 @@ class Slow:
             kept.clear()
         self.rounds.clear()
         self._round_at = now
-        self._pace = Pace(self.limits)
+        self._pace, self._toll = Pace(self.limits), Toll(self.limits)
 
     def heard(self, now: float, beat: Beat, arrivals: dict[int, tuple[Arrival, ...]]) -> Alarm | None:
         if beat.generation != self.generation:
@@ -93,28 +100,35 @@ class Slow:
         ready = [group for group in self._groups.values() if group.count >= _LEAST]
         if not ready:
             return None
-        self._round_at = now
+        took_s, self._round_at = now - self._round_at, now
         late: Counter[int] = Counter()
         for group in ready:
             late.update(group.shares())
         (rank, most), (_, second) = late.most_common(2)
         self.rounds.append(Round(rank, most, most - second))
-        return self._vote(now)
+        return self._vote(now, took_s)
 
-    def _vote(self, now: float) -> Alarm | None:
+    def _vote(self, now: float, took_s: float) -> Alarm | None:
         if len(self.rounds) < self.limits.rounds:
             return None
         rank, votes = Counter(one.rank for one in self.rounds).most_common(1)[0]
         own = [one for one in self.rounds if one.rank == rank]
         ahead = median(one.ahead if one.rank == rank else 0.0 for one in self.rounds)
         if votes < self.limits.votes or ahead < self.limits.margin:
+            self._toll.nobody()
             return None
-        late = median(one.late for one in own)
+        late, ratio = median(one.late for one in own), self._pace.ratio
+        self._toll.named(rank, took_s, ratio)
         reason = (
             f"makes the others wait: for {100 * late:.0f} % of the time they wait for it in collectives, "
             f"latest in {votes} of {len(self.rounds)} rounds"
         )
-        return self._alarm(now, (rank,), reason)
+        if not self._toll.is_due:
+            return self._alarm(now, (rank,), reason)
+        cost = f"{self._toll.lost_s:.0f} s, and to replace it would cost less"
+        return self._alarm(
+            now, (rank,), f"{reason}; steps take {ratio:.2f} times as long, which has cost {cost}", Stance.ACT
+        )
 
     def _slower(self, now: float) -> Alarm | None:
         ratio = self._pace.slower(now)
@@ -122,12 +136,11 @@ class Slow:
             return None
         return self._alarm(now, (), f"steps take {ratio:.1f} times as long as they did")
 
-    def _alarm(self, now: float, ranks: tuple[int, ...], reason: str) -> Alarm | None:
-        if now < self._told.get(ranks, -self.limits.again_s) + self.limits.again_s:
+    def _alarm(self, now: float, ranks: tuple[int, ...], reason: str, wanted: Stance = Stance.NOTIFY) -> Alarm | None:
+        stance = min(wanted, Stance(self.limits.stance), key=[Stance.OBSERVE, Stance.NOTIFY, Stance.ACT].index)
+        if now < self._told.get((stance, ranks), -self.limits.again_s) + self.limits.again_s:
             return None
-        self._told[ranks] = now
-        order = [Stance.OBSERVE, Stance.NOTIFY, Stance.ACT]
-        wanted = Stance.ACT if ranks else Stance.NOTIFY  # a pace alone names nobody
+        self._told[stance, ranks] = now
         return Alarm(
             kind=Kind.SLOW,
             at=now,
@@ -136,8 +149,38 @@ class Slow:
             generation=self.generation,
             reason=reason,
             signature=f"slow {ranks}",
-            stance=min(wanted, Stance(self.limits.stance), key=order.index),
+            stance=stance,
         )
+
+
+class Toll:
+    """What the rank that is being named has cost so far."""
+
+    def __init__(self, limits: SlowLimits) -> None:
+        self.limits = limits
+        self.lost_s = 0.0
+        self._rank = -1
+        self._calm: Counter[int] = Counter()  # rank -> rounds in which it was named while the job kept its pace
+        self._unnamed = 0  # rounds in a row
+
+    @property
+    def is_due(self) -> bool:
+        return self.lost_s >= self.limits.cost_s
+
+    def named(self, rank: int, took_s: float, ratio: float) -> None:
+        """In a round of so many seconds this rank was named, and steps took so many times as long as at their best."""
+        if rank != self._rank:
+            self._rank, self.lost_s = rank, 0.0
+        self._unnamed = 0
+        if ratio < 1 + self.limits.margin:
+            self._calm[rank] += 1
+        elif self._calm[rank] < _HABIT:
+            self.lost_s += took_s * (1 - 1 / ratio)
+
+    def nobody(self) -> None:
+        self._unnamed += 1
+        if self._unnamed >= self.limits.rounds:
+            self._rank, self.lost_s = -1, 0.0
 
 
 class Pace:
@@ -154,21 +197,24 @@ class Pace:
     def step_s(self) -> float:
         return median(self._took) if self._took else 0.0
 
+    @property
+    def ratio(self) -> float:
+        """How many times as long as at their best steps take."""
+        return self.step_s / self._best_s if self._best_s else 1.0
+
     def heard(self, now: float, beat: Beat) -> None:
         step, at = self._steps.get(beat.node, (beat.step, beat.at))
         if beat.step > step >= 0:
             self._took.append((beat.at - at) / (beat.step - step))
         if beat.step != step or beat.node not in self._steps:
             self._steps[beat.node] = (beat.step, beat.at)
+        if len(self._took) == self._took.maxlen:
+            self._best_s = min(self._best_s or self.step_s, self.step_s)
 
     def slower(self, now: float) -> float:
         """How many times as long as before steps have been taking for a while; 0: not."""
-        if len(self._took) < (self._took.maxlen or 0):
-            return 0.0
-        self._best_s = min(self._best_s or self.step_s, self.step_s)
-        ratio = self.step_s / self._best_s if self._best_s else 1.0
-        if ratio < self.limits.pace:
+        if self.ratio < self.limits.pace:
             self._slow_since = None
             return 0.0
         self._slow_since = now if self._slow_since is None else self._slow_since
-        return ratio if now >= self._slow_since + self.limits.pace_s else 0.0
+        return self.ratio if now >= self._slow_since + self.limits.pace_s else 0.0

@@ -66,6 +66,7 @@ class Course:
             first_step=self._first,
             first_at=self._first_at,
             counted=False,
+            backed="backups" not in self._setup.off,
         )
 
     def ended(self, now: float) -> None:

@@ -23,6 +23,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     klass: str = ""  # of the taxonomy, where a reading tells it
     read_s: float = 0.0  # how often that is read
     reads: int = 1  # how many readings it takes to act on it
+    host: bool = False  # slow: the host is, so its ranks come late to collectives; a slow GPU's host runs ahead of it
     machine: float = 0.0  # the node is bad, and stays so
     code: float = 0.0  # parted into what passes and what a release brought
     passing: float = 0.0  # gone with the next restart

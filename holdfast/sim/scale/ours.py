@@ -1,7 +1,7 @@
 """Our policy at scale: the decider itself in virtual time, fed the alarms that published failures would raise."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from random import Random
 
 import msgspec
@@ -256,13 +256,28 @@ class Ours:
         self.later(sign.after_s, self._cry, sign.alarm, fault.name, self.decider.generation, spoilt)
 
     def _drag(self, fault: Fault, node: str, defect: Defect | None) -> None:
-        """Steps are made, but slowly. By default a slow node is told to people, and never acted on (slow.stance)."""
-        after_s = self.prices("person", "unseen") if "slow" in self.setup.off else self.prices("person")
-        self.book.drag(self.now, after_s * self.prices.share("drag"), fault.name)
-        if defect is not None:
-            self.later(after_s, self._staff.found, node, defect)
-        else:
-            self.later(after_s, self._roll_back, fault)
+        """Steps are made, but slowly, until a person comes; a slow host is named, and acted on once it costs enough."""
+        off = "slow" in self.setup.off
+        person_s = self.prices("person", "unseen") if off else self.prices("person")
+        sign = self._signs.slow(node)
+        if off or defect is None or not fault.host or sign.after_s >= person_s:
+            self._left_slow(fault, node, defect, person_s)
+            return
+        self.book.drag(self.now, sign.after_s * self.prices.share("drag"), fault.name)
+        self.later(sign.after_s, self._act_on, sign.alarm, defect, self.decider.generation, person_s - sign.after_s)
+
+    def _act_on(self, alarm: Alarm, defect: Defect, generation: int, person_s: float) -> None:
+        (node,) = alarm.suspects
+        if self.defects.get(node) is defect:
+            before = self.decider.incidents
+            self._cry(alarm, defect.fault.name, generation)
+            if self.decider.incidents == before:  # nobody can take its place, or its pace counts as the job's own now
+                self._left_slow(defect.fault, node, defect, person_s)
+
+    def _left_slow(self, fault: Fault, node: str, defect: Defect | None, person_s: float) -> None:
+        self.book.drag(self.now, person_s * self.prices.share("drag"), fault.name)
+        call = partial(self._staff.found, node, defect) if defect is not None else partial(self._roll_back, fault)
+        self.later(person_s, call)
 
     def _roll_back(self, fault: Fault) -> None:
         self.tally.people += 1

@@ -7,6 +7,7 @@ import msgspec
 from holdfast.core.detect.crash import Catalog, alarm_of
 from holdfast.core.detect.hang import HangLimits
 from holdfast.core.detect.replica import ReplicaLimits
+from holdfast.core.detect.slow import SlowLimits
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.signal import Exit
 from holdfast.sim.scale.defects import Defect
@@ -40,7 +41,7 @@ class Signs:
         self._step_s = step_s
         self._off = off
         self._read: dict[str, Alarm] = {}  # last words -> what they tell
-        self._hang = HangLimits()
+        self._hang, self._slow = HangLimits(), SlowLimits()
         self._every = ReplicaLimits().every
 
     def of(self, fault: Fault, node: str, other: str, rng: Random, defect: Defect | None) -> Sign:
@@ -67,7 +68,13 @@ class Signs:
                     return self._differs(node, rng)
                 return self._not_finite(other)
             case "slow":
-                raise AssertionError("a slow job is told to people, and raises no alarm")
+                return self.slow(node)
+
+    def slow(self, node: str) -> Sign:
+        """Acted on when it has cost as much as it takes to replace it."""
+        reason = "makes the others wait"
+        alarm = Alarm(kind=Kind.SLOW, at=0.0, suspects=(node,), reason=reason, signature=f"slow {node}")
+        return Sign(after_s=self._slow.cost_s / self._prices.share("drag"), alarm=alarm, stalls=False)
 
     def _crash(self, said: str, node: str) -> Alarm:
         if said not in self._read:
