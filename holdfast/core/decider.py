@@ -140,8 +140,8 @@ class Decider:
                 return reason
             case _, Alarm() if event.stance is not Stance.ACT:
                 return generation.told(self, event)
-            case _, Alarm(kind=Kind.SLOW) if not healing.is_worth_it(self, now, event):
-                return generation.told(self, event)
+            case _, Alarm(kind=Kind.SLOW) if why := healing.bears(self, now, event):
+                return generation.told(self, event, f"; not acted on, as {why}")
             case _, Alarm() if not generation.concerns(self, event):
                 return generation.outsider(self, now, event)
             case Phase.WAITING, Alarm():

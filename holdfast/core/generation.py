@@ -51,13 +51,13 @@ def tried_beside(d: "Decider", now: float, found: tuple[str, tuple[Action, ...]]
     return f"{reason}; {next_generation(d, now)}" if d.phase is Phase.WAITING else reason
 
 
-def told(d: "Decider", alarm: Alarm) -> str:
+def told(d: "Decider", alarm: Alarm, more: str = "") -> str:
     """Naming is cheap: a person may hear of it, nobody is stopped. Who keeps the others waiting is remembered."""
     if alarm.kind is Kind.HANG and alarm.generation == d.generation:
         d.named = alarm
     if alarm.stance is not Stance.OBSERVE:
-        d.actions.append(Say(text=story.cause(alarm)))
-    return f"{alarm.kind} ({alarm.stance}): {story.cause(alarm)}"
+        d.actions.append(Say(text=story.cause(alarm) + more))
+    return f"{alarm.kind} ({alarm.stance}): {story.cause(alarm)}{more}"
 
 
 def concerns(d: "Decider", alarm: Alarm) -> bool:

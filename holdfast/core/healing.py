@@ -33,17 +33,21 @@ def trouble(d: "Decider", now: float, alarm: Alarm) -> str:
     return f"incident {d.incident.number}: {story.cause(alarm)}"
 
 
-def is_worth_it(d: "Decider", now: float, alarm: Alarm) -> bool:
-    """Whether a job that is only slow is to be stopped: for an eviction or a rollback, if hardly a step is lost by it.
+def bears(d: "Decider", now: float, alarm: Alarm) -> str:
+    """Why a job that is only slow goes on as it is; empty: it is stopped, for an eviction or a rollback.
 
     A script whose state nobody else has would lose more than it gains, and a restart makes no slow machine faster.
     """
-    if not d.failures.backed or d.incident is not None or d.phase is not Phase.TRAINING:
-        return False
+    if d.incident is not None or d.phase is not Phase.TRAINING:
+        return "the job is not steady yet"
+    if not d.failures.backed:
+        return "its state is nowhere else, so to go on without it would cost more"
     incident = opened(now, d.incidents + 1, d.generation, d.progress, alarm)
     incident.hear(alarm)
     case = d.failures.case(now, incident, d.releases, nodes=d.nodes, lost=set())
-    return judge(case).remedy in (Remedy.EVICT, Remedy.ROLLBACK)
+    if judge(case).remedy in (Remedy.EVICT, Remedy.ROLLBACK):
+        return ""
+    return "it was as slow on another node" if case.follows_the_rank else "nobody may take its place"
 
 
 def noted(d: "Decider", alarm: Alarm) -> str:

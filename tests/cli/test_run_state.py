@@ -37,7 +37,7 @@ for step in range(first, steps + 1):
     optimizer.step()
     ckpt.save(step)
     holdfast.step(step, loss=loss)
-    time.sleep(0.02)
+    time.sleep(0.2 if os.path.exists(f"{folder}/slow-{os.environ['RANK']}-{first}") else 0.02)
     stop = torch.tensor(float(os.path.exists(f"{folder}/finish")))
     dist.all_reduce(stop)
     if stop:
@@ -235,3 +235,22 @@ def test_the_script_may_tell_its_parallel_groups(start: Start) -> None:
     job.until(lambda: backed(job), "copies on peers")
     job.finish()
     job.ends(0)
+
+
+def test_a_node_that_becomes_slow_is_replaced_once_it_has_cost_enough(start: Start) -> None:
+    flags = ("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "1", "--set", "slow.cost_s=5")
+    job = start(*flags, script=TRAIN, torch=True)
+    job.trains()
+    job.until(lambda: backed(job), "copies on peers")
+    job.until(lambda: "ready" in [node["role"] for node in job.status()["nodes"]], "a standby", patience_s=100)
+    job.until(lambda: job.status()["step"] > 200, "the job's pace")
+    (job.folder / "slow-3-1").touch()  # the machine of this generation's rank 3 is
+    slow = next(node["node"] for node in job.status()["nodes"] if node["ranks"] == "2-3")
+    job.says("rank 3 on ")
+    job.trains(generation=2)
+    job.finish()
+    job.ends(0)
+    [record] = job.report().incidents
+    assert (record.kind, record.ranks, record.evicted) == ("slow", (3,), (slow,))
+    assert "to replace it would cost less" in record.cause
+    assert record.resumed_from is not None and record.good_step - record.resumed_from <= 1

@@ -120,7 +120,7 @@ def _alarm(words: Words, now: float, generation: int) -> Event:
         assert found is not None
         return found
     said = tuple(words.after_all("said"))
-    if kind in ("health", "lines", "hang"):
+    if kind in ("health", "lines", "hang", "slow"):
         return Alarm(
             kind=Kind(kind),
             at=at,

@@ -1,10 +1,11 @@
 """Who makes the others wait: named with a margin, or nobody."""
 
 import random
+import re
 
 import pytest
 
-from holdfast.core.detect.slow import Slow, SlowLimits
+from holdfast.core.detect.slow import Slow, SlowLimits, Toll
 from holdfast.model.alarm import Alarm, Stance
 from holdfast.model.signal import Beat
 from holdfast.model.stacks import Arrival
@@ -13,14 +14,23 @@ RANKS = 4
 
 
 def run(
-    slow_rank: int | None, times: float, *, noise: float, seed: int, steps: int = 60, off_s: float = 0.0
+    slow_rank: int | None,
+    times: float,
+    *,
+    noise: float,
+    seed: int,
+    steps: int = 60,
+    off_s: float = 0.0,
+    since: int = 0,
+    limits: SlowLimits | None = None,
+    all_slow: bool = False,
 ) -> list[Alarm]:
     """Ranks that meet in two collectives a step, one of them slower than the others; each has a node of its own.
 
-    The clock of node n1 is off by `off_s`.
+    The clock of node n1 is off by `off_s`. A rank is slow from step `since` on, or from then on all of them are.
     """
     chance = random.Random(seed)
-    made = Slow(SlowLimits())
+    made = Slow(limits or SlowLimits())
     made.launched(0.0, 1)
     now, seq, alarms, step_s = 0.0, 0, [], 0.2
     arrivals: dict[int, list[Arrival]] = {rank: [] for rank in range(RANKS)}
@@ -28,7 +38,9 @@ def run(
     for step in range(1, steps + 1):
         for part in (0.7, 0.3):
             seq += 1
-            own = {r: part * step_s * chance.gauss(times if r == slow_rank else 1.0, noise) for r in range(RANKS)}
+            much = {r: times if r == slow_rank and (all_slow or step > since) else 1.0 for r in range(RANKS)}
+            more = times if all_slow and step > since else 1.0
+            own = {r: more * part * step_s * chance.gauss(much[r], noise) for r in range(RANKS)}
             for rank, took in own.items():
                 arrivals[rank].append(Arrival("dp", seq, now + took + (off_s if rank == 1 else 0.0)))
             now += max(own.values())
@@ -67,6 +79,48 @@ def test_what_is_told() -> None:
     [alarm] = run(2, 2.0, noise=0.02, seed=1)
     assert (alarm.ranks, alarm.suspects, alarm.stance) == ((2,), ("n2",), Stance.NOTIFY)
     assert "of the time they wait for it in collectives, latest in" in alarm.reason
+
+
+DEAR = SlowLimits(cost_s=20.0)
+
+
+def test_a_rank_that_becomes_slow_is_acted_on_once_it_has_cost_enough() -> None:
+    for seed in range(10):
+        alarms = run(2, 1.5, noise=0.05, seed=seed, steps=600, since=200, limits=DEAR)
+        told = [(alarm.ranks, alarm.stance) for alarm in alarms if alarm.ranks]
+        assert told == [((2,), Stance.NOTIFY), ((2,), Stance.ACT)]
+        acted = next(alarm for alarm in alarms if alarm.stance is Stance.ACT)
+        # Its steps take 0.3 s and took 0.2: a third of the time is lost, so it takes a minute to lose 20 s.
+        assert 40.0 + 55.0 < acted.at < 40.0 + 90.0
+        assert re.search(r"which has cost 2[0-2] s, and to replace it would cost less$", acted.reason)
+
+
+def test_nobody_is_acted_on_who_only_may_be_told_of() -> None:
+    limits = SlowLimits(cost_s=20.0, stance="notify")
+    alarms = run(2, 1.5, noise=0.05, seed=1, steps=600, since=200, limits=limits)
+    assert {alarm.stance for alarm in alarms} == {Stance.NOTIFY}
+
+
+def test_a_rank_that_was_always_later_is_no_slow_machine() -> None:
+    """It does more than the others; when the whole job becomes slower, that is not its fault."""
+    for seed in range(10):
+        alarms = run(0, 1.3, noise=0.03, seed=seed, steps=1200, since=400, limits=DEAR, all_slow=True)
+        assert {alarm.ranks for alarm in alarms} == {(0,), ()}
+        assert {alarm.stance for alarm in alarms} == {Stance.NOTIFY}
+
+
+def test_a_slow_spell_that_passes_is_forgotten() -> None:
+    toll = Toll(DEAR)
+    for _ in range(5):
+        for _ in range(10):
+            toll.named(2, 3.0, 1.5)
+        assert toll.lost_s == pytest.approx(10.0) and not toll.is_due
+        for _ in range(DEAR.rounds):
+            toll.nobody()
+        assert toll.lost_s == 0.0
+    toll.named(1, 3.0, 1.5)
+    toll.named(2, 3.0, 1.5)
+    assert toll.lost_s == pytest.approx(1.0)  # what another has cost is not its doing
 
 
 def test_a_rank_that_is_not_heard_of_is_no_evidence() -> None:
