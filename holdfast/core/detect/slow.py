@@ -9,7 +9,7 @@ to be better for a while.
 
 To be named is to be told of. A named rank is acted on once it has cost more than to replace it would, with the pace
 that the job had before: whatever it does later, at most twice what was necessary is lost. One that the others wait for
-while the job is as fast as ever does more than they do, as rank 0 often does, and is no slow machine.
+from the beginning, or while the job is as fast as ever, does more than they do, as rank 0 often does: no slow machine.
 """
 
 from collections import Counter, deque
@@ -24,7 +24,8 @@ from holdfast.model.stacks import Arrival
 
 _LEAST = 4  # collectives in a round
 _ROADS = 64  # beats of which the fastest tells how far a node's clock is off
-_HABIT = 30  # rounds in which a rank leads while the job keeps its pace, until it is known to
+_EARLY = 30  # rounds after a launch, in which the job's pace and ways are learned
+_HABIT = 15  # rounds in which a rank is named meanwhile, or while the job keeps its pace: it always is
 
 
 class SlowLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,12 +96,13 @@ class Slow:
 
     def _round(self, now: float) -> Alarm | None:
         step_s = self._pace.step_s
-        if not step_s or now < self._round_at + max(self.limits.round_s, self.limits.round_steps * step_s):
+        least_s = max(self.limits.round_s, self.limits.round_steps * step_s)
+        if not step_s or now < self._round_at + least_s:
             return None
         ready = [group for group in self._groups.values() if group.count >= _LEAST]
         if not ready:
             return None
-        took_s, self._round_at = now - self._round_at, now
+        took_s, self._round_at = min(now - self._round_at, 2 * least_s), now  # a long pause is no slow step
         late: Counter[int] = Counter()
         for group in ready:
             late.update(group.shares())
@@ -125,10 +127,8 @@ class Slow:
         )
         if not self._toll.is_due:
             return self._alarm(now, (rank,), reason)
-        cost = f"{self._toll.lost_s:.0f} s, and to replace it would cost less"
-        return self._alarm(
-            now, (rank,), f"{reason}; steps take {ratio:.2f} times as long, which has cost {cost}", Stance.ACT
-        )
+        reason += f"; steps take {ratio:.2f} times as long as they did, which has cost {self._toll.lost_s:.0f} s"
+        return self._alarm(now, (rank,), reason, Stance.ACT)
 
     def _slower(self, now: float) -> Alarm | None:
         ratio = self._pace.slower(now)
@@ -160,7 +160,8 @@ class Toll:
         self.limits = limits
         self.lost_s = 0.0
         self._rank = -1
-        self._calm: Counter[int] = Counter()  # rank -> rounds in which it was named while the job kept its pace
+        self._calm: Counter[int] = Counter()  # rank -> rounds in which it was named though nothing had become slower
+        self._rounds = 0
         self._unnamed = 0  # rounds in a row
 
     @property
@@ -171,14 +172,14 @@ class Toll:
         """In a round of so many seconds this rank was named, and steps took so many times as long as at their best."""
         if rank != self._rank:
             self._rank, self.lost_s = rank, 0.0
-        self._unnamed = 0
-        if ratio < 1 + self.limits.margin:
+        self._rounds, self._unnamed = self._rounds + 1, 0
+        if self._rounds <= _EARLY or ratio < 1 + self.limits.margin:
             self._calm[rank] += 1
         elif self._calm[rank] < _HABIT:
             self.lost_s += took_s * (1 - 1 / ratio)
 
     def nobody(self) -> None:
-        self._unnamed += 1
+        self._rounds, self._unnamed = self._rounds + 1, self._unnamed + 1
         if self._unnamed >= self.limits.rounds:
             self._rank, self.lost_s = -1, 0.0
 
