@@ -215,13 +215,17 @@ def _differ(case: Case) -> Verdict:
 
 
 def _setup(case: Case) -> Verdict:
-    """Something is to be set otherwise, such as how much memory is used: never a node's fault."""
+    """Something is to be set otherwise, such as how much memory is used: never a node's fault.
+
+    As long as the job gets further in between, that is better than to stand until somebody has come.
+    """
     if case.capped:
         return _capped(case)
-    if case.no_further or len(case.recent) >= case.attempts:
-        hint = f"; {case.cause.hint}" if case.cause.hint else ""
-        return _give_up(f"the same again without getting further{hint}")
-    return Verdict(remedy=Remedy.RESTART, reason="no node is to blame: restarted in place")
+    hint = case.cause.hint
+    if case.no_further or case.stuck or (case.counted and len(case.recent) >= case.attempts):
+        return _give_up("the same again without getting further" + (f"; {hint}" if hint else ""))
+    told = f" ({hint.rstrip('.')})" if hint and case.recent else ""
+    return Verdict(remedy=Remedy.RESTART, reason=f"no node is to blame: restarted in place{told}")
 
 
 def _loss(case: Case) -> Verdict:

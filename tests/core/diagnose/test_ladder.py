@@ -250,6 +250,17 @@ def test_another_setting_is_asked_for_after_one_more_try() -> None:
     assert judge(case(by_code, past=past(50, at=90.0))).remedy is Remedy.EVICT
 
 
+def test_a_job_that_gets_further_goes_on_while_somebody_is_told_what_to_set() -> None:
+    disk = msgspec.structs.replace(OOM, klass="disk_full", hint="Make room.")
+    often = past(10, 20, 30, 40)
+    verdict = judge(case(disk, past=often, trained_s=900.0, lost_s=100.0))
+    assert verdict.remedy is Remedy.RESTART and verdict.reason.endswith("restarted in place (Make room)")
+    stuck = judge(case(disk, past=often, trained_s=9.0, lost_s=100.0))
+    assert stuck.remedy is Remedy.GIVE_UP and stuck.reason.endswith("without getting further; Make room.")
+    unknown = past(10, 20, 30, counted=True)  # where a launch begins anew, nobody knows whether it gets further
+    assert judge(case(disk, past=unknown, counted=True, trained_s=900.0, lost_s=100.0)).remedy is Remedy.GIVE_UP
+
+
 def test_a_service_outside_is_waited_for_longer_and_longer() -> None:
     waits = [judge(case(HUB, past=past(*[50] * times, at=90.0), rounds=times)).wait_s for times in range(8)]
     assert waits == [5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0]
