@@ -130,6 +130,7 @@ class Failures:
             probed=verdict.remedy is Remedy.PROBE,
             rolled=verdict.remedy is Remedy.ROLLBACK,
             replayed=verdict.remedy is Remedy.REPLAY,
+            hard=cause.hard,
         )
         self.past = [*self.past, failure][-_REMEMBERED:]
         return verdict

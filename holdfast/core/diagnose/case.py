@@ -32,6 +32,7 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
     probed: bool = False  # nodes were tried after it
     replayed: bool = False  # and so was the job's own work
     rolled: bool = False  # the release was given up for it
+    hard: bool = False  # it was of a process that was stopped or gone, not of one that others waited for
     trained_s: float = 0.0  # time in which the job had got further, all in all, by then
     lost_s: float = 0.0  # and that it had lost to recoveries and to steps made again
 
@@ -164,7 +165,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         Rank 0 alone saves and evaluates; whoever has it is waited for, and would be evicted one after the other.
         """
         waited = self.cause.kind in (Kind.HANG, Kind.SLOW) and not self.cause.hard
-        return waited and any(set(p.nodes).isdisjoint(self.cause.suspects) for p in self.past)
+        return waited and any(not p.hard and set(p.nodes).isdisjoint(self.cause.suspects) for p in self.past)
 
     @property
     def is_scarce(self) -> bool:

@@ -71,6 +71,8 @@ def test_who_is_waited_for_wherever_its_rank_sits_is_no_bad_machine() -> None:
     assert judge(case(hang, standbys=2, past=moved + past(20))).remedy is Remedy.RESTART, "nor for coming again"
     stopped = msgspec.structs.replace(hang, hard=True)
     assert judge(case(stopped, standbys=2, past=moved)).nodes == ("n1",), "a stopped process is another matter"
+    other = tuple(msgspec.structs.replace(p, hard=True) for p in moved)
+    assert judge(case(hang, standbys=2, past=other)).nodes == ("n1",), "and so was one before"
 
 
 def test_memory_that_runs_short_wherever_a_rank_sits_is_no_machines_fault() -> None:
