@@ -4,6 +4,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from holdfast.checkpoint import owner, persist, retention
@@ -15,6 +16,7 @@ from holdfast.wire.keeping import Want
 
 _PARTS_S = 60.0  # for the slowest rank's part; one that missed the step has none
 _STALL_S = 15.0  # storage that takes nothing for so long is given up for this step, and the snapshot is free again
+_MISSED = 4  # steps that are remembered as missing: rank 0 waits for one at a time
 _log = logging.getLogger("holdfast.keeper")
 
 
@@ -26,7 +28,7 @@ class Persisting:
         self._wants: dict[int, Want] = {}
         self._lanes: dict[tuple[int, str], Lane] = {}  # one each: a rank whose storage hangs holds up no other
         self._written: dict[int, int] = {}  # rank -> newest step that was taken on
-        self._missed: dict[int, int] = {}  # rank -> newest step whose part is not written: rank 0 may wait for it
+        self._missed: dict[int, set[int]] = {}  # rank -> steps whose part is not written, and rank 0 may wait for it
         self.stored = -1  # newest step that was published
         self._trouble: set[str] = set()  # storages
 
@@ -44,7 +46,7 @@ class Persisting:
 
     def recalled(self) -> None:
         """These wants are from an agent before this one, which may have been killed while it wrote."""
-        self._missed.update(dict.fromkeys(self._wants, -1))
+        self._missed.update({rank: {persist.UNKNOWN} for rank in self._wants})
 
     def due(self, rank: int, sealed: Sealed) -> bool:
         """By the step's number, or because all ranks have agreed on it and marked it: all write the same steps."""
@@ -58,8 +60,8 @@ class Persisting:
         want, author = self._wants[rank], self._author
         assert want.storage is not None
         self._written[rank] = sealed.step
-        behind = rank in self._missed
-        self._missed[rank] = sealed.step  # until it is written
+        before = frozenset(sorted(self._missed.get(rank, ()))[-_MISSED:])
+        missed = self._missed[rank] = {*before, sealed.step}  # until it is written
         if not arena.pin(sealed.slot, sealed.seq):
             self._say(f"step {sealed.step} of rank {rank} was overwritten before it could be written to storage")
             return
@@ -67,7 +69,7 @@ class Persisting:
         url = want.storage.url
         lane = self._lanes.setdefault((rank, url), Lane(url, self._say, _STALL_S))
         job = Job(want, author, pinned, sealed)
-        job.doubts, job.behind = self._doubts, behind
+        job.doubts, job.missed = self._doubts, before
         try:
             outcome = await asyncio.to_thread(lane.run, sealed.step, job.carry)
         finally:
@@ -75,8 +77,7 @@ class Persisting:
         if author != self._author:  # of a generation that is over: no trouble of the storage
             _log.info("rank %d: %s", rank, outcome.detail)
             return
-        if job.written and self._missed.get(rank) == sealed.step:
-            del self._missed[rank]
+        missed -= job.told
         if outcome.ok and rank == 0:
             self.stored = max(self.stored, sealed.step)
         self._report(rank, url, outcome)
@@ -117,8 +118,8 @@ class Job:
         self._pinned = pinned
         self._step = sealed.step
         self.doubts: tuple[Doubt, ...] = ()
-        self.behind = False  # whether a part of a step before this one may be missing
-        self.written = False
+        self.missed: frozenset[int] = frozenset()  # steps before this one whose part will not come
+        self.told: set[int] = set()  # of these, and of this one if it is written: nobody waits for them
 
     def carry(self, pulse: Pulse) -> str:
         """Write the part; rank 0 then waits for the others' and publishes. The answer is the checkpoint's URL."""
@@ -128,14 +129,16 @@ class Job:
         if want.rank == 0:
             owner.take(base, self._author)  # from here on no older generation can publish
         folder = persist.staging(base, self._step, self._author)
-        if want.rank != 0 and self.behind:
-            persist.forsake(base, self._author, want.rank, self._step)
+        if want.rank != 0 and self.missed:
+            self.told |= self.missed
+            with suppress(StorageError):
+                persist.forsake(base, self._author, want.rank, self.missed, before=self._step)
         if want.rank != 0 and not persist.begun(folder, pulse):
             return ""
         image = self._pinned.arena.image(self._pinned.slot)
         ranges = [image[start:end] for start, end in want.share]
         persist.write_part(folder, want.rank, ranges, pulse=pulse)
-        self.written = True
+        self.told.add(self._step)
         self._pinned.release()
         if want.rank != 0:
             return ""

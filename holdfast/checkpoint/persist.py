@@ -9,7 +9,7 @@ Nothing that is left behind on the way counts as a checkpoint. Trouble of the st
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -33,11 +33,14 @@ from holdfast.checkpoint.manifest import (
     missing_ranks,
     part_name,
     sealed,
+    staged_of,
+    tagged_of,
 )
 from holdfast.checkpoint.owner import check_taken, this_process
 from holdfast.checkpoint.storage import Storage, at
 
 SMALL_AT_ONCE = 8  # small files are waited for, not worked on
+UNKNOWN = -1  # the step that rank 0 writes just now, whichever it is
 BEGUN_S = 5.0  # for rank 0 to begin with a step that is due
 _LOOK_S = 0.2
 _SLOW_S = 1.0  # storage that takes longer to answer had stopped
@@ -79,14 +82,16 @@ def _withdraw(storage: Storage, draft: Part, why: str) -> None:
         storage.put(draft.name, encode_part(msgspec.structs.replace(draft, why=why)))
 
 
-def forsake(base: str, author: Author, rank: int, step: int) -> None:
-    """Tell rank 0 that of steps before this one nothing more comes from a rank: who wrote was killed, or missed it."""
-    for one in at(base).unpublished():
-        if one.tag != author.tag or one.step >= step:
-            continue
-        storage = at(staging(base, one.step, author))
+def forsake(base: str, author: Author, rank: int, steps: Collection[int], *, before: int) -> None:
+    """Tell rank 0 that nothing comes from a rank for these steps: whoever wrote was killed, or missed them."""
+    storage, known = at(base), set(steps) - {UNKNOWN}
+    if UNKNOWN in steps:  # rank 0 waits for one step at a time
+        attempts = [one for name in storage.names() if (one := staged_of(name) or tagged_of(name))]
+        known.update(sorted(one.step for one in attempts if one.tag == author.tag and one.step < before)[-1:])
+    for step in known:
+        storage = at(staging(base, step, author))
         part = _part(storage, rank)
-        if part is None or not (part.done or part.why):
+        if _part(storage, 0) is not None and (part is None or not (part.done or part.why)):
             draft = Part(rank=rank, bytes=0, blocks="", writer=this_process(), done=False)
             _withdraw(storage, draft, "it was ended or passed over before it had written it")
 

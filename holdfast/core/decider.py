@@ -186,7 +186,8 @@ class Decider:
     def _wake_at(self) -> float | None:
         if self.phase in (Phase.ENDING, Phase.DONE):
             return None
-        waits = [self.nodes.standbys.wake_at(steady=self.phase is Phase.TRAINING)]
+        steady, standing = self.phase is Phase.TRAINING, self.phase is Phase.WAITING
+        waits = [self.nodes.standbys.wake_at(steady=steady, standing=standing)]
         if self.people.asking and not self.people.held:
             waits.append(self.people.asks_until)
         if self.phase in (Phase.STARTING, Phase.TRAINING):

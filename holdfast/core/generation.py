@@ -36,6 +36,7 @@ def ready(d: "Decider", now: float, event: Ready) -> str:
     # The first generation does not wait for checks: nobody knows which of its nodes will be standbys. One that the job
     # waits for gets a short one.
     level = 0 if d.generation == 0 else BRIEF if d.phase is Phase.WAITING else CHECK
+    d.nodes.standbys.came(now, event.node)
     d.actions += d.nodes.standbys.ready(event, level)
     if event.node in d.pool:
         return next_generation(d, now) if d.phase is Phase.WAITING else f"{event.node} is ready as a standby"
@@ -107,7 +108,7 @@ def dismissed(d: "Decider", now: float, event: Outcome) -> str:
 
 
 def look_at_coming(d: "Decider", now: float) -> str:
-    late = d.nodes.standbys.tick(now)
+    late = d.nodes.standbys.tick(now, standing=d.phase is Phase.WAITING)
     d.actions += late
     return f"{', '.join(action.node for action in late)} never became ready" if late else ""
 

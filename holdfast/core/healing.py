@@ -105,7 +105,7 @@ def treat(d: "Decider", now: float, verdict: Verdict, silent: Collection[str], *
         generation.close(d, verdict, now)
         return generation.finish(d, now, verdict.code, told)
     d.verdict = verdict
-    d.failures.restarts += verdict.remedy is Remedy.RESTART
+    d.failures.restarts += verdict.remedy is Remedy.RESTART and incident.alarms[0].kind is not Kind.SLOW
     d.not_before = now + verdict.wait_s if verdict.wait_s else 0.0
     if verdict.remedy is Remedy.ROLLBACK:
         incident.rolled_back = d.releases.roll_back(verdict.to, told)

@@ -21,7 +21,7 @@ class Standbys:
         self.job = job
         self.limits = limits
         self.pool: dict[str, Ready] = {}  # ready, not seated
-        self.coming: dict[str, float] = {}  # acquired: by when each must be ready
+        self.coming: dict[str, float] = {}  # acquired, and when; not heard of yet
         self.acquiring: dict[int, int] = {}  # Acquire without outcome: how many
         self.gone: dict[str, Kind | None] = {}  # released, and for which kind of alarm if for any
         self.examined: dict[int, str] = {}  # Probe without outcome: an evicted node that may come back
@@ -64,12 +64,18 @@ class Standbys:
         # One that is up already may have reported before this outcome, or even left again.
         here = {*self.pool, *self.tried, *self.gone, *active}
         new = [n for n in event.nodes if n not in here]
-        self.coming.update(dict.fromkeys(new, now + self._patience_s))
+        self.coming.update(dict.fromkeys(new, now))
         if not event.ok or len(event.nodes) < asked:
             self._retry_at = now + RETRY_S
         if not event.nodes:
             return f"the fleet gave no nodes: {event.detail or 'it did not say why'}"
         return f"the fleet gave {len(event.nodes)} of {asked}" + (f", {', '.join(new)} will come" if new else "")
+
+    def came(self, now: float, node: str) -> None:
+        """A node reports: if it is a new one, the fleet takes no longer than that."""
+        if node not in self._met and node not in self.gone:
+            took_s = now - self.coming.get(node, now)
+            self._came, self._patience_s = True, max(self.limits.ready_s, 2 * took_s)
 
     def ready(self, event: Ready, level: int) -> tuple[Dismiss | Probe, ...]:
         """Take a node that reports, once it has passed probes of this level; one that left before is sent away again.
@@ -77,7 +83,6 @@ class Standbys:
         Only where the fleet cannot acquire, a node that had fallen silent is welcome: nobody else will come.
         """
         self.coming.pop(event.node, None)
-        self._came = self._came or not (event.node in self._met or event.node in self.gone)
         if event.node in self.gone:
             if self.job.can_acquire or self.gone[event.node] is not Kind.SILENCE:
                 return (Dismiss(id=next(self._ids), node=event.node, reason="it had left the job before"),)
@@ -174,25 +179,33 @@ class Standbys:
         """Those of these nodes that wait, are coming, or are examined."""
         return tuple(n for n in nodes if n in self.pool or n in self.coming or n in self.tried)
 
-    def tick(self, now: float) -> tuple[Dismiss, ...]:
+    def tick(self, now: float, *, standing: bool = False) -> tuple[Dismiss, ...]:
         """The clock has moved: late nodes are given back, and a fleet that gave too few may be asked again.
 
         Where others came in time it was the node; where nobody did the fleet may need longer, and is given twice as
-        long from now on: asked anew every few minutes, a fleet that takes an hour would never bring a node.
+        long until somebody comes: asked anew every few minutes, a fleet that takes an hour would never bring a node.
         """
         if self._retry_at is not None and self._retry_at <= now:
             self._retry_at = None
-        late = sorted(node for node, by in self.coming.items() if by <= now)
-        reason = f"not ready within {self._patience_s:g} s"
+        patience_s = self._patience(standing)
+        late = sorted(node for node, asked_at in self.coming.items() if asked_at + patience_s <= now)
+        reason = f"not ready within {patience_s:g} s"
         if late and not self._came:
-            self._patience_s = min(2 * self._patience_s, _LONGEST * self.limits.ready_s)
-            reason += f", nor was any other: the next has {self._patience_s:g} s"
+            self._patience_s = min(2 * patience_s, _LONGEST * self.limits.ready_s)
         self._came = self._came and not late
         return tuple(action for node in late for action in self.release(node, None, reason))
 
-    def wake_at(self, steady: bool = False) -> float | None:
+    def _patience(self, standing: bool) -> float:
+        """How long a node may take; where the job stands without it, another has to have the time to come instead."""
+        longest_s = max(self.limits.ready_s, self.limits.wait_s / 2) if standing else self._patience_s
+        return min(self._patience_s, longest_s)
+
+    def wake_at(self, *, steady: bool = False, standing: bool = False) -> float | None:
         """When the clock matters here; standbys are probed again while the job is steady."""
-        waits = [*self.coming.values()] + ([self._retry_at] if self._retry_at is not None else [])
+        patience_s = self._patience(standing)
+        waits = [asked_at + patience_s for asked_at in self.coming.values()] + (
+            [self._retry_at] if self._retry_at is not None else []
+        )
         if steady and self._checks and self.limits.recheck_s:
             busy = set(self.checking.values())
             waits += [self._checked.get(node, 0.0) for node in self.pool if node not in busy]

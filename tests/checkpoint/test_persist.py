@@ -20,7 +20,7 @@ from holdfast.checkpoint.lane import Lane, Outcome, Pulse
 from holdfast.checkpoint.load import read_manifest, read_metadata, read_part, verify
 from holdfast.checkpoint.manifest import BLOCK_BYTES, Author, Part, StorageError
 from holdfast.checkpoint.owner import take
-from holdfast.checkpoint.persist import begun, collect, forsake, publish, staging, write_part
+from holdfast.checkpoint.persist import UNKNOWN, begun, collect, forsake, publish, staging, write_part
 from holdfast.checkpoint.retention import clean, find
 from holdfast.checkpoint.storage import Storage
 from tests.checkpoint.making import METADATA, content, in_pages, save
@@ -104,20 +104,28 @@ def test_parts_are_waited_for_and_named_when_they_do_not_come(tmp_path: Path) ->
 
 
 def test_a_rank_says_of_which_steps_nothing_comes_from_it(tmp_path: Path) -> None:
-    put(tmp_path, 1, 0)
+    for step in (1, 3, 5):
+        put(tmp_path, step, 0)
     done = put(tmp_path, 2, 1)
-    put(tmp_path, 3, 0, author=Author(2))
-    put(tmp_path, 4, 0)
-    forsake(str(tmp_path), ME, 1, 4)
-    with pytest.raises(StorageError, match="rank 1 could not write its part: it was ended or passed over"):
-        collect(staging(str(tmp_path), 1, ME), 2, wait_s=0)
-    with pytest.raises(StorageError, match="the parts of ranks 0 did not come"):  # what is done stays
-        collect(staging(str(tmp_path), 2, ME), 2, wait_s=0)
+    put(tmp_path, 4, 0, author=Author(2))
+
+    def waits_for(step: int, author: Author = ME) -> str:
+        with pytest.raises(StorageError) as told:
+            collect(staging(str(tmp_path), step, author), 2, wait_s=0)
+        return str(told.value)
+
+    forsake(str(tmp_path), ME, 1, {1, 2, 7}, before=5)
+    assert waits_for(1).startswith("rank 1 could not write its part: it was ended or passed over")
+    assert "the parts of ranks 1 did" in waits_for(3), "that it did not say"
+    assert "the parts of ranks 0 did" in waits_for(2), "what is done stays"
     put(tmp_path, 2, 0)
     assert done in collect(staging(str(tmp_path), 2, ME), 2, wait_s=0)
-    for step, author in ((3, Author(2)), (4, ME)):  # another's, and what is still to come
-        with pytest.raises(StorageError, match="the parts of ranks 1 did not come"):
-            collect(staging(str(tmp_path), step, author), 2, wait_s=0)
+    assert not list(tmp_path.glob("*7*")), "rank 0 never began it"
+
+    forsake(str(tmp_path), ME, 1, {UNKNOWN}, before=5)
+    assert waits_for(3).startswith("rank 1 could not write its part: it was ended or passed over")
+    for step, author in ((4, Author(2)), (5, ME)):  # another's, and what is still to come
+        assert "the parts of ranks 1 did" in waits_for(step, author)
 
 
 def test_an_older_generation_cannot_publish(tmp_path: Path) -> None:

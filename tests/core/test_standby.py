@@ -111,15 +111,26 @@ def test_one_that_is_checked_before_its_outcome_is_heard_is_not_expected_again()
     assert beside.coming == {}, "it is here, and must not be given back for never having come"
 
 
-def late(beside: Standbys, now: float) -> float:
+def asked(beside: Standbys, now: float, active: int = 2) -> str:
+    (action,) = beside.refill(active)
+    beside.acquired(now, Outcome(action=action.id, ok=True, nodes=(f"m{action.id}",)), {"a", "b"})
+    return f"m{action.id}"
+
+
+def late(beside: Standbys, now: float, *, standing: bool = False) -> float:
     """The next node is asked for and does not come: when it is given back."""
-    (asked,) = beside.refill(2)
-    beside.acquired(now, Outcome(action=asked.id, ok=True, nodes=(f"m{asked.id}",)), {"a", "b"})
-    until = beside.wake_at()
-    assert until is not None and beside.tick(until - 1) == ()
-    (given_back,) = beside.tick(until)
-    assert given_back.node == f"m{asked.id}"
+    node = asked(beside, now)
+    until = beside.wake_at(standing=standing)
+    assert until is not None and beside.tick(until - 1, standing=standing) == ()
+    (given_back,) = beside.tick(until, standing=standing)
+    assert given_back.node == node
     return until
+
+
+def comes(beside: Standbys, now: float, node: str) -> None:
+    beside.came(now, node)
+    beside.ready(ready(node), 0)
+    beside.release(node, None, "another needs it")
 
 
 def test_a_fleet_that_brings_nobody_in_time_is_given_longer() -> None:
@@ -129,6 +140,27 @@ def test_a_fleet_that_brings_nobody_in_time_is_given_longer() -> None:
         now, since = late(beside, now), now
         took.append(now - since)
     assert took == [100.0, 200.0, 400.0, 800.0, 1600.0, 3200.0, 3200.0]
+    comes(beside, now + 900.0, asked(beside, now))
+    assert late(beside, 0.0) == 1800.0, "twice what one took"
+    comes(beside, 20.0, asked(beside, 0.0))
+    assert late(beside, 0.0) == 100.0, "the fleet is fast again"
+
+
+def test_nodes_that_are_late_together_are_late_once() -> None:
+    beside = standbys()
+    for now in (0.0, 10.0, 20.0):  # each time it gives one of those that are missing
+        beside.tick(now)
+        asked(beside, now, active=0)
+    assert len(beside.tick(100.0)) == 1
+    assert beside.wake_at() == 210.0 and beside.tick(209.0) == ()
+
+
+def test_a_job_that_stands_does_not_wait_for_one_node_alone() -> None:
+    beside = standbys()
+    beside.limits = Limits(ready_s=100.0, wait_s=600.0)
+    took = [late(beside, 0.0, standing=True) for _ in range(4)]
+    assert took == [100.0, 200.0, 300.0, 300.0]
+    assert late(beside, 0.0) == 600.0, "what is asked for in the background has its time"
 
 
 def test_a_late_node_among_others_that_came_is_no_slow_fleet() -> None:
@@ -136,9 +168,8 @@ def test_a_late_node_among_others_that_came_is_no_slow_fleet() -> None:
     now = 0.0
     for other in "cdefg":
         now, since = late(beside, now), now
-        assert now - since == (100.0 if other == "c" else 200.0)  # the first time nobody had come yet
-        beside.ready(ready(other), 0)
-        beside.release(other, None, "another needs it")
+        assert now - since == 100.0
+        comes(beside, now, other)
 
 
 def test_who_comes_after_it_was_given_back_tells_of_a_slow_fleet() -> None:
@@ -146,4 +177,5 @@ def test_who_comes_after_it_was_given_back_tells_of_a_slow_fleet() -> None:
     for expected in (100.0, 200.0, 400.0):
         assert late(beside, 0.0) == expected
         gone = [*beside.gone][-1]
+        beside.came(expected, gone)
         assert [type(action) for action in beside.ready(ready(gone), 0)] == [Dismiss]

@@ -1,8 +1,9 @@
 """slow: one rank makes the others wait, or the whole job has lost its pace.
 
 After a collective all of its ranks go on together, so who comes late to the next has been slow in between. A round of
-several steps tells for how much of the time the others waited for each rank; it takes the same rank at the head of most
-of five rounds, and a distance to the second that noise does not make, to name one. "Nobody" is the usual answer.
+several steps tells for how much of the time the others waited for each rank; it takes a rank of the same node at the
+head of most of five rounds, and a distance to other nodes that noise does not make, to name one. "Nobody" is the usual
+answer.
 
 Refuses to judge ranks whose collectives it has not heard of from all of their group, and a pace that it has not known
 to be better for a while.
@@ -13,7 +14,7 @@ from the beginning, or while the job is as fast as ever, does more than they do,
 """
 
 from collections import Counter, deque
-from statistics import median
+from statistics import median, mode
 
 import msgspec
 
@@ -25,7 +26,7 @@ from holdfast.model.stacks import Arrival
 _LEAST = 4  # collectives in a round
 _ROADS = 64  # beats of which the fastest tells how far a node's clock is off
 _EARLY = 30  # rounds after a launch, in which the job's pace and ways are learned
-_HABIT = 15  # rounds in which a rank is named meanwhile, or while the job keeps its pace: it always is
+_HABIT = 15  # rounds in which a node is named meanwhile, or while the job keeps its pace: it always is
 
 
 class SlowLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,8 +44,9 @@ class SlowLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 class Round(msgspec.Struct, frozen=True):
     rank: int  # the latest
+    node: str  # where it is
     late: float  # part of the time that the others waited for it
-    ahead: float  # of the second latest
+    ahead: float  # of the latest on another node: ranks of a slow host are slow together
 
 
 class Slow:
@@ -59,7 +61,7 @@ class Slow:
         self._round_at = 0.0
         self._pace = Pace(limits)
         self._toll = Toll(limits)
-        self._told: dict[tuple[Stance, tuple[int, ...]], float] = {}
+        self._told: dict[tuple[Stance, tuple[str, ...]], float] = {}
 
     def launched(self, now: float, generation: int) -> None:
         self.generation = generation
@@ -106,28 +108,30 @@ class Slow:
         late: Counter[int] = Counter()
         for group in ready:
             late.update(group.shares())
-        (rank, most), (_, second) = late.most_common(2)
-        self.rounds.append(Round(rank, most, most - second))
+        [(rank, most)] = late.most_common(1)
+        node = self._node_of[rank]
+        second = max((share for other, share in late.items() if self._node_of[other] != node), default=most)
+        self.rounds.append(Round(rank, node, most, most - second))
         return self._vote(now, took_s)
 
     def _vote(self, now: float, took_s: float) -> Alarm | None:
         if len(self.rounds) < self.limits.rounds:
             return None
-        rank, votes = Counter(one.rank for one in self.rounds).most_common(1)[0]
-        own = [one for one in self.rounds if one.rank == rank]
-        ahead = median(one.ahead if one.rank == rank else 0.0 for one in self.rounds)
+        node, votes = Counter(one.node for one in self.rounds).most_common(1)[0]
+        own = [one for one in self.rounds if one.node == node]
+        ahead = median(one.ahead if one.node == node else 0.0 for one in self.rounds)
         if votes < self.limits.votes or ahead < self.limits.margin:
             self._toll.nobody()
             return None
-        late, ratio = median(one.late for one in own), self._pace.ratio
-        self._toll.named(rank, took_s, ratio)
+        rank, late, ratio = mode(one.rank for one in own), median(one.late for one in own), self._pace.ratio
+        self._toll.named(node, took_s, ratio, ahead)
         reason = (
             f"makes the others wait: for {100 * late:.0f} % of the time they wait for it in collectives, "
             f"latest in {votes} of {len(self.rounds)} rounds"
         )
         if not self._toll.is_due:
             return self._alarm(now, (rank,), reason)
-        reason += f"; steps take {ratio:.2f} times as long as they did, which has cost {self._toll.lost_s:.0f} s"
+        reason += f"; steps take {ratio:.2f} times as long as they did, of which it has cost {self._toll.lost_s:.0f} s"
         return self._alarm(now, (rank,), reason, Stance.ACT)
 
     def _slower(self, now: float) -> Alarm | None:
@@ -138,29 +142,31 @@ class Slow:
 
     def _alarm(self, now: float, ranks: tuple[int, ...], reason: str, wanted: Stance = Stance.NOTIFY) -> Alarm | None:
         stance = min(wanted, Stance(self.limits.stance), key=[Stance.OBSERVE, Stance.NOTIFY, Stance.ACT].index)
-        if now < self._told.get((stance, ranks), -self.limits.again_s) + self.limits.again_s:
+        suspects = tuple(sorted({self._node_of[rank] for rank in ranks}))
+        if now < self._told.get((stance, suspects), -self.limits.again_s) + self.limits.again_s:
             return None
-        self._told[stance, ranks] = now
+        self._told[stance, suspects] = now
+        seat = tuple(sorted(rank for rank, node in self._node_of.items() if node in suspects))
         return Alarm(
             kind=Kind.SLOW,
             at=now,
-            suspects=tuple(sorted({self._node_of[rank] for rank in ranks})),
+            suspects=suspects,
             ranks=ranks,
             generation=self.generation,
             reason=reason,
-            signature=f"slow {ranks}",
+            signature=f"slow {seat}",  # whichever of its ranks is the latest
             stance=stance,
         )
 
 
 class Toll:
-    """What the rank that is being named has cost so far."""
+    """What the node that is being named has cost so far."""
 
     def __init__(self, limits: SlowLimits) -> None:
         self.limits = limits
         self.lost_s = 0.0
-        self._rank = -1
-        self._calm: Counter[int] = Counter()  # rank -> rounds in which it was named though nothing had become slower
+        self._node = ""
+        self._calm: Counter[str] = Counter()  # node -> rounds in which it was named though nothing had become slower
         self._rounds = 0
         self._unnamed = 0  # rounds in a row
 
@@ -168,20 +174,23 @@ class Toll:
     def is_due(self) -> bool:
         return self.lost_s >= self.limits.cost_s
 
-    def named(self, rank: int, took_s: float, ratio: float) -> None:
-        """In a round of so many seconds this rank was named, and steps took so many times as long as at their best."""
-        if rank != self._rank:
-            self._rank, self.lost_s = rank, 0.0
+    def named(self, node: str, took_s: float, ratio: float, ahead: float) -> None:
+        """In a round of so many seconds steps took so many times as long as at their best, and a node was named.
+
+        For a part of the time the others waited for it alone: of what the job has lost no more than that is its doing.
+        """
+        if node != self._node:
+            self._node, self.lost_s = node, 0.0
         self._rounds, self._unnamed = self._rounds + 1, 0
         if self._rounds <= _EARLY or ratio < 1 + self.limits.margin:
-            self._calm[rank] += 1
-        elif self._calm[rank] < _HABIT:
-            self.lost_s += took_s * (1 - 1 / ratio)
+            self._calm[node] += 1
+        elif self._calm[node] < _HABIT:
+            self.lost_s += took_s * min(ahead, 1 - 1 / ratio)
 
     def nobody(self) -> None:
         self._rounds, self._unnamed = self._rounds + 1, self._unnamed + 1
         if self._unnamed >= self.limits.rounds:
-            self._rank, self.lost_s = -1, 0.0
+            self._node, self.lost_s = "", 0.0
 
 
 class Pace:

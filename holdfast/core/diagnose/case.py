@@ -17,6 +17,7 @@ _SCARCE = frozenset({"host_oom_kill"})
 _CHANCE = 0.05  # that failures which may come anywhere come twice on one node: below this it is the node
 _OFTEN = 10  # times `attempts`: so many failures where more time is lost than the job gets further in, or nobody knows
 _WORTH = 10  # a restart was in vain if the job did not get further for a tenth of the time that it took
+_GAIN = 2  # times what such failures cost the job gets further between them: better than to wait for a person
 _TRIAL_S = 120.0  # to stop, try every node and start again; a failure that has cost more is worth it
 
 
@@ -104,6 +105,14 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     def was_in_vain(self, past: Past) -> bool:
         """Whether the job has hardly got further since: one step more is no reason to go on like this for ever."""
         return _WORTH * (self.trained_s - past.trained_s) <= self.lost_s - past.lost_s
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether the job gets further between such failures, for longer than they cost; untold steps tell nothing."""
+        if self.counted or not self.recent:
+            return False
+        since = self.recent[0]
+        return self.trained_s - since.trained_s >= _GAIN * (self.lost_s - since.lost_s)
 
     @property
     def stuck(self) -> bool:

@@ -46,6 +46,8 @@ def judge(case: Case) -> Verdict:
         verdict = _too_many(case, verdict)
     if case.back_to and not case.update and _is_codes_turn(case, verdict):
         return _rollback(case)
+    if verdict.remedy is Remedy.GIVE_UP and case.cause.kind is Kind.SLOW:
+        return Verdict(remedy=Remedy.RESTART, reason="nobody can take its place any more: restarted in place")
     if verdict.remedy is Remedy.GIVE_UP and verdict.code == GAVE_UP and case.update:
         return Verdict(remedy=Remedy.RESTART, reason="a newer release waits: restarted with it")
     if verdict.remedy is not Remedy.RESTART or not case.is_blameless:
@@ -173,7 +175,7 @@ def _remedy(case: Case) -> Verdict:
         return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=f"{where} could not start its ranks: evicted")
     # An echo names a node that lost its peer, which is no reason to blame it however often it happens.
     again = any(set(p.nodes) & set(cause.suspects) for p in case.recent)
-    if case.replaceable and again and not role and not is_echo(cause):
+    if case.replaceable and again and not role and not is_echo(cause) and cause.kind is not Kind.SLOW:
         reason = f"the same failure on {where} again within the window: evicted"
         return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=reason)
     if case.capped:
@@ -221,8 +223,8 @@ def _setup(case: Case) -> Verdict:
     """
     if case.capped:
         return _capped(case)
-    hint = case.cause.hint
-    if case.no_further or case.stuck or (case.counted and len(case.recent) >= case.attempts):
+    hint, often = case.cause.hint, len(case.recent) >= case.attempts
+    if case.no_further or case.stuck or (often and not case.is_worth_it):
         return _give_up("the same again without getting further" + (f"; {hint}" if hint else ""))
     told = f" ({hint.rstrip('.')})" if hint and case.recent else ""
     return Verdict(remedy=Remedy.RESTART, reason=f"no node is to blame: restarted in place{told}")

@@ -75,6 +75,14 @@ def test_who_is_waited_for_wherever_its_rank_sits_is_no_bad_machine() -> None:
     assert judge(case(hang, standbys=2, past=other)).nodes == ("n1",), "and so was one before"
 
 
+def test_a_job_that_is_only_slow_is_neither_ended_nor_left_without_a_node() -> None:
+    slow = Alarm(kind=Kind.SLOW, at=100.0, suspects=("n1",), ranks=(2,), reason="is late", signature="slow (2, 3)")
+    assert judge(case(slow, standbys=1)).nodes == ("n1",)
+    for changes in ({"max_restarts": 0}, {"rounds": 9}, {"past": past(50, 50, 50)}):
+        verdict = judge(case(slow, standbys=0, **changes))
+        assert (verdict.remedy, verdict.nodes) == (Remedy.RESTART, ()), "its standby was lost while the job stopped"
+
+
 def test_memory_that_runs_short_wherever_a_rank_sits_is_no_machines_fault() -> None:
     before = past(10, 20, node="n0") + past(30)
     assert judge(case(SHORT, past=before, nodes=16384)).remedy is not Remedy.EVICT

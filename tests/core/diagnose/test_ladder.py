@@ -257,6 +257,8 @@ def test_a_job_that_gets_further_goes_on_while_somebody_is_told_what_to_set() ->
     assert verdict.remedy is Remedy.RESTART and verdict.reason.endswith("restarted in place (Make room)")
     stuck = judge(case(disk, past=often, trained_s=9.0, lost_s=100.0))
     assert stuck.remedy is Remedy.GIVE_UP and stuck.reason.endswith("without getting further; Make room.")
+    dear = judge(case(disk, past=often, trained_s=150.0, lost_s=100.0))
+    assert dear.remedy is Remedy.GIVE_UP, "more often than not it stands"
     unknown = past(10, 20, 30, counted=True)  # where a launch begins anew, nobody knows whether it gets further
     assert judge(case(disk, past=unknown, counted=True, trained_s=900.0, lost_s=100.0)).remedy is Remedy.GIVE_UP
 
