@@ -110,6 +110,7 @@ class Turns:
         self._stopped: set[int] = set()
 
     def turn(self, duties: list[Duty], now: float) -> None:
+        self._stopped &= {duty.pid for duty in duties}  # others were let go when their fault was undone
         for duty in duties:
             runs = now % _PERIOD_S < duty.share * _PERIOD_S
             if runs == (duty.pid in self._stopped):
@@ -128,22 +129,40 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # what is undone at the end must be undone at any end
     kept: dict[int, tuple[Undo, ...]] = {}
+    try:
+        _attend(kept)
+    finally:  # whatever became of our pipes
+        for undos in reversed(kept.values()):
+            for undo in reversed(undos):
+                undone(undo)
+
+
+def _attend(kept: dict[int, tuple[Undo, ...]]) -> None:
+    """Do as told until the injector is gone: it ends our input, or reads no answer."""
     turns = Turns()
     fd = sys.stdin.fileno()
     rest = b""
     while True:
-        duties = [undo for undos in kept.values() for undo in undos if isinstance(undo, Duty)]
-        if select.select([fd], [], [], 0.005 if duties else None)[0]:
+        if select.select([fd], [], [], 0.005 if _duties(kept) else None)[0]:
             chunk = os.read(fd, 1 << 16)
             if not chunk:
-                break
+                return
             *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                os.write(sys.stdout.fileno(), msgspec.json.encode(_follow(line, kept)) + b"\n")
-        turns.turn(duties, time.monotonic())
-    for undos in reversed(kept.values()):
-        for undo in reversed(undos):
-            undone(undo)
+            if not all(_answered(_follow(line, kept)) for line in lines):
+                return
+        turns.turn(_duties(kept), time.monotonic())  # as they are now: one that was just undone has no turn
+
+
+def _duties(kept: dict[int, tuple[Undo, ...]]) -> list[Duty]:
+    return [undo for undos in kept.values() for undo in undos if isinstance(undo, Duty)]
+
+
+def _answered(said: list[str]) -> bool:
+    try:
+        os.write(sys.stdout.fileno(), msgspec.json.encode(said) + b"\n")
+    except BrokenPipeError:
+        return False
+    return True
 
 
 def _follow(line: bytes, kept: dict[int, tuple[Undo, ...]]) -> list[str]:
