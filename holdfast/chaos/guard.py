@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.chaos import spaces
-from holdfast.chaos.fault import Cannot, Continue, Duty, Freed, Leave, Patch, Remove, Undo, Writable, Write
+from holdfast.chaos.fault import Cannot, Continue, Duty, Forget, Freed, Leave, Patch, Remove, Undo, Writable, Write
 from holdfast.chaos.hold import Held
 
 _PERIOD_S = 0.1  # of a process that is stopped for a part of the time
@@ -50,6 +50,8 @@ def undone(undo: Undo) -> str:
                 Path(path).unlink(missing_ok=True)
             case Write(path=path, text=text):
                 _rewrite(Path(path), text)
+            case Forget(path=path, key=key):
+                _forget(Path(path), key)
             case Patch():
                 _patch(undo)
             case Leave(group=group, back=back):
@@ -62,7 +64,7 @@ def undone(undo: Undo) -> str:
                     spaces.inside(pid, lambda: Path(path).unlink(missing_ok=True))
     except Cannot:
         return ""
-    except OSError as e:
+    except (OSError, msgspec.DecodeError) as e:
         return f"{type(undo).__name__}: {e}"
     return ""
 
@@ -72,6 +74,13 @@ def _rewrite(path: Path, text: str) -> None:
         part = path.with_name(f".{path.name}.{os.getpid()}")
         part.write_text(text)
         part.replace(path)
+
+
+def _forget(path: Path, key: str) -> None:
+    if path.exists():
+        entries = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
+        if entries.pop(key, None) is not None:
+            _rewrite(path, msgspec.json.encode(entries).decode())
 
 
 def _patch(patch: Patch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.chaos.fault import Continue, Duty, Patch, Remove, Write
+from holdfast.chaos.fault import Continue, Duty, Forget, Patch, Remove, Write
 from holdfast.chaos.guard import Guard, Keep
 from holdfast.chaos.hold import started
 from tests.chaos.target import BUSY, stands, target
@@ -73,7 +73,7 @@ def test_nothing_is_left_at_the_end(tmp_path: Path) -> None:
     (tmp_path / "more").touch()
     with Guard() as guard:
         guard.keep(1, Write(str(file), "old"), Remove(str(tmp_path / "more")))
-        guard.keep(2, Write(str(tmp_path / "gone"), "old"))
+        guard.keep(2, Write(str(tmp_path / "gone"), "old"), Forget(str(tmp_path / "gone"), "1"))
     assert file.read_text() == "old"
     assert os.listdir(tmp_path) == ["file"], "what is gone by itself does not come back"
 
