@@ -46,7 +46,7 @@ def disk_slow(scene: Scene, fault: Fault) -> Struck:
     node = scene.node(fault, status).node
     rate = fault.bytes_s or _BYTES_S
     where = Path(fault.path) if fault.path else scene.sight.checkpoints(status)
-    with Held(scene.sight.agent(node)) as held:
+    with hold.sure(lambda: scene.sight.agent(node)) as held:
         group = cgroups.make("io", held.pid)
         scene.keep(group.leave())
         cgroups.slow_disk(group, where, rate)

@@ -26,7 +26,7 @@ from holdfast.wire.spec import Listening, NodeSpec, RunSpec
 _WAIT_S = 5.0
 _COMMAND_S = 120.0
 _SEATED = (Role.ACTIVE, Role.ADMITTING, Role.DRAINING)
-_AGENT, _STORE = "holdfast.agent.main", "holdfast.client.store"
+_HOLDER, _AGENT, _STORE = "holdfast.agent.holder", "holdfast.agent.main", "holdfast.client.store"
 _entries = msgspec.json.Decoder(list[Entry])
 
 
@@ -168,10 +168,16 @@ class Sight:
         raise Cannot(f"{node} has no folder on this host")
 
     def holder(self, node: str) -> int:
+        """By its pid, and by its command line, for the pid may be somebody else's by now."""
+        folder = self.folder(node)
         try:
-            return int((self.folder(node) / "holder.pid").read_text())
+            pid = int((folder / "holder.pid").read_text())
+            argv = hold.command(pid)
+            if _HOLDER in argv and os.path.samefile(self._outside(argv[-1]), folder):
+                return pid
         except (OSError, ValueError):
-            raise Cannot(f"{node} has no holder on this host") from None
+            pass
+        raise Cannot(f"{node} has no holder on this host")
 
     def agent(self, node: str) -> int:
         for pid in hold.children(self.holder(node)):
@@ -199,12 +205,19 @@ class Sight:
 
     def pid(self, status: Status, rank: int) -> int:
         """Of a rank of this generation."""
-        log_dir = self.node_spec(status.node_of(rank)).log_dir  # every host has its own
+        node = status.node_of(rank)
+        log_dir = self.node_spec(node).log_dir  # every host has its own
         where = self._outside(log_dir) / f"gen-{status.generation}/rank-{rank}/pid"
         try:
-            return int(where.read_text())
+            return self.below(node, int(where.read_text()))
         except (OSError, ValueError):
             raise Cannot(f"rank {rank} has no process at the moment") from None
+
+    def below(self, node: str, pid: int) -> int:
+        """The same pid, if it is still one of the node's processes: all of them descend from its holder."""
+        if not hold.is_below(pid, self.holder(node)):
+            raise Cannot(f"process {pid} is none of {node} any more")
+        return pid
 
     def wants(self, node: str) -> list[Want]:
         """What the ranks of a node asked their keeper for."""

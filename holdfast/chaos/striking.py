@@ -109,10 +109,11 @@ class Striker:
                 raise Cannot(why)
             if fault.when in ("", "saving") or fault.at_step:
                 moment.await_step(self.scene, fault, lambda: not self._sight.ended(), patience_s)
-            with moment.seized(self.scene, fault, patience_s):
+            with moment.seized(self.scene, fault, patience_s) as pids:
                 status = self.scene.status()
                 at, began = time.time(), time.monotonic()
                 struck = kind.strike(self.scene, fault)
+                pids.update(struck.pids)
         except (Cannot, OSError) as e:
             skipped = Skipped(id=self._id, fault=fault, at=time.time(), why=str(e))
             self._say(f"skipped {fault.kind}: {e}")
