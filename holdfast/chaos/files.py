@@ -57,8 +57,8 @@ def disk_slow(scene: Scene, fault: Fault) -> Struck:
 
 
 def checkpoint_flip(scene: Scene, fault: Fault) -> Struck:
-    """One bit of the newest whole checkpoint, or of the file that was named."""
-    path = Path(fault.path) if fault.path else _newest(scene)
+    """One bit of the newest whole checkpoint, or of the file of the job that was named."""
+    path = scene.sight.owned(fault.path, scene.status()) if fault.path else _newest(scene)
     size = path.stat().st_size
     if not size:
         raise Cannot(f"{path} is empty")

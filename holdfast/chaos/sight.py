@@ -1,5 +1,6 @@
 """A running job seen from outside: who runs where, at which step, and what its journal says."""
 
+import contextlib
 import json
 import mmap
 import os
@@ -146,15 +147,14 @@ class Sight:
             found = spec.read(self.run_dir / "controller.json", Listening).pid
         except (OSError, msgspec.DecodeError):
             found = 0
-        if not found or "controller" not in hold.command(found):
+        if not found or not self._serves(found, "controller", self.run_dir):
             raise Cannot("the job has no controller now")
         return found
 
     def store(self) -> int:
-        """The process with torch's store; it carries the run directory in its command line."""
-        for name in os.listdir("/proc"):
-            argv = hold.command(int(name)) if name.isdecimal() else []
-            if _STORE in argv and str(self.run_dir) in " ".join(argv):
+        """The process with torch's store."""
+        for name in filter(str.isdecimal, os.listdir("/proc")):
+            if self._serves(int(name), _STORE, self.run_dir):
                 return int(name)
         raise Cannot("the job has no store process")
 
@@ -172,12 +172,19 @@ class Sight:
         folder = self.folder(node)
         try:
             pid = int((folder / "holder.pid").read_text())
-            argv = hold.command(pid)
-            if _HOLDER in argv and os.path.samefile(self._outside(argv[-1]), folder):
-                return pid
         except (OSError, ValueError):
-            pass
-        raise Cannot(f"{node} has no holder on this host")
+            pid = 0
+        if not pid or not self._serves(pid, _HOLDER, folder):
+            raise Cannot(f"{node} has no holder on this host")
+        return pid
+
+    def _serves(self, pid: int, word: str, folder: Path) -> bool:
+        """Whether the command line of a process has this word, and after it this folder."""
+        argv = hold.command(pid)
+        try:
+            return os.path.samefile(self._outside(argv[argv.index(word) + 1]), folder)
+        except (OSError, ValueError, IndexError):
+            return False
 
     def agent(self, node: str) -> int:
         for pid in hold.children(self.holder(node)):
@@ -236,6 +243,16 @@ class Sight:
                 if want.storage and urlsplit(want.storage.url).scheme in ("", "file", "faulty"):
                     return self._outside(urlsplit(want.storage.url).path)
         raise Cannot("the job writes no checkpoints to a folder of this host")
+
+    def owned(self, path: str, status: Status) -> Path:
+        """A file of the job's, as we see it: in its run directory, or among its checkpoints."""
+        places = [self._hosts or self.run_dir]
+        with contextlib.suppress(Cannot):  # it writes none
+            places.append(self.checkpoints(status))
+        found = self._outside(os.path.abspath(path))
+        if not any(found.resolve().is_relative_to(place.resolve()) for place in places):
+            raise Cannot(f"{path} is no file of this job: give one in {' or '.join(map(str, places))}")
+        return found
 
     def _outside(self, path: str) -> Path:
         """A path of the job's as we see it, should it have mounts of its own."""

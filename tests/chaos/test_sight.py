@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.chaos import hold, processes
+from holdfast.chaos import files, hold, processes
 from holdfast.chaos.fault import Cannot, Fault
 from holdfast.chaos.guard import Guard
 from holdfast.chaos.scene import Scene
 from holdfast.chaos.sight import Sight
 from tests.chaos.target import target
 from tests.cli.conftest import Start
+from tests.cli.driver import below
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -50,5 +51,25 @@ def test_a_pid_that_is_somebody_elses_by_now_is_not_hit(start: Start) -> None:
         with says(holder, job.holder(other)), pytest.raises(Cannot, match=f"{node} has no holder"):
             sight.holder(node)
         assert stranger.poll() is None
+    assert (sight.controller(), sight.store()) == (job.controller(), below(job.controller(), "holdfast.client.store"))
+    job.finish()
+    job.ends(0)
+
+
+def test_files_of_others_are_not_touched(start: Start, tmp_path: Path) -> None:
+    job = start()
+    job.trains()
+    outside, inside, link = tmp_path / "mine", job.run_dir / "of-the-job", job.run_dir / "link"
+    for path in (outside, inside):
+        path.write_bytes(b"hello")
+    link.symlink_to(outside)
+    with Guard() as guard:
+        scene = Scene(Sight(job.run_dir), guard, random.Random(1))
+        for path in (outside, link, job.run_dir / ".." / "mine"):
+            with pytest.raises(Cannot, match="is no file of this job: give one in"):
+                files.checkpoint_flip(scene, Fault(kind="checkpoint.flip", path=str(path)))
+        files.checkpoint_flip(scene, Fault(kind="checkpoint.flip", path=str(inside)))
+        assert outside.read_bytes() == b"hello" != inside.read_bytes()
+    assert inside.read_bytes() == b"hello"
     job.finish()
     job.ends(0)
