@@ -224,6 +224,7 @@ def said(result: Result) -> str:
 
 
 def good(results: list[Result]) -> bool:
-    return all(
+    """Of those that were struck; where none was, there is nothing to be good."""
+    return bool(results) and all(
         result.seen is not False and result.named is not False and result.back_s is not None for result in results
     )

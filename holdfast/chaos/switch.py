@@ -25,6 +25,7 @@ import msgspec
 from holdfast.chaos import spaces
 
 NET = "10.79.0"
+PORTS = 64  # at most
 _TUNSETIFF, _TAP, _NO_HEADER = 0x400454CA, 0x0002, 0x1000
 _LOOK_S = 0.05
 _QUEUE = 4096  # frames under way; more are lost, as in any switch

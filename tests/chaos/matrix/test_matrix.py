@@ -71,6 +71,35 @@ def test_an_unknown_cell_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a name is like rank.kill/ddp/idle" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("minutes", ["-1", "0", "nan", "soon"])
+def test_minutes_are_a_number_above_zero(minutes: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", f"--minutes={minutes}"])
+    assert ended.value.code == 2
+
+
+def test_results_that_are_none_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.chaos.matrix.__main__.ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    broken, empty = tmp_path / "broken.jsonl", tmp_path / "empty.jsonl"
+    broken.write_text('{"cell": "rank.kill/ddp/idle"}\n')
+    empty.touch()
+    for what, path, words in (
+        ("table", tmp_path / "typo.jsonl", "typo.jsonl cannot be read: No such file"),
+        ("table", tmp_path, "cannot be read: Is a directory"),
+        ("table", broken, "line 1 of"),
+        ("table", empty, "holds no results; play some cells first"),
+        ("run", tmp_path, "Is a directory"),
+        ("run", broken, "line 1 of"),
+    ):
+        assert main([what, "--results", str(path)]) == 2
+        said = capsys.readouterr().err
+        assert words in said and said.count("\n") == 1, said
+    assert list((tmp_path / "docs").iterdir()) == [], "no page was written"
+
+
 def test_the_table_shows_what_came() -> None:
     def line(cell: str, *wrong: str) -> Played:
         return Played(cell=cell, commit="abc", at="today", ok=not wrong, wrong=wrong, came=Came(), took_s=1.0)
