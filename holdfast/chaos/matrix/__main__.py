@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.chaos.fault import Cannot
-from holdfast.chaos.matrix import oracle, table
+from holdfast.chaos.matrix import table
 from holdfast.chaos.matrix.cells import NAMED, STAGES, Cell, chosen
 from holdfast.chaos.matrix.expected import Came, Row, judging, load, row_of, wrong
 from holdfast.chaos.matrix.stage import SCRIPT, Failed, Stage, calm_run, staged
@@ -125,7 +125,8 @@ def play(cells: list[Cell], args: argparse.Namespace, commit: str) -> list[str]:
 def together(cells: list[Cell], rows: list[Row]) -> list[Cell]:
     """Those that one job is to play next: no fault twice, for what was told once is not told again within the hour.
 
-    Evictions take turns with the rest, so that the next standby is there when it is needed; what spoils comes last.
+    Evictions take turns with the rest, so that the next standby is there when it is needed; what spoils comes last, and
+    only one of that: whether states differ by it could not be told of a second one.
     """
     found: dict[str, Cell] = {}
     for cell in cells:
@@ -135,7 +136,7 @@ def together(cells: list[Cell], rows: list[Row]) -> list[Cell]:
     evicting = [cell for cell in first if row_of(rows, cell).evicted]
     others = [cell for cell in first if cell not in spoiling and cell not in evicting]
     turns = itertools.zip_longest(others, evicting)
-    return [cell for turn in turns for cell in turn if cell is not None] + spoiling
+    return [cell for turn in turns for cell in turn if cell is not None] + spoiling[:1]
 
 
 def _groups(cells: Iterable[Cell]) -> dict[tuple[str, str], list[Cell]]:
@@ -153,7 +154,7 @@ def _job(
     if args.folder:
         args.folder.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"holdfast-matrix-{kind}-{how}-", dir=args.folder))
-    shm, left = oracle.shared_memory(), list(cells)
+    left = list(cells)
     took: dict[str, Tried] = {}
     trouble: list[str] = []
     _say(f"a job of {kind}/{how} for {len(cells)} cells in {folder}")
@@ -162,7 +163,7 @@ def _job(
             while left and all(one.came.back for one in took.values()):
                 cell = left.pop(0)
                 took[cell.name] = _tried(stage, cell, rows)
-            trouble = stage.end(mark, shm, how).wrong()
+            trouble = stage.end(mark, how).wrong()
         if stage.steps:
             calm = calm_run(how, stage.steps, _cache(), _say)
             came = stage.compared({name: one.came for name, one in took.items()}, calm)
