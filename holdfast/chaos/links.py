@@ -39,6 +39,8 @@ def link(scene: Scene, fault: Fault) -> Struck:
         raise Cannot("no rank runs on a host other than the controller's")
     node = scene.node(fault, status).node if fault.node or fault.rank is not None else scene.dice.choice(away)
     port = port_of(node)
+    if fault.kind == "partition" and port == 0:
+        raise Cannot(f"{node} is on the controller's host, which always reaches itself; name a node of another host")
     delay_s, loss = fault.delay_s or _DELAY_S, fault.share or _LOSS
     match fault.kind:
         case "link.cut":

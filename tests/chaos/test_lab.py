@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from holdfast.chaos import lab, links, spaces
-from holdfast.chaos.fault import Fault, Skipped, Truth
+from holdfast.chaos.fault import Cannot, Fault, Skipped, Truth
 from holdfast.chaos.guard import Guard
 from holdfast.chaos.scenario import Job, Scenario
 from holdfast.chaos.scene import Scene, Struck
@@ -150,6 +150,17 @@ def test_an_undone_link_fault_takes_away_its_own_alone(tmp_path: Path, order: tu
             left.remove(id)
             found = msgspec.json.decode(control.read_bytes(), type=dict[str, Links])
             assert found == {str(one): own[one] for one in left}
+
+
+def test_the_controllers_host_is_not_parted_from_itself(tmp_path: Path) -> None:
+    control = tmp_path / "links.json"
+    control.write_text("{}")
+    with Guard() as guard:
+        with pytest.raises(Cannot, match="name a node of another host"):
+            strike(guard, control, 1, Fault(kind="partition", node="host0-a"))
+        for id in range(1, 9):
+            assert strike(guard, control, id, Fault(kind="partition")).nodes != ("host0-a",), "nor by lot"
+    assert control.read_text() == "{}"
 
 
 def test_faults_of_one_link_add_up() -> None:
