@@ -68,6 +68,13 @@ class Write(msgspec.Struct, frozen=True, tag="write"):
     text: str
 
 
+class Forget(msgspec.Struct, frozen=True, tag="forget"):
+    """An entry of a JSON object in a file goes away, if both are still there; other entries stay."""
+
+    path: str
+    key: str
+
+
 class Patch(msgspec.Struct, frozen=True, tag="patch"):
     """A byte gets its old value back, if the file is still the same one and nobody has changed it since."""
 
@@ -101,7 +108,7 @@ class Freed(msgspec.Struct, frozen=True, tag="freed"):
     path: str
 
 
-Undo = Continue | Duty | Remove | Write | Patch | Leave | Writable | Freed
+Undo = Continue | Duty | Remove | Write | Forget | Patch | Leave | Writable | Freed
 
 
 # --- RUN_DIR/chaos.jsonl: one line each -------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def disk_slow(scene: Scene, fault: Fault) -> Struck:
     node = scene.node(fault, status).node
     rate = fault.bytes_s or _BYTES_S
     where = Path(fault.path) if fault.path else scene.sight.checkpoints(status)
-    with Held(scene.sight.agent(node)) as held:
+    with hold.sure(lambda: scene.sight.agent(node)) as held:
         group = cgroups.make("io", held.pid)
         scene.keep(group.leave())
         cgroups.slow_disk(group, where, rate)
@@ -57,8 +57,8 @@ def disk_slow(scene: Scene, fault: Fault) -> Struck:
 
 
 def checkpoint_flip(scene: Scene, fault: Fault) -> Struck:
-    """One bit of the newest whole checkpoint, or of the file that was named."""
-    path = Path(fault.path) if fault.path else _newest(scene)
+    """One bit of the newest whole checkpoint, or of the file of the job that was named."""
+    path = scene.sight.owned(fault.path, scene.status()) if fault.path else _newest(scene)
     size = path.stat().st_size
     if not size:
         raise Cannot(f"{path} is empty")

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.chaos import spaces
-from holdfast.chaos.fault import Cannot, Continue, Duty, Freed, Leave, Patch, Remove, Undo, Writable, Write
+from holdfast.chaos.fault import Cannot, Continue, Duty, Forget, Freed, Leave, Patch, Remove, Undo, Writable, Write
 from holdfast.chaos.hold import Held
 
 _PERIOD_S = 0.1  # of a process that is stopped for a part of the time
@@ -50,6 +50,8 @@ def undone(undo: Undo) -> str:
                 Path(path).unlink(missing_ok=True)
             case Write(path=path, text=text):
                 _rewrite(Path(path), text)
+            case Forget(path=path, key=key):
+                _forget(Path(path), key)
             case Patch():
                 _patch(undo)
             case Leave(group=group, back=back):
@@ -62,7 +64,7 @@ def undone(undo: Undo) -> str:
                     spaces.inside(pid, lambda: Path(path).unlink(missing_ok=True))
     except Cannot:
         return ""
-    except OSError as e:
+    except (OSError, msgspec.DecodeError) as e:
         return f"{type(undo).__name__}: {e}"
     return ""
 
@@ -72,6 +74,13 @@ def _rewrite(path: Path, text: str) -> None:
         part = path.with_name(f".{path.name}.{os.getpid()}")
         part.write_text(text)
         part.replace(path)
+
+
+def _forget(path: Path, key: str) -> None:
+    if path.exists():
+        entries = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
+        if entries.pop(key, None) is not None:
+            _rewrite(path, msgspec.json.encode(entries).decode())
 
 
 def _patch(patch: Patch) -> None:
@@ -110,6 +119,7 @@ class Turns:
         self._stopped: set[int] = set()
 
     def turn(self, duties: list[Duty], now: float) -> None:
+        self._stopped &= {duty.pid for duty in duties}  # others were let go when their fault was undone
         for duty in duties:
             runs = now % _PERIOD_S < duty.share * _PERIOD_S
             if runs == (duty.pid in self._stopped):
@@ -128,22 +138,40 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # what is undone at the end must be undone at any end
     kept: dict[int, tuple[Undo, ...]] = {}
+    try:
+        _attend(kept)
+    finally:  # whatever became of our pipes
+        for undos in reversed(kept.values()):
+            for undo in reversed(undos):
+                undone(undo)
+
+
+def _attend(kept: dict[int, tuple[Undo, ...]]) -> None:
+    """Do as told until the injector is gone: it ends our input, or reads no answer."""
     turns = Turns()
     fd = sys.stdin.fileno()
     rest = b""
     while True:
-        duties = [undo for undos in kept.values() for undo in undos if isinstance(undo, Duty)]
-        if select.select([fd], [], [], 0.005 if duties else None)[0]:
+        if select.select([fd], [], [], 0.005 if _duties(kept) else None)[0]:
             chunk = os.read(fd, 1 << 16)
             if not chunk:
-                break
+                return
             *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                os.write(sys.stdout.fileno(), msgspec.json.encode(_follow(line, kept)) + b"\n")
-        turns.turn(duties, time.monotonic())
-    for undos in reversed(kept.values()):
-        for undo in reversed(undos):
-            undone(undo)
+            if not all(_answered(_follow(line, kept)) for line in lines):
+                return
+        turns.turn(_duties(kept), time.monotonic())  # as they are now: one that was just undone has no turn
+
+
+def _duties(kept: dict[int, tuple[Undo, ...]]) -> list[Duty]:
+    return [undo for undos in kept.values() for undo in undos if isinstance(undo, Duty)]
+
+
+def _answered(said: list[str]) -> bool:
+    try:
+        os.write(sys.stdout.fileno(), msgspec.json.encode(said) + b"\n")
+    except BrokenPipeError:
+        return False
+    return True
 
 
 def _follow(line: bytes, kept: dict[int, tuple[Undo, ...]]) -> list[str]:

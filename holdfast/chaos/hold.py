@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.chaos.fault import Cannot
@@ -42,6 +43,14 @@ def children(pid: int) -> list[int]:
     return [int(name) for name in names if (fields := stat(int(name))) and fields[1] == str(pid)]
 
 
+def is_below(pid: int, ancestor: int) -> bool:
+    """Whether a process descends from another, or is it."""
+    while pid > 1 and pid != ancestor:
+        fields = stat(pid)
+        pid = int(fields[1]) if fields else 0
+    return pid == ancestor
+
+
 class Held:
     """One process, for as long as we hold it the very same."""
 
@@ -79,3 +88,16 @@ class Held:
                 return False
             time.sleep(0.0002)
         return True
+
+
+def sure(find: Callable[[], int]) -> Held:
+    """Whom `find` finds, held, and looked for once more: nobody who was given the pid in between is hit."""
+    held = Held(find())
+    try:
+        if find() == held.pid:
+            return held
+    except Cannot:
+        held.__exit__()
+        raise
+    held.__exit__()
+    raise Cannot(f"process {held.pid} has ended")

@@ -58,7 +58,11 @@ def _start_hosts(made: Made, job: Job, env: dict[str, str]) -> subprocess.Popen[
         start_new_session=True,
     )
     assert switch.stdout
-    fds = json.loads(switch.stdout.readline())
+    told = switch.stdout.readline()
+    if not told:
+        _end_switch(made, switch)
+        raise Cannot(f"no networks for {job.hosts} hosts can be made here; what the switch said stands above")
+    fds = json.loads(told)
     flags, more = flags_of(made, job)
     more |= {"HOLDFAST_TOKEN": secrets.token_hex(16), "GLOO_SOCKET_IFNAME": "eth0"}
     for port, fd in enumerate(fds):

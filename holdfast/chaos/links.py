@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.chaos.fault import Cannot, Fault, Write
+from holdfast.chaos.fault import Cannot, Fault, Forget
 from holdfast.chaos.scene import Scene, Struck
 from holdfast.chaos.switch import Link, Links
 
@@ -38,28 +38,29 @@ def link(scene: Scene, fault: Fault) -> Struck:
     if fault.node == "" and fault.rank is None and not away:
         raise Cannot("no rank runs on a host other than the controller's")
     node = scene.node(fault, status).node if fault.node or fault.rank is not None else scene.dice.choice(away)
-    port, before = port_of(node), scene.links.read_text()
-    links = msgspec.json.decode(before, type=Links)
+    port = port_of(node)
+    if fault.kind == "partition" and port == 0:
+        raise Cannot(f"{node} is on the controller's host, which always reaches itself; name a node of another host")
     delay_s, loss = fault.delay_s or _DELAY_S, fault.share or _LOSS
     match fault.kind:
         case "link.cut":
-            links, what = _with(links, port, Link(loss=1.0)), f"the link of {node} was cut"
+            links, what = _of(port, Link(loss=1.0)), f"the link of {node} was cut"
         case "link.slow":
-            links, what = _with(links, port, Link(delay_s=delay_s)), f"the link of {node} takes {delay_s:g} s more"
+            links, what = _of(port, Link(delay_s=delay_s)), f"the link of {node} takes {delay_s:g} s more"
         case "link.lossy":
-            links, what = _with(links, port, Link(loss=loss)), f"the link of {node} loses {loss:.0%} of all frames"
+            links, what = _of(port, Link(loss=loss)), f"the link of {node} loses {loss:.0%} of all frames"
         case _:
-            links = msgspec.structs.replace(links, apart=(*links.apart, (0, port)))
-            what = f"{node} and the controller's host do not reach each other"
-    scene.keep(Write(str(scene.links), before))
+            links, what = Links(apart=((0, port),)), f"{node} and the controller's host do not reach each other"
+    faults = msgspec.json.decode(scene.links.read_bytes(), type=dict[str, Links])
+    scene.keep(Forget(str(scene.links), str(scene.id)))
     part = scene.links.with_suffix(".part")
-    part.write_bytes(msgspec.json.encode(links))
+    part.write_bytes(msgspec.json.encode({**faults, str(scene.id): links}))
     part.replace(scene.links)
     return Struck(what=what, fault=msgspec.structs.replace(fault, node=node), nodes=(node,))
 
 
-def _with(links: Links, port: int, link: Link) -> Links:
-    return msgspec.structs.replace(links, ports={**links.ports, str(port): link})
+def _of(port: int, link: Link) -> Links:
+    return Links(ports={str(port): link})
 
 
 def name_host(port: int) -> None:

@@ -83,9 +83,9 @@ def start(made: Made, job: Job, env: dict[str, str]) -> None:
     flags, more = flags_of(made, job)
     made.disk.mkdir(exist_ok=True)
     argv = [sys.executable, "-m", "holdfast.cli", "run", "--run-dir", str(made.run_dir), *flags, *made.words_of(job)]
-    with made.output.open("ab") as output:
-        made.fronts.append(
-            subprocess.Popen(
+    try:
+        with made.output.open("ab") as output:
+            front = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -94,7 +94,9 @@ def start(made: Made, job: Job, env: dict[str, str]) -> None:
                 env=os.environ | more | env,
                 preexec_fn=functools.partial(_before, made.disk, job, os.getpid()),  # noqa: PLW1509 - no threads here
             )
-        )
+    except subprocess.SubprocessError:
+        raise Cannot("mounts that nobody else sees cannot be made here; leave disk_mib and shm_mib out") from None
+    made.fronts.append(front)
 
 
 def flags_of(made: Made, job: Job) -> tuple[list[str], dict[str, str]]:

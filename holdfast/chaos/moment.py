@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from holdfast.chaos.fault import Cannot, Continue, Fault
-from holdfast.chaos.hold import Held
+from holdfast.chaos.hold import Held, sure
 from holdfast.chaos.scene import Scene
 from holdfast.chaos.sight import Status
 from holdfast.wire.slot import Reading
@@ -35,40 +35,51 @@ def await_step(scene: Scene, fault: Fault, lives: Callable[[], bool], limit_s: f
 
 
 @contextlib.contextmanager
-def seized(scene: Scene, fault: Fault, limit_s: float) -> Iterator[None]:
-    """A block in which the moment lasts; at once if none was asked for."""
+def seized(scene: Scene, fault: Fault, limit_s: float) -> Iterator[set[int]]:
+    """A block in which the moment lasts, at once if none was asked for; whom it strikes it adds to the pids."""
+    struck: set[int] = set()
     if not fault.when:
-        yield
+        yield struck
         return
     look = _newborn if fault.when == "updating" else _amid
     with _caught(scene, fault, limit_s, look) as held:
         try:
-            yield
+            yield struck
         finally:
-            _let_go(held, fault)
+            scene.seized = None
+            if fault.kind != "rank.stop" or held.pid not in struck:
+                _let_go(held)
 
 
-def _let_go(held: Held, fault: Fault) -> None:
-    if fault.kind != "rank.stop":
-        with contextlib.suppress(Cannot):  # it may have been killed
-            held.signal(signal.SIGCONT)
+def _let_go(held: Held) -> None:
+    with contextlib.suppress(Cannot):  # it may have been killed
+        held.signal(signal.SIGCONT)
 
 
 def _caught(scene: Scene, fault: Fault, limit_s: float, look: Look) -> Held:
-    """A rank that is in this moment, stopped by us."""
+    """A rank that is in this moment, stopped by us: the one to strike, where a rank is to be struck."""
     until = time.monotonic() + limit_s
+    rank = fault.rank
     while time.monotonic() < until:
         status = scene.sight.status()
         if status is None or not status.active:
             time.sleep(_SPIN_S)
             continue
-        rank = fault.rank if fault.rank is not None else status.active[0].numbers[0]
+        if rank is None:
+            rank = _drawn(scene, fault, status)
         look_until = time.monotonic() + _LOOK_S
         while time.monotonic() < look_until:
             if held := look(scene, status, rank, fault):
+                scene.seized = rank
                 return held
             time.sleep(_SPIN_S)
     raise Cannot(f"no rank was seen {fault.when} within {limit_s:g} s")
+
+
+def _drawn(scene: Scene, fault: Fault, status: Status) -> int:
+    """By lot; of the node that was asked for, unless it is one without ranks, such as a standby."""
+    seated = any(node.node == fault.node for node in status.active)
+    return scene.rank(fault if seated else msgspec.structs.replace(fault, node=""), status)
 
 
 def _amid(scene: Scene, status: Status, rank: int, fault: Fault) -> Held | None:
@@ -78,15 +89,15 @@ def _amid(scene: Scene, status: Status, rank: int, fault: Fault) -> Held | None:
     if reading is None or reading.phase != wanted:
         return None
     try:
-        held = Held(reading.pid)
+        held = sure(lambda: scene.sight.below(status.node_of(rank), reading.pid))
     except Cannot:
         return None
     scene.keep(Continue(held.pid, held.started))
     again = scene.sight.read(status, rank) if held.stop() else None
     if again and again.phase == wanted and again.pid == held.pid:
         return held
-    with held, contextlib.suppress(Cannot):
-        held.signal(signal.SIGCONT)
+    with held:
+        _let_go(held)
     return None
 
 
@@ -95,7 +106,7 @@ def _newborn(scene: Scene, status: Status, rank: int, fault: Fault) -> Held | No
     coming = status.generation + (status.phase not in _LAUNCHED)
     status = msgspec.structs.replace(status, generation=coming)
     try:
-        held = Held(scene.sight.pid(status, rank))
+        held = sure(lambda: scene.sight.pid(status, rank))
     except Cannot:
         return None
     scene.keep(Continue(held.pid, held.started))
@@ -103,8 +114,8 @@ def _newborn(scene: Scene, status: Status, rank: int, fault: Fault) -> Held | No
         reading = scene.sight.read(status, rank)
         if reading is None or reading.pid != held.pid or not _is_past(reading, fault):
             return held
-    with held, contextlib.suppress(Cannot):
-        held.signal(signal.SIGCONT)
+    with held:
+        _let_go(held)
     raise Cannot(f"rank {rank} was past that moment, or had ended, before it could be held")
 
 

@@ -1,12 +1,13 @@
 """Faults of processes: killed, stopped, starved of processor time or memory."""
 
+import functools
 import signal
 
 import msgspec
 
 from holdfast.chaos import cgroups
 from holdfast.chaos.fault import Cannot, Continue, Duty, Fault
-from holdfast.chaos.hold import Held
+from holdfast.chaos.hold import sure
 from holdfast.chaos.scene import Scene, Struck
 
 _SHARE = 0.05  # of a core
@@ -18,7 +19,7 @@ def rank_signal(scene: Scene, fault: Fault) -> Struck:
     status = scene.status()
     rank = scene.rank(fault, status)
     number = {"rank.kill": signal.SIGKILL, "rank.segv": signal.SIGSEGV, "rank.stop": signal.SIGSTOP}[fault.kind]
-    with Held(scene.sight.pid(status, rank)) as held:
+    with sure(lambda: scene.sight.pid(status, rank)) as held:
         if number is signal.SIGSTOP:
             scene.keep(Continue(held.pid, held.started))
         held.signal(number)
@@ -32,7 +33,7 @@ def rank_slow(scene: Scene, fault: Fault) -> Struck:
     status = scene.status()
     rank = scene.rank(fault, status)
     node, share = status.node_of(rank), fault.share or _SHARE
-    with Held(scene.sight.pid(status, rank)) as held:
+    with sure(lambda: scene.sight.pid(status, rank)) as held:
         try:
             group = cgroups.make("cpu", held.pid)
             scene.keep(group.leave())
@@ -52,7 +53,7 @@ def rank_oom(scene: Scene, fault: Fault) -> Struck:
     status = scene.status()
     rank = scene.rank(fault, status)
     node = status.node_of(rank)
-    with Held(scene.sight.pid(status, rank)) as held:
+    with sure(lambda: scene.sight.pid(status, rank)) as held:
         group = cgroups.make("memory", held.pid)
         scene.keep(group.leave())
         group.join(held.pid, held.started)
@@ -65,7 +66,7 @@ def agent_signal(scene: Scene, fault: Fault) -> Struck:
     """SIGKILL; or SIGSTOP, which cuts its node off from the controller while ranks go on."""
     status = scene.status()
     node = scene.node(fault, status)
-    with Held(scene.sight.agent(node.node)) as held:
+    with sure(lambda: scene.sight.agent(node.node)) as held:
         if fault.kind == "agent.stop":
             scene.keep(Continue(held.pid, held.started))
         held.signal(signal.SIGSTOP if fault.kind == "agent.stop" else signal.SIGKILL)
@@ -74,13 +75,13 @@ def agent_signal(scene: Scene, fault: Fault) -> Struck:
 
 
 def controller_kill(scene: Scene, fault: Fault) -> Struck:
-    with Held(scene.sight.controller()) as held:
+    with sure(scene.sight.controller) as held:
         held.signal(signal.SIGKILL)
     return Struck(what=f"the controller (pid {held.pid}) was killed", fault=fault, pids=(held.pid,))
 
 
 def store_kill(scene: Scene, fault: Fault) -> Struck:
-    with Held(scene.sight.store()) as held:
+    with sure(scene.sight.store) as held:
         held.signal(signal.SIGKILL)
     return Struck(what=f"the store (pid {held.pid}) was killed", fault=fault, pids=(held.pid,))
 
@@ -96,7 +97,7 @@ def node_kill(scene: Scene, fault: Fault) -> Struck:
         nodes = [scene.node(fault, status).node]
     pids = []
     for node in nodes:
-        with Held(scene.sight.holder(node)) as held:
+        with sure(functools.partial(scene.sight.holder, node)) as held:
             held.signal(signal.SIGKILL)
             pids.append(held.pid)
     what = f"{', '.join(nodes)} {'was' if len(nodes) == 1 else 'were'} lost"

@@ -1,5 +1,6 @@
 """Scenarios: faults in order, from a TOML file or drawn by lot from a seed."""
 
+import math
 import random
 import tomllib
 from pathlib import Path
@@ -9,7 +10,10 @@ import msgspec
 
 from holdfast.chaos.catalog import KINDS
 from holdfast.chaos.fault import MOMENTS, NEUTRAL, Fault, named
+from holdfast.chaos.switch import PORTS
 
+WEEK = 7 * 24 * 60.0  # minutes, more than any walk lasts
+_MIB = 1 << 20  # at most, of a small disk
 _GAP_S = 20.0  # between two faults of a walk, on average
 # What a walk draws from unless it is told otherwise: faults that every job with a standby comes back from.
 WALK = {"rank.kill": 6, "rank.segv": 2, "rank.stop": 2, "agent.kill": 2, "controller.kill": 2, "node.kill": 2}
@@ -24,7 +28,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     run: tuple[str, ...]  # what would stand after `holdfast run`
     machines: bool = False  # each node is a machine of its own: kernel's log and GPUs that can be told what to say
-    disk_mib: int = 0  # run directory and checkpoints lie on a file system of this size
+    disk_mib: int = 0  # {disk} in `run` is a file system of this size, for checkpoints; the run directory is not on it
     shm_mib: int = 0  # and /dev/shm is one of this size
     hosts: int = 0  # so many hosts with networks of their own join one job
 
@@ -47,10 +51,21 @@ def read(path: Path) -> Scenario:
         raise BadScenario(f"{path}: {e}; docs/CHAOS.md has the format") from None
     if not found.fault:
         raise BadScenario(f"{path} has no [[fault]]; docs/CHAOS.md has the format")
+    if not 0 < found.patience_s < math.inf:
+        raise BadScenario(f"{path}: patience_s is a number of seconds above 0, not {found.patience_s}")
+    if found.job and (why := _wrong_job(found.job)):
+        raise BadScenario(f"{path}: [job]: {why}")
     for number, fault in enumerate(found.fault, 1):
         if why := wrong(fault):
             raise BadScenario(f"{path}: fault {number}: {why}")
     return found
+
+
+def _wrong_job(job: Job) -> str:
+    for name, most in (("disk_mib", _MIB), ("shm_mib", _MIB), ("hosts", PORTS)):
+        if not 0 <= getattr(job, name) <= most:
+            return f"{name} lies between 0, for none, and {most}, not at {getattr(job, name)}"
+    return ""
 
 
 def wrong(fault: Fault) -> str:
@@ -65,13 +80,18 @@ def wrong(fault: Fault) -> str:
         return f"when must be one of {', '.join(MOMENTS[1:])}, not '{fault.when}'"
     if not 0 <= fault.share <= 1 or not 0 <= fault.chance <= 1:
         return "share and chance lie between 0 and 1"
-    if min(fault.after_s, fault.for_s, fault.delay_s, fault.at_step, fault.count) < 0:
-        return "durations, steps and counts are not negative"
+    if not 0 <= fault.code <= 255:
+        return "code lies between 0 and 255"
+    for name in ("after_s", "for_s", "delay_s", "at_step", "count", "bytes_s", "rank"):
+        if not 0 <= (getattr(fault, name) or 0) < math.inf:
+            return f"{name} is a number and not negative, not {getattr(fault, name)}"
     return ""
 
 
 def walk(seed: int, minutes: float, kinds: dict[str, int] | None = None) -> Scenario:
     """The same seed gives the same faults; whom they strike is drawn with the same dice as the job goes on."""
+    if not 0 < minutes <= WEEK:
+        raise BadScenario(f"--minutes lies above 0 and not beyond {WEEK:g}, a week; not at {minutes:g}")
     dice = random.Random(seed)
     weights = kinds or WALK
     faults: list[Fault] = []

@@ -30,6 +30,7 @@ class Scene:
         self.sight, self.guard, self.dice = sight, guard, dice
         self.links: Path | None = None  # the file that the switch of our lab reads
         self.id = 0
+        self.seized: int | None = None  # a rank that is held in the moment that was asked for
 
     def status(self) -> Status:
         found = self.sight.status()
@@ -41,10 +42,12 @@ class Scene:
         self.guard.keep(self.id, *undo)
 
     def rank(self, fault: Fault, status: Status) -> int:
-        """The rank that was asked for, or one by lot: of the node that was asked for."""
+        """The rank that was asked for, the one that is held, or one by lot: of the node that was asked for."""
         if fault.rank is not None:
             status.node_of(fault.rank)
             return fault.rank
+        if self.seized is not None and fault.node in ("", status.node_of(self.seized)):
+            return self.seized
         choice = [rank for node in status.active if fault.node in ("", node.node) for rank in node.numbers]
         if not choice:
             raise Cannot(f"no rank runs on {fault.node}" if fault.node else "no rank runs at the moment")

@@ -1,5 +1,6 @@
 """A running job seen from outside: who runs where, at which step, and what its journal says."""
 
+import contextlib
 import json
 import mmap
 import os
@@ -26,7 +27,7 @@ from holdfast.wire.spec import Listening, NodeSpec, RunSpec
 _WAIT_S = 5.0
 _COMMAND_S = 120.0
 _SEATED = (Role.ACTIVE, Role.ADMITTING, Role.DRAINING)
-_AGENT, _STORE = "holdfast.agent.main", "holdfast.client.store"
+_HOLDER, _AGENT, _STORE = "holdfast.agent.holder", "holdfast.agent.main", "holdfast.client.store"
 _entries = msgspec.json.Decoder(list[Entry])
 
 
@@ -146,15 +147,14 @@ class Sight:
             found = spec.read(self.run_dir / "controller.json", Listening).pid
         except (OSError, msgspec.DecodeError):
             found = 0
-        if not found or "controller" not in hold.command(found):
+        if not found or not self._serves(found, "controller", self.run_dir):
             raise Cannot("the job has no controller now")
         return found
 
     def store(self) -> int:
-        """The process with torch's store; it carries the run directory in its command line."""
-        for name in os.listdir("/proc"):
-            argv = hold.command(int(name)) if name.isdecimal() else []
-            if _STORE in argv and str(self.run_dir) in " ".join(argv):
+        """The process with torch's store."""
+        for name in filter(str.isdecimal, os.listdir("/proc")):
+            if self._serves(int(name), _STORE, self.run_dir):
                 return int(name)
         raise Cannot("the job has no store process")
 
@@ -168,10 +168,23 @@ class Sight:
         raise Cannot(f"{node} has no folder on this host")
 
     def holder(self, node: str) -> int:
+        """By its pid, and by its command line, for the pid may be somebody else's by now."""
+        folder = self.folder(node)
         try:
-            return int((self.folder(node) / "holder.pid").read_text())
+            pid = int((folder / "holder.pid").read_text())
         except (OSError, ValueError):
-            raise Cannot(f"{node} has no holder on this host") from None
+            pid = 0
+        if not pid or not self._serves(pid, _HOLDER, folder):
+            raise Cannot(f"{node} has no holder on this host")
+        return pid
+
+    def _serves(self, pid: int, word: str, folder: Path) -> bool:
+        """Whether the command line of a process has this word, and after it this folder."""
+        argv = hold.command(pid)
+        try:
+            return os.path.samefile(self._outside(argv[argv.index(word) + 1]), folder)
+        except (OSError, ValueError, IndexError):
+            return False
 
     def agent(self, node: str) -> int:
         for pid in hold.children(self.holder(node)):
@@ -199,12 +212,19 @@ class Sight:
 
     def pid(self, status: Status, rank: int) -> int:
         """Of a rank of this generation."""
-        log_dir = self.node_spec(status.node_of(rank)).log_dir  # every host has its own
+        node = status.node_of(rank)
+        log_dir = self.node_spec(node).log_dir  # every host has its own
         where = self._outside(log_dir) / f"gen-{status.generation}/rank-{rank}/pid"
         try:
-            return int(where.read_text())
+            return self.below(node, int(where.read_text()))
         except (OSError, ValueError):
             raise Cannot(f"rank {rank} has no process at the moment") from None
+
+    def below(self, node: str, pid: int) -> int:
+        """The same pid, if it is still one of the node's processes: all of them descend from its holder."""
+        if not hold.is_below(pid, self.holder(node)):
+            raise Cannot(f"process {pid} is none of {node} any more")
+        return pid
 
     def wants(self, node: str) -> list[Want]:
         """What the ranks of a node asked their keeper for."""
@@ -223,6 +243,16 @@ class Sight:
                 if want.storage and urlsplit(want.storage.url).scheme in ("", "file", "faulty"):
                     return self._outside(urlsplit(want.storage.url).path)
         raise Cannot("the job writes no checkpoints to a folder of this host")
+
+    def owned(self, path: str, status: Status) -> Path:
+        """A file of the job's, as we see it: in its run directory, or among its checkpoints."""
+        places = [self._hosts or self.run_dir]
+        with contextlib.suppress(Cannot):  # it writes none
+            places.append(self.checkpoints(status))
+        found = self._outside(os.path.abspath(path))
+        if not any(found.resolve().is_relative_to(place.resolve()) for place in places):
+            raise Cannot(f"{path} is no file of this job: give one in {' or '.join(map(str, places))}")
+        return found
 
     def _outside(self, path: str) -> Path:
         """A path of the job's as we see it, should it have mounts of its own."""

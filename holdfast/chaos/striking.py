@@ -109,10 +109,11 @@ class Striker:
                 raise Cannot(why)
             if fault.when in ("", "saving") or fault.at_step:
                 moment.await_step(self.scene, fault, lambda: not self._sight.ended(), patience_s)
-            with moment.seized(self.scene, fault, patience_s):
+            with moment.seized(self.scene, fault, patience_s) as pids:
                 status = self.scene.status()
                 at, began = time.time(), time.monotonic()
                 struck = kind.strike(self.scene, fault)
+                pids.update(struck.pids)
         except (Cannot, OSError) as e:
             skipped = Skipped(id=self._id, fault=fault, at=time.time(), why=str(e))
             self._say(f"skipped {fault.kind}: {e}")
@@ -223,6 +224,7 @@ def said(result: Result) -> str:
 
 
 def good(results: list[Result]) -> bool:
-    return all(
+    """Of those that were struck; where none was, there is nothing to be good."""
+    return bool(results) and all(
         result.seen is not False and result.named is not False and result.back_s is not None for result in results
     )

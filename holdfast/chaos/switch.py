@@ -17,6 +17,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,7 @@ import msgspec
 from holdfast.chaos import spaces
 
 NET = "10.79.0"
+PORTS = 64  # at most
 _TUNSETIFF, _TAP, _NO_HEADER = 0x400454CA, 0x0002, 0x1000
 _LOOK_S = 0.05
 _QUEUE = 4096  # frames under way; more are lost, as in any switch
@@ -37,8 +39,22 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Links(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one fault has made of them; the file has one of these for every fault, by its number."""
+
     ports: dict[str, Link] = {}
     apart: tuple[tuple[int, int], ...] = ()  # ports that do not reach each other
+
+
+def merged(faults: Iterable[Links]) -> Links:
+    """All of it at once: the worst loss, and delays one after the other."""
+    ports: dict[str, Link] = {}
+    apart: tuple[tuple[int, int], ...] = ()
+    for fault in faults:
+        apart += fault.apart
+        for port, link in fault.ports.items():
+            other = ports.get(port, Link())
+            ports[port] = Link(loss=max(link.loss, other.loss), delay_s=link.delay_s + other.delay_s)
+    return Links(ports=ports, apart=apart)
 
 
 def address(port: int) -> str:
@@ -61,7 +77,7 @@ class Switch:
         home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         self.ends = [made(port) for port in range(ports)]
         spaces.enter(home, spaces.NEWNET)
-        self._control, self._changed = control, 0
+        self._control, self._changed = control, (0, 0)
         self._links = Links()
         self._where: dict[bytes, int] = {}
         self._late: list[tuple[float, int, int, bytes]] = []
@@ -87,9 +103,11 @@ class Switch:
 
     def _obey(self) -> None:
         try:
-            changed = self._control.stat().st_mtime_ns
+            now = self._control.stat()
+            changed = (now.st_mtime_ns, now.st_ino)  # clocks of files are coarse
             if changed != self._changed:
-                self._links = msgspec.json.decode(self._control.read_bytes(), type=Links)
+                faults = msgspec.json.decode(self._control.read_bytes(), type=dict[str, Links])
+                self._links = merged(faults.values())
                 self._changed = changed
         except (OSError, msgspec.DecodeError):
             return  # it is being written

@@ -1,6 +1,7 @@
 """`holdfast chaos`: strike a job with faults whose truth is known, and see what it makes of them."""
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 
@@ -17,6 +18,10 @@ from holdfast.chaos.sight import Sight
 from holdfast.chaos.striking import NAME, Striker, good
 from holdfast.cli import rundir
 from holdfast.cli.flagtable import UsageError
+
+_NOTHING = 3
+_CODES = """Exit code 0: every fault that was to be noticed was, on the right node, and the job came back each time; 1:
+not so; 2: the command line or the scenario is wrong; 3: nothing was struck, all was skipped or left out."""
 
 
 def main(argv: list[str]) -> int:
@@ -37,14 +42,16 @@ def main(argv: list[str]) -> int:
 def _walk(args: argparse.Namespace) -> int:
     code = _strike(scenario.walk(args.seed, args.minutes, _weights(args.kinds)), args)
     if code == 1:
-        kinds = f" --kinds {args.kinds}" if args.kinds else ""
-        _say(f"the same once more: holdfast chaos random --seed {args.seed} --minutes {args.minutes:g}{kinds}")
+        words = ["random", "--seed", str(args.seed), "--minutes", f"{args.minutes:g}"]
+        words += ["--kinds", args.kinds] if args.kinds else []
+        words += [*filter(None, [args.run]), *(["--yes"] if args.yes else [])]
+        _say(f"the same once more: holdfast chaos {shlex.join(words)}")
     return code
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="holdfast chaos", description="Strike a job with faults, and see what follows."
+        prog="holdfast chaos", description="Strike a job with faults, and see what follows.", epilog=_CODES
     )
     what = parser.add_subparsers(dest="what", required=True)
     shown = what.add_parser("list", help="every kind of fault, and whether it can be injected here")
@@ -59,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument("run", nargs="?", help="run directory or id (default: the newest run)")
         one.add_argument("--yes", action="store_true", help="do not ask")
         one.add_argument("--json", action="store_true", help="print results as JSON lines")
+        one.epilog = _CODES
     return parser
 
 
@@ -122,6 +130,8 @@ def _run(asked: Scenario, striker: Striker, as_json: bool, links: Path | None = 
         for line in striker.lines:
             print(msgspec.json.encode(line).decode())
     _say(f"{len(results)} struck, {len(skipped)} skipped; truth and results: {striker.scene.sight.run_dir / NAME}")
+    if not results:
+        return _NOTHING
     return 0 if good(results) else 1
 
 

@@ -4,13 +4,14 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from holdfast.chaos import faulty, files, releases
+from holdfast.chaos import cgroups, faulty, files, releases
 from holdfast.chaos.fault import Cannot, Fault
 from holdfast.chaos.guard import Guard
 from holdfast.chaos.scene import Scene
@@ -37,6 +38,9 @@ class Seen:
         return self._pid
 
     def holder(self, node: str) -> int:
+        return self._pid
+
+    def agent(self, node: str) -> int:
         return self._pid
 
     def checkpoints(self, status: Status) -> Path:
@@ -115,6 +119,58 @@ def test_storage_is_told_to_fail(tmp_path: Path, guard: Guard) -> None:
         os.environ.pop(faulty.CONTROL, None)
         process.kill()
         process.wait()
+
+
+# Writes past the page cache, as checkpoints are written, and counts its writes.
+WRITING = """
+import mmap, os, sys, time
+block, count = mmap.mmap(-1, 1 << 16), mmap.mmap(os.open("count", os.O_RDWR), 8)
+try:
+    file = os.open("written", os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
+    os.pwrite(file, block, 0)
+except OSError as e:
+    print(f"no file can be written past the page cache here: {e.strerror}", flush=True)
+    sys.exit()
+print("", flush=True)
+for number in range(1, 1 << 60):
+    os.pwrite(file, block, 0)
+    count[:] = number.to_bytes(8, "little")
+    time.sleep(0.005)
+"""
+
+
+def test_the_disk_of_a_node_is_slow_until_that_is_undone(tmp_path: Path, guard: Guard) -> None:
+    if why := cgroups.missing("io"):
+        pytest.skip(why)
+    (tmp_path / "count").write_bytes(bytes(8))
+    process = subprocess.Popen([sys.executable, "-c", WRITING], cwd=tmp_path, stdout=subprocess.PIPE)
+
+    def count() -> int:
+        return int.from_bytes((tmp_path / "count").read_bytes(), "little")
+
+    try:
+        assert process.stdout
+        if why := process.stdout.readline().decode().strip():
+            pytest.skip(why)
+        until(lambda: count() > 10, "it writes")
+        home = Path(f"/proc/{process.pid}/cgroup").read_text()
+        slow = Fault(kind="disk.slow", bytes_s=1 << 16)
+        try:
+            struck = files.disk_slow(scene(guard, Seen(tmp_path, process.pid)), slow)
+        except Cannot as e:
+            pytest.skip(str(e))
+        assert struck.pids == (process.pid,) and struck.nodes == ("n0",)
+        assert Path(f"/proc/{process.pid}/cgroup").read_text() != home
+        before = count()
+        time.sleep(2)
+        assert count() - before < 8, "one write takes a second"
+        assert guard.drop(1) == ""
+        assert Path(f"/proc/{process.pid}/cgroup").read_text() == home
+        before = count()
+        until(lambda: count() > before + 100, "a hundred writes take no hundred seconds any more")
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize("how", list(releases.SPOILT))

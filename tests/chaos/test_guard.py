@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from holdfast.chaos.fault import Continue, Duty, Patch, Remove, Write
-from holdfast.chaos.guard import Guard
+from holdfast.chaos.fault import Continue, Duty, Forget, Patch, Remove, Write
+from holdfast.chaos.guard import Guard, Keep
 from holdfast.chaos.hold import started
 from tests.chaos.target import BUSY, stands, target
 from tests.cli.driver import until
@@ -32,7 +34,7 @@ def test_it_goes_on_when_the_injector_is_killed() -> None:
         code = textwrap.dedent(f"""
             import os, signal, time
             from holdfast.chaos.fault import Continue
-            from holdfast.chaos.guard import Guard
+            from holdfast.chaos.guard import Guard, Keep
             guard = Guard()
             guard.keep(1, Continue({process.pid}, {started(process.pid)}))
             os.kill({process.pid}, signal.SIGSTOP)
@@ -48,13 +50,30 @@ def test_it_goes_on_when_the_injector_is_killed() -> None:
         until(lambda: not stands(process.pid), "it goes on")
 
 
+def test_it_goes_on_when_the_injector_is_killed_before_it_hears_the_answer() -> None:
+    with target() as process:
+        argv = [sys.executable, "-m", "holdfast.chaos.guard"]
+        guard = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert guard.stdin and guard.stdout
+        guard.stdin.write(msgspec.json.encode(Keep(1, (Continue(process.pid, started(process.pid)),))) + b"\n")
+        guard.stdin.flush()
+        assert guard.stdout.readline() == b"[]\n"
+        os.kill(process.pid, signal.SIGSTOP)
+        until(lambda: stands(process.pid), "it stands")
+        guard.stdout.close()
+        guard.stdin.write(msgspec.json.encode(Keep(2, ())) + b"\n")
+        guard.stdin.close()
+        assert guard.wait(20) == 0
+        assert not stands(process.pid)
+
+
 def test_nothing_is_left_at_the_end(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("new")
     (tmp_path / "more").touch()
     with Guard() as guard:
         guard.keep(1, Write(str(file), "old"), Remove(str(tmp_path / "more")))
-        guard.keep(2, Write(str(tmp_path / "gone"), "old"))
+        guard.keep(2, Write(str(tmp_path / "gone"), "old"), Forget(str(tmp_path / "gone"), "1"))
     assert file.read_text() == "old"
     assert os.listdir(tmp_path) == ["file"], "what is gone by itself does not come back"
 
@@ -77,3 +96,14 @@ def test_a_duty_is_a_part_of_the_time() -> None:
             until(lambda: not stands(process.pid), "it runs")
             until(lambda: stands(process.pid), "it is stopped again")
         assert not stands(process.pid)
+
+
+def test_a_duty_that_was_undone_stops_nobody() -> None:
+    """Undone at any instant of its period."""
+    with target(BUSY) as process, Guard() as guard:
+        for number in range(1, 61):
+            guard.keep(number, Duty(process.pid, started(process.pid), 0.5))
+            time.sleep(0.05 + number % 12 / 120)
+            assert guard.drop(number) == ""
+            time.sleep(0.02)  # a turn later
+            assert not stands(process.pid), f"after {number}"

@@ -2,22 +2,26 @@
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from holdfast.chaos import lab, links, spaces
-from holdfast.chaos.fault import Fault, Skipped, Truth
+from holdfast.chaos.fault import Cannot, Fault, Skipped, Truth
 from holdfast.chaos.guard import Guard
 from holdfast.chaos.scenario import Job, Scenario
+from holdfast.chaos.scene import Scene, Struck
+from holdfast.chaos.sight import Node, Sight, Status
 from holdfast.chaos.striking import Striker
-from holdfast.chaos.switch import Link, Links, address
+from holdfast.chaos.switch import Link, Links, address, merged
 from tests.cli.driver import ROOT, TRAIN, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -62,7 +66,7 @@ def reaches(ends: list[int], one: int, other: int, wait_s: float) -> bool:
 
 def obey(control: Path, wanted: Links) -> None:
     part = control.with_suffix(".part")
-    part.write_bytes(msgspec.json.encode(wanted))
+    part.write_bytes(msgspec.json.encode({"1": wanted}))
     part.replace(control)
 
 
@@ -85,16 +89,83 @@ def test_frames_are_late(network: tuple[list[int], Path]) -> None:
     ends, control = network
     assert reaches(ends, 0, 1, 20)
     obey(control, Links(ports={"1": Link(delay_s=0.5)}))
-    with spaces.network(ends[1]):
-        server = socket.create_server((address(1), 0))
+    until(lambda: handshake_s(ends, 0, 1) >= 1.0, "a handshake that takes two delays")
 
-    def late() -> float:
+
+def handshake_s(ends: list[int], one: int, other: int) -> float:
+    """The kernel shakes hands without us."""
+    with spaces.network(ends[other]), socket.create_server((address(other), 0)) as server:
         began = time.monotonic()
-        with spaces.network(ends[0]), socket.create_connection(server.getsockname(), 20):
+        with spaces.network(ends[one]), socket.create_connection(server.getsockname(), 20):
             return time.monotonic() - began
 
-    until(lambda: late() >= 1.0, "a handshake that takes two delays")  # the kernel shakes hands without us
-    server.close()
+
+class Seen:
+    """A job with a node on each host."""
+
+    def status(self) -> Status:
+        nodes = tuple(Node(node=f"host{port}-a", role="active", ranks=str(port)) for port in range(3))
+        return Status(phase="training", generation=1, step=5, floor=1, nodes=nodes)
+
+
+def strike(guard: Guard, control: Path, id: int, fault: Fault) -> Struck:
+    scene = Scene(cast(Sight, cast(Any, Seen())), guard, random.Random(id))
+    scene.links, scene.id = control, id
+    return links.link(scene, fault)
+
+
+@needs_lab
+def test_hosts_are_parted_and_a_link_made_slow_by_faults(network: tuple[list[int], Path]) -> None:
+    ends, control = network
+    assert reaches(ends, 0, 1, 20) and reaches(ends, 0, 2, 20)
+    with Guard() as guard:
+        struck = strike(guard, control, 1, Fault(kind="partition", node="host1-a"))
+        assert struck.nodes == ("host1-a",)
+        until(lambda: not reaches(ends, 0, 1, 0.4), "the partition")
+        assert reaches(ends, 2, 1, 20) and reaches(ends, 0, 2, 20), "others reach both"
+        strike(guard, control, 2, Fault(kind="link.slow", node="host2-a", delay_s=0.5))
+        until(lambda: handshake_s(ends, 0, 2) >= 1.0, "the slow link")
+        assert guard.drop(1) == ""
+        assert reaches(ends, 0, 1, 20), "together again"
+        assert handshake_s(ends, 0, 2) >= 1.0, "and the other link as slow as before"
+    until(lambda: handshake_s(ends, 0, 2) < 0.5, "a link as it was")
+
+
+@pytest.mark.parametrize("order", [(1, 2, 3), (3, 2, 1), (2, 3, 1)])
+def test_an_undone_link_fault_takes_away_its_own_alone(tmp_path: Path, order: tuple[int, ...]) -> None:
+    control = tmp_path / "links.json"
+    control.write_text("{}")
+    faults = {
+        1: Fault(kind="link.cut", node="host1-a"),
+        2: Fault(kind="link.slow", node="host1-a", delay_s=0.5),
+        3: Fault(kind="partition", node="host2-a"),
+    }
+    own = {1: Links({"1": Link(loss=1.0)}), 2: Links({"1": Link(delay_s=0.5)}), 3: Links(apart=((0, 2),))}
+    left = set(faults)
+    with Guard() as guard:
+        for id, fault in faults.items():
+            strike(guard, control, id, fault)
+        for id in order:
+            assert guard.drop(id) == ""
+            left.remove(id)
+            found = msgspec.json.decode(control.read_bytes(), type=dict[str, Links])
+            assert found == {str(one): own[one] for one in left}
+
+
+def test_the_controllers_host_is_not_parted_from_itself(tmp_path: Path) -> None:
+    control = tmp_path / "links.json"
+    control.write_text("{}")
+    with Guard() as guard:
+        with pytest.raises(Cannot, match="name a node of another host"):
+            strike(guard, control, 1, Fault(kind="partition", node="host0-a"))
+        for id in range(1, 9):
+            assert strike(guard, control, id, Fault(kind="partition")).nodes != ("host0-a",), "nor by lot"
+    assert control.read_text() == "{}"
+
+
+def test_faults_of_one_link_add_up() -> None:
+    both = merged([Links({"1": Link(loss=0.3, delay_s=0.5)}), Links({"1": Link(loss=0.1, delay_s=0.2)}, ((0, 2),))])
+    assert both == Links({"1": Link(loss=0.3, delay_s=0.7)}, ((0, 2),))
 
 
 @needs_root

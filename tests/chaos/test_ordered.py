@@ -1,5 +1,12 @@
-"""Which alarm flipped bits should lead to: one where another rank has the same state, none where nobody has."""
+"""Orders that are carried out by a process that trains; which alarm flipped bits should lead to."""
 
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -7,11 +14,16 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from holdfast.chaos.fault import Fault
+from holdfast.chaos.guard import Guard
 from holdfast.chaos.ordered import _follows
-from holdfast.chaos.orders import Order
+from holdfast.chaos.ordered import order as strike
+from holdfast.chaos.orders import PRELOAD, Order
 from holdfast.chaos.scene import Scene
+from holdfast.chaos.sight import Node, Status
 from holdfast.checkpoint.layout import Item, Layout, Spec
-from holdfast.wire.keeping import plan_name
+from holdfast.wire.keeping import KEEPER, plan_name
+from tests.cli.driver import ROOT, until
 
 LAYOUT = "ab" * 32
 
@@ -54,3 +66,70 @@ def test_what_goes_into_a_sum_is_wrong_for_all(tmp_path: Path) -> None:
     assert _follows(told, "n1", 3, order("all_reduce"))[0] == ()
     assert _follows(told, "n1", 3, order("activations", "nan")) == (None, ""), "a loss that is no number is seen"
     assert _follows(told, "n1", 2, order("weights"))[0] == (), "no snapshots, nothing to compare"
+
+
+# A rank of its own: it writes down each step that it has made.
+TRAINING = f"""
+import os, time
+import {PRELOAD}
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(1_000_000):
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    with open("steps.new", "w") as file:
+        file.write(str(step))
+    os.replace("steps.new", "steps")
+    time.sleep(0.01)
+"""
+
+
+@contextmanager
+def training(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    env = {**os.environ, KEEPER: str(folder / "keeper.sock"), "RANK": "3", "PYTHONPATH": str(ROOT)}
+    env.pop("HOLDFAST_SLOT", None)
+    process = subprocess.Popen([sys.executable, "-c", TRAINING], cwd=folder, env=env)
+    try:
+        until((folder / "steps").exists, "its first step", 120)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def struck(folder: Path, guard: Guard, fault: Fault) -> str:
+    nodes = (Node(node="n1", role="active", ranks="2-3"),)
+    status = Status(phase="training", generation=1, step=5, floor=1, nodes=nodes)
+    entry = SimpleNamespace(preload=(PRELOAD,), zygote=True)
+    sight: Any = SimpleNamespace(
+        status=lambda: status, folder=lambda node: folder, node_spec=lambda node: SimpleNamespace(entry=entry)
+    )
+    made = Scene(sight, guard, random.Random(1))
+    made.id = 1
+    told = strike(made, fault)
+    assert told.ranks == (3,) and told.nodes == ("n1",)
+    return told.what
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(180)
+def test_a_rank_exits_with_the_code_that_was_asked_for(tmp_path: Path) -> None:
+    with Guard() as guard, training(tmp_path) as process:
+        assert "exits with code 7" in struck(tmp_path, guard, Fault(kind="rank.exit", rank=3, code=7))
+        assert process.wait(60) == 7
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(180)
+def test_a_rank_hangs_until_its_fault_is_undone(tmp_path: Path) -> None:
+    with Guard() as guard, training(tmp_path) as process:
+        assert "sleeps" in struck(tmp_path, guard, Fault(kind="rank.hang", rank=3))
+        at = (tmp_path / "steps").read_text()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1.0)  # a hundred steps' time
+        assert (tmp_path / "steps").read_text() == at
+        assert guard.drop(1) == ""
+        until(lambda: int((tmp_path / "steps").read_text()) > int(at), "it goes on")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == -signal.SIGTERM

@@ -8,6 +8,8 @@ from holdfast.chaos.catalog import KINDS
 from holdfast.chaos.fault import MOMENTS, NEUTRAL, Fault
 from holdfast.chaos.scenario import WALK, BadScenario, read, shown, walk, wrong
 
+JOB = '[[fault]]\nkind = "rank.kill"\n[job]\nrun = ["a.py"]\n'
+
 
 def written(folder: Path, text: str) -> Path:
     path = folder / "scenario.toml"
@@ -33,7 +35,19 @@ def test_a_scenario_is_read(tmp_path: Path) -> None:
         ('[[fault]]\nkind = "rank.kill"\nwhen = "never"\n', "when must be one of saving, restoring, updating"),
         ('[[fault]]\nkind = "rank.kill"\ncolour = 1\n', "colour"),
         ('[[fault]]\nkind = "rank.slow"\nshare = 2.0\n', "between 0 and 1"),
-        ('[[fault]]\nkind = "rank.kill"\nafter_s = -1.0\n', "not negative"),
+        ('[[fault]]\nkind = "rank.kill"\nafter_s = -1.0\n', "after_s is a number and not negative, not -1.0"),
+        ('[[fault]]\nkind = "rank.kill"\nafter_s = nan\n', "after_s is a number and not negative, not nan"),
+        ('[[fault]]\nkind = "rank.stop"\nfor_s = inf\n', "for_s is a number and not negative, not inf"),
+        ('[[fault]]\nkind = "rank.kill"\nrank = -1\n', "rank is a number and not negative, not -1"),
+        ('[[fault]]\nkind = "disk.slow"\nbytes_s = -5\n', "bytes_s is a number and not negative, not -5"),
+        ('[[fault]]\nkind = "rank.slow"\nshare = nan\n', "between 0 and 1"),
+        ('[[fault]]\nkind = "rank.exit"\ncode = 300\n', "code lies between 0 and 255"),
+        ('patience_s = nan\n[[fault]]\nkind = "rank.kill"\n', "patience_s is a number of seconds above 0, not nan"),
+        ('patience_s = -1\n[[fault]]\nkind = "rank.kill"\n', "patience_s is a number of seconds above 0, not -1"),
+        (f"{JOB}disk_mib = -1\n", "[job]: disk_mib lies between 0, for none, and 1048576, not at -1"),
+        (f"{JOB}shm_mib = -1\n", "[job]: shm_mib lies between 0"),
+        (f"{JOB}hosts = -1\n", "[job]: hosts lies between 0, for none, and 64, not at -1"),
+        (f"{JOB}hosts = 400\n", "[job]: hosts lies between 0, for none, and 64, not at 400"),
     ],
 )
 def test_a_bad_one_is_named(tmp_path: Path, text: str, words: str) -> None:
@@ -52,6 +66,12 @@ def test_a_walk_is_its_seed() -> None:
     assert 15 < len(walk(3, 10).fault) < 60, "one fault in about 20 s"
     assert {fault.kind for fault in walk(3, 60).fault} == set(WALK)
     assert {fault.kind for fault in walk(3, 10, {"rank.stop": 1}).fault} == {"rank.stop"}
+
+
+@pytest.mark.parametrize("minutes", [0.0, -1.0, float("nan"), float("inf"), 1e9])
+def test_a_walk_has_an_end(minutes: float) -> None:
+    with pytest.raises(BadScenario, match="--minutes lies above 0 and not beyond 10080, a week"):
+        walk(3, minutes)
 
 
 def test_every_kind_is_whole() -> None:

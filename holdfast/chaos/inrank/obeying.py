@@ -19,14 +19,14 @@ from torch.optim.optimizer import (
 from torch.utils.hooks import RemovableHandle
 
 from holdfast.chaos.inrank.flips import can, flip
-from holdfast.chaos.orders import FOLDER, Done, Order, done_path, put, read_orders
+from holdfast.chaos.orders import FOLDER, Done, Order, done_path, order_path, put, read_orders
 from holdfast.wire import slot
 from holdfast.wire.keeping import KEEPER
 
 # Newer versions of FSDP2 call the last one, older ones the second.
 _NAMES = ("all_reduce", "reduce_scatter_tensor", "reduce_scatter", "reduce_scatter_single")
 _REDUCTIONS = tuple(name for name in _NAMES if hasattr(dist, name))
-_FOREVER_S = 86400.0
+_SLEEP_S = 0.1
 
 
 class Obeying:
@@ -59,7 +59,7 @@ class Obeying:
                     os._exit(order.code)
                 case "hang":
                     self._tell(order, step, "sleeps")
-                    time.sleep(_FOREVER_S)
+                    _sleep(order)
                 case "bits" if order.place == "gradients":
                     grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
                     self._strike(order, step, grads)
@@ -197,6 +197,13 @@ class Obeying:
 def _folder() -> Path | None:
     keeper = os.environ.get(KEEPER, "")
     return Path(keeper).parent / FOLDER if keeper else None
+
+
+def _sleep(order: Order) -> None:
+    """Until the order is taken back."""
+    folder = _folder()
+    while folder is not None and order_path(folder.parent, order).exists():
+        time.sleep(_SLEEP_S)
 
 
 def _exception(text: str) -> BaseException:

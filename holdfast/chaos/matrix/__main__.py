@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.chaos.fault import Cannot
-from holdfast.chaos.matrix import oracle, table
+from holdfast.chaos.matrix import table
 from holdfast.chaos.matrix.cells import NAMED, STAGES, Cell, chosen
 from holdfast.chaos.matrix.expected import Came, Row, judging, load, row_of, wrong
 from holdfast.chaos.matrix.stage import SCRIPT, Failed, Stage, calm_run, staged
@@ -27,6 +27,10 @@ from holdfast.chaos.matrix.stage import SCRIPT, Failed, Stage, calm_run, staged
 ROOT = Path(__file__).parents[3]
 _CELLS = 12  # in one job: what is found at its end is told of all of them
 RESULTS = ROOT / "benchmarks" / "results" / "chaos.jsonl"
+
+
+class BadResults(Exception):
+    """One sentence: why results cannot be read, and how to mend it."""
 
 
 class Played(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,23 +51,42 @@ def main(argv: list[str] | None = None) -> int:
     if not SCRIPT.exists():
         print(f"holdfast.chaos.matrix: {SCRIPT} is not there; run this in a checkout", file=sys.stderr)
         return 2
-    if args.what == "table":
-        (ROOT / "docs" / "FAULTS.md").write_text(table.page(load(), read(args.results)))
-        return 0
     try:
+        if args.what == "table":
+            return _write(args.results)
         cells = chosen(args.cells or ["all" if args.full else "covering"])
-    except ValueError as e:
+        args.results.parent.mkdir(parents=True, exist_ok=True)
+        args.results.open("ab").close()  # better now than after the first job
+        known = read(args.results)
+    except (ValueError, BadResults) as e:
         print(f"holdfast.chaos.matrix: {e}", file=sys.stderr)
+        return 2
+    except OSError as e:
+        print(f"holdfast.chaos.matrix: results cannot be kept in {args.results}: {e.strerror}", file=sys.stderr)
         return 2
     commit = _commit()
     if not args.again:
-        done = {one.cell for one in read(args.results) if one.commit == commit and one.ok}
+        done = {one.cell for one in known if one.commit == commit and one.ok}
         cells = [cell for cell in cells if cell.name not in done]
     bad = play(cells, args, commit)
     _say(f"{len(cells)} cells, {len(bad)} not as expected")
     for cell in bad:
         _say(f"again: python -m holdfast.chaos.matrix run --again --cells {cell}")
     return 1 if bad else 0
+
+
+def _write(results: Path) -> int:
+    found = read(results)
+    if not found:
+        raise BadResults(f"{results} holds no results; play some cells first, or name another file by --results")
+    (ROOT / "docs" / "FAULTS.md").write_text(table.page(load(), found))
+    return 0
+
+
+def _minutes(text: str) -> float:
+    if not (found := float(text)) > 0:
+        raise argparse.ArgumentTypeError(f"a number of minutes above 0, not {text}")
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -74,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--full", action="store_true", help="all cells instead of a covering array")
     run.add_argument("--again", action="store_true", help="also those that have passed")
     run.add_argument("--folder", type=Path, help="keep the jobs here (default: a temporary folder, kept on failure)")
-    run.add_argument("--minutes", type=float, default=0.0, help="begin no further job after so long")
+    run.add_argument("--minutes", type=_minutes, default=0.0, help="begin no further job after so long")
     shown = what.add_parser("table", help="write docs/FAULTS.md")
     for one in (run, shown):
         one.add_argument("--results", type=Path, default=RESULTS)
@@ -102,7 +125,8 @@ def play(cells: list[Cell], args: argparse.Namespace, commit: str) -> list[str]:
 def together(cells: list[Cell], rows: list[Row]) -> list[Cell]:
     """Those that one job is to play next: no fault twice, for what was told once is not told again within the hour.
 
-    Evictions take turns with the rest, so that the next standby is there when it is needed; what spoils comes last.
+    Evictions take turns with the rest, so that the next standby is there when it is needed; what spoils comes last, and
+    only one of that: whether states differ by it could not be told of a second one.
     """
     found: dict[str, Cell] = {}
     for cell in cells:
@@ -112,7 +136,7 @@ def together(cells: list[Cell], rows: list[Row]) -> list[Cell]:
     evicting = [cell for cell in first if row_of(rows, cell).evicted]
     others = [cell for cell in first if cell not in spoiling and cell not in evicting]
     turns = itertools.zip_longest(others, evicting)
-    return [cell for turn in turns for cell in turn if cell is not None] + spoiling
+    return [cell for turn in turns for cell in turn if cell is not None] + spoiling[:1]
 
 
 def _groups(cells: Iterable[Cell]) -> dict[tuple[str, str], list[Cell]]:
@@ -130,7 +154,7 @@ def _job(
     if args.folder:
         args.folder.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"holdfast-matrix-{kind}-{how}-", dir=args.folder))
-    shm, left = oracle.shared_memory(), list(cells)
+    left = list(cells)
     took: dict[str, Tried] = {}
     trouble: list[str] = []
     _say(f"a job of {kind}/{how} for {len(cells)} cells in {folder}")
@@ -139,7 +163,7 @@ def _job(
             while left and all(one.came.back for one in took.values()):
                 cell = left.pop(0)
                 took[cell.name] = _tried(stage, cell, rows)
-            trouble = stage.end(mark, shm, how).wrong()
+            trouble = stage.end(mark, how).wrong()
         if stage.steps:
             calm = calm_run(how, stage.steps, _cache(), _say)
             came = stage.compared({name: one.came for name, one in took.items()}, calm)
@@ -194,17 +218,25 @@ def _kept(path: Path, line: Played) -> bool:
 
 
 def keep(path: Path, line: Played) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         file.write(msgspec.json.encode(line) + b"\n")
 
 
 def read(path: Path) -> list[Played]:
     """Of each cell the newest line."""
-    if not path.exists():
-        return []
-    found = [msgspec.json.decode(line, type=Played) for line in path.read_bytes().splitlines() if line]
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as e:
+        raise BadResults(f"{path} cannot be read: {e.strerror}; name another file by --results") from None
+    found = [_result(path, number, line) for number, line in enumerate(lines, 1) if line]
     return list({one.cell: one for one in found}.values())
+
+
+def _result(path: Path, number: int, line: bytes) -> Played:
+    try:
+        return msgspec.json.decode(line, type=Played)
+    except msgspec.DecodeError as e:
+        raise BadResults(f"line {number} of {path} is no result ({e}); mend or remove it") from None
 
 
 def _commit() -> str:

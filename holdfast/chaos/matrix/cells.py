@@ -20,11 +20,12 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
     fault: Fault
     stage: str = "local"  # the job that it needs
     whens: tuple[str, ...] = WHENS
-    spoils: bool = False  # nobody can see it, so that from here on the job is another than an undisturbed one
-    kept: str = ""  # how a cell is left out of moments that are missing in whens
+    kept: str = ""  # why it is kept out of the moments that are missing in whens
 
 
 _IN_STEP = "it happens inside a step, so it can be in no other moment"
+_UPDATE = "a bad release is an update itself, so it makes its moment"
+_NEVER = "it is never injected"
 _RANK = {"rank": RANK}
 
 
@@ -32,18 +33,21 @@ def _rank(name: str, **more: object) -> Strike:
     return Strike(name=name, fault=msgspec.convert({"kind": name, **_RANK, **more}, Fault))
 
 
-def _ordered(name: str, kind: str, *, spoils: bool = False, **more: object) -> Strike:
-    fault = msgspec.convert({"kind": kind, **_RANK, **more}, Fault)
-    return Strike(name=name, fault=fault, whens=("idle",), kept=_IN_STEP, spoils=spoils)
+def _ordered(name: str, kind: str, **more: object) -> Strike:
+    return _idle(name, kind, _IN_STEP, **_RANK, **more)
 
 
-def _bits(place: str, bits: str, *, spoils: bool = False, count: int = 1) -> Strike:
+def _bits(place: str, bits: str, *, count: int = 1) -> Strike:
     name = f"bits.{place}.{bits}" + (f"x{count}" if count > 1 else "")
-    return _ordered(name, "bits", spoils=spoils, place=place, bits=bits, count=count)
+    return _ordered(name, "bits", place=place, bits=bits, count=count)
 
 
-def _at(stage: str, name: str, kind: str, whens: tuple[str, ...] = WHENS, **more: object) -> Strike:
-    return Strike(name=name, fault=msgspec.convert({"kind": kind, **more}, Fault), stage=stage, whens=whens)
+def _at(stage: str, name: str, kind: str, **more: object) -> Strike:
+    return Strike(name=name, fault=msgspec.convert({"kind": kind, **more}, Fault), stage=stage)
+
+
+def _idle(name: str, kind: str, kept: str, **more: object) -> Strike:
+    return Strike(name=name, fault=msgspec.convert({"kind": kind, **more}, Fault), whens=("idle",), kept=kept)
 
 
 STRIKES = (
@@ -60,8 +64,8 @@ STRIKES = (
     _bits("weights", "sign", count=4),
     _bits("optimizer", "exponent"),
     _bits("gradients", "mantissa"),
-    _bits("activations", "mantissa", spoils=True),
-    _bits("all_reduce", "mantissa", spoils=True),
+    _bits("activations", "mantissa"),
+    _bits("all_reduce", "mantissa"),
     _rank("agent.kill"),
     _rank("agent.stop", for_s=25.0),
     Strike(name="controller.kill", fault=Fault(kind="controller.kill")),
@@ -85,12 +89,12 @@ STRIKES = (
     _at("storage", "storage.hang", "storage", text="hang", for_s=10.0),
     _at("hosts", "link.slow", "link.slow", delay_s=0.02, for_s=10.0),
     _at("hosts", "link.lossy", "link.lossy", share=0.05, for_s=10.0),
-    _at("hosts", "link.cut", "link.cut", whens=("idle",)),
-    _at("hosts", "partition", "partition", whens=("idle",)),
-    _at("local", "release.syntax", "release.bad", whens=("idle",), text="syntax"),
-    _at("local", "release.raise", "release.bad", whens=("idle",), text="raise"),
-    _at("local", "release.late", "release.bad", whens=("idle",), text="late"),
-    _at("local", "clock.jump", "clock.jump", whens=("idle",)),
+    _at("hosts", "link.cut", "link.cut"),
+    _at("hosts", "partition", "partition"),
+    _idle("release.syntax", "release.bad", _UPDATE, text="syntax"),
+    _idle("release.raise", "release.bad", _UPDATE, text="raise"),
+    _idle("release.late", "release.bad", _UPDATE, text="late"),
+    _idle("clock.jump", "clock.jump", _NEVER),
 )
 NAMED = {strike.name: strike for strike in STRIKES}
 

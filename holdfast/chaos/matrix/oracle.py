@@ -1,7 +1,9 @@
 """What must hold whatever was done to a job: the same states, every sample once, nothing left behind, a true record."""
 
+import contextlib
 import json
 import os
+import re
 import time
 from pathlib import Path
 
@@ -93,8 +95,51 @@ def _marked(mark: str) -> list[int]:
     return found
 
 
-def shared_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("holdfast*")}
+class Shared:
+    """What a job leaves in /dev/shm: what a process of it was seen to have open, has a pid of one in its name, or ours.
+
+    Whatever else appears there is another job's.
+    """
+
+    def __init__(self, mark: str, place: Path = Path("/dev/shm")) -> None:
+        self._mark, self._place = mark, place
+        self._before = self._there()
+        self._pids: set[str] = set()
+        self._used: set[str] = set()
+
+    def look(self) -> None:
+        """While it runs: who belongs to it, and what they have open."""
+        for pid in _marked(self._mark):
+            self._pids.add(str(pid))
+            self._used |= self._open(pid)
+
+    def left(self) -> list[str]:
+        return [f"{name} is left in {self._place}" for name in sorted(self._there() - self._before) if self._ours(name)]
+
+    def _ours(self, name: str) -> bool:
+        named = bool(self._pids & set(re.findall(r"[0-9]+", name)))
+        return named or name in self._used or name.startswith("holdfast")
+
+    def _there(self) -> set[str]:
+        """Of our user."""
+        with os.scandir(self._place) as found:
+            return {one.name for one in found if _owner(one) == os.geteuid()}
+
+    def _open(self, pid: int) -> set[str]:
+        """As files or as memory."""
+        paths = []
+        with contextlib.suppress(OSError):  # it has just ended
+            paths += [line.split(maxsplit=5)[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+            paths += [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+        start = f"{self._place}/"
+        return {path.removeprefix(start).partition("/")[0] for path in paths if path.startswith(start)}
+
+
+def _owner(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat(follow_symlinks=False).st_uid
+    except FileNotFoundError:
+        return -1
 
 
 def record(run_dir: Path) -> list[str]:

@@ -22,7 +22,7 @@ from holdfast.chaos.making import Made
 from holdfast.chaos.matrix import oracle
 from holdfast.chaos.matrix.cells import NAMED, OTHER, RANK, Cell
 from holdfast.chaos.matrix.expected import Came, Row, judging, row_of
-from holdfast.chaos.matrix.oracle import Checks
+from holdfast.chaos.matrix.oracle import Checks, Shared
 from holdfast.chaos.scenario import Job
 from holdfast.chaos.sight import Sight, Status
 from holdfast.chaos.striking import Striker
@@ -49,6 +49,7 @@ _SETTINGS = (
     "hang.act_s=20",
     "health.host_s=2",
 )
+_CHOOSES = ("standby.kill", "link.cut", "partition")  # whom these strike has no such rank, or not for sure
 Say = Callable[[str], None]
 
 
@@ -76,8 +77,9 @@ def job_of(kind: str, how: str, folder: Path) -> Job:
 class Stage:
     """A job of one kind, trained in one way."""
 
-    def __init__(self, made: Made, guard: Guard, say: Say) -> None:
+    def __init__(self, made: Made, guard: Guard, say: Say, shared: Shared) -> None:
         self.made, self.say = made, say
+        self._shared = shared
         self.sight: Sight = made.sight()
         self.striker = Striker(self.sight, guard, 1, say)
         self.striker.scene.links = made.links
@@ -106,9 +108,9 @@ class Stage:
         results = [line for line in self.striker.lines[lines:] if isinstance(line, Result)]
         came = self._came(cell, struck, results, (before.generation, after))
         came = msgspec.structs.replace(came, stored=stored)
-        self._spoilt = self._spoilt or judging(rows, cell, came).oracle == "blind"
-        if not self._spoilt:
+        if not self._spoilt:  # what spoils it is compared, too: its states are to differ
             self._windows[cell.name] = range(max(1, first), after.step)
+        self._spoilt = self._spoilt or judging(rows, cell, came).oracle == "blind"
         return came
 
     def _strike(self, cell: Cell, fault: Fault) -> Truth | Skipped:
@@ -122,7 +124,7 @@ class Stage:
         if cell.when == "idle":
             return self.striker.strike(fault, PATIENCE_S)
         filled = msgspec.structs.replace(fault, when=cell.when)
-        if fault.rank is None and fault.kind != "standby.kill":
+        if fault.rank is None and fault.kind not in _CHOOSES:
             filled = msgspec.structs.replace(filled, rank=RANK)
         return self.striker.strike(filled, PATIENCE_S)
 
@@ -200,14 +202,16 @@ class Stage:
             elif self._since is None or self._since[0] != status.generation:
                 self._since = (status.generation, status.step)
             elif status.step > self._since[1] + _SETTLED and status.floor > 0 and len(status.standbys) >= standbys:
+                self._shared.look()
                 return status
             self.striker.look()
             time.sleep(0.1)
         lacks = f"the job was not steady within {patience_s:g} s: {_seen(status)}"
         raise Failed(f"{lacks}\n{self.made.words()[-1500:]}")
 
-    def end(self, mark: str, shm: set[str], how: str) -> Checks:
+    def end(self, mark: str, how: str) -> Checks:
         """Let it end, and look at what is left."""
+        self._shared.look()
         (self.made.folder / "work" / "finish").touch()
         try:
             code = self.made.fronts[0].wait(PATIENCE_S)
@@ -225,7 +229,7 @@ class Stage:
             exit=said,
             samples=tuple(oracle.samples(self._found, parts)),
             orphans=tuple(oracle.orphans(mark)),
-            shm=tuple(f"{name} is left in /dev/shm" for name in sorted(oracle.shared_memory() - shm)),
+            shm=tuple(self._shared.left()),
             record=tuple(oracle.record(run_dir)),
         )
 
@@ -250,8 +254,9 @@ def staged(kind: str, how: str, folder: Path, say: Say) -> Iterator[tuple[Stage,
     shutil.copy(SCRIPT, folder / "tree" / SCRIPT.name)
     mark = uuid.uuid4().hex
     env = {oracle.MARK: mark, "HOLDFAST_HOME": str(folder / "home"), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    shared = Shared(mark)
     with Guard() as guard, lab.made(job_of(kind, how, folder), folder, env) as made:
-        yield Stage(made, guard, say), mark
+        yield Stage(made, guard, say, shared), mark
 
 
 def calm_run(how: str, steps: int, cache: Path, say: Say) -> Path:

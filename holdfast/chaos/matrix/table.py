@@ -5,7 +5,7 @@ from typing import Protocol
 
 from holdfast.chaos.catalog import KINDS
 from holdfast.chaos.matrix.cells import HOWS, STRIKES, WHENS, Cell, Strike, product
-from holdfast.chaos.matrix.expected import Row, fitting
+from holdfast.chaos.matrix.expected import Came, Row, fitting
 
 _HEAD = """# Faults
 
@@ -15,9 +15,10 @@ save, of a restore, and of an update. `make chaos` plays a covering array of all
 fault and moment, way and moment; `make chaos ARGS=--full` the whole product.
 
 Oracles: **exact**, every rank has after every step the state of an undisturbed run, bit for bit; **blind**, nobody can
-see it, and why. After each cell a checkpoint must be published within 30 s (they are due every second or so). After
-each job it is also held that no sample was lost or seen twice, no process and nothing in `/dev/shm` is left, the
-journal replays to the same decisions, spans tile the wall clock, and nobody was evicted who had not been struck.
+see it, and why: states differ from those of an undisturbed run, and training goes on. After each cell a checkpoint must
+be published within 30 s (they are due every second or so). After each job it is also held that no sample was lost or
+seen twice, no process and nothing of the job's in `/dev/shm` is left, the journal replays to the same decisions, spans
+tile the wall clock, and nobody was evicted who had not been struck.
 
 """
 
@@ -33,11 +34,13 @@ class Line(Protocol):
     def at(self) -> str: ...
     @property
     def wrong(self) -> tuple[str, ...]: ...
+    @property
+    def came(self) -> Came: ...
 
 
 def page(rows: list[Row], lines: Iterable[Line]) -> str:
     known = {line.cell: line for line in lines}
-    text = [_HEAD, _expected(rows), "\n## What came\n\n", _legend(known), _came(known)]
+    text = [_HEAD, _expected(rows), "\n## What came\n\n", _legend(known), _came(known), _left_out()]
     if failed := [line for line in known.values() if not line.ok]:
         text += ["\n## Not as expected\n\n", "| cell | commit | date | what |\n|---|---|---|---|\n"]
         text += [f"| {one.cell} | {one.commit} | {one.at} | {_cell('; '.join(one.wrong))} |\n" for one in failed]
@@ -51,7 +54,7 @@ def _expected(rows: list[Row]) -> str:
         for row in [row for row in rows if row.strike == strike.name]:
             where = "/".join(filter(None, [row.how, row.when])) or "everywhere"
             where += f", seen by {row.alone}" if row.alone else ""
-            oracle = f"**{row.oracle}**" + (f": {row.why}" if row.why else "")
+            oracle = f"**{row.oracle}**" + (f": {row.why}" if row.why else "") + (f"; {row.faint}" if row.faint else "")
             numbers = f"{row.verdict or 'none'} | {row.evicted} | {row.restarts} | {row.lost}"
             lines.append(f"| `{strike.name}` | {_what(strike)} | {where} | {numbers} | {_cell(oracle)} |\n")
     return "".join(lines)
@@ -62,12 +65,28 @@ def _what(strike: Strike) -> str:
 
 
 def _legend(known: dict[str, Line]) -> str:
-    good = sum(line.ok for line in known.values())
-    commits = sorted({line.commit for line in known.values()})
-    if not known:
-        return "Nothing was played yet.\n\n"
-    said = f"{good} of {len(known)} cells that were played came as expected (commits {', '.join(commits)})."
-    return f"{said} `+` as expected, `-` not, a dot: not played yet, empty: there is no such moment.\n\n"
+    played = [line for line in known.values() if not line.came.skipped]
+    commits = sorted({line.commit for line in played})
+    good = sum(line.ok for line in played)
+    said = f"{good} of {len(played)} cells that were played came as expected (commits {', '.join(commits)})."
+    if skipped := sorted(line.cell for line in known.values() if line.came.skipped):
+        said += f" {len(skipped)} more could not be played and were skipped: {', '.join(skipped)}."
+    return f"{said} `+` as expected, `-` not, `s` skipped as expected, a dot: not played yet, empty: see below.\n\n"
+
+
+def _left_out() -> str:
+    """Why some faults are played in some moments alone."""
+    names: dict[str, list[str]] = {}
+    for strike in STRIKES:
+        if strike.kept:
+            names.setdefault(strike.kept, []).append(f"`{strike.name}`")
+    return "\nLeft out:\n\n" + "".join(f"* {', '.join(these)}: {why}\n" for why, these in names.items())
+
+
+def _mark(line: Line | None) -> str:
+    if line is None:
+        return "."
+    return "-" if not line.ok else "s" if line.came.skipped else "+"
 
 
 def _came(known: dict[str, Line]) -> str:
@@ -78,7 +97,7 @@ def _came(known: dict[str, Line]) -> str:
         for how in HOWS:
             for when in WHENS:
                 line = known.get(Cell(strike.name, how, when).name)
-                marks.append("" if when not in strike.whens else "." if line is None else "+" if line.ok else "-")
+                marks.append(_mark(line) if when in strike.whens else "")
         lines.append(f"| `{strike.name}` | {' | '.join(marks)} |\n")
     return "".join(lines)
 

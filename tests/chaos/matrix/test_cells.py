@@ -19,6 +19,7 @@ def test_every_fault_is_played_but_for_those_that_are_others_kin() -> None:
     assert {strike.fault.kind for strike in STRIKES} == set(KINDS)
     assert all(wrong(strike.fault) == "" for strike in STRIKES)
     assert all(set(strike.whens) <= set(WHENS) for strike in STRIKES)
+    assert all(bool(strike.kept) == (strike.whens != WHENS) for strike in STRIKES), "what is left out says why"
 
 
 def test_cells_are_chosen_by_name() -> None:
@@ -35,6 +36,7 @@ def test_something_is_expected_of_every_cell() -> None:
     rows = load()
     assert complete(rows) == []
     assert all(row.why for row in rows if row.oracle != "exact"), "what cannot be seen says why"
+    assert all(row.oracle == "blind" for row in rows if row.faint)
     assert {row.strike for row in rows} == {strike.name for strike in STRIKES}
     assert row_of(rows, Cell("bits.weights.mantissa", "fsdp", "idle")).oracle == "blind"
     assert row_of(rows, Cell("bits.weights.mantissa", "ddp", "idle")).verdict == "evict"

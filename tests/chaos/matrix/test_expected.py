@@ -39,6 +39,15 @@ def test_what_is_not(change: dict[str, object], words: str) -> None:
     assert any(words in sentence for sentence in found), found
 
 
+def test_what_nobody_can_see_has_spoilt_something() -> None:
+    row, came = Row(strike="bits", oracle="blind", why="nobody has the same"), Came(differing=3, compared=40)
+    assert wrong(row, came) == []
+    untouched = msgspec.structs.replace(came, differing=0)
+    assert wrong(row, untouched) == ["no state differs from an undisturbed run's, so that nothing was spoilt"]
+    assert wrong(msgspec.structs.replace(row, faint="it may be rounded away"), untouched) == []
+    assert wrong(row, Came()) == ["no state was compared"]
+
+
 def test_what_cannot_be_done_is_skipped() -> None:
     row = Row(strike="clock.jump", oracle="skipped", why="there is none")
     assert wrong(row, Came(skipped="there is none")) == []

@@ -64,6 +64,9 @@ def test_no_fault_strikes_a_job_twice() -> None:
     mixed = chosen(["bits.all_reduce.mantissa/ddp", "node.kill/ddp/idle", "rank.kill/ddp/idle", "rank.segv/ddp/idle"])
     played = [cell.strike for cell in together([*mixed, Cell("rank.kill", "ddp", "saving")], rows)]
     assert played == ["rank.kill", "node.kill", "rank.segv", "bits.all_reduce.mantissa"]
+    blind = chosen(["bits.all_reduce.mantissa/fsdp", "bits.weights.mantissa/fsdp", "rank.kill/fsdp/idle"])
+    played = [cell.strike for cell in together(blind, rows)]
+    assert played == ["rank.kill", "bits.all_reduce.mantissa"], "of a second one nobody could tell what it has spoilt"
 
 
 def test_an_unknown_cell_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,12 +74,48 @@ def test_an_unknown_cell_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a name is like rank.kill/ddp/idle" in capsys.readouterr().err
 
 
-def test_the_table_shows_what_came() -> None:
-    def line(cell: str, *wrong: str) -> Played:
-        return Played(cell=cell, commit="abc", at="today", ok=not wrong, wrong=wrong, came=Came(), took_s=1.0)
+@pytest.mark.parametrize("minutes", ["-1", "0", "nan", "soon"])
+def test_minutes_are_a_number_above_zero(minutes: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", f"--minutes={minutes}"])
+    assert ended.value.code == 2
 
-    page = table.page(load(), [line("rank.kill/ddp/idle"), line("rank.kill/fsdp/saving", "2 restarts, not 1")])
+
+def test_results_that_are_none_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.chaos.matrix.__main__.ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    broken, empty = tmp_path / "broken.jsonl", tmp_path / "empty.jsonl"
+    broken.write_text('{"cell": "rank.kill/ddp/idle"}\n')
+    empty.touch()
+    for what, path, words in (
+        ("table", tmp_path / "typo.jsonl", "typo.jsonl cannot be read: No such file"),
+        ("table", tmp_path, "cannot be read: Is a directory"),
+        ("table", broken, "line 1 of"),
+        ("table", empty, "holds no results; play some cells first"),
+        ("run", tmp_path, "Is a directory"),
+        ("run", broken, "line 1 of"),
+    ):
+        assert main([what, "--results", str(path)]) == 2
+        said = capsys.readouterr().err
+        assert words in said and said.count("\n") == 1, said
+    assert list((tmp_path / "docs").iterdir()) == [], "no page was written"
+
+
+def test_the_table_shows_what_came() -> None:
+    def line(cell: str, *wrong: str, skipped: str = "") -> Played:
+        came = Came(skipped=skipped)
+        return Played(cell=cell, commit="abc", at="today", ok=not wrong, wrong=wrong, came=came, took_s=1.0)
+
+    lines = [line("rank.kill/ddp/idle"), line("rank.kill/fsdp/saving", "2 restarts, not 1")]
+    page = table.page(load(), [*lines, line("clock.jump/ddp/idle", skipped="nobody may")])
     assert "1 of 2 cells that were played came as expected" in page
+    assert "1 more could not be played and were skipped: clock.jump/ddp/idle." in page
     assert "| `rank.kill` | + | . | . | . | . | - |" in page
+    assert "| `clock.jump` | s |  |  |  | . |" in page
+    assert "| `link.cut` | . | . | . | . |" in page, "a link may be cut at any moment"
     assert "| rank.kill/fsdp/saving | abc | today | 2 restarts, not 1 |" in page
     assert "**blind**: the wrong number goes into a sum" in page
+    assert "there is no such moment" not in page
+    assert "`release.late`: a bad release is an update itself" in page

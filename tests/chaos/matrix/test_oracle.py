@@ -67,6 +67,46 @@ def test_an_orphan_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert oracle.orphans("mine") == []
 
 
+LEAVING = """
+import mmap, os, sys, time
+place = sys.argv[1]
+for name in ("mapped", "opened", f"torch_{os.getpid()}_77"):
+    file = open(f"{place}/{name}", "w+b")
+    file.truncate(4096)
+    if name == "mapped":
+        memory = mmap.mmap(file.fileno(), 4096)
+    if name != "opened":
+        file.close()
+    else:
+        kept = file
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.e2e
+def test_what_a_job_leaves_in_shared_memory_is_seen_and_what_others_do_is_not(tmp_path: Path) -> None:
+    (tmp_path / "torch_1_before").touch()
+    mine, other = oracle.Shared("mine", tmp_path), oracle.Shared("other", tmp_path)
+    env = os.environ | {oracle.MARK: "mine"}
+    process = subprocess.Popen([sys.executable, "-c", LEAVING, str(tmp_path)], env=env, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout and process.stdout.readline()
+        (tmp_path / f"torch_{process.pid + 1}_78").touch()
+        mine.look()
+        other.look()
+    finally:
+        process.kill()
+        process.communicate()
+    names = ("mapped", "opened", f"torch_{process.pid}_77")
+    assert mine.left() == [f"{name} is left in {tmp_path}" for name in names]
+    assert other.left() == [], "of another job of the machine"
+    for name in names:
+        (tmp_path / name).unlink()
+    (tmp_path / "holdfast-slots").touch()
+    assert mine.left() == [f"holdfast-slots is left in {tmp_path}"]
+
+
 def test_a_journal_that_decides_otherwise_is_seen(tmp_path: Path) -> None:
     journal = SqliteJournal(tmp_path / "journal.db")
     begin = Begin(job=Job(run_id="a", min_nodes=1, max_nodes=1), limits=Limits())

@@ -1,0 +1,49 @@
+"""`holdfast chaos` says by its code what came of it, and how to have the same once more."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from holdfast.chaos.fault import Fault, Result, Skipped
+from holdfast.chaos.scenario import Scenario
+from holdfast.cli import chaos, main
+
+BACK = Result(id=1, kind="rank.kill", seen=True, named=True, seen_s=1.0, back_s=2.0)
+UNSEEN = Result(id=1, kind="rank.kill", seen=False, named=None, seen_s=None, back_s=2.0)
+SKIPPED = Skipped(id=1, fault=Fault(kind="rank.kill"), at=0.0, why="there is none")
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"), [([BACK], 0), ([BACK, SKIPPED], 0), ([BACK, UNSEEN], 1), ([SKIPPED], 3), ([], 3)]
+)
+def test_the_code_says_what_came_of_it(lines: list[Result | Skipped], code: int) -> None:
+    sight = SimpleNamespace(run_dir=Path("run"))
+    striker = SimpleNamespace(
+        scene=SimpleNamespace(sight=sight, links=None),
+        lines=lines,
+        run=lambda asked: [line for line in lines if isinstance(line, Result)],
+    )
+    assert chaos._run(Scenario(), cast(Any, striker), False) == code
+
+
+def test_the_codes_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["run"], ["random"]):
+        with pytest.raises(SystemExit):
+            main(["chaos", *words, "--help"])
+        assert "3: nothing was struck" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_failed_can_be_had_once_more(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(chaos, "_strike", lambda asked, args: 1)
+    words = ["random", "--seed", "7", "--minutes", "2.5", "--kinds", "rank.kill,rank.stop", "a run", "--yes"]
+    assert main(["chaos", *words]) == 1
+    said = capsys.readouterr().err
+    assert "holdfast chaos random --seed 7 --minutes 2.5 --kinds rank.kill,rank.stop 'a run' --yes" in said
+
+
+@pytest.mark.parametrize("minutes", ["nan", "inf", "-1", "0"])
+def test_a_walk_without_an_end_is_refused(capsys: pytest.CaptureFixture[str], minutes: str) -> None:
+    assert main(["chaos", "random", "--seed", "1", f"--minutes={minutes}"]) == 2
+    assert "--minutes lies above 0" in capsys.readouterr().err
