@@ -1,7 +1,7 @@
 """Our policy at scale: the decider itself in virtual time, fed the alarms that published failures would raise."""
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from random import Random
 
 import msgspec
@@ -26,6 +26,7 @@ from holdfast.sim.scale.mixes import Fault, Mix
 from holdfast.sim.scale.prices import Prices, Sheet
 from holdfast.sim.scale.result import Result, Tally, result
 from holdfast.sim.scale.signs import Signs, silent
+from holdfast.sim.scale.slow import Slow
 from holdfast.sim.scale.staff import Staff
 from holdfast.sim.scale.weather import Setup, Strike, Weather, forecast
 
@@ -51,9 +52,10 @@ class Ours:
         self.book = Book()
         self.tally = Tally()
         self.standbys = self._standbys()
-        self._signs = Signs(self.prices, _catalog(), setup.step_s, setup.off)
+        self.signs = Signs(self.prices, _catalog(), setup.step_s, setup.off)
         self._deeds = Deeds(self)
-        self._staff = Staff(self)
+        self.staff = Staff(self)
+        self._slow = Slow(self)
         self.bugs = Bugs()
         self.away: tuple[float, Fault | None] = (0.0, None)  # a service outside, until then
         self.cried = ""  # what the newest alarm was about
@@ -81,7 +83,7 @@ class Ours:
         self._seq = 0
         self._causes.clear()
         self._wants.clear()
-        self._staff.begin()
+        self.staff.begin()
 
     # --- time --------------------------------------------------------------------------------------------------
 
@@ -140,7 +142,7 @@ class Ours:
             self._clock.at(self._clock.life, max(self.now, decision.wake_at), self._tick, decision.wake_at)
         self._wake_at = decision.wake_at
         if decision.phase is Phase.HELD and before is not Phase.HELD and self.decider.people.asking:
-            self._staff.ask()
+            self.staff.ask()
         return decision
 
     def order(self, verb: str, cause: str, node: str = "") -> None:
@@ -204,8 +206,7 @@ class Ours:
             case "outside":
                 self.away = (self.now + self.prices("away"), fault)
             case "passing" if fault.shows == "slow":
-                dragged_s = self.prices("passes") * self.prices.share("drag")
-                self.book.drag(self.now, dragged_s, fault.name)
+                self._slow.drags(fault, self.prices("passes"))
                 return
             case "passing":
                 pass
@@ -225,7 +226,7 @@ class Ours:
         self.dead.update(gone)
         self._striking = "switch"
         self.stall()
-        self.later(self.prices("silence"), self._cry, silent(*gone), "switch", 0)
+        self.later(self.prices("silence"), self.cry, silent(*gone), "switch", 0)
 
     def _bring(self, fault: Fault) -> None:
         """A release that fails comes, and shows itself when it runs."""
@@ -245,46 +246,17 @@ class Ours:
         held = self.defects.get(node)
         defect = held if held is not None and held.fault is fault else None
         if fault.shows == "slow":
-            self._drag(fault, node, defect)
+            self._slow.show(fault, node, defect)
             return
-        sign = self._signs.of(fault, node, self._anybody(self.rng.random()), self.rng, defect)
+        sign = self.signs.of(fault, node, self._anybody(self.rng.random()), self.rng, defect)
         spoilt = max(0, self.course.step(self.now) - sign.back_steps) if sign.back_steps else 0
         if sign.stalls:
             self.stall()
         if sign.named is not None:
-            self.later(sign.named[0], self._cry, sign.named[1], fault.name, self.decider.generation)
-        self.later(sign.after_s, self._cry, sign.alarm, fault.name, self.decider.generation, spoilt)
+            self.later(sign.named[0], self.cry, sign.named[1], fault.name, self.decider.generation)
+        self.later(sign.after_s, self.cry, sign.alarm, fault.name, self.decider.generation, spoilt)
 
-    def _drag(self, fault: Fault, node: str, defect: Defect | None) -> None:
-        """Steps are made, but slowly, until a person comes; a slow host is named, and acted on once it costs enough."""
-        off = "slow" in self.setup.off
-        person_s = self.prices("person", "unseen") if off else self.prices("person")
-        sign = self._signs.slow(node)
-        if off or defect is None or not fault.host or sign.after_s >= person_s:
-            self._left_slow(fault, node, defect, person_s)
-            return
-        self.book.drag(self.now, sign.after_s * self.prices.share("drag"), fault.name)
-        self.later(sign.after_s, self._act_on, sign.alarm, defect, self.decider.generation, person_s - sign.after_s)
-
-    def _act_on(self, alarm: Alarm, defect: Defect, generation: int, person_s: float) -> None:
-        (node,) = alarm.suspects
-        if self.defects.get(node) is defect:
-            before = self.decider.incidents
-            self._cry(alarm, defect.fault.name, generation)
-            if self.decider.incidents == before:  # nobody can take its place, or its pace counts as the job's own now
-                self._left_slow(defect.fault, node, defect, person_s)
-
-    def _left_slow(self, fault: Fault, node: str, defect: Defect | None, person_s: float) -> None:
-        self.book.drag(self.now, person_s * self.prices.share("drag"), fault.name)
-        call = partial(self._staff.found, node, defect) if defect is not None else partial(self._roll_back, fault)
-        self.later(person_s, call)
-
-    def _roll_back(self, fault: Fault) -> None:
-        self.tally.people += 1
-        self.bugs.mend(fault.name)
-        self.order("rollback", fault.name)
-
-    def _cry(self, alarm: Alarm, name: str, generation: int, spoilt: int = 0) -> None:
+    def cry(self, alarm: Alarm, name: str, generation: int, spoilt: int = 0) -> None:
         if generation not in (0, self.decider.generation):
             return  # its ranks were ended meanwhile
         self._striking = self.cried = name
@@ -311,8 +283,8 @@ class Ours:
     def finished(self, action: Finish) -> None:
         """It gave up: a person finds out why, and queues it again."""
         self._write(self.now)
-        rest_s = self._staff.rest_s(self.cried)
-        for node in self._staff.mend(self.cried):
+        rest_s = self.staff.rest_s(self.cried)
+        for node in self.staff.mend(self.cried):
             del self.defects[node]
         self.book.add("person", self.now + rest_s, self.cried)
         self._queue_again(self.prices("requeue") - self.prices("first_step"), self.cried)
@@ -383,12 +355,12 @@ class Ours:
         if generation != self.decider.generation or self.course.stalled or self.defects.get(node) is not defect:
             return
         self._show(defect.fault, node)
-        self._staff.page(node, defect)
+        self.staff.page(node, defect)
 
     def _known(self, fault: Fault) -> None:
         if "rollback" in self.setup.off:
             self.bugs.last(fault)
-        self._staff.mends(fault)
+        self.staff.mends(fault)
 
     def _settled(self, generation: int) -> None:
         if generation == self.decider.generation and not self.course.stalled:

@@ -47,16 +47,16 @@ def test_a_person_mends_what_was_asked_about_and_nothing_else() -> None:
     ours.defects = {"a": Defect(fault=fault, probe_lot=1.0, hash_lot=1.0, hang_lot=0.0)}
     ours.defects["b"] = Defect(fault=other, probe_lot=1.0, hash_lot=1.0, hang_lot=0.0)
     ours.away = (DAY_S, other)
-    assert ours._staff.mend("it") == ["a"]
+    assert ours.staff.mend("it") == ["a"]
     assert ours.away[1] is other
-    assert ours._staff.mend("other") == ["b"]
+    assert ours.staff.mend("other") == ["b"]
     assert ours.away[0] == 0.0
 
 
 @pytest.mark.parametrize(("shows", "least_s", "most_s"), [("crash", 5400, 5400), ("loss", 7200, 28800)])
 def test_how_long_a_person_takes(shows: Shows, least_s: float, most_s: float) -> None:
     ours, _ = world(shows)
-    assert least_s <= ours._staff.rest_s("it") <= most_s
+    assert least_s <= ours.staff.rest_s("it") <= most_s
     assert ours.tally.people == 1
 
 
