@@ -92,8 +92,7 @@ def _losses(nodes: int, args: argparse.Namespace) -> Losses:
         p=min(1.0, args.p_day * days),
         group=args.group,
         group_share=args.group_share,
-        blast=args.blast,
-        blasts=blasts * days,
+        blasts=((blasts * days, args.blast),) if args.blast else (),
     )
 
 

@@ -78,8 +78,7 @@ def advise(args: argparse.Namespace) -> Advice:
         p=min(1.0, rate * days),
         group=args.group,
         group_share=args.group_share,
-        blast=mix.blast,
-        blasts=blasts * days,
+        blasts=((blasts * days, mix.blast),),
     )
     sizing = size(losses, args.confidence)
     alone = interval(args.save_s, per_day)
