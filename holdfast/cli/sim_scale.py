@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
         found = study.compare(_policies(args), setup, mix, seeds)
     print(msgspec.json.encode(found).decode()) if args.json else show(found)
     if args.plot:
-        drawn = plots.draw(args.plot, found, {s.policy: study.play(s.policy, setup, mix)[1] for s in found[:1]})
+        one, book = study.play(found[0].policy, setup, mix)
+        drawn = plots.draw(args.plot, found, {one.policy: book.curves(one.saving)})
         print(f"drawn: {', '.join(path.name for path in drawn)} in {args.plot}") if not args.json else None
     return 0
 

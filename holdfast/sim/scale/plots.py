@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.sim.scale.book import Book
+from holdfast.sim.scale.book import Curves
 from holdfast.sim.scale.result import Summary
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def need() -> None:
         raise PlotError("--plot needs matplotlib; install it with: pip install 'holdfast[plot]'") from None
 
 
-def draw(folder: Path, found: list[Summary], books: "Mapping[str, Book]") -> list[Path]:
+def draw(folder: Path, found: list[Summary], curves: "Mapping[str, Curves]") -> list[Path]:
     """Each picture as PNG and SVG."""
     need()
     import matplotlib
@@ -37,8 +37,8 @@ def draw(folder: Path, found: list[Summary], books: "Mapping[str, Book]") -> lis
     matplotlib.use("Agg")
     folder.mkdir(parents=True, exist_ok=True)
     drawn: list[Path] = []
-    for policy, book in books.items():
-        drawn += _save(folder, "ettr", _over_time(book, f"{found[0].gpus:,} GPUs, {found[0].failures}, {policy}"))
+    for policy, one in curves.items():
+        drawn += _save(folder, "ettr", _over_time(one, f"{found[0].gpus:,} GPUs, {found[0].failures}, {policy}"))
     drawn += _save(folder, "lost", _lost(found))
     if len(found) > 1:
         drawn += _save(folder, "compared", _compared(found))
@@ -54,8 +54,8 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _over_time(book: Book, title: str) -> Any:
-    instants, total, sliding = book.curves()
+def _over_time(curves: Curves, title: str) -> Any:
+    instants, total, sliding = curves
     figure, axes = _figure(9, 4)
     days = [at / _DAY_S for at in instants]
     axes.plot(days, [100 * part for part in sliding], color=_FAINT, linewidth=0.7, label="hour by hour")

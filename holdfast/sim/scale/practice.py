@@ -158,14 +158,14 @@ class Played:
         slow_s = self.prices("passes")
         if slow_s >= sees.detect_s[0]:
             return False
-        self.book.drag(self.now, slow_s * self.prices.share("drag"), name)
+        self.book.drag(self.now, slow_s, self.prices.share("drag"), name)
         return True
 
     def _see(self, sees: Sees, name: str) -> None:
         detect_s = self.rng.uniform(*sees.detect_s)
         self.tally.people += sees.by_hand
         if sees.shows == "slow":  # steps go on, slowly
-            self.book.drag(self.now, detect_s * self.prices.share("drag"), name)
+            self.book.drag(self.now, detect_s, self.prices.share("drag"), name)
             self._train(self.now + detect_s, name)
         else:
             self._spend("detect", detect_s, name)

@@ -18,7 +18,7 @@ class Slow:
     def drags(self, fault: "Fault", seconds: float) -> None:
         """Steps are made, but slowly, for so long from now on."""
         world = self.world
-        world.book.drag(world.now, seconds * world.prices.share("drag"), fault.name)
+        world.book.drag(world.now, seconds, world.prices.share("drag"), fault.name)
 
     def show(self, fault: "Fault", node: str, defect: Defect | None) -> None:
         """Until a person comes; a slow host is named, and acted on once it costs enough."""
