@@ -42,6 +42,15 @@ class Code(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     source: str
 
 
+class Blast(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What takes several nodes at once that stand side by side: a switch, the power of a rack."""
+
+    name: str
+    nodes: int
+    share: float  # of incidents
+    source: str
+
+
 class Mix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     rate: float  # unplanned incidents per node and day
@@ -49,9 +58,7 @@ class Mix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     fault: tuple[Fault, ...]
     updates_per_day: float = 0.0
     updates_source: str = ""
-    blast: int = 32  # nodes behind a switch
-    blast_share: float = 0.0  # of incidents
-    blast_source: str = ""
+    blast: tuple[Blast, ...] = ()
     lemons: float = 0.0  # share of nodes that fail more often
     lemon_times: float = 1.0
     lemon_source: str = ""
@@ -62,8 +69,10 @@ class Mix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise ValueError("rate is incidents per node and day, from 0 to 1")
         if not self.fault or sum(fault.weight for fault in self.fault) <= 0:
             raise ValueError("a mix needs faults, and one of them a weight above 0")
-        if not (0 <= self.blast_share <= 1 and 0 <= self.lemons <= 1 and self.lemon_times >= 1 and self.blast >= 1):
-            raise ValueError("blast_share and lemons are parts, lemon_times and blast are at least 1")
+        if not (0 <= self.lemons <= 1 and self.lemon_times >= 1):
+            raise ValueError("lemons is a part, lemon_times is at least 1")
+        if sum(blast.share for blast in self.blast) > 1:
+            raise ValueError("the shares of all kinds of blast are parts of one whole")
 
     @property
     def machines(self) -> float:

@@ -22,7 +22,7 @@ from holdfast.sim.scale.clock import ALWAYS, Clock
 from holdfast.sim.scale.course import Course
 from holdfast.sim.scale.deeds import Deeds
 from holdfast.sim.scale.defects import Defect
-from holdfast.sim.scale.mixes import Fault, Mix
+from holdfast.sim.scale.mixes import Blast, Fault, Mix
 from holdfast.sim.scale.prices import Prices, Sheet
 from holdfast.sim.scale.result import Result, Tally, result
 from holdfast.sim.scale.signs import Signs, silent
@@ -192,9 +192,9 @@ class Ours:
             return
         fault = strike.fault
         self.tally.incidents += 1
-        self.tally.struck("switch" if strike.blast else fault.name)
+        self.tally.struck(strike.name)
         if strike.blast:
-            self._blast(node)
+            self._blast(strike.blast, node)
             return
         defect = defects.draw(fault, self.rng)
         match strike.why:
@@ -217,16 +217,16 @@ class Ours:
         lemons = [seat.node for seat in self.decider.seats if seat.node in self._lemons] if strike.lemon else []
         return lemons[int(strike.luck * len(lemons))] if lemons else self._anybody(strike.luck)
 
-    def _blast(self, node: str) -> None:
-        """A switch is gone, and with it the nodes beside this one."""
+    def _blast(self, blast: Blast, node: str) -> None:
+        """A switch or a rack is gone, and with it the nodes beside this one."""
         seats = self.decider.seats
         place = next(number for number, seat in enumerate(seats) if seat.node == node)
-        first = place // self.mix.blast * self.mix.blast
-        gone = [seat.node for seat in seats[first : first + self.mix.blast] if seat.node in self.nodes]
+        first = place // blast.nodes * blast.nodes
+        gone = [seat.node for seat in seats[first : first + blast.nodes] if seat.node in self.nodes]
         self.dead.update(gone)
-        self._striking = "switch"
+        self._striking = blast.name
         self.stall()
-        self.later(self.prices("silence"), self.cry, silent(*gone), "switch", 0)
+        self.later(self.prices("silence"), self.cry, silent(*gone), blast.name, 0)
 
     def _bring(self, fault: Fault) -> None:
         """A release that fails comes, and shows itself when it runs."""

@@ -120,7 +120,7 @@ class Played:
 
     def _mend(self, strike: Strike) -> None:
         self.tally.incidents += 1
-        name = "switch" if strike.blast else strike.fault.name
+        name = strike.name
         self._cause = name
         self.tally.struck(name)
         shows: Shows = "silence" if strike.blast else strike.fault.shows
@@ -172,7 +172,7 @@ class Played:
         self._spend("diagnose", self.rng.uniform(*sees.locate_s), name)
 
     def _gone(self, strike: Strike, sees: Sees) -> int:
-        return self.mix.blast if strike.blast else self.practice.group if sees.group else 1
+        return strike.blast.nodes if strike.blast else self.practice.group if sees.group else 1
 
     def _restart(self, sees: Sees, gone: int, name: str) -> None:
         self._lose(sees.detect_s[1] if sees.shows == "loss" else 0.0)

@@ -4,7 +4,7 @@ from random import Random
 
 import msgspec
 
-from holdfast.sim.scale.mixes import Fault, Mix, Why
+from holdfast.sim.scale.mixes import Blast, Fault, Mix, Why
 
 DAY_S = 86400.0
 
@@ -54,9 +54,13 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     fault: Fault
     why: Why
-    blast: bool  # a switch: all nodes behind it at once
+    blast: Blast | None  # all nodes beside that one at once
     lemon: bool  # it hits a node that fails more often, if there is one left; else another
     luck: float  # 0 to 1: which node
+
+    @property
+    def name(self) -> str:
+        return self.blast.name if self.blast else self.fault.name
 
 
 class Weather(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,10 +83,18 @@ def forecast(setup: Setup, mix: Mix) -> Weather:
             break
         (number,) = rng.choices(numbers, weights)
         (why,) = rng.choices(list(causes[number]), list(causes[number].values()))
-        blast = rng.random() < mix.blast_share
+        blast = _blast(mix, rng.random())
         lemon = rng.random() < lemonish
         strikes.append(Strike(at=at, fault=mix.fault[number], why=why, blast=blast, lemon=lemon, luck=rng.random()))
     return Weather(strikes=tuple(strikes), updates=_updates(setup, mix))
+
+
+def _blast(mix: Mix, lot: float) -> Blast | None:
+    for blast in mix.blast:
+        if lot < blast.share:
+            return blast
+        lot -= blast.share
+    return None
 
 
 def _updates(setup: Setup, mix: Mix) -> tuple[float, ...]:

@@ -15,7 +15,9 @@ def test_every_figure_has_its_source(name: str) -> None:
     mix = mixes.load(name)
     assert mix.name == name
     assert all(fault.source for fault in mix.fault)
-    assert mix.rate_source and mix.updates_source and mix.blast_source and mix.lemon_source
+    assert mix.rate_source and mix.updates_source and mix.lemon_source
+    assert [blast.name for blast in mix.blast] == ["switch", "rack"] and all(blast.source for blast in mix.blast)
+    assert sum(blast.share for blast in mix.blast) == pytest.approx(0.01), "as ByteRobust has it for switches alone"
 
 
 def test_counts_are_those_of_the_tables() -> None:

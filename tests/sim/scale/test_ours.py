@@ -74,13 +74,26 @@ def test_a_bad_release_is_rolled_back_or_mended_by_a_person() -> None:
     assert lost_s(without) > lost_s(world)
 
 
+def blast(name: str, nodes: int, share: float = 1.0) -> mixes.Blast:
+    return mixes.Blast(name=name, nodes=nodes, share=share, source="")
+
+
 def test_a_switch_takes_its_nodes_and_state_goes_back_to_peers() -> None:
-    mix = msgspec.structs.replace(one("crash", "passing", CUDA), blast_share=1.0, blast=4)
+    mix = msgspec.structs.replace(one("crash", "passing", CUDA), blast=(blast("switch", 4),))
     world = played(mix)
     assert world.tally.evicted == 4 * world.tally.faults["switch"]
     assert world.tally.restored["peer_state"] >= world.tally.faults["switch"] - 2
-    half = played(msgspec.structs.replace(mix, blast=64), standbys=64)
+    half = played(msgspec.structs.replace(mix, blast=(blast("switch", 64),)), standbys=64)
     assert half.tally.restored["stored_state"] >= 1, "who lost everything goes back to storage"
+
+
+def test_several_kinds_of_blast_take_as_many_nodes_as_each_has() -> None:
+    kinds = (blast("switch", 8, 0.5), blast("rack", 2, 0.5))
+    world = played(msgspec.structs.replace(one("crash", "passing", CUDA), blast=kinds))
+    switches, racks = (world.tally.faults[kind.name] for kind in kinds)
+    assert switches > 2 and racks > 2
+    assert world.tally.evicted == 8 * switches + 2 * racks
+    assert {"switch", "rack"} <= world.book.by_cause(0.0).keys()
 
 
 def test_the_same_seed_gives_the_same_result() -> None:
