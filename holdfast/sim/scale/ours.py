@@ -25,7 +25,7 @@ from holdfast.sim.scale.defects import Defect
 from holdfast.sim.scale.mixes import Blast, Fault, Mix
 from holdfast.sim.scale.prices import Prices, Sheet
 from holdfast.sim.scale.result import Result, Tally, result
-from holdfast.sim.scale.signs import Signs, silent
+from holdfast.sim.scale.signs import PIPELINE, Places, Signs, silent
 from holdfast.sim.scale.slow import Slow
 from holdfast.sim.scale.staff import Staff
 from holdfast.sim.scale.weather import Setup, Strike, Weather, forecast
@@ -228,6 +228,18 @@ class Ours:
         self.stall()
         self.later(self.prices("silence"), self.cry, silent(*gone), blast.name, 0)
 
+    def _places(self, node: str) -> Places:
+        """A node with its pipeline, whose nodes sit side by side."""
+        seats, other = self.decider.seats, self._anybody(self.rng.random())
+        place = next((number for number, seat in enumerate(seats) if seat.node == node), None)
+        if place is None:
+            return Places(node=node, other=other)
+        first = place // PIPELINE * PIPELINE
+        group = seats[first : first + PIPELINE]
+        near = (seats[place], group[(place - first + 1) % len(group)])
+        ranks = tuple(sorted({seat.first_rank for seat in near}))
+        return Places(node=node, other=other, group=tuple(seat.node for seat in group), ranks=ranks)
+
     def _bring(self, fault: Fault) -> None:
         """A release that fails comes, and shows itself when it runs."""
         self._want = fault.name
@@ -248,7 +260,7 @@ class Ours:
         if fault.shows == "slow":
             self._slow.show(fault, node, defect)
             return
-        sign = self.signs.of(fault, node, self._anybody(self.rng.random()), self.rng, defect)
+        sign = self.signs.of(fault, self._places(node), self.rng, defect)
         spoilt = max(0, self.course.step(self.now) - sign.back_steps) if sign.back_steps else 0
         if sign.stalls:
             self.stall()

@@ -96,6 +96,19 @@ def test_several_kinds_of_blast_take_as_many_nodes_as_each_has() -> None:
     assert {"switch", "rack"} <= world.book.by_cause(0.0).keys()
 
 
+@pytest.mark.parametrize(("standbys", "least", "most"), [(8, 6, 10), (5, 1.5, 3)])
+def test_a_hang_of_several_nodes_costs_their_pipeline_where_it_can_be_replaced(
+    standbys: int, least: float, most: float
+) -> None:
+    certain = {"hang_group": 1.0, "hang_unseen": 0.0}
+    shares = tuple(msgspec.structs.replace(s, value=certain.get(s.name, s.value)) for s in SHEET.share)
+    setup = msgspec.structs.replace(SMALL, standbys=standbys)
+    world = Ours(setup, one("hang", "machine"), msgspec.structs.replace(SHEET, share=shares))
+    world.play()
+    assert least <= world.tally.evicted / world.tally.incidents <= most
+    assert world.tally.waits == 0, "who is not proved bad goes only if a standby can take its place"
+
+
 def test_the_same_seed_gives_the_same_result() -> None:
     mix = mixes.load("byterobust")
     first, second = (Ours(SMALL, mix, SHEET).play() for _ in range(2))
