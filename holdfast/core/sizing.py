@@ -65,22 +65,22 @@ def lost(kinds: Sequence[tuple[float, int]], most: int) -> Iterator[float]:
     a chance has grown too large, those that follow are written so many times smaller."""
     weights = [(mean * each, each) for mean, each in kinds if mean]
     scale = -sum(weight / each for weight, each in weights)  # logarithm of what the newest are to be multiplied by
-    found, smaller_at, older_at, seen = [1.0], 0, 0, 0.0
-    for count in range(most):
-        if count:
-            value = 0.0
-            for weight, each in weights:
-                place = count - each
-                if place >= smaller_at:
-                    value += weight * found[place]
-                elif place >= older_at:  # what is older adds nothing
-                    value += weight * found[place] / _MUCH
-            value /= count
-            if value > _MUCH:
-                value, scale = value / _MUCH, scale + log(_MUCH)
-                smaller_at, older_at = count, smaller_at
-            found.append(value)
-        chance = exp(scale + log(found[-1])) if found[-1] and scale > _NONE else 0.0
+    found, smaller_at, older_at, seen = [1.0], 0, 0, exp(scale)
+    yield seen
+    for count in range(1, most):
+        value = 0.0
+        for weight, each in weights:
+            place = count - each
+            if place >= smaller_at:
+                value += weight * found[place]
+            elif place >= older_at:  # what is older adds nothing
+                value += weight * found[place] / _MUCH
+        value /= count
+        if value > _MUCH:
+            value, scale = value / _MUCH, scale + log(_MUCH)
+            smaller_at, older_at = count, smaller_at
+        found.append(value)
+        chance = exp(scale + log(value)) if value and scale > _NONE else 0.0
         seen += chance
         yield chance
     yield max(0.0, 1.0 - seen)

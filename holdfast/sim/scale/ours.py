@@ -15,20 +15,21 @@ from holdfast.model.alarm import Alarm
 from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, Phase, Ready, Tick
 from holdfast.model.release import Release
 from holdfast.model.topology import Job
-from holdfast.sim.scale import defects
+from holdfast.sim.scale import beside, defects
 from holdfast.sim.scale.book import TRAIN, Book
 from holdfast.sim.scale.bugs import Bugs
 from holdfast.sim.scale.clock import ALWAYS, Clock
 from holdfast.sim.scale.course import Course
 from holdfast.sim.scale.deeds import Deeds
 from holdfast.sim.scale.defects import Defect
+from holdfast.sim.scale.idle import Idle
 from holdfast.sim.scale.mixes import Blast, Fault, Mix
 from holdfast.sim.scale.prices import Prices, Sheet
 from holdfast.sim.scale.result import Result, Tally, result
-from holdfast.sim.scale.signs import PIPELINE, Places, Signs, silent
+from holdfast.sim.scale.signs import Signs, silent
 from holdfast.sim.scale.slow import Slow
 from holdfast.sim.scale.staff import Staff
-from holdfast.sim.scale.weather import Setup, Strike, Weather, forecast
+from holdfast.sim.scale.weather import Setup, Strike, Weather, forecast, idle
 
 NAME = "holdfast"
 _catalog = cache(catalog.load)
@@ -56,6 +57,7 @@ class Ours:
         self._deeds = Deeds(self)
         self.staff = Staff(self)
         self._slow = Slow(self)
+        self._idle = Idle(self)
         self.bugs = Bugs()
         self.away: tuple[float, Fault | None] = (0.0, None)  # a service outside, until then
         self.cried = ""  # what the newest alarm was about
@@ -98,6 +100,8 @@ class Ours:
         weather: Weather = forecast(self.setup, self.mix)
         for strike in weather.strikes:
             self._clock.at(ALWAYS, strike.at, self._strike, strike)
+        for strike in idle(self.setup, self.mix, self.standbys):
+            self._clock.at(ALWAYS, strike.at, self._idle.strike, strike)
         for number, at in enumerate(weather.updates):
             self._clock.at(ALWAYS, at, self._update, f"release-{number}")
         self._begin()
@@ -219,26 +223,12 @@ class Ours:
 
     def _blast(self, blast: Blast, node: str) -> None:
         """A switch or a rack is gone, and with it the nodes beside this one."""
-        seats = self.decider.seats
-        place = next(number for number, seat in enumerate(seats) if seat.node == node)
-        first = place // blast.nodes * blast.nodes
-        gone = [seat.node for seat in seats[first : first + blast.nodes] if seat.node in self.nodes]
+        around = beside.around(self.decider.seats, node, blast.nodes)
+        gone = [seat.node for seat in around if seat.node in self.nodes]
         self.dead.update(gone)
         self._striking = blast.name
         self.stall()
         self.later(self.prices("silence"), self.cry, silent(*gone), blast.name, 0)
-
-    def _places(self, node: str) -> Places:
-        """A node with its pipeline, whose nodes sit side by side."""
-        seats, other = self.decider.seats, self._anybody(self.rng.random())
-        place = next((number for number, seat in enumerate(seats) if seat.node == node), None)
-        if place is None:
-            return Places(node=node, other=other)
-        first = place // PIPELINE * PIPELINE
-        group = seats[first : first + PIPELINE]
-        near = (seats[place], group[(place - first + 1) % len(group)])
-        ranks = tuple(sorted({seat.first_rank for seat in near}))
-        return Places(node=node, other=other, group=tuple(seat.node for seat in group), ranks=ranks)
 
     def _bring(self, fault: Fault) -> None:
         """A release that fails comes, and shows itself when it runs."""
@@ -260,7 +250,8 @@ class Ours:
         if fault.shows == "slow":
             self._slow.show(fault, node, defect)
             return
-        sign = self.signs.of(fault, self._places(node), self.rng, defect)
+        places = beside.places(self.decider.seats, node, self._anybody(self.rng.random()))
+        sign = self.signs.of(fault, places, self.rng, defect)
         spoilt = max(0, self.course.step(self.now) - sign.back_steps) if sign.back_steps else 0
         if sign.stalls:
             self.stall()

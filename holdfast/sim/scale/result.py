@@ -17,6 +17,7 @@ class Tally(msgspec.Struct, kw_only=True):
     faults: dict[str, int] = {}
     evicted: int = 0
     standbys_used: int = 0
+    standbys_lost: int = 0  # that failed while they waited
     waits: int = 0  # times that a replacement had to be waited for
     people: int = 0  # interventions
     updates: int = 0

@@ -10,6 +10,7 @@ from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.detect.slow import SlowLimits
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.signal import Exit
+from holdfast.sim.scale.beside import Places
 from holdfast.sim.scale.defects import Defect, wide
 from holdfast.sim.scale.mixes import Fault
 from holdfast.sim.scale.prices import Prices
@@ -19,7 +20,6 @@ _TIMED_OUT = (
     " milliseconds before timing out."
 )
 
-PIPELINE = 8  # nodes: as many as ByteRobust's job of 9,600 GPUs has in a pipeline (section 4)
 _KINDS = ("hang_spinning", "hang_stopped")  # shares of the hangs that are seen
 
 
@@ -31,15 +31,6 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True):
     stalls: bool = True  # no step is made from the failure on
     back_steps: int = 0  # the last so many steps are spoilt
     named: tuple[float, Alarm] | None = None  # after so long, who is to blame as it seems: told, not acted on
-
-
-class Places(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a failure is."""
-
-    node: str
-    other: str  # who is named where nobody knows better
-    group: tuple[str, ...] = ()  # nodes of its pipeline
-    ranks: tuple[int, ...] = ()  # of it and of a neighbour there
 
 
 class Signs:

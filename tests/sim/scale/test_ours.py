@@ -109,6 +109,18 @@ def test_a_hang_of_several_nodes_costs_their_pipeline_where_it_can_be_replaced(
     assert world.tally.waits == 0, "who is not proved bad goes only if a standby can take its place"
 
 
+@pytest.mark.parametrize("shows", ["silence", "health"])
+def test_standbys_fail_while_they_wait_and_others_come(shows: Shows) -> None:
+    world = played(one(shows, "machine"), standbys=64, days=5.0)  # as many as train, so as many failures
+    assert 0.5 * world.tally.incidents < world.tally.standbys_lost < 2 * world.tally.incidents
+    again = world.tally.evicted - world.tally.incidents  # of those that read as bad, whose probes found nothing
+    assert again <= (2 if shows == "health" else 0), "a lost standby is no eviction, and nobody else goes for it"
+    assert len(world.decider.pool) + len(world.decider.coming) >= 62 and not world.dead & world.decider.pool.keys()
+    assert world.tally.waits == 0
+    unseen = played(one("crash", "machine", CUDA), standbys=64, days=5.0)
+    assert unseen.tally.standbys_lost == 0, "no code runs on them"
+
+
 def test_the_same_seed_gives_the_same_result() -> None:
     mix = mixes.load("byterobust")
     first, second = (Ours(SMALL, mix, SHEET).play() for _ in range(2))

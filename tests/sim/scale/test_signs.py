@@ -7,10 +7,11 @@ import pytest
 from holdfast.logs import catalog
 from holdfast.model.alarm import Kind
 from holdfast.sim.scale import defects, prices
+from holdfast.sim.scale.beside import Places
 from holdfast.sim.scale.defects import Defect
 from holdfast.sim.scale.mixes import Fault, Shows
 from holdfast.sim.scale.prices import Prices
-from holdfast.sim.scale.signs import Places, Sign, Signs
+from holdfast.sim.scale.signs import Sign, Signs
 
 SHEET, CATALOG = prices.load(), catalog.load()
 
