@@ -52,28 +52,29 @@ def brief(seconds: float | None) -> str:
 
 def _record(name: str, findings: Findings, runs: dict[str, list[float | None]]) -> Path:
     now = datetime.datetime.now(datetime.UTC)
+    RECORDS.mkdir(exist_ok=True)
     record = {
         "name": name,
         "at": now.isoformat(timespec="seconds"),
-        "commit": _commit(),
+        "commit": commit(),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
         "load": os.getloadavg()[0],
         **msgspec.to_builtins(findings),
         "runs": runs,
     }
-    RECORDS.mkdir(exist_ok=True)
     path = RECORDS / f"{name}-{now:%Y%m%d}.json"
     path.write_text(json.dumps(record, indent=1) + "\n")
     return path.relative_to(RECORDS.parents[1])
 
 
-def _commit() -> str:
-    """The commit measured, with a plus sign when the tree has changed since."""
-    described = subprocess.run(
-        ["git", "describe", "--always", "--abbrev=12", "--dirty=+"],
-        cwd=RECORDS.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return described.stdout.strip() or "unknown"
+def commit(records: Path = RECORDS) -> str:
+    """The commit measured, with a plus sign when files that git tracks have changed since, other than records: several
+    benchmarks one after the other write them, and nothing that is measured reads them."""
+    found = _git(records, "describe", "--always", "--abbrev=12")
+    changed = _git(records, "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude).")
+    return f"{found}{'+' if changed else ''}" if found else "unknown"
+
+
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=False)
+    return done.stdout.strip()

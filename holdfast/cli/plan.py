@@ -14,6 +14,7 @@ from holdfast.core.sizing import Losses, Sizing, size
 # What ByteRobust's authors saw: of 175 incidents of a dense job 15 evicted a group of 8, and a switch has 32 machines.
 _GROUP, _GROUP_SHARE, _BLAST, _BLAST_SHARE = 8, 15 / 175, 32, 0.01
 _P_DAY = 0.0012
+_MOST = 1_000_000
 _HALVES = 3  # smaller jobs beside the one that was asked for
 
 
@@ -74,12 +75,15 @@ def _fault(args: argparse.Namespace) -> str:
     p_day = _P_DAY if args.p_day is None else args.p_day
     checks = (
         ((args.nodes is None) != (args.gpus is None), "say how large the job is: either --nodes or --gpus"),
-        (args.nodes is None or 1 <= args.nodes <= 1_000_000, "--nodes is from 1 to 1,000,000"),
+        (args.nodes is None or 1 <= args.nodes <= _MOST, "--nodes is from 1 to 1,000,000"),
         (0 <= p_day < 1 and 0 < args.confidence < 1, "--p-day and --confidence are chances, between 0 and 1"),
-        (args.refill_h > 0, "--refill-h is above 0"),
+        (0 < args.refill_h <= 87600, "--refill-h is above 0 and at most 87600, ten years"),
         (0 <= args.group_share <= 1, "--group-share is a part, from 0 to 1"),
-        (args.group >= 1 and args.blast >= 0, "--group is at least 1, --blast not negative"),
-        (args.blasts_day is None or args.blasts_day >= 0, "--blasts-day is not negative"),
+        (
+            1 <= args.group <= _MOST and 0 <= args.blast <= _MOST,
+            "--group is at least 1, --blast not negative, and both at most 1,000,000",
+        ),
+        (args.blasts_day is None or 0 <= args.blasts_day <= _MOST, "--blasts-day is from 0 to 1,000,000"),
     )
     return next((why for holds, why in checks if not holds), "")
 
@@ -92,8 +96,7 @@ def _losses(nodes: int, args: argparse.Namespace) -> Losses:
         p=min(1.0, args.p_day * days),
         group=args.group,
         group_share=args.group_share,
-        blast=args.blast,
-        blasts=blasts * days,
+        blasts=((blasts * days, args.blast),) if args.blast else (),
     )
 
 

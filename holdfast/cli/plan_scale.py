@@ -72,19 +72,20 @@ def advise(args: argparse.Namespace) -> Advice:
     rate = mix.rate if args.p_day is None else args.p_day
     nodes, per_day = setup.nodes, setup.nodes * rate
     days = args.refill_h / 24
-    blasts = args.blasts_day if args.blasts_day is not None else mix.blast_share * per_day
+    blasts = [(blast.share * per_day, blast.nodes) for blast in mix.blast]
+    if args.blasts_day is not None:
+        blasts = [(args.blasts_day, args.blast)]
     losses = Losses(
         nodes=nodes,
         p=min(1.0, rate * days),
         group=args.group,
         group_share=args.group_share,
-        blast=mix.blast,
-        blasts=blasts * days,
+        blasts=tuple((many * days, each) for many, each in blasts if each),
     )
     sizing = size(losses, args.confidence)
     alone = interval(args.save_s, per_day)
     # State in memory is lost together with its copy only where a switch takes both; writing it costs training nothing.
-    beside = interval(args.save_s, blasts)
+    beside = interval(args.save_s, sum(many for many, _ in blasts))
     seeds = range(1, args.seeds + 1)
     return Advice(
         gpus=args.gpus,

@@ -1,6 +1,7 @@
 """`holdfast sim`: the same decisions in virtual time, with modelled delays and faults from a seed."""
 
 import argparse
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -14,12 +15,20 @@ from holdfast.core.account import Use
 from holdfast.core.report import report_of
 from holdfast.journal.sqlite import JournalError, SqliteJournal
 from holdfast.sim.checks import Unsafe
-from holdfast.sim.faults import HARSH, Crash, Cut, Fault, Loss, Rates
+from holdfast.sim.faults import DAY_S, HARSH, Crash, Cut, Fault, Loss, Rates
 from holdfast.sim.run import Result, simulate
 from holdfast.sim.scale.plots import PlotError
 from holdfast.sim.world import Setup
 
 UNSAFE = 1
+_MOST = 10_000  # nodes whose every event is played
+_LIMITS = {
+    "nodes": (1, _MOST),
+    "nproc": (1, 1024),
+    "standbys": (0, _MOST),
+    "shrink": (0, _MOST),
+    "save_steps": (1, 1_000_000_000),
+}
 _USUAL = {"nodes": 8, "standbys": 1, "shrink": 0, "days": 1.0, "save_steps": 100}
 _FAULTS = {"crash": Crash, "loss": Loss, "cut": Cut}
 _CHANCES = {
@@ -85,9 +94,9 @@ def _setup(args: argparse.Namespace) -> Setup:
             raise UsageError(f"{_flag(name)} goes with --gpus, which was not given")
     for name, usual in _USUAL.items():
         setattr(args, name, usual if getattr(args, name) is None else getattr(args, name))
-    for name, least in (("nodes", 1), ("nproc", 1), ("standbys", 0), ("shrink", 0), ("save_steps", 1)):
-        if getattr(args, name) < least:
-            raise UsageError(f"{_flag(name)} must be at least {least}")
+    for name, (least, most) in _LIMITS.items():
+        if not least <= getattr(args, name) <= most:
+            raise UsageError(f"{_flag(name)} must be at least {least} and at most {most:,}; --gpus is for larger jobs")
     if not 0 < args.days <= 3650:
         raise UsageError("--days must be above 0 and at most 3650")
     if not 0.01 <= args.step_s <= 86400:
@@ -109,17 +118,22 @@ def _setup(args: argparse.Namespace) -> Setup:
         save_steps=args.save_steps,
         acquire=not args.join,
         rates=msgspec.structs.replace(HARSH if args.harsh else Rates(), **given),
-        script=tuple(_fault(text) for text in args.fault),
+        script=tuple(_fault(text, args.days) for text in args.fault),
     )
 
 
-def _fault(text: str) -> tuple[float, Fault]:
-    at, _, rest = text.partition(":")
+def _fault(text: str, days: float) -> tuple[float, Fault]:
+    said, _, rest = text.partition(":")
     kind, _, node = rest.partition(":")
     try:
-        return float(at), _FAULTS[kind](node=node)
+        at, fault = float(said), _FAULTS[kind](node=node)
     except (ValueError, KeyError):
         raise UsageError(f"--fault {text}: write it as SECONDS:KIND or SECONDS:KIND:NODE, like 3600:loss:n3") from None
+    if not 0 <= at <= days * DAY_S:
+        raise UsageError(f"--fault {text}: its seconds are from 0 to the {days * DAY_S:g} of --days")
+    if node and not re.fullmatch("n[0-9]+", node):
+        raise UsageError(f"--fault {text}: nodes are named n0, n1 and so on")
+    return at, fault
 
 
 def _run(setup: Setup, args: argparse.Namespace) -> int:

@@ -1,6 +1,7 @@
 """`holdfast sim dst`: the real controller and the agents' protocol, against all that can fail around them."""
 
 import argparse
+import re
 import time
 
 from holdfast.cli.flagtable import UsageError
@@ -16,6 +17,7 @@ from holdfast.sim.dst.run import Result, play
 from holdfast.sim.dst.setup import setup_of
 
 BROKEN = 1
+_SEED = re.compile("[0-9]{1,12}")
 
 
 class Controlled:
@@ -89,6 +91,6 @@ def _seeds(args: argparse.Namespace) -> range:
     if args.seed is not None:
         return range(args.seed, args.seed + 1)
     first, _, last = args.seeds.partition(":")
-    if not (first.isdigit() and last.isdigit() and int(first) < int(last)):
+    if not (_SEED.fullmatch(first) and _SEED.fullmatch(last) and int(first) < int(last)):
         raise UsageError(f"--seeds {args.seeds}: write it as A:B, like 0:1000")
     return range(int(first), int(last))

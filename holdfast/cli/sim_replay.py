@@ -11,6 +11,7 @@ from holdfast.core.diagnose.grid import UnfitError
 from holdfast.sim.replay import Crossing, Rate, Study, Trying, study
 
 _PLAIN = Trying(launch_s=0.0, group_launch_s=0.0)
+_MOST_NODES, _MOST = 100_000, 1_000_000
 _CHANCES = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02)
 _NUMBERS = {
     "nodes": "nodes that train",
@@ -54,14 +55,15 @@ def run(args: argparse.Namespace) -> int:
 def _setup(args: argparse.Namespace) -> tuple[Trying, tuple[float, ...]]:
     for name in _NUMBERS:
         least = 0 if name in ("group", "seed") else 1
-        if getattr(args, name) < least:
-            raise UsageError(f"--{name} must be at least {least}")
+        most = _MOST_NODES if name in ("nodes", "replica", "stages", "group") else _MOST
+        if not least <= getattr(args, name) <= most:
+            raise UsageError(f"--{name} must be at least {least} and at most {most:,}")
     try:
         chosen = tuple(float(word) for word in args.q.split(","))
     except ValueError:
         raise UsageError(f"--q {args.q}: write it as 0.5 or 1,0.5,0.2") from None
-    if not all(0 < q <= 1 for q in chosen):
-        raise UsageError("--q must be above 0 and at most 1")
+    if not all(1e-6 <= q <= 1 for q in chosen):
+        raise UsageError("--q must be above 0, no less than 0.000001, and at most 1")
     if not 0 < args.confidence < 1:
         raise UsageError("--confidence must lie between 0 and 1")
     if not 0.01 <= args.step_s <= 86400:

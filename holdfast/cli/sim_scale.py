@@ -48,15 +48,16 @@ def run(args: argparse.Namespace) -> int:
     seeds = range(setup.seed, setup.seed + (args.seeds if args.seeds is not None else 3))
     if not 1 <= len(seeds) <= 1000:
         raise UsageError("--seeds is from 1 to 1000")
+    mechanisms = _mechanisms(args) if args.ablate is not None else ()
+    policies = _policies(args)
     if args.plot:
         plots.need()
-    if args.ablate is not None:
-        found = study.ablate(setup, mix, seeds, _mechanisms(args))
-    else:
-        found = study.compare(_policies(args), setup, mix, seeds)
+        plots.room(args.plot)
+    found = study.ablate(setup, mix, seeds, mechanisms) if mechanisms else study.compare(policies, setup, mix, seeds)
     print(msgspec.json.encode(found).decode()) if args.json else show(found)
     if args.plot:
-        drawn = plots.draw(args.plot, found, {s.policy: study.play(s.policy, setup, mix)[1] for s in found[:1]})
+        one, book = study.play(found[0].policy, setup, mix)
+        drawn = plots.draw(args.plot, found, {one.policy: book.curves(one.saving)})
         print(f"drawn: {', '.join(path.name for path in drawn)} in {args.plot}") if not args.json else None
     return 0
 
@@ -94,8 +95,11 @@ def _setup(args: argparse.Namespace) -> Setup:
         raise UsageError("--step-s must be between 0.01 and 86400")
     if args.rate is not None and not 0 <= args.rate <= 1:
         raise UsageError("--rate is a part, from 0 to 1")
-    if args.standbys is not None and args.standbys < 0:
-        raise UsageError("--standbys must be at least 0")
+    nodes = args.gpus // args.nproc
+    if args.standbys is not None and not 0 <= args.standbys <= nodes:
+        raise UsageError(
+            f"--standbys must be at least 0, and at most as many as there are nodes that train ({nodes:,})"
+        )
     ask_h = 4.0 if args.ask_h is None else args.ask_h
     if not 0 <= ask_h <= 1000:
         raise UsageError("--ask-h is from 0 to 1000")

@@ -1,11 +1,12 @@
 """How many standbys to hold: what is lost at once, by nodes, whole groups and whole switches, in 99 of 100 periods."""
 
-from collections.abc import Sequence
-from math import exp, lgamma, log, log1p
+from collections.abc import Iterator, Sequence
+from math import exp, lgamma, log, log1p, sqrt
 
 import msgspec
 
-_ENOUGH = 1e-9  # of a distribution's tail may be left out
+_MUCH = 1e200  # a float holds little more
+_NONE = -1200.0  # not even _MUCH times what has this logarithm is above 0
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,8 +16,7 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True):
     p: float  # that a node fails within a period
     group: int = 1  # nodes that are evicted together where stacks name a group
     group_share: float = 0.0  # of all incidents
-    blast: int = 0  # nodes behind one switch
-    blasts: float = 0.0  # a period
+    blasts: tuple[tuple[float, int], ...] = ()  # switches and the like: how many a period, and nodes behind each
 
 
 class Sizing(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,8 +31,9 @@ def binomial(nodes: int, p: float, confidence: float = 0.99) -> int:
     """The least number that is not exceeded with this confidence."""
     if not 0 < p < 1:
         return nodes if p >= 1 else 0
-    total = 0.0
-    for count in range(nodes + 1):
+    total, mean = 0.0, nodes * p
+    least = max(0, int(mean - 40 * sqrt(mean)))  # below that there is nothing that a float could hold
+    for count in range(least, nodes + 1):
         # By logarithms: the number of ways to lose a hundred of 16,384 nodes is beyond what a float holds.
         ways = lgamma(nodes + 1) - lgamma(count + 1) - lgamma(nodes - count + 1)
         total += exp(ways + count * log(p) + (nodes - count) * log1p(-p))
@@ -42,44 +43,44 @@ def binomial(nodes: int, p: float, confidence: float = 0.99) -> int:
 
 
 def size(losses: Losses, confidence: float = 0.99) -> Sizing:
-    """Groups and switches come by themselves, so what is lost is a sum of three that know nothing of one another."""
+    """Groups and switches come by themselves, so what is lost is a sum of parts that know nothing of one another."""
     rate = losses.nodes * losses.p
-    lost = poisson(rate * (1 - losses.group_share), 1, losses.nodes)
-    lost = added(lost, poisson(rate * losses.group_share, losses.group, losses.nodes), losses.nodes)
-    if losses.blast:
-        lost = added(lost, poisson(losses.blasts, losses.blast, losses.nodes), losses.nodes)
-    plain = binomial(losses.nodes, losses.p, confidence)
-    return Sizing(plain=plain, ours=quantile(lost, confidence), short=max(0.0, 1.0 - sum(lost[: plain + 1])))
-
-
-def poisson(mean: float, each: int, most: int) -> list[float]:
-    """The distribution of what so many events on average cost, each so much; beyond `most` all is lost anyway."""
-    found = [0.0] * (most + 1)
-    chance, seen, count = exp(-mean), 0.0, 0
-    while seen < 1 - _ENOUGH and count <= most:
-        found[min(most, count * each)] += chance
-        seen += chance
-        count += 1
-        chance *= mean / count
-    return found
-
-
-def added(one: Sequence[float], other: Sequence[float], most: int) -> list[float]:
-    """The distribution of a sum."""
-    found = [0.0] * (most + 1)
-    few = [(at, chance) for at, chance in enumerate(other) if chance]
-    for here, chance in enumerate(one):
-        if not chance:
-            continue
-        for at, also in few:
-            found[min(most, here + at)] += chance * also
-    return found
-
-
-def quantile(chances: Sequence[float], confidence: float) -> int:
-    total = 0.0
-    for count, chance in enumerate(chances):
+    kinds = ((rate * (1 - losses.group_share), 1), (rate * losses.group_share, losses.group), *losses.blasts)
+    plain, ours = binomial(losses.nodes, losses.p, confidence), -1
+    total = held = 0.0
+    for count, chance in enumerate(lost(kinds, losses.nodes)):
         total += chance
-        if total >= confidence:
-            return count
-    return len(chances) - 1
+        if count == plain:
+            held = total
+        if ours < 0 and total >= confidence:
+            ours = count
+        if ours >= 0 and count >= plain:
+            break
+    return Sizing(plain=plain, ours=ours if ours >= 0 else losses.nodes, short=max(0.0, 1.0 - held))
+
+
+def lost(kinds: Sequence[tuple[float, int]], most: int) -> Iterator[float]:
+    """The chances of losing 0, 1, 2 ... and `most`, where all is lost that there is; a kind is how many events come on
+    average, and what each takes. By Panjer's recursion, beginning with 1 instead of what a float may not hold: whenever
+    a chance has grown too large, those that follow are written so many times smaller."""
+    weights = [(mean * each, each) for mean, each in kinds if mean]
+    scale = -sum(weight / each for weight, each in weights)  # logarithm of what the newest are to be multiplied by
+    found, smaller_at, older_at, seen = [1.0], 0, 0, exp(scale)
+    yield seen
+    for count in range(1, most):
+        value = 0.0
+        for weight, each in weights:
+            place = count - each
+            if place >= smaller_at:
+                value += weight * found[place]
+            elif place >= older_at:  # what is older adds nothing
+                value += weight * found[place] / _MUCH
+        value /= count
+        if value > _MUCH:
+            value, scale = value / _MUCH, scale + log(_MUCH)
+            smaller_at, older_at = count, smaller_at
+        found.append(value)
+        chance = exp(scale + log(value)) if value and scale > _NONE else 0.0
+        seen += chance
+        yield chance
+    yield max(0.0, 1.0 - seen)

@@ -6,6 +6,14 @@ import pytest
 
 from holdfast.cli.plan import main
 
+FLAGS = {
+    "--p-day": "between 0 and 1",
+    "--confidence": "between 0 and 1",
+    "--refill-h": "--refill-h is above 0",
+    "--group-share": "from 0 to 1",
+    "--blasts-day": "--blasts-day is from 0",
+}
+
 
 def test_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--nodes", "1024", "--p-day", "0.0012"]) == 0
@@ -28,6 +36,11 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
         (["--nodes", "4", "--p-day", "1.5"], "chances, between 0 and 1"),
         (["--nodes", "4", "--refill-h", "0"], "--refill-h is above 0"),
         (["--nodes", "4", "--group", "0"], "--group is at least 1"),
+        (["--nodes", "4", "--group", "9" * 400], "at most 1,000,000"),
+        (["--nodes", "4", "--blast", "9" * 400], "at most 1,000,000"),
+        (["--nodes", "4", "--refill-h", "inf"], "--refill-h is above 0 and at most"),
+        *((["--nodes", "4", flag, "nan"], why) for flag, why in FLAGS.items()),
+        *((["--nodes", "4", flag, "inf"], why) for flag, why in FLAGS.items()),
         (["--nodes", "4", "--group-share", "2"], "from 0 to 1"),
     ],
 )
@@ -56,6 +69,12 @@ def test_a_large_job(capsys: pytest.CaptureFixture[str]) -> None:
         (["--gpus", "63"], "multiple of --nproc"),
         (["--gpus", "64", "--save-s", "0"], "above 0"),
         (["--gpus", "64", "--days", "0"], "--days is from 1"),
+        *((["--gpus", "64", "--days", value], "--days is from 1") for value in ("nan", "inf")),
+        *(
+            (["--gpus", "64", flag, value], "are seconds")
+            for flag in ("--save-s", "--step-s")
+            for value in ("nan", "inf")
+        ),
         (["--gpus", "64", "--failures", "none.toml"], "neither one of byterobust"),
     ],
 )

@@ -15,6 +15,8 @@ from holdfast.sim.faults import HARSH, Loss, Rates
 from holdfast.sim.run import simulate
 from holdfast.sim.world import Setup
 
+CHANCES = ("loss", "crash", "defect", "cut", "fleet-fails", "dud", "launch-fails", "stop-fails")
+NO_NUMBERS = ("nan", "inf")
 SMALL = ["run", "--nodes", "4", "--days", "0.2", "--harsh", "--seed", "5"]
 
 
@@ -58,6 +60,18 @@ def test_its_journal_can_be_kept(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--launch-fails", "-1"], "--launch-fails must be between 0 and 1000"),
         (["--fault", "soon:loss"], "--fault soon:loss: write it as SECONDS:KIND"),
         (["--fault", "5:comet"], "write it as SECONDS:KIND"),
+        (["--fault", "nan:crash"], "its seconds are from 0 to the 86400 of --days"),
+        (["--fault", "inf:crash"], "its seconds are from 0"),
+        (["--fault=-1:crash"], "its seconds are from 0"),
+        (["--fault", "90000:crash"], "its seconds are from 0"),
+        (["--fault", "5:loss:zz"], "nodes are named n0, n1 and so on"),
+        (["--nodes", "100000000"], "--nodes must be at least 1 and at most 10,000"),
+        (["--standbys", "100000000"], "--standbys must be at least 0 and at most 10,000"),
+        (["--nproc", "100000000"], "--nproc must be at least 1 and at most 1,024"),
+        (["--step-s", "nan"], "--step-s must be between"),
+        (["--step-s", "inf"], "--step-s must be between"),
+        (["--days", "inf"], "--days must be above 0"),
+        *((["--" + name, value], f"--{name} must be between 0 and 1000") for name in CHANCES for value in NO_NUMBERS),
         (["--journal", "/nonexistent/sim.db"], "cannot be used as a journal"),
     ],
 )
@@ -132,6 +146,12 @@ def test_replay_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--q", "often"], "--q often: write it as"),
         (["--q", "0"], "--q must be above 0"),
+        (["--q", "nan"], "--q must be above 0"),
+        (["--q", "1e-300"], "--q must be above 0"),
+        (["--confidence", "nan"], "--confidence must lie between 0 and 1"),
+        (["--step-s", "nan"], "--step-s must be between"),
+        (["--nodes", "1000000000"], "--nodes must be at least 1 and at most 100,000"),
+        (["--trials", "1000000000"], "--trials must be at least 1 and at most 1,000,000"),
         (["--confidence", "1"], "--confidence must lie between 0 and 1"),
         (["--trials", "0"], "--trials must be at least 1"),
         (["--step-s", "0"], "--step-s must be between"),
@@ -143,3 +163,9 @@ def test_replay_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_replay_refuses(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert sim.main([*REPLAY, *flags]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seeds", ["²:5", "0:²", "5:5", "nan:inf", "0:" + "9" * 30, ":"])
+def test_what_dst_refuses(seeds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sim.main(["dst", "--seeds", seeds]) == 2
+    assert "write it as A:B, like 0:1000" in capsys.readouterr().err

@@ -2,10 +2,12 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
 from holdfast.cli import sim
+from holdfast.sim.scale import study
 
 SMALL = ["run", "--gpus", "512", "--days", "5", "--seeds", "1"]
 
@@ -50,7 +52,14 @@ def test_mechanisms_off(capsys: pytest.CaptureFixture[str]) -> None:
         (["--gpus", "512", "--days", "0"], "--days must be above 0"),
         (["--gpus", "512", "--rate", "2"], "--rate is a part"),
         (["--gpus", "512", "--standbys", "-1"], "--standbys must be at least 0"),
+        (["--gpus", "512", "--standbys", "65"], "at most as many as there are nodes that train (64)"),
         (["--gpus", "512", "--ask-h", "-1"], "--ask-h is from 0"),
+        (["--gpus", "512", "--ask-h", "nan"], "--ask-h is from 0"),
+        (["--gpus", "512", "--ask-h", "inf"], "--ask-h is from 0"),
+        (["--gpus", "512", "--rate", "nan"], "--rate is a part"),
+        (["--gpus", "512", "--days", "nan"], "--days must be above 0"),
+        (["--gpus", "512", "--days", "inf"], "--days must be above 0"),
+        (["--gpus", "512", "--step-s", "nan"], "--step-s must be between"),
         (["--failures", "llama3"], "--failures goes with --gpus"),
         (["--nodes", "4", "--policy", "torchrun"], "--policy goes with --gpus"),
     ],
@@ -64,6 +73,25 @@ def test_no_picture_without_matplotlib(monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert sim.main([*SMALL, "--plot", "nowhere"]) == 2
     assert "pip install 'holdfast[plot]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "/proc/nope"])
+def test_no_picture_where_none_can_be_kept(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is an extra: pip install 'holdfast[plot]'")
+    (tmp_path / "file").write_text("here already")
+    monkeypatch.setattr(study, "compare", lambda *args: pytest.fail("it is simulated first"))
+    assert sim.main([*SMALL, "--plot", str(tmp_path / place)]) == 2
+    assert "no pictures can be kept there" in capsys.readouterr().err
+
+
+@pytest.mark.slow  # the first picture on a machine makes matplotlib look for fonts
+@pytest.mark.parametrize("days", ["0.01", "0.000000001"])
+def test_pictures_of_less_than_an_hour(days: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is an extra: pip install 'holdfast[plot]'")
+    assert sim.main(["run", "--gpus", "64", "--days", days, "--seeds", "1", "--plot", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "ettr.png").stat().st_size > 5000
 
 
 def test_validate(capsys: pytest.CaptureFixture[str]) -> None:

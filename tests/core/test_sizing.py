@@ -1,11 +1,13 @@
 """How many standbys: the published numbers, and what groups and switches add to them."""
 
+import time
 from itertools import product
+from math import exp
 from random import Random
 
 import pytest
 
-from holdfast.core.sizing import Losses, added, binomial, poisson, quantile, size
+from holdfast.core.sizing import Losses, binomial, lost, size
 
 
 @pytest.mark.parametrize(("nodes", "standbys"), [(128, 2), (256, 2), (512, 3), (1024, 4)])
@@ -22,7 +24,7 @@ def test_other_rates() -> None:
 def test_groups_and_switches_need_more() -> None:
     alone = size(Losses(nodes=1024, p=0.0012))
     grouped = size(Losses(nodes=1024, p=0.0012, group=8, group_share=0.086))
-    blasted = size(Losses(nodes=1024, p=0.0012, group=8, group_share=0.086, blast=32, blasts=0.012))
+    blasted = size(Losses(nodes=1024, p=0.0012, group=8, group_share=0.086, blasts=((0.012, 32),)))
     assert alone.plain == grouped.plain == blasted.plain == 4
     assert alone.ours == 4 and alone.short < 0.01
     assert grouped.ours >= 8 and grouped.short > 0.05
@@ -30,7 +32,7 @@ def test_groups_and_switches_need_more() -> None:
 
 
 def test_against_chance_itself() -> None:
-    losses = Losses(nodes=200, p=0.01, group=6, group_share=0.2, blast=20, blasts=0.02)
+    losses = Losses(nodes=200, p=0.01, group=6, group_share=0.2, blasts=((0.02, 20),))
     chance = Random(1)
 
     def events(mean: float) -> int:
@@ -43,16 +45,37 @@ def test_against_chance_itself() -> None:
     assert abs(size(losses).ours - drawn[int(0.99 * len(drawn))]) <= 1
 
 
-@pytest.mark.parametrize(("mean", "each"), [*product((0.0, 0.3, 5.0), (1, 4))])
+@pytest.mark.parametrize(("mean", "each"), [*product((0.0, 0.3, 5.0, 2000.0), (1, 4))])
 def test_distributions_add_up(mean: float, each: int) -> None:
-    found = poisson(mean, each, 200)
-    assert abs(sum(found) - 1) < 1e-6
+    found = list(lost([(mean, each)], 10_000))
+    assert len(found) == 10_001 and abs(sum(found) - 1) < 1e-6
     assert abs(sum(at * chance for at, chance in enumerate(found)) - mean * each) < 1e-3
-    both = added(found, found, 200)
-    assert abs(sum(both) - 1) < 1e-6
-    assert quantile(both, 0.5) >= quantile(found, 0.5)
+    both = list(lost([(mean, each), (mean, each)], 20_000))
+    assert abs(sum(at * chance for at, chance in enumerate(both)) - 2 * mean * each) < 1e-3
+
+
+def test_what_is_beyond_the_job_is_all_of_it() -> None:
+    found = list(lost([(0.5, 1), (0.1, 32)], 8))
+    assert len(found) == 9 and sum(found) == pytest.approx(1)
+    assert found[8] == pytest.approx(1 - exp(-0.1), rel=1e-3)  # one switch is more than there is
+    assert size(Losses(nodes=1, p=0.03, blasts=((3.0, 5),))).short == 0.0  # more than all cannot be lost
 
 
 def test_large_jobs_are_within_what_numbers_hold() -> None:
     assert 120 <= binomial(16384, 0.0065) <= 135
     assert (binomial(1000, 0.0), binomial(1000, 1.0)) == (0, 1000)
+
+
+def test_means_whose_chance_of_nothing_no_float_holds() -> None:
+    assert size(Losses(nodes=2000, p=0.45)).ours == pytest.approx(900 + 2.33 * 30, abs=3)  # a normal distribution
+    blasts = ((0.01 * 1_200, 32),)
+    halved = size(Losses(nodes=500_000, p=0.0012, group=8, group_share=15 / 175, blasts=((6.0, 32),))).ours
+    whole = size(Losses(nodes=1_000_000, p=0.0012, group=8, group_share=15 / 175, blasts=blasts)).ours
+    assert 1.8 * halved < whole < 2 * halved  # of twice the mean the spread is less than twice as wide
+
+
+def test_a_million_nodes_most_of_which_fail_are_no_long_work() -> None:
+    began = time.process_time()
+    found = size(Losses(nodes=1_000_000, p=0.9, group=8, group_share=15 / 175, blasts=((9000.0, 32),)))
+    assert (found.plain, found.ours) == (900_697, 1_000_000)
+    assert time.process_time() - began < 60

@@ -17,7 +17,14 @@ class Defect(msgspec.Struct, frozen=True, kw_only=True):
     probe_lot: float
     hash_lot: float
     hang_lot: float
+    wide_lot: float
 
 
 def draw(fault: Fault, rng: Random) -> Defect:
-    return Defect(fault=fault, probe_lot=rng.random(), hash_lot=rng.random(), hang_lot=rng.random())
+    probe, hash, hang = (rng.random() for _ in range(3))
+    return Defect(fault=fault, probe_lot=probe, hash_lot=hash, hang_lot=hang, wide_lot=wide(hang))
+
+
+def wide(hang_lot: float) -> float:
+    """A lot of its own, drawn apart: all that comes after it in a seed is as it was before there was this one."""
+    return Random(hang_lot).random()

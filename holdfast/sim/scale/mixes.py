@@ -1,6 +1,7 @@
 """What fails, how often and why: mixes of failures as they were published, read from data."""
 
 import tomllib
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Literal
@@ -9,7 +10,16 @@ import msgspec
 
 Shows = Literal["crash", "oom", "silence", "health", "hang", "slow", "loss"]
 Why = Literal["machine", "passing", "release", "outside"]
+_MOST = 1_000_000_000_000  # of weights
 KNOWN = ("byterobust", "llama3", "rsc1", "stepfun")
+
+
+def _within(what: str, told: msgspec.Struct, limits: Mapping[str, tuple[int, int]]) -> None:
+    """Numbers that make no sense are refused, and so is what is none; without a limit here it is not negative."""
+    for name, value in msgspec.structs.asdict(told).items():
+        least, most = limits.get(name, (0, _MOST))
+        if isinstance(value, int | float) and not least <= value <= most:
+            raise ValueError(f"{name} of {what} is from {least:,} to {most:,}, not {value}")
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,8 +40,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     outside: float = 0.0  # a service is away for a while
 
     def __post_init__(self) -> None:
-        if self.weight < 0 or self.machine + self.code + self.passing + self.outside <= 0:
-            raise ValueError(f"fault '{self.name}' needs a weight that is not negative, and a cause above 0")
+        _within(f"fault '{self.name}'", self, {"read_s": (0, 86400), "reads": (1, 1000)})
+        if self.machine + self.code + self.passing + self.outside <= 0:
+            raise ValueError(f"fault '{self.name}' needs a cause above 0: machine, code, passing or outside")
 
 
 class Code(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,6 +52,21 @@ class Code(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     release: float
     source: str
 
+    def __post_init__(self) -> None:
+        _within("code", self, {})
+
+
+class Blast(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What takes several nodes at once that stand side by side: a switch, the power of a rack."""
+
+    name: str
+    nodes: int
+    share: float  # of incidents
+    source: str
+
+    def __post_init__(self) -> None:
+        _within(f"blast '{self.name}'", self, {"nodes": (1, 1_000_000), "share": (0, 1)})
+
 
 class Mix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
@@ -49,21 +75,19 @@ class Mix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     fault: tuple[Fault, ...]
     updates_per_day: float = 0.0
     updates_source: str = ""
-    blast: int = 32  # nodes behind a switch
-    blast_share: float = 0.0  # of incidents
-    blast_source: str = ""
+    blast: tuple[Blast, ...] = ()
     lemons: float = 0.0  # share of nodes that fail more often
     lemon_times: float = 1.0
     lemon_source: str = ""
     code: Code = Code(passing=1.0, release=0.0, source="")
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rate <= 1:
-            raise ValueError("rate is incidents per node and day, from 0 to 1")
+        limits = {"rate": (0, 1), "updates_per_day": (0, 1000), "lemons": (0, 1), "lemon_times": (1, 1_000_000)}
+        _within("a mix", self, limits)
         if not self.fault or sum(fault.weight for fault in self.fault) <= 0:
             raise ValueError("a mix needs faults, and one of them a weight above 0")
-        if not (0 <= self.blast_share <= 1 and 0 <= self.lemons <= 1 and self.lemon_times >= 1 and self.blast >= 1):
-            raise ValueError("blast_share and lemons are parts, lemon_times and blast are at least 1")
+        if sum(blast.share for blast in self.blast) > 1:
+            raise ValueError("the shares of all kinds of blast must not be more than 1 together")
 
     @property
     def machines(self) -> float:
@@ -100,5 +124,5 @@ def load(name: str) -> Mix:
             raise MixError(f"--failures {name}: neither one of {known} nor a file that can be read ({e})") from None
     try:
         return msgspec.convert(tomllib.loads(text), Mix)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as e:
+    except (ValueError, msgspec.ValidationError) as e:  # also of numbers with thousands of digits
         raise MixError(f"--failures {name}: {e}; holdfast/sim/scale/mixes/ has examples") from None

@@ -1,7 +1,7 @@
 """Our policy at scale: the decider itself in virtual time, fed the alarms that published failures would raise."""
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from random import Random
 
 import msgspec
@@ -15,19 +15,21 @@ from holdfast.model.alarm import Alarm
 from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, Phase, Ready, Tick
 from holdfast.model.release import Release
 from holdfast.model.topology import Job
-from holdfast.sim.scale import defects
+from holdfast.sim.scale import beside, defects
 from holdfast.sim.scale.book import TRAIN, Book
 from holdfast.sim.scale.bugs import Bugs
 from holdfast.sim.scale.clock import ALWAYS, Clock
 from holdfast.sim.scale.course import Course
 from holdfast.sim.scale.deeds import Deeds
 from holdfast.sim.scale.defects import Defect
-from holdfast.sim.scale.mixes import Fault, Mix
+from holdfast.sim.scale.idle import Idle
+from holdfast.sim.scale.mixes import Blast, Fault, Mix
 from holdfast.sim.scale.prices import Prices, Sheet
 from holdfast.sim.scale.result import Result, Tally, result
 from holdfast.sim.scale.signs import Signs, silent
+from holdfast.sim.scale.slow import Slow
 from holdfast.sim.scale.staff import Staff
-from holdfast.sim.scale.weather import Setup, Strike, Weather, forecast
+from holdfast.sim.scale.weather import Setup, Strike, Weather, forecast, idle
 
 NAME = "holdfast"
 _catalog = cache(catalog.load)
@@ -51,9 +53,11 @@ class Ours:
         self.book = Book()
         self.tally = Tally()
         self.standbys = self._standbys()
-        self._signs = Signs(self.prices, _catalog(), setup.step_s, setup.off)
+        self.signs = Signs(self.prices, _catalog(), setup.step_s, setup.off)
         self._deeds = Deeds(self)
-        self._staff = Staff(self)
+        self.staff = Staff(self)
+        self._slow = Slow(self)
+        self._idle = Idle(self)
         self.bugs = Bugs()
         self.away: tuple[float, Fault | None] = (0.0, None)  # a service outside, until then
         self.cried = ""  # what the newest alarm was about
@@ -81,7 +85,7 @@ class Ours:
         self._seq = 0
         self._causes.clear()
         self._wants.clear()
-        self._staff.begin()
+        self.staff.begin()
 
     # --- time --------------------------------------------------------------------------------------------------
 
@@ -96,6 +100,8 @@ class Ours:
         weather: Weather = forecast(self.setup, self.mix)
         for strike in weather.strikes:
             self._clock.at(ALWAYS, strike.at, self._strike, strike)
+        for strike in idle(self.setup, self.mix, self.standbys):
+            self._clock.at(ALWAYS, strike.at, self._idle.strike, strike)
         for number, at in enumerate(weather.updates):
             self._clock.at(ALWAYS, at, self._update, f"release-{number}")
         self._begin()
@@ -140,7 +146,7 @@ class Ours:
             self._clock.at(self._clock.life, max(self.now, decision.wake_at), self._tick, decision.wake_at)
         self._wake_at = decision.wake_at
         if decision.phase is Phase.HELD and before is not Phase.HELD and self.decider.people.asking:
-            self._staff.ask()
+            self.staff.ask()
         return decision
 
     def order(self, verb: str, cause: str, node: str = "") -> None:
@@ -190,9 +196,9 @@ class Ours:
             return
         fault = strike.fault
         self.tally.incidents += 1
-        self.tally.struck("switch" if strike.blast else fault.name)
+        self.tally.struck(strike.name)
         if strike.blast:
-            self._blast(node)
+            self._blast(strike.blast, node)
             return
         defect = defects.draw(fault, self.rng)
         match strike.why:
@@ -204,8 +210,7 @@ class Ours:
             case "outside":
                 self.away = (self.now + self.prices("away"), fault)
             case "passing" if fault.shows == "slow":
-                dragged_s = self.prices("passes") * self.prices.share("drag")
-                self.book.drag(self.now, dragged_s, fault.name)
+                self._slow.drags(fault, self.prices("passes"))
                 return
             case "passing":
                 pass
@@ -216,16 +221,14 @@ class Ours:
         lemons = [seat.node for seat in self.decider.seats if seat.node in self._lemons] if strike.lemon else []
         return lemons[int(strike.luck * len(lemons))] if lemons else self._anybody(strike.luck)
 
-    def _blast(self, node: str) -> None:
-        """A switch is gone, and with it the nodes beside this one."""
-        seats = self.decider.seats
-        place = next(number for number, seat in enumerate(seats) if seat.node == node)
-        first = place // self.mix.blast * self.mix.blast
-        gone = [seat.node for seat in seats[first : first + self.mix.blast] if seat.node in self.nodes]
+    def _blast(self, blast: Blast, node: str) -> None:
+        """A switch or a rack is gone, and with it the nodes beside this one."""
+        around = beside.around(self.decider.seats, node, blast.nodes)
+        gone = [seat.node for seat in around if seat.node in self.nodes]
         self.dead.update(gone)
-        self._striking = "switch"
+        self._striking = blast.name
         self.stall()
-        self.later(self.prices("silence"), self._cry, silent(*gone), "switch", 0)
+        self.later(self.prices("silence"), self.cry, silent(*gone), blast.name, 0)
 
     def _bring(self, fault: Fault) -> None:
         """A release that fails comes, and shows itself when it runs."""
@@ -245,46 +248,18 @@ class Ours:
         held = self.defects.get(node)
         defect = held if held is not None and held.fault is fault else None
         if fault.shows == "slow":
-            self._drag(fault, node, defect)
+            self._slow.show(fault, node, defect)
             return
-        sign = self._signs.of(fault, node, self._anybody(self.rng.random()), self.rng, defect)
+        places = beside.places(self.decider.seats, node, self._anybody(self.rng.random()))
+        sign = self.signs.of(fault, places, self.rng, defect)
         spoilt = max(0, self.course.step(self.now) - sign.back_steps) if sign.back_steps else 0
         if sign.stalls:
             self.stall()
         if sign.named is not None:
-            self.later(sign.named[0], self._cry, sign.named[1], fault.name, self.decider.generation)
-        self.later(sign.after_s, self._cry, sign.alarm, fault.name, self.decider.generation, spoilt)
+            self.later(sign.named[0], self.cry, sign.named[1], fault.name, self.decider.generation)
+        self.later(sign.after_s, self.cry, sign.alarm, fault.name, self.decider.generation, spoilt)
 
-    def _drag(self, fault: Fault, node: str, defect: Defect | None) -> None:
-        """Steps are made, but slowly, until a person comes; a slow host is named, and acted on once it costs enough."""
-        off = "slow" in self.setup.off
-        person_s = self.prices("person", "unseen") if off else self.prices("person")
-        sign = self._signs.slow(node)
-        if off or defect is None or not fault.host or sign.after_s >= person_s:
-            self._left_slow(fault, node, defect, person_s)
-            return
-        self.book.drag(self.now, sign.after_s * self.prices.share("drag"), fault.name)
-        self.later(sign.after_s, self._act_on, sign.alarm, defect, self.decider.generation, person_s - sign.after_s)
-
-    def _act_on(self, alarm: Alarm, defect: Defect, generation: int, person_s: float) -> None:
-        (node,) = alarm.suspects
-        if self.defects.get(node) is defect:
-            before = self.decider.incidents
-            self._cry(alarm, defect.fault.name, generation)
-            if self.decider.incidents == before:  # nobody can take its place, or its pace counts as the job's own now
-                self._left_slow(defect.fault, node, defect, person_s)
-
-    def _left_slow(self, fault: Fault, node: str, defect: Defect | None, person_s: float) -> None:
-        self.book.drag(self.now, person_s * self.prices.share("drag"), fault.name)
-        call = partial(self._staff.found, node, defect) if defect is not None else partial(self._roll_back, fault)
-        self.later(person_s, call)
-
-    def _roll_back(self, fault: Fault) -> None:
-        self.tally.people += 1
-        self.bugs.mend(fault.name)
-        self.order("rollback", fault.name)
-
-    def _cry(self, alarm: Alarm, name: str, generation: int, spoilt: int = 0) -> None:
+    def cry(self, alarm: Alarm, name: str, generation: int, spoilt: int = 0) -> None:
         if generation not in (0, self.decider.generation):
             return  # its ranks were ended meanwhile
         self._striking = self.cried = name
@@ -311,8 +286,8 @@ class Ours:
     def finished(self, action: Finish) -> None:
         """It gave up: a person finds out why, and queues it again."""
         self._write(self.now)
-        rest_s = self._staff.rest_s(self.cried)
-        for node in self._staff.mend(self.cried):
+        rest_s = self.staff.rest_s(self.cried)
+        for node in self.staff.mend(self.cried):
             del self.defects[node]
         self.book.add("person", self.now + rest_s, self.cried)
         self._queue_again(self.prices("requeue") - self.prices("first_step"), self.cried)
@@ -383,12 +358,12 @@ class Ours:
         if generation != self.decider.generation or self.course.stalled or self.defects.get(node) is not defect:
             return
         self._show(defect.fault, node)
-        self._staff.page(node, defect)
+        self.staff.page(node, defect)
 
     def _known(self, fault: Fault) -> None:
         if "rollback" in self.setup.off:
             self.bugs.last(fault)
-        self._staff.mends(fault)
+        self.staff.mends(fault)
 
     def _settled(self, generation: int) -> None:
         if generation == self.decider.generation and not self.course.stalled:

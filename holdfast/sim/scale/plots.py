@@ -1,9 +1,10 @@
 """What came of a simulated job, drawn: ETTR over time, where the time went, policies and mechanisms side by side."""
 
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from holdfast.sim.scale.book import Book
+from holdfast.sim.scale.book import Curves
 from holdfast.sim.scale.result import Summary
 
 if TYPE_CHECKING:
@@ -29,16 +30,26 @@ def need() -> None:
         raise PlotError("--plot needs matplotlib; install it with: pip install 'holdfast[plot]'") from None
 
 
-def draw(folder: Path, found: list[Summary], books: "Mapping[str, Book]") -> list[Path]:
+def room(folder: Path) -> None:
+    """Whether pictures can be kept there; asked beforehand, too."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as e:
+        raise PlotError(f"--plot {folder}: no pictures can be kept there ({e}); give another folder") from None
+
+
+def draw(folder: Path, found: list[Summary], curves: "Mapping[str, Curves]") -> list[Path]:
     """Each picture as PNG and SVG."""
     need()
     import matplotlib
 
     matplotlib.use("Agg")
-    folder.mkdir(parents=True, exist_ok=True)
+    room(folder)
     drawn: list[Path] = []
-    for policy, book in books.items():
-        drawn += _save(folder, "ettr", _over_time(book, f"{found[0].gpus:,} GPUs, {found[0].failures}, {policy}"))
+    for policy, one in curves.items():
+        drawn += _save(folder, "ettr", _over_time(one, f"{found[0].gpus:,} GPUs, {found[0].failures}, {policy}"))
     drawn += _save(folder, "lost", _lost(found))
     if len(found) > 1:
         drawn += _save(folder, "compared", _compared(found))
@@ -54,13 +65,15 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _over_time(book: Book, title: str) -> Any:
-    instants, total, sliding = book.curves()
+def _over_time(curves: Curves, title: str) -> Any:
+    instants, total, sliding = curves
     figure, axes = _figure(9, 4)
     days = [at / _DAY_S for at in instants]
     axes.plot(days, [100 * part for part in sliding], color=_FAINT, linewidth=0.7, label="hour by hour")
     axes.plot(days, [100 * part for part in total], color=_INK, linewidth=2.2, label="since the start")
-    axes.set(xlabel="days", ylabel="effective training time, %", title=title, ylim=(0, 101), xlim=(0, max(days)))
+    axes.set(
+        xlabel="days", ylabel="effective training time, %", title=title, ylim=(0, 101), xlim=(0, max(days, default=1.0))
+    )
     axes.legend(frameon=False, loc="lower right")
     return figure
 
@@ -106,7 +119,11 @@ def _save(folder: Path, name: str, figure: Any) -> list[Path]:
     from matplotlib import pyplot
 
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
-    for path in paths:
-        figure.savefig(path, dpi=160)
-    pyplot.close(figure)
+    try:
+        for path in paths:
+            figure.savefig(path, dpi=160)
+    except OSError as e:
+        raise PlotError(f"--plot {folder}: {name} could not be written ({e})") from None
+    finally:
+        pyplot.close(figure)
     return paths

@@ -1,6 +1,7 @@
 """What others do in the same world: a policy as data, played from failure to failure."""
 
 import tomllib
+from collections import deque
 from importlib import resources
 from random import Random
 from typing import Literal
@@ -12,7 +13,7 @@ from holdfast.sim.scale.book import TRAIN, Book
 from holdfast.sim.scale.mixes import Mix, Shows
 from holdfast.sim.scale.prices import Prices, Sheet
 from holdfast.sim.scale.result import Result, Tally, result
-from holdfast.sim.scale.weather import Setup, Strike, forecast
+from holdfast.sim.scale.weather import Setup, Strike, forecast, idle
 
 KNOWN = ("byterobust", "megatron", "torchrun")
 _WINDOW_S = 86400.0  # an update that may wait rides on a restart within this
@@ -65,6 +66,7 @@ class Played:
         there = Prices(sheet, practice.mend_gpus or setup.gpus, self.rng)
         self._larger_s = self.prices.mean(practice.restart) - there.mean(practice.restart)
         self._back_at: list[float] = []  # when used standbys are made up for
+        self._idle = deque(strike.at for strike in idle(setup, mix, self.standbys))  # when one fails while it waits
         self._redo_s = 0.0  # work that has to be done again before training gets further
         self._saved_at = 0.0  # in training time, and so is the next
         self._trained = 0.0
@@ -120,7 +122,7 @@ class Played:
 
     def _mend(self, strike: Strike) -> None:
         self.tally.incidents += 1
-        name = "switch" if strike.blast else strike.fault.name
+        name = strike.name
         self._cause = name
         self.tally.struck(name)
         shows: Shows = "silence" if strike.blast else strike.fault.shows
@@ -158,21 +160,21 @@ class Played:
         slow_s = self.prices("passes")
         if slow_s >= sees.detect_s[0]:
             return False
-        self.book.drag(self.now, slow_s * self.prices.share("drag"), name)
+        self.book.drag(self.now, slow_s, self.prices.share("drag"), name)
         return True
 
     def _see(self, sees: Sees, name: str) -> None:
         detect_s = self.rng.uniform(*sees.detect_s)
         self.tally.people += sees.by_hand
         if sees.shows == "slow":  # steps go on, slowly
-            self.book.drag(self.now, detect_s * self.prices.share("drag"), name)
+            self.book.drag(self.now, detect_s, self.prices.share("drag"), name)
             self._train(self.now + detect_s, name)
         else:
             self._spend("detect", detect_s, name)
         self._spend("diagnose", self.rng.uniform(*sees.locate_s), name)
 
     def _gone(self, strike: Strike, sees: Sees) -> int:
-        return self.mix.blast if strike.blast else self.practice.group if sees.group else 1
+        return strike.blast.nodes if strike.blast else self.practice.group if sees.group else 1
 
     def _restart(self, sees: Sees, gone: int, name: str) -> None:
         self._lose(sees.detect_s[1] if sees.shows == "loss" else 0.0)
@@ -189,8 +191,11 @@ class Played:
 
     def _take(self, gone: int) -> int:
         """Standbys that are there; used ones are made up for after a while."""
+        while self._idle and self._idle[0] <= self.now:
+            self._back_at.append(self._idle.popleft() + self.prices("acquire", "boot"))
+            self.tally.standbys_lost += 1
         self._back_at = [at for at in self._back_at if at > self.now]
-        taken = min(gone, self.standbys - len(self._back_at))
+        taken = min(gone, max(0, self.standbys - len(self._back_at)))
         self._back_at += [self.now + self.prices("acquire", "boot") for _ in range(taken)]
         self.tally.evicted += gone
         self.tally.standbys_used += taken

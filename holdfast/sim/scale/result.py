@@ -17,6 +17,7 @@ class Tally(msgspec.Struct, kw_only=True):
     faults: dict[str, int] = {}
     evicted: int = 0
     standbys_used: int = 0
+    standbys_lost: int = 0  # that failed while they waited
     waits: int = 0  # times that a replacement had to be waited for
     people: int = 0  # interventions
     updates: int = 0
@@ -36,6 +37,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     standbys: int
     ettr: float
     lowest_hour: float  # ETTR of the worst hour
+    saving: float  # the part of training that saving state takes
     wall_s: float
     lost_by_use: dict[str, float]
     lost_by_cause: dict[str, float]
@@ -85,7 +87,8 @@ def result(setup: Setup, names: tuple[str, str], standbys: int, book: Book, tall
         seed=setup.seed,
         standbys=standbys,
         ettr=book.productive_s(stall) / book.wall_s if book.wall_s else 0.0,
-        lowest_hour=min(book.curves(max(600.0, book.wall_s / _LOOKS))[2], default=0.0),
+        lowest_hour=min(book.curves(stall, max(600.0, book.wall_s / _LOOKS))[2], default=0.0),
+        saving=stall,
         wall_s=book.wall_s,
         lost_by_use=book.by_use(stall),
         lost_by_cause=book.by_cause(stall),

@@ -10,7 +10,8 @@ from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.detect.slow import SlowLimits
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.signal import Exit
-from holdfast.sim.scale.defects import Defect
+from holdfast.sim.scale.beside import Places
+from holdfast.sim.scale.defects import Defect, wide
 from holdfast.sim.scale.mixes import Fault
 from holdfast.sim.scale.prices import Prices
 
@@ -44,8 +45,9 @@ class Signs:
         self._hang, self._slow = HangLimits(), SlowLimits()
         self._every = ReplicaLimits().every
 
-    def of(self, fault: Fault, node: str, other: str, rng: Random, defect: Defect | None) -> Sign:
-        """What comes of it; `other` is a node that is named where nobody knows better, `defect` what ails this one."""
+    def of(self, fault: Fault, places: Places, rng: Random, defect: Defect | None) -> Sign:
+        """What comes of it; `defect` is what ails the node."""
+        node, other = places.node, places.other
         prices = self._prices
         match fault.shows:
             case "crash":
@@ -61,7 +63,8 @@ class Signs:
                 read_s = rng.uniform(0.0, fault.read_s) + (fault.reads - 1) * fault.read_s
                 return Sign(after_s=read_s + prices("tell"), alarm=_reading(fault, node))
             case "hang":
-                return self._stands(node, other, defect.hang_lot if defect else rng.random())
+                lot = defect.hang_lot if defect else rng.random()
+                return self._stands(places, lot, defect.wide_lot if defect else wide(lot))
             case "loss":
                 compared = defect is not None and "replica" not in self._off
                 if compared and defect is not None and defect.hash_lot < prices.share("hash_finds"):
@@ -89,19 +92,23 @@ class Signs:
     def _times_out(self, node: str) -> Sign:
         return Sign(after_s=self._prices("nccl_timeout", "notice"), alarm=self._crash(_TIMED_OUT, node))
 
-    def _stands(self, node: str, other: str, lot: float) -> Sign:
+    def _stands(self, places: Places, lot: float, wide_lot: float) -> Sign:
         """Of hangs some are not seen at all, some are of a process that is gone, most of one that waits."""
+        node, other = places.node, places.other
         limits, unseen = self._hang, self._prices.share("hang_unseen")
         spinning, stopped = (unseen + (1 - unseen) * self._prices.share(name) for name in _KINDS)
         if "hang" in self._off or lot < unseen:
             return self._times_out(other)
         named_s = max(limits.least_s, limits.steps * self._step_s) + self._prices("look")
         is_stopped = spinning <= lot < spinning + stopped - unseen
-        suspects = () if "naming" in self._off else (node,)
+        # Where ranks of several nodes keep the others waiting, all of their pipeline is under suspicion.
+        several = wide_lot < self._prices.share("hang_group") and len(places.ranks) > 1
+        suspects = () if "naming" in self._off else places.group if several else (node,)
         alarm = Alarm(
             kind=Kind.HANG,
             at=0.0,
             suspects=suspects,
+            ranks=places.ranks if several and suspects else (),
             reason="the others wait for it",
             signature=f"hang {suspects}",
             hard=is_stopped and bool(suspects),

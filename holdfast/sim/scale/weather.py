@@ -1,10 +1,11 @@
 """The world that every policy meets: what is asked for, and from that and a seed all failures with their causes."""
 
+from collections.abc import Iterator
 from random import Random
 
 import msgspec
 
-from holdfast.sim.scale.mixes import Fault, Mix, Why
+from holdfast.sim.scale.mixes import Blast, Fault, Mix, Why
 
 DAY_S = 86400.0
 
@@ -54,9 +55,13 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     fault: Fault
     why: Why
-    blast: bool  # a switch: all nodes behind it at once
+    blast: Blast | None  # all nodes beside that one at once
     lemon: bool  # it hits a node that fails more often, if there is one left; else another
     luck: float  # 0 to 1: which node
+
+    @property
+    def name(self) -> str:
+        return self.blast.name if self.blast else self.fault.name
 
 
 class Weather(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,23 +71,41 @@ class Weather(msgspec.Struct, frozen=True, kw_only=True):
 
 def forecast(setup: Setup, mix: Mix) -> Weather:
     """The same seed gives the same failures, whatever the policy; so policies are compared in pairs."""
-    rng = Random(f"weather {setup.seed}")
+    strikes = _strikes(setup, mix, setup.nodes, Random(f"weather {setup.seed}"))
+    return Weather(strikes=tuple(strikes), updates=_updates(setup, mix))
+
+
+def idle(setup: Setup, mix: Mix, standbys: int) -> tuple[Strike, ...]:
+    """Failures of nodes that only wait: as often as of others, but they run no code, so what tells of a failure is
+    silence or a reading, and what has no such sign shows itself, if ever, in a seat."""
+    strikes = _strikes(setup, mix, standbys, Random(f"standbys {setup.seed}"))
+    return tuple(s for s in strikes if s.why == "machine" and s.fault.shows in ("silence", "health") and not s.blast)
+
+
+def _strikes(setup: Setup, mix: Mix, nodes: int, rng: Random) -> Iterator[Strike]:
     rate = mix.rate if setup.rate is None else setup.rate
-    per_s = setup.nodes * rate / DAY_S
+    per_s = nodes * rate / DAY_S
     lemonish = mix.lemons * mix.lemon_times / (mix.lemons * mix.lemon_times + 1 - mix.lemons)
     causes = [mix.causes(fault) for fault in mix.fault]
     numbers, weights = range(len(mix.fault)), [fault.weight for fault in mix.fault]
-    strikes, at = [], 0.0
+    at = 0.0
     while per_s > 0:
         at += rng.expovariate(per_s)
         if at >= setup.end_at:
             break
         (number,) = rng.choices(numbers, weights)
         (why,) = rng.choices(list(causes[number]), list(causes[number].values()))
-        blast = rng.random() < mix.blast_share
+        blast = _blast(mix, rng.random())
         lemon = rng.random() < lemonish
-        strikes.append(Strike(at=at, fault=mix.fault[number], why=why, blast=blast, lemon=lemon, luck=rng.random()))
-    return Weather(strikes=tuple(strikes), updates=_updates(setup, mix))
+        yield Strike(at=at, fault=mix.fault[number], why=why, blast=blast, lemon=lemon, luck=rng.random())
+
+
+def _blast(mix: Mix, lot: float) -> Blast | None:
+    for blast in mix.blast:
+        if lot < blast.share:
+            return blast
+        lot -= blast.share
+    return None
 
 
 def _updates(setup: Setup, mix: Mix) -> tuple[float, ...]:

@@ -1,5 +1,6 @@
 """Mixes of failures: what was published is what is read, and what makes no sense gets one sentence."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ def test_every_figure_has_its_source(name: str) -> None:
     mix = mixes.load(name)
     assert mix.name == name
     assert all(fault.source for fault in mix.fault)
-    assert mix.rate_source and mix.updates_source and mix.blast_source and mix.lemon_source
+    assert mix.rate_source and mix.updates_source and mix.lemon_source
+    assert [blast.name for blast in mix.blast] == ["switch", "rack"] and all(blast.source for blast in mix.blast)
+    assert sum(blast.share for blast in mix.blast) == pytest.approx(0.01), "as ByteRobust has it for switches alone"
 
 
 def test_counts_are_those_of_the_tables() -> None:
@@ -45,7 +48,7 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     [
         ("= nothing", "Invalid"),
         (BAD + 'shows = "smoke"\nmachine = 1\n', "smoke"),
-        (BAD + 'shows = "crash"\n', "needs a weight"),
+        (BAD + 'shows = "crash"\n', "needs a cause above 0"),
         (BAD + 'shows = "crash"\nmachine = 1\nwhim = 3\n', "whim"),
         (BAD.replace("0.1", "7.0") + 'shows = "crash"\nmachine = 1\n', "from 0 to 1"),
     ],
@@ -54,6 +57,60 @@ def test_what_makes_no_sense_is_named(text: str, why: str, tmp_path: Path) -> No
     path = tmp_path / "bad.toml"
     path.write_text(text)
     with pytest.raises(MixError, match=why):
+        mixes.load(str(path))
+
+
+GOOD = """
+name = "x"
+rate = 0.1
+rate_source = ""
+updates_per_day = 1.0
+lemons = 0.1
+lemon_times = 2.0
+[code]
+passing = 1.0
+release = 2.0
+source = ""
+[[blast]]
+name = "switch"
+nodes = 32
+share = 0.5
+source = ""
+[[blast]]
+name = "rack"
+nodes = 4
+share = 0.3
+source = ""
+[[fault]]
+name = "a"
+shows = "health"
+source = ""
+weight = 3.0
+read_s = 10.0
+reads = 2
+machine = 1.0
+code = 1.0
+passing = 1.0
+outside = 1.0
+"""
+NUMBERS = re.findall(r"^(\w+ = [0-9.]+)$", GOOD, re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", NUMBERS)
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1.0", "1e300", "-1", "9" * 30, "9" * 5000])
+def test_every_number_is_a_number_that_makes_sense(line: str, value: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(GOOD)
+    assert mixes.load(str(path)).blast[1].nodes == 4
+    path.write_text(GOOD.replace(line, f"{line.split()[0]} = {value}", 1))
+    with pytest.raises(MixError, match=r"is from .* to|Expected `int`|digits"):
+        mixes.load(str(path))
+
+
+def test_shares_of_blasts_are_parts_of_one_whole(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(GOOD.replace("share = 0.3", "share = 0.6"))
+    with pytest.raises(MixError, match="must not be more than 1 together"):
         mixes.load(str(path))
 
 

@@ -74,13 +74,51 @@ def test_a_bad_release_is_rolled_back_or_mended_by_a_person() -> None:
     assert lost_s(without) > lost_s(world)
 
 
+def blast(name: str, nodes: int, share: float = 1.0) -> mixes.Blast:
+    return mixes.Blast(name=name, nodes=nodes, share=share, source="")
+
+
 def test_a_switch_takes_its_nodes_and_state_goes_back_to_peers() -> None:
-    mix = msgspec.structs.replace(one("crash", "passing", CUDA), blast_share=1.0, blast=4)
+    mix = msgspec.structs.replace(one("crash", "passing", CUDA), blast=(blast("switch", 4),))
     world = played(mix)
     assert world.tally.evicted == 4 * world.tally.faults["switch"]
     assert world.tally.restored["peer_state"] >= world.tally.faults["switch"] - 2
-    half = played(msgspec.structs.replace(mix, blast=64), standbys=64)
+    half = played(msgspec.structs.replace(mix, blast=(blast("switch", 64),)), standbys=64)
     assert half.tally.restored["stored_state"] >= 1, "who lost everything goes back to storage"
+
+
+def test_several_kinds_of_blast_take_as_many_nodes_as_each_has() -> None:
+    kinds = (blast("switch", 8, 0.5), blast("rack", 2, 0.5))
+    world = played(msgspec.structs.replace(one("crash", "passing", CUDA), blast=kinds))
+    switches, racks = (world.tally.faults[kind.name] for kind in kinds)
+    assert switches > 2 and racks > 2
+    assert world.tally.evicted == 8 * switches + 2 * racks
+    assert {"switch", "rack"} <= world.book.by_cause(0.0).keys()
+
+
+@pytest.mark.parametrize(("standbys", "least", "most"), [(8, 6, 10), (5, 1.5, 3)])
+def test_a_hang_of_several_nodes_costs_their_pipeline_where_it_can_be_replaced(
+    standbys: int, least: float, most: float
+) -> None:
+    certain = {"hang_group": 1.0, "hang_unseen": 0.0}
+    shares = tuple(msgspec.structs.replace(s, value=certain.get(s.name, s.value)) for s in SHEET.share)
+    setup = msgspec.structs.replace(SMALL, standbys=standbys)
+    world = Ours(setup, one("hang", "machine"), msgspec.structs.replace(SHEET, share=shares))
+    world.play()
+    assert least <= world.tally.evicted / world.tally.incidents <= most
+    assert world.tally.waits == 0, "who is not proved bad goes only if a standby can take its place"
+
+
+@pytest.mark.parametrize("shows", ["silence", "health"])
+def test_standbys_fail_while_they_wait_and_others_come(shows: Shows) -> None:
+    world = played(one(shows, "machine"), standbys=64, days=5.0)  # as many as train, so as many failures
+    assert 0.5 * world.tally.incidents < world.tally.standbys_lost < 2 * world.tally.incidents
+    again = world.tally.evicted - world.tally.incidents  # of those that read as bad, whose probes found nothing
+    assert again <= (2 if shows == "health" else 0), "a lost standby is no eviction, and nobody else goes for it"
+    assert len(world.decider.pool) + len(world.decider.coming) >= 62 and not world.dead & world.decider.pool.keys()
+    assert world.tally.waits == 0
+    unseen = played(one("crash", "machine", CUDA), standbys=64, days=5.0)
+    assert unseen.tally.standbys_lost == 0, "no code runs on them"
 
 
 def test_the_same_seed_gives_the_same_result() -> None:

@@ -16,8 +16,8 @@ def test_they_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is an extra: pip install 'holdfast[plot]'")
     mix = mixes.load("byterobust")
     found = study.compare(("holdfast", "torchrun"), SETUP, mix, (1,))
-    _, book = study.play("holdfast", SETUP, mix)
-    drawn = plots.draw(tmp_path / "out", found, {"holdfast": book})
+    one, book = study.play("holdfast", SETUP, mix)
+    drawn = plots.draw(tmp_path / "out", found, {"holdfast": book.curves(one.saving)})
     assert {path.name for path in drawn} == {
         f"{n}.{kind}" for n in ("ettr", "lost", "compared") for kind in ("png", "svg")
     }

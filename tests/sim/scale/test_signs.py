@@ -7,6 +7,7 @@ import pytest
 from holdfast.logs import catalog
 from holdfast.model.alarm import Kind
 from holdfast.sim.scale import defects, prices
+from holdfast.sim.scale.beside import Places
 from holdfast.sim.scale.defects import Defect
 from holdfast.sim.scale.mixes import Fault, Shows
 from holdfast.sim.scale.prices import Prices
@@ -19,11 +20,16 @@ def fault(shows: Shows, **more: object) -> Fault:
     return Fault(name="it", weight=1, shows=shows, machine=1, source="", **more)  # type: ignore[arg-type]
 
 
-def signs(what: Fault, lots: float = 0.5, count: int = 200, off: frozenset[str] = frozenset()) -> list[Sign]:
+PLACES = Places(node="bad", other="other", group=("bad", "next", "third"), ranks=(0, 8))
+
+
+def signs(
+    what: Fault, lots: float = 0.5, count: int = 200, off: frozenset[str] = frozenset(), wide: float = 1.0
+) -> list[Sign]:
     rng = Random(5)
     seen = Signs(Prices(SHEET, 9600, rng), CATALOG, 10.0, off)
-    ails = Defect(fault=what, probe_lot=lots, hash_lot=lots, hang_lot=lots)
-    return [seen.of(what, "bad", "other", rng, ails) for _ in range(count)]
+    ails = Defect(fault=what, probe_lot=lots, hash_lot=lots, hang_lot=lots, wide_lot=wide)
+    return [seen.of(what, PLACES, rng, ails) for _ in range(count)]
 
 
 def test_a_link_has_to_be_down_twice() -> None:
@@ -40,6 +46,16 @@ def test_hangs_that_are_seen_and_those_that_time_out(lot: float, seconds: float,
     assert {sign.alarm.suspects for sign in found} == {("bad",) if named else ("other",)}
     assert {sign.alarm.kind for sign in found} == {Kind.HANG if named else Kind.CRASH}
     assert all(sign.after_s >= 600 for sign in signs(fault("hang"), lot, off=frozenset({"hang"})))
+
+
+def test_hangs_of_several_nodes_name_their_pipeline() -> None:
+    for lot in (0.5, 0.9):
+        alarms = [sign.alarm for sign in signs(fault("hang"), lot, wide=0.4)]
+        assert {(alarm.suspects, alarm.ranks) for alarm in alarms} == {(PLACES.group, PLACES.ranks)}
+        alone = [sign.alarm for sign in signs(fault("hang"), lot, wide=0.6)]
+        assert {(alarm.suspects, alarm.ranks) for alarm in alone} == {(("bad",), ())}
+    nobody = signs(fault("hang"), 0.9, off=frozenset({"naming"}), wide=0.0)
+    assert {(sign.alarm.suspects, sign.alarm.ranks) for sign in nobody} == {((), ())}
 
 
 def test_corruption_is_seen_by_hashes_every_time_or_never() -> None:

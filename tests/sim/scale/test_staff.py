@@ -19,7 +19,7 @@ def world(shows: Shows) -> tuple[Ours, Fault]:
     """A job with one bad machine that nothing of ours can see."""
     fault = Fault(name="it", weight=1, shows=shows, machine=1, source="")
     ours = Ours(SETUP, Mix(name="one", rate=0.0, rate_source="", fault=(fault,)), SHEET)
-    ours._left = [Defect(fault=fault, probe_lot=1.0, hash_lot=1.0, hang_lot=0.0)]
+    ours._left = [Defect(fault=fault, probe_lot=1.0, hash_lot=1.0, hang_lot=0.0, wide_lot=0.0)]
     return ours, fault
 
 
@@ -44,19 +44,19 @@ def test_whoever_looks_for_corruption_needs_the_job_to_stand() -> None:
 def test_a_person_mends_what_was_asked_about_and_nothing_else() -> None:
     ours, fault = world("crash")
     other = msgspec.structs.replace(fault, name="other")
-    ours.defects = {"a": Defect(fault=fault, probe_lot=1.0, hash_lot=1.0, hang_lot=0.0)}
-    ours.defects["b"] = Defect(fault=other, probe_lot=1.0, hash_lot=1.0, hang_lot=0.0)
+    ours.defects = {"a": Defect(fault=fault, probe_lot=1.0, hash_lot=1.0, hang_lot=0.0, wide_lot=0.0)}
+    ours.defects["b"] = Defect(fault=other, probe_lot=1.0, hash_lot=1.0, hang_lot=0.0, wide_lot=0.0)
     ours.away = (DAY_S, other)
-    assert ours._staff.mend("it") == ["a"]
+    assert ours.staff.mend("it") == ["a"]
     assert ours.away[1] is other
-    assert ours._staff.mend("other") == ["b"]
+    assert ours.staff.mend("other") == ["b"]
     assert ours.away[0] == 0.0
 
 
 @pytest.mark.parametrize(("shows", "least_s", "most_s"), [("crash", 5400, 5400), ("loss", 7200, 28800)])
 def test_how_long_a_person_takes(shows: Shows, least_s: float, most_s: float) -> None:
     ours, _ = world(shows)
-    assert least_s <= ours._staff.rest_s("it") <= most_s
+    assert least_s <= ours.staff.rest_s("it") <= most_s
     assert ours.tally.people == 1
 
 

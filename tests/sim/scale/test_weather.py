@@ -33,5 +33,7 @@ def test_causes_are_those_of_the_mix() -> None:
     assert all(a.at < b.at for a, b in pairwise(strikes))
     cuda = Counter(strike.why for strike in strikes if strike.fault.name == "CUDA error")
     assert cuda["machine"] / cuda.total() == pytest.approx(21 / 62, abs=0.03)
-    assert mean(strike.blast for strike in strikes) == pytest.approx(0.01, abs=0.005)
+    blasts = Counter(strike.blast.name for strike in strikes if strike.blast)
+    assert blasts["switch"] / len(strikes) == pytest.approx(0.007, abs=0.002)
+    assert blasts["rack"] / len(strikes) == pytest.approx(0.003, abs=0.0015)
     assert mean(strike.fault.name == "hang" for strike in strikes) == pytest.approx(5506 / 45783, abs=0.015)
