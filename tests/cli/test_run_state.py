@@ -245,7 +245,7 @@ def test_a_node_that_becomes_slow_is_replaced_once_it_has_cost_enough(start: Sta
     job.until(lambda: backed(job), "copies on peers")
     job.until(lambda: "ready" in [node["role"] for node in job.status()["nodes"]], "a standby", patience_s=100)
     known_at = time.monotonic() + 45.0
-    job.until(lambda: time.monotonic() > known_at, "the job's pace and ways to be known")
+    job.until(lambda: time.monotonic() > known_at, "the job's pace and ways to be known", patience_s=100)
     (job.folder / "slow-3-1").touch()  # the machine of this generation's rank 3 is
     slow = next(node["node"] for node in job.status()["nodes"] if node["ranks"] == "2-3")
     job.says("rank 3 on ")
