@@ -25,8 +25,8 @@ from holdfast.model.stacks import Arrival
 
 _LEAST = 4  # collectives in a round
 _ROADS = 64  # beats of which the fastest tells how far a node's clock is off
-_EARLY = 30  # rounds after a launch, in which the job's pace and ways are learned
-_HABIT = 15  # rounds in which a node is named meanwhile, or while the job keeps its pace: it always is
+EARLY = 30  # rounds after a launch, in which the job's pace and ways are learned
+HABIT = 15  # rounds in which a node is named meanwhile, or while the job keeps its pace: it always is
 
 
 class SlowLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,9 +182,9 @@ class Toll:
         if node != self._node:
             self._node, self.lost_s = node, 0.0
         self._rounds, self._unnamed = self._rounds + 1, 0
-        if self._rounds <= _EARLY or ratio < 1 + self.limits.margin:
+        if self._rounds <= EARLY or ratio < 1 + self.limits.margin:
             self._calm[node] += 1
-        elif self._calm[node] < _HABIT:
+        elif self._calm[node] < HABIT:
             self.lost_s += took_s * min(ahead, 1 - 1 / ratio)
 
     def nobody(self) -> None:

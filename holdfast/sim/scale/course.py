@@ -42,6 +42,10 @@ class Course:
         """When training last was in order."""
         return now if self._stalled_at is None else min(now, self._stalled_at)
 
+    def runs_s(self, now: float) -> float:
+        """For how long this generation has made steps."""
+        return self.good_at(now) - self._first_at if self._first_at is not None else 0.0
+
     def saving(self) -> float:
         """The part of the time that saving takes: a rank's own snapshot, and copies while they are on their way."""
         if "snapshots" in self._setup.off:

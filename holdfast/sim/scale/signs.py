@@ -7,7 +7,7 @@ import msgspec
 from holdfast.core.detect.crash import Catalog, alarm_of
 from holdfast.core.detect.hang import HangLimits
 from holdfast.core.detect.replica import ReplicaLimits
-from holdfast.core.detect.slow import SlowLimits
+from holdfast.core.detect.slow import EARLY, HABIT, SlowLimits
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.signal import Exit
 from holdfast.sim.scale.beside import Places
@@ -71,13 +71,22 @@ class Signs:
                     return self._differs(node, rng)
                 return self._not_finite(other)
             case "slow":
-                return self.slow(node)
+                raise AssertionError("a slow job goes on: see slow.py")
 
-    def slow(self, node: str) -> Sign:
-        """Acted on when it has cost as much as it takes to replace it."""
+    def slow(self, node: str, runs_s: float) -> Sign | None:
+        """Acted on when it has cost as much as it takes to replace it; None: it looks as if it had always been slow.
+
+        A generation's ways are learned in its first rounds, so nothing is counted before these are over.
+        """
+        limits = self._slow
+        round_s = max(limits.round_s, limits.round_steps * self._step_s)
+        learning_s = max(0.0, EARLY * round_s - runs_s)
+        if learning_s >= HABIT * round_s:
+            return None
+        after_s = max(limits.rounds * round_s, learning_s) + limits.cost_s / self._prices.share("drag")
         reason = "makes the others wait"
         alarm = Alarm(kind=Kind.SLOW, at=0.0, suspects=(node,), reason=reason, signature=f"slow {node}")
-        return Sign(after_s=self._slow.cost_s / self._prices.share("drag"), alarm=alarm, stalls=False)
+        return Sign(after_s=after_s, alarm=alarm, stalls=False)
 
     def _crash(self, said: str, node: str) -> Alarm:
         if said not in self._read:

@@ -74,3 +74,13 @@ def test_lots_are_spread() -> None:
     drawn = [defects.draw(fault("loss"), Random(seed)) for seed in range(300)]
     assert 0.6 < sum(one.hash_lot < 0.7 for one in drawn) / 300 < 0.8
     assert any(one.hash_lot < 0.7 <= one.probe_lot for one in drawn), "each has a lot of its own"
+
+
+def test_a_generations_ways_are_learned_before_a_slow_host_is_acted_on() -> None:
+    """With steps of 10 s a round takes 50, and 30 rounds are learned from; whoever leads half of these always does."""
+    seen = Signs(Prices(SHEET, 9600, Random(5)), CATALOG, 10.0, frozenset())
+    assert seen.slow("bad", 0.0) is None and seen.slow("bad", 700.0) is None
+    for runs_s, after_s in ((800.0, 700 + 600), (1400.0, 250 + 600), (90000.0, 250 + 600)):
+        sign = seen.slow("bad", runs_s)
+        assert sign is not None and sign.after_s == pytest.approx(after_s)
+        assert (sign.alarm.kind, sign.alarm.suspects, sign.stalls) == (Kind.SLOW, ("bad",), False)

@@ -71,3 +71,16 @@ def test_a_slow_machine_is_told_and_goes_when_a_person_says_so() -> None:
     unseen = Ours(msgspec.structs.replace(setup, off=frozenset({"slow"})), mix, SHEET)
     unseen.play()
     assert unseen.book.by_use(0.0)["slow"] > told.book.by_use(0.0)["slow"]
+
+
+def test_a_slow_host_goes_when_it_has_cost_as_much_as_that() -> None:
+    fault = Fault(name="it", weight=1, shows="slow", machine=1, host=True, source="")
+    mix = Mix(name="one", rate=0.02, rate_source="", fault=(fault,))
+    setup = msgspec.structs.replace(SETUP, days=5.0, rate=0.02, seed=2)
+    acted, alone = Ours(setup, mix, SHEET), Ours(msgspec.structs.replace(setup, standbys=0), mix, SHEET)
+    for world in (acted, alone):
+        world.play()
+    assert acted.tally.incidents == acted.tally.evicted > 2 and not acted.tally.people
+    # Five rounds of 50 s to name it, and 600 s in which a fifth is lost.
+    assert acted.book.by_use(0.0)["slow"] == pytest.approx(0.2 * (250 + 600) * acted.tally.incidents)
+    assert alone.tally.people == alone.tally.incidents, "nobody can take its place, so a person has to come"
