@@ -7,6 +7,7 @@ DOUBTS: dict[str, dict[str, float]] = {
     "a restart takes twice what ByteRobust's does": {"first_step": 2.0},
     "no hang is seen but by timeouts": {"hang_unseen": 1 / 0.3},
     "every hang is seen and named": {"hang_unseen": 0.0, "hang_spinning": 0.0},
+    "no slow host is named": {"slow_named": 0.0},
     "bad machines fail again after 20 minutes to 5 hours": {"relapse": 20.0},
     "probes find nobody": {"probe_finds": 0.0, "probe_finds_corruption": 0.0},
     "copies to peers take 0.7 % of every step": {"backup_drag": 2.8},

@@ -25,7 +25,8 @@ class Slow:
         world = self.world
         off = "slow" in world.setup.off
         person_s = world.prices("person", "unseen") if off else world.prices("person")
-        sign = world.signs.slow(node, world.course.runs_s(world.now)) if defect is not None and fault.host else None
+        named = fault.host and defect is not None and defect.hang_lot < world.prices.share("slow_named")
+        sign = world.signs.slow(node, world.course.runs_s(world.now)) if named else None
         if off or defect is None or sign is None or sign.after_s >= person_s:
             self._left(fault, node, defect, person_s)
             return
