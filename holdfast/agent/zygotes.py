@@ -37,6 +37,7 @@ class Zygotes:
         self._watch = watch
         self._now: Zygote | None = None
         self._next: Zygote | None = None
+        self._retired: set[int] = set()  # ended by themselves presently
         self._preload: Preload | None = None
         self._tries = 0
 
@@ -55,7 +56,7 @@ class Zygotes:
 
     @property
     def pids(self) -> set[int]:
-        return {z.pid for z in (self._now, self._next) if z is not None}
+        return {z.pid for z in (self._now, self._next) if z is not None} | self._retired
 
     def want(self, preload: Preload) -> None:
         """Have a zygote with these modules; one that is warm serves until the new one is, unless its key is another."""
@@ -65,7 +66,7 @@ class Zygotes:
             return
         for key in sorted(self._now.forking) if self._now else ():
             self.tell(Refused(key=key, error="another zygote is being made"))
-        self._close(self._now)
+        self._retire(self._now)
         self._close(self._next)
         self._next = None
         self._preload, self._tries = preload, 1
@@ -83,6 +84,9 @@ class Zygotes:
 
     def ended(self, pid: int, code: int) -> bool:
         """Whether the process that ended was a zygote of ours."""
+        if pid in self._retired:
+            self._retired.discard(pid)
+            return True
         if self._next and pid == self._next.pid:
             self._close(self._next)
             self._next = None
@@ -111,6 +115,14 @@ class Zygotes:
         if old is not None:
             self.drop(old.sock)
             process.signal_group(old.pid, signal.SIGKILL)
+
+    def _retire(self, old: Zygote | None) -> None:
+        """Let one end by itself that owes us no answer: it may yet have to tell ranks that they may run."""
+        if old is None or old.forking or not old.warm:
+            self._close(old)
+            return
+        self._retired.add(old.pid)
+        self.drop(old.sock)
 
     def _lost(self, why: str) -> None:
         lost, self._now = self._now, None
@@ -159,5 +171,5 @@ class Zygotes:
         """The new zygote takes over as soon as the old one owes nobody an answer."""
         if self._now and self._now.forking:
             return
-        self._close(self._now)
+        self._retire(self._now)
         self._now, self._next = self._next, None

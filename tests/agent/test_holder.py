@@ -199,7 +199,11 @@ def test_a_better_zygote_takes_over_once_it_is_warm(bench: Bench, monkeypatch: p
     bench.zygotes._said(better.sock)
     assert bench.zygotes._now is bench.now and killed == []
     bench.forked("1:0", 500)
-    assert bench.zygotes._now is better and killed == [ZYGOTE]
+    assert bench.zygotes._now is better
+    assert killed == [], "it has yet to tell its rank that it may run"
+    assert bench.zygote.recv(holding.PACKET_BYTES) and not bench.zygote.recv(holding.PACKET_BYTES), "then it ends"
+    assert bench.zygotes.pids == {ZYGOTE, ZYGOTE + 1}
+    assert bench.zygotes.ended(ZYGOTE, 0) and bench.zygotes.pids == {ZYGOTE + 1} and bench.zygotes.warm
     bench.zygotes.fork(fork_of("2:0"))
     assert zygote.to_zygote(end.recv(holding.PACKET_BYTES)).key == "2:0"
     end.close()
