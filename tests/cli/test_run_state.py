@@ -72,6 +72,7 @@ def test_a_killed_rank_costs_no_step(start: Start) -> None:
 def test_a_snapshot_outlives_the_agent_too(start: Start) -> None:
     job = start("--nproc-per-node", "1", script=TRAIN, torch=True)
     job.trains()
+    job.until(lambda: job.status()["step"] > 5, "some steps")
     agent = job.agent("n0")
     job.kill(agent)
     job.until(lambda: job.agent("n0") != agent, "another agent")
