@@ -1,16 +1,17 @@
 """Holds the layers: who may import whom, who may touch the world, and where torch may be imported."""
 
-import ast
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.sources import look
+
 ROOT = Path(__file__).parents[1]
 
 # Import only to the left; those of one place do not import one another. A new package gets its place here.
 LINE = (
-    "model <- core <- ports config <- logs journal wire <- checkpoint"
+    "model <- core <- ports config linux <- logs journal wire <- checkpoint"
     " <- client agent controller fleet sim chaos dash <- cli"
 )
 PURE = {"model", "core"}
@@ -41,13 +42,9 @@ def allowed() -> dict[str, set[str]]:
 def imports(path: Path, root: Path) -> Iterator[tuple[int, list[str]]]:
     """Line and dotted target of every import in a file: nested, guarded and relative ones too."""
     here = ["holdfast", *path.relative_to(root).parts[:-1]]
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name.split(".")) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            start = here[: len(here) - node.level + 1] if node.level else []
-            module = node.module.split(".") if node.module else []
-            yield from ((node.lineno, [*start, *module, alias.name]) for alias in node.names)
+    for line, level, names in look(path.read_text()).imports:
+        start = here[: len(here) - level + 1] if level else []
+        yield line, [*start, *names]
 
 
 def faults(root: Path) -> Iterator[str]:

@@ -11,8 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.agent import kernel, process, remembering
+from holdfast.agent import main as agent
+from holdfast.agent import process, remembering
 from holdfast.agent.zygotes import Zygotes
+from holdfast.linux import process_control, python_fork
+from holdfast.linux.python_fork import Files, Program
+from holdfast.logs import catalog
 from holdfast.wire import flightlog, holding, spec, zygote
 from holdfast.wire.holding import (
     Exec,
@@ -56,14 +60,16 @@ class Holder:
         self._arenas: dict[str, KeptArena] = {}
         self._sweep_until: float | None = None
         self._selector = selectors.DefaultSelector()
+        self._waker: socket.socket
         self._zygotes = Zygotes(node_dir, lambda sock, said: self._watch(sock, said))
         self._zygotes.tell, self._zygotes.drop, self._zygotes.started = self._tell, self._drop, self._forked
+        self._zygotes.let_go = self._let_go
 
     def run(self) -> int:
-        wake, waker = socket.socketpair()
-        for end in (wake, waker):
+        wake, self._waker = socket.socketpair()
+        for end in (wake, self._waker):
             end.setblocking(False)
-        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self._leave(128 + signal.SIGTERM))
         signal.signal(signal.SIGINT, lambda *_: self._leave_with_grace())
@@ -114,20 +120,36 @@ class Holder:
         self._tell(Listing(ranks=tuple(self.ranks.values()), arena=self.arena, arenas=arenas, warm=warm, key=key))
 
     def _agent_started(self) -> tuple[int, socket.socket]:
-        """Its pid, and our end of the line to it."""
+        """Its pid, and our end of the line to it.
+
+        A fork, as the silence of its predecessor is being counted: to import what it needs would take a second, and on
+        a busy machine ten.
+        """
         log = os.open(self.node_dir / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         ours, theirs = holding.pair()
-        argv = [sys.executable, "-m", "holdfast.agent.main", str(self.node_dir), str(theirs.fileno())]
+        end = theirs.detach()
+        program = Program(module=agent.__name__, args=(str(self.node_dir), str(end)), env=dict(os.environ))
+        files = Files(stdout=log, stderr=log, keep=(end,))
         try:
-            pid = process.start(argv, dict(os.environ), None, (log, log), keep=theirs.fileno())
+            pid = python_fork.fork(program, files, lambda: self._let_go(ours), tied=True)
         except OSError:
-            ours.close()
+            for fd in (log, end, ours.detach()):
+                os.close(fd)
             raise
-        finally:
-            os.close(log)
-            theirs.close()
+        os.close(log)
+        os.close(end)
         ours.settimeout(10.0)
         return pid, ours
+
+    def _let_go(self, end: socket.socket) -> None:
+        """In a fork of ours: what we have open is none of its business, nor are our signals."""
+        signal.set_wakeup_fd(-1)
+        end.close()
+        for key in list(self._selector.get_map().values()):
+            assert isinstance(key.fileobj, socket.socket)
+            key.fileobj.close()
+        self._selector.close()
+        self._waker.close()
 
     def _watch(self, sock: socket.socket, heard: Callable[[socket.socket], None]) -> None:
         self._selector.register(sock, selectors.EVENT_READ, heard)
@@ -207,7 +229,7 @@ class Holder:
         self._reap()
         keep = {rank.pid for rank in self.ranks.values() if rank.code is None}
         keep |= self._zygotes.pids | ({self._agent[0]} if self._agent else set())
-        left = [pid for pid in kernel.children() if pid not in keep]
+        left = [pid for pid in process_control.children() if pid not in keep]
         if left and time.monotonic() < until:
             process.kill_all(left)
             return
@@ -262,7 +284,7 @@ class Holder:
     def _end_all(self) -> None:
         """Nothing below us may outlive us, however deep it was started."""
         until = time.monotonic() + _END_S
-        while (left := kernel.children()) and time.monotonic() < until:
+        while (left := process_control.children()) and time.monotonic() < until:
             process.kill_all(left)
             self._reap_quietly()
             time.sleep(0.01)
@@ -276,10 +298,15 @@ class Holder:
             pass
 
 
+def prepare() -> None:
+    """In a process that will fork many of us: have what every agent needs, and what takes a while to be had."""
+    catalog.built_in()
+
+
 def main() -> int:
-    kernel.become_subreaper()
+    process_control.become_subreaper()
     return Holder(Path(sys.argv[1])).run()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    python_fork.run(main)

@@ -6,10 +6,10 @@ import signal
 import socket
 import subprocess
 
-from holdfast.agent import kernel
+from holdfast.linux import process_control
 
 
-def start(argv: list[str], env: dict[str, str], cwd: str | None, logs: tuple[int, int], keep: int | None = None) -> int:
+def start(argv: list[str], env: dict[str, str], cwd: str | None, logs: tuple[int, int]) -> int:
     """Start a program in a session of its own that dies with us; we reap it ourselves."""
     process = subprocess.Popen(
         argv,
@@ -19,8 +19,7 @@ def start(argv: list[str], env: dict[str, str], cwd: str | None, logs: tuple[int
         stdout=logs[0],
         stderr=logs[1],
         start_new_session=True,
-        pass_fds=() if keep is None else (keep,),
-        preexec_fn=functools.partial(kernel.die_with_parent, os.getpid()),  # noqa: PLW1509 - we have no threads
+        preexec_fn=functools.partial(process_control.die_with_parent, os.getpid()),  # noqa: PLW1509 - we have no threads
     )
     process.returncode = 0  # not Popen's to wait for
     return process.pid

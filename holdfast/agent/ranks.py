@@ -14,11 +14,13 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.agent import kernel, words
+from holdfast.agent import words
+from holdfast.linux import process_control
 from holdfast.model.errand import LaunchHere
 from holdfast.model.release import Release
 from holdfast.model.topology import Dims
 from holdfast.wire import flight, flightlog, holding, replaying, slot, spec
+from holdfast.wire.environment import rank_environment
 from holdfast.wire.holding import (
     Exec,
     Forget,
@@ -42,8 +44,6 @@ from holdfast.wire.staged import Staged, entry_of, environment_of, skipped
 from holdfast.wire.zygote import Fork
 
 _log = logging.getLogger("holdfast.agent")
-_SECRET = ("HOLDFAST_TOKEN", "HOLDFAST_TOKEN_FILE")
-_FR_BUFFER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # of torch's flight recorder
 # Together less than recovery.stop_s, so that our answer comes before nobody waits for it any more.
 _UNKILLABLE_S = 10.0
 _SWEPT_S = 8.0  # the holder takes less
@@ -121,7 +121,7 @@ class Ranks:
             self._key = listing.key
             self.warm.set()
         elif self.spec.entry.zygote:
-            self._send(Preload(modules=self.spec.entry.preload, env=self._own_env()))
+            self._send(Preload(modules=self.spec.entry.preload, env=rank_environment(os.environ)))
         else:
             self.cold = "not asked for"
             self.warm.set()
@@ -174,7 +174,7 @@ class Ranks:
         if not self.spec.entry.zygote or key == self._key:
             return
         modules = (*self.spec.entry.preload, *self._learned)
-        self._send(Preload(modules=modules, env=self._own_env() | env, key=key))
+        self._send(Preload(modules=modules, env=rank_environment(os.environ) | env, key=key))
         self._key, self.cold = key, ""
         self.warm.clear()
         await self.warm.wait()
@@ -240,13 +240,6 @@ class Ranks:
             return str(e)
         return await future
 
-    def _own_env(self) -> dict[str, str]:
-        env = {k: v for k, v in os.environ.items() if k not in _SECRET and _is_text(k) and _is_text(v)}
-        env.setdefault("OMP_NUM_THREADS", "1")
-        if not env.keys() & set(_FR_BUFFER):
-            env[_FR_BUFFER[0]] = "64"  # entries: what is read once a second must not be 2,000
-        return env
-
     def _rank_env(self, errand: LaunchHere, local: int) -> dict[str, str]:
         """torchrun's environment, and where our client finds its slot."""
         seat, world = errand.seat, errand.world_size
@@ -299,7 +292,7 @@ class Ranks:
     def environment(self, errand: LaunchHere, local: int) -> dict[str, str]:
         """All that a rank finds in its environment."""
         staged = self.staged(errand.release)
-        own = environment_of(self._own_env(), self.spec.entry, errand.release, staged)
+        own = environment_of(rank_environment(os.environ), self.spec.entry, errand.release, staged)
         return own | self._rank_env(errand, local) | skipped(errand.skips, errand.eases)
 
     def learn(self) -> None:
@@ -320,7 +313,7 @@ class Ranks:
                 with contextlib.suppress(OSError):
                     spec.put(Path(self.spec.learned), json.dumps(self._learned).encode())
             with contextlib.suppress(ValueError):  # too many to tell: the zygote stays as it is
-                env = self._own_env() | (json.loads(self._key) if self._key else {})
+                env = rank_environment(os.environ) | (json.loads(self._key) if self._key else {})
                 self._send(Preload(modules=modules, env=env, key=self._key))
 
     # --- watching and ending -----------------------------------------------------------------------------------
@@ -335,7 +328,7 @@ class Ranks:
         self._stopped = max(self._stopped, up_to)
         grace_until = time.monotonic() + grace_s
         for rank in self.running(up_to):
-            stopped = kernel.state_of(rank.pid) in ("T", "t")
+            stopped = process_control.state_of(rank.pid) in ("T", "t")
             self._send(Kill(key=rank.key, signal=signal.SIGKILL if stopped or grace_s <= 0 else signal.SIGTERM))
         await self._wait_ended(up_to, grace_until)
         for rank in self.running(up_to):
@@ -374,12 +367,3 @@ def _names(path: Path) -> tuple[str, ...]:
         return tuple(map(str, json.loads(path.read_bytes())))
     except (OSError, ValueError):
         return ()
-
-
-def _is_text(value: str) -> bool:
-    """Whether it can be sent on; bytes that are no UTF-8 cannot."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -3,11 +3,12 @@
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.agent import process
+from holdfast.linux import python_fork
+from holdfast.linux.python_fork import Files, Program
 from holdfast.wire import holding, zygote
 from holdfast.wire.holding import Preload, Refused, Warmed
 
@@ -33,6 +34,7 @@ class Zygotes:
         self.tell: Callable[[holding.ToAgent], None] = lambda message: None
         self.started: Callable[[str, int], None] = lambda key, pid: None
         self.drop: Callable[[socket.socket], None] = lambda sock: None
+        self.let_go: Callable[[socket.socket], None] = lambda sock: None  # in a fork: close what the holder has open
         self._node_dir = node_dir
         self._watch = watch
         self._now: Zygote | None = None
@@ -101,12 +103,14 @@ class Zygotes:
     def _start(self, preload: Preload) -> Zygote:
         ours, theirs = holding.pair()
         log = os.open(self._node_dir / "zygote.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        argv = [sys.executable, "-u", "-m", "holdfast.client.zygote", "--fd", str(theirs.fileno())]
-        for module in preload.modules:
-            argv += ["--preload", module]
-        pid = process.start(argv, preload.env, None, (log, log), keep=theirs.fileno())
+        preloads = [word for module in preload.modules for word in ("--preload", module)]
+        end = theirs.detach()
+        args = ("--fd", str(end), *preloads)
+        program = Program(module="holdfast.client.zygote", args=args, env=preload.env, bare=True)
+        files = Files(stdout=log, stderr=log, keep=(end,))
+        pid = python_fork.fork(program, files, lambda: self.let_go(ours), tied=True)
         os.close(log)
-        theirs.close()
+        os.close(end)
         ours.settimeout(10.0)
         self._watch(ours, self._said)
         return Zygote(pid, ours)

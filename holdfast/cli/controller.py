@@ -12,7 +12,6 @@ from pathlib import Path
 
 from aiohttp import web
 
-from holdfast.agent import kernel
 from holdfast.cli import rundir
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.wording import counted
@@ -25,11 +24,12 @@ from holdfast.controller.store import Store
 from holdfast.fleet.join import JoinFleet
 from holdfast.fleet.local import LocalFleet
 from holdfast.journal.sqlite import JournalError, JournalFullError, SqliteJournal
+from holdfast.linux import process_control
 from holdfast.model.action import Finish, Say
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Begin, Entry, Order, Phase
 from holdfast.ports import Fleet
-from holdfast.wire import spec
+from holdfast.wire import fork_server, spec
 from holdfast.wire.spec import Ended, Listening, RunSpec
 
 
@@ -62,7 +62,7 @@ class Folder:
 
 def main(argv: list[str]) -> int:
     run_dir, fd, front = Path(argv[0]), int(argv[1]), int(argv[2])
-    kernel.die_with_parent(front)
+    process_control.die_with_parent(front)
     logging.basicConfig(filename=run_dir / "controller.log", level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     say = Said(run_dir)
@@ -91,10 +91,11 @@ def leaves(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
 
 async def _run(run_dir: Path, listener: socket.socket, say: Said) -> Ended:
     run = rundir.read_spec(run_dir)
-    env = rundir.read_env(run_dir)
+    env = rundir.node_environment(run_dir)
     url = rundir.web_address(run.host, listener.getsockname()[1])
     fleet = _fleet(run, run_dir, url, env)
     store = Store(run_dir, run.host, run.settings.node.lost_s, env)
+    store.server = fork_server.path_of(run_dir)
     controller = Controller(SqliteJournal(run_dir / "journal.db"), run.settings, lambda c: _hands(c, fleet, store, say))
     controller.hands.notes = Folder(run_dir)
     controller.hands.try_with(run.settings.probe, run.settings.replay, run_dir / "probed.json")
@@ -149,7 +150,7 @@ def _hands(controller: Controller, fleet: Fleet, store: Store, say: Said) -> Han
 def _fleet(run: RunSpec, run_dir: Path, url: str, env: dict[str, str]) -> Fleet:
     if run.fleet == "join":
         return JoinFleet()
-    return LocalFleet(run_dir, rundir.node_spec(run, run_dir, url), env)
+    return LocalFleet(run_dir, rundir.node_spec(run, run_dir, url), env, fork_server.path_of(run_dir))
 
 
 def _on_signals(controller: Controller) -> None:

@@ -13,8 +13,10 @@ import msgspec
 
 from holdfast.cli import rundir
 from holdfast.cli.console import Console, Pump, say
+from holdfast.client.zygote import DEFAULT_PRELOAD
 from holdfast.fleet.local import end_node
-from holdfast.wire import spec, unixpath
+from holdfast.wire import fork_server, spec, unixpath
+from holdfast.wire.fork_server import ForkServer
 
 _LOOK_S = 0.05
 _TRIES = 5  # controllers in a row that did not live _LIVED_S
@@ -49,15 +51,33 @@ class Front:
         self._lock = rundir.occupy(run_dir)
         self._asked = Asked()
         self._passed = 0  # to the present controller
+        self._server: ForkServer | None = None
 
     def run(self) -> int:
         (self._run_dir / "exit.json").unlink(missing_ok=True)
         pump = Pump(self._console)
+        self._server = self._start_fork_server()
         code = self._keep_controller()
         self._end_nodes()
         self._end_store()
+        self._end_fork_server()
         pump.end(self._asked.more_than(2))
         return code
+
+    def _start_fork_server(self) -> ForkServer | None:
+        """Nodes on this host come from one process; without it they are started one by one."""
+        run = rundir.read_spec(self._run_dir)
+        if run.fleet != "local" or os.environ.get(fork_server.NAMED):
+            return None
+        preload = DEFAULT_PRELOAD if run.entry.zygote else ()
+        with (self._run_dir / "fork.log").open("ab") as log:
+            env = rundir.node_environment(self._run_dir)
+            return ForkServer(fork_server.path_of(self._run_dir), preload, env, log.fileno())
+
+    def _end_fork_server(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
     def _keep_controller(self) -> int:
         tries = 0
@@ -124,6 +144,7 @@ class Front:
         elif self._passed < len(asked) and self._listens(process):
             if self._passed == 0:
                 say("stopping; once more to stop without grace")
+                self._end_fork_server()  # it may be importing still, and whoever asks it would wait
             process.send_signal(asked[self._passed])
             self._passed += 1
 

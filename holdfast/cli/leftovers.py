@@ -118,7 +118,7 @@ def _ending(run_dir: Path, run: RunSpec) -> str:
 
 
 def _files(run_dir: Path, ended: bool) -> Iterator[Path]:
-    names = {"store.sock", "controller.json", "imports.json", *(_SECRET if ended else ())}
+    names = {"store.sock", "fork.sock", "controller.json", "imports.json", *(_SECRET if ended else ())}
     for path in sorted(run_dir.iterdir()):
         if path.name in names or _DRAFT.fullmatch(path.name):
             yield path

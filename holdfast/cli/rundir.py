@@ -12,6 +12,7 @@ import msgspec
 
 from holdfast.cli.flagtable import UsageError
 from holdfast.wire import lock, spec
+from holdfast.wire.environment import rank_environment
 from holdfast.wire.spec import Ended, Listening, NodeSpec, RunSpec
 
 
@@ -62,9 +63,10 @@ def save_env(run_dir: Path) -> None:
     path.write_text(json.dumps(dict(os.environ)))
 
 
-def read_env(run_dir: Path) -> dict[str, str]:
+def node_environment(run_dir: Path) -> dict[str, str]:
+    """Of the nodes on this host, and of the fork server that they come from: all the same, so that they can."""
     env: dict[str, str] = json.loads((run_dir / "env.json").read_text())
-    return env
+    return rank_environment(env)
 
 
 def publish(run_dir: Path, run: RunSpec, token: str) -> None:

@@ -1,23 +1,13 @@
 """Makes a forked copy of the zygote into a rank that looks freshly started."""
 
 import os
-import signal
 import sys
-from collections.abc import Callable
-from types import FrameType
 from typing import Any, NamedTuple, cast
 
-from holdfast.client import kernel, moving
+from holdfast.client import moving
+from holdfast.linux import process_control
 from holdfast.wire.staged import Staged
 from holdfast.wire.zygote import Fork
-
-# Left as they are: the interpreter's own handlers for these belong to faulthandler.
-_FATAL = {signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL}
-_FRESH: dict[int, signal.Handlers | Callable[[int, FrameType | None], object]] = {
-    signal.SIGINT: signal.default_int_handler,
-    signal.SIGPIPE: signal.SIG_IGN,
-    signal.SIGXFSZ: signal.SIG_IGN,
-}
 
 
 class Files(NamedTuple):
@@ -56,13 +46,13 @@ def become(request: Fork, files: Files, coerced: dict[str, str], preloaded: tupl
     files.close()
     os.environ.clear()
     os.environ.update(coerced | request.env)
-    _default_signals()
+    process_control.default_signals()
     if request.staged:
         moving.move(Staged(root=request.root, at=request.staged), preloaded)
     _forget_the_zygote()
     python = [sys.executable, "-u", *(["-m"] if request.module else [])]
-    kernel.show_as([*python, *request.argv], [f"{name}={value}" for name, value in request.env.items()])
-    kernel.allow_stacks()
+    process_control.show_as([*python, *request.argv], [f"{name}={value}" for name, value in request.env.items()])
+    process_control.allow_stacks()
 
 
 def settle(go: int, holder: int) -> None:
@@ -70,17 +60,7 @@ def settle(go: int, holder: int) -> None:
     if not os.read(go, 1):
         os._exit(127)  # the zygote died before it could tell of us
     os.close(go)
-    kernel.die_with_parent()
-    if os.getppid() != holder:
-        os._exit(127)
-
-
-def _default_signals() -> None:
-    for number in signal.valid_signals() - _FATAL - {signal.SIGKILL, signal.SIGSTOP}:
-        fresh = _FRESH.get(number, signal.SIG_DFL)
-        if signal.getsignal(number) != fresh:
-            signal.signal(number, fresh)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    process_control.die_with_parent(holder, 127)
 
 
 def _forget_the_zygote() -> None:

@@ -14,7 +14,7 @@ import time
 from types import FrameType
 from typing import Any
 
-from holdfast.client import kernel
+from holdfast.linux import process_control
 from holdfast.wire.flightlog import NAME_CHARS, Came, Group, Log
 from holdfast.wire.record import open_arena
 
@@ -37,8 +37,8 @@ def start(place: str, generation: int, rank: int) -> None:
         log = Log(open_arena(path), int(at), generation=generation, rank=rank)
     except (OSError, ValueError):
         return
-    kernel.allow_stacks()
-    os.register_at_fork(after_in_child=kernel.allow_stacks)  # what was allowed here is not inherited
+    process_control.allow_stacks()
+    os.register_at_fork(after_in_child=process_control.allow_stacks)  # what was allowed here is not inherited
     _thread.start_new_thread(Recorder(log, _thread.get_ident()).run, ())
 
 

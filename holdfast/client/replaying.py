@@ -178,12 +178,9 @@ def _note(seeded: bool) -> None:
 
 def _end_with_agent() -> None:
     """Nobody else would end this process, and it must not go on beside training."""
-    from holdfast.client import kernel
+    from holdfast.linux import process_control
 
-    agent = os.getppid()
-    kernel.die_with_parent()
-    if os.getppid() != agent:
-        os._exit(REFUSED)
+    process_control.die_with_parent(os.getppid(), REFUSED)
 
 
 def _seed(seed: int) -> None:

@@ -17,10 +17,11 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.client import imports, kernel, moving
+from holdfast.client import imports, moving
 from holdfast.client.birth import Files, become, settle
 from holdfast.client.main import run_script
 from holdfast.client.progress import here
+from holdfast.linux import process_control
 from holdfast.wire.zygote import PACKET_BYTES, Fork, Forked, ForkFailed, Warm, encode, to_zygote
 
 # What DDP and FSDP2 scripts import by themselves up to the end of their first steps, a checkpoint and a data loader
@@ -60,10 +61,8 @@ class Serving(NamedTuple):
 def warm_up(fd: int, preload: list[str]) -> Serving:
     """Import everything, then say so."""
     holder = os.getppid()
-    kernel.die_with_parent()
-    if os.getppid() != holder:
-        sys.exit("holdfast: the holder has ended")
-    _close_inherited({0, 1, 2, fd})
+    process_control.die_with_parent(holder)
+    process_control.close_all_but({0, 1, 2, fd})
     serving = Serving(socket.socket(fileno=fd), holder, _coerced())
     serving.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * PACKET_BYTES)
     if not sys.flags.safe_path:
@@ -75,13 +74,13 @@ def warm_up(fd: int, preload: list[str]) -> Serving:
 
         hook.install(here)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the holder's to answer
-    if opened := kernel.opened("/dev/nvidia"):
+    if opened := process_control.opened("/dev/nvidia"):
         sys.exit(f"holdfast: a preloaded module touched a GPU ({opened}); ranks cannot be forked from here")
     strays = moving.strays()
     gc.collect()
     gc.freeze()
     gc.enable()
-    serving.socket.send(encode(Warm(modules=len(sys.modules), threads=kernel.threads(), skipped=skipped)))
+    serving.socket.send(encode(Warm(modules=len(sys.modules), threads=process_control.threads(), skipped=skipped)))
     return serving._replace(strays=strays)
 
 
@@ -95,9 +94,7 @@ def serve(serving: Serving) -> Birth | None:
         if usher == 0:
             ours.close()
             os.close(start)
-            kernel.die_with_parent()
-            if os.getppid() != zygote:
-                os._exit(1)
+            process_control.die_with_parent(zygote)
             birth = _usher(serving, theirs, go)
             serving.socket.close()
             theirs.close()
@@ -170,14 +167,6 @@ def _coerced() -> dict[str, str]:
     return {name: os.environ[name] for name in ("LC_CTYPE",) if name in os.environ and name.encode() not in names}
 
 
-def _close_inherited(keep: set[int]) -> None:
-    for fd in {int(name) for name in os.listdir("/proc/self/fd")} - keep:
-        try:
-            os.close(fd)
-        except OSError:
-            pass  # the one that listed the folder
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="holdfast.client.zygote")
     parser.add_argument("--fd", type=int, required=True)
@@ -185,16 +174,21 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def main() -> None:
+    args = _arguments()
+    serving = warm_up(args.fd, args.preload)
+    if (birth := serve(serving)) is None:
+        return
+    try:
+        become(birth.request, birth.files, serving.coerced, serving.strays)
+        settle(birth.go, serving.holder)
+    except OSError as e:
+        print(f"holdfast: the rank could not start: {e}", file=sys.stderr)
+        os._exit(127)
+    here.begin(imports.watch(os.environ))
+    # Called from here and not from further down, so that stacks show little of us below the script.
+    run_script(birth.request.argv, birth.request.module, birth.request.path)
+
+
 if __name__ == "__main__":
-    _args = _arguments()
-    _serving = warm_up(_args.fd, _args.preload)
-    if (_birth := serve(_serving)) is not None:
-        try:
-            become(_birth.request, _birth.files, _serving.coerced, _serving.strays)
-            settle(_birth.go, _serving.holder)
-        except OSError as e:
-            print(f"holdfast: the rank could not start: {e}", file=sys.stderr)
-            os._exit(127)
-        here.begin(imports.watch(os.environ))
-        # Called from here and not from further down, so that stacks show little of us below the script.
-        run_script(_birth.request.argv, _birth.request.module, _birth.request.path)
+    main()

@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast.wire import lock, unixpath
+from holdfast.linux.python_fork import Files, Program
+from holdfast.wire import fork_server, lock, unixpath
+from holdfast.wire.fork_server import Process
 
 _UP_S = 120.0
 _QUIT_S = 2.0
@@ -28,12 +28,14 @@ class Store:
     The process ends by itself some time after the last controller has left it, so a controller stays connected.
     """
 
+    server: Path | None = None  # a fork server, which has torch imported already
+
     def __init__(self, run_dir: Path, host: str, lost_s: float, env: dict[str, str]) -> None:
         self.host = host
         self._run_dir = run_dir
         self._lost_s = lost_s
         self._env = env
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._asking = asyncio.Lock()
         self._streams: Streams | None = None
         self._over = False
@@ -68,9 +70,9 @@ class Store:
         with contextlib.suppress(OSError, ValueError):
             async with asyncio.timeout(_QUIT_S):
                 await self._dismiss()
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()  # it has said goodbye, or is still coming up, for a job that is over
-            await asyncio.to_thread(self._process.wait)
+        if self._process is not None:  # it has said goodbye, or is still coming up, for a job that is over
+            await asyncio.to_thread(self._process.kill)
+            self._process.close()
 
     async def _dismiss(self) -> None:
         if self._streams is None:
@@ -107,29 +109,22 @@ class Store:
         while True:
             with contextlib.suppress(OSError):
                 return await asyncio.open_unix_connection(sock=unixpath.connect(self._run_dir / "store.sock"))
-            if self._process is None or self._process.poll() is not None:
+            if self._process is None or self._process.is_over():
                 if starts == _STARTS or self._over:
                     raise OSError("the store process does not stay up; see store.log")
                 starts += 1
-                self._process = self._start()
+                self._process = await asyncio.to_thread(self._start)
             if time.monotonic() > until:
                 raise TimeoutError("the store process did not come up; see store.log")
             await asyncio.sleep(_LOOK_S)
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, "-m", "holdfast.client.store", str(self._run_dir), str(self._lost_s), self.host]
+    def _start(self) -> Process:
+        args = (str(self._run_dir), str(self._lost_s), self.host)
+        program = Program(module="holdfast.client.store", args=args, env=self._env, cwd=os.getcwd())
         log = os.open(self._run_dir / "store.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             with lock.held(self._run_dir) as held:  # it may outlive everybody else here
-                return subprocess.Popen(
-                    argv,
-                    env=self._env,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    pass_fds=held,
-                )
+                return fork_server.start(program, Files(stdout=log, stderr=log, keep=held), self.server)
         finally:
             os.close(log)
 

@@ -5,14 +5,15 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
+import threading
 import time
 from pathlib import Path
 
 import msgspec
 
-from holdfast.wire import lock, spec
+from holdfast.linux.python_fork import Files, Program
+from holdfast.wire import fork_server, lock, spec
+from holdfast.wire.fork_server import Process
 from holdfast.wire.spec import NodeSpec
 
 _NAME = re.compile(r"n\d+")
@@ -20,36 +21,38 @@ _KILL_S = 15.0
 MARK = "HOLDFAST_MARK"  # in the environment of everything a node starts, so that nothing of it can hide
 
 
-def start_node(node_dir: Path, node: NodeSpec, env: dict[str, str]) -> int:
-    """Start a holder that outlives us; its pid."""
+def start_node(node_dir: Path, node: NodeSpec, env: dict[str, str], server: Path | None = None) -> int:
+    """Start a holder that outlives us, by the fork server if there is one; its pid."""
     try:
         node_dir.mkdir(parents=True, exist_ok=True)
         spec.write(node_dir / "spec.json", node)
         with lock.held(node_dir) as held, (node_dir / "holder.log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "holdfast.agent.holder", str(node_dir)],
+            program = Program(
+                module="holdfast.agent.holder",
+                args=(str(node_dir),),
                 env=env | {MARK: _mark(node_dir)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                pass_fds=held,  # so that the node is never without it
+                cwd=os.getcwd(),
             )
+            files = Files(stdout=log.fileno(), stderr=log.fileno(), keep=held)  # so that the node is never without it
+            process = fork_server.start(program, files, server)
     except OSError:
+        end_node(node_dir, grace_s=0.0)  # whether it was started is not known
         shutil.rmtree(node_dir, ignore_errors=True)  # or it would count as a node that is coming
         raise
     _holders[process.pid] = process
     return process.pid
 
 
-_holders: dict[int, subprocess.Popen[bytes]] = {}  # those we started; polled so that none stays a zombie
+_holders: dict[int, Process] = {}  # those we started; polled so that none stays a zombie
 
 
 class LocalFleet:
     can_acquire = True
 
-    def __init__(self, run_dir: Path, template: NodeSpec, env: dict[str, str]) -> None:
+    def __init__(self, run_dir: Path, template: NodeSpec, env: dict[str, str], server: Path | None = None) -> None:
         self.template = template
+        self._server = server
+        self._starting = threading.Lock()
         self._dir = run_dir / "nodes"
         self._dir.mkdir(parents=True, exist_ok=True)
         self._env = env
@@ -62,21 +65,42 @@ class LocalFleet:
         return sorted(int(path.name[1:]) for path in self._dir.iterdir() if _NAME.fullmatch(path.name))
 
     async def acquire(self, count: int) -> tuple[str, ...]:
+        """Names are taken at once, so that whoever ends all nodes knows of those that are still to be started."""
         first = max(self._orders(), default=-1) + 1
-        names = []
-        for order in range(first, first + count):
-            name = f"n{order}"
-            node = msgspec.structs.replace(self.template, node=name, order=order)
-            start_node(self._dir / name, node, self._env)
-            names.append(name)
-        return tuple(names)
+        nodes = [msgspec.structs.replace(self.template, node=f"n{n}", order=n) for n in range(first, first + count)]
+        for node in nodes:
+            (self._dir / node.node).mkdir()
+        await asyncio.to_thread(self._start, nodes)
+        return tuple(node.node for node in nodes)
+
+    def _start(self, nodes: list[NodeSpec]) -> None:
+        """In a thread, for a fork server that has just been started takes seconds to answer."""
+        while nodes:
+            folder = self._dir / nodes[0].node
+            with self._starting:
+                if not (folder / "released").exists():
+                    self._start_first(nodes)
+            nodes = nodes[1:]
+
+    def _start_first(self, nodes: list[NodeSpec]) -> None:
+        try:
+            start_node(self._dir / nodes[0].node, nodes[0], self._env, self._server)
+        except OSError:
+            for node in nodes:
+                shutil.rmtree(self._dir / node.node, ignore_errors=True)  # or they would count as nodes that are coming
+            raise
 
     async def release(self, node: str, reason: str) -> None:
         folder = self._dir / node
         if not folder.is_dir():
             return
         (folder / "released").write_text(f"{reason}\n")
-        await asyncio.to_thread(end_node, folder)
+        await asyncio.to_thread(self._end, folder)
+
+    def _end(self, folder: Path) -> None:
+        with self._starting:  # from here on it is there or will never be
+            pass
+        end_node(folder)
 
 
 def end_node(folder: Path, grace_s: float = 5.0) -> None:
@@ -106,8 +130,9 @@ def left_of(folder: Path) -> list[int]:
 
 def _poll() -> None:
     for pid, process in list(_holders.items()):
-        if process.poll() is not None:
+        if process.is_over():
             _holders.pop(pid, None)
+            process.close()
 
 
 def _pid(path: Path) -> int:

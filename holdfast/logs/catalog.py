@@ -23,23 +23,22 @@ _CLASSES = "classes.toml"
 
 def load(limits: WordLimits | None = None) -> Catalog:
     """Last words: the classes of failure, the rows of every file beside them, and, if asked for, the user's own."""
-    return _with(limits) if limits else _built_in()
+    more = _own(limits, frozenset(klass.klass for klass in classes())) if limits else ()
+    return _with(more) if more else built_in()
 
 
 @cache
-def _built_in() -> Catalog:
-    """It takes most of a second, and a study of seeds asks for it over and over."""
-    return _with(None)
+def built_in() -> Catalog:
+    """It takes most of a second, and is the same for whoever asks."""
+    return _with(())
 
 
-def _with(limits: WordLimits | None) -> Catalog:
+def _with(more: tuple[Row, ...]) -> Catalog:
     folder = resources.files("holdfast.core").joinpath("catalog/words")
     texts = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.name.endswith(".toml")}
     del texts[_CLASSES]
-    known = classes()
-    more = _own(limits, frozenset(klass.klass for klass in known)) if limits else ()
     try:
-        return Catalog((*(row for name in sorted(texts) for row in _rows(texts[name], name, Row)), *more), known)
+        return Catalog((*(row for name in sorted(texts) for row in _rows(texts[name], name, Row)), *more), classes())
     except (re.error, ValueError) as e:
         raise ConfigError(f"the catalog of last words cannot be used: {e}") from None
 

@@ -256,7 +256,7 @@ def _refusing(folder: Path, monkeypatch: pytest.MonkeyPatch, refusals: list[OSEr
         return AGENT
 
     spec.write(folder / "spec.json", msgspec.structs.replace(TEMPLATE, node="n0", nproc=1))
-    monkeypatch.setattr("holdfast.agent.process.start", start)
+    monkeypatch.setattr("holdfast.linux.python_fork.fork", start)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     return Holder(folder)
 

@@ -129,7 +129,7 @@ def test_warm_without_threads_or_devices(warm: Zygote) -> None:
 
 
 STEPS = """
-import sys
+import os, sys
 before = set(sys.modules)
 import torch, torch.distributed as dist, torch.nn as nn
 from torch.nn.parallel import DistributedDataParallel
@@ -150,7 +150,9 @@ fully_shard(net[0])
 steps(fully_shard(net), torch.ones(2, 8))
 torch.save(nn.Linear(2, 2).state_dict(), "rank.pt" + sys.argv[1] if len(sys.argv) > 1 else "/dev/null")
 dist.destroy_process_group()
-print(sorted(set(sys.modules) - before))
+print(sorted(set(sys.modules) - before), flush=True)
+sys.stderr.flush()
+os._exit(0)
 """
 
 
@@ -171,7 +173,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_data_loaders(warm: Zygote, method: str) -> None:
     (warm.folder / "loader.py").write_text(LOADER)
     said = warm.run("loader.py", method)
@@ -180,7 +182,9 @@ def test_data_loaders(warm: Zygote, method: str) -> None:
 
 def test_chance_differs_but_seeds_hold(warm: Zygote) -> None:
     (warm.folder / "chance.py").write_text(
-        "import numpy, torch; print(numpy.random.rand(), torch.rand(1), torch.initial_seed())"
+        "import numpy, os, torch\n"
+        "print(numpy.random.rand(), torch.rand(1), torch.initial_seed(), flush=True)\n"
+        "os._exit(0)\n"
     )
     first, second = (warm.run("chance.py").out.split(" ", 1) for _ in range(2))
     assert first[0] != second[0]  # numpy takes its seed from the machine

@@ -10,7 +10,7 @@ from holdfast.ports import Fleet
 from tests.cli.driver import until
 from tests.fleet import places
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.e2e
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):

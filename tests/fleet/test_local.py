@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent import kernel
 from holdfast.fleet import local
 from holdfast.fleet.local import MARK, end_node
+from holdfast.linux import process_control
 from tests.cli.driver import below, gone, until
 from tests.fleet import places
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.e2e
 
 
 def marked(node_dir: Path) -> "subprocess.Popen[bytes]":
@@ -86,7 +86,7 @@ def test_a_stopped_holder_is_not_waited_for_long(tmp_path: Path) -> None:
     process = marked(folder)
     (folder / "holder.pid").write_text(str(process.pid))
     process.send_signal(signal.SIGSTOP)
-    until(lambda: kernel.state_of(process.pid) == "T", "its stop")
+    until(lambda: process_control.state_of(process.pid) == "T", "its stop")
     began_at = time.monotonic()
     end_node(folder, grace_s=0.2)
     assert time.monotonic() - began_at < 20

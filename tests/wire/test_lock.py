@@ -14,7 +14,6 @@ import pytest
 
 from holdfast.wire import lock
 
-pytestmark = pytest.mark.timeout(60)
 SLEEP = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 
 

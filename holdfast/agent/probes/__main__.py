@@ -11,9 +11,9 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA co
 
 import msgspec
 
-from holdfast.agent import kernel
 from holdfast.agent.probes import START, Asked, Probe, Told, chosen
 from holdfast.core.diagnose.probes import sentence
+from holdfast.linux import process_control
 from holdfast.model.probe import Finding
 
 Tell = Callable[[Told], None]
@@ -22,7 +22,7 @@ Tell = Callable[[Told], None]
 def main() -> None:
     args = _parser().parse_args()
     if args.parent:
-        kernel.die_with_parent(args.parent)
+        process_control.die_with_parent(args.parent)
     os.nice(args.nice)
     _die_first()
     _run(args, _teller(args.json))

@@ -18,9 +18,9 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from holdfast.agent import kernel
 from holdfast.agent.probes import Told
 from holdfast.agent.probes.bench import digest, sync, whole
+from holdfast.linux import process_control
 from holdfast.model.probe import Finding, Meeting
 
 _FIRST_BYTES, _MOST_BYTES = 16 << 10, 16 << 20
@@ -35,7 +35,7 @@ _LISTENS = 10  # TCP_LISTEN
 def main() -> None:
     args = _parser().parse_args()
     if args.parent:
-        kernel.die_with_parent(args.parent)
+        process_control.die_with_parent(args.parent)
     os.nice(args.nice)
     out = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)

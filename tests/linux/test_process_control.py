@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from holdfast.agent import kernel
+from holdfast.linux import process_control
 from tests.cli.driver import ROOT, gone, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture
@@ -19,21 +19,21 @@ def env(no_orphans: str) -> dict[str, str]:
 
 
 def test_states() -> None:
-    assert kernel.state_of(os.getpid()) == "R"
+    assert process_control.state_of(os.getpid()) == "R"
     child = subprocess.Popen(["sleep", "60"])
-    until(lambda: kernel.state_of(child.pid) == "S", "it to sleep")
-    assert child.pid in kernel.children()
+    until(lambda: process_control.state_of(child.pid) == "S", "it to sleep")
+    assert child.pid in process_control.children()
     child.kill()
-    until(lambda: kernel.state_of(child.pid) == "Z", "its end")
-    assert child.pid in kernel.children(), "it is still to be reaped"
+    until(lambda: process_control.state_of(child.pid) == "Z", "its end")
+    assert child.pid in process_control.children(), "it is still to be reaped"
     child.wait()
-    assert kernel.state_of(child.pid) == ""
+    assert process_control.state_of(child.pid) == ""
 
 
 PARENT = """
 import functools, os, subprocess, sys, time
-from holdfast.agent import kernel
-tie = functools.partial(kernel.die_with_parent, os.getpid())
+from holdfast.linux import process_control
+tie = functools.partial(process_control.die_with_parent, os.getpid())
 print(subprocess.Popen(["sleep", "60"], preexec_fn=tie).pid, flush=True)
 time.sleep(60)
 """
@@ -51,20 +51,20 @@ def test_a_child_dies_with_its_parent(env: dict[str, str]) -> None:
 
 
 def test_a_child_whose_parent_is_gone_already_ends(env: dict[str, str]) -> None:
-    tied = "from holdfast.agent import kernel; kernel.die_with_parent(1 << 22); print('still here')"
+    tied = "from holdfast.linux import process_control; process_control.die_with_parent(1 << 22); print('still here')"
     found = subprocess.run([sys.executable, "-c", tied], env=env, capture_output=True, timeout=30, check=False)
     assert found.returncode == 1 and found.stdout == b""
 
 
 REAPER = """
 import os, subprocess, sys, time
-from holdfast.agent import kernel
-kernel.become_subreaper()
+from holdfast.linux import process_control
+process_control.become_subreaper()
 orphan = int(subprocess.check_output(["sh", "-c", "sleep 60 > /dev/null & echo $!"]))
 until = time.monotonic() + 10
-while orphan not in kernel.children() and time.monotonic() < until:
+while orphan not in process_control.children() and time.monotonic() < until:
     time.sleep(0.01)
-print(orphan in kernel.children())
+print(orphan in process_control.children())
 os.kill(orphan, 9)
 print(os.waitpid(orphan, 0)[0] == orphan)
 """

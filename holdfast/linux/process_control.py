@@ -1,18 +1,28 @@
-"""What a rank asks of the Linux kernel about itself, for which Python has no call."""
+"""Processes as the kernel has them: whose death they share, who adopts them, how they look from outside."""
 
 import ctypes
 import mmap
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import FrameType
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.sbrk.restype = ctypes.c_void_p
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
+_PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER, _PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1)
+
+# Left as they are: the interpreter's own handlers for these belong to faulthandler.
+_FATAL = {signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL}
+_FRESH: dict[int, signal.Handlers | Callable[[int, FrameType | None], object]] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGPIPE: signal.SIG_IGN,
+    signal.SIGXFSZ: signal.SIG_IGN,
+}
 
 
 class _Map(ctypes.Structure):
@@ -28,10 +38,21 @@ class _Map(ctypes.Structure):
     stays = {"start_code": 26, "end_code": 27, "start_stack": 28, "start_data": 45, "end_data": 46, "start_brk": 47}
 
 
-def die_with_parent() -> None:
-    """SIGKILL for this process when its parent dies; the caller checks that the parent is still the one it means."""
+# --- this process ------------------------------------------------------------------------------------------------
+
+
+def become_subreaper() -> None:
+    """Orphans below us become our children instead of init's."""
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def die_with_parent(parent: int, code: int = 1) -> None:
+    """SIGKILL for this process when its parent dies; it ends at once if another one than this is its parent by now."""
     if _libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        os._exit(code)  # it died before we had asked
 
 
 def allow_stacks() -> None:
@@ -60,12 +81,30 @@ def show_as(argv: Sequence[str], environ: Sequence[str]) -> bool:
     return True
 
 
+_shown: list[mmap.mmap] = []
+
+
+def default_signals() -> None:
+    """Handlers and mask as a fresh interpreter has them."""
+    for number in signal.valid_signals() - _FATAL - {signal.SIGKILL, signal.SIGSTOP}:
+        fresh = _FRESH.get(number, signal.SIG_DFL)
+        if signal.getsignal(number) != fresh:
+            signal.signal(number, fresh)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def close_all_but(keep: Iterable[int]) -> None:
+    """Close every file of this process but these."""
+    for fd in {int(name) for name in os.listdir("/proc/self/fd")} - set(keep):
+        try:
+            os.close(fd)
+        except OSError:
+            pass  # the one that listed the folder
+
+
 def threads() -> int:
     """How many threads this process has."""
     return len(os.listdir("/proc/self/task"))
-
-
-_shown: list[mmap.mmap] = []
 
 
 def opened(prefix: str) -> str:
@@ -78,3 +117,30 @@ def opened(prefix: str) -> str:
         if path.startswith(prefix):
             return path
     return ""
+
+
+# --- others ------------------------------------------------------------------------------------------------------
+
+
+def _stat(pid: int | str) -> list[str] | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()
+
+
+def state_of(pid: int) -> str:
+    """R, S, D, T, Z ...; empty when there is no such process."""
+    fields = _stat(pid)
+    return fields[0] if fields else ""
+
+
+def children() -> list[int]:
+    """Our children, the adopted ones and the dead that are still to be reaped included."""
+    me = str(os.getpid())
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (fields := _stat(name)) and fields[1] == me:
+            found.append(int(name))
+    return found

@@ -1,0 +1,1 @@
+"""What we ask of Linux that Python has no call for."""

@@ -1,0 +1,142 @@
+"""Our own programs as forks of a process that has imported them: a fresh interpreter takes seconds to get as far.
+
+`run` is the outermost call of every process that forks in this way. In the child an exception unwinds to it, so that
+below the program's frames there is nothing of the parent's, and the program starts as `python -m` would start it.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+import msgspec
+
+from holdfast.linux import process_control
+
+FAILED = 127  # exit code of a fork that could not become its program
+_OURS = "HOLDFAST_"  # variables that nothing reads while it is imported
+
+
+class Program(msgspec.Struct, frozen=True, kw_only=True):
+    """`python -m module args`, in this environment and folder."""
+
+    module: str
+    args: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str = ""  # "": as it is
+    bare: bool = False  # without modules that were imported for other programs: its own are the user's to choose
+
+    def argv(self) -> list[str]:
+        return [sys.executable, "-u", "-m", self.module, *self.args]
+
+
+class Files(msgspec.Struct, frozen=True, kw_only=True):
+    """What the child has open: where its output goes, and files that it knows by their numbers."""
+
+    stdout: int
+    stderr: int
+    keep: tuple[int, ...] = ()
+
+
+class Reborn(BaseException):
+    """In a fresh fork: whoever hears of it is somebody else from here on."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program.module)
+        self.program = program
+
+
+_born_env: dict[str, str] = {}  # with which this interpreter was started
+_born_path: list[str] = []
+_others: set[str] = set()  # modules that a bare program is to be without
+
+
+def run(main: Callable[[], int | None]) -> NoReturn:
+    """Run this program, and in every fork of ours the one that it is to be."""
+    _born_env.update(os.environ)
+    _born_path.extend(sys.path if sys.flags.safe_path else sys.path[1:])
+    while True:
+        try:
+            sys.exit(main())
+        except Reborn as reborn:
+            main = _program_main(reborn.program)
+
+
+def set_apart(modules: set[str]) -> None:
+    """These were imported for programs that are not bare."""
+    _others.update(name for name in modules if name.partition(".")[0] not in {*sys.stdlib_module_names, "holdfast"})
+
+
+def fork(program: Program, files: Files, let_go: Callable[[], None], tied: bool) -> int:
+    """Start a program in a session of its own; its pid. `tied`: it dies with us, who must have no threads.
+
+    In the child `let_go` closes what we have open as objects, which would else close files of the same numbers later;
+    between here and `run` nothing may catch everything or clean up. What does not fit what we have imported is
+    executed. When this returns, ps and /proc show the child as what it is.
+    """
+    assert _born_env, "who forks is below `run`"
+    parent = os.getpid()
+    shown, show = os.pipe()
+    try:
+        pid = os.fork()
+    except OSError:  # no more processes, or no memory for one
+        os.close(shown)
+        os.close(show)
+        raise
+    if pid:
+        os.close(show)
+        os.read(shown, 1)  # or it has ended, or is being executed afresh
+        os.close(shown)
+        return pid
+    try:
+        os.close(shown)
+        if tied:
+            process_control.die_with_parent(parent)
+        let_go()
+        _become(program, files, show)
+        os.close(show)
+    except BaseException:  # whatever it is, the parent's frames above are not to hear of it
+        traceback.print_exc()
+        os._exit(FAILED)
+    raise Reborn(program)
+
+
+def _become(program: Program, files: Files, show: int) -> None:
+    os.setsid()
+    with open(os.devnull, "rb") as nothing:
+        for fd, standard in ((nothing.fileno(), 0), (files.stdout, 1), (files.stderr, 2)):
+            os.dup2(fd, standard)
+    process_control.close_all_but({0, 1, 2, show, *files.keep})
+    process_control.default_signals()
+    if program.cwd:
+        os.chdir(program.cwd)
+    shown = [f"{name}={value}" for name, value in program.env.items()]
+    if not _fits(program) or not process_control.show_as(program.argv(), shown):
+        for fd in files.keep:
+            os.set_inheritable(fd, True)
+        os.execve(sys.executable, program.argv(), program.env)
+    coerced = {name: value for name, value in os.environ.items() if name == "LC_CTYPE"}
+    os.environ.clear()
+    os.environ.update(coerced | program.env)
+
+
+def _fits(program: Program) -> bool:
+    """Whether it is imported, and would have found the same in its own environment."""
+    return program.module in sys.modules and _imported_with(program.env) == _imported_with(_born_env)
+
+
+def _imported_with(env: dict[str, str]) -> dict[str, str]:
+    # The interpreter sets LC_CTYPE by itself where no locale is given.
+    return {name: value for name, value in env.items() if not name.startswith(_OURS) and name != "LC_CTYPE"}
+
+
+def _program_main(program: Program) -> Callable[[], int | None]:
+    module = sys.modules[program.module]
+    for name in _others if program.bare else ():
+        sys.modules.pop(name, None)
+    sys.argv = [module.__file__ or program.module, *program.args]
+    sys.orig_argv = program.argv()
+    sys.path[:] = _born_path if sys.flags.safe_path else [os.getcwd(), *_born_path]
+    main: Callable[[], int | None] = module.main
+    return main
