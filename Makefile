@@ -33,12 +33,14 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## train a small GPT, kill a rank, lose a node, compare the weights
 	$(PY) examples/demo.py $(ARGS)
 
+# Three workers on two cores: end-to-end tests wait for most of their time.
 test: $(READY) ## all tests but the slow ones; ARGS goes to pytest
-	$(PY) -m pytest -n 2 --dist loadgroup -m "not slow" $(ARGS)
+	$(PY) -m pytest -n 3 --dist worksteal -m "not slow" $(ARGS)
 
-test-full: $(READY) ## all tests
+test-full: $(READY) ## all tests; what has passed with the same files is left out
 	$(PY) -m pip install --quiet -c constraints.txt -e '.[test-full]'
-	$(PY) -m pytest -n 2 --dist loadgroup $(ARGS)
+	$(PY) -m pytest -n 3 --dist worksteal -m "not alone" -p tests.resuming --resume .pytest_cache/passed $(ARGS)
+	$(PY) -m pytest -m alone -p tests.resuming --resume .pytest_cache/passed-alone $(ARGS)
 
 chaos: $(READY) ## the matrix of faults, and docs/FAULTS.md; what passed at this commit is left out; ARGS goes to it
 	$(PY) -m holdfast.chaos.matrix run $(ARGS); code=$$?; $(PY) -m holdfast.chaos.matrix table; exit $$code

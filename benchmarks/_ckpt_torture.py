@@ -2,8 +2,8 @@
 digest of the state after every step, so that every step of a disturbed run can be held against an undisturbed one.
 
 Into FOLDER each rank writes `page-RANK`, what it does right now, and `trace-RANK.jsonl`, one line per restore and step.
-A file `finish` ends the job. Parts of a save that are too short to be hit are stretched. TORTURE in the environment
-holds more arguments.
+A file `finish` ends the job. Parts of a save that are too short to be hit are stretched. HOLDFAST_TORTURE in the
+environment holds more arguments.
 """
 
 import argparse
@@ -120,7 +120,7 @@ def asked() -> argparse.Namespace:
     parser.add_argument("--store", default="", help="URL for checkpoints")
     parser.add_argument("--every", type=int, default=5, help="steps from one checkpoint to the next")
     parser.add_argument("--keep", type=int, default=3)
-    return parser.parse_args(sys.argv[1:] + os.environ.get("TORTURE", "").split())
+    return parser.parse_args(sys.argv[1:] + os.environ.get("HOLDFAST_TORTURE", "").split())
 
 
 class Training:

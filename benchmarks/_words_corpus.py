@@ -54,8 +54,9 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     evicted: int
 
 
-def judged(folder: Path, catalog: Catalog) -> Iterator[Judged]:
-    for label_file in sorted(folder.glob("*/label.toml")):
+def judged(folder: Path, catalog: Catalog, every: int = 1) -> Iterator[Judged]:
+    """All the cases of a folder, or every n-th of them."""
+    for label_file in sorted(folder.glob("*/label.toml"))[::every]:
         label = msgspec.convert(tomllib.loads(label_file.read_text(encoding="utf-8")), Label)
         logs = [log_of(path) for path in sorted(label_file.parent.glob("*.txt"))]
         yield Judged(

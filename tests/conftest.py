@@ -1,26 +1,108 @@
-"""What every test shares: end-to-end tests run one at a time and must leave no process and no shared memory behind."""
+"""What every test shares: a process that inherits nothing, and end-to-end tests that leave nothing behind."""
 
 import os
+import resource
+import shutil
 import signal
+import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import pytest
 
+from holdfast.client.zygote import DEFAULT_PRELOAD
+from holdfast.wire.environment import rank_environment
+from holdfast.wire.fork_server import ForkServer
+
+if TYPE_CHECKING:
+    from tests.client.conftest import Zygote
+
+ROOT = Path(__file__).parents[1]
+collect_ignore = ["corpus"]  # a thousand folders of logs, and no tests
 MARK = "HOLDFAST_TEST_MARK"
+SERVER = "PYTEST_HOLDFAST_SERVER"
+# Of the environment of whoever runs the tests; what else a test needs it sets itself.
+KEPT = frozenset("PATH HOME USER LOGNAME SHELL LANG LC_ALL TZ TMPDIR LD_LIBRARY_PATH VIRTUAL_ENV CI".split())
 T = TypeVar("T")
 PATIENCE_S = 10.0  # a process that was told to end is given this long on a busy machine
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Whoever starts the tests, and however (under nohup, in the background, from an odd shell), finds the same."""
+    for name in set(os.environ) - KEPT:
+        if not name.startswith("PYTEST_"):
+            del os.environ[name]
+    sys.dont_write_bytecode = False  # or every worker compiles every test anew
+    os.umask(0o022)
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for kind in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE):
+        most = resource.getrlimit(kind)[1]
+        resource.setrlimit(kind, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    if config.getoption("numprocesses", None):
+        server = start_server(Path(tempfile.mkdtemp(prefix="holdfast-tests-")))
+        os.environ[SERVER] = str(server.path)
+        config.add_cleanup(lambda: end_server(server))
+
+
+def start_server(folder: Path) -> ForkServer:
+    """A fork server that jobs share: torch is imported once, not once for each."""
+    env, preload = rank_environment(job_environment()), (*DEFAULT_PRELOAD, "tests.cli.front_program")
+    with (folder / "log").open("wb") as log:
+        return ForkServer(folder / "fork.sock", preload, env, log.fileno())
+
+
+def end_server(server: ForkServer) -> None:
+    server.close()
+    shutil.rmtree(server.path.parent)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Two end-to-end tests at once on two cores would measure each other; one beside the pure tests is fine.
+    """Files with end-to-end tests, which mostly wait, evenly among those that only compute: every worker has both."""
+    files: dict[Path, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("e2e"):
-            item.add_marker(pytest.mark.xdist_group("e2e"))
+        files.setdefault(item.path, []).append(item)
+    live = [path for path, found in files.items() if any(item.get_closest_marker("e2e") for item in found)]
+    pure = [path for path in files if path not in live]
+    place = {path: (number + 0.5) / len(kind) for kind in (live, pure) for number, path in enumerate(kind)}
+    items[:] = [item for path in sorted(files, key=place.__getitem__) for item in files[path]]
+
+
+def job_environment(**env: str) -> dict[str, str]:
+    """Of a process that a test starts: with this tree, and with nothing that pytest or an imported module has set."""
+    own = {name: value for name, value in os.environ.items() if name in KEPT or name.startswith("HOLDFAST_")}
+    return own | {"PYTHONPATH": str(ROOT)} | env
+
+
+@pytest.fixture(scope="session")
+def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The fork server of all workers, or one of our own if there are none."""
+    if SERVER in os.environ:
+        yield Path(os.environ[SERVER])
+        return
+    server = start_server(tmp_path_factory.mktemp("warm"))
+    yield server.path
+    end_server(server)
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Zygote"]:
+    """A zygote as the holder starts it."""
+    from tests.client.conftest import Zygote
+
+    zygote = Zygote(DEFAULT_PRELOAD, tmp_path_factory.mktemp("warm"))
+    yield zygote
+    zygote.close()
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,5 @@
 """Holds the sizes: of files, functions and the whole; and the words that are no names here."""
 
-import ast
 import re
 from collections.abc import Iterator
 from importlib import import_module
@@ -8,6 +7,8 @@ from pathlib import Path
 from pkgutil import iter_modules
 
 import msgspec
+
+from tests.sources import look
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "holdfast"
@@ -32,7 +33,8 @@ TERMS = re.compile("data_(parallel|loader)|(read|write)_data")  # PyTorch's own 
 # "file::function": the process's top loop, and the client's outermost call; nobody else catches everything.
 # The client never harms training: its outermost calls swallow everything. A rank's own exceptions, of whatever kind,
 # are shown and end it. A module that cannot be loaded ahead, for whatever reason, is left out. Drivers of storage raise
-# what their own libraries raise. In a simulated world whatever ends a controller is a finding.
+# what their own libraries raise. A fork never goes on in the frames of its parent. In a simulated world whatever ends a
+# controller is a finding.
 CATCH_ALL = frozenset(
     {
         "checkpoint/remote.py::_told",
@@ -45,45 +47,11 @@ CATCH_ALL = frozenset(
         "client/progress.py::watch",
         "client/skipping.py::skip",
         "client/zygote.py::_imported",
+        "linux/python_fork.py::fork",
         "sim/dst/office.py::_attend",
         "sim/dst/office.py::_run",
     }
 )
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.TryStar)
-SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-
-
-def depth(node: ast.AST) -> int:
-    """How many blocks stand inside one another. elif is no deeper than its if; match and case, being tables, are none;
-    a function or class defined inside is measured by itself."""
-    deepest = 0
-    for field, value in ast.iter_fields(node):
-        for child in value if isinstance(value, list) else [value]:
-            if not isinstance(child, ast.AST) or isinstance(child, SCOPES):
-                continue
-            is_elif = field == "orelse" and isinstance(node, ast.If) and isinstance(child, ast.If) and len(value) == 1
-            deepest = max(deepest, depth(child) + (isinstance(child, BLOCKS) and not is_elif))
-    return deepest
-
-
-def length(node: ast.stmt) -> int:
-    return (node.end_lineno or node.lineno) - node.lineno + 1
-
-
-def is_table(function: Function) -> bool:
-    matches = sum(length(statement) for statement in function.body if isinstance(statement, ast.Match))
-    return 2 * matches > length(function)
-
-
-def positional(function: Function) -> int:
-    names = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)]
-    return len(names) - (names[:1] in (["self"], ["cls"]))
-
-
-def functions(tree: ast.Module) -> Iterator[Function]:
-    return (node for node in ast.walk(tree) if isinstance(node, Function))
 
 
 def shapeless(path: Path) -> Iterator[str]:
@@ -91,17 +59,17 @@ def shapeless(path: Path) -> Iterator[str]:
     text = path.read_text()
     if (lines := text.count("\n")) > FILE_LINES:
         yield f"{path}: {lines} lines"
-    tree = ast.parse(text)
-    if depth(tree) > DEPTH:
-        yield f"{path}: module level is {depth(tree)} deep"
-    for function in functions(tree):
-        where = f"{path}:{function.lineno}: {function.name}"
-        if length(function) > FUNCTION_LINES and not is_table(function):
-            yield f"{where} has {length(function)} lines"
-        if positional(function) > PARAMETERS:
-            yield f"{where} takes {positional(function)} parameters"
-        if depth(function) > DEPTH:
-            yield f"{where} is {depth(function)} deep"
+    source = look(text)
+    if source.depth > DEPTH:
+        yield f"{path}: module level is {source.depth} deep"
+    for function in source.functions:
+        where = f"{path}:{function.line}: {function.name}"
+        if function.lines > FUNCTION_LINES and not function.is_table:
+            yield f"{where} has {function.lines} lines"
+        if function.positional > PARAMETERS:
+            yield f"{where} takes {function.positional} parameters"
+        if function.depth > DEPTH:
+            yield f"{where} is {function.depth} deep"
 
 
 def words(name: str) -> set[str]:
@@ -111,9 +79,7 @@ def words(name: str) -> set[str]:
 
 def misnamed(path: Path) -> Iterator[str]:
     """Modules, classes and functions named by a word that says nothing or that we have another one for."""
-    names = [(1, path.parent.name), (1, path.stem)]
-    names += [(node.lineno, node.name) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, SCOPES)]
-    for line, name in names:
+    for line, name in ((1, path.parent.name), (1, path.stem), *look(path.read_text()).scopes):
         if bad := words(name) & NOT_NAMES:
             yield f"{path}:{line}: {name} ({', '.join(sorted(bad))})"
 
@@ -121,26 +87,8 @@ def misnamed(path: Path) -> Iterator[str]:
 def catch_alls(root: Path) -> Iterator[str]:
     """Where everything is caught, as "file::function"."""
     for path in sorted(root.rglob("*.py")):
-        tree = ast.parse(path.read_text())
-        owner = {id(inner): function.name for function in functions(tree) for inner in ast.walk(function)}
-        for node in ast.walk(tree):
-            if catches_all(node):
-                yield f"{path.relative_to(root).as_posix()}::{owner.get(id(node), '')}"
-
-
-def catches_all(node: ast.AST) -> bool:
-    match node:
-        case ast.ExceptHandler(type=None):
-            return True
-        case ast.ExceptHandler(type=ast.Tuple(elts=caught)):
-            pass
-        case ast.ExceptHandler(type=one):
-            caught = [one] if one else []
-        case ast.Call(func=ast.Name(id="suppress") | ast.Attribute(attr="suppress"), args=caught):
-            pass
-        case _:
-            return False
-    return any(isinstance(name, ast.Name) and name.id in ("Exception", "BaseException") for name in caught)
+        for function in look(path.read_text()).catch_alls:
+            yield f"{path.relative_to(root).as_posix()}::{function}"
 
 
 def test_shapes() -> None:

@@ -12,8 +12,6 @@ from holdfast.wire.spec import Entry
 from holdfast.wire.staged import Staged, environment_of
 from tests.wire.test_tree import plant
 
-pytestmark = pytest.mark.timeout(60)
-
 
 async def checked(root: Path, files: dict[str, str], module: str = "", deadline_s: float = 60.0) -> tuple[str, bool]:
     plant(root / "staged", files)

@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from holdfast.agent.hashing import Hashing, hashed, parts_of
 from holdfast.checkpoint.arena import Arena, Sealed
@@ -13,8 +12,6 @@ from holdfast.checkpoint.link import want_of
 from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.model.signal import Mark
 from holdfast.wire.keeping import plan_name
-
-pytestmark = pytest.mark.timeout(60)
 
 
 def spec(key: str, replicas: tuple[int, ...], dtype: str = "float32", alike: bool = True) -> Spec:

@@ -23,8 +23,6 @@ from holdfast.wire.holding import KeptArena
 from holdfast.wire.keeping import Arena as ArenaAt
 from holdfast.wire.keeping import Denied, FromKeeper, Resume, State, Storage, ToKeeper, Want
 
-pytestmark = pytest.mark.timeout(60)
-
 LAYOUT = "ab" * 32
 IMAGE_BYTES = 3 * 4096
 

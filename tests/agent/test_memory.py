@@ -105,7 +105,6 @@ def node_spec(host_nodes: int) -> NodeSpec:
     )
 
 
-@pytest.mark.timeout(60)
 def test_what_is_held_by_nodes_of_the_run_counts_as_free(machine: Machine, tmp_path: Path) -> None:
     os.symlink("/proc/self/fd", machine.root / "proc/self/fd")
     for name in ("n0", "n1", "n2", "n3"):

@@ -13,7 +13,6 @@ from holdfast.checkpoint.parity import SUM_BYTES, Parity, parity_of
 from holdfast.checkpoint.transport import TransportError
 from tests.agent.peers import layout
 
-pytestmark = pytest.mark.timeout(60)
 Halves = tuple[bytes, bytes]
 
 

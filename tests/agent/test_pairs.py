@@ -14,8 +14,6 @@ from holdfast.model.topology import Seat
 from holdfast.wire.keeping import Denied, FromKeeper, Resume, State
 from tests.agent.peers import Fleet, Node, Trained, image, save, until
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,6 @@ from holdfast.model.topology import Seat
 from holdfast.wire.keeping import Denied, Resume, State
 from tests.agent.peers import Fleet, Trained, backups, image, layout, save, until
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.mark.parametrize("shared", [True, False])
 async def test_a_lost_rank_is_gathered_from_its_peer_and_its_replicas(fleet: Fleet, shared: bool) -> None:

@@ -6,16 +6,12 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from holdfast.agent.playing import play
 from holdfast.model.errand import LaunchHere, PlayHere
 from holdfast.model.replay import Played, ReplayHere
 from holdfast.model.topology import Seat
 from holdfast.wire.spec import Entry
 from tests.cli.driver import ROOT
-
-pytestmark = pytest.mark.timeout(60)
 
 STEPS = """
 import os, sys, time

@@ -32,8 +32,6 @@ from holdfast.wire.holding import (
 from holdfast.wire.zygote import Fork
 from tests.fleet.places import TEMPLATE
 
-pytestmark = pytest.mark.timeout(30)
-
 
 def launch_of(generation: int, nproc: int = 2) -> LaunchHere:
     return LaunchHere(

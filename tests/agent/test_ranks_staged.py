@@ -13,8 +13,6 @@ from holdfast.wire.staged import Staged
 from holdfast.wire.zygote import Fork
 from tests.agent.test_ranks import Bench, close, launch_of
 
-pytestmark = pytest.mark.timeout(30)
-
 RELEASE = Release(number=2, digest="d", root="/proj", script="src/t.py", argv=("t.py", "--l=${local_rank}", "-x"))
 
 

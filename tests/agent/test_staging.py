@@ -27,8 +27,6 @@ from tests.fleet.places import TEMPLATE
 from tests.wire.test_listing import repo
 from tests.wire.test_tree import plant
 
-pytestmark = pytest.mark.timeout(60)
-
 
 class Desk:
     """A controller's port, a tree of code, and nodes that want it."""

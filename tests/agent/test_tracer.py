@@ -21,7 +21,7 @@ from holdfast.model.stacks import Frame, Process, Thread, Trace
 from holdfast.wire.flightlog import Log, arena_bytes, place
 from holdfast.wire.holding import Held
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.e2e
 SPY = tracer.find_spy() or ""
 PATIENCE_S = 20.0
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from benchmarks._replay_rank import KINDS, Node
@@ -42,6 +43,7 @@ def test_what_is_reckoned() -> None:
     assert 0.95 <= found["dual", 0.2, 17] < 0.97
 
 
+@pytest.mark.slow
 def test_real_processes_name_the_struck_node(tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", LIVE, str(tmp_path)]

@@ -21,7 +21,7 @@ from tests.cli.conftest import Start
 from tests.cli.driver import Job, gone
 from tests.cli.test_run_health import machines
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.e2e
 DEAF = ("--set", "silence.silence_s=60", "--set", "node.lost_s=120")
 CALM = ("--set", "silence.silence_s=6")  # an agent that was killed is back by then, on a busy machine too
 
@@ -34,6 +34,24 @@ def standby(job: Job) -> None:
     job.until(lambda: [n for n in job.status().get("nodes", ()) if n["role"] == "ready"], "a standby")
 
 
+def test_one_after_the_other_is_struck(start: Start) -> None:
+    job = start("--nnodes", "2", *CALM)
+    job.trains()
+    faults = (Fault(kind="rank.kill", rank=1), Fault(kind="agent.kill", rank=0))
+    with Guard() as guard:
+        results = Striker(Sight(job.run_dir), guard, 1, lambda text: None).run(Scenario(fault=faults))
+    assert good(results) and len(results) == 2, job.story()
+    truths = [line for line in lines(job) if line["line"] == "struck"]
+    assert [truth["fault"]["kind"] for truth in truths] == ["rank.kill", "agent.kill"]
+    assert gone(*(pid for truth in truths for pid in truth["pids"]))
+    assert truths[0]["ranks"] == [1] and truths[0]["nodes"] and truths[0]["alarms"] == ["crash"]
+    assert results[1].seen is None
+    job.finish()
+    job.ends(0)
+    assert [record.kind for record in job.report().incidents] == ["crash"]
+
+
+@pytest.mark.slow
 def test_processes_are_struck_and_the_truth_is_written(start: Start) -> None:
     job = start("--nnodes", "2", "--standbys", "1", *CALM)
     job.trains()

@@ -24,7 +24,7 @@ from holdfast.checkpoint.persist import publish, staging, write_part
 from holdfast.checkpoint.retention import clean, find, retain
 
 CALLS = ("open", "close", "write", "pwrite", "fsync", "ftruncate", "rename", "mkdir", "unlink", "rmdir")
-PART = bytes(range(256)) * 2048 + b"and a little more"
+PART = bytes(range(256)) * 256 + b"and a little more"
 BEFORE, DURING, AFTER = "before", "during", "after"
 
 

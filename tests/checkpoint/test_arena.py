@@ -324,11 +324,14 @@ def writing(place: str, first: int) -> Iterator[tuple[int, int]]:
         os.close(heard)
 
 
-@pytest.mark.parametrize("slots", [2, 3])
-def test_killed_at_any_moment(place: str, slots: int) -> None:
+@pytest.mark.parametrize(
+    ("slots", "kills"),
+    [(2, 30), pytest.param(2, 100, marks=pytest.mark.slow), pytest.param(3, 100, marks=pytest.mark.slow)],
+)
+def test_killed_at_any_moment(place: str, slots: int, kills: int) -> None:
     make(place, slots=slots)
     chance, newest, torn = random.Random(slots), 0, 0
-    for _ in range(100):
+    for _ in range(kills):
         with writing(place, newest + 1) as (child, heard):
             newest = struct.unpack("<Q", os.read(heard, 8))[0]
             time.sleep(chance.random() * 0.003)

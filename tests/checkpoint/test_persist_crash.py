@@ -15,7 +15,10 @@ ROOT = Path(__file__).parents[2]
 CALLS = ("open", "write", "pwrite", "ftruncate", "fsync", "rename", "mkdir")
 
 
-@pytest.mark.parametrize("step", [2, 1], ids=["the next step", "the same step again"])
+@pytest.mark.parametrize(
+    "step",
+    [pytest.param(2, id="the next step"), pytest.param(1, id="the same step again", marks=pytest.mark.slow)],
+)
 def test_death_at_every_operation_leaves_a_whole_checkpoint(tmp_path: Path, step: int) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "tests.checkpoint.crashing", str(tmp_path), str(step)],

@@ -13,8 +13,6 @@ import xxhash
 from holdfast.checkpoint import transport
 from holdfast.checkpoint.transport import CHUNK_BYTES, Ask, Holding, Pacer, Serving, TransportError, pull, push
 
-pytestmark = pytest.mark.timeout(60)
-
 ASK = Ask(token="t", verb="push", rank=1, world=2, step=7, generation=3, layout="ab")
 STATE = os.urandom(2 * CHUNK_BYTES + 12345)
 

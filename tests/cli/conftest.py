@@ -1,58 +1,39 @@
 """Starting jobs, and ending those that a failed test has left."""
 
-import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cli.driver import ROOT, TRAIN, Job
-from tests.conftest import kill_marked
-
-# torch takes seconds to import, and of it the store process alone uses anything in these jobs: a port.
-PORT_ONLY = """
-import socket
-class TCPStore:
-    def __init__(self, host, port, *, master_listen_fd, **rest):
-        self.port, self._socket = port, socket.socket(fileno=master_listen_fd)
-"""
-
-
-@pytest.fixture(scope="session")
-def port_only(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a stand-in for torch that has a store and nothing else."""
-    folder = tmp_path_factory.mktemp("torch")
-    (folder / "torch").mkdir()
-    (folder / "torch" / "__init__.py").touch()
-    (folder / "torch" / "distributed.py").write_text(PORT_ONLY)
-    return folder
-
+from holdfast.wire import fork_server
+from holdfast.wire.environment import rank_environment
+from tests.cli.driver import TRAIN, Job
+from tests.conftest import job_environment, kill_marked
 
 Start = Callable[..., Job]
 
 
 @pytest.fixture
-def start(tmp_path: Path, port_only: Path, monkeypatch: pytest.MonkeyPatch, no_orphans: str) -> Iterator[Start]:
+def start(tmp_path: Path, warm_server: Path, monkeypatch: pytest.MonkeyPatch, no_orphans: str) -> Iterator[Start]:
     """Start a job: start(flag, ..., script="...") runs the script, by default TRAIN.
 
-    Without torch where the script does without it, and without probes where they are not the matter: both take seconds.
+    From the fork server that all jobs share, unless one has an environment that may change what is imported; and
+    without probes where they are not the matter. Ranks are forked where their script needs torch.
     """
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
-    for name in ("HOLDFAST_TOKEN", "HOLDFAST_TOKEN_FILE", "OMP_NUM_THREADS"):
-        monkeypatch.delenv(name, raising=False)
     jobs: list[Job] = []
 
     def start(
-        *flags: str, script: str = TRAIN, torch: bool = False, probes: bool = False, name: str = "job", **env: str
+        *flags: str, script: str = TRAIN, zygote: bool = False, probes: bool = False, name: str = "job", **env: str
     ) -> Job:
         (tmp_path / f"{name}.py").write_text(script)
-        path = str(ROOT) if torch else f"{port_only}:{ROOT}"
-        zygote = () if torch else ("--no-zygote",)
         untried = () if probes else ("--set", "probe.allow=false")
         run_dir = ("--run-dir", str(tmp_path / "run"))
-        words = (*run_dir, *zygote, *untried, *flags, f"{name}.py", str(tmp_path))
-        jobs.append(Job(tmp_path, *words, env={**os.environ, "PYTHONPATH": path, **env}, name=name))
+        fresh = () if zygote or "import torch" in script else ("--no-zygote",)
+        words = (*run_dir, *fresh, *untried, *flags, f"{name}.py", str(tmp_path))
+        shared = {} if any(not key.startswith("HOLDFAST_") for key in env) else {fork_server.NAMED: str(warm_server)}
+        jobs.append(Job(tmp_path, *words, env=rank_environment(job_environment()) | env | shared, name=name))
         return jobs[-1]
 
     yield start

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import psutil
 
-from holdfast.agent import kernel
 from holdfast.cli import rundir
 from holdfast.cli.api import NotRunning, ask
 from holdfast.cli.report import load
@@ -19,9 +18,13 @@ from holdfast.controller.replay import replay
 from holdfast.core.decider import Decider
 from holdfast.core.report import Report
 from holdfast.journal.sqlite import SqliteJournal
+from holdfast.linux import process_control
+from holdfast.linux.python_fork import Files, Program
+from holdfast.wire import fork_server
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 40.0  # for anything that should happen at once, on a machine busy with other things
+PATIENCE_S = 40.0  # without any sign of getting further; for anything that should happen at once
+_MOST = 4  # times as long is waited for something that does get further
 T = TypeVar("T")
 
 # A script that trains without torch: it steps until there is a file `finish`, and resumes where it was.
@@ -53,17 +56,31 @@ signal.signal(signal.SIGTERM, clean)
 )
 
 
-def until(look: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
-    """Wait until something is true, and return it."""
-    end = time.monotonic() + patience_s
+def until(
+    look: Callable[[], T], what: str, patience_s: float = PATIENCE_S, signs: Callable[[], object] = lambda: None
+) -> T:
+    """Wait until something is true, and return it; what still changes its signs of life is not late but slow."""
+    began_at = asked_at = moved_at = time.monotonic()
+    seen: object = None
     while not (found := look()):
-        assert time.monotonic() < end, f"waited {patience_s:g} s in vain: {what}"
-        time.sleep(0.02)
+        now = time.monotonic()
+        if now > asked_at + 1.0 and (sign := signs()) != seen:
+            seen, moved_at = sign, now
+        asked_at = now if now > asked_at + 1.0 else asked_at
+        assert now < min(moved_at + patience_s, began_at + _MOST * patience_s), f"waited in vain: {what}"
+        time.sleep(min(0.02 + (now - began_at) / 20, 0.1))  # a look may cost a job more than its own work
     return found
 
 
+def size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # it was replaced just now
+        return 0
+
+
 def gone(*pids: int) -> bool:
-    return all(kernel.state_of(pid) in ("", "Z", "X") for pid in pids)
+    return all(process_control.state_of(pid) in ("", "Z", "X") for pid in pids)
 
 
 def below(pid: int, word: str) -> int | None:
@@ -77,12 +94,40 @@ def below(pid: int, word: str) -> int | None:
     return None
 
 
+class Front:
+    """A `holdfast run` that was forked by a fork server, and looks like a Popen."""
+
+    def __init__(self, folder: Path, words: tuple[str, ...], env: dict[str, str], output: int) -> None:
+        self.returncode: int | None = None
+        self._code = folder / f"code-{time.monotonic_ns()}"
+        args = (str(self._code), "run", *words)
+        program = Program(module="tests.cli.front_program", args=args, env=env, cwd=str(folder))
+        files = Files(stdout=output, stderr=output)
+        self._process = fork_server.start(program, files, Path(env[fork_server.NAMED]))
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        if self.returncode is None and self._process.is_over():
+            self.returncode = int(self._code.read_text()) if self._code.exists() else -signal.SIGKILL
+            self._process.close()
+        return self.returncode
+
+    def wait(self, patience_s: float = PATIENCE_S) -> int:
+        until(lambda: self.poll() is not None, "the end of the front", patience_s)
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
 class Job:
     """One `holdfast run`, in a session of its own."""
 
-    process: subprocess.Popen[bytes]
+    process: "subprocess.Popen[bytes] | Front"
 
-    def __init__(self, folder: Path, *words: str, env: dict[str, str] | None = None, name: str = "job") -> None:
+    def __init__(self, folder: Path, *words: str, env: dict[str, str], name: str = "job") -> None:
         self.folder = folder
         self.run_dir = folder / "run"
         self.output = folder / f"{name}.out"
@@ -97,6 +142,9 @@ class Job:
             self.process.wait(PATIENCE_S)
         self._started = True
         with self.output.open("ab") as output:
+            if fork_server.NAMED in self._env:
+                self.process = Front(self.folder, words, self._env, output.fileno())
+                return
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "holdfast.cli", "run", *words],
                 stdin=subprocess.DEVNULL,
@@ -117,9 +165,15 @@ class Job:
     def until(self, look: Callable[[], T], what: str, patience_s: float = 0.0) -> T:
         """Wait for this long, or for as long as this job is given."""
         try:
-            return until(look, what, patience_s or self.patience_s)
+            return until(look, what, patience_s or self.patience_s, self._signs)
         except AssertionError as e:
             raise AssertionError(f"{e}\n{self.story()}") from None
+
+    def _signs(self) -> object:
+        """What grows as long as anything goes on in this job."""
+        folder = self.run_dir
+        files = [self.output, *folder.glob("*.log"), *folder.glob("journal.db*"), *folder.glob("nodes/*/*.log")]
+        return [size_of(file) for file in (*files, *folder.glob("logs/*/*/pid"), *self.folder.glob("step-*"))]
 
     def story(self) -> str:
         logs = [self.output, self.run_dir / "controller.log", *self.run_dir.glob("nodes/*/*.log")]
@@ -180,6 +234,11 @@ class Job:
         listening = self.until(lambda: rundir.listening(self.run_dir), "a controller")
         assert listening
         return listening.pid
+
+    def store(self) -> int:
+        words = {"holdfast.client.store", str(self.run_dir)}
+        [found] = [p.pid for p in psutil.process_iter(["cmdline"]) if words <= {*(p.info["cmdline"] or [])}]
+        return found
 
     def _pid(self, path: Path) -> int:
         return int(self.until(lambda: path.exists() and path.read_text().strip(), f"a pid in {path}"))

@@ -27,7 +27,7 @@ def main(folder: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], check=True)
     (folder / "job.py").write_text(TRAIN)
     flags = ("--run-dir", str(disk), "--no-zygote", "--set", "recovery.wait_s=20", "--set", "node.lost_s=60")
-    job = Job(folder, *flags, "job.py", str(folder))
+    job = Job(folder, *flags, "job.py", str(folder), env=dict(os.environ))
     try:
         told(job, disk)
     finally:

@@ -28,13 +28,13 @@ CALM = ("--set", "silence.silence_s=40", "--set", "hang.stance=observe", "--set"
 QUICK = ("--set", "silence.silence_s=4", "--set", "silence.beat_s=0.5", *CALM[2:])  # where a node is lost on purpose
 
 # Trains without torch: its state is a chain of hashes, so a step that is lost, doubled or made by other code shows.
-# It waits before step GATE for a file `go`, and ends with step STEPS.
+# It waits before step HOLDFAST_GATE for a file `go`, and ends with step HOLDFAST_STEPS.
 CHAIN = """
 import json, os, sys, time
 import holdfast
 import part
-folder, rank, steps = sys.argv[1], os.environ["RANK"], int(os.environ.get("STEPS", "60"))
-mine, gate = f"{folder}/chain-{rank}", int(os.environ.get("GATE", "0"))
+folder, rank, steps = sys.argv[1], os.environ["RANK"], int(os.environ.get("HOLDFAST_STEPS", "60"))
+mine, gate = f"{folder}/chain-{rank}", int(os.environ.get("HOLDFAST_GATE", "0"))
 state = json.load(open(mine)) if os.path.exists(mine) else dict(step=0, chain="", made=[])
 for step in range(state["step"] + 1, steps + 1):
     while step == gate and not os.path.exists(f"{folder}/go"):
@@ -61,7 +61,8 @@ import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 import holdfast
 import part
-folder, steps, gate = sys.argv[1], int(os.environ.get("STEPS", "60")), int(os.environ.get("GATE", "0"))
+folder = sys.argv[1]
+steps, gate = int(os.environ.get("HOLDFAST_STEPS", "60")), int(os.environ.get("HOLDFAST_GATE", "0"))
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
 dist.init_process_group("gloo")
@@ -70,7 +71,7 @@ torch.manual_seed(0)
 net = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
 ddp = DistributedDataParallel(net, find_unused_parameters=True)
 optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-2)
-stored = {"path": os.environ["STORE"], "every": 5} if "STORE" in os.environ else {}
+stored = {"path": os.environ["HOLDFAST_STORE"], "every": 5} if "HOLDFAST_STORE" in os.environ else {}
 ckpt = holdfast.Checkpointer(model=ddp, optimizer=optimizer, **stored)
 first = ckpt.restore() + 1
 print("from", first - 1, ckpt.restored_from, flush=True)
@@ -87,7 +88,7 @@ for step in range(first, steps + 1):
     optimizer.step()
     ckpt.save(step)
     holdfast.step(step, loss=loss)
-    time.sleep(float(os.environ.get("PAUSE", "0.02")))
+    time.sleep(float(os.environ.get("HOLDFAST_PAUSE", "0.02")))
 digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in net.parameters())).hexdigest()
 print("weights", digest, flush=True)
 del ddp, ckpt
@@ -122,10 +123,9 @@ class Case:
         (self.code / ".gitignore").write_text("*.out\n")
         git(self.code, "init", "-q", ".")
 
-    def chain(self, *flags: str, script: str = CHAIN, torch: bool = False, **env: str) -> Job:
-        """Probes take a torch, the script does not."""
+    def chain(self, *flags: str, script: str = CHAIN, probes: bool = False, **env: str) -> Job:
         self.writes(PART.format(name="one"))
-        return self._started(flags, script, torch, env)
+        return self._started(flags, script, probes, env)
 
     def weights(self, *flags: str, part: str = MATHS, **env: str) -> Job:
         self.writes(part)
@@ -150,8 +150,8 @@ class Case:
         done = self.does("update", "--now", "--no-wait")
         assert done.returncode == 0, done.stderr
 
-    def _started(self, flags: tuple[str, ...], script: str, torch: bool, env: dict[str, str]) -> Job:
-        job = self._start(*flags, script=script, torch=torch, probes=torch, name="code/train", **env)
+    def _started(self, flags: tuple[str, ...], script: str, probes: bool, env: dict[str, str]) -> Job:
+        job = self._start(*flags, script=script, probes=probes, name="code/train", **env)
         job.patience_s = PATIENCE_S
         return job
 

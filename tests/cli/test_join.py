@@ -14,11 +14,11 @@ from holdfast.cli import main
 from tests.cli.conftest import Start
 from tests.cli.driver import CLEAN, Job, gone
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.e2e
 
 WHO = """
 import json, os, sys
-names = ("RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "HOST")
+names = ("RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "HOLDFAST_HOST")
 with open(f"{sys.argv[1]}/who-{os.environ['RANK']}.json", "w") as file:
     json.dump({name: os.environ[name] for name in names}, file)
 """
@@ -32,7 +32,7 @@ def port() -> int:
 
 def host(start: Start, endpoint: str, *flags: str, name: str, script: str = CLEAN, **env: str) -> Job:
     """One host's `holdfast run`; its run directory is in what it says first."""
-    job = start("--rdzv-endpoint", endpoint, *flags, name=name, script=script, HOST=name, **env)
+    job = start("--rdzv-endpoint", endpoint, *flags, name=name, script=script, HOLDFAST_HOST=name, **env)
     job.run_dir = Path(job.says("run directory").split("run directory ")[1])
     return job
 
@@ -58,7 +58,7 @@ def test_three_hosts_make_one_job(start: Start, port: int, tmp_path: Path) -> No
             "GROUP_WORLD_SIZE": "3",
             "LOCAL_RANK": str(rank % 2),
             "TORCHELASTIC_RUN_ID": "our job",
-            "HOST": f"host{rank // 2}",
+            "HOLDFAST_HOST": f"host{rank // 2}",
         }
     leader = leader_of(*jobs)
     assert (tmp_path / "home" / "newest").resolve() == leader.run_dir
@@ -68,6 +68,7 @@ def test_three_hosts_make_one_job(start: Start, port: int, tmp_path: Path) -> No
             assert job.sentences()[-1] == "holdfast: done: all ranks ended well"
 
 
+@pytest.mark.slow
 def test_a_host_that_leaves_may_come_back(start: Start, port: int, tmp_path: Path) -> None:
     endpoint, flags = f"127.0.0.1:{port}", ("--nnodes", "2", "--set", "silence.silence_s=2")
     first = host(start, endpoint, *flags, name="first")

@@ -14,7 +14,7 @@ TYPO = PART.format(name="two").replace("{chain} {step}", "{chian} {step}")
 
 def test_a_typo_in_an_update_is_rolled_back(start: Start, tmp_path: Path) -> None:
     case = Case(start, tmp_path)
-    job = case.chain("--nnodes", "2", "--standbys", "1", *CALM, GATE="20")
+    job = case.chain("--nnodes", "2", "--standbys", "1", *CALM, HOLDFAST_GATE="20")
     reaches(job, 19)
     case.writes(PART.format(name="two").replace("def mixed(", "def mixed "))
     refused = case.does("update", "--now")

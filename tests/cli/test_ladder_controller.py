@@ -10,7 +10,7 @@ from tests.cli.conftest import Start
 from tests.cli.driver import Job
 from tests.cli.rungs import CALM, CHAIN, PART, Case, chains, climbed, node_of, reaches, standbys
 from tests.cli.test_run_probing import spoiled
-from tests.cli.test_run_survival import another_controller, store_of
+from tests.cli.test_run_survival import another_controller
 from tests.cli.test_update import fates
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -41,7 +41,7 @@ def case(start: Start, tmp_path: Path) -> Case:
 
 def started(case: Case) -> Job:
     """A job of two nodes that trains."""
-    job = case.chain("--nnodes", "2", *CALM, *FOR_EVER, script=HEEDLESS, STEPS="100000")
+    job = case.chain("--nnodes", "2", *CALM, *FOR_EVER, script=HEEDLESS, HOLDFAST_STEPS="100000")
     job.trains()
     return job
 
@@ -71,7 +71,7 @@ def test_the_controller_dies_in_every_phase_of_a_recovery(case: Case) -> None:
     killed(job, "training")
     job.kill(job.rank(1))
     killed(job, "stopping")
-    store = store_of(job)
+    store = job.store()
     os.kill(store, signal.SIGSTOP)  # without an answer from the store nothing can be launched
     end(job, generation=1)
     killed(job, "launching")
@@ -121,7 +121,7 @@ def test_the_controller_dies_while_code_is_staged_and_while_a_person_has_the_job
 def test_a_sick_node_is_found_by_probes_though_the_controller_dies_meanwhile(case: Case) -> None:
     """Ranks of three nodes die of the same, one after the other, and one of the nodes cannot multiply."""
     flags = ("--nnodes", "3", "--standbys", "1", "--no-zygote", *CALM)
-    job = case.chain(*flags, torch=True, GATE="20", PYTHONPATH=spoiled(case.folder))
+    job = case.chain(*flags, probes=True, HOLDFAST_GATE="20", PYTHONPATH=spoiled(case.folder))
     standbys(job, 1)
     reaches(job, 19)
     sick = node_of(job, 1)

@@ -11,7 +11,6 @@ import pytest
 from tests.cli.conftest import Start
 from tests.cli.driver import gone
 from tests.cli.rungs import CALM, QUICK, Case, chains, climbed, lose, node_of, reaches, standbys
-from tests.cli.test_run_survival import store_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -25,7 +24,7 @@ def case(start: Start, tmp_path: Path) -> Case:
 def test_a_hang_in_one_pipeline_group_evicts_the_group(case: Case) -> None:
     """Two of its three ranks are stopped; the third leaves with them, and the other group stays."""
     patient = ("--set", "silence.silence_s=40", "--set", "slow.stance=observe")
-    job = case.chain("--nnodes", "6", "--standbys", "3", "--mesh", "pp=3,dp=2", *patient, STEPS="600")
+    job = case.chain("--nnodes", "6", "--standbys", "3", "--mesh", "pp=3,dp=2", *patient, HOLDFAST_STEPS="600")
     standbys(job, 3)
     reaches(job, 20)
     group = {node_of(job, rank) for rank in (0, 2, 4)}
@@ -40,9 +39,10 @@ def test_a_hang_in_one_pipeline_group_evicts_the_group(case: Case) -> None:
     assert chains(job, 6, 600) == {("one",)}
 
 
+@pytest.mark.slow
 def test_two_faults_at_once(case: Case) -> None:
     """A node is lost and a rank elsewhere dies: one incident, one restart, and only the lost node leaves."""
-    job = case.chain("--nnodes", "3", "--standbys", "1", *QUICK, GATE="20")
+    job = case.chain("--nnodes", "3", "--standbys", "1", *QUICK, HOLDFAST_GATE="20")
     standbys(job, 1)
     reaches(job, 19)
     lost, rank = node_of(job, 0), job.rank(2)
@@ -60,18 +60,18 @@ def test_two_faults_at_once(case: Case) -> None:
 
 def test_a_standby_dies_while_it_joins(case: Case) -> None:
     """It was to take the place of a lost node; it goes as well, and the next one comes."""
-    job = case.chain("--nnodes", "2", "--standbys", "2", *QUICK, GATE="20")
+    job = case.chain("--nnodes", "2", "--standbys", "2", *QUICK, HOLDFAST_GATE="20")
     waiting = standbys(job, 2)
     reaches(job, 19)
     lost = node_of(job, 1)
-    job.kill(store_of(job), signal.SIGSTOP)  # without an answer from the store nothing can be launched
+    job.kill(job.store(), signal.SIGSTOP)  # without an answer from the store nothing can be launched
     lose(job, lost)
     job.until(lambda: job.phase() == "launching", "the launch")
     joining = node_of(job, 1)
     assert joining in waiting
     lose(job, joining)
     job.says(f"{joining} has been silent")  # the phase is another one for an instant only
-    job.kill(store_of(job), signal.SIGCONT)
+    job.kill(job.store(), signal.SIGCONT)
     case.opens()
     job.ends(0)
     found = climbed(job)
@@ -85,7 +85,7 @@ def test_a_standby_dies_while_it_joins(case: Case) -> None:
 @pytest.mark.slow
 def test_no_standby_is_left(case: Case) -> None:
     """Two nodes are lost one after the other, with one standby: the second time a new node is waited for."""
-    job = case.chain("--nnodes", "2", *QUICK, GATE="20")
+    job = case.chain("--nnodes", "2", *QUICK, HOLDFAST_GATE="20")
     reaches(job, 19)
     lost = node_of(job, 0)
     lose(job, lost)
@@ -100,7 +100,7 @@ def test_no_standby_is_left(case: Case) -> None:
 @pytest.mark.slow
 def test_a_node_that_comes_and_goes(case: Case) -> None:
     """It falls silent, is replaced, and speaks again: it is not taken back, and nothing of it stays."""
-    job = case.chain("--nnodes", "2", "--standbys", "1", *QUICK, GATE="20")
+    job = case.chain("--nnodes", "2", "--standbys", "1", *QUICK, HOLDFAST_GATE="20")
     standbys(job, 1)
     reaches(job, 19)
     flapping = node_of(job, 1)
@@ -123,7 +123,7 @@ def test_a_node_that_comes_and_goes(case: Case) -> None:
 
 @pytest.mark.slow
 def test_the_same_failure_on_the_same_node_again_evicts_it(case: Case) -> None:
-    job = case.chain("--nnodes", "2", "--standbys", "1", *CALM, GATE="20")
+    job = case.chain("--nnodes", "2", "--standbys", "1", *CALM, HOLDFAST_GATE="20")
     standbys(job, 1)
     reaches(job, 19)
     weak = node_of(job, 1)

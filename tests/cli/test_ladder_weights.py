@@ -1,14 +1,14 @@
 """The ladder, where weights matter: four ranks with torch, and in the end the weights of a run with no faults."""
 
-import os
 import signal
 from pathlib import Path
 
 import pytest
 
 from holdfast.model.release import Skip
+from holdfast.wire.environment import rank_environment
 from tests.cli.conftest import Start
-from tests.cli.driver import ROOT, Job
+from tests.cli.driver import Job
 from tests.cli.rungs import (
     BATCH,
     CALM,
@@ -28,6 +28,7 @@ from tests.cli.rungs import (
 )
 from tests.cli.test_run_probing import spoiled
 from tests.cli.tortured import published
+from tests.conftest import job_environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 slow = pytest.mark.slow
@@ -42,13 +43,13 @@ def case(start: Start, tmp_path: Path) -> Case:
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+def calm(tmp_path_factory: pytest.TempPathFactory, warm_server: Path) -> set[str]:
     """The weights of a run with no faults."""
     folder = tmp_path_factory.mktemp("calm")
     (folder / "train.py").write_text(WEIGHTS)
     (folder / "part.py").write_text(MATHS)
     words = ("--run-dir", str(folder / "run"), *TWO, *CALM, "train.py", str(folder))
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "HOLDFAST_HOME": str(folder / "home")}
+    env = rank_environment(job_environment(HOLDFAST_HOME=str(folder / "home"), HOLDFAST_FORK_SERVER=str(warm_server)))
     job = Job(folder, *words, env=env)
     try:
         job.ends(0, PATIENCE_S)
@@ -60,8 +61,9 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     return weights(job)
 
 
+@slow
 def test_a_transient_crash_is_solved_by_a_restart(case: Case, calm: set[str]) -> None:
-    job = case.weights(*TWO, *CALM, GATE="20")
+    job = case.weights(*TWO, *CALM, HOLDFAST_GATE="20")
     reaches(job, 19)
     job.kill(job.rank(2))
     case.opens()
@@ -78,7 +80,7 @@ def test_a_transient_crash_is_solved_by_a_restart(case: Case, calm: set[str]) ->
 @slow
 def test_a_fault_during_recovery(case: Case, calm: set[str]) -> None:
     """While ranks of the next generation start, another one dies of something else."""
-    job = case.weights(*TWO, *CALM, GATE="20")
+    job = case.weights(*TWO, *CALM, HOLDFAST_GATE="20")
     reaches(job, 19)
     job.kill(job.rank(0))
     job.kill(job.rank(3, generation=2), signal.SIGABRT)  # as soon as it is there
@@ -96,7 +98,7 @@ def test_a_fault_during_recovery(case: Case, calm: set[str]) -> None:
 def test_storage_is_gone(case: Case, calm: set[str]) -> None:
     """A node is lost when checkpoints can be neither read nor written: its peer has the state."""
     store = case.folder / "store"
-    job = case.weights(*TWO, "--standbys", "1", *QUICK, GATE="20", STORE=str(store))
+    job = case.weights(*TWO, "--standbys", "1", *QUICK, HOLDFAST_GATE="20", HOLDFAST_STORE=str(store))
     standbys(job, 1)
     reaches(job, 19)
     job.until(lambda: published(store), "a checkpoint")
@@ -119,7 +121,7 @@ def test_storage_is_gone(case: Case, calm: set[str]) -> None:
 def test_two_that_keep_the_copies_of_each_other_do_not_leave_at_once(case: Case, calm: set[str]) -> None:
     """Ranks on both are stopped: one of the nodes is evicted, and the other goes on with what it holds."""
     patient = ("--set", "silence.silence_s=40", "--set", "slow.stance=observe", "--set", "probe.allow=false")
-    job = case.weights(*FOUR[:4], "--standbys", "2", *patient, GATE="20")
+    job = case.weights(*FOUR[:4], "--standbys", "2", *patient, HOLDFAST_GATE="20")
     standbys(job, 2)
     reaches(job, 19)
     job.until(lambda: job.status().get("floor", 0) > 3, "copies on peers")
@@ -151,7 +153,7 @@ CORRUPT = """
 @slow
 def test_nan_from_a_machine_is_found_bit_by_bit(case: Case, calm: set[str]) -> None:
     part = MATHS.replace(SHAPED, CORRUPT.lstrip("\n"))
-    told = {"PAUSE": "0.1", "STORE": str(case.folder / "store"), "PYTHONPATH": spoiled(case.folder)}
+    told = {"HOLDFAST_PAUSE": "0.1", "HOLDFAST_STORE": str(case.folder / "store"), "PYTHONPATH": spoiled(case.folder)}
     job = case.weights(*FOUR, *CALM, part=part, **told)
     job.ends(0, 2 * PATIENCE_S)
     sick = (case.folder / "sick").read_text()
@@ -166,7 +168,7 @@ def test_nan_from_a_machine_is_found_bit_by_bit(case: Case, calm: set[str]) -> N
 
 @slow
 def test_nan_from_code_is_rolled_back(case: Case, calm: set[str]) -> None:
-    job = case.weights(*TWO, "--standbys", "1", *CALM, GATE="20")
+    job = case.weights(*TWO, "--standbys", "1", *CALM, HOLDFAST_GATE="20")
     reaches(job, 19)
     case.updates(MATHS.replace(SHAPED, "    return (loss - loss).log()\n"))
     job.until(lambda: job.status().get("generation") == 2, "the launch of the update")
@@ -183,7 +185,7 @@ def test_nan_from_code_is_rolled_back(case: Case, calm: set[str]) -> None:
 @slow
 def test_nan_from_a_batch_is_left_out(case: Case, calm: set[str]) -> None:
     part = MATHS.replace(BATCH, "    return x * float('nan') if step == 30 and rank == 2 else x\n")
-    job = case.weights(*TWO, *CALM, part=part, PAUSE="0.1")
+    job = case.weights(*TWO, *CALM, part=part, HOLDFAST_PAUSE="0.1")
     job.ends(0, 2 * PATIENCE_S)
     found = climbed(job)
     assert found.path == "launch stop restart launch stop probe skip launch end"

@@ -18,7 +18,6 @@ from tests.cli.test_run_state import TRAIN as STATE
 from tests.cli.test_run_state import said
 
 e2e = pytest.mark.e2e
-pytestmark = pytest.mark.timeout(180)
 
 # Fails at once, until there is a file `mended`.
 FAILING = "import holdfast\nif not os.path.exists(f'{sys.argv[1]}/mended'): int('x')\n"
@@ -200,10 +199,10 @@ def test_a_job_goes_on_with_fewer_nodes_and_grows_back(start: Start) -> None:
 def test_nobody_can_tell_afterwards(start: Start) -> None:
     """Held, resumed, and one node evicted for a standby: no step is lost, and the weights are those of a calm run."""
     flags = ("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "1", *PATIENT)
-    calm = start(*flags, script=STATE, torch=True, name="calm", STEPS="200")
+    calm = start(*flags, script=STATE, name="calm", HOLDFAST_STEPS="200")
     calm.ends(0, patience_s=200)
     calm.run_dir.rename(calm.folder / "calm-run")
-    job = start(*flags, script=STATE, torch=True, STEPS="200")
+    job = start(*flags, script=STATE, HOLDFAST_STEPS="200")
     job.trains()
     says(job, "hold")
     job.until(lambda: "ready" in roles(job).values(), "a standby that has passed its check", patience_s=200)

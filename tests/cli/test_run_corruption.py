@@ -5,7 +5,7 @@ import pytest
 from tests.cli.conftest import Start
 from tests.cli.test_run_state import TRAIN, backed, said
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 STRIKE = """
     strike = f"{folder}/strike-{dist.get_rank()}"
@@ -19,12 +19,13 @@ STRIKE = """
 STRUCK = TRAIN.replace("\n    ckpt.save(step)\n", STRIKE)
 
 
+@pytest.mark.slow
 def test_the_replica_that_differs_is_evicted_and_undone(start: Start) -> None:
     flags = ("--nnodes", "3", "--standbys", "1")
-    calm = start(*flags, script=TRAIN, torch=True, name="calm", STEPS="250")
+    calm = start(*flags, script=TRAIN, name="calm", HOLDFAST_STEPS="250")
     calm.ends(0, patience_s=90)
     calm.run_dir.rename(calm.folder / "calm-run")
-    job = start(*flags, script=STRUCK, torch=True, STEPS="250")
+    job = start(*flags, script=STRUCK, HOLDFAST_STEPS="250")
     job.trains()
     job.until(lambda: backed(job), "copies on peers")
     bad = next(node["node"] for node in job.status()["nodes"] if node["ranks"] == "1")
@@ -44,7 +45,7 @@ def test_without_snapshots_ranks_compare_their_parameters_themselves(start: Star
     script = script.replace("ckpt = holdfast.Checkpointer(model=ddp, optimizer=optimizer, **stored)\n", "ckpt = None\n")
     script = script.replace("first = ckpt.restore() + 1\n", "first = 1\n").replace("    ckpt.save(step)\n", "")
     script = script.replace('print("from", first - 1, ckpt.restored_from, flush=True)\n', "")
-    job = start("--nproc-per-node", "3", "--set", "replica.stance=notify", script=script, torch=True)
+    job = start("--nproc-per-node", "3", "--set", "replica.stance=notify", script=script)
     job.trains()
     job.until(lambda: job.status()["step"] > 45, "a comparison")
     (job.folder / "strike-2").touch()

@@ -10,7 +10,7 @@ from holdfast.cli import main
 from tests.cli.conftest import Start
 from tests.cli.driver import CLEAN, DEAF, TRAIN, gone
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.e2e
 
 FAILURES = {
     "its own code": ("import sys; sys.exit(3)", ("--max-restarts", "0"), 3, "--max-restarts 0 used up"),
@@ -165,3 +165,12 @@ def test_holdfast_stop_now_hastens_one_that_stops_already(start: Start, capsys: 
     assert capsys.readouterr().out == "stopping\nstopped\n"
     job.ends(143)
     assert time.monotonic() - began_at < 30  # far less than the grace
+
+
+def test_ctrl_c_while_nodes_are_being_started(start: Start) -> None:
+    """The job's own fork server imports for seconds before the first node is there; nobody waits for it, or is left."""
+    job = start("--nnodes", "3", zygote=True, NOT_SHARED="with other jobs")
+    job.until(lambda: (job.run_dir / "nodes" / "n2").exists(), "a node that is to be started")
+    job.interrupt()
+    job.ends(130)
+    assert not (job.run_dir / "fork.sock").exists()

@@ -1,15 +1,14 @@
 """The disk of the run directory is full: a person is told which, and what to do; training goes on meanwhile."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.driver import ROOT
+from tests.conftest import ROOT, job_environment
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.e2e
 ALONE = ("unshare", "-Urm")
 
 
@@ -22,10 +21,11 @@ def may_mount() -> bool:
     return True
 
 
-def test_a_full_disk(tmp_path: Path, port_only: Path, no_orphans: str) -> None:
+@pytest.mark.slow
+def test_a_full_disk(tmp_path: Path, no_orphans: str) -> None:
     if not may_mount():
         pytest.skip("file systems cannot be mounted here, not even in a namespace of one's own")
-    env = {**os.environ, "PYTHONPATH": f"{port_only}:{ROOT}", "HOLDFAST_HOME": str(tmp_path / "home")}
+    env = job_environment(HOLDFAST_HOME=str(tmp_path / "home"))
     words = [*ALONE, sys.executable, "-m", "tests.cli.full_disk", str(tmp_path)]
     done = subprocess.run(words, check=False, cwd=ROOT, env=env, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stderr[-5000:]

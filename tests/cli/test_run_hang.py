@@ -6,7 +6,7 @@ import pytest
 
 from tests.cli.conftest import Start
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.e2e
 
 TRAIN = """
 import os, sys, time
@@ -33,7 +33,7 @@ dist.destroy_process_group()
 
 
 def test_a_stopped_rank_is_named_and_acted_on(start: Start) -> None:
-    job = start("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "1", script=TRAIN, torch=True)
+    job = start("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "1", script=TRAIN)
     job.trains()
     job.until(lambda: job.status()["step"] > 20, "some steps")
     job.until(lambda: "ready" in [node["role"] for node in job.status()["nodes"]], "a standby", patience_s=100)
@@ -49,7 +49,7 @@ def test_a_stopped_rank_is_named_and_acted_on(start: Start) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_an_evicted_node_is_examined_while_the_job_goes_on(start: Start) -> None:
-    job = start("--nnodes", "2", "--nproc-per-node", "1", "--standbys", "1", script=TRAIN, torch=True, probes=True)
+    job = start("--nnodes", "2", "--nproc-per-node", "1", "--standbys", "1", script=TRAIN, probes=True)
     job.trains()
     job.until(lambda: "ready" in [node["role"] for node in job.status()["nodes"]], "a standby", patience_s=100)
     job.kill(job.rank(1), signal.SIGSTOP)
@@ -66,8 +66,9 @@ def test_an_evicted_node_is_examined_while_the_job_goes_on(start: Start) -> None
     assert len(record.evicted) == 1
 
 
+@pytest.mark.slow
 def test_a_rank_that_pauses_is_named_and_left_alone(start: Start) -> None:
-    job = start("--nnodes", "2", "--nproc-per-node", "2", script=TRAIN, torch=True)
+    job = start("--nnodes", "2", "--nproc-per-node", "2", script=TRAIN)
     job.trains()
     job.until(lambda: job.status()["step"] > 20, "some steps")
     (job.folder / "pause-2").touch()
@@ -82,7 +83,7 @@ def test_a_rank_that_pauses_is_named_and_left_alone(start: Start) -> None:
 
 
 def test_a_slow_rank_is_named(start: Start) -> None:
-    job = start("--nnodes", "2", "--nproc-per-node", "2", script=TRAIN, torch=True)
+    job = start("--nnodes", "2", "--nproc-per-node", "2", script=TRAIN)
     job.trains()
     job.until(lambda: job.status()["step"] > 20, "some steps")
     (job.folder / "slow-1").touch()

@@ -9,7 +9,7 @@ from holdfast.cli import main
 from tests.cli.conftest import Start
 from tests.cli.driver import Job
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.e2e
 
 XID = b"4,2,200,-;NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n"
 REMAPPED = XID.replace(b": 79,", b": 63,")

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.wire.environment import rank_environment
 from tests.cli.conftest import Start
 from tests.cli.driver import until
+from tests.conftest import job_environment
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.e2e
 
 TALK = """
 import os, sys
@@ -63,7 +65,7 @@ def test_the_environment_is_torchruns(start: Start, tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(ENV)
     torchrun = Path(sysconfig.get_path("scripts")) / "torchrun"
     command = [sys.executable, str(torchrun), "--standalone", "--nproc-per-node", "2", "job.py", str(reference)]
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=100, capture_output=True)
+    subprocess.run(command, cwd=tmp_path, env=job_environment(), check=True, timeout=100, capture_output=True)
     job = start("--standalone", "--nproc-per-node", "2", script=ENV, HOLDFAST_TOKEN="secret")
     job.ends(0)
     for rank in range(2):
@@ -160,12 +162,20 @@ def test_odd_output_is_shown_as_it_is(start: Start) -> None:
     assert b"[rank 0] no newline at the end" in lines
 
 
-def test_a_reader_that_leaves_does_not_end_the_job(start: Start, tmp_path: Path) -> None:
+@pytest.fixture
+def shared(warm_server: Path, no_orphans: str, tmp_path: Path) -> dict[str, str]:
+    """The environment of a `holdfast run` whose nodes come from the shared fork server."""
+    return rank_environment(
+        job_environment(HOLDFAST_FORK_SERVER=str(warm_server), HOLDFAST_HOME=str(tmp_path / "home"))
+    )
+
+
+def test_a_reader_that_leaves_does_not_end_the_job(shared: dict[str, str], tmp_path: Path) -> None:
     """As with `holdfast run ... | head -1`."""
     script = "import time\nfor n in range(20):\n    print(n)\n    time.sleep(0.05)\nopen('done', 'w').close()"
     (tmp_path / "job.py").write_text(script)
     command = [sys.executable, "-m", "holdfast.cli", "run", "--no-zygote", "--run-dir", "run", "job.py"]
-    job = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    job = subprocess.Popen(command, cwd=tmp_path, env=shared, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert job.stdout
     assert job.stdout.readline().startswith(b"holdfast: ")
     job.stdout.close()
@@ -173,7 +183,7 @@ def test_a_reader_that_leaves_does_not_end_the_job(start: Start, tmp_path: Path)
     assert (tmp_path / "done").exists()
 
 
-def test_a_reader_that_does_not_read_does_not_hold_up_the_job(start: Start, tmp_path: Path) -> None:
+def test_a_reader_that_does_not_read_does_not_hold_up_the_job(shared: dict[str, str], tmp_path: Path) -> None:
     """A full pipe: the job heals all the same, and can be stopped."""
     script = """
 import os, sys, time
@@ -190,7 +200,7 @@ open("healed", "w").close()
     (tmp_path / "job.py").write_text(script)
     read, write = os.pipe()
     command = [sys.executable, "-m", "holdfast.cli", "run", "--no-zygote", "--run-dir", "run", "job.py"]
-    job = subprocess.Popen(command, cwd=tmp_path, stdout=write, stderr=write)
+    job = subprocess.Popen(command, cwd=tmp_path, env=shared, stdout=write, stderr=write)
     os.close(write)
     try:
         until(lambda: (tmp_path / "healed").exists(), "the second generation")

@@ -56,12 +56,13 @@ def spoiled(folder: Path) -> str:
     return f"{site}:{ROOT}"
 
 
+@pytest.mark.slow
 def test_the_machine_that_computes_wrongly_is_evicted(start: Start, tmp_path: Path) -> None:
     flags = ("--nnodes", "3", "--standbys", "1")
-    calm = start(*flags, script=TRAIN, torch=True, name="calm", STEPS="150")
+    calm = start(*flags, script=TRAIN, name="calm", HOLDFAST_STEPS="150")
     calm.ends(0, patience_s=90)
     calm.run_dir.rename(calm.folder / "calm-run")
-    job = start(*flags, script=SICK, torch=True, probes=True, STEPS="150", PYTHONPATH=spoiled(tmp_path))
+    job = start(*flags, script=SICK, probes=True, HOLDFAST_STEPS="150", PYTHONPATH=spoiled(tmp_path))
     job.ends(0, patience_s=200)
     sick = (tmp_path / "sick").read_text()
     incidents = job.report().incidents  # two, or one that took two rounds
@@ -75,10 +76,11 @@ def test_the_machine_that_computes_wrongly_is_evicted(start: Start, tmp_path: Pa
     assert {words[0] for words in said(job, "weights")} == {words[0] for words in said(calm, "weights")}
 
 
+@pytest.mark.slow
 def test_a_fault_of_the_code_costs_no_node(start: Start) -> None:
     """Nothing is found where nothing is wrong with any machine; in the end it is for a person."""
     script = SICK.replace('os.environ["HOLDFAST_NODE"] == sick', "True")
-    job = start("--nnodes", "2", "--standbys", "1", script=script, torch=True, probes=True, STEPS="150")
+    job = start("--nnodes", "2", "--standbys", "1", script=script, probes=True, HOLDFAST_STEPS="150")
     job.ends(93, patience_s=200)
     report = job.report()
     assert all(record.evicted == () for record in report.incidents)
@@ -95,7 +97,7 @@ AGAIN = AGAIN.replace("step >= 60", "step >= 15")
 @pytest.mark.slow
 def test_what_no_probe_sees_a_replay_finds(start: Start, tmp_path: Path) -> None:
     flags = ("--nnodes", "4", "--nproc-per-node", "1", "--standbys", "1", "--set", "replay.most=2")
-    job = start(*flags, script=AGAIN, torch=True, probes=True, STEPS="60")
+    job = start(*flags, script=AGAIN, probes=True, HOLDFAST_STEPS="60")
     job.ends(0, patience_s=280)
     evicted = [node for record in job.report().incidents for node in record.evicted]
     assert evicted == [(tmp_path / "sick").read_text()]
@@ -119,7 +121,7 @@ ddp = holdfast.attach(""",
 @pytest.mark.slow
 def test_two_halves_name_who_computes_wrongly(start: Start, tmp_path: Path) -> None:
     flags = ("--nnodes", "4", "--nproc-per-node", "1", "--standbys", "1", "--set", "replay.most=2")
-    job = start(*flags, script=GRADIENT, torch=True, probes=True, STEPS="60")
+    job = start(*flags, script=GRADIENT, probes=True, HOLDFAST_STEPS="60")
     job.ends(0, patience_s=280)
     last = job.report().incidents[-1]
     sick = (tmp_path / "sick").read_text()

@@ -11,12 +11,12 @@ from holdfast.cli import main
 from tests.cli.conftest import Start
 from tests.cli.driver import TRAIN, Job, gone
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.e2e
 
 
 def test_a_killed_rank_is_restarted_in_place(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     job = start("--nnodes", "2", "--nproc-per-node", "2")
-    before = job.trains()["step"]
+    before = min(node["step"] for node in job.trains()["nodes"])  # these nodes do not wait for each other
     first = job.ranks(4)
     job.kill(first[2])
     after = job.trains(generation=2)["step"]

@@ -109,7 +109,6 @@ def test_there_is_no_such_command(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(120)
 def test_resume_of_a_run_that_runs_or_has_ended(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
     job = start()
     job.trains()

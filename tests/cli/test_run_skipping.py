@@ -21,7 +21,7 @@ import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 import holdfast
 
-folder, steps = sys.argv[1], int(os.environ.get("STEPS", "1000000"))
+folder, steps = sys.argv[1], int(os.environ.get("HOLDFAST_STEPS", "1000000"))
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
 dist.init_process_group("gloo")
@@ -29,14 +29,14 @@ torch.manual_seed(0)
 net = torch.nn.Linear(8, 8)
 ddp = holdfast.attach(DistributedDataParallel(net))
 optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3)
-stored = {"path": os.environ["STORE"], "every": 5} if "STORE" in os.environ else {}
+stored = {"path": os.environ["HOLDFAST_STORE"], "every": 5} if "HOLDFAST_STORE" in os.environ else {}
 ckpt = holdfast.Checkpointer(model=ddp, optimizer=optimizer, **stored)
 made = []
 for step in range(ckpt.restore() + 1, steps + 1):
     if holdfast.skip(step):
         continue
     torch.manual_seed(1000 * step + dist.get_rank())
-    x = torch.randn(64, 8) * (30 if step == 30 and "SPIKE" in os.environ else 1)
+    x = torch.randn(64, 8) * (30 if step == 30 and "HOLDFAST_SPIKE" in os.environ else 1)
     loss = (ddp(x) - x).square().mean()
     optimizer.zero_grad()
     loss.backward()
@@ -44,7 +44,7 @@ for step in range(ckpt.restore() + 1, steps + 1):
     ckpt.save(step)
     holdfast.step(step, loss=loss)
     made.append(step)
-    time.sleep(float(os.environ.get("PAUSE", "0.02")))
+    time.sleep(float(os.environ.get("HOLDFAST_PAUSE", "0.02")))
     stop = torch.tensor(float(os.path.exists(f"{folder}/finish")))
     dist.all_reduce(stop)
     if stop:
@@ -79,7 +79,7 @@ def weights(job: Job) -> set[str]:
 
 def test_when_ranks_had_their_groups_and_states_and_what_they_left_out(start: Start) -> None:
     nodes = ("--nnodes", "2", "--nproc-per-node", "1")
-    job = start(*nodes, script=TRAIN, torch=True, HOLDFAST_SKIP="3-4,9000000-9000000")
+    job = start(*nodes, script=TRAIN, HOLDFAST_SKIP="3-4,9000000-9000000")
     job.until(lambda: job.status().get("step", 0) > 5, "steps after those that are left out", STARTS_S)
     job.kill(job.rank(1))
     job.until(lambda: {one.generation for one in heard(job)} == {1, 2}, "steps after a restart", STARTS_S)
@@ -105,9 +105,9 @@ POLICIES = {
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_spike_is_answered_and_a_run_that_was_told_so_by_hand_is_the_same(start: Start, policy: str) -> None:
     nodes = ("--nnodes", "2", "--nproc-per-node", "1", "--set", "loss.window=32")
-    told = {"STEPS": "70", "PAUSE": "0.1", "SPIKE": "1"}
+    told = {"HOLDFAST_STEPS": "70", "HOLDFAST_PAUSE": "0.1", "HOLDFAST_SPIKE": "1"}
     wanted = ("--set", f"loss.policy={policy}", *POLICIES[policy])
-    job = start(*nodes, *wanted, script=TRAIN, torch=True, STORE="stored", **told)
+    job = start(*nodes, *wanted, script=TRAIN, HOLDFAST_STORE="stored", **told)
     job.ends(0, ENDS_S)
     [record] = job.report().incidents
     assert record.kind == "loss" and not record.evicted and record.resumed_from is not None
@@ -126,11 +126,11 @@ def test_a_spike_is_answered_and_a_run_that_was_told_so_by_hand_is_the_same(star
         "HOLDFAST_SKIP": ",".join(f"{skip.first}-{skip.last}" for skip in second.skips),
         "HOLDFAST_EASE": ",".join(f"{ease.factor}:{ease.first}-{ease.last}" for ease in second.eases),
     }
-    by_hand = start(*nodes, script=TRAIN, torch=True, name="by_hand", **told, **env)
+    by_hand = start(*nodes, script=TRAIN, name="by_hand", **told, **env)
     by_hand.ends(0, ENDS_S)
     assert not by_hand.report().incidents
     assert len(weights(job)) == 1 and weights(job) == weights(by_hand), "bit for bit"
     by_hand.run_dir.rename(job.folder / "by-hand-run")
-    ignored = start(*nodes, script=TRAIN, torch=True, name="ignored", **told)
+    ignored = start(*nodes, script=TRAIN, name="ignored", **told)
     ignored.ends(0, ENDS_S)
     assert weights(ignored) != weights(job), "what was left out or eased mattered"

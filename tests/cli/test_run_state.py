@@ -9,7 +9,7 @@ import pytest
 from tests.cli.conftest import Start
 from tests.cli.driver import Job
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.e2e
 
 # Dropout and inputs are drawn from the rank's own random numbers, which are part of the state.
 TRAIN = """
@@ -18,7 +18,7 @@ import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 import holdfast
 
-folder, steps = sys.argv[1], int(os.environ.get("STEPS", "1000000"))
+folder, steps = sys.argv[1], int(os.environ.get("HOLDFAST_STEPS", "1000000"))
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 torch.manual_seed(0)
@@ -26,7 +26,7 @@ net = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Drop
 ddp = holdfast.attach(DistributedDataParallel(net))
 optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-2)
 torch.manual_seed(dist.get_rank())
-stored = {"path": os.environ["STORE"], "every": 5} if "STORE" in os.environ else {}
+stored = {"path": os.environ["HOLDFAST_STORE"], "every": 5} if "HOLDFAST_STORE" in os.environ else {}
 ckpt = holdfast.Checkpointer(model=ddp, optimizer=optimizer, **stored)
 first = ckpt.restore() + 1
 print("from", first - 1, ckpt.restored_from, flush=True)
@@ -47,6 +47,8 @@ digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in net.param
 print("weights", digest, flush=True)
 del ddp, ckpt
 dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)
 """
 
 
@@ -57,7 +59,7 @@ def said(job: Job, word: str) -> list[list[str]]:
 
 
 def test_a_killed_rank_costs_no_step(start: Start) -> None:
-    job = start("--nnodes", "2", "--nproc-per-node", "1", script=TRAIN, torch=True)
+    job = start("--nnodes", "2", "--nproc-per-node", "1", script=TRAIN)
     job.trains()
     job.kill(job.rank(1))
     job.trains(generation=2)
@@ -70,7 +72,7 @@ def test_a_killed_rank_costs_no_step(start: Start) -> None:
 
 
 def test_a_snapshot_outlives_the_agent_too(start: Start) -> None:
-    job = start("--nproc-per-node", "1", script=TRAIN, torch=True)
+    job = start("--nproc-per-node", "1", script=TRAIN)
     job.trains()
     job.until(lambda: job.status()["step"] > 5, "some steps")
     agent = job.agent("n0")
@@ -91,11 +93,11 @@ def backed(job: Job) -> bool:
 
 
 def test_a_lost_node_is_made_up_for_by_its_peer(start: Start) -> None:
-    flags = ("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "1")
-    calm = start(*flags, script=TRAIN, torch=True, name="calm", STEPS="150")
-    calm.ends(0, patience_s=90)
+    calm = start("--nproc-per-node", "4", script=TRAIN, name="calm", HOLDFAST_STEPS="120")
+    calm.ends(0)
     calm.run_dir.rename(calm.folder / "calm-run")
-    job = start(*flags, script=TRAIN, torch=True, STEPS="150")
+    flags = ("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "1")
+    job = start(*flags, script=TRAIN, HOLDFAST_STEPS="120")
     job.trains()
     job.until(lambda: backed(job), "copies on peers")
     lost = next(node["node"] for node in job.status()["nodes"] if node["ranks"] == "2-3")
@@ -113,10 +115,10 @@ def test_a_lost_node_is_made_up_for_by_its_peer(start: Start) -> None:
 @pytest.mark.slow
 def test_a_lost_node_is_made_up_for_by_parity(start: Start) -> None:
     flags = ("--nnodes", "3", "--standbys", "1", "--set", "backup.parity=true")
-    calm = start(*flags, script=TRAIN, torch=True, name="calm", STEPS="150")
+    calm = start(*flags, script=TRAIN, name="calm", HOLDFAST_STEPS="150")
     calm.ends(0, patience_s=90)
     calm.run_dir.rename(calm.folder / "calm-run")
-    job = start(*flags, script=TRAIN, torch=True, STEPS="150")
+    job = start(*flags, script=TRAIN, HOLDFAST_STEPS="150")
     job.trains()
     job.until(lambda: backed(job), "parity on peers")
     lost = next(node["node"] for node in job.status()["nodes"] if node["ranks"] == "1")
@@ -135,7 +137,7 @@ def test_a_lost_node_is_made_up_for_by_parity(start: Start) -> None:
 def test_an_evicted_node_gives_its_state_before_it_leaves(start: Start) -> None:
     """Without copies on peers: the same rank dies twice, its node has to go, and still nothing is lost."""
     flags = ("--nnodes", "2", "--nproc-per-node", "1", "--standbys", "1", "--set", "backup.enabled=false")
-    job = start(*flags, script=TRAIN, torch=True)
+    job = start(*flags, script=TRAIN)
     for generation in (1, 2):
         job.trains(generation=generation)
         job.kill(job.rank(1, generation=generation))
@@ -151,7 +153,7 @@ def test_an_evicted_node_gives_its_state_before_it_leaves(start: Start) -> None:
 
 def test_a_lost_node_goes_on_from_storage(start: Start) -> None:
     flags = ("--nnodes", "2", "--nproc-per-node", "1", "--standbys", "1", "--set", "backup.enabled=false")
-    job = start(*flags, script=TRAIN, torch=True, STORE="ckpt")
+    job = start(*flags, script=TRAIN, HOLDFAST_STORE="ckpt")
     job.trains()
     job.until(lambda: any((job.folder / "ckpt").glob("step-*/holdfast.json")), "a checkpoint")
     lost = next(node["node"] for node in job.status()["nodes"] if node["ranks"] == "1")
@@ -167,10 +169,10 @@ def test_a_lost_node_goes_on_from_storage(start: Start) -> None:
 def test_nobody_can_tell_afterwards(start: Start) -> None:
     """Four ranks, killed one after the other: the weights are those of a run with no faults, bit for bit."""
     flags = ("--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "99")
-    calm = start(*flags, script=TRAIN, torch=True, name="calm", STEPS="150")
+    calm = start(*flags, script=TRAIN, name="calm", HOLDFAST_STEPS="150")
     calm.ends(0, patience_s=90)
     calm.run_dir.rename(calm.folder / "calm-run")
-    job = start(*flags, script=TRAIN, torch=True, STEPS="150", STORE="ckpt")
+    job = start(*flags, script=TRAIN, HOLDFAST_STEPS="150", HOLDFAST_STORE="ckpt")
     for rank in range(4):
         job.trains(generation=rank + 1)
         job.kill(job.rank(rank, generation=rank + 1))
@@ -186,13 +188,14 @@ STAGES = TRAIN.replace("ddp = holdfast.attach(DistributedDataParallel(net))", "d
 )
 
 
+@pytest.mark.slow
 def test_a_whole_pipeline_group_is_lost(start: Start) -> None:
     """Two nodes at once, which a rank and its copy never share."""
     flags = ("--nnodes", "4", "--standbys", "2", "--mesh", "pp=2,dp=2")
-    calm = start(*flags, script=STAGES, torch=True, name="calm", STEPS="120")
+    calm = start(*flags, script=STAGES, name="calm", HOLDFAST_STEPS="120")
     calm.ends(0, patience_s=90)
     calm.run_dir.rename(calm.folder / "calm-run")
-    job = start(*flags, script=STAGES, torch=True, STEPS="120")
+    job = start(*flags, script=STAGES, HOLDFAST_STEPS="120")
     job.trains()
     job.until(lambda: backed(job), "copies on peers")
     lost = {node["node"] for node in job.status()["nodes"] if node["ranks"] in ("0", "2")}
@@ -215,7 +218,7 @@ ASTRAY = TRAIN.replace(
 
 
 def test_a_state_that_led_astray_twice_is_not_gone_on_from(start: Start) -> None:
-    job = start("--nproc-per-node", "2", script=ASTRAY, torch=True, STORE="ckpt")
+    job = start("--nproc-per-node", "2", script=ASTRAY, HOLDFAST_STORE="ckpt")
     job.trains(generation=3)
     job.until(lambda: job.status()["step"] > 45, "steps beyond the trouble")
     job.finish()
@@ -231,7 +234,7 @@ def test_a_state_that_led_astray_twice_is_not_gone_on_from(start: Start) -> None
 
 def test_the_script_may_tell_its_parallel_groups(start: Start) -> None:
     script = TRAIN.replace("DistributedDataParallel(net))", 'DistributedDataParallel(net), mesh={"pp": 2, "dp": 2})')
-    job = start("--nnodes", "2", "--nproc-per-node", "2", script=script, torch=True)
+    job = start("--nnodes", "2", "--nproc-per-node", "2", script=script)
     job.until(lambda: "parallel groups, as the script tells: pp=2,dp=2" in job.text(), "a word of them")
     job.trains()
     job.until(lambda: backed(job), "copies on peers")
@@ -239,9 +242,10 @@ def test_the_script_may_tell_its_parallel_groups(start: Start) -> None:
     job.ends(0)
 
 
+@pytest.mark.slow
 def test_a_node_that_becomes_slow_is_replaced_once_it_has_cost_enough(start: Start) -> None:
     flags = ("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "1", "--set", "slow.cost_s=5")
-    job = start(*flags, script=TRAIN, torch=True)
+    job = start(*flags, script=TRAIN)
     job.trains()
     job.until(lambda: backed(job), "copies on peers")
     job.until(lambda: "ready" in [node["role"] for node in job.status()["nodes"]], "a standby", patience_s=100)

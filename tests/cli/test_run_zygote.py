@@ -8,7 +8,7 @@ import pytest
 from tests.cli.conftest import Start
 from tests.cli.driver import TRAIN, Job, gone
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.e2e
 
 # It imports nothing of ours: its steps are counted by the optimizer hook of the launcher.
 DDP = """
@@ -38,8 +38,9 @@ while step < 400:
     if rank == 0:
         torch.save({"step": step, **model.module.state_dict()}, kept + ".new")
         os.replace(kept + ".new", kept)
-    dist.barrier()
-    if os.path.exists(f"{folder}/finish"):
+    stop = torch.tensor(float(os.path.exists(f"{folder}/finish")))
+    dist.all_reduce(stop)
+    if stop:
         break
     time.sleep(0.01)
 print("sum", dist.get_world_size(), flush=True)
@@ -48,7 +49,7 @@ dist.destroy_process_group()
 
 
 def test_ranks_of_a_real_job_are_forked_and_heal(start: Start) -> None:
-    job = start("--nnodes", "2", "--nproc-per-node", "2", script=DDP, torch=True)
+    job = start("--nnodes", "2", "--nproc-per-node", "2", script=DDP)
     job.trains()
     first = job.ranks(4)
     job.kill(first[3])
@@ -77,7 +78,7 @@ def readiness(job: Job) -> list[str]:
 
 
 def test_what_the_script_imports_is_preloaded_for_the_next_generation(start: Start) -> None:
-    job = start("--nproc-per-node", "1", "--max-restarts", "99", script=TELLS, torch=True)
+    job = start("--nproc-per-node", "1", "--max-restarts", "99", script=TELLS, zygote=True)
     job.trains()
     zygotes = job.run_dir / "nodes" / "n0" / "agent.log"
     job.until(lambda: "zygote: " in zygotes.read_text(), "a zygote with more modules")
@@ -89,7 +90,7 @@ def test_what_the_script_imports_is_preloaded_for_the_next_generation(start: Sta
 
 
 def test_a_standby_has_it_ready_too(start: Start) -> None:
-    job = start("--standbys", "1", script=TELLS, torch=True)
+    job = start("--standbys", "1", script=TELLS, zygote=True)
     job.trains()
     seated = next(node["node"] for node in job.status()["nodes"] if node["ranks"] == "0")  # whoever was ready first
     zygotes = job.run_dir / "nodes" / ("n1" if seated == "n0" else "n0") / "agent.log"

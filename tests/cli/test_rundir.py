@@ -14,6 +14,7 @@ from holdfast.cli.flagtable import UsageError
 from holdfast.config import Settings
 from holdfast.model.topology import Job
 from holdfast.wire import spec
+from holdfast.wire.environment import rank_environment
 from holdfast.wire.spec import Ended, Entry, Listening, RunSpec
 
 
@@ -47,7 +48,7 @@ def test_what_is_secret_is_for_its_owner(home: Path) -> None:
     for name in ("token", "env.json"):
         assert stat.S_IMODE((run_dir / name).stat().st_mode) == 0o600
     assert rundir.token(run_dir) == "secret"
-    assert rundir.read_env(run_dir) == dict(os.environ)
+    assert rundir.node_environment(run_dir) == rank_environment(os.environ)
     assert rundir.read_spec(run_dir).job.run_id == "r"
 
 

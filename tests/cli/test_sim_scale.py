@@ -4,10 +4,11 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.cli import sim
-from holdfast.sim.scale import study
+from holdfast.sim.scale import study, validate
 
 SMALL = ["run", "--gpus", "512", "--days", "5", "--seeds", "1"]
 
@@ -94,8 +95,18 @@ def test_pictures_of_less_than_an_hour(days: str, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "ettr.png").stat().st_size > 5000
 
 
+@pytest.mark.slow  # each part is tested with the simulator, and quick
 def test_validate(capsys: pytest.CaptureFixture[str]) -> None:
     assert sim.main(["validate", "--seeds", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {one["agrees"] for one in found} == {True, False} and all(one["agrees"] or one["known"] for one in found)
+
+
+def test_validate_prints_what_was_found(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [*validate.standbys(), *validate.restarts()]  # the cheap ones of all
+    monkeypatch.setattr(validate, "checks", lambda seeds: found[:seeds])
+    assert sim.main(["validate", "--seeds", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == msgspec.to_builtins(found[:2])
+    assert sim.main(["validate", "--seeds", "1"]) == 0
+    assert found[0].published in capsys.readouterr().out
     assert sim.main(["validate", "--seeds", "0"]) == 2

@@ -15,12 +15,13 @@ from tests.cli.conftest import Start
 from tests.cli.driver import Job
 from tests.cli.tortured import Storage, Tortured, published
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 SMALL = "--width=64"
 BESIDE = 'mount -t tmpfs -o size=8m none "$0" && exec "$@"'  # a disk of 8 MB, gone with the processes that see it
 
 
+@pytest.mark.slow
 def test_two_faults_at_once(start: Start, tmp_path: Path) -> None:
     """Two ranks of two nodes within milliseconds; then one more while the next generation is restoring."""
     tortured = Tortured(start, tmp_path, (2, 2), SMALL, "--stretch-s=0.01")
@@ -36,7 +37,8 @@ def test_two_faults_at_once(start: Start, tmp_path: Path) -> None:
     tortured.ends_exact()
 
 
-@pytest.mark.parametrize("fault", ["eio", pytest.param("enospc", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fault", ["eio", "enospc"])
+@pytest.mark.slow
 def test_storage_that_fails(start: Start, tmp_path: Path, fault: str) -> None:
     """Training goes on, snapshots too, a person is told, and checkpoints come again when they can."""
     storage = Storage(tmp_path)
@@ -101,6 +103,7 @@ def _can_unshare() -> bool:
     return bool(shutil.which("unshare")) and subprocess.run(words, capture_output=True, check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_full_disk(start: Start, tmp_path: Path) -> None:
     """Nothing of the job stops, and once there is room again checkpoints are written again."""
     if not _can_unshare():
@@ -165,6 +168,7 @@ def test_a_byte_flipped_in_memory(start: Start, tmp_path: Path) -> None:
     tortured.ends_exact()
 
 
+@pytest.mark.slow
 def test_a_byte_flipped_on_storage(start: Start, tmp_path: Path) -> None:
     """The checkpoint is left out in a line, the next older one is used, and its steps are made again exactly."""
     store = tmp_path / "store"

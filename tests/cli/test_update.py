@@ -15,7 +15,7 @@ from tests.cli.conftest import Start
 from tests.cli.driver import ROOT, TRAIN, Job, below
 from tests.wire.test_listing import git
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.e2e
 
 # Says which code it is at its start and in every step, in a file beside the step.
 TOLD = TRAIN.replace(
@@ -57,8 +57,8 @@ class Code:
         git(self.root, "add", "-A")
         git(self.root, "commit", "-qm", "more")
 
-    def run(self, *flags: str, nodes: int = 2, torch: bool = False) -> Job:
-        return self._start(*flags, f"--nnodes={nodes}", script=TOLD, name="proj/train", torch=torch)
+    def run(self, *flags: str, nodes: int = 2, zygote: bool = False) -> Job:
+        return self._start(*flags, f"--nnodes={nodes}", script=TOLD, name="proj/train", zygote=zygote)
 
     def notes(self) -> list[dict[str, Any]]:
         path = self.folder / "notes"
@@ -227,7 +227,7 @@ def test_a_standby_has_what_it_may_have_to_run(code: Code) -> None:
 
 @pytest.mark.slow
 def test_ranks_are_forked_from_the_zygote_that_is_there(code: Code) -> None:
-    job = code.run(nodes=1, torch=True)
+    job = code.run(nodes=1, zygote=True)
     job.until(lambda: job.status().get("phase") == "training", "training", 120)
     code.write("two")
     assert code.update("--now").returncode == 0

@@ -23,7 +23,7 @@ class Tortured:
 
     def _started(self, name: str, words: tuple[str, ...], env: dict[str, str]) -> Job:
         text = SCRIPT.read_text()
-        return self._start(*self._flags, script=text, torch=True, name=name, TORTURE=" ".join(words), **env)
+        return self._start(*self._flags, script=text, name=name, HOLDFAST_TORTURE=" ".join(words), **env)
 
     def strike(self, *ranks: int) -> Came:
         """Kill ranks wherever they are; whatever all ranks had sealed by then must be there again, from memory."""

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from holdfast.client.zygote import DEFAULT_PRELOAD
 from holdfast.wire import keeping
 from holdfast.wire.slot import SLOT_BYTES, open_arena
 from tests.client.fake_keeper import FakeKeeper
@@ -113,14 +112,6 @@ class Zygote:
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     """A zygote that has preloaded nothing, and is warm at once."""
     zygote = Zygote((), tmp_path_factory.mktemp("bare"))
-    yield zygote
-    zygote.close()
-
-
-@pytest.fixture(scope="session")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    """A zygote as the holder starts it."""
-    zygote = Zygote(DEFAULT_PRELOAD, tmp_path_factory.mktemp("warm"))
     yield zygote
     zygote.close()
 

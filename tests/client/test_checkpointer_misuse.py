@@ -74,9 +74,14 @@ def test_many_ranks_without_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
         Checkpointer(model=nn.Linear(1, 1))
 
 
+@pytest.mark.slow
 def test_importing_holdfast_stays_light() -> None:
     code = "import sys, holdfast; assert 'torch' not in sys.modules; print(holdfast.Checkpointer.__name__)"
     told = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)
     assert told.stdout == "Checkpointer\n"
+
+
+def test_holdfast_has_its_names_and_no_others() -> None:
+    assert holdfast.Checkpointer is Checkpointer
     with pytest.raises(AttributeError, match="module 'holdfast' has no attribute 'nothing'"):
         _ = holdfast.nothing

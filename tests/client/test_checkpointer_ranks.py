@@ -57,13 +57,25 @@ def _kill(rank: Rank) -> None:
 
 
 KILLS = [
-    "ddp 4 before",
     "ddp 4 during",
-    "ddp 4 after",
-    "fsdp 4 during",
-    "hsdp 4 after",
-    "tp 2 during",
     "plain 2 during",
+    pytest.param("ddp 4 before", marks=pytest.mark.slow),
+    pytest.param("ddp 4 after", marks=pytest.mark.slow),
+    pytest.param("fsdp 4 during", marks=pytest.mark.slow),
+    pytest.param("hsdp 4 after", marks=pytest.mark.slow),
+    pytest.param("tp 2 during", marks=pytest.mark.slow),
+]
+STORED = [
+    ("ddp", 3),
+    pytest.param("fsdp", 3, marks=pytest.mark.slow),
+    pytest.param("hsdp", 4, marks=pytest.mark.slow),
+    pytest.param("tp", 2, marks=pytest.mark.slow),
+]
+CUT_ANEW = [
+    ("tp", 2),
+    pytest.param("ddp", 4, marks=pytest.mark.slow),
+    pytest.param("fsdp", 4, marks=pytest.mark.slow),
+    pytest.param("hsdp", 4, marks=pytest.mark.slow),
 ]
 
 
@@ -81,7 +93,7 @@ def test_exact_after_a_kill(warm: Zygote, group: Group, keeper: FakeKeeper, case
     assert [told[2:] for told in again] == reference
 
 
-@pytest.mark.parametrize(("how", "world"), [("ddp", 3), ("fsdp", 3), ("hsdp", 4), ("tp", 2)])
+@pytest.mark.parametrize(("how", "world"), STORED)
 def test_on_storage(warm: Zygote, group: Group, tmp_path: Path, how: str, world: int) -> None:
     job, path = Job(warm, group), str(tmp_path / "checkpoints")
     reference = [told[2:] for told in job.told(world, how, "6")]
@@ -97,7 +109,7 @@ def test_on_storage(warm: Zygote, group: Group, tmp_path: Path, how: str, world:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.parametrize(("how", "world"), [("ddp", 4), ("fsdp", 4), ("hsdp", 4), ("tp", 2)])
+@pytest.mark.parametrize(("how", "world"), CUT_ANEW)
 def test_another_number_of_ranks(warm: Zygote, group: Group, tmp_path: Path, how: str, world: int) -> None:
     job, path = Job(warm, group), str(tmp_path / "checkpoints")
     wanted = job.told(world, how, "4", "--path", path)[0][2]

@@ -13,8 +13,6 @@ from holdfast.client.fetching import Fetching
 from holdfast.client.found import write
 from tests.client.fake_streams import FakeStreams
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.e2e
 Arena = tuple[str, mmap.mmap]
 
 SCRIPT = """
-import torch
+import os, torch
 nets = [torch.nn.Linear(2, 2) for _ in range(2)]
 first, second = torch.optim.AdamW(nets[0].parameters()), torch.optim.SGD(nets[1].parameters())
 def step(optimizer, net):
@@ -28,10 +28,14 @@ for _ in range(3):
     step(second, nets[1])
     step(second, nets[1])
 """
+END = """
+if __name__ == "__main__":
+    os._exit(0)  # what counts is in the slot by then
+"""
 
 
 def after(zygote: Zygote, arena: Arena, script: str) -> Reading:
-    (zygote.folder / "counted.py").write_text(script)
+    (zygote.folder / "counted.py").write_text(script + END)
     ended = zygote.run("counted.py", HOLDFAST_SLOT=f"{arena[0]}:1", HOLDFAST_GENERATION="2", RANK="6")
     assert ended.code == 0, ended.err
     now = read(arena[1], 1)
@@ -57,10 +61,10 @@ def test_a_count_is_not_shown_before_the_script_could_tell(warm: Zygote, arena: 
     assert (now.step, now.generation) == (-1, 2)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_children_do_not_count(warm: Zygote, arena: Arena, method: str) -> None:
     script = f"""
-import multiprocessing, torch
+import multiprocessing, os, torch
 def work():
     net = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(net.parameters())
@@ -71,23 +75,25 @@ if __name__ == "__main__":
     child = multiprocessing.get_context("{method}").Process(target=work)
     child.start()
     child.join()
-    raise SystemExit(child.exitcode)
+    os._exit(child.exitcode)
 """
     assert after(warm, arena, script).step == 5
 
 
+@pytest.mark.slow  # the compiler alone is two seconds of imports
 def test_a_compiled_step_counts(warm: Zygote, arena: Arena) -> None:
     script = SCRIPT.replace("optimizer.step()", "torch.compile(optimizer.step, backend='eager')()")
     assert after(warm, arena, script).step == 3
 
 
 GROUPS = """
-import torch.distributed as dist
+import os, torch.distributed as dist
 {}
 {}
 assert dist.is_initialized()
-print(dist.init_process_group.__module__, dist.get_world_size())
-dist.destroy_process_group()
+print(dist.init_process_group.__module__, dist.get_world_size(), flush=True)
+{}
+os._exit(0)
 """
 CALLS = [
     "dist.init_process_group('gloo')",
@@ -100,7 +106,7 @@ CALLS = [
 def test_the_process_group_is_told_of(
     warm: Zygote, arena: Arena, group: Callable[[], list[dict[str, str]]], call: str
 ) -> None:
-    (warm.folder / "groups.py").write_text(GROUPS.format("", call))
+    (warm.folder / "groups.py").write_text(GROUPS.format("", call, "dist.barrier()"))
     began = time.monotonic()
     envs = [env | {"HOLDFAST_SLOT": f"{arena[0]}:{env['RANK']}"} for env in group()]
     for rank in warm.forks(envs, "groups.py"):
@@ -113,7 +119,7 @@ def test_the_process_group_is_told_of(
 
 
 def test_a_group_that_cannot_be_made_raises_as_ever(warm: Zygote, arena: Arena) -> None:
-    (warm.folder / "groups.py").write_text(GROUPS.format("", "dist.init_process_group('nonsense')"))
+    (warm.folder / "groups.py").write_text(GROUPS.format("", "dist.init_process_group('nonsense')", ""))
     ended = warm.run("groups.py", HOLDFAST_SLOT=f"{arena[0]}:1", RANK="0", WORLD_SIZE="1")
     assert ended.code == 1 and "nonsense" in ended.err
     now = read(arena[1], 1)
@@ -123,12 +129,14 @@ def test_a_group_that_cannot_be_made_raises_as_ever(warm: Zygote, arena: Arena) 
 ALONE = "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)"
 
 
-@pytest.mark.parametrize(("imported", "told"), [("import holdfast", True), ("", False)])
+@pytest.mark.parametrize(
+    ("imported", "told"), [("import holdfast", True), pytest.param("", False, marks=pytest.mark.slow)]
+)
 def test_a_fresh_interpreter_tells_once_it_has_imported_holdfast(
     tmp_path: Path, arena: Arena, imported: str, told: bool
 ) -> None:
     script = tmp_path / "groups.py"
-    script.write_text(GROUPS.format(imported, ALONE) + "import holdfast\nholdfast.step(1)")
+    script.write_text(GROUPS.format(imported, ALONE, "import holdfast; holdfast.step(1)"))
     env = ENV | {"HOLDFAST_SLOT": f"{arena[0]}:1"}
     subprocess.run([sys.executable, str(script)], env=env, check=True, timeout=100)
     now = read(arena[1], 1)

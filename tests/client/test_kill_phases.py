@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Start, port_only, start  # noqa: F401  fixtures
+from tests.cli.conftest import Start, start  # noqa: F401  fixtures
 from tests.cli.tortured import Tortured
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 STRETCH = "--stretch-s=0.005"
 PARTS = ("train", "copy", "copied", "sealed")
 SHAPES = [
     pytest.param("ddp", (2, 2), id="ddp"),
-    pytest.param("fsdp", (2, 2), id="fsdp", marks=pytest.mark.slow),
-    pytest.param("tp", (1, 2), id="tp", marks=pytest.mark.slow),
+    pytest.param("fsdp", (2, 2), id="fsdp"),
+    pytest.param("tp", (1, 2), id="tp"),
 ]
 
 

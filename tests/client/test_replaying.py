@@ -194,7 +194,7 @@ def test_who_did_not_opt_in_is_not_replayed(tmp_path: Path, monkeypatch: pytest.
 
 
 SCRIPT = """
-import sys, torch, holdfast
+import os, sys, torch, holdfast
 if len(sys.argv) > 1:
     holdfast.replayable()
 p = torch.nn.Parameter(torch.ones(2))
@@ -203,10 +203,12 @@ for step in range(5):
     p.grad = torch.ones(2)
     opt.step()
     holdfast.step(step)
-print("done")
+print("done", flush=True)
+os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_in_a_fresh_interpreter_too(tmp_path: Path, arena: Any) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

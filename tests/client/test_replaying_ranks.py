@@ -42,7 +42,7 @@ while step < last:
 dist.barrier()
 with open(replay.path(sys.argv[2]), "a") as file:
     print(step, file=file)
-dist.destroy_process_group()
+os._exit(0)
 """
 
 

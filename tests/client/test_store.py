@@ -125,6 +125,7 @@ def test_it_ignores_ctrl_c_and_quits_when_told(process: "subprocess.Popen[bytes]
     controller.close()
 
 
+@pytest.mark.slow
 def test_it_ends_when_no_controller_has_been_there(tmp_path: Path) -> None:
     with start(tmp_path, 0.2) as process:
         assert process.wait(timeout=60) == 0

@@ -10,8 +10,6 @@ import torch
 
 from holdfast.client import topology
 
-pytestmark = pytest.mark.timeout(30)
-
 
 class Mesh:
     """As much of a DeviceMesh as can be had without a process group."""

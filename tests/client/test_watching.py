@@ -1,8 +1,6 @@
 """The numbers of an optimizer's step: as its own state has them, and only where there is such state."""
 
 import mmap
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +10,7 @@ from holdfast.client.progress import Progress
 from holdfast.client.watching import Watching
 from holdfast.model.signal import Values
 from holdfast.wire.slot import read, told
-
-ROOT = Path(__file__).parents[2]
+from tests.client.conftest import Zygote
 
 
 def trained(optimizer: type[torch.optim.Optimizer]) -> tuple[torch.nn.Module, torch.optim.Optimizer, Watching]:
@@ -86,7 +83,7 @@ def test_what_cannot_be_watched_is_said_and_does_no_harm(
 
 
 OWN = """
-import sys, torch, torch.distributed as dist
+import os, sys, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from holdfast.client.layout import fix
 from holdfast.client.watching import Watching
@@ -111,13 +108,13 @@ def run(watch):
 torch.set_num_threads(1)
 dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 2), rank=int(sys.argv[2]), world_size=2)
 assert torch.equal(run(False), run(True)), "the sums are other ones"
-dist.destroy_process_group()
+os._exit(0)
 """
 
 
-@pytest.mark.timeout(120)
-def test_the_own_gradient_is_seen_before_the_sum_which_stays_the_same(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", OWN, str(tmp_path / "store")]
-    ranks = [subprocess.Popen([*command, str(rank)], cwd=ROOT, stderr=subprocess.PIPE) for rank in range(2)]
-    words = [rank.communicate(timeout=100)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], b"\n".join(words).decode()
+def test_the_own_gradient_is_seen_before_the_sum_which_stays_the_same(warm: Zygote, tmp_path: Path) -> None:
+    script = tmp_path / "own.py"
+    script.write_text(OWN)
+    ranks = [warm.fork(str(script), str(tmp_path / "store"), str(rank)) for rank in range(2)]
+    ended = [warm.wait(rank) for rank in ranks]
+    assert [one.code for one in ended] == [0, 0], ended

@@ -14,8 +14,6 @@ from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Phase
 from tests.controller.conftest import HEADERS, Desk, Open
 
-pytestmark = pytest.mark.timeout(60)
-
 PATHS = ("/api/v1/status", "/api/v1/report", "/api/v1/entries", "/metrics", "/openapi.json", "/agent", "/nothing")
 
 

@@ -13,8 +13,6 @@ from holdfast.model.event import Limits, Outcome
 from holdfast.model.topology import Job, Seat
 from tests.controller.fakes import FakeFleet, FakeStore
 
-pytestmark = pytest.mark.timeout(20)
-
 LAUNCH = Launch(
     id=7,
     generation=3,

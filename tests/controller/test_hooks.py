@@ -18,8 +18,6 @@ from holdfast.core.notices import HookLimits, Standing
 from holdfast.model.event import Decision, Entry, Phase, Tick
 from tests.core.test_notices import FINISH, GAVE_UP, RECORD
 
-pytestmark = pytest.mark.timeout(60)
-
 CLOSED = Decision(phase=Phase.TRAINING, closed=RECORD)
 ENDED = Decision(phase=Phase.ENDING, closed=GAVE_UP, actions=(FINISH,))
 

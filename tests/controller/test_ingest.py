@@ -18,8 +18,6 @@ from holdfast.wire import messages
 from holdfast.wire.messages import Ack, Marked, Tell, Welcome
 from tests.controller.conftest import HEADERS, Agent, Open
 
-pytestmark = pytest.mark.timeout(60)
-
 QUICK = Settings(silence=SilenceLimits(beat_s=0.1, silence_s=0.5), recovery=Limits(stop_s=0.5, stop_grace_s=0.0))
 
 

@@ -19,8 +19,6 @@ from holdfast.model.topology import Job
 from tests.controller.conftest import Open, make
 from tests.controller.fakes import FakeFleet
 
-pytestmark = pytest.mark.timeout(60)
-
 JOB = Job(run_id="r", min_nodes=1, max_nodes=1)
 
 

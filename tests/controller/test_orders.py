@@ -15,8 +15,6 @@ from holdfast.model.event import Entry, Limits, Order, Phase
 from holdfast.model.topology import Job
 from tests.controller.conftest import HEADERS, Agent, Desk, Open
 
-pytestmark = pytest.mark.timeout(60)
-
 PAIR = Job(run_id="r", min_nodes=2, max_nodes=2, can_acquire=False)
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from holdfast.controller.probing import Probing
 from holdfast.core.diagnose.baseline import Past
@@ -13,8 +12,6 @@ from holdfast.model.action import Probe
 from holdfast.model.errand import Done, Errand, MeetHere, ProbeHere
 from holdfast.model.probe import Finding
 from tests.controller.fakes import FakeStore
-
-pytestmark = pytest.mark.timeout(20)
 
 NODES = ("a", "b", "c", "d")
 PROBE = Probe(id=7, generation=3, nodes=NODES, level=2)

@@ -3,13 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from holdfast.model.errand import Errand, StageHere
 from holdfast.model.event import Phase
 from tests.controller.conftest import HEADERS, Agent, Desk, Open
-
-pytestmark = pytest.mark.timeout(60)
 
 DIGEST = "ab" * 32
 RELEASE = {"number": 0, "digest": DIGEST, "root": "/proj", "script": "t.py", "argv": ["t.py"], "message": "faster"}

@@ -13,8 +13,6 @@ from holdfast.model.replay import Played
 from holdfast.model.topology import Seat
 from tests.controller.fakes import FakeStore
 
-pytestmark = pytest.mark.timeout(20)
-
 SEATS = tuple(Seat(node=f"n{i}", group_rank=i, first_rank=i, nproc=1) for i in range(6))
 REPLAY = Replay(id=9, generation=3, seats=SEATS, not_after=40)
 

@@ -4,16 +4,12 @@ import asyncio
 import json
 import time
 
-import pytest
-
 from holdfast.controller.tracing import Tracing
 from holdfast.model.stacks import Trace
 from holdfast.model.topology import Job
 from holdfast.wire import messages
 from holdfast.wire.messages import Look, Looked
 from tests.controller.conftest import HEADERS, Agent, Open
-
-pytestmark = pytest.mark.timeout(60)
 
 
 async def looked_at(agent: Agent) -> Look:

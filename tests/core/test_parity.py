@@ -7,7 +7,7 @@ import pytest
 from holdfast.core.backup import Groups, groups_of, together
 from holdfast.core.parity import Parities, halves, lay
 from holdfast.model.topology import Seat
-from tests.core.test_backup import ORDERS, evictable, layouts
+from tests.core.test_backup import ORDERS, WORLDS, evictable, layouts
 
 
 def laid_out(world: int) -> Iterator[tuple[int, Groups]]:
@@ -23,7 +23,7 @@ def recoverable(laid: Parities, node: int, out: set[int]) -> bool:
     return not {first, second, laid.second[first], laid.first[second]} & out
 
 
-@pytest.mark.parametrize("world", range(2, 65))
+@pytest.mark.parametrize("world", WORLDS)
 def test_no_loss_of_a_node_or_a_group_loses_a_shard(world: int) -> None:
     for nproc, groups in laid_out(world):
         nodes, laid = world // nproc, lay(world, nproc, groups)

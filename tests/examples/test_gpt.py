@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.client.conftest import Zygote
+
 SCRIPT = Path(__file__).parents[2] / "examples" / "gpt.py"
 RANKS = 4  # with two, sums come out alike in any order, and nothing would be shown
 
@@ -70,6 +72,21 @@ def weights(said: str) -> str:
 
 
 @pytest.mark.e2e
+def test_alone_in_a_rank(warm: Zygote, tmp_path: Path) -> None:
+    def run(*more: str) -> str:
+        ended = warm.run(*script("--steps", "4", "--ckpt", str(tmp_path), "--ckpt-every", "2"), *more)
+        assert ended.code == 0, ended
+        return ended.out
+
+    first = run("--out", str(tmp_path / "weights.pt"))
+    assert "step 4 loss" in first and (tmp_path / "weights.pt").stat().st_size > 0
+    again = run()
+    assert "resumed from step 4" in again and "loss" not in again
+    assert weights(again) == weights(first)
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
 def test_alone(tmp_path: Path) -> None:
     python = [sys.executable, *script("--steps", "4", "--ckpt", str(tmp_path), "--ckpt-every", "2")]
     first = finish([*python, "--out", str(tmp_path / "weights.pt")])

@@ -6,9 +6,9 @@ from benchmarks._words_corpus import CORPUS, EVICT, judged, score
 from holdfast.logs import catalog
 
 
-@pytest.mark.timeout(300)
-def test_ours_are_understood() -> None:
-    cases = list(judged(CORPUS / "ours", catalog.load()))
+@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)])
+def test_ours_are_understood(every: int) -> None:
+    cases = list(judged(CORPUS / "ours", catalog.load(), every))
     found = score(cases)
     wrong = [f"{case.name}: {case.found.klass}" for case in cases if not case.right]
     assert found.logs >= 200 and found.classes == 46

@@ -41,6 +41,10 @@ def harsh(seed: int) -> Setup:
     )
 
 
+def shortly(seed: int) -> Setup:
+    return msgspec.structs.replace(harsh(seed), days=0.5)
+
+
 # Seeds that failed once, and what they found.
 ONCE_FAILED = (
     # Gave up as if stuck, though it had got further before a failure of another sort.
@@ -56,12 +60,12 @@ def play(setup: Setup) -> Result:
         pytest.fail(f"{e}\nto see it again: {command(setup)}", pytrace=False)
 
 
-@pytest.mark.parametrize("first", range(0, 200, 20))
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(10, 200, 10))])
 def test_seeds(first: int) -> None:
-    results = [play(harsh(seed)) for seed in range(first, first + 20)]
+    results = [play(harsh(seed)) for seed in range(first, first + 10)]
     assert all(sum(result.struck.values()) > 10 or result.gave_up for result in results)
     # Giving up is judged by the checks; here it must stay the exception, or the rest of the run tests nothing.
-    assert sum(bool(result.gave_up) for result in results) <= 5
+    assert sum(bool(result.gave_up) for result in results) <= 4
 
 
 @pytest.mark.parametrize("setup", ONCE_FAILED, ids=command)
@@ -190,8 +194,8 @@ def test_its_journal_replays_to_the_same_bytes(seed: int, tmp_path: Path) -> Non
 
 @pytest.mark.e2e
 def test_the_same_seed_gives_the_same_journal_in_every_process() -> None:
-    code = "from tests.sim.test_run import harsh, simulate\nprint(simulate(harsh(7)).digest)"
-    digests = {simulate(harsh(7)).digest}
+    code = "from tests.sim.test_run import shortly, simulate\nprint(simulate(shortly(7)).digest)"
+    digests = {simulate(shortly(7)).digest}
     for salt in ("1", "2"):  # of the hashes of strings, and so of the order of sets
         env = {**os.environ, "PYTHONHASHSEED": salt}
         run = subprocess.run(
@@ -199,4 +203,4 @@ def test_the_same_seed_gives_the_same_journal_in_every_process() -> None:
         )
         digests.add(run.stdout.strip())
     assert len(digests) == 1
-    assert simulate(harsh(8)).digest not in digests
+    assert simulate(shortly(8)).digest not in digests

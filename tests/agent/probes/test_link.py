@@ -6,6 +6,8 @@ from tests.agent.probes.lab import CORRUPTING, LOSSY, SLOW, lab, missing
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.slow,
+    pytest.mark.alone,  # how fast a link is depends on who else uses the processors
     pytest.mark.timeout(400),
     pytest.mark.skipif(bool(missing()), reason=f"a network of our own: {missing()}"),
 ]
@@ -13,8 +15,7 @@ NODES, BAD = 4, "n3"
 SAID = {SLOW: "bandwidth of", LOSSY: "segments had to be sent again", CORRUPTING: "did not arrive as it was"}
 
 
-# How fast a sound link is depends on who else uses the processors, so some of these need a machine to themselves.
-@pytest.mark.parametrize("quiet", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.parametrize("quiet", [True, False])
 async def test_sound_links_accuse_nobody(quiet: bool) -> None:
     with lab(NODES) as network:
         answer, waves = await network.pair_test()
@@ -23,9 +24,7 @@ async def test_sound_links_accuse_nobody(quiet: bool) -> None:
         assert (answer.links, waves) == ((), 1), answer
 
 
-@pytest.mark.parametrize(
-    "fault", [pytest.param(SLOW, marks=pytest.mark.slow), pytest.param(LOSSY, marks=pytest.mark.slow), CORRUPTING]
-)
+@pytest.mark.parametrize("fault", [SLOW, LOSSY, CORRUPTING])
 async def test_a_bad_link_is_found(fault: str) -> None:
     with lab(NODES) as network:
         network.spoil(BAD, fault)

@@ -54,7 +54,7 @@ def played(seed: int) -> Result:
     return result
 
 
-@pytest.mark.parametrize("first", range(0, 200, 10))
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(10, 200, 10))])
 def test_seeds(first: int) -> None:
     results = [played(seed) for seed in range(first, first + 10)]
     assert sum(result.steps for result in results) > 100

@@ -1,5 +1,7 @@
 """The simulator beside what was published: it agrees, but where it is known not to."""
 
+import pytest
+
 from holdfast.sim.scale import validate
 
 
@@ -21,6 +23,7 @@ def test_tables_of_byterobust() -> None:
     assert [one.what for one in found if not one.agrees] == []
 
 
+@pytest.mark.slow
 def test_llama_3() -> None:
     count, *others = validate.llama(1)
     assert count.agrees

@@ -1,0 +1,54 @@
+"""A long run of tests that goes on where it was: `pytest -p tests.resuming --resume FILE`.
+
+FILE lists what has passed. Whatever has passed with the very same files of this project is left out.
+"""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("holdfast", "tests", "examples", "benchmarks", "docs")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--resume", type=Path, metavar="FILE", help="leave out what has passed, and add what passes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path: Path | None = config.getoption("--resume")
+    if path is not None:
+        config.pluginmanager.register(Passed(path, writes=not hasattr(config, "workerinput")))
+
+
+class Passed:
+    def __init__(self, path: Path, writes: bool) -> None:
+        self._path, self._writes, self._key = path, writes, digest()
+        lines = path.read_text().splitlines() if path.exists() else []
+        self._known = {*lines[1:]} if lines[:1] == [self._key] else set()
+        self._failed: set[str] = set()
+        if writes:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(f"{line}\n" for line in (self._key, *sorted(self._known))))
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        known = [item for item in items if item.nodeid in self._known]
+        items[:] = [item for item in items if item.nodeid not in self._known]
+        config.hook.pytest_deselected(items=known)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._failed.add(report.nodeid)
+        if self._writes and report.when == "teardown" and report.nodeid not in self._failed:
+            with self._path.open("a") as file:
+                file.write(f"{report.nodeid}\n")
+
+
+def digest() -> str:
+    """Of all that a test may depend on, but for what is installed."""
+    found = hashlib.sha256()
+    for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()):
+        if "__pycache__" not in path.parts and "results" not in path.parts:
+            found.update(f"{path.relative_to(ROOT)} {path.stat().st_size}\n".encode() + path.read_bytes())
+    return found.hexdigest()
