@@ -98,6 +98,7 @@ async def test_who_stops_listening_leaves_no_process_behind(tmp_path: Path) -> N
     # That nothing outlives the test is looked at for every end-to-end test.
 
 
+@pytest.mark.slow
 async def test_two_ends_meet_and_the_link_is_sound() -> None:
     port = free_port()
     ends = await asyncio.gather(*(run_link(meeting(rank, port), sys.executable, terms=PLAIN) for rank in range(2)))

@@ -61,12 +61,12 @@ def until(
 ) -> T:
     """Wait until something is true, and return it; what still changes its signs of life is not late but slow."""
     began_at = asked_at = moved_at = time.monotonic()
-    seen: object = None
+    seen = signs()
     while not (found := look()):
         now = time.monotonic()
-        if now > asked_at + 1.0 and (sign := signs()) != seen:
-            seen, moved_at = sign, now
-        asked_at = now if now > asked_at + 1.0 else asked_at
+        if now > asked_at + 1.0:
+            before, seen, asked_at = seen, signs(), now
+            moved_at = moved_at if seen == before else now
         assert now < min(moved_at + patience_s, began_at + _MOST * patience_s), f"waited in vain: {what}"
         time.sleep(min(0.02 + (now - began_at) / 20, 0.1))  # a look may cost a job more than its own work
     return found

@@ -102,6 +102,7 @@ def alive(job: Job) -> list[int]:
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_a_run_whose_front_and_agents_are_killed_ends_by_itself(start: Start, no_orphans: str, capfd: Capture) -> None:
     job = start("--nnodes", "2", *BRISK)
     job.trains()

@@ -58,6 +58,7 @@ def test_two_faults_at_once(case: Case) -> None:
     assert chains(job, 3) == {("one",)}
 
 
+@pytest.mark.slow
 def test_a_standby_dies_while_it_joins(case: Case) -> None:
     """It was to take the place of a lost node; it goes as well, and the next one comes."""
     job = case.chain("--nnodes", "2", "--standbys", "2", *QUICK, HOLDFAST_GATE="20")

@@ -82,6 +82,7 @@ def test_a_rank_that_pauses_is_named_and_left_alone(start: Start) -> None:
     assert job.report().incidents == ()
 
 
+@pytest.mark.slow
 def test_a_slow_rank_is_named(start: Start) -> None:
     job = start("--nnodes", "2", "--nproc-per-node", "2", script=TRAIN)
     job.trains()

@@ -36,6 +36,7 @@ def test_output_is_prefixed_and_kept(start: Start) -> None:
     assert lines[-1].startswith("holdfast: done: 0 incidents")
 
 
+@pytest.mark.slow
 def test_what_the_console_shows_is_a_choice(start: Start, tmp_path: Path) -> None:
     shown = ("--redirects", "0:3,1:2", "--tee", "0:2", "--local-ranks-filter", "0,1")
     template = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${role_name} ${rank}/${local_rank}> "}
@@ -170,6 +171,7 @@ def shared(warm_server: Path, no_orphans: str, tmp_path: Path) -> dict[str, str]
     )
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_does_not_end_the_job(shared: dict[str, str], tmp_path: Path) -> None:
     """As with `holdfast run ... | head -1`."""
     script = "import time\nfor n in range(20):\n    print(n)\n    time.sleep(0.05)\nopen('done', 'w').close()"

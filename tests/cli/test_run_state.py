@@ -217,6 +217,7 @@ ASTRAY = TRAIN.replace(
 )
 
 
+@pytest.mark.slow
 def test_a_state_that_led_astray_twice_is_not_gone_on_from(start: Start) -> None:
     job = start("--nproc-per-node", "2", script=ASTRAY, HOLDFAST_STORE="ckpt")
     job.trains(generation=3)
@@ -232,6 +233,7 @@ def test_a_state_that_led_astray_twice_is_not_gone_on_from(start: Start) -> None
     assert incidents[-1].resumed_from == int(step)
 
 
+@pytest.mark.slow
 def test_the_script_may_tell_its_parallel_groups(start: Start) -> None:
     script = TRAIN.replace("DistributedDataParallel(net))", 'DistributedDataParallel(net), mesh={"pp": 2, "dp": 2})')
     job = start("--nnodes", "2", "--nproc-per-node", "2", script=script)

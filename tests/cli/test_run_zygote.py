@@ -89,6 +89,7 @@ def test_what_the_script_imports_is_preloaded_for_the_next_generation(start: Sta
     assert readiness(job) == ["False", "True"]
 
 
+@pytest.mark.slow
 def test_a_standby_has_it_ready_too(start: Start) -> None:
     job = start("--standbys", "1", script=TELLS, zygote=True)
     job.trains()
