@@ -60,12 +60,15 @@ def play(setup: Setup) -> Result:
         pytest.fail(f"{e}\nto see it again: {command(setup)}", pytrace=False)
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(5, 200, 5))])
-def test_seeds(first: int) -> None:
-    results = [play(harsh(seed)) for seed in range(first, first + 5)]
+BLOCKS = [range(4), *(pytest.param(range(n, n + 20), marks=pytest.mark.slow) for n in range(0, 200, 20))]
+
+
+@pytest.mark.parametrize("seeds", BLOCKS, ids=str)
+def test_seeds(seeds: range) -> None:
+    results = [play(harsh(seed)) for seed in seeds]
     assert all(sum(result.struck.values()) > 10 or result.gave_up for result in results)
     # Giving up is judged by the checks; here it must stay the exception, or the rest of the run tests nothing.
-    assert sum(bool(result.gave_up) for result in results) <= 3
+    assert sum(bool(result.gave_up) for result in results) <= len(seeds) // 4
 
 
 @pytest.mark.parametrize("setup", ONCE_FAILED, ids=command)
