@@ -103,9 +103,9 @@ async def _run(run_dir: Path, listener: socket.socket, say: Said) -> Ended:
     controller.archives, controller.release = run_dir / "releases", run.release
     teller, hooks = Teller(run_dir, say), Hooks(run.settings.hook, run.job.run_id, run_dir, run.entry.cwd, say)
     _listen(controller, teller, hooks)
-    runner = web.AppRunner(make_app(controller, rundir.token(run_dir)), access_log=None)
+    runner = web.AppRunner(make_app(controller, rundir.token(run_dir)), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
-    await web.SockSite(runner, listener, shutdown_timeout=1.0).start()
+    await web.SockSite(runner, listener).start()
 
     def begun() -> None:
         teller.begun(controller.decider.phase)

@@ -72,7 +72,11 @@ class Front:
         preload = DEFAULT_PRELOAD if run.entry.zygote else ()
         with (self._run_dir / "fork.log").open("ab") as log:
             env = rundir.node_environment(self._run_dir)
-            return ForkServer(fork_server.path_of(self._run_dir), preload, env, log.fileno())
+            try:
+                return ForkServer(fork_server.path_of(self._run_dir), preload, env, log.fileno())
+            except OSError as e:
+                log.write(f"there is no fork server: {e}\n".encode())
+                return None
 
     def _end_fork_server(self) -> None:
         if self._server is not None:

@@ -56,6 +56,10 @@ class LocalFleet:
         self._dir = run_dir / "nodes"
         self._dir.mkdir(parents=True, exist_ok=True)
         self._env = env
+        for folder in map(self._dir.joinpath, self.nodes()):
+            if not (folder / "agent.log").exists():  # a controller before us died while it was being started
+                end_node(folder)
+                shutil.rmtree(folder, ignore_errors=True)
 
     def nodes(self) -> tuple[str, ...]:
         return tuple(f"n{order}" for order in self._orders() if not (self._dir / f"n{order}" / "released").exists())

@@ -1,16 +1,18 @@
 """The fork server: a process that has imported what holders, agents, zygotes and the store need, and forks them.
 
-    python -u -m holdfast.wire.fork_server FD RANKS_MODULE... -- MODULE...
+    python -u -m holdfast.wire.fork_server FD PARENT RANKS_MODULE... -- MODULE...
 
-It listens at FD and answers its own user only; who asks looks, too, whose it is. It ends when its standard input does:
-with whoever started it. What it has forked lives on. Ten nodes on a laptop so import torch once, not twenty-one times.
+It listens at FD and answers its own user only; who asks looks, too, whose it is. It dies with PARENT, who started it;
+what it has forked lives on. Ten nodes on a laptop so import torch once, not twenty-one times.
+
+Who asks sends a program and its files, hears that the server is at it, says that it still wants it, and is told the
+pid. A server that is not at it yet may be given up: it forks nothing for somebody who has left.
 """
 
 import gc
 import importlib
 import os
 import select
-import selectors
 import signal
 import socket
 import struct
@@ -19,10 +21,11 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
-from holdfast.linux import python_fork
+from holdfast.linux import process_control, python_fork
 from holdfast.linux.python_fork import Files, Program
 from holdfast.wire import unixpath
 
@@ -30,10 +33,15 @@ NAMED = "HOLDFAST_FORK_SERVER"  # in the environment: the socket of one that is 
 _NAME = "fork.sock"
 _PROGRAMS = ("holdfast.agent.holder",)  # what is forked here, but for ranks
 _REQUEST_S = 10.0  # for all of a request to arrive
-_ANSWER_S = 120.0  # until a process is there; the first one waits for all imports
+_BEGIN_S = 120.0  # until it is at it: the first one waits for all imports
+_ANSWER_S = 60.0
+_ASK_S = 1.0  # how often it is looked whether it can answer at all
+_BACKLOG = 128
 _MOST_FILES = 8
 _PART_BYTES = 1 << 16
-_BEGUN = b"."  # from here on the process may be there, whatever becomes of the answer
+_BEGUN = b"."
+_WANTED = b"!"  # from here on the process may be there, whatever becomes of the answer
+_LENGTH = struct.Struct("!I")
 _LOOK_S = 0.01
 
 
@@ -50,11 +58,11 @@ class ForkServer:
         self.path = path
         store = ("holdfast.client.store",) if "torch" in preload else ()
         modules = ("holdfast.client.zygote", *preload, "--", *_PROGRAMS, *store)
-        with unixpath.listen(path, backlog=128) as listener:
+        with unixpath.listen(path, backlog=_BACKLOG) as listener:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "holdfast.wire.fork_server", str(listener.fileno()), *modules],
+                [sys.executable, "-u", "-m", __name__, str(listener.fileno()), str(os.getpid()), *modules],
                 env=env,
-                stdin=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -64,7 +72,7 @@ class ForkServer:
     def close(self) -> None:
         """At once, though it may be importing still; what it has forked lives on."""
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
         self.path.unlink(missing_ok=True)
 
 
@@ -128,7 +136,21 @@ def start(program: Program, files: Files, server: Path | None) -> Process:
 
 
 class Unserved(Exception):
-    """There is no fork server, or it ended before it had begun."""
+    """There is no fork server, or it ended or was given up before it had begun."""
+
+
+def _wait_for(server: socket.socket, pid: int) -> None:
+    """Until it is at it; TimeoutError: it is stopped, or takes too long. ConnectionError: it has ended."""
+    until = time.monotonic() + _BEGIN_S
+    server.settimeout(_ASK_S)
+    while time.monotonic() < until and process_control.state_of(pid) not in ("T", "t"):
+        try:
+            if not server.recv(1):
+                raise ConnectionResetError
+            return
+        except TimeoutError:
+            continue
+    raise TimeoutError
 
 
 def _ask(path: Path, program: Program, files: Files) -> int:
@@ -138,30 +160,33 @@ def _ask(path: Path, program: Program, files: Files) -> int:
     except OSError:
         raise Unserved from None
     with server:
-        if _user_of(server) != os.getuid():
+        pid, user = _peer(server)
+        if user != os.getuid():
             raise Unserved  # what it would be told, and what it would start, is none of its business
-        server.settimeout(_ANSWER_S)
         try:
+            server.settimeout(_ANSWER_S)
+            packet = _LENGTH.pack(len(packet)) + packet
             sent = socket.send_fds(server, [packet], [files.stdout, files.stderr, *files.keep])
             server.sendall(packet[sent:])
-            server.shutdown(socket.SHUT_WR)
-            begun = server.recv(1)
-        except ConnectionError:
-            begun = b""
-        if not begun:
-            raise Unserved
+            _wait_for(server, pid)
+        except OSError:
+            raise Unserved from None
+        server.settimeout(_ANSWER_S)
+        server.sendall(_WANTED)
         answer = msgspec.msgpack.decode(b"".join(iter(lambda: server.recv(_PART_BYTES), b"")), type=Forked)
     if answer.error:
         raise OSError(answer.error)
     return answer.pid
 
 
-def main() -> int:
+def main() -> NoReturn:
+    process_control.die_with_parent(int(sys.argv[2]))
     listener = socket.socket(fileno=int(sys.argv[1]))
+    listener.listen(_BACKLOG)  # once more, so that who asks is told our pid and not our parent's
     if not sys.flags.safe_path:
         sys.path.pop(0)  # nothing is imported from the working directory
     gc.disable()  # imports make no garbage worth looking for
-    _import(sys.argv[2 : sys.argv.index("--")])
+    _import(sys.argv[3 : sys.argv.index("--")])
     seen = set(sys.modules)
     _import(sys.argv[sys.argv.index("--") + 1 :])
     python_fork.set_apart(set(sys.modules) - seen)
@@ -170,13 +195,9 @@ def main() -> int:
     gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that none of our children has to be reaped
-    selector = selectors.DefaultSelector()
-    selector.register(listener, selectors.EVENT_READ)
-    selector.register(0, selectors.EVENT_READ)
-    while all(key.fd != 0 for key, _ in selector.select()):
+    while True:
         client, _ = listener.accept()
-        _serve(client, (selector, listener, client))
-    return 0
+        _serve(client, (listener, client))
 
 
 def _import(names: list[str]) -> None:
@@ -191,12 +212,11 @@ def _import(names: list[str]) -> None:
             module.prepare()
 
 
-def _serve(client: socket.socket, ours: tuple[selectors.BaseSelector | socket.socket, ...]) -> None:
-    files: tuple[int, ...] = ()
+def _serve(client: socket.socket, ours: tuple[socket.socket, ...]) -> None:
+    files: list[int] = []
     try:
         client.settimeout(_REQUEST_S)
-        client.sendall(_BEGUN)
-        program, files = _request(client)
+        program = _request(client, files)
         stdout, stderr, *keep = files
         opened = Files(stdout=stdout, stderr=stderr, keep=tuple(keep))
         answer = Forked(pid=python_fork.fork(program, opened, lambda: _close(ours), tied=False))
@@ -211,23 +231,34 @@ def _serve(client: socket.socket, ours: tuple[selectors.BaseSelector | socket.so
     client.close()
 
 
-def _request(client: socket.socket) -> tuple[Program, tuple[int, ...]]:
-    """What shall be started, and with which files."""
-    if _user_of(client) != os.getuid():
+def _request(client: socket.socket, files: list[int]) -> Program:
+    """What shall be started; its files are added to `files`, whatever becomes of it."""
+    client.sendall(_BEGUN)
+    if _peer(client)[1] != os.getuid():
         raise PermissionError("the fork server is another user's")
-    packet, files, _, _ = socket.recv_fds(client, _PART_BYTES, _MOST_FILES)
-    packet += b"".join(iter(lambda: client.recv(_PART_BYTES), b""))
-    return msgspec.msgpack.decode(packet, type=Program), tuple(files)
+    packet, sent, _, _ = socket.recv_fds(client, _PART_BYTES, _MOST_FILES)
+    files.extend(sent)
+    if len(packet) < _LENGTH.size:
+        raise ValueError("the message is too short")
+    length = _LENGTH.unpack_from(packet)[0] + _LENGTH.size
+    while len(packet) < length + len(_WANTED):
+        part = client.recv(_PART_BYTES)
+        if not part:
+            raise ConnectionResetError("whoever asked does not want it any more")
+        packet += part
+    return msgspec.msgpack.decode(packet[_LENGTH.size : length], type=Program)
 
 
-def _close(ours: tuple[selectors.BaseSelector | socket.socket, ...]) -> None:
+def _close(ours: tuple[socket.socket, ...]) -> None:
     for one in ours:
         one.close()
 
 
-def _user_of(peer: socket.socket) -> int:
-    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", credentials)[1])
+def _peer(sock: socket.socket) -> tuple[int, int]:
+    """Pid and user of the other end."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, user, _ = struct.unpack("3i", credentials)
+    return pid, user
 
 
 if __name__ == "__main__":

@@ -165,3 +165,14 @@ def test_an_agent_dies(start: Start) -> None:
     assert second.suspects == ("n0",) and second.ranks in ((0,), (1,))
     assert first.evicted == second.evicted == ()
     job.check_replay()
+
+
+@pytest.mark.slow
+def test_the_front_dies_while_nodes_are_being_started(start: Start) -> None:
+    job = start("--nnodes", "2", zygote=True, NOT_SHARED="with other jobs")
+    job.until(lambda: (job.run_dir / "nodes" / "n1").exists(), "a node that is to be started")
+    job.kill(job.process.pid)
+    job.start("--resume", str(job.run_dir))
+    job.trains()
+    job.finish()
+    job.ends(0)

@@ -92,3 +92,16 @@ def test_a_stopped_holder_is_not_waited_for_long(tmp_path: Path) -> None:
     assert time.monotonic() - began_at < 20
     assert process.wait(10) == -signal.SIGKILL
     assert not (folder / "holder.pid").exists()
+
+
+async def test_a_node_that_was_never_started_is_none(tmp_path: Path) -> None:
+    """A controller died while it waited for the fork server: its successor asks for nodes that will come."""
+    folder = tmp_path / "nodes" / "n0"
+    folder.mkdir(parents=True)
+    half = marked(folder)  # it had just been forked
+    fleet = places.local(tmp_path)
+    assert half.wait(30) != 0 and fleet.nodes() == ()
+    assert await fleet.acquire(1) == ("n0",)
+    until(lambda: (folder / "agent.log").exists(), "its agent")
+    assert places.local(tmp_path).nodes() == ("n0",), "one that lives is left alone"
+    await fleet.release("n0", "done")

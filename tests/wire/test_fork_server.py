@@ -1,6 +1,7 @@
 """The fork server: starts what it is asked to, for its own user, and ends with whoever started it."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -160,6 +161,45 @@ def test_another_user_is_refused(shared: Place, no_orphans: str) -> None:
     words = [sys.executable, "-I", "-c", STRANGER, str(shared.path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert "another user's" in done.stdout, done
+
+
+def test_one_that_is_stopped_is_not_waited_for_and_starts_nothing_later(place: Place) -> None:
+    server = place.serve()
+    place.start("first").kill()
+    os.kill(server._process.pid, signal.SIGSTOP)
+    alone = place.start("alone")
+    assert not is_forked(alone.pid, server)
+    place.heard("alone")
+    os.kill(server._process.pid, signal.SIGCONT)
+    after = place.start("after")
+    place.heard("after")
+    assert is_forked(after.pid, server)
+    assert (place.folder / "out").read_text().split().count("alone") == 1, "who has left wants nothing any more"
+    for process in (alone, after):
+        process.kill()
+        process.close()
+
+
+PARENT = """
+import os, sys, time
+from pathlib import Path
+from holdfast.wire.fork_server import ForkServer
+server = ForkServer(Path(sys.argv[1]), ("slow_to_import",), dict(os.environ), 2)
+print(server._process.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_it_dies_with_its_parent_even_while_it_imports(place: Place) -> None:
+    (place.folder / "slow_to_import.py").write_text("import time\ntime.sleep(60)\n")
+    words = [sys.executable, "-c", PARENT, str(place.path)]
+    with subprocess.Popen(words, env=place.env, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout
+        server = int(parent.stdout.readline())
+        assert not gone(server)
+        parent.kill()
+    until(lambda: gone(server), "its end")
+    place.serve()  # and the next one can take its place
 
 
 IMPOSTOR = """
