@@ -39,8 +39,8 @@ test: $(READY) ## all tests but the slow ones; ARGS goes to pytest
 
 test-full: $(READY) ## all tests; what has passed with the same files is left out
 	$(PY) -m pip install --quiet -c constraints.txt -e '.[test-full]'
-	$(PY) -m pytest -n 3 --dist worksteal -m "not alone" -p tests.resuming --resume .pytest_cache/passed $(ARGS)
-	$(PY) -m pytest -m alone -p tests.resuming --resume .pytest_cache/passed-alone $(ARGS)
+	$(PY) -m pytest -n 3 --dist worksteal -m "not alone" -p tests.resuming --resume=.pytest_cache/passed $(ARGS)
+	$(PY) -m pytest -m alone -p tests.resuming --resume=.pytest_cache/passed-alone $(ARGS)
 
 chaos: $(READY) ## the matrix of faults, and docs/FAULTS.md; what passed at this commit is left out; ARGS goes to it
 	$(PY) -m holdfast.chaos.matrix run $(ARGS); code=$$?; $(PY) -m holdfast.chaos.matrix table; exit $$code

@@ -1,4 +1,4 @@
-"""A long run of tests that goes on where it was: `pytest -p tests.resuming --resume FILE`.
+"""A long run of tests that goes on where it was: `pytest -p tests.resuming --resume=FILE`.
 
 FILE lists what has passed. Whatever has passed with the very same files of this project is left out.
 """
