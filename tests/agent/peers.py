@@ -165,7 +165,7 @@ class Fleet:
 
 
 async def until(look: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not look():  # noqa: ASYNC110 - it is other threads that are waited for
             await asyncio.sleep(0.01)
 

@@ -64,7 +64,7 @@ class Scene:
     async def run(self, until: int) -> None:
         """Until so many marks were told."""
         task = asyncio.create_task(self.hashing.run())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while len(self.told) < until:
                 self._more.clear()
                 await self._more.wait()

@@ -57,7 +57,7 @@ def want(generation: int, storage: Storage | None = None, metadata: str = "") ->
 
 
 async def until(look: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not look():  # noqa: ASYNC110 - it is other processes and threads that are waited for
             await asyncio.sleep(0.01)
 
@@ -90,7 +90,7 @@ class Bench:
         )
 
     async def ask(self, question: ToKeeper) -> FromKeeper:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await until(self.keeper.socket_path.exists)
             reader, writer = await asyncio.open_unix_connection(self.keeper.socket_path)
             writer.write(keeping.encode(question) + b"\n")

@@ -123,7 +123,7 @@ async def _end(controller: Controller, running: "asyncio.Task[int]") -> None:
     if not running.done():
         controller.hear(Order(verb="stop", who="the test", now=True))
         controller.hurry()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         await _quietly(running)
 
 

@@ -39,7 +39,7 @@ class Teller:
 @contextlib.asynccontextmanager
 async def telling(folder: Path, **limits: Any) -> AsyncIterator[Teller]:
     teller = Teller(folder, HookLimits(**limits))
-    async with asyncio.timeout(40), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
         tasks.create_task(teller.hooks.run())
         yield teller
         teller.hooks.over()
@@ -216,7 +216,7 @@ async def test_a_controller_that_comes_back_tells_only_what_was_not_told(tmp_pat
     later = Teller(tmp_path, HookLimits(command="echo second $HOLDFAST_TOPIC >> told"))
     later.hear()  # replayed: this one was told
     later.hear(ENDED)  # and this one, of the last moment, was not
-    async with asyncio.timeout(40), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
         tasks.create_task(later.hooks.run())
         later.hooks.over()
     assert (tmp_path / "told").read_text() == "first\nsecond gave up\n"

@@ -135,7 +135,7 @@ async def test_a_successor_of_one_that_was_done_ends_at_once(tmp_path: Path) -> 
         first.hear(Outcome(action=finish.id, ok=True))
         first.journal.close()
     second = make(tmp_path, Settings(), FakeFleet())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         assert await second.run(JOB) == 5
 
 
@@ -149,7 +149,7 @@ async def test_a_job_that_is_done_waits_for_nobody(tmp_path: Path) -> None:
     controller.hear(Order(verb="stop", who="me", code=7, now=True))
     await asyncio.sleep(0.01)
     controller.hurry()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         assert await task == 7
 
 
@@ -170,7 +170,7 @@ def broken(entry: Entry) -> None:
 
 async def _ended(controller: Controller) -> None:
     [task] = [t for t in asyncio.all_tasks() if t.get_coro().__qualname__ == "Controller.run"]  # type: ignore[union-attr]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         await task
 
 

@@ -67,7 +67,7 @@ async def test_it_is_said_when_the_process_has_gone(tmp_path: Path, env: dict[st
     first = process_of(store)
     watching = asyncio.create_task(store.watch(heard.set))
     os.kill(first, signal.SIGKILL)
-    async with asyncio.timeout(50):
+    async with asyncio.timeout(120):
         await heard.wait()
         assert await store.open(1) > 0
         assert process_of(store) != first
@@ -82,7 +82,7 @@ async def test_one_that_is_still_coming_up_is_ended_too(tmp_path: Path, env: dic
     await asyncio.sleep(0.1)
     assert store._process is not None
     await store.quit()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         await attending  # it does not start another
     until(lambda: gone(process_of(store)), "the end of the store")
 
