@@ -15,7 +15,7 @@ from holdfast.agent import main as agent
 from holdfast.agent import process, remembering
 from holdfast.agent.zygotes import Zygotes
 from holdfast.linux import process_control, python_fork
-from holdfast.linux.python_fork import Files, Program
+from holdfast.linux.python_fork import OpenFiles, Program
 from holdfast.logs import catalog
 from holdfast.wire import flightlog, holding, spec, zygote
 from holdfast.wire.holding import (
@@ -129,7 +129,7 @@ class Holder:
         ours, theirs = holding.pair()
         end = theirs.detach()
         program = Program(module=agent.__name__, args=(str(self.node_dir), str(end)), env=dict(os.environ))
-        files = Files(stdout=log, stderr=log, keep=(end,))
+        files = OpenFiles(stdout=log, stderr=log, keep=(end,))
         try:
             pid = python_fork.fork(program, files, lambda: self._let_go(ours), tied=True)
         except OSError:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from holdfast.agent import process
 from holdfast.linux import python_fork
-from holdfast.linux.python_fork import Files, Program
+from holdfast.linux.python_fork import OpenFiles, Program
 from holdfast.wire import holding, zygote
 from holdfast.wire.holding import Preload, Refused, Warmed
 
@@ -107,7 +107,7 @@ class Zygotes:
         end = theirs.detach()
         args = ("--fd", str(end), *preloads)
         program = Program(module="holdfast.client.zygote", args=args, env=preload.env, bare=True)
-        files = Files(stdout=log, stderr=log, keep=(end,))
+        files = OpenFiles(stdout=log, stderr=log, keep=(end,))
         pid = python_fork.fork(program, files, lambda: self.let_go(ours), tied=True)
         os.close(log)
         os.close(end)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast.linux.python_fork import Files, Program
+from holdfast.linux.python_fork import OpenFiles, Program
 from holdfast.wire import fork_server, lock, unixpath
 from holdfast.wire.fork_server import Process
 
@@ -124,7 +124,7 @@ class Store:
         log = os.open(self._run_dir / "store.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             with lock.held(self._run_dir) as held:  # it may outlive everybody else here
-                return fork_server.start(program, Files(stdout=log, stderr=log, keep=held), self.server)
+                return fork_server.start(program, OpenFiles(stdout=log, stderr=log, keep=held), self.server)
         finally:
             os.close(log)
 

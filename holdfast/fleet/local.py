@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.linux.python_fork import Files, Program
+from holdfast.linux.python_fork import OpenFiles, Program
 from holdfast.wire import fork_server, lock, spec
 from holdfast.wire.fork_server import Process
 from holdfast.wire.spec import NodeSpec
@@ -33,7 +33,9 @@ def start_node(node_dir: Path, node: NodeSpec, env: dict[str, str], server: Path
                 env=env | {MARK: _mark(node_dir)},
                 cwd=os.getcwd(),
             )
-            files = Files(stdout=log.fileno(), stderr=log.fileno(), keep=held)  # so that the node is never without it
+            files = OpenFiles(
+                stdout=log.fileno(), stderr=log.fileno(), keep=held
+            )  # its lock is never let go
             process = fork_server.start(program, files, server)
     except OSError:
         end_node(node_dir, grace_s=0.0)  # whether it was started is not known

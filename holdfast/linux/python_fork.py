@@ -31,7 +31,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
         return [sys.executable, "-u", "-m", self.module, *self.args]
 
 
-class Files(msgspec.Struct, frozen=True, kw_only=True):
+class OpenFiles(msgspec.Struct, frozen=True, kw_only=True):
     """What the child has open: where its output goes, and files that it knows by their numbers."""
 
     stdout: int
@@ -68,7 +68,7 @@ def set_apart(modules: set[str]) -> None:
     _others.update(name for name in modules if name.partition(".")[0] not in {*sys.stdlib_module_names, "holdfast"})
 
 
-def fork(program: Program, files: Files, let_go: Callable[[], None], tied: bool) -> int:
+def fork(program: Program, files: OpenFiles, let_go: Callable[[], None], tied: bool) -> int:
     """Start a program in a session of its own; its pid. `tied`: it dies with us, who must have no threads.
 
     In the child `let_go` closes what we have open as objects, which would else close files of the same numbers later;
@@ -102,7 +102,7 @@ def fork(program: Program, files: Files, let_go: Callable[[], None], tied: bool)
     raise Reborn(program)
 
 
-def _become(program: Program, files: Files, show: int) -> None:
+def _become(program: Program, files: OpenFiles, show: int) -> None:
     os.setsid()
     with open(os.devnull, "rb") as nothing:
         for fd, standard in ((nothing.fileno(), 0), (files.stdout, 1), (files.stderr, 2)):

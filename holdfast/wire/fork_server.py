@@ -26,7 +26,7 @@ from typing import NoReturn
 import msgspec
 
 from holdfast.linux import process_control, python_fork
-from holdfast.linux.python_fork import Files, Program
+from holdfast.linux.python_fork import OpenFiles, Program
 from holdfast.wire import unixpath
 
 NAMED = "HOLDFAST_FORK_SERVER"  # in the environment: the socket of one that is there already
@@ -45,7 +45,7 @@ _LENGTH = struct.Struct("!I")
 _LOOK_S = 0.01
 
 
-class Forked(msgspec.Struct, frozen=True, kw_only=True):
+class ForkAnswer(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
     error: str = ""
 
@@ -115,7 +115,7 @@ class Process:
         self._fd = -1
 
 
-def start(program: Program, files: Files, server: Path | None) -> Process:
+def start(program: Program, files: OpenFiles, server: Path | None) -> Process:
     """Have a program forked, or execute it where there is no fork server. OSError: it may run, or may not."""
     if server is not None:
         try:
@@ -153,7 +153,7 @@ def _wait_for(server: socket.socket, pid: int) -> None:
     raise TimeoutError
 
 
-def _ask(path: Path, program: Program, files: Files) -> int:
+def _ask(path: Path, program: Program, files: OpenFiles) -> int:
     packet = msgspec.msgpack.encode(program)
     try:
         server = unixpath.connect(path)
@@ -173,7 +173,7 @@ def _ask(path: Path, program: Program, files: Files) -> int:
             raise Unserved from None
         server.settimeout(_ANSWER_S)
         server.sendall(_WANTED)
-        answer = msgspec.msgpack.decode(b"".join(iter(lambda: server.recv(_PART_BYTES), b"")), type=Forked)
+        answer = msgspec.msgpack.decode(b"".join(iter(lambda: server.recv(_PART_BYTES), b"")), type=ForkAnswer)
     if answer.error:
         raise OSError(answer.error)
     return answer.pid
@@ -218,10 +218,10 @@ def _serve(client: socket.socket, ours: tuple[socket.socket, ...]) -> None:
         client.settimeout(_REQUEST_S)
         program = _request(client, files)
         stdout, stderr, *keep = files
-        opened = Files(stdout=stdout, stderr=stderr, keep=tuple(keep))
-        answer = Forked(pid=python_fork.fork(program, opened, lambda: _close(ours), tied=False))
+        opened = OpenFiles(stdout=stdout, stderr=stderr, keep=tuple(keep))
+        answer = ForkAnswer(pid=python_fork.fork(program, opened, lambda: _close(ours), tied=False))
     except (OSError, ValueError) as e:  # the latter for messages that cannot be decoded
-        answer = Forked(error=f"the fork server cannot start it: {e}")
+        answer = ForkAnswer(error=f"the fork server cannot start it: {e}")
     for fd in files:
         os.close(fd)
     try:

@@ -19,7 +19,7 @@ from holdfast.core.decider import Decider
 from holdfast.core.report import Report
 from holdfast.journal.sqlite import SqliteJournal
 from holdfast.linux import process_control
-from holdfast.linux.python_fork import Files, Program
+from holdfast.linux.python_fork import OpenFiles, Program
 from holdfast.wire import fork_server
 
 ROOT = Path(__file__).parents[2]
@@ -102,7 +102,7 @@ class Front:
         self._code = folder / f"code-{time.monotonic_ns()}"
         args = (str(self._code), "run", *words)
         program = Program(module="tests.cli.front_program", args=args, env=env, cwd=str(folder))
-        files = Files(stdout=output, stderr=output)
+        files = OpenFiles(stdout=output, stderr=output)
         self._process = fork_server.start(program, files, Path(env[fork_server.NAMED]))
         self.pid = self._process.pid
 

@@ -34,7 +34,7 @@ if __name__ == "__main__":
 PARENT = """
 import json, os, signal, socket, sys
 from holdfast.linux import python_fork
-from holdfast.linux.python_fork import Files, Program
+from holdfast.linux.python_fork import OpenFiles, Program
 import told, types
 asked = json.loads(sys.argv[1])
 def main():
@@ -48,7 +48,7 @@ def main():
     out = os.open("out", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     env = dict(os.environ) | asked.get("env", {})
     program = Program(module="told", args=("a", "b"), env=env, bare=asked.get("bare", False))
-    pid = python_fork.fork(program, Files(stdout=out, stderr=2), let_go, tied=True)
+    pid = python_fork.fork(program, OpenFiles(stdout=out, stderr=2), let_go, tied=True)
     os.write(2, b"parent\\n")
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     for end in ends: assert end.fileno() > 0
@@ -117,11 +117,11 @@ def test_one_that_breaks_on_its_way_ends(pair: Pair) -> None:
 TIED = """
 import os, sys, time
 from holdfast.linux import python_fork
-from holdfast.linux.python_fork import Files, Program
+from holdfast.linux.python_fork import OpenFiles, Program
 import sleeper
 def main():
     program = Program(module="sleeper", args=(), env=dict(os.environ))
-    pids = [python_fork.fork(program, Files(stdout=2, stderr=2), lambda: None, tied=tied) for tied in (True, False)]
+    pids = [python_fork.fork(program, OpenFiles(stdout=2, stderr=2), lambda: None, tied=tied) for tied in (True, False)]
     print(*pids, flush=True)
     time.sleep(60)
 python_fork.run(main)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.linux.python_fork import Files, Program
+from holdfast.linux.python_fork import OpenFiles, Program
 from holdfast.wire import fork_server, unixpath
 from holdfast.wire.fork_server import ForkServer
 from tests.cli.driver import gone, until
@@ -47,7 +47,7 @@ class Place:
     def start(self, word: str = "here", **env: str) -> fork_server.Process:
         program = Program(module="sleeper", args=(word,), env=self.env | env, cwd=str(self.folder))
         with (self.folder / "out").open("ab") as out:
-            return fork_server.start(program, Files(stdout=out.fileno(), stderr=2), self.path)
+            return fork_server.start(program, OpenFiles(stdout=out.fileno(), stderr=2), self.path)
 
     def heard(self, word: str) -> None:
         until(lambda: word in (self.folder / "out").read_text().split(), f"the word {word}")
@@ -137,7 +137,7 @@ def test_nonsense_is_refused_and_the_next_one_served(shared: Place, no_orphans: 
 
 def test_a_folder_that_is_not_there(shared: Place, no_orphans: str) -> None:
     program = Program(module="sleeper", args=(), env=shared.env, cwd=str(shared.folder / "none"))
-    process = fork_server.start(program, Files(stdout=2, stderr=2), shared.path)
+    process = fork_server.start(program, OpenFiles(stdout=2, stderr=2), shared.path)
     until(process.is_over, "its end")
     process.close()
 
