@@ -1,5 +1,6 @@
 """What every test shares: a process that inherits nothing, and end-to-end tests that leave nothing behind."""
 
+import gc
 import os
 import resource
 import shutil
@@ -49,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
         most = resource.getrlimit(kind)[1]
         resource.setrlimit(kind, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    gc.disable()  # until all is imported, which makes no garbage worth looking for
     if config.getoption("numprocesses", None):
         server = start_server(Path(tempfile.mkdtemp(prefix="holdfast-tests-")))
         os.environ[SERVER] = str(server.path)
@@ -76,6 +78,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     pure = [path for path in files if path not in live]
     place = {path: (number + 0.5) / len(kind) for kind in (live, pure) for number, path in enumerate(kind)}
     items[:] = [item for path in sorted(files, key=place.__getitem__) for item in files[path]]
+
+
+def pytest_collection_finish() -> None:
+    """A hundred thousand objects that stay are no longer looked through for garbage."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def job_environment(**env: str) -> dict[str, str]:

@@ -4,6 +4,7 @@ FILE lists what has passed. Whatever has passed with the very same files of this
 """
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,10 @@ class Passed:
 def digest() -> str:
     """Of all that a test may depend on, but for what is installed."""
     found = hashlib.sha256()
-    for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()):
-        if "__pycache__" not in path.parts and "results" not in path.parts:
-            seen = path.stat()  # to read them all would take longer than many a test
-            found.update(f"{path.relative_to(ROOT)} {seen.st_size} {seen.st_mtime_ns}\n".encode())
+    for folder in FOLDERS:
+        for place, folders, names in os.walk(ROOT / folder):
+            folders[:] = sorted(name for name in folders if name not in ("__pycache__", "results"))
+            for name in sorted(names):
+                seen = os.stat(f"{place}/{name}")  # to read them all would take longer than many a test
+                found.update(f"{place}/{name} {seen.st_size} {seen.st_mtime_ns}\n".encode())
     return found.hexdigest()

@@ -15,6 +15,7 @@ TESTS = "def test_good(): pass\ndef test_bad(): assert not __import__('os').path
 def test_what_has_passed_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / "bad").touch()
+    (tmp_path / "pytest.ini").write_text("[pytest]")
     assert "1 failed, 1 passed" in run(tmp_path)
     (tmp_path / "bad").unlink()
     assert "1 passed, 1 deselected" in run(tmp_path)
@@ -26,18 +27,8 @@ def test_what_has_passed_is_left_out(tmp_path: Path) -> None:
 
 def run(folder: Path) -> str:
     """How it ended; in one process of its own, and without settings of ours."""
-    words = [
-        "-p",
-        "tests.resuming",
-        "--resume",
-        "passed",
-        "-c",
-        "/dev/null",
-        "--rootdir",
-        ".",
-        "-p",
-        "no:cacheprovider",
-    ]
+    words = ["-p", "tests.resuming", "--resume", "passed", "-p", "no:cacheprovider"]
     argv = [sys.executable, "-m", "pytest", "-q", *words, "test_it.py"]
-    done = subprocess.run(argv, cwd=folder, env=job_environment(), capture_output=True, text=True, check=False)
+    env = job_environment(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, check=False)
     return done.stdout.splitlines()[-1]

@@ -28,6 +28,7 @@ _WAIT_S = 5.0
 _COMMAND_S = 120.0
 _SEATED = (Role.ACTIVE, Role.ADMITTING, Role.DRAINING)
 _HOLDER, _AGENT, _STORE = "holdfast.agent.holder", "holdfast.agent.main", "holdfast.client.store"
+_CONTROLLER = "holdfast.cli.controller"
 _entries = msgspec.json.Decoder(list[Entry])
 
 
@@ -147,7 +148,7 @@ class Sight:
             found = spec.read(self.run_dir / "controller.json", Listening).pid
         except (OSError, msgspec.DecodeError):
             found = 0
-        if not found or not self._serves(found, "controller", self.run_dir):
+        if not found or not self._serves(found, _CONTROLLER, self.run_dir):
             raise Cannot("the job has no controller now")
         return found
 

@@ -28,7 +28,6 @@ COMMANDS = {
     "sim": "run the same decisions in virtual time",
 }
 _SHARED = dict.fromkeys(("hold", "resume", "approve", "evict", "drain"), "order")  # a module that is told which it is
-_HIDDEN = ("controller",)  # started by `run`, not by people
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -41,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
 
         print(f"holdfast {__version__}")
         return 0
-    if args[0] not in COMMANDS and args[0] not in _HIDDEN:
+    if args[0] not in COMMANDS:
         print(f"holdfast: there is no command '{args[0]}'; there are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     try:

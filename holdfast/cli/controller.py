@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from holdfast.fleet.join import JoinFleet
 from holdfast.fleet.local import LocalFleet
 from holdfast.journal.sqlite import JournalError, JournalFullError, SqliteJournal
 from holdfast.linux import process_control
+from holdfast.linux.python_fork import KEPT
 from holdfast.model.action import Finish, Say
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Begin, Entry, Order, Phase
@@ -60,9 +62,11 @@ class Folder:
         return path.read_bytes() if path.exists() else b""
 
 
-def main(argv: list[str]) -> int:
-    run_dir, fd, front = Path(argv[0]), int(argv[1]), int(argv[2])
-    process_control.die_with_parent(front)
+def main() -> int:
+    """python -m holdfast.cli.controller RUN_DIR FRONT; the first file that is passed on is the listening socket."""
+    run_dir, front = Path(sys.argv[1]), int(sys.argv[2])
+    process_control.die_with(front)
+    fd = int(os.environ.pop(KEPT).split(",")[0])
     logging.basicConfig(filename=run_dir / "controller.log", level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     say = Said(run_dir)
@@ -207,3 +211,7 @@ class Teller:
         what = "done" if code == 0 else f"ended with code {code}"
         count = counted(incidents, "incident")
         self._say(f"{what}: {count}, ETTR {100 * ettr:.1f} %; more: holdfast report {self._run_dir}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,8 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +13,14 @@ from holdfast.cli import rundir
 from holdfast.cli.console import Console, Pump, say
 from holdfast.client.zygote import DEFAULT_PRELOAD
 from holdfast.fleet.local import end_node
+from holdfast.linux.python_fork import OpenFiles, Program
 from holdfast.wire import fork_server, spec, unixpath
-from holdfast.wire.fork_server import ForkServer
+from holdfast.wire.fork_server import ForkServer, Process
 
 _LOOK_S = 0.05
 _TRIES = 5  # controllers in a row that did not live _LIVED_S
 _LIVED_S = 10.0
+_BEGIN_S = 2.0  # for a fork server to begin with a controller, or we execute it ourselves
 _ROOM_BYTES = 1 << 20  # a disk with less than this is full
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -85,9 +85,11 @@ class Front:
 
     def _keep_controller(self) -> int:
         tries = 0
+        server = fork_server.path_of(self._run_dir) if self._server is None else None
         while True:
             started_at = time.monotonic()
-            code = self._watch(self._start())
+            code = self._watch(self._start(server))
+            server = fork_server.path_of(self._run_dir)  # which has imported all by now
             if code is not None:
                 return code
             if rundir.free_bytes(self._run_dir) < _ROOM_BYTES:
@@ -117,30 +119,33 @@ class Front:
             time.sleep(_LOOK_S)
         return True
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        fd = self._listener.fileno()
+    def _start(self, server: Path | None) -> Process | None:
+        """In a session of its own: Ctrl-C reaches it through us, once."""
         self._passed = 0
+        where, args = str(self._run_dir), (str(self._run_dir), str(os.getpid()))
+        program = Program(module=rundir.CONTROLLER, args=args, env=rundir.node_environment(self._run_dir), cwd=where)
         with (self._run_dir / "controller.log").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "holdfast.cli", "controller", str(self._run_dir), str(fd), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C reaches it through us, once
-                pass_fds=(fd, *self._lock),
-            )
+            keep = (self._listener.fileno(), *self._lock)
+            files = OpenFiles(stdout=log.fileno(), stderr=log.fileno(), keep=keep)
+            try:
+                return fork_server.start(program, files, server, _BEGIN_S)
+            except OSError as e:
+                log.write(f"the controller cannot be started: {e}\n".encode())
+                return None
 
-    def _watch(self, process: subprocess.Popen[bytes]) -> int | None:
+    def _watch(self, process: Process | None) -> int | None:
         """The job's exit code, or None if the controller crashed."""
-        while process.poll() is None:
+        while process is not None and not process.is_over():
             self._pass_on(process)
             time.sleep(_LOOK_S)
+        if process is not None:
+            process.close()
         try:
             return spec.read(self._run_dir / "exit.json", spec.Ended).code
         except (OSError, msgspec.DecodeError):
             return self._asked.code if len(self._asked.numbers) > 2 else None
 
-    def _pass_on(self, process: subprocess.Popen[bytes]) -> None:
+    def _pass_on(self, process: Process) -> None:
         """Signals go to a controller that can take them; a new one is told what its predecessor was."""
         asked = self._asked.numbers
         if len(asked) > 2:
@@ -152,7 +157,7 @@ class Front:
             process.send_signal(asked[self._passed])
             self._passed += 1
 
-    def _listens(self, process: subprocess.Popen[bytes]) -> bool:
+    def _listens(self, process: Process) -> bool:
         found = rundir.listening(self._run_dir)
         return found is not None and found.pid == process.pid
 

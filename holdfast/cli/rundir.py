@@ -15,6 +15,8 @@ from holdfast.wire import lock, spec
 from holdfast.wire.environment import rank_environment
 from holdfast.wire.spec import Ended, Listening, NodeSpec, RunSpec
 
+CONTROLLER = "holdfast.cli.controller"  # the module, and the word that its command line has
+
 
 def home() -> Path:
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
@@ -135,7 +137,7 @@ def listening(run_dir: Path) -> Listening | None:
     try:
         found = spec.read(run_dir / "controller.json", Listening)
         argv = Path(f"/proc/{found.pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
-        here = "controller" in argv and any(os.path.isdir(a) and os.path.samefile(a, run_dir) for a in argv)
+        here = CONTROLLER in argv and any(os.path.isdir(a) and os.path.samefile(a, run_dir) for a in argv)
     except (OSError, msgspec.DecodeError):
         return None
     return found if here else None  # or the pid belongs to somebody else by now

@@ -33,9 +33,7 @@ def start_node(node_dir: Path, node: NodeSpec, env: dict[str, str], server: Path
                 env=env | {MARK: _mark(node_dir)},
                 cwd=os.getcwd(),
             )
-            files = OpenFiles(
-                stdout=log.fileno(), stderr=log.fileno(), keep=held
-            )  # its lock is never let go
+            files = OpenFiles(stdout=log.fileno(), stderr=log.fileno(), keep=held)  # its lock is never let go
             process = fork_server.start(program, files, server)
     except OSError:
         end_node(node_dir, grace_s=0.0)  # whether it was started is not known

@@ -3,7 +3,9 @@
 import ctypes
 import mmap
 import os
+import select
 import signal
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
@@ -53,6 +55,23 @@ def die_with_parent(parent: int, code: int = 1) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
         os._exit(code)  # it died before we had asked
+
+
+def die_with(pid: int) -> None:
+    """SIGKILL for this process when that one dies, be it our parent or not; at once if it is gone."""
+    if os.getppid() == pid:
+        die_with_parent(pid)
+        return
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        os._exit(1)
+
+    def wait() -> None:
+        select.select([fd], [], [])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait, name=f"dies-with-{pid}", daemon=True).start()
 
 
 def allow_stacks() -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from holdfast.linux import process_control
 
+KEPT = "HOLDFAST_KEPT"  # in the environment: the numbers of files that were passed on, in their order
 FAILED = 127  # exit code of a fork that could not become its program
 _OURS = "HOLDFAST_"  # variables that nothing reads while it is imported
 
@@ -32,11 +33,14 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child has open: where its output goes, and files that it knows by their numbers."""
+    """What the child has open: where its output goes, and files whose numbers it finds in KEPT."""
 
     stdout: int
     stderr: int
     keep: tuple[int, ...] = ()
+
+    def told(self) -> dict[str, str]:
+        return {KEPT: ",".join(map(str, self.keep))} if self.keep else {}
 
 
 class Reborn(BaseException):
@@ -115,10 +119,10 @@ def _become(program: Program, files: OpenFiles, show: int) -> None:
     if not _fits(program) or not process_control.show_as(program.argv(), shown):
         for fd in files.keep:
             os.set_inheritable(fd, True)
-        os.execve(sys.executable, program.argv(), program.env)
+        os.execve(sys.executable, program.argv(), program.env | files.told())
     coerced = {name: value for name, value in os.environ.items() if name == "LC_CTYPE"}
     os.environ.clear()
-    os.environ.update(coerced | program.env)
+    os.environ.update(coerced | program.env | files.told())
 
 
 def _fits(program: Program) -> bool:

@@ -1,4 +1,4 @@
-"""The fork server: a process that has imported what holders, agents, zygotes and the store need, and forks them.
+"""The fork server: a process that has imported what nodes, the store and the controller need, and forks them.
 
     python -u -m holdfast.wire.fork_server FD PARENT RANKS_MODULE... -- MODULE...
 
@@ -31,7 +31,8 @@ from holdfast.wire import unixpath
 
 NAMED = "HOLDFAST_FORK_SERVER"  # in the environment: the socket of one that is there already
 _NAME = "fork.sock"
-_PROGRAMS = ("holdfast.agent.holder",)  # what is forked here, but for ranks
+_HOLDER = "holdfast.agent.holder"
+_PROGRAMS = (_HOLDER, "holdfast.cli.controller")  # what is forked here, but for ranks
 _REQUEST_S = 10.0  # for all of a request to arrive
 _BEGIN_S = 120.0  # until it is at it: the first one waits for all imports
 _ANSWER_S = 60.0
@@ -98,13 +99,16 @@ class Process:
             return self._child.poll() is not None
         return self._fd < 0 or bool(select.select([self._fd], [], [], 0)[0])
 
-    def kill(self) -> None:
-        """It is gone when this returns."""
+    def send_signal(self, number: int) -> None:
         try:
             if self._fd >= 0:
-                signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+                signal.pidfd_send_signal(self._fd, number)
         except ProcessLookupError:
             pass
+
+    def kill(self) -> None:
+        """It is gone when this returns."""
+        self.send_signal(signal.SIGKILL)
         while not self.is_over():
             time.sleep(_LOOK_S)
 
@@ -115,16 +119,16 @@ class Process:
         self._fd = -1
 
 
-def start(program: Program, files: OpenFiles, server: Path | None) -> Process:
-    """Have a program forked, or execute it where there is no fork server. OSError: it may run, or may not."""
+def start(program: Program, files: OpenFiles, server: Path | None, begin_s: float = _BEGIN_S) -> Process:
+    """Have a program forked, or execute it where no fork server is at it in time. OSError: it may run, or may not."""
     if server is not None:
         try:
-            return Process(_ask(server, program, files))
+            return Process(_ask(server, program, files, begin_s))
         except Unserved:
             pass
     child = subprocess.Popen(
         program.argv(),
-        env=program.env,
+        env=program.env | files.told(),
         cwd=program.cwd or None,
         stdin=subprocess.DEVNULL,
         stdout=files.stdout,
@@ -139,10 +143,10 @@ class Unserved(Exception):
     """There is no fork server, or it ended or was given up before it had begun."""
 
 
-def _wait_for(server: socket.socket, pid: int) -> None:
+def _wait_for(server: socket.socket, pid: int, begin_s: float) -> None:
     """Until it is at it; TimeoutError: it is stopped, or takes too long. ConnectionError: it has ended."""
-    until = time.monotonic() + _BEGIN_S
-    server.settimeout(_ASK_S)
+    until = time.monotonic() + begin_s
+    server.settimeout(min(_ASK_S, begin_s))
     while time.monotonic() < until and process_control.state_of(pid) not in ("T", "t"):
         try:
             if not server.recv(1):
@@ -153,7 +157,7 @@ def _wait_for(server: socket.socket, pid: int) -> None:
     raise TimeoutError
 
 
-def _ask(path: Path, program: Program, files: OpenFiles) -> int:
+def _ask(path: Path, program: Program, files: OpenFiles, begin_s: float) -> int:
     packet = msgspec.msgpack.encode(program)
     try:
         server = unixpath.connect(path)
@@ -168,7 +172,7 @@ def _ask(path: Path, program: Program, files: OpenFiles) -> int:
             packet = _LENGTH.pack(len(packet)) + packet
             sent = socket.send_fds(server, [packet], [files.stdout, files.stderr, *files.keep])
             server.sendall(packet[sent:])
-            _wait_for(server, pid)
+            _wait_for(server, pid, begin_s)
         except OSError:
             raise Unserved from None
         server.settimeout(_ANSWER_S)
@@ -208,7 +212,7 @@ def _import(names: list[str]) -> None:
         except ImportError as e:
             print(f"holdfast: {name} is not imported ahead: {e}", file=sys.stderr)
             continue
-        if name in _PROGRAMS:
+        if name == _HOLDER:
             module.prepare()
 
 

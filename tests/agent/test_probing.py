@@ -22,6 +22,7 @@ async def probed(level: int, where: Path, only: tuple[str, ...] = (), terms: Ter
     return [finding async for finding in probes]
 
 
+@pytest.mark.slow
 async def test_a_node_of_the_local_fleet_keeps_its_budget(tmp_path: Path) -> None:
     found = await probed(3, tmp_path)
     assert not [f for f in found if f.ok is False]

@@ -202,6 +202,7 @@ def test_a_small_disk_fills_up_and_is_read_only(tmp_path: Path, monkeypatch: pyt
 
 
 @needs_root
+@pytest.mark.slow
 def test_the_host_is_never_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))

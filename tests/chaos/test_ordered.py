@@ -121,6 +121,7 @@ def test_a_rank_exits_with_the_code_that_was_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_a_rank_hangs_until_its_fault_is_undone(tmp_path: Path) -> None:
     with Guard() as guard, training(tmp_path) as process:
         assert "sleeps" in struck(tmp_path, guard, Fault(kind="rank.hang", rank=3))

@@ -26,6 +26,7 @@ def says(path: Path, pid: int) -> Iterator[None]:
     path.write_text(before)
 
 
+@pytest.mark.slow
 def test_a_pid_that_is_somebody_elses_by_now_is_not_hit(start: Start) -> None:
     job = start("--nnodes", "2")
     job.trains()

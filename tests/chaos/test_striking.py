@@ -81,6 +81,7 @@ def test_processes_are_struck_and_the_truth_is_written(start: Start) -> None:
     job.check_replay()
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_let_go_at_the_end(start: Start) -> None:
     job = start("--nnodes", "2", *DEAF)
     job.trains()
@@ -157,6 +158,7 @@ def test_a_person_is_asked(start: Start, capsys: pytest.CaptureFixture[str]) -> 
     assert "has ended with code 0" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_injector_is_killed_and_its_fault_undone(start: Start) -> None:
     job = start("--nnodes", "2", *DEAF)
     job.trains()

@@ -209,10 +209,10 @@ class Job:
 
         return self.until(look, f"training in generation {generation}") or {}
 
-    def says(self, words: str) -> str:
+    def says(self, words: str, patience_s: float = 0.0) -> str:
         """Wait for a sentence of ours with these words."""
         found = lambda: next((line for line in self.sentences() if words in line), "")  # noqa: E731
-        return self.until(found, f"the words {words!r}")
+        return self.until(found, f"the words {words!r}", patience_s or self.patience_s)
 
     def rank_dir(self, rank: int, generation: int = 1) -> Path:
         return self.run_dir / "logs" / f"gen-{generation}" / f"rank-{rank}"

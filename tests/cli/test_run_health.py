@@ -53,6 +53,7 @@ def test_a_lost_gpu_evicts_its_node(start: Start, tmp_path: Path, capsys: pytest
     assert job.check_replay() > 5
 
 
+@pytest.mark.slow
 def test_in_shadow_mode_nobody_is_stopped(start: Start, tmp_path: Path) -> None:
     root = tmp_path / "machines"
     quick = ("--set", "health.kernel_s=0.2", "--set", "lines.stance=notify")

@@ -150,6 +150,7 @@ def test_a_stopped_rank_is_not_waited_for(start: Start) -> None:
     assert record.stopped_at - record.alarm_at < 15  # half of the grace, and far more than it takes
 
 
+@pytest.mark.slow
 def test_survivors_that_wait_for_ever_are_ended(start: Start, tmp_path: Path) -> None:
     """As in a collective whose peer is gone: a call that returns on no signal."""
     deaf = """

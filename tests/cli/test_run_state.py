@@ -38,7 +38,7 @@ for step in range(first, steps + 1):
     optimizer.step()
     ckpt.save(step)
     holdfast.step(step, loss=loss)
-    time.sleep(0.2 if os.path.exists(f"{folder}/slow-{os.environ['RANK']}-{first}") else 0.02)
+    time.sleep(0.2 if os.path.exists(f"{folder}/slow-{os.environ['RANK']}-{first}") else 0.05)
     stop = torch.tensor(float(os.path.exists(f"{folder}/finish")))
     dist.all_reduce(stop)
     if stop:
@@ -93,21 +93,20 @@ def backed(job: Job) -> bool:
 
 
 def test_a_lost_node_is_made_up_for_by_its_peer(start: Start) -> None:
-    calm = start("--nproc-per-node", "4", script=TRAIN, name="calm", HOLDFAST_STEPS="120")
+    calm = start("--nproc-per-node", "2", script=TRAIN, name="calm", HOLDFAST_STEPS="80")
     calm.ends(0)
     calm.run_dir.rename(calm.folder / "calm-run")
-    flags = ("--nnodes", "2", "--nproc-per-node", "2", "--standbys", "1")
-    job = start(*flags, script=TRAIN, HOLDFAST_STEPS="120")
+    job = start("--nnodes", "2", "--standbys", "1", script=TRAIN, HOLDFAST_STEPS="80")
     job.trains()
     job.until(lambda: backed(job), "copies on peers")
-    lost = next(node["node"] for node in job.status()["nodes"] if node["ranks"] == "2-3")
+    lost = next(node["node"] for node in job.status()["nodes"] if node["ranks"] == "1")
     os.kill(job.holder(lost), signal.SIGKILL)
     job.trains(generation=2)
     job.ends(0, patience_s=90)
     [record] = job.report().incidents
     assert record.evicted == (lost,) and record.resumed_from is not None and record.resumed_from > 0
     restored = [words for words in said(job, "from") if words[0] != "0"]
-    assert sorted(source for _, source in restored) == ["memory", "memory", "peer", "peer"]
+    assert sorted(source for _, source in restored) == ["memory", "peer"]
     assert {step for step, _ in restored} == {str(record.resumed_from)}
     assert {words[0] for words in said(job, "weights")} == {words[0] for words in said(calm, "weights")}
 

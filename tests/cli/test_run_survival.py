@@ -42,6 +42,7 @@ def test_the_controller_dies_while_all_is_well(start: Start) -> None:
     job.check_replay()
 
 
+@pytest.mark.slow
 def test_the_controller_dies_while_it_mends(start: Start) -> None:
     """Once while ranks are being stopped, once while they are being launched."""
     job = start("--nnodes", "2", "--nproc-per-node", "1", *PATIENT, "--set", "recovery.stop_grace_s=2.5", script=DEAF)
@@ -138,6 +139,7 @@ def test_agents_die_again_and_again_and_no_node_is_lost(start: Start) -> None:
     job.check_replay()
 
 
+@pytest.mark.slow
 def test_an_agent_dies(start: Start) -> None:
     job = start("--nnodes", "2", "--nproc-per-node", "2", *PATIENT)
     job.trains()

@@ -93,7 +93,7 @@ def test_who_listens(tmp_path: Path) -> None:
     run_dir, other = published(rundir.make(None, "r")), published(rundir.make(None, "s"))
     assert rundir.listening(run_dir) is None
     code = "import time; time.sleep(60)"
-    process = subprocess.Popen([sys.executable, "-c", code, "controller", str(run_dir), "3"])
+    process = subprocess.Popen([sys.executable, "-c", code, rundir.CONTROLLER, str(run_dir), "3"])
     try:
         until = time.monotonic() + 10
         listening = Listening(url="http://127.0.0.1:1", pid=process.pid, started_at=0.0)

@@ -58,7 +58,7 @@ def test_storage_that_hangs(start: Start, tmp_path: Path) -> None:
     tortured = Tortured(start, tmp_path, (1, 2), SMALL, store, "--pause-s=0.02", "--every=20", **storage.env)
     tortured.scene.until(storage.published, "a checkpoint")
     storage.be("hang")
-    tortured.job.says("has taken nothing for")
+    tortured.job.says("has taken nothing for", patience_s=150)  # which it says after a minute
     _goes_on(tortured, storage)
     tortured.ends_exact()
 
@@ -146,6 +146,7 @@ def _fill(path: Path) -> None:
             pass  # full
 
 
+@pytest.mark.slow
 def test_a_byte_flipped_in_memory(start: Start, tmp_path: Path) -> None:
     """It is seen before anybody trusts it, told in a line, and an older state is used."""
     tortured = Tortured(start, tmp_path, (2, 1), SMALL, "--pause-s=0.05")

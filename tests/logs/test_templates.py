@@ -3,6 +3,8 @@
 import tracemalloc
 from collections.abc import Iterator
 
+import pytest
+
 from holdfast.logs import templates
 from holdfast.logs.templates import Kind, Miner, mine
 
@@ -96,6 +98,7 @@ def noise(lines: int) -> Iterator[str]:
         yield f"{letters[:3]}{n} {letters[2:]} {letters[1:]} {letters[::-1]} {letters[3:]} {letters}"
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_what_is_new() -> None:
     tracemalloc.start()
     try:

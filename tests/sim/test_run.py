@@ -196,6 +196,7 @@ def test_its_journal_replays_to_the_same_bytes(seed: int, tmp_path: Path) -> Non
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_journal_in_every_process() -> None:
     code = "from tests.sim.test_run import shortly, simulate\nprint(simulate(shortly(7)).digest)"
     digests = {simulate(shortly(7)).digest}

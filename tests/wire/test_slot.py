@@ -170,7 +170,7 @@ def test_torn_reads_are_never_taken() -> None:
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as writer, open_arena(path) as memory:
         try:
             assert writer.stdout and writer.stdout.readline()
-            check_until(time.monotonic() + 1.5, memory, writer.pid)
+            check_until(time.monotonic() + 0.5, memory, writer.pid)
             writer.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, writer.pid, os.WSTOPPED)
             stopped = [read(memory, 1) for _ in range(3)]

@@ -3,6 +3,7 @@
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from re import _parser as parser  # type: ignore[attr-defined]  # a pattern taken apart; there is no other door to it
 from typing import Any
@@ -32,6 +33,7 @@ def plain(text: str) -> bytes:
     return text.encode("utf-8", "replace").translate(PLAIN, DIGITS)
 
 
+@lru_cache(maxsize=4096)  # catalogs are made again with a few rows more
 def needles(pattern: str) -> tuple[bytes, ...]:
     """One of these is in every line that the pattern matches, as `plain` has it; none, if nothing can be promised."""
     found = _of_sequence(parser.parse(pattern))

@@ -66,6 +66,7 @@ def test_seeds_that_failed_once(seed: int) -> None:
     played(seed)
 
 
+@pytest.mark.slow
 def test_the_seeds_reach_all_there_is() -> None:
     """Or the rest would test nothing: controllers that come back, generations, jobs of every sort and their ends."""
     results = [played(seed) for seed in range(200, 230)]
@@ -75,6 +76,7 @@ def test_the_seeds_reach_all_there_is() -> None:
     assert len({kind for result in results for kind in result.struck}) > 10
 
 
+@pytest.mark.slow
 def test_a_seed_is_the_same_in_every_process() -> None:
     told = [_told(hash_seed) for hash_seed in ("1", "2")]
     assert told[0] == told[1] != ""
