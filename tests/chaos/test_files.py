@@ -174,6 +174,7 @@ def test_the_disk_of_a_node_is_slow_until_that_is_undone(tmp_path: Path, guard: 
 
 
 @pytest.mark.parametrize("how", list(releases.SPOILT))
+@pytest.mark.slow
 def test_a_script_is_spoilt(tmp_path: Path, how: str) -> None:
     script = tmp_path / "train.py"
     script.write_text('"""A script."""\nfrom __future__ import annotations\nprint("fine")\n')

@@ -53,6 +53,7 @@ def seats(job: Job) -> dict[str, str]:
 
 
 @e2e
+@pytest.mark.slow
 def test_hold_and_resume_with_a_controller_killed_in_between(start: Start) -> None:
     job = start("--nnodes", "2", *PATIENT)
     job.trains()

@@ -31,6 +31,7 @@ def test_a_line_for_each_finding_and_a_table(tmp_path: Path, only: str, count: i
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_what_failed_is_told_with_exit_code_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,6 +40,7 @@ def test_the_replica_that_differs_is_evicted_and_undone(start: Start) -> None:
     assert {words[0] for words in said(job, "weights")} == {words[0] for words in said(calm, "weights")}
 
 
+@pytest.mark.slow
 def test_without_snapshots_ranks_compare_their_parameters_themselves(start: Start) -> None:
     script = STRUCK.replace("DistributedDataParallel(net))", "DistributedDataParallel(net), replicas=True)")
     script = script.replace("ckpt = holdfast.Checkpointer(model=ddp, optimizer=optimizer, **stored)\n", "ckpt = None\n")

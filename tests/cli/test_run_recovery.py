@@ -138,6 +138,7 @@ def test_nothing_of_an_old_generation_stays(start: Start, tmp_path: Path) -> Non
     assert record.stopped_at - record.alarm_at < 10
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_not_waited_for(start: Start) -> None:
     job = start("--nproc-per-node", "2", "--set", "recovery.stop_grace_s=30")
     job.trains()

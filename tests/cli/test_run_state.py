@@ -133,6 +133,7 @@ def test_a_lost_node_is_made_up_for_by_parity(start: Start) -> None:
     assert any(path.name.startswith("pair-") for path in (job.run_dir / "nodes").glob("*/pair-*.json"))
 
 
+@pytest.mark.slow
 def test_an_evicted_node_gives_its_state_before_it_leaves(start: Start) -> None:
     """Without copies on peers: the same rank dies twice, its node has to go, and still nothing is lost."""
     flags = ("--nnodes", "2", "--nproc-per-node", "1", "--standbys", "1", "--set", "backup.enabled=false")
