@@ -15,6 +15,7 @@ from holdfast.wire.fork_server import Process
 
 _UP_S = 120.0
 _QUIT_S = 2.0
+_ASKED = 3  # times, by one question
 _STARTS = 3  # of the process, for one question
 _LOOK_S = 0.02
 _WATCH_S = 0.5
@@ -87,12 +88,14 @@ class Store:
 
     async def _ask(self, question: dict[str, object]) -> dict[str, Any]:
         async with self._asking:
-            if self._streams is not None:
+            for _ in range(_ASKED):
+                if self._streams is None:
+                    self._streams = await self._connect()
                 with contextlib.suppress(OSError):
                     return await self._exchange(self._streams, question)
-                self._streams[1].close()  # the process is gone: another one is asked
-            self._streams = await self._connect()
-            return await self._exchange(self._streams, question)
+                self._streams[1].close()  # the process is gone, or was just dying: another one is asked
+                self._streams = None
+            raise ConnectionResetError("the store process goes away whenever it is asked; see store.log")
 
     async def _exchange(self, streams: Streams, question: dict[str, object]) -> dict[str, Any]:
         reader, writer = streams

@@ -75,6 +75,17 @@ async def test_it_is_said_when_the_process_has_gone(tmp_path: Path, env: dict[st
         await watching
 
 
+async def test_one_that_dies_while_it_is_asked_is_not_the_last(tmp_path: Path, env: dict[str, str]) -> None:
+    dying = unixpath.listen(tmp_path / "store.sock", backlog=1)
+    store = Store(tmp_path, "127.0.0.1", 60.0, env)
+    opening = asyncio.create_task(store.open(1))
+    await asyncio.sleep(0.2)
+    (tmp_path / "store.sock").unlink()
+    dying.close()  # with our call in its queue
+    assert await opening > 0
+    await store.quit()
+
+
 async def test_one_that_is_still_coming_up_is_ended_too(tmp_path: Path, env: dict[str, str]) -> None:
     (tmp_path / "torch" / "__init__.py").write_text("import time; time.sleep(60)")
     store = Store(tmp_path, "127.0.0.1", 60.0, env)
