@@ -37,8 +37,8 @@ def measure(size: int = STATE_BYTES) -> Sides:
         memory = _touched(size)
         ways: dict[str, Callable[[], object]] = {
             "raw": lambda: _raw_send(raw, memory),
-            "push": lambda: transport.push(keeper, _ask("push", size), [memory], transport.Pacer(0)),
-            "pull": lambda: transport.pull(keeper, _ask("pull", size), [memory]),
+            "push": lambda: transport.push(transport.Callee(keeper), _ask("push", size), [memory], transport.Pacer(0)),
+            "pull": lambda: transport.pull(transport.Callee(keeper), _ask("pull", size), [memory]),
         }
         took: Sides = {name: [] for name in ways}
         for turn in range(ROUNDS):
@@ -74,7 +74,7 @@ def _other_node(parent: Connection, size: int) -> None:
     def give(ask: transport.Ask) -> tuple[Sequence[memoryview], Callable[[], None]]:
         return [memory], lambda: None
 
-    transport.Serving(keeper, "", take, give).start()
+    transport.Serving(keeper, None, take, give).start()
     parent.send((raw.getsockname(), keeper.getsockname()))
     while True:
         link, _ = raw.accept()
@@ -99,7 +99,7 @@ def _touched(size: int) -> memoryview:
 
 
 def _ask(verb: Literal["push", "pull"], size: int) -> transport.Ask:
-    return transport.Ask(token="", verb=verb, rank=0, layout="", bytes=size, ranges=((0, size),))
+    return transport.Ask(verb=verb, rank=0, layout="", bytes=size, ranges=((0, size),))
 
 
 def main() -> int:

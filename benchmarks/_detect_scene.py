@@ -15,9 +15,10 @@ import msgspec
 
 from benchmarks._detect_rank import FOR_EVER_S, PAGE
 from benchmarks._harness import Job, holdfast
-from holdfast.cli.api import NotRunning, ask
+from holdfast.cli.api import ask
 from holdfast.journal.sqlite import SqliteJournal
 from holdfast.model.alarm import Alarm, Kind
+from holdfast.wire.controller_call import NotRunning
 
 SCRIPT = Path(__file__).with_name("_detect_rank.py")
 RANKS = 4

@@ -11,11 +11,12 @@ from typing import Any
 import psutil
 
 from benchmarks._harness import STANDBY_LIMIT_S, START_LIMIT_S, Job, executable, holdfast
-from holdfast.cli.api import NotRunning, ask
+from holdfast.cli.api import ask
 from holdfast.core.roles import Role
 from holdfast.journal.sqlite import JournalError, SqliteJournal
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.verdict import Record
+from holdfast.wire.controller_call import NotRunning
 
 SCRIPT = Path(__file__).with_name("_exact_rank.py")
 RANKS = 4

@@ -12,8 +12,9 @@ import msgspec
 import psutil
 
 from benchmarks._harness import STANDBY_LIMIT_S, START_LIMIT_S, Job, executable, free_port, holdfast, is_listening
-from holdfast.cli.api import NotRunning, ask
+from holdfast.cli.api import ask
 from holdfast.core.roles import Role
+from holdfast.wire.controller_call import NotRunning
 
 OTHERS = Path(sys.prefix, "peers")  # where `make bench-recovery` puts the launchers of others
 OLDER = Path(sys.prefix, "peers-dlrover")  # and the torch that DLRover needs

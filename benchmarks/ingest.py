@@ -25,6 +25,7 @@ from rich.table import Table
 from benchmarks._report import FULL, Findings, report
 from holdfast.config import Settings
 from holdfast.controller.api import make_app
+from holdfast.controller.door import ANY_NODE, Caller, Right
 from holdfast.controller.hands import Hands
 from holdfast.controller.loop import Controller
 from holdfast.core.node import Post
@@ -67,7 +68,8 @@ async def _control(listener: socket.socket, out: Connection, folder: Path) -> No
     journal = SqliteJournal(folder / "journal.db")
     store = NoStore()
     controller = Controller(journal, Settings(), lambda c: Hands(JoinFleet(), store, c.report))
-    runner = web.AppRunner(make_app(controller, "bench"), access_log=None)
+    everybody = Caller(name="bench", right=Right.ADMIN, node=ANY_NODE)
+    runner = web.AppRunner(make_app(controller, lambda request: everybody), access_log=None)
     await runner.setup()
     await web.SockSite(runner, listener).start()
     job = Job(run_id="bench", min_nodes=AGENTS, max_nodes=AGENTS, can_acquire=False)
@@ -116,8 +118,7 @@ class Agents:
 
     async def _agent(self, session: aiohttp.ClientSession, number: int) -> None:
         node = f"n{number}"
-        headers = {messages.TOKEN_HEADER: "bench"}
-        async with session.ws_connect(f"{self.url}/agent", headers=headers) as ws:
+        async with session.ws_connect(f"{self.url}/agent") as ws:
             hello = Hello(node=node, host="h", nproc=8, order=number, generation=0, ready=True)
             await ws.send_bytes(messages.encode(hello))
             state = {"generation": 0}

@@ -23,8 +23,9 @@ from rich.panel import Panel
 from rich.text import Text
 
 from holdfast.cli import report
-from holdfast.cli.api import NotRunning, ask
+from holdfast.cli.api import ask
 from holdfast.cli.status import render
+from holdfast.wire.controller_call import NotRunning
 
 GPT = Path(__file__).parent / "gpt.py"
 SHOWN = 8  # newest lines of the job's own output

@@ -7,8 +7,7 @@ import xxhash
 
 from holdfast.checkpoint.layout import Layout
 from holdfast.checkpoint.parity import SUM_BYTES, Cut, parity_of, xor
-from holdfast.checkpoint.transport import CHUNK_BYTES, Ask, TransportError, pull
-from holdfast.model.copy import Address
+from holdfast.checkpoint.transport import CHUNK_BYTES, Ask, Callee, TransportError, pull
 
 _CHUNKS = 4  # fetched at once
 Run = tuple[int, int, int]  # bytes from..to of the holder's image, and where in ours they go
@@ -17,12 +16,12 @@ Run = tuple[int, int, int]  # bytes from..to of the holder's image, and where in
 class Asking(msgspec.Struct, frozen=True):
     """Whom to ask for what; ranges come with each question."""
 
-    at: Address
+    keeper: Callee
     ask: Ask
 
     def pull(self, ranges: Sequence[Cut], views: Sequence[memoryview]) -> None:
         if ranges:
-            pull(self.at, msgspec.structs.replace(self.ask, ranges=tuple(ranges)), views)
+            pull(self.keeper, msgspec.structs.replace(self.ask, ranges=tuple(ranges)), views)
 
 
 class Laid:

@@ -16,8 +16,9 @@ from holdfast.agent.backup import NO_PLAN
 from holdfast.agent.mixing import LATER
 from holdfast.checkpoint.arena import VERIFIED, Arena, Sealed
 from holdfast.checkpoint.parity import Cut, half_of
-from holdfast.checkpoint.transport import Ask, Pacer, TransportError, push
+from holdfast.checkpoint.transport import Ask, Callee, Pacer, TransportError, push
 from holdfast.model.copy import Address, Aim
+from holdfast.wire.identity import Keys
 from holdfast.wire.keeping import Want, plan_name
 
 _AGAIN_S = 1.0  # after a link that broke
@@ -70,7 +71,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backing:
-    def __init__(self, own: dict[int, tuple[str, Arena]], notes: Path, token: str, bytes_s: float) -> None:
+    def __init__(self, own: dict[int, tuple[str, Arena]], notes: Path, keys: Keys | None, bytes_s: float) -> None:
         self.say: Callable[[str], None] = lambda text: None
         self.told: Callable[[], None] = lambda: None  # the controller should hear how far we are
         self.aim = Aim(generation=0)
@@ -78,7 +79,7 @@ class Backing:
         self.took_s = 0.0
         self._own = own
         self._notes = notes
-        self._token = token
+        self._keys = keys
         self._pacer = Pacer(bytes_s)
         self._wants: dict[int, Want] = {}
         self.ranks = 0
@@ -245,7 +246,6 @@ class Backing:
         image = self._own[rank][1].image(one.slot)
         views = [image[start:end] for start, end in parcel.ranges]
         state = Ask(
-            token=self._token,
             verb="push",
             rank=rank,
             world=want.world,
@@ -258,12 +258,12 @@ class Backing:
         )
         try:
             try:
-                push(parcel.at, state, views, pace)
+                push(Callee(parcel.at, self._keys), state, views, pace)
             except TransportError as e:
                 if NO_PLAN not in str(e):
                     raise
                 self._tell(want, state, parcel.at)
-                push(parcel.at, state, views, pace)
+                push(Callee(parcel.at, self._keys), state, views, pace)
         except (TransportError, OSError) as e:
             if LATER not in str(e):
                 return str(e)
@@ -274,14 +274,13 @@ class Backing:
     def _tell(self, want: Want, state: Ask, at: Address) -> None:
         content = (self._notes / plan_name(want.rank, want.layout)).read_bytes()
         plan = Ask(
-            token=self._token,
             verb="tell",
             rank=want.rank,
             layout=want.layout,
             generation=state.generation,
             bytes=len(content),
         )
-        push(at, plan, [memoryview(content)], Pacer(0))
+        push(Callee(at, self._keys), plan, [memoryview(content)], Pacer(0))
 
     def _once(self, text: str) -> None:
         if text not in self._said:

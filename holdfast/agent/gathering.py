@@ -7,8 +7,9 @@ import msgspec
 
 from holdfast.agent.apart import Asking, Laid, Run
 from holdfast.checkpoint.layout import Item, Layout
-from holdfast.checkpoint.transport import Ask, TransportError, fetch
+from holdfast.checkpoint.transport import Ask, Callee, TransportError, fetch
 from holdfast.model.copy import Kept, Restore
+from holdfast.wire.identity import Keys
 
 T = TypeVar("T")
 
@@ -16,10 +17,10 @@ T = TypeVar("T")
 class Gathering:
     """One rank's image, from the keepers that a restore names."""
 
-    def __init__(self, restore: Restore, rank: int, token: str) -> None:
+    def __init__(self, restore: Restore, rank: int, keys: Keys | None) -> None:
         self._restore = restore
         self._rank = rank
-        self._token = token
+        self._keys = keys
 
     def plan(self) -> Layout:
         """The layout of the image, from a node that has the rank's own part."""
@@ -65,9 +66,11 @@ class Gathering:
         pair = None
         if kept.half >= 0:
             pair = (kept.rank, kept.beside) if kept.half == 0 else (kept.beside, kept.rank)
-        step, token = self._restore.step, self._token
-        ask = Ask(token=token, verb="pull", rank=kept.rank, layout=kept.layout, step=step, pair=pair)
-        return Asking(self._restore.keepers[kept.node], ask)
+        ask = Ask(verb="pull", rank=kept.rank, layout=kept.layout, step=self._restore.step, pair=pair)
+        return Asking(self._keeper(kept.node), ask)
+
+    def _keeper(self, node: str) -> Callee:
+        return Callee(self._restore.keepers[node], self._keys)
 
     def _pull(self, kept: Kept, runs: Sequence[Run], image: memoryview) -> str:
         ranges = [(start, end) for start, end, _ in runs]
@@ -75,8 +78,8 @@ class Gathering:
         return kept.node
 
     def _layout(self, kept: Kept) -> Layout:
-        ask = Ask(token=self._token, verb="plan", rank=kept.rank, layout=kept.layout)
-        content = fetch(self._restore.keepers[kept.node], ask)
+        ask = Ask(verb="plan", rank=kept.rank, layout=kept.layout)
+        content = fetch(self._keeper(kept.node), ask)
         try:
             return msgspec.msgpack.decode(content, type=Layout)
         except msgspec.DecodeError as e:

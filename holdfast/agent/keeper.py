@@ -7,6 +7,7 @@ reads, and answers the two questions a rank asks: where may I put my snapshots, 
 import asyncio
 import contextlib
 import logging
+import secrets
 import socket
 import sys
 import time
@@ -32,12 +33,15 @@ from holdfast.model.copy import Aim, Copy, Restore, Source
 from holdfast.model.errand import LaunchHere
 from holdfast.wire import keeping, spec, unixpath
 from holdfast.wire.holding import KeptArena
+from holdfast.wire.identity import Keys
 from holdfast.wire.keeping import Arena as ArenaAt
 from holdfast.wire.keeping import Denied, Resume, State, Want
 
 LOOK_S = 0.02  # how often the headers are looked at
 _IDLE_S = 0.2  # the same while no rank has asked for memory
 _SLOTS = 4  # for a rank that will ask for as many at most
+_BACKLOG = 256
+_LINKS = "links-"
 _CHECKING = 0.05  # of a core is at most spent on checksums of snapshots
 _log = logging.getLogger("holdfast.keeper")
 
@@ -48,8 +52,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     run_id: str
     socket_path: Path  # by ranks; what a next agent must know lies beside it
-    token: str = ""  # of the job, for other keepers
-    host: str = "127.0.0.1"  # other keepers reach it there
+    keys: Keys | None = None  # what proves us to other keepers, and them to us; None: all are on this host
+    host: str = ""  # keepers of other hosts reach it there
     limits: BackupLimits = BackupLimits()
     replica: ReplicaLimits = ReplicaLimits()
 
@@ -64,16 +68,17 @@ class Keeper:
         self.told: Callable[[], None] = lambda: None  # how far copies are should be heard of now
         self._make = make
         self._budget = budget
-        self._token = place.token or place.run_id  # without a token the job is on one host, among friends
         self._arenas: dict[int, tuple[str, Arena]] = {}  # rank -> path and content
         self._persisting = Persisting(lambda text: self.say(text))
-        self.backing = Backing(self._arenas, self._notes, self._token, place.limits.bytes_s)
+        self.backing = Backing(self._arenas, self._notes, place.keys, place.limits.bytes_s)
         self.backing.say, self.backing.told = lambda text: self.say(text), lambda: self.told()
         self.hashing = Hashing(self._arenas, self._notes, place.replica)
         self.hashing.held = lambda: self.backing.coming
         self._shelf = Shelf(self._notes, self._arenas, make)
         self._shelf.say, self._shelf.pairs.told = lambda text: self.say(text), lambda: self.told()
         self._listener: socket.socket | None = None
+        # Of this life alone: who has sent us something before is to notice that we are new.
+        self._links_path = self._notes / f"{_LINKS}{secrets.token_hex(4)}.sock"
         self._generation = 0
         self._run = ""  # who writes checkpoints
         self._restore = Restore()
@@ -117,7 +122,9 @@ class Keeper:
     @property
     def address(self) -> tuple[str, int]:
         """Where other keepers reach this one."""
-        return (self.place.host, self._listener.getsockname()[1]) if self._listener else ("", 0)
+        if self._listener is None:
+            return ("", 0)
+        return (self.place.host, self._listener.getsockname()[1]) if self.place.keys else (str(self._links_path), 0)
 
     def copies(self) -> tuple[Copy, ...]:
         """What could be restored from here."""
@@ -178,8 +185,13 @@ class Keeper:
 
     async def serve(self) -> None:
         self._shelf.start(asyncio.get_running_loop())
-        self._listener = socket.create_server((self.place.host, 0))
-        Serving(self._listener, self._token, self._shelf.take, self._shelf.give).start()
+        if self.place.keys:
+            self._listener = socket.create_server((self.place.host, 0), backlog=_BACKLOG)
+        else:
+            for old in self._notes.glob(f"{_LINKS}*"):
+                old.unlink(missing_ok=True)
+            self._listener = unixpath.listen(self._links_path, backlog=_BACKLOG)
+        Serving(self._listener, self.place.keys, self._shelf.take, self._shelf.give).start()
         listener = unixpath.listen(self.socket_path)
         server = await asyncio.start_unix_server(self._talk, sock=listener, limit=keeping.MAX_BYTES)
         try:
@@ -268,7 +280,7 @@ class Keeper:
     async def _gathered(self, source: Source) -> State | Denied:
         """A rank that sat elsewhere: its state is fetched from those who hold it, into memory of its own."""
         restore, began_at = self._restore, time.monotonic()
-        gathering = Gathering(restore, source.rank, self._token)
+        gathering = Gathering(restore, source.rank, self.place.keys)
         try:
             plan = await asyncio.to_thread(gathering.plan)
             if plan.rank not in self._arenas or self._arenas[plan.rank][1].layout != plan.digest:

@@ -15,10 +15,11 @@ import msgspec
 
 from holdfast.agent import memory, remembering, words
 from holdfast.agent.beating import beat_of
+from holdfast.agent.dialing import Dialing
 from holdfast.agent.keeper import Keeper
 from holdfast.agent.losses import Losses
 from holdfast.agent.monitor import Monitor, Ties
-from holdfast.agent.placing import place_of, token_of
+from holdfast.agent.placing import place_of
 from holdfast.agent.ranks import Ranks, generation_of
 from holdfast.agent.rotating import Rotating
 from holdfast.agent.staging import Staging
@@ -27,7 +28,6 @@ from holdfast.agent.tracer import Asked, Tracer, fitted
 from holdfast.agent.trying import Trying
 from holdfast.core.node import (
     OWN,
-    PING_S,
     Acked,
     Carried,
     Carry,
@@ -58,7 +58,6 @@ POLL_S = 0.1  # how often the slots are read until every rank has made its first
 _STEADY_S = 0.25  # and then: waking up is most of what an agent costs
 _LATCH_S = 1.0  # a rank that told of its failure and has not ended by then is reported all the same
 _OUTBOX = 256
-_DIAL_S = 10.0  # for one try to reach the controller
 _REDIAL_S = 0.05  # after a link that broke; then longer and longer
 _AGAIN_S = 5.0  # a release that could not be had is tried again
 _ENVELOPE = 1 << 10  # of a message around a trace
@@ -72,7 +71,8 @@ class Agent:
         self.ranks = Ranks(self.spec, node_dir, sock, self._over)
         budget = memory.Budget(lambda: memory.room(node_dir, self.spec))
         self.keeper = Keeper(place_of(self.spec, self.ranks.keeper_path), self.ranks.make_arena, budget)
-        self.staging = Staging(self.spec, node_dir)
+        self.dialing = Dialing(self.spec)
+        self.staging = Staging(self.spec, node_dir, self.dialing)
         self.ranks.staged = self.staging.place
         self.keeper.say, self.keeper.told = self._notice, self._beat
         self.keeper.hashing.told = self._marked
@@ -146,20 +146,17 @@ class Agent:
 
     async def _link(self) -> None:
         wait_s = _REDIAL_S
-        headers = {messages.TOKEN_HEADER: token_of(self.spec.token_file)}
-        async with aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=_DIAL_S)) as session:
-            while True:
-                wait_s = _REDIAL_S if await self._dial(session) else min(2 * wait_s, 1.0)
-                self._do(self.life.step(time.monotonic(), Unlinked()))
-                remembering.parted(self.node_dir)
-                await asyncio.sleep(wait_s)
+        while True:
+            wait_s = _REDIAL_S if await self._dial() else min(2 * wait_s, 1.0)
+            self._do(self.life.step(time.monotonic(), Unlinked()))
+            remembering.parted(self.node_dir)
+            await asyncio.sleep(wait_s)
 
-    async def _dial(self, session: aiohttp.ClientSession) -> bool:
+    async def _dial(self) -> bool:
         """One link, from its beginning to its end; whether there was any."""
         linked = False
-        url = f"{self.spec.url}/agent"
         try:
-            async with session.ws_connect(url, max_msg_size=messages.MAX_BYTES, heartbeat=PING_S) as ws:
+            async with self.dialing.link() as ws:
                 linked = True
                 await self._converse(ws)
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as e:

@@ -12,10 +12,10 @@ from pathlib import Path
 import aiohttp
 
 from holdfast.agent import checking
-from holdfast.agent.placing import token_of
+from holdfast.agent.dialing import Dialing
 from holdfast.model.errand import StageHere
 from holdfast.model.release import Release
-from holdfast.wire import messages, tree
+from holdfast.wire import tree
 from holdfast.wire.listing import ListingError, listing
 from holdfast.wire.spec import NodeSpec
 from holdfast.wire.staged import Staged, environment_of, within
@@ -33,8 +33,9 @@ _log = logging.getLogger("holdfast.agent")
 class Staging:
     """Nodes of one host share the folder: whoever is first puts a tree there, whole or not at all."""
 
-    def __init__(self, node: NodeSpec, node_dir: Path) -> None:
+    def __init__(self, node: NodeSpec, node_dir: Path, dialing: Dialing) -> None:
         self._node = node
+        self._dialing = dialing
         self._folder = Path(node.releases) if node.releases else node_dir / "releases"
         self._having: dict[str, asyncio.Task[str]] = {}
         self._wanted: list[str] = []  # digests, the newest last: what may run next is never removed
@@ -124,12 +125,8 @@ class Staging:
 
     async def _fetch(self, digest: str, to: Path) -> None:
         timeout = aiohttp.ClientTimeout(total=_FETCH_S, sock_read=_STALLED_S)
-        headers = {messages.TOKEN_HEADER: token_of(self._node.token_file)}
-        url = f"{self._node.url}/api/v1/releases/{digest}"
-        async with (
-            aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
-            session.get(url) as answer,
-        ):
+        url = self._dialing.url(f"/api/v1/releases/{digest}")
+        async with self._dialing.session(timeout) as session, session.get(url) as answer:
             if answer.status != 200:
                 raise TreeError(f"the controller does not have it (HTTP {answer.status})")
             await asyncio.to_thread(self._check_room, 2 * (answer.content_length or 0))

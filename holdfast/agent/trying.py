@@ -88,8 +88,8 @@ class Trying:
         return self._node.entry.python or sys.executable  # of the script: it has torch
 
     def _is_shared(self) -> bool:
-        """Whether the machine is not the node's alone: the fleet is a local one."""
-        host = urlsplit(self._node.url).hostname or ""
+        """Whether the machine is not the node's alone: the fleet is a local one, or its hosts are all this one."""
+        host = urlsplit(self._node.faces or self._node.url).hostname or "localhost"
         try:
             return ipaddress.ip_address(host).is_loopback
         except ValueError:

@@ -1,13 +1,10 @@
 """A running job seen from outside: who runs where, at which step, and what its journal says."""
 
 import contextlib
-import json
 import mmap
 import os
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,8 +17,8 @@ from holdfast.core.roles import Role
 from holdfast.journal.sqlite import JournalError, SqliteJournal
 from holdfast.model.event import Entry
 from holdfast.wire import slot, spec
+from holdfast.wire.controller_call import NotRunning, Refused, fetch
 from holdfast.wire.keeping import Want
-from holdfast.wire.messages import TOKEN_HEADER
 from holdfast.wire.spec import Listening, NodeSpec, RunSpec
 
 _WAIT_S = 5.0
@@ -89,19 +86,10 @@ class Sight:
     def ask(self, path: str, body: dict[str, Any] | None = None) -> bytes:
         """What the controller answers; empty if there is none at the moment."""
         try:
-            url = spec.read(self.run_dir / "controller.json", Listening).url
-            token = (self.run_dir / "token").read_text().strip()
-        except (OSError, msgspec.DecodeError):
-            return b""
-        sent = json.dumps(body).encode() if body is not None else None
-        request = urllib.request.Request(url + path, data=sent, headers={TOKEN_HEADER: token})
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with spaces.network(self._space), opener.open(request, timeout=_WAIT_S) as answer:
-                return bytes(answer.read())
-        except urllib.error.HTTPError as e:
-            raise Cannot(f"the controller refused: {e.read(500).decode('utf-8', 'replace')}") from None
-        except OSError:
+            return fetch(self.run_dir, path, body)
+        except Refused as e:
+            raise Cannot(f"the controller refused: {e.why}") from None
+        except NotRunning:
             return b""
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:

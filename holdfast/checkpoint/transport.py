@@ -1,31 +1,46 @@
-"""State between keepers: ranges of memory over TCP in checked chunks, paced, and resumed where a link broke.
+"""State between keepers: ranges of memory in checked chunks, paced, and resumed where a link broke.
+
+On one host the link is a unix socket, and the kernel says whose process is at the other end; between hosts it is TLS,
+and both sides show a certificate of the job.
 
 One request per connection: a line of JSON each way, then chunks, each followed by its xxh3. Whoever sends paces itself.
 Whoever receives writes straight into the memory the state will live in, and says how many chunks it has if asked again.
 """
 
-import hmac
+import errno
+import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Literal
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 import msgspec
 import xxhash
+
+from holdfast.linux.peer_credentials import peer_of
+from holdfast.model.copy import Address
+from holdfast.wire import identity, unixpath
+from holdfast.wire.identity import Keys
 
 CHUNK_BYTES = 8 << 20
 _LINE_BYTES = 1 << 20
 _SUM_BYTES = 8
 _SMALL_BYTES = 1 << 30
 _WAIT_S = 30.0  # for a peer that says nothing
+_PROVE_S = 5.0  # for one that has not proved itself, or not said what it wants
+_MOST_LINKS = 256
+_MOST_STRANGERS = 8  # links from one host that have not proved themselves
+_BREATH_S = 0.1  # where there are no more files to be had
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """What a connection is for."""
 
-    token: str
     verb: Literal["push", "pull", "tell", "plan"]  # take this state; give me that state; and of a layout the same
     rank: int
     layout: str
@@ -46,6 +61,13 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 class TransportError(Exception):
     """One sentence: what broke between two keepers."""
+
+
+class Callee(NamedTuple):
+    """A keeper, and what proves us to it if it is on another host."""
+
+    address: Address  # without a port: the path of a unix socket
+    keys: Keys | None = None
 
 
 def cuts(start: int, end: int) -> list[tuple[int, int]]:
@@ -74,9 +96,9 @@ class Pacer:
             time.sleep(self._free_at - now)
 
 
-def push(address: tuple[str, int], ask: Ask, views: Sequence[memoryview], pacer: Pacer) -> int:
+def push(keeper: Callee, ask: Ask, views: Sequence[memoryview], pacer: Pacer) -> int:
     """Send state to a keeper that will hold it; returns the bytes that were sent."""
-    with _connect(address) as link:
+    with _connect(keeper) as link:
         reply = _ask(link, ask)
         sent = 0
         for chunk in chunks(views)[reply.chunks :]:
@@ -87,9 +109,9 @@ def push(address: tuple[str, int], ask: Ask, views: Sequence[memoryview], pacer:
         return sent
 
 
-def pull(address: tuple[str, int], ask: Ask, views: Sequence[memoryview]) -> int:
+def pull(keeper: Callee, ask: Ask, views: Sequence[memoryview]) -> int:
     """Fetch state from a keeper that holds it, straight into memory; returns the bytes that came."""
-    with _connect(address) as link:
+    with _connect(keeper) as link:
         came = _ask(link, ask).bytes
         if came != sum(map(len, views)):
             raise TransportError(f"the keeper has {came} bytes where {sum(map(len, views))} were asked for")
@@ -98,9 +120,9 @@ def pull(address: tuple[str, int], ask: Ask, views: Sequence[memoryview]) -> int
         return came
 
 
-def fetch(address: tuple[str, int], ask: Ask) -> bytes:
+def fetch(keeper: Callee, ask: Ask) -> bytes:
     """What a keeper has, where its size is not known beforehand; for what is small."""
-    with _connect(address) as link:
+    with _connect(keeper) as link:
         content = bytearray(min(_ask(link, ask).bytes, _SMALL_BYTES))
         for number, chunk in enumerate(chunks([memoryview(content)])):
             _receive_chunk(link, chunk, number)
@@ -117,19 +139,24 @@ class Holding(msgspec.Struct):
 
 
 class Serving:
-    """The listening side of a keeper: a thread per link, few links."""
+    """The listening side of a keeper: a thread per link, few links; strangers get little of our time and none of our
+    memory."""
 
     def __init__(
         self,
         listener: socket.socket,
-        token: str,
+        keys: Keys | None,
         take: Callable[[Ask], Holding | str],
         give: Callable[[Ask], tuple[Sequence[memoryview], Callable[[], None]] | str],
     ) -> None:
+        """`keys`: of a listener that other hosts reach; without them it is a unix socket."""
         self._listener = listener
-        self._token = token
+        self._context = identity.accepting(keys, strangers=False) if keys else None
         self._take = take
         self._give = give
+        self._lock = threading.Lock()
+        self._links = 0
+        self._strangers: dict[str, int] = {}  # by host
 
     def start(self) -> None:
         threading.Thread(target=self._accept, name="keeper-links", daemon=True).start()
@@ -137,22 +164,67 @@ class Serving:
     def _accept(self) -> None:
         while True:
             try:
-                link, _ = self._listener.accept()
-            except OSError:
+                link, address = self._listener.accept()
+            except OSError as e:
+                if e.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED):
+                    time.sleep(_BREATH_S)
+                    continue
                 return  # closed: the keeper ends
-            threading.Thread(target=self._serve, args=(link,), name="keeper-link", daemon=True).start()
+            host = str(address[0]) if address else ""
+            if not self._enters(host):
+                link.close()
+                continue
+            try:
+                threading.Thread(target=self._attend, args=(link, host), name="keeper-link", daemon=True).start()
+            except RuntimeError:  # no more threads
+                link.close()
+                self._known(host)
+                self._leaves()
+
+    def _enters(self, host: str) -> bool:
+        """Whether there is room for one more that nobody knows yet."""
+        with self._lock:
+            if self._links >= _MOST_LINKS or self._strangers.get(host, 0) >= _MOST_STRANGERS:
+                return False
+            self._links += 1
+            self._strangers[host] = self._strangers.get(host, 0) + 1
+            return True
+
+    def _known(self, host: str) -> None:
+        """It has proved itself, or is gone."""
+        with self._lock:
+            self._strangers[host] -= 1
+            if not self._strangers[host]:
+                del self._strangers[host]
+
+    def _leaves(self) -> None:
+        with self._lock:
+            self._links -= 1
+
+    def _attend(self, link: socket.socket, host: str) -> None:
+        proved: socket.socket | None = None
+        try:
+            with suppress(OSError):
+                link.settimeout(_PROVE_S)
+                proved = _proved(link, self._context)
+        finally:
+            self._known(host)
+        try:
+            if proved is not None:
+                self._serve(proved)
+        finally:
+            (proved or link).close()
+            self._leaves()
 
     def _serve(self, link: socket.socket) -> None:
-        link.settimeout(_WAIT_S)
-        with link, suppress(OSError, TransportError):
+        with suppress(OSError, TransportError):
             try:
                 ask = msgspec.json.decode(_read_line(link), type=Ask)
             except msgspec.DecodeError:
                 _reply(link, Reply(error="not a request of this version of holdfast"))
                 return
-            if self._token and not hmac.compare_digest(ask.token.encode(), self._token.encode()):
-                _reply(link, Reply(error="the token is not this job's"))
-            elif ask.verb in ("push", "tell"):
+            link.settimeout(_WAIT_S)
+            if ask.verb in ("push", "tell"):
                 self._receive(link, ask)
             else:
                 self._send(link, ask)
@@ -194,12 +266,38 @@ class Serving:
             release()
 
 
-def _connect(address: tuple[str, int]) -> socket.socket:
+@lru_cache(maxsize=4)
+def _calling(keys: Keys) -> ssl.SSLContext:
+    return identity.calling(keys, controller=False)
+
+
+def _connect(keeper: Callee) -> socket.socket:
+    host, port = keeper.address
     try:
-        link = socket.create_connection(address, timeout=_WAIT_S)
+        if not port:
+            return _to_own(Path(host))
+        link = socket.create_connection((host, port), timeout=_WAIT_S)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return _calling(keeper.keys).wrap_socket(link) if keeper.keys else link
     except OSError as e:
-        raise TransportError(f"the keeper at {address[0]}:{address[1]} cannot be reached: {e}") from None
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        raise TransportError(f"the keeper at {host}:{port} cannot be reached: {e}") from None
+
+
+def _to_own(path: Path) -> socket.socket:
+    link = unixpath.connect(path)
+    if peer_of(link).user != os.getuid():
+        link.close()
+        raise PermissionError("it is another user's")
+    link.settimeout(_WAIT_S)
+    return link
+
+
+def _proved(link: socket.socket, context: ssl.SSLContext | None) -> socket.socket | None:
+    """The link, if it is from somebody who may have our state."""
+    if context is not None:
+        return context.wrap_socket(link, server_side=True)
+    if link.family == socket.AF_UNIX and peer_of(link).user != os.getuid():
+        return None
     return link
 
 

@@ -17,9 +17,12 @@ from holdfast.cli import rundir
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.wording import counted
 from holdfast.controller.api import make_app
+from holdfast.controller.door import AtPort, Right, badge_of, by_socket
+from holdfast.controller.enrolling import Enrolling
 from holdfast.controller.hands import Hands
 from holdfast.controller.hooks import Hooks, standing_of
 from holdfast.controller.loop import Controller
+from holdfast.controller.porch import Porch
 from holdfast.controller.replay import ReplayError
 from holdfast.controller.store import Store
 from holdfast.fleet.join import JoinFleet
@@ -31,8 +34,12 @@ from holdfast.model.action import Finish, Say
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Begin, Entry, Order, Phase
 from holdfast.ports import Fleet
-from holdfast.wire import fork_server, spec
+from holdfast.wire import fork_server, identity, lock, spec, unixpath
 from holdfast.wire.spec import Ended, Listening, RunSpec
+
+_SHUTDOWN_S = 1.0
+_BACKLOG = 4096
+_PREDECESSOR_S = 5.0  # for one that was killed to be gone
 
 
 class Said:
@@ -71,6 +78,9 @@ def main() -> int:
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     say = Said(run_dir)
     ended: Ended | None = None
+    if (alone := lock.sole(run_dir / "controller.lock", _PREDECESSOR_S)) is None:
+        say(f"another controller works in {run_dir}, so this one does not")
+        return 1
     try:
         ended = asyncio.run(_run(run_dir, socket.socket(fileno=fd), say))
     except* JournalFullError as group:
@@ -82,6 +92,7 @@ def main() -> int:
     if ended is None:
         return 1
     spec.write(run_dir / "exit.json", ended)
+    os.close(alone)
     return ended.code
 
 
@@ -96,8 +107,8 @@ def leaves(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
 async def _run(run_dir: Path, listener: socket.socket, say: Said) -> Ended:
     run = rundir.read_spec(run_dir)
     env = rundir.node_environment(run_dir)
-    url = rundir.web_address(run.host, listener.getsockname()[1])
-    fleet = _fleet(run, run_dir, url, env)
+    url = rundir.web_address(run.host, listener.getsockname()[1], "https" if run.fleet == "join" else "http")
+    fleet = _fleet(run, run_dir, env)
     store = Store(run_dir, run.host, run.settings.node.lost_s, env)
     store.server = fork_server.path_of(run_dir)
     controller = Controller(SqliteJournal(run_dir / "journal.db"), run.settings, lambda c: _hands(c, fleet, store, say))
@@ -107,9 +118,9 @@ async def _run(run_dir: Path, listener: socket.socket, say: Said) -> Ended:
     controller.archives, controller.release = run_dir / "releases", run.release
     teller, hooks = Teller(run_dir, say), Hooks(run.settings.hook, run.job.run_id, run_dir, run.entry.cwd, say)
     _listen(controller, teller, hooks)
-    runner = web.AppRunner(make_app(controller, rundir.token(run_dir)), access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    await web.SockSite(runner, listener).start()
+    process_control.allow_files()
+    port = Port(controller, run, run_dir)
+    runners = [await _open_door(controller, run_dir), await port.open()]
 
     def begun() -> None:
         teller.begun(controller.decider.phase)
@@ -119,17 +130,52 @@ async def _run(run_dir: Path, listener: socket.socket, say: Said) -> Ended:
     async with asyncio.TaskGroup() as tasks:
         attending, telling = tasks.create_task(store.attend()), tasks.create_task(hooks.run())
         watching = tasks.create_task(store.watch(controller.storeless))
+        receiving = tasks.create_task(port.porch.run(listener))
         code = await controller.run(run.job, begun)
         attending.cancel()
         watching.cancel()
+        receiving.cancel()
         hooks.over()
         await asyncio.wait({telling}, timeout=run.settings.hook.timeout_s)
         telling.cancel()
     account = controller.ledger.account()
-    await runner.cleanup()
+    for runner in runners:
+        await runner.cleanup()
+    rundir.door(run_dir).unlink(missing_ok=True)
     (run_dir / "controller.json").unlink(missing_ok=True)
     teller.end(account.ettr, len(account.incidents), code)
     return Ended(code=code, reason=account.ending)
+
+
+async def _open_door(controller: Controller, run_dir: Path) -> web.AppRunner:
+    """For everybody on this host: the kernel says who they are."""
+    runner = web.AppRunner(make_app(controller, by_socket), access_log=None, shutdown_timeout=_SHUTDOWN_S)
+    await runner.setup()
+    await web.SockSite(runner, unixpath.listen(rundir.door(run_dir), backlog=_BACKLOG)).start()
+    return runner
+
+
+class Port:
+    """For people, by their tokens, and for nodes of other hosts, by their certificates."""
+
+    def __init__(self, controller: Controller, run: RunSpec, run_dir: Path) -> None:
+        badges = (badge_of("RUN_DIR/token", Right.ADMIN, rundir.token(run_dir)),)
+        enrolling, context = None, None
+        if run.fleet == "join":
+            authority = rundir.authority(run_dir)
+            enrolling = Enrolling(authority, rundir.secret(run_dir), run.job.run_id)
+            context = identity.accepting(authority.keys, strangers=True)
+        self.porch = Porch(self._protocol, context)
+        app = make_app(controller, AtPort(lambda: badges, run.host), enrolling, self.porch.proved)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
+
+    async def open(self) -> web.AppRunner:
+        await self._runner.setup()
+        return self._runner
+
+    def _protocol(self) -> asyncio.Protocol:
+        assert self._runner.server is not None
+        return self._runner.server()
 
 
 def _listen(controller: Controller, teller: "Teller", hooks: Hooks) -> None:
@@ -151,10 +197,10 @@ def _hands(controller: Controller, fleet: Fleet, store: Store, say: Said) -> Han
     return hands
 
 
-def _fleet(run: RunSpec, run_dir: Path, url: str, env: dict[str, str]) -> Fleet:
+def _fleet(run: RunSpec, run_dir: Path, env: dict[str, str]) -> Fleet:
     if run.fleet == "join":
         return JoinFleet()
-    return LocalFleet(run_dir, rundir.node_spec(run, run_dir, url), env, fork_server.path_of(run_dir))
+    return LocalFleet(run_dir, rundir.node_spec(run, run_dir), env, fork_server.path_of(run_dir))
 
 
 def _on_signals(controller: Controller) -> None:

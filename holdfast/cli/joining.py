@@ -10,13 +10,14 @@ from pathlib import Path
 import msgspec
 
 from holdfast.cli import packing, rundir
-from holdfast.cli.api import NotRunning, Refused, Stranger, ask_url
 from holdfast.cli.console import Console, console_of, say, shape
+from holdfast.cli.enrolment_call import AbsentError, EnrolmentCall, EnrolmentError, ForeignError
 from holdfast.cli.flags import RunArgs, UsageError
 from holdfast.cli.front import Front, watch_node
 from holdfast.config import Settings
 from holdfast.fleet.local import start_node
 from holdfast.model.topology import Job
+from holdfast.wire import authority, identity, secret
 from holdfast.wire.spec import Entry, RunSpec
 
 _ANOTHER_PORT = "give another port in --rdzv-endpoint"
@@ -30,7 +31,7 @@ class Joining:
         assert args.endpoint is not None
         self.args = args
         self.host, self.port = args.endpoint
-        self.token = _token(args, self.host)
+        self.token = _token(args, self.host, self.port)
         self.settings = settings
         self.run_id = args.run_id or rundir.new_id()
         self.name = f"{socket.gethostname()}-{secrets.token_hex(2)}"
@@ -66,62 +67,75 @@ class Joining:
     def node_dir(self) -> Path:
         return self.run_dir / "nodes" / self.name
 
-    def start_node(self, port: int, leads: bool) -> int:
-        url = rundir.web_address(self.host, port)
+    def start_node(self, keys: Path, port: int, leads: bool) -> int:
+        faces = rundir.web_address(self.host, port, "https")
         # Without a node rank the endpoint's host comes first; the rest follow by name.
         order = self.args.node_rank if self.args.node_rank is not None else (0 if leads else 1)
-        node = msgspec.structs.replace(rundir.node_spec(self.run, self.run_dir, url), node=self.name, order=order)
+        node = rundir.node_spec(self.run, self.run_dir)
+        url = node.url if leads else faces
+        own = msgspec.structs.replace(node, node=self.name, order=order, url=url, faces=faces, keys=str(keys))
         try:
-            return start_node(self.node_dir, node, dict(os.environ))
+            return start_node(self.node_dir, own, dict(os.environ))
         except OSError as e:
             raise UsageError(f"cannot start this node in {self.node_dir}: {e.strerror}") from None
+
+    @property
+    def _keys(self) -> Path:
+        return self.run_dir / "keys"
 
     def lead(self, listener: socket.socket, console: Console) -> int:
         port = listener.getsockname()[1]
         begun = packing.first(self.run.entry, self.run_dir, (Path(self.run.log_dir),), copied=self.args.release)
         release = msgspec.structs.replace(begun.release, argv=())  # every host was started with words of its own
-        rundir.publish(self.run_dir, msgspec.structs.replace(self.run, port=port, release=release), self.token)
+        rundir.keep_secret(self.run_dir, self.token)
+        authority.enrol_here(rundir.authority(self.run_dir), self.name, self._keys)
+        rundir.publish(self.run_dir, msgspec.structs.replace(self.run, port=port, release=release))
         rundir.mark_newest(self.run_dir)
         say(f"join fleet: this host carries the controller at {self.host}:{port}; {self._where()}")
         say(begun.said)
         front = Front(self.run_dir, listener, console)
-        self.start_node(port, leads=True)
+        self.start_node(self._keys, port, leads=True)
         return front.run()
 
     def follow(self, console: Console) -> int:
-        rundir.publish(self.run_dir, self.run, self.token)
+        rundir.publish(self.run_dir, self.run)
         say(f"join fleet: node {self.name} joins the job at {self.host}:{self.port}; {self._where()}")
         rundir.occupy(self.run_dir)
-        self._wait_for_controller()
-        return watch_node(self.node_dir, self.start_node(self.port, leads=False), console)
+        self._enrol()
+        return watch_node(self.node_dir, self.start_node(self._keys, self.port, leads=False), console)
 
     def _where(self) -> str:
         return f"{shape(self.args, self.nproc)}; run directory {self.run_dir}"
 
-    def _wait_for_controller(self) -> None:
+    def _enrol(self) -> None:
+        """Wait for the controller, and have it take this host in."""
         until = time.monotonic() + self.settings.recovery.wait_s
         said = False
-        while (status := self._controller_status(last_try=time.monotonic() > until)) is None:
+        while (call := self._call(last_try=time.monotonic() > until)) is None:
             if not said:
                 said = True
                 say(f"waiting for the controller at {self.host}:{self.port}")
             time.sleep(0.2)
-        if not isinstance(status, dict) or "run_id" not in status:
-            raise UsageError(f"what answers at {self.host}:{self.port} is not holdfast; {_ANOTHER_PORT}")
-        if self.args.run_id and status["run_id"] != self.args.run_id:
-            raise UsageError(f"{self.host}:{self.port} runs the job {status['run_id']}, not {self.args.run_id}")
-
-    def _controller_status(self, last_try: bool) -> object:
         try:
-            return ask_url(rundir.web_address(self.host, self.port), self.token, "/api/v1/status")
-        except Refused as e:
-            raise UsageError(f"{e}; set HOLDFAST_TOKEN to the same value on every host") from None
-        except Stranger as e:
-            raise UsageError(f"{e}; {_ANOTHER_PORT}") from None
-        except NotRunning as e:
+            if self.args.run_id and call.run_id != self.args.run_id:
+                raise UsageError(f"{self.host}:{self.port} runs the job {call.run_id}, not {self.args.run_id}")
+            call.enrol(self.name, self._keys)
+        except EnrolmentError as e:
+            raise UsageError(str(e)) from None
+        finally:
+            call.close()
+
+    def _call(self, last_try: bool) -> EnrolmentCall | None:
+        try:
+            return EnrolmentCall((self.host, self.port), self.token)
+        except AbsentError as e:
             if last_try:
                 raise UsageError(f"{e}; nobody answered for {self.settings.recovery.wait_s:g} s") from None
             return None
+        except ForeignError as e:
+            raise UsageError(f"{e}; {_ANOTHER_PORT}") from None
+        except EnrolmentError as e:
+            raise UsageError(str(e)) from None
 
 
 def join(args: RunArgs, settings: Settings, entry: Entry) -> int:
@@ -155,17 +169,36 @@ def _try_to_lead(host: str, port: int, node_rank: int | None) -> socket.socket |
     return listener
 
 
-def _token(args: RunArgs, host: str) -> str:
+def _token(args: RunArgs, host: str, port: int) -> str:
     """The join token, from a file or the environment, never from the command line."""
     if path := args.token_file or os.environ.get("HOLDFAST_TOKEN_FILE"):
         try:
-            return Path(path).read_text(encoding="utf-8").strip()
+            token, named = Path(path).read_text(encoding="utf-8").strip(), f"the token in {path}"
         except OSError as e:
             raise UsageError(f"cannot read the token file {path}: {e.strerror}") from None
-    token = os.environ.get("HOLDFAST_TOKEN", "")
-    if not token and host not in _LOOPBACK:
+        except UnicodeDecodeError:
+            raise UsageError(f"the token file {path} is no text; write a token into it as one line of ASCII") from None
+    elif "HOLDFAST_TOKEN" in os.environ:
+        token, named = os.environ["HOLDFAST_TOKEN"], "HOLDFAST_TOKEN"
+    elif host in _LOOPBACK:
+        return _own_token(port)
+    else:
         raise UsageError(
             f"{host} is not this host's loopback, so a join token is needed: set HOLDFAST_TOKEN, or --token-file FILE, "
             "to the same secret on every host"
         )
+    if fault := secret.fault_of(token):
+        raise UsageError(f"{named} {fault}")
     return token
+
+
+def _own_token(port: int) -> str:
+    """All that join are on this host, and this user's: they find one secret in a folder that is this user's alone."""
+    folder = rundir.home() / "join"
+    try:
+        folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+        path = folder / f"{port}.token"
+        identity.put_new_secret(path, os.urandom(16).hex().encode())
+        return path.read_text(encoding="ascii").strip()
+    except OSError as e:
+        raise UsageError(f"cannot keep a join token in {folder}: {e.strerror}; set HOLDFAST_TOKEN instead") from None

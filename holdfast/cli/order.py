@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.cli import rundir
-from holdfast.cli.api import NotRunning, Refused, ask
+from holdfast.cli.api import ask
 from holdfast.cli.flagtable import UsageError
+from holdfast.wire.controller_call import NotRunning, Refused
 
 GONE_S = 15.0  # a controller that crashed is back by then
 _LOOK_S = 0.1
@@ -33,7 +34,7 @@ class Unheard(Exception):
 def main(argv: list[str]) -> int:
     verb = argv[0]
     args = _parser(verb).parse_args(argv[1:])
-    body = {"verb": verb, "who": rundir.user()}
+    body = {"verb": verb}
     body |= {"node": args.node} if verb in _WITH_NODE else {}
     try:
         run_dir = rundir.find(args.run)

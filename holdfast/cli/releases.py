@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli import rundir
-from holdfast.cli.api import NotRunning, ask
+from holdfast.cli.api import ask
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.order import Unheard, patiently
 from holdfast.cli.wording import duration
@@ -22,6 +22,7 @@ from holdfast.core.decider import Decider
 from holdfast.core.history import History, Told
 from holdfast.journal.sqlite import JournalError, SqliteJournal
 from holdfast.model.release import Fate
+from holdfast.wire.controller_call import NotRunning
 
 PATH = "/api/v1/releases"
 _COLOURS = {Fate.RUNNING: "green", Fate.REFUSED: "red", Fate.ROLLED_BACK: "red", Fate.WAITING: "yellow"}

@@ -6,9 +6,10 @@ import time
 from pathlib import Path
 
 from holdfast.cli import releases, rundir
-from holdfast.cli.api import NotRunning, Refused, ask
+from holdfast.cli.api import ask
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.order import Unheard, give, patiently
+from holdfast.wire.controller_call import NotRunning, Refused
 
 _LOOK_S = 0.1
 
@@ -22,7 +23,7 @@ def main(argv: list[str]) -> int:
     try:
         run_dir = rundir.find(args.run)
         before = releases.ask_all(run_dir).running
-        give(run_dir, {"verb": "rollback", "who": f"{rundir.user()} (holdfast rollback)", "number": args.release})
+        give(run_dir, {"verb": "rollback", "number": args.release})
         where = f"to release {args.release}" if args.release else "to the release before"
         print(f"holdfast rollback: release {before} is ended, and the job goes back {where}", flush=True)
         if not args.no_wait:

@@ -92,7 +92,7 @@ def _local(args: RunArgs, settings: Settings) -> int:
             port=listener.getsockname()[1],
             release=begun.release,
         )
-        rundir.publish(run_dir, run, os.urandom(16).hex())
+        rundir.publish(run_dir, run)
         rundir.mark_newest(run_dir)
         say(f"local fleet: {shape(args, run.nproc)} on this host; run directory {run_dir}")
         say(begun.said)

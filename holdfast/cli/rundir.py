@@ -5,15 +5,21 @@ import json
 import os
 import re
 import secrets
+import stat
+import urllib.parse
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from holdfast.cli.flagtable import UsageError
-from holdfast.wire import lock, spec
+from holdfast.wire import controller_call, identity, lock, spec
 from holdfast.wire.environment import rank_environment
 from holdfast.wire.spec import Ended, Listening, NodeSpec, RunSpec
+
+if TYPE_CHECKING:
+    from holdfast.wire.authority import Authority
 
 CONTROLLER = "holdfast.cli.controller"  # the module, and the word that its command line has
 
@@ -30,10 +36,21 @@ def make(wanted: str | None, run_id: str) -> Path:
         run_dir.mkdir(parents=True, mode=0o700, exist_ok=True)
         if (run_dir / "run.json").exists():
             raise UsageError(f"{run_dir} holds a run already: go on with --resume {run_dir}, or give another --run-dir")
-        (run_dir / "token").touch(mode=0o600)
+        _be_own(run_dir)
     except OSError as e:
         raise UsageError(f"cannot make the run directory {run_dir}: {e.strerror}; give another --run-dir") from None
     return run_dir
+
+
+def _be_own(run_dir: Path) -> None:
+    """Whose folder this is, and who may write there, decides whose word counts in this run."""
+    seen = run_dir.lstat()
+    if not stat.S_ISDIR(seen.st_mode):
+        raise UsageError(f"{run_dir} is no folder of its own, but leads elsewhere; give another --run-dir")
+    if seen.st_uid != os.getuid():
+        raise UsageError(f"{run_dir} is another user's; give another --run-dir")
+    if seen.st_mode & 0o077:
+        run_dir.chmod(0o700)
 
 
 def make_log_dir(wanted: str | None, run_dir: Path, run_id: str) -> Path:
@@ -60,9 +77,7 @@ def new_id() -> str:
 
 def save_env(run_dir: Path) -> None:
     """Nodes that come later, even after a resume from another shell, run in the environment of the first hour."""
-    path = run_dir / "env.json"
-    path.touch(mode=0o600)
-    path.write_text(json.dumps(dict(os.environ)))
+    identity.put_secret(run_dir / "env.json", json.dumps(dict(os.environ)).encode())
 
 
 def node_environment(run_dir: Path) -> dict[str, str]:
@@ -71,10 +86,10 @@ def node_environment(run_dir: Path) -> dict[str, str]:
     return rank_environment(env)
 
 
-def publish(run_dir: Path, run: RunSpec, token: str) -> None:
+def publish(run_dir: Path, run: RunSpec) -> None:
     """Everything that a controller, and whoever looks for it, needs to know."""
     try:
-        (run_dir / "token").write_text(token)
+        identity.put_secret(run_dir / "token", os.urandom(16).hex().encode())
         save_env(run_dir)
         spec.write(run_dir / "run.json", run)
     except OSError as e:
@@ -128,7 +143,25 @@ def read_spec(run_dir: Path) -> RunSpec:
         raise UsageError(f"{run_dir}/run.json cannot be read: {e}; is this a run directory of this version?") from None
 
 
+def authority(run_dir: Path) -> "Authority":
+    """Who says which hosts are in this run; made when it is first asked for."""
+    from holdfast.wire.authority import Authority
+
+    return Authority(run_dir / "door")
+
+
+def secret(run_dir: Path) -> str:
+    """What hosts that join must know."""
+    return (run_dir / "door" / "secret").read_text(encoding="utf-8").strip()
+
+
+def keep_secret(run_dir: Path, told: str) -> None:
+    (run_dir / "door").mkdir(mode=0o700, exist_ok=True)
+    identity.put_secret(run_dir / "door" / "secret", told.encode())
+
+
 def token(run_dir: Path) -> str:
+    """What people at the run's port must know."""
     return (run_dir / "token").read_text(encoding="utf-8").strip()
 
 
@@ -160,17 +193,21 @@ def ending(run_dir: Path) -> str:
     return f"has ended with code {ended.code}: {ended.reason}"
 
 
-def web_address(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def web_address(host: str, port: int, scheme: str = "http") -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def node_spec(run: RunSpec, run_dir: Path, url: str) -> NodeSpec:
+def door(run_dir: Path) -> Path:
+    """Where the controller is called on its own host."""
+    return run_dir / controller_call.NAME
+
+
+def node_spec(run: RunSpec, run_dir: Path) -> NodeSpec:
     return NodeSpec(
         node="",
         order=0,
         nproc=run.nproc,
-        url=url,
-        token_file=str(run_dir / "token"),
+        url=f"unix:{urllib.parse.quote(str(door(run_dir)))}",
         log_dir=run.log_dir,
         entry=run.entry,
         settings=run.settings,

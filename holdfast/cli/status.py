@@ -13,9 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli import rundir
-from holdfast.cli.api import NotRunning, ask
+from holdfast.cli.api import ask
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.wording import counted, duration
+from holdfast.wire.controller_call import NotRunning
 
 __all__ = ["duration", "main", "render"]
 

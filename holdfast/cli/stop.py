@@ -5,9 +5,9 @@ import sys
 import time
 
 from holdfast.cli import rundir
-from holdfast.cli.api import NotRunning, ask
+from holdfast.cli.api import ask
 from holdfast.cli.flagtable import UsageError
-from holdfast.cli.rundir import user
+from holdfast.wire.controller_call import NotRunning
 
 _GONE_S = 10.0  # a controller that crashed is back by then
 
@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     try:
         run_dir = rundir.find(args.run)
-        order = {"verb": "stop", "who": f"{user()} (holdfast stop)", "code": 143, "now": args.now}
+        order = {"verb": "stop", "code": 143, "now": args.now}
         ask(run_dir, "/api/v1/orders", order)
     except (UsageError, NotRunning) as e:
         print(f"holdfast stop: {e}", file=sys.stderr)

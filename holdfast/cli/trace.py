@@ -13,7 +13,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from holdfast.cli import flame, rundir
-from holdfast.cli.api import NotRunning, ask
+from holdfast.cli.api import ask
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.wording import counted
 from holdfast.controller.api import Traced
@@ -21,6 +21,7 @@ from holdfast.core.diagnose.stacks import Naming, ranks_said, vote
 from holdfast.core.diagnose.tree import Branch, grow, ways
 from holdfast.core.diagnose.waits import waits_of
 from holdfast.model.stacks import Process
+from holdfast.wire.controller_call import NotRunning
 
 _ROUND_S = 1.0  # between rounds
 _ROAD_S = 5.0

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from holdfast.cli import packing, releases, rundir
-from holdfast.cli.api import NotRunning, Refused
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.order import Unheard, give
 from holdfast.cli.packing import Brought
@@ -20,6 +19,7 @@ from holdfast.cli.wording import duration
 from holdfast.core.history import Chapter
 from holdfast.model.release import Fate, Release
 from holdfast.wire import tree
+from holdfast.wire.controller_call import NotRunning, Refused
 from holdfast.wire.spec import Entry
 from holdfast.wire.staged import within
 
@@ -74,12 +74,12 @@ def _update(args: argparse.Namespace, words: tuple[str, ...]) -> int:
     log_dir = Path(rundir.read_spec(run_dir).log_dir)
     brought = packing.bring(args.what, base.release.root, run_dir, (log_dir,))
     release = _release(base.release, brought, entry, words, env)
-    release = msgspec.structs.replace(release, message=args.message, who=rundir.user())
+    release = msgspec.structs.replace(release, message=args.message)
     if _same(release, base.release) and not (args.now and base.fate in _OPEN):
         print(f"nothing has changed since release {base.release.number}, which is {base.fate}")
         return 0
     print(f"holdfast update: {_changes(run_dir, base.release, release, brought)}", flush=True)
-    body = {"verb": "update", "who": release.who, "now": args.now, "window_s": 0.0 if args.now else window_s}
+    body = {"verb": "update", "now": args.now, "window_s": 0.0 if args.now else window_s}
     give(run_dir, body | {"release": json.loads(msgspec.json.encode(release))})
     if args.no_wait:
         print("holdfast update: it is being checked and staged; holdfast releases shows what becomes of it")

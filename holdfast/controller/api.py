@@ -1,6 +1,5 @@
-"""The controller's one HTTP port: agents by WebSocket, people by JSON, Prometheus by text."""
+"""What the controller answers: agents by WebSocket, people by JSON, Prometheus by text."""
 
-import hmac
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -8,6 +7,8 @@ import msgspec
 from aiohttp import web
 
 from holdfast.controller import releasing
+from holdfast.controller.door import CALLER, Admit, Caller, Proved, Refusal, Right
+from holdfast.controller.enrolling import Enrolling
 from holdfast.controller.loop import Controller
 from holdfast.controller.metrics import render
 from holdfast.controller.orders import OrderBody, Taken, ahead, refusal
@@ -18,11 +19,14 @@ from holdfast.core.report import Report, report_of
 from holdfast.core.roles import roles_of
 from holdfast.model.event import Entry, Phase
 from holdfast.model.stacks import Trace
+from holdfast.wire import enrolment
 from holdfast.wire.messages import TOKEN_HEADER
 
 _MAX_BODY = 1 << 16
 _MAX_ENTRIES = 1000
 _MAX_TRACE_S = 60.0
+_AGENT = "/agent"
+_ARCHIVES = "/api/v1/releases/"
 
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,8 +114,11 @@ def status_of(controller: Controller) -> Status:
     )
 
 
-def make_app(controller: Controller, token: str) -> web.Application:
-    app = web.Application(middlewares=[_guard(token)], client_max_size=_MAX_BODY)
+def make_app(
+    controller: Controller, admit: Admit, enrolling: Enrolling | None = None, proved: Proved = lambda transport: None
+) -> web.Application:
+    """The same answers at every door; `admit` knows who is at this one."""
+    app = web.Application(middlewares=[_guard(admit, proved)], client_max_size=_MAX_BODY)
 
     async def status(request: web.Request) -> web.Response:
         return _json(status_of(controller))
@@ -138,16 +145,19 @@ def make_app(controller: Controller, token: str) -> web.Application:
     async def openapi(request: web.Request) -> web.Response:
         return _json(describe())
 
-    app.router.add_get("/agent", controller.ingest.serve)
+    app.router.add_get(_AGENT, controller.ingest.serve)
     app.router.add_get("/api/v1/status", status)
     app.router.add_get("/api/v1/report", report)
     app.router.add_get("/api/v1/entries", entries)
     app.router.add_post("/api/v1/orders", _order_of(controller))
     app.router.add_get("/api/v1/releases", _releases_of(controller))
-    app.router.add_get("/api/v1/releases/{digest}", _archive_of(controller))
+    app.router.add_get(f"{_ARCHIVES}{{digest}}", _archive_of(controller))
     app.router.add_post("/api/v1/trace", _trace_of(controller))
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/openapi.json", openapi)
+    if enrolling is not None:
+        app.router.add_get(enrolment.PATH, enrolling.challenge)
+        app.router.add_post(enrolment.PATH, enrolling.enrol)
     return app
 
 
@@ -160,7 +170,13 @@ def _order_of(controller: Controller) -> Answer:
             body = msgspec.json.decode(await request.read(), type=OrderBody)
         except msgspec.DecodeError as e:
             return _error(400, f'send an order such as {{"verb": "stop"}}: {e}')
-        order, decider = body.order(), controller.decider
+        caller = CALLER.get()
+        if (caller.right or 0) < _needed(body.verb):
+            return _error(
+                403,
+                f"{caller.name} may not order '{body.verb}'; that takes the right to {_needed(body.verb).name.lower()}",
+            )
+        order, decider = body.order(caller.name), controller.decider
         if why := refusal(decider, order) or releasing.fault(controller, order):
             return _error(400, why)
         if body.now and body.verb == "stop" and decider.phase is Phase.ENDING:
@@ -203,17 +219,39 @@ def _trace_of(controller: Controller) -> Answer:
     return trace
 
 
-def _guard(token: str) -> Any:
-    """Every request shows the token; a browser may carry it in the query."""
+def _guard(admit: Admit, proved: Proved) -> Any:
+    """Nobody comes in unproved, nodes to their own places alone, and nobody orders who may only look."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Answer) -> web.StreamResponse:
-        shown = request.headers.get(TOKEN_HEADER) or request.query.get("token", "")
-        if token and not hmac.compare_digest(shown.encode(), token.encode()):
-            return _error(401, f"send the run's token in the header {TOKEN_HEADER}; it is in the file RUN_DIR/token")
+        if request.path == enrolment.PATH:  # whoever comes there proves itself there
+            return await handler(request)
+        caller = admit(request)
+        if isinstance(caller, Refusal):
+            return _error(caller.status, caller.why)
+        if why := _beyond(caller, request):
+            return _error(403, why)
+        CALLER.set(caller)
+        proved(request.transport)
         return await handler(request)
 
     return guard
+
+
+def _beyond(caller: Caller, request: web.Request) -> str:
+    """Why this caller may not ask for this."""
+    if request.path == _AGENT:
+        return "" if caller.node else f"{caller.name} is no node of this job"
+    if caller.right is None:  # a node: it fetches releases
+        return "" if request.path.startswith(_ARCHIVES) and request.method == "GET" else "nodes have no business here"
+    if request.method not in ("GET", "HEAD") and caller.right < Right.OPERATE:
+        return f"{caller.name} may look, and order nothing"
+    return ""
+
+
+def _needed(verb: str) -> Right:
+    """Code and environment are more than when and where they run."""
+    return Right.ADMIN if verb in ("update", "rollback") else Right.OPERATE
 
 
 def _json(value: object, status: int = 200) -> web.Response:

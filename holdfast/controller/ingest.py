@@ -8,6 +8,7 @@ import msgspec
 from aiohttp import WSMsgType, web
 
 from holdfast.config import Settings
+from holdfast.controller.door import ANY_NODE, CALLER
 from holdfast.controller.hands import EVICTED, Hands
 from holdfast.controller.tracing import Tracing
 from holdfast.controller.watching import Watching
@@ -74,24 +75,28 @@ class Ingest:
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
         ws = web.WebSocketResponse(max_msg_size=messages.MAX_BYTES, heartbeat=PING_S)
         await ws.prepare(request)
-        await self.attend(ws)
+        await self.attend(ws, CALLER.get().node)
         return ws
 
-    async def attend(self, ws: Socket) -> None:
+    async def attend(self, ws: Socket, proved: str = ANY_NODE) -> None:
         """Talk with one agent for as long as its link lasts."""
         outbox: Outbox = asyncio.Queue(_OUTBOX)
         async with asyncio.TaskGroup() as tasks:
             sender = tasks.create_task(_send_all(ws, outbox))
-            await self._listen(ws, outbox)
+            await self._listen(ws, outbox, proved)
             sender.cancel()
 
-    async def _listen(self, ws: Socket, outbox: Outbox) -> None:
-        node = ""
+    async def _listen(self, ws: Socket, outbox: Outbox, proved: str) -> None:
+        node = "" if proved == ANY_NODE else proved
         try:
             async for message in ws:
                 if message.type is not WSMsgType.BINARY:
                     break
-                node = self._heard(messages.decode_from_agent(message.data), outbox, node)
+                heard = messages.decode_from_agent(message.data)
+                if isinstance(heard, Hello) and node not in ("", heard.node):
+                    await ws.close(code=1008, message=b"this link is another node's")
+                    break
+                node = self._heard(heard, outbox, node)
         except msgspec.DecodeError:
             await ws.close(code=1003, message=b"not a message of this version of holdfast")
         finally:
@@ -135,7 +140,7 @@ class Ingest:
                     self._tell_aims()
             case Looked() if node:
                 self.tracing.heard(node, message)
-            case Post() if node:
+            case Post() if node and getattr(message.body, "node", node) == node:
                 self._alive(now, node)
                 self._post(now, message)
                 self._unkept.append((outbox, Ack(seq=message.seq)))

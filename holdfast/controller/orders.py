@@ -15,7 +15,6 @@ class OrderBody(msgspec.Struct, frozen=True, kw_only=True):
     """An order, as it is sent."""
 
     verb: str
-    who: str = "the API"
     code: int = 0
     now: bool = False
     node: str = ""
@@ -23,14 +22,15 @@ class OrderBody(msgspec.Struct, frozen=True, kw_only=True):
     number: int = 0
     window_s: float = 0.0
 
-    def order(self) -> Order:
+    def order(self, who: str) -> Order:
+        """As given by somebody who has proved to be that."""
         return Order(
             verb=self.verb,
-            who=self.who,
+            who=who,
             code=self.code,
             now=self.now,
             node=self.node,
-            release=self.release,
+            release=msgspec.structs.replace(self.release, who=who) if self.release else None,
             number=self.number,
             window_s=self.window_s,
         )

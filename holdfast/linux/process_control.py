@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import os
+import resource
 import select
 import signal
 import threading
@@ -72,6 +73,12 @@ def die_with(pid: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=wait, name=f"dies-with-{pid}", daemon=True).start()
+
+
+def allow_files() -> None:
+    """As many as this process may have open at all: every node is one."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def allow_stacks() -> None:

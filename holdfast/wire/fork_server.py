@@ -26,6 +26,7 @@ from typing import NoReturn
 import msgspec
 
 from holdfast.linux import process_control, python_fork
+from holdfast.linux.peer_credentials import peer_of
 from holdfast.linux.python_fork import OpenFiles, Program
 from holdfast.wire import unixpath
 
@@ -164,7 +165,7 @@ def _ask(path: Path, program: Program, files: OpenFiles, begin_s: float) -> int:
     except OSError:
         raise Unserved from None
     with server:
-        pid, user = _peer(server)
+        pid, user = peer_of(server)
         if user != os.getuid():
             raise Unserved  # what it would be told, and what it would start, is none of its business
         try:
@@ -238,7 +239,7 @@ def _serve(client: socket.socket, ours: tuple[socket.socket, ...]) -> None:
 def _request(client: socket.socket, files: list[int]) -> Program:
     """What shall be started; its files are added to `files`, whatever becomes of it."""
     client.sendall(_BEGUN)
-    if _peer(client)[1] != os.getuid():
+    if peer_of(client).user != os.getuid():
         raise PermissionError("the fork server is another user's")
     packet, sent, _, _ = socket.recv_fds(client, _PART_BYTES, _MOST_FILES)
     files.extend(sent)
@@ -256,13 +257,6 @@ def _request(client: socket.socket, files: list[int]) -> Program:
 def _close(ours: tuple[socket.socket, ...]) -> None:
     for one in ours:
         one.close()
-
-
-def _peer(sock: socket.socket) -> tuple[int, int]:
-    """Pid and user of the other end."""
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, user, _ = struct.unpack("3i", credentials)
-    return pid, user
 
 
 if __name__ == "__main__":

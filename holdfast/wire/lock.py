@@ -8,11 +8,13 @@ import errno
 import fcntl
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 NAME = "lock"
+_LOOK_S = 0.05
 
 
 class LockError(Exception):
@@ -50,6 +52,27 @@ def held(folder: Path) -> Iterator[tuple[int, ...]]:
     finally:
         for fd in files:
             os.close(fd)
+
+
+def sole(path: Path, wait_s: float) -> int | None:
+    """A file that no other process has in this way until it is closed; None: one has it all the time.
+
+    Where the file system has no locks everybody gets it.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                os.close(fd)
+                return None
+            time.sleep(_LOOK_S)
+        except OSError:
+            return fd
+        else:
+            return fd
 
 
 def take(folder: Path) -> int | None:

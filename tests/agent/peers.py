@@ -103,7 +103,7 @@ class Fleet:
 
     async def _run(self, node: Node) -> None:
         node.running = [self._tasks.create_task(work) for work in (node.keeper.serve(), node.keeper.watch())]
-        await until(lambda: node.keeper.address[1])
+        await until(lambda: node.keeper.address[0])
 
     async def restart(self, name: str) -> None:
         """As after the death of an agent: memory and notes are there, all else is not."""

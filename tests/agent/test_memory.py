@@ -96,7 +96,6 @@ def node_spec(host_nodes: int) -> NodeSpec:
         order=0,
         nproc=2,
         url="",
-        token_file="",
         log_dir="",
         entry=Entry(argv=("x",)),
         settings=settings,

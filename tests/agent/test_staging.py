@@ -9,19 +9,21 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from aiohttp.test_utils import TestServer
+from aiohttp import web
 
 from holdfast.agent import staging
+from holdfast.agent.dialing import Dialing
 from holdfast.agent.staging import Staging
 from holdfast.config import Settings
 from holdfast.controller.api import make_app
+from holdfast.controller.door import by_socket
 from holdfast.model.errand import StageHere
 from holdfast.model.release import Release
-from holdfast.wire import tree
+from holdfast.wire import tree, unixpath
 from holdfast.wire.listing import listing
 from holdfast.wire.spec import Entry, NodeSpec
 from holdfast.wire.tree import Bounds
-from tests.controller.conftest import TOKEN, make
+from tests.controller.conftest import make
 from tests.controller.fakes import FakeFleet
 from tests.fleet.places import TEMPLATE
 from tests.wire.test_listing import repo
@@ -31,33 +33,33 @@ from tests.wire.test_tree import plant
 class Desk:
     """A controller's port, a tree of code, and nodes that want it."""
 
-    def __init__(self, folder: Path, url: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.url = url
-        (folder / "token").write_text(TOKEN)
 
     def pack(self, root: Path, number: int = 2) -> Release:
         kept = listing(root).kept
         digest = tree.pack(root, kept, self.folder / "archives", Bounds()).digest
         return Release(number=number, digest=digest, root=str(root), script="train.py")
 
-    def node(self, releases: str = "staged", token: str = "token") -> Staging:
+    def node(self, releases: str = "staged", door: str = "controller.sock") -> Staging:
         node: NodeSpec = msgspec.structs.replace(
             TEMPLATE,
-            url=self.url,
-            token_file=str(self.folder / token),
+            url=f"unix:{self.folder / door}",
             releases=str(self.folder / releases),
             entry=Entry(argv=("train.py",), python=sys.executable, zygote=False, cwd=str(self.folder)),
         )
-        return Staging(node, self.folder / "node")
+        return Staging(node, self.folder / "node", Dialing(node))
 
 
 @pytest.fixture
 async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     controller = make(tmp_path, Settings(), FakeFleet())
     controller.archives = tmp_path / "archives"
-    async with TestServer(make_app(controller, TOKEN)) as server:
-        yield Desk(tmp_path, str(server.make_url("")).rstrip("/"))
+    runner = web.AppRunner(make_app(controller, by_socket))
+    await runner.setup()
+    await web.SockSite(runner, unixpath.listen(tmp_path / "controller.sock")).start()
+    yield Desk(tmp_path)
+    await runner.cleanup()
     controller.journal.close()
 
 
@@ -95,15 +97,14 @@ async def test_nodes_of_one_host_share_it(desk: Desk, tmp_path: Path) -> None:
 
 async def test_what_goes_wrong_is_said(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release = desk.pack(plant(tmp_path / "proj"))
-    (tmp_path / "wrong").write_text("guess")
-    assert "does not have it (HTTP 401)" in await desk.node(token="wrong").have(release)
     unknown = msgspec.structs.replace(release, digest="0" * 64)
     assert "does not have it (HTTP 404)" in await desk.node().have(unknown)
     evil = msgspec.structs.replace(release, digest="../../etc/passwd")
     assert "is no digest" in await desk.node().have(evil)
-    node = desk.node()
-    node._node = msgspec.structs.replace(node._node, url="http://127.0.0.1:1")
-    assert (await node.have(release)).startswith("release 2 cannot be staged: ")
+    assert (await desk.node(door="nobody.sock").have(release)).startswith("release 2 cannot be staged: ")
+    os.chmod(tmp_path, 0o770)
+    assert "others may write to" in await desk.node().have(release)
+    os.chmod(tmp_path, 0o700)
     monkeypatch.setattr(staging, "_SPARE_BYTES", 1 << 60)
     assert "MiB to spare" in (await desk.node().have(release)).replace(f"{(1 << 60) >> 20} to", "MiB to")
     monkeypatch.undo()

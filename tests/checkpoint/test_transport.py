@@ -1,19 +1,24 @@
-"""State between keepers: whole, checked, resumed, and only for those who know the token."""
+"""State between keepers: whole, checked, resumed, and only for those who prove that they may have it."""
 
+import contextlib
 import os
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
 import xxhash
 
 from holdfast.checkpoint import transport
-from holdfast.checkpoint.transport import CHUNK_BYTES, Ask, Holding, Pacer, Serving, TransportError, pull, push
+from holdfast.checkpoint.transport import CHUNK_BYTES, Ask, Callee, Holding, Pacer, Serving, TransportError, pull, push
+from holdfast.wire import unixpath
+from holdfast.wire.authority import Authority, enrol_here
+from tests.cli.driver import until
 
-ASK = Ask(token="t", verb="push", rank=1, world=2, step=7, generation=3, layout="ab")
+ASK = Ask(verb="push", rank=1, world=2, step=7, generation=3, layout="ab")
 STATE = os.urandom(2 * CHUNK_BYTES + 12345)
 
 
@@ -41,33 +46,44 @@ def keeper() -> Keeper:
     return Keeper(len(STATE))
 
 
-@pytest.fixture
-def address(keeper: Keeper) -> Iterator[tuple[str, int]]:
-    listener = socket.create_server(("127.0.0.1", 0))
-    Serving(listener, "t", keeper.take, keeper.give).start()  # type: ignore[arg-type]
-    yield listener.getsockname()
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("door") / "door")
+
+
+@pytest.fixture(params=["unix", "tls"])
+def callee(request: pytest.FixtureRequest, keeper: Keeper, tmp_path: Path, authority: Authority) -> Iterator[Callee]:
+    """As on one host, and as between two."""
+    if request.param == "unix":
+        listener, keys = unixpath.listen(tmp_path / "k.sock"), None
+        address = (str(tmp_path / "k.sock"), 0)
+    else:
+        listener, keys = socket.create_server(("127.0.0.1", 0)), enrol_here(authority, "a", tmp_path / "a")
+        address = listener.getsockname()
+    Serving(listener, keys, keeper.take, keeper.give).start()  # type: ignore[arg-type]
+    yield Callee(address, keys and enrol_here(authority, "b", tmp_path / "b"))
     listener.close()
 
 
-def test_push_and_pull_are_exact(keeper: Keeper, address: tuple[str, int]) -> None:
-    assert push(address, ASK, [memoryview(STATE)], Pacer(0)) == len(STATE)
+def test_push_and_pull_are_exact(keeper: Keeper, callee: Callee) -> None:
+    assert push(callee, ASK, [memoryview(STATE)], Pacer(0)) == len(STATE)
     assert keeper.sealed.wait(10) and bytes(keeper.memory) == STATE
     ranges = ((5, CHUNK_BYTES + 9), (2 * CHUNK_BYTES, len(STATE)))
     into = [memoryview(bytearray(end - start)) for start, end in ranges]
-    pull(address, msgspec.structs.replace(ASK, verb="pull", ranges=ranges), into)
+    pull(callee, msgspec.structs.replace(ASK, verb="pull", ranges=ranges), into)
     assert [bytes(view) for view in into] == [STATE[start:end] for start, end in ranges]
 
 
-def test_a_push_goes_on_where_it_broke(keeper: Keeper, address: tuple[str, int]) -> None:
+def test_a_push_goes_on_where_it_broke(keeper: Keeper, callee: Callee) -> None:
     keeper.memory[: 2 * CHUNK_BYTES] = STATE[: 2 * CHUNK_BYTES]
     keeper.holding.done = 2
-    assert push(address, ASK, [memoryview(STATE)], Pacer(0)) == 12345
+    assert push(callee, ASK, [memoryview(STATE)], Pacer(0)) == 12345
     assert keeper.sealed.wait(10) and bytes(keeper.memory) == STATE
 
 
-def test_what_a_broken_link_delivers_late_does_no_harm(keeper: Keeper, address: tuple[str, int]) -> None:
+def test_what_a_broken_link_delivers_late_does_no_harm(keeper: Keeper, callee: Callee) -> None:
     """A second link has been told where to go on; then the first, thought dead, brings one chunk more."""
-    with socket.create_connection(address) as link:
+    with transport._connect(callee) as link:
         link.sendall(msgspec.json.encode(ASK) + b"\n")
         transport._read_reply(link)
         keeper.memory[:CHUNK_BYTES] = STATE[:CHUNK_BYTES]  # by the other link
@@ -78,19 +94,57 @@ def test_what_a_broken_link_delivers_late_does_no_harm(keeper: Keeper, address: 
     assert keeper.sealed.wait(10) and bytes(keeper.memory) == STATE
 
 
-def test_a_stranger_is_refused(keeper: Keeper, address: tuple[str, int]) -> None:
-    with pytest.raises(TransportError, match="token"):
-        push(address, msgspec.structs.replace(ASK, token="guess"), [memoryview(STATE)], Pacer(0))
+def test_a_stranger_is_refused(keeper: Keeper, callee: Callee, tmp_path: Path) -> None:
+    """Who has no certificate, or one of another job, gets nothing; on one host the kernel keeps other users out."""
+    if callee.keys is None:
+        pytest.skip("see tests/test_attacks.py")
+    other = enrol_here(Authority(tmp_path / "other"), "b", tmp_path / "stranger")
+    for keys in (None, other):
+        with pytest.raises(TransportError):
+            push(Callee(callee.address, keys), ASK, [memoryview(STATE)], Pacer(0))
     assert not keeper.asked
 
 
-def test_a_refusal_is_told(keeper: Keeper, address: tuple[str, int]) -> None:
+def test_an_impostor_gets_nothing(keeper: Keeper, authority: Authority, tmp_path: Path) -> None:
+    """A listener where a keeper used to be, with a certificate that nobody here has signed."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = enrol_here(Authority(tmp_path / "other"), "a", tmp_path / "a")
+        Serving(listener, theirs, keeper.take, keeper.give).start()  # type: ignore[arg-type]
+        ours = enrol_here(authority, "b", tmp_path / "b")
+        with pytest.raises(TransportError, match="cannot be reached"):
+            push(Callee(listener.getsockname(), ours), ASK, [memoryview(STATE)], Pacer(0))
+    assert not keeper.asked
+
+
+def test_those_who_say_nothing_keep_nobody_out(keeper: Keeper, callee: Callee) -> None:
+    """A thousand links that prove nothing; whoever calls from elsewhere, or a little later, is served."""
+    idle = []
+    for _ in range(1100):
+        link = socket.socket(socket.AF_INET if callee.keys else socket.AF_UNIX)
+        link.setblocking(False)
+        with contextlib.suppress(OSError):
+            link.connect(callee.address if callee.keys else callee.address[0])
+        idle.append(link)
+    until(lambda: _pushed(callee), "the keeper answers")
+    assert keeper.sealed.wait(10) and bytes(keeper.memory) == STATE
+    for link in idle:
+        link.close()
+
+
+def _pushed(callee: Callee) -> bool:
+    try:
+        return push(callee, ASK, [memoryview(STATE)], Pacer(0)) == len(STATE)
+    except TransportError:
+        return False
+
+
+def test_a_refusal_is_told(keeper: Keeper, callee: Callee) -> None:
     keeper.refuse = "generation 3 is over"
     with pytest.raises(TransportError, match="generation 3 is over"):
-        push(address, ASK, [memoryview(STATE)], Pacer(0))
+        push(callee, ASK, [memoryview(STATE)], Pacer(0))
 
 
-def test_damage_on_the_way_is_seen(keeper: Keeper, address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_on_the_way_is_seen(keeper: Keeper, callee: Callee, monkeypatch: pytest.MonkeyPatch) -> None:
     def damaged(link: socket.socket, chunk: memoryview) -> None:
         whole = bytearray(chunk)
         digest = xxhash.xxh3_64_digest(whole)
@@ -102,16 +156,16 @@ def test_damage_on_the_way_is_seen(keeper: Keeper, address: tuple[str, int], mon
 
     monkeypatch.setattr(transport, "_send_chunk", damaged)
     with pytest.raises(TransportError):
-        push(address, ASK, [memoryview(STATE)], Pacer(0))
+        push(callee, ASK, [memoryview(STATE)], Pacer(0))
     assert not keeper.sealed.is_set()
     assert keeper.holding.done == 0
 
 
 def test_nobody_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = listener.getsockname()
+        callee = Callee(listener.getsockname())
     with pytest.raises(TransportError, match="cannot be reached"):
-        push(address, ASK, [memoryview(STATE)], Pacer(0))
+        push(callee, ASK, [memoryview(STATE)], Pacer(0))
 
 
 def test_the_pacer_keeps_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:

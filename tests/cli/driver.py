@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import psutil
 
 from holdfast.cli import rundir
-from holdfast.cli.api import NotRunning, ask
+from holdfast.cli.api import ask
 from holdfast.cli.report import load
 from holdfast.controller.replay import replay
 from holdfast.core.decider import Decider
@@ -21,6 +21,7 @@ from holdfast.journal.sqlite import SqliteJournal
 from holdfast.linux import process_control
 from holdfast.linux.python_fork import OpenFiles, Program
 from holdfast.wire import fork_server
+from holdfast.wire.controller_call import NotRunning
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 40.0  # without any sign of getting further; for anything that should happen at once

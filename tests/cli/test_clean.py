@@ -132,7 +132,7 @@ def made(run_id: str, *, fleet: str = "local", locked: bool = True) -> Path:
     run_dir = rundir.make(None, run_id)
     job = JobSpec(run_id=run_id, min_nodes=1, max_nodes=1)
     run = RunSpec(job=job, entry=Entry(argv=("x",)), settings=Settings(), fleet=fleet, nproc=1, log_dir="/l")
-    rundir.publish(run_dir, run, "secret")
+    rundir.publish(run_dir, run)
     if locked:
         for fd in lock.hold(run_dir):
             os.close(fd)

@@ -100,7 +100,7 @@ def made_run(tmp_path: Path) -> Path:
     job = Job(run_id="r", min_nodes=1, max_nodes=1)
     log_dir = str(tmp_path / "logs")
     run = RunSpec(job=job, entry=What(argv=("x",)), settings=Settings(), fleet="local", nproc=2, log_dir=log_dir)
-    rundir.publish(run_dir, run, "")
+    rundir.publish(run_dir, run)
     rundir.mark_newest(run_dir)
     return run_dir
 

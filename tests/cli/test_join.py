@@ -22,6 +22,7 @@ names = ("RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "
 with open(f"{sys.argv[1]}/who-{os.environ['RANK']}.json", "w") as file:
     json.dump({name: os.environ[name] for name in names}, file)
 """
+TOKEN = "0123456789abcdeffedcba9876543210"[:-1] + "7"
 
 
 @pytest.fixture
@@ -100,18 +101,18 @@ def test_a_host_that_leaves_may_come_back(start: Start, port: int, tmp_path: Pat
 
 def test_whoever_does_not_belong_is_refused(start: Start, port: int) -> None:
     endpoint, flags = f"127.0.0.2:{port}", ("--nnodes", "2", "--rdzv-id", "ours")
-    first = host(start, endpoint, *flags, name="first", script=WHO, HOLDFAST_TOKEN="secret")
+    first = host(start, endpoint, *flags, name="first", script=WHO, HOLDFAST_TOKEN=TOKEN)
     first.until(first.status, "the controller")
     for name, token, rdzv_id, words in (
-        ("stranger", "guess", "ours", "refused: send the run's token"),
-        ("neighbour", "secret", "theirs", "runs the job ours, not theirs"),
+        ("stranger", TOKEN[::-1], "ours", "does not know this host's token, so nothing was sent to it"),
+        ("neighbour", TOKEN, "theirs", "runs the job ours, not theirs"),
     ):
         flags = ("--nnodes", "2", "--rdzv-id", rdzv_id)
         other = host(start, endpoint, *flags, name=name, script=WHO, HOLDFAST_TOKEN=token)
         other.ends(2)
         assert words in other.sentences()[-1] and "Traceback" not in other.text()
     flags = ("--nnodes", "2", "--rdzv-id", "ours")
-    friend = host(start, endpoint, *flags, name="friend", script=WHO, HOLDFAST_TOKEN="secret")
+    friend = host(start, endpoint, *flags, name="friend", script=WHO, HOLDFAST_TOKEN=TOKEN)
     first.ends(0)
     friend.ends(0)
 
@@ -152,4 +153,4 @@ def test_a_stranger_at_the_endpoint(
     (tmp_path / "ok.py").touch()
     assert main(["run", "--rdzv-endpoint", f"127.0.0.1:{stranger}", "--nnodes", "2", "ok.py"]) == 2
     *_, last = capfd.readouterr().err.splitlines()
-    assert last.startswith("holdfast run: what answers at http://127.0.0.1:") and "is not holdfast" in last
+    assert last.startswith("holdfast run: what answers at 127.0.0.1:") and "is not holdfast" in last

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.cli import main, order
-from holdfast.cli.api import NotRunning, Refused
+from holdfast.wire.controller_call import NotRunning, Refused
 from tests.cli.conftest import Start
 from tests.cli.driver import PATIENCE_S, ROOT, TRAIN, Job, gone
 from tests.cli.test_run_state import TRAIN as STATE
@@ -251,14 +251,14 @@ class Port:
 def test_an_order_is_given_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, taken: bool, times: int) -> None:
     port = Port(taken)
     monkeypatch.setattr(order, "ask", port.ask)
-    assert order.give(tmp_path, {"verb": "drain", "who": "ann", "node": "n1"})
+    assert order.give(tmp_path, {"verb": "drain", "node": "n1"})
     assert len(port.orders) == times
 
 
 def test_a_refusal_is_not_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def ask(run_dir: Path, path: str, body: dict[str, Any] | None = None) -> Any:
         if body:
-            raise Refused("http://x", "no", 400)
+            raise Refused("no", 400)
         return {"seq": 1}
 
     monkeypatch.setattr(order, "ask", ask)

@@ -45,7 +45,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made = rundir.make(None, "r")
     job = Job(run_id="r", min_nodes=2, max_nodes=2, standbys=1)
     run = RunSpec(job=job, entry=What(argv=("x",)), settings=Settings(), fleet="local", nproc=1, log_dir="/l")
-    rundir.publish(made, run, "")
+    rundir.publish(made, run)
     rundir.mark_newest(made)
     return made
 

@@ -25,6 +25,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "ok.py").write_text("raise SystemExit('never run')\n")
     (tmp_path / "broken.py").write_text("print('half a line\n")
     (tmp_path / "file").touch()
+    (tmp_path / "token").write_text("0123456789abcdef" * 2)
+    (tmp_path / "short").write_text("hunter2")
+    (tmp_path / "bytes").write_bytes(b"\xff" * 40)
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad.toml").write_text("[recovery\n")
     yield tmp_path
@@ -50,7 +53,11 @@ REFUSED = {
     "resume of no run": ("--resume empty", "empty is no run directory"),
     "resume of nothing": ("--resume nowhere", "--resume nowhere: there is no such directory"),
     "no token": ("--rdzv-endpoint 192.0.2.1:29400 ok.py", "so a join token is needed: set HOLDFAST_TOKEN"),
-    "no such host": ("--rdzv-endpoint no-such-host.invalid:1 --token-file file ok.py", "cannot be found"),
+    "an empty token": ("--rdzv-endpoint 192.0.2.1:29400 --token-file file ok.py", "the token in file is empty"),
+    "an empty token here": ("--rdzv-endpoint 127.0.0.1:29400 --token-file file ok.py", "the token in file is empty"),
+    "a short token": ("--rdzv-endpoint 192.0.2.1:29400 --token-file short ok.py", "at least 128 random bits"),
+    "no text": ("--rdzv-endpoint 192.0.2.1:29400 --token-file bytes ok.py", "the token file bytes is no text"),
+    "no such host": ("--rdzv-endpoint no-such-host.invalid:1 --token-file token ok.py", "cannot be found"),
 }
 
 
@@ -94,7 +101,7 @@ def test_a_report_of_a_run_that_never_began(place: Path, capfd: pytest.CaptureFi
     job = Job(run_id="new", min_nodes=1, max_nodes=1)
     entry = Entry(argv=("ok.py",))
     run = RunSpec(job=job, entry=entry, settings=Settings(), fleet="local", nproc=1, log_dir=str(place))
-    rundir.publish(run_dir, run, "token")
+    rundir.publish(run_dir, run)
     assert "has no journal yet" in refused(capfd, "report", "new")
     (run_dir / "journal.db").write_bytes(b"this is no database" * 100)
     assert "cannot be used as a journal" in refused(capfd, "report", "new")

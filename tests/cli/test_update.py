@@ -10,7 +10,8 @@ from typing import Any
 import psutil
 import pytest
 
-from holdfast.cli.api import NotRunning, ask
+from holdfast.cli.api import ask
+from holdfast.wire.controller_call import NotRunning
 from tests.cli.conftest import Start
 from tests.cli.driver import ROOT, TRAIN, Job, below
 from tests.wire.test_listing import git

@@ -81,11 +81,15 @@ def test_output_is_appended(bare: Zygote, tmp_path: Path) -> None:
     assert bare.run("script.py", cwd=tmp_path).out == "True\n"
 
 
+def children(zygote: Zygote) -> list[int]:
+    return [child.pid for child in psutil.Process(zygote.pid).children()]
+
+
 def test_all_die_with_the_holder(tmp_path: Path) -> None:
     zygote = Zygote((), tmp_path)
     rank = staying(zygote, tmp_path)
-    below = [zygote.pid, rank.pid, *(child.pid for child in psutil.Process(zygote.pid).children())]
-    assert len(below) == 3
+    until(lambda: len(children(zygote)) == 1, "the zygote has no usher")
+    below = [zygote.pid, rank.pid, *children(zygote)]
     zygote.holder.kill()
     until(lambda: all(map(gone, below)), "something outlived the holder")
     zygote.close()
@@ -94,9 +98,10 @@ def test_all_die_with_the_holder(tmp_path: Path) -> None:
 def test_ranks_outlive_the_zygote(tmp_path: Path) -> None:
     zygote = Zygote((), tmp_path)
     rank = staying(zygote, tmp_path)
-    (usher,) = psutil.Process(zygote.pid).children()
+    until(lambda: len(children(zygote)) == 1, "the zygote has no usher")
+    (usher,) = children(zygote)
     os.kill(zygote.pid, signal.SIGKILL)
-    until(lambda: gone(usher.pid), "the usher outlived the zygote")
+    until(lambda: gone(usher), "the usher outlived the zygote")
     time.sleep(0.1)
     assert not gone(rank.pid)
     zygote.close()

@@ -30,7 +30,7 @@ async def test_without_the_token_there_is_nothing(desk_of: Open, path: str) -> N
             headers = {} if guess is None else {"X-Holdfast-Token": guess}
             answer = await desk.client.get(path, headers=headers)
             assert answer.status == 401
-            assert "send the run's token in the header X-Holdfast-Token" in (await answer.json())["error"]
+            assert "send a token in the header X-Holdfast-Token" in (await answer.json())["error"]
         with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
             await desk.client.ws_connect("/agent")
         assert refused.value.status == 401
@@ -39,10 +39,31 @@ async def test_without_the_token_there_is_nothing(desk_of: Open, path: str) -> N
         assert desk.controller.decider.phase is Phase.WAITING
 
 
-async def test_a_browser_may_carry_it_in_the_query(desk_of: Open) -> None:
+async def test_a_token_is_never_taken_from_the_address(desk_of: Open) -> None:
     async with desk_of() as desk:
-        assert (await desk.client.get("/api/v1/status?token=secret")).status == 200
-        assert (await desk.client.get("/api/v1/status?token=guess")).status == 401
+        assert (await desk.client.get("/api/v1/status?token=secret")).status == 401
+        bearer = {"Authorization": "Bearer secret"}
+        assert (await desk.client.get("/api/v1/status", headers=bearer)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        ({"Host": "evil.test"}, 403),  # a page's own name, that now leads here
+        ({"Host": "evil.test:80", "Origin": "http://evil.test:80"}, 403),
+        ({"Origin": "http://evil.test"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "localhost:80", "Origin": "http://localhost:80"}, 200),
+        ({"Host": "controller.test"}, 200),
+        ({"Host": "[::1]:9"}, 200),
+    ],
+)
+async def test_pages_of_others_are_not_served(desk_of: Open, said: dict[str, str], status: int) -> None:
+    async with desk_of() as desk:
+        assert (await desk.client.get("/api/v1/status", headers=HEADERS | said)).status == status
+        answer = await desk.client.post("/api/v1/orders", data=b'{"verb": "hold"}', headers=HEADERS | said)
+        assert answer.status == status
+        assert bool(desk.controller.decider.people.held) is (status == 200)
 
 
 async def test_status(desk_of: Open) -> None:
@@ -90,15 +111,15 @@ async def test_orders(desk_of: Open) -> None:
             answer = await desk.client.post("/api/v1/orders", data=body, headers=HEADERS)
             assert answer.status == 400
             assert words in (await answer.json())["error"]
-        large = json.dumps({"verb": "stop", "who": "x" * (1 << 16)}).encode()
+        large = json.dumps({"verb": "stop", "node": "x" * (1 << 16)}).encode()
         assert (await desk.client.post("/api/v1/orders", data=large, headers=HEADERS)).status == 413
         assert desk.controller.decider.phase is Phase.TRAINING
-        order = {"verb": "stop", "who": "me", "code": 5}
+        order = {"verb": "stop", "who": "somebody else", "code": 5}
         answer = await desk.client.post("/api/v1/orders", json=order, headers=HEADERS)
         assert answer.status == 200
         assert (await answer.json())["seq"] == desk.controller.seq
         leave = await agent.errand()
-        assert (leave.reason, leave.code) == ("stopped by me", 5)  # type: ignore[union-attr]
+        assert (leave.reason, leave.code) == ("stopped by Ada", 5)  # type: ignore[union-attr]
         await agent.answer(leave)
         await desk.phase(Phase.DONE)
 

@@ -20,7 +20,7 @@ PAIR = Job(run_id="r", min_nodes=2, max_nodes=2, can_acquire=False)
 
 async def order(desk: Desk, verb: str, node: str = "", status: int = 200) -> str:
     """What the controller says to it: what happens next, or why it is refused."""
-    body = {"verb": verb, "who": "ann"} | ({"node": node} if node else {})
+    body = {"verb": verb} | ({"node": node} if node else {})
     answer = await desk.client.post("/api/v1/orders", json=body, headers=HEADERS)
     said = await answer.json()
     assert answer.status == status, said
@@ -90,13 +90,13 @@ async def test_hold_and_resume(desk_of: Open) -> None:
         await does(agent, StopHere)
         await desk.phase(Phase.HELD)
         status = await status_of(desk)
-        assert (status["held"], status["nodes"][0]["role"], status["asking"]) == ("ann", "active", "")
-        assert await order(desk, "hold", status=400) == "ann holds the job already; holdfast resume lets it go on"
+        assert (status["held"], status["nodes"][0]["role"], status["asking"]) == ("Ada", "active", "")
+        assert await order(desk, "hold", status=400) == "Ada holds the job already; holdfast resume lets it go on"
         assert "all ranks are launched again" in await order(desk, "resume")
         await steps(desk, agent, step=2)
         status = await status_of(desk)
         assert (status["held"], status["changes"], status["incidents"], status["generation"]) == ("", 1, 0, 2)
-        assert "held by ann" in status["last_change"]
+        assert "held by Ada" in status["last_change"]
         report = await (await desk.client.get("/api/v1/report", headers=HEADERS)).json()
         assert report["spent_s"]["hold"] > 0 and report["spent_s"]["update"] > 0
         assert sum(report["spent_s"].values()) == pytest.approx(report["wall_s"])
@@ -145,7 +145,7 @@ async def test_drain_waits_for_a_standby(desk_of: Open) -> None:
         )
         assert await roles(desk) == {"a": "active", "b": "draining"}
         assert desk.controller.decider.phase is Phase.TRAINING
-        assert await order(desk, "drain", "b", status=400) == "ann has ordered that already: b leaves as soon as it can"
+        assert await order(desk, "drain", "b", status=400) == "Ada has ordered that already: b leaves as soon as it can"
         c = await desk.link("c")
         await c.hello()
         for agent in (a, b):

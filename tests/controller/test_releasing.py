@@ -12,7 +12,7 @@ RELEASE = {"number": 0, "digest": DIGEST, "root": "/proj", "script": "t.py", "ar
 
 
 async def order(desk: Desk, verb: str, **more: Any) -> tuple[int, Any]:
-    answer = await desk.client.post("/api/v1/orders", json={"verb": verb, "who": "me", **more}, headers=HEADERS)
+    answer = await desk.client.post("/api/v1/orders", json={"verb": verb, **more}, headers=HEADERS)
     return answer.status, await answer.json()
 
 
@@ -37,7 +37,7 @@ async def test_an_update_is_staged_and_launched(desk_of: Open, tmp_path: Path) -
         agent = await desk.train()
         errand = await stage(desk, agent, window_s=3600.0)
         assert isinstance(errand, StageHere)
-        assert (errand.release.number, errand.release.who, errand.release.message) == (2, "me", "faster")
+        assert (errand.release.number, errand.release.who, errand.release.message) == (2, "Ada", "faster")
         assert (await told(desk))[2]["fate"] == "staging"
         await agent.answer(errand)
         await desk.until(lambda: desk.controller.decider.releases.waiting, "it is staged")
@@ -99,4 +99,4 @@ async def test_one_that_was_rolled_back_is_not_taken_again(desk_of: Open, tmp_pa
             await desk.phase(Phase.TRAINING)
         status, answer = await order(desk, "update", release=RELEASE)
         assert status == 400
-        assert "this is release 2 again, which was rolled back: rolled back by me" in answer["error"]
+        assert "this is release 2 again, which was rolled back: rolled back by Ada" in answer["error"]

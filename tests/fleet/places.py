@@ -14,7 +14,6 @@ TEMPLATE = NodeSpec(
     order=0,
     nproc=1,
     url="http://127.0.0.1:1",
-    token_file="",
     log_dir="",
     entry=Entry(argv=("true",), zygote=False),
     settings=Settings(),

@@ -1,0 +1,111 @@
+"""This host at the door of a job's controller: it speaks only once the controller has proved itself."""
+
+import http.client
+import os
+import socket
+import ssl
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.wire import authority, enrolment, identity, secret
+from holdfast.wire.enrolment import Challenge, Enrol, Enrolled
+from holdfast.wire.identity import Keys
+
+_WAIT_S = 10.0
+_MOST_BYTES = 1 << 16
+
+
+class EnrolmentError(Exception):
+    """One sentence: why this host is not in the job."""
+
+
+class ForeignError(EnrolmentError):
+    """What answers is something else."""
+
+
+class AbsentError(EnrolmentError):
+    """Nobody answers; somebody may do so later."""
+
+
+class EnrolmentCall:
+    def __init__(self, address: tuple[str, int], token: str) -> None:
+        """EnrolmentError: who answers there is not this job's controller."""
+        self._where, self._token = f"{address[0]}:{address[1]}", token
+        try:
+            plain = socket.create_connection(address, timeout=_WAIT_S)
+        except OSError as e:
+            raise AbsentError(f"the controller at {self._where} does not answer: {e}") from None
+        try:
+            self._link = identity.unproved().wrap_socket(plain, server_hostname=identity.CONTROLLER)
+        except OSError as e:
+            plain.close()
+            raise self._no_answer(e) from None
+        self._certificate = self._link.getpeercert(binary_form=True) or b""
+        self._http = http.client.HTTPConnection(identity.CONTROLLER)
+        self._http.sock = self._link
+        try:
+            self.run_id = self._challenge()
+        except EnrolmentError:
+            self.close()
+            raise
+
+    def _no_answer(self, e: OSError) -> EnrolmentError:
+        if isinstance(e, ssl.SSLError):
+            return ForeignError(f"what answers at {self._where} is not holdfast")
+        return AbsentError(f"the controller at {self._where} does not answer: {e}")
+
+    def _challenge(self) -> str:
+        mine = os.urandom(secret.NONCE_BYTES).hex()
+        found: Challenge = self._ask("GET", f"{enrolment.PATH}?nonce={mine}", Challenge)
+        self._nonces = (mine, found.nonce)
+        wanted = enrolment.controller_proof(self._token, self._nonces, self._certificate)
+        if not secret.same(wanted, found.proof):
+            raise EnrolmentError(
+                f"the controller at {self._where} does not know this host's token, so nothing was sent to it; "
+                "set HOLDFAST_TOKEN to the same value on every host"
+            )
+        return found.run_id
+
+    def enrol(self, name: str, folder: Path) -> Keys:
+        """A key of this node's own, signed; it is made here and stays here."""
+        key = authority.new_key()
+        request = authority.request_pem(key).decode()
+        parts = enrolment.node_parts(name, self._nonces, request, self._certificate)
+        shown = secret.proof(self._token, "node", *parts)
+        body = Enrol(name=name, nonces=self._nonces, request=request, proof=shown)
+        found = self._ask("POST", enrolment.PATH, Enrolled, msgspec.json.encode(body))
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        keys = Keys.in_folder(folder)
+        contents = (authority.key_pem(key), found.certificate.encode(), found.authority.encode())
+        for path, content in zip(keys, contents, strict=True):
+            identity.put_secret(path, content)
+        return keys
+
+    def _ask(self, method: str, path: str, kind: type[Any], body: bytes | None = None) -> Any:
+        try:
+            self._http.request(method, path, body, {"Content-Type": "application/json"} if body else {})
+            answer = self._http.getresponse()
+            content = answer.read(_MOST_BYTES)
+        except OSError as e:
+            raise self._no_answer(e) from None
+        except http.client.HTTPException:
+            raise ForeignError(f"what answers at {self._where} is not holdfast") from None
+        if answer.status != 200:
+            raise EnrolmentError(f"the controller at {self._where} refused: {_why(content, answer.status)}")
+        try:
+            return msgspec.json.decode(content, type=kind)
+        except msgspec.DecodeError:
+            raise ForeignError(f"what answers at {self._where} is not holdfast") from None
+
+    def close(self) -> None:
+        self._http.close()
+        self._link.close()
+
+
+def _why(content: bytes, status: int) -> str:
+    try:
+        return str(msgspec.json.decode(content)["error"])[:500]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return f"HTTP {status}"

@@ -1,0 +1,131 @@
+"""Who comes in at the controller's door, and what they may do.
+
+On this host the kernel says whose process is at the other end of a unix socket. From other hosts nodes show a
+certificate of this job, and people a token that has a name and a role. Nobody comes in without one of these.
+"""
+
+import asyncio
+import enum
+import hashlib
+import ipaddress
+import pwd
+from collections.abc import Callable, Collection
+from contextvars import ContextVar
+from urllib.parse import urlsplit
+
+import msgspec
+from aiohttp import web
+
+from holdfast.linux import peer_credentials
+from holdfast.wire import identity, secret
+from holdfast.wire.messages import TOKEN_HEADER
+
+_BEARER = "Bearer "
+ANY_NODE = "*"
+
+
+class Right(enum.IntEnum):
+    """What a caller may do; each has all that comes before it."""
+
+    VIEW = 1  # look at everything
+    OPERATE = 2  # order what changes nothing but when and where the job runs
+    ADMIN = 3  # bring code and environment
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody who has proved who they are."""
+
+    name: str
+    right: Right | None = None  # None: no person
+    node: str = ""  # which node's agent it may be; ANY_NODE: any
+
+
+CALLER: ContextVar[Caller] = ContextVar("caller")  # of the request that is being answered
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    status: int
+    why: str
+
+
+Admit = Callable[[web.Request], Caller | Refusal]
+Proved = Callable[[asyncio.BaseTransport | None], None]  # is told of links whose callers were let in
+
+
+def by_socket(request: web.Request) -> Caller | Refusal:
+    """A process on this host: the job's own user, and root, may do all."""
+    assert request.transport is not None
+    peer = peer_credentials.peer_of(request.transport.get_extra_info("socket"))
+    if not peer_credentials.may_order(peer):
+        return Refusal(status=403, why="this job is another user's")
+    return Caller(name=_user(peer.user), right=Right.ADMIN, node=ANY_NODE)
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:  # as in a container, where a number is all there is
+        return f"user {number}"
+
+
+class Badge(msgspec.Struct, frozen=True, kw_only=True):
+    """A person's token, by what is kept of it."""
+
+    name: str
+    right: Right
+    digest: str
+
+
+def badge_of(name: str, right: Right, token: str) -> Badge:
+    return Badge(name=name, right=right, digest=digest_of(token))
+
+
+def digest_of(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
+
+
+class AtPort:
+    """People and nodes at the controller's port."""
+
+    def __init__(self, badges: Callable[[], Collection[Badge]], host: str) -> None:
+        self._badges = badges
+        self._host = host  # by whose name the port may be called, besides numbers
+
+    def __call__(self, request: web.Request) -> Caller | Refusal:
+        if stray := _astray(request, self._host):
+            return stray
+        shown = request.transport.get_extra_info("peercert") if request.transport else None
+        if node := identity.node_of(shown):
+            return Caller(name=node, node=node)
+        wanted = digest_of(_token_of(request))
+        for badge in self._badges():
+            if secret.same(badge.digest, wanted):
+                return Caller(name=badge.name, right=badge.right)
+        return Refusal(
+            status=401, why=f"send a token in the header {TOKEN_HEADER}; the run's own is in the file RUN_DIR/token"
+        )
+
+
+def _token_of(request: web.Request) -> str:
+    """Never from the address, which ends up in logs and histories."""
+    said = request.headers.get("Authorization", "")
+    return said.removeprefix(_BEARER) if said.startswith(_BEARER) else request.headers.get(TOKEN_HEADER, "")
+
+
+def _astray(request: web.Request, host: str) -> Refusal | None:
+    """A page in a browser may make it call any address, but then says which page, or calls by another name."""
+    called = urlsplit(f"//{request.host}").hostname or ""
+    if called not in ("localhost", identity.CONTROLLER, host.lower()) and not _is_number(called):
+        return Refusal(status=403, why=f"there is no {called} here: call this port by its number, or by {host}")
+    origin = request.headers.get("Origin")
+    if origin is not None and urlsplit(origin).netloc != request.host:
+        return Refusal(status=403, why="pages of other sites are not served")
+    return None
+
+
+def _is_number(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

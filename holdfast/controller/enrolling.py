@@ -1,0 +1,70 @@
+"""Hosts that know the job's secret become nodes of it: the controller's side of wire/enrolment.py."""
+
+import os
+import ssl
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import web
+
+from holdfast.wire import enrolment, secret
+from holdfast.wire.enrolment import Challenge, Enrol, Enrolled
+
+if TYPE_CHECKING:
+    from holdfast.wire.authority import Authority
+
+_OPEN_S = 30.0  # from the challenge to the answer
+_MOST_OPEN = 4096
+_NAME_CHARS = 200
+
+
+class Enrolling:
+    def __init__(self, authority: "Authority", token: str, run_id: str) -> None:
+        self._authority, self._token, self._run_id = authority, token, run_id
+        self._certificate = ssl.PEM_cert_to_DER_cert(authority.keys.certificate.read_text())
+        self._open: dict[tuple[str, str], float] = {}  # challenges that wait for their answer, each for one
+        self._names: set[str] = set()
+
+    async def challenge(self, request: web.Request) -> web.Response:
+        mine = request.query.get("nonce", "")
+        if len(mine) != 2 * secret.NONCE_BYTES:
+            return _error(400, f"send a nonce of {2 * secret.NONCE_BYTES} characters")
+        now = time.monotonic()
+        self._open = {nonces: until for nonces, until in self._open.items() if until > now}
+        if len(self._open) >= _MOST_OPEN:
+            return _error(429, "too many hosts are enrolling at once; try again")
+        nonces = (mine, os.urandom(secret.NONCE_BYTES).hex())
+        self._open[nonces] = now + _OPEN_S
+        shown = enrolment.controller_proof(self._token, nonces, self._certificate)
+        return _json(Challenge(nonce=nonces[1], proof=shown, run_id=self._run_id))
+
+    async def enrol(self, request: web.Request) -> web.Response:
+        try:
+            asked = msgspec.json.decode(await request.read(), type=Enrol)
+        except msgspec.DecodeError as e:
+            return _error(400, f"this is no request of this version of holdfast: {e}")
+        if self._open.pop(asked.nonces, 0.0) < time.monotonic():
+            return _error(403, "this challenge is not open; ask for another")
+        parts = enrolment.node_parts(asked.name, asked.nonces, asked.request, self._certificate)
+        if not secret.same(secret.proof(self._token, "node", *parts), asked.proof):
+            return _error(403, "the token is not this job's")
+        if not 0 < len(asked.name) <= _NAME_CHARS or not asked.name.isprintable():
+            return _error(400, f"a node's name has 1 to {_NAME_CHARS} printable characters")
+        if asked.name in self._names:
+            return _error(409, f"there is a node {asked.name} in this job already; give this one another name")
+        try:
+            signed = self._authority.node(asked.name, asked.request.encode())
+        except ValueError as e:
+            return _error(400, f"the key cannot be signed: {e}")
+        self._names.add(asked.name)
+        own = self._authority.keys.authority.read_text()
+        return _json(Enrolled(certificate=signed.decode(), authority=own))
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+
+
+def _error(status: int, sentence: str) -> web.Response:
+    return _json({"error": sentence}, status)

@@ -1,0 +1,78 @@
+"""In front of the controller's port: strangers get few links from one host, and little time to prove themselves."""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable
+
+_PROVE_S = 10.0
+_HANDSHAKE_S = 5.0
+_FROM_ONE_HOST = 128  # that have not proved themselves
+_IN_ALL = 1024
+_BREATH_S = 0.1  # where there are no more files to be had
+_log = logging.getLogger("holdfast.porch")
+
+
+class Porch:
+    def __init__(self, protocol: Callable[[], asyncio.Protocol], context: ssl.SSLContext | None) -> None:
+        self._protocol, self._context = protocol, context
+        self._strangers: Counter[str] = Counter()  # by host
+        self._waiting: dict[asyncio.BaseTransport, asyncio.Event] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def proved(self, transport: asyncio.BaseTransport | None) -> None:
+        """Whoever is at this link may stay."""
+        if transport is not None and (event := self._waiting.get(transport)):
+            event.set()
+
+    async def run(self, listener: socket.socket) -> None:
+        listener.setblocking(False)
+        try:
+            while True:
+                await self._accept(listener)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        try:
+            link, address = await asyncio.get_running_loop().sock_accept(listener)
+        except OSError as e:
+            _log.warning("no link can be taken at the port: %s", e)
+            await asyncio.sleep(_BREATH_S)
+            return
+        self._enter(link, str(address[0]))
+
+    def _enter(self, link: socket.socket, host: str) -> None:
+        if self._strangers[host] >= _FROM_ONE_HOST or self._strangers.total() >= _IN_ALL:
+            link.close()
+            return
+        self._strangers[host] += 1
+        task = asyncio.create_task(self._attend(link, host))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _attend(self, link: socket.socket, host: str) -> None:
+        """Until it has proved itself, or its time is over."""
+        transport: asyncio.BaseTransport | None = None
+        try:
+            loop, timeout = asyncio.get_running_loop(), _HANDSHAKE_S if self._context else None
+            transport, _ = await loop.connect_accepted_socket(
+                self._protocol, link, ssl=self._context, ssl_handshake_timeout=timeout
+            )
+            event = self._waiting[transport] = asyncio.Event()
+            async with asyncio.timeout(_PROVE_S):
+                await event.wait()
+        except TimeoutError:
+            if isinstance(transport, asyncio.Transport):
+                transport.abort()
+        except OSError as e:  # it went away, or does not speak TLS
+            _log.info("a link from %s came to nothing: %s", host, e)
+        finally:
+            if transport is not None:
+                self._waiting.pop(transport, None)
+            self._strangers[host] -= 1
+            if not self._strangers[host]:
+                del self._strangers[host]

@@ -1,0 +1,48 @@
+"""How a host becomes a node of a job: both sides prove that they know the job's secret, then a key is signed.
+
+    node        GET  /enrol?nonce=N1                       over TLS, with nobody proved yet
+    controller  N2, and its proof over N1, N2 and its certificate
+    node        POST /enrol  its name, the request for its key, its proof over all of these
+    controller  the certificate, and the authority's
+
+Both go over one connection, so that the certificate is the same.
+"""
+
+import hashlib
+
+import msgspec
+
+from holdfast.wire import secret
+
+PATH = "/enrol"
+
+
+class Challenge(msgspec.Struct, frozen=True, kw_only=True):
+    """The controller's answer to a node's random number."""
+
+    nonce: str
+    proof: str
+    run_id: str
+
+
+class Enrol(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node asks for, once the controller is proved."""
+
+    name: str
+    nonces: tuple[str, str]  # the node's and the controller's
+    request: str
+    proof: str
+
+
+class Enrolled(msgspec.Struct, frozen=True, kw_only=True):
+    certificate: str
+    authority: str
+
+
+def controller_proof(token: str, nonces: tuple[str, str], certificate: bytes) -> str:
+    return secret.proof(token, "controller", *(n.encode() for n in nonces), hashlib.sha256(certificate).digest())
+
+
+def node_parts(name: str, nonces: tuple[str, str], request: str, certificate: bytes) -> tuple[bytes, ...]:
+    """What a node's proof is over."""
+    return (*(n.encode() for n in nonces), name.encode(), request.encode(), hashlib.sha256(certificate).digest())

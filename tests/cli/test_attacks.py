@@ -1,0 +1,213 @@
+"""Another user of the same machine, with a shell and time: what he tries, over real sockets, and what he gets."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli import rundir
+from holdfast.wire import spec
+from tests.cli.conftest import Start
+from tests.cli.driver import Job, gone, until
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(os.getuid() != 0, reason="only root can play another user"),
+]
+NOBODY = 65534
+PATIENT = ("--set", "node.lost_s=30")
+
+
+def as_another(act: Callable[[], str]) -> str:
+    """What another user's process finds out; a fork, since he may not even read our interpreter."""
+    found, tell = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.chdir("/")
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        said = "it broke"
+        try:
+            said = act()
+        except OSError as e:
+            said = type(e).__name__
+        finally:
+            os.write(tell, said.encode())
+            os._exit(0)
+    os.close(tell)
+    with os.fdopen(found) as answer:
+        text = answer.read()
+    os.waitpid(pid, 0)
+    return text
+
+
+@pytest.fixture
+def open_path(tmp_path: Path) -> Iterator[None]:
+    """Nothing but the run directory itself keeps anybody out."""
+    above = [folder for folder in tmp_path.parents if folder.stat().st_uid == os.getuid() and folder != Path("/")]
+    modes = {folder: folder.stat().st_mode for folder in (tmp_path, *above)}
+    for folder in modes:
+        folder.chmod(0o755)
+    yield
+    for folder, mode in modes.items():
+        folder.chmod(mode & 0o777)
+
+
+def connect(path: Path) -> str:
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(str(path))
+    return "connected"
+
+
+@pytest.mark.usefixtures("open_path")
+def test_he_calls_at_every_socket_of_a_job(start: Start) -> None:
+    job = start("--nnodes", "2", "--nproc-per-node", "1")
+    job.trains()
+    sockets = [path for path in job.run_dir.rglob("*") if path.is_socket()]
+    names = {path.name.split("-")[0] for path in sockets}
+    assert {"controller.sock", "store.sock", "keeper.sock", "links"} <= names, names
+    for path in sockets:
+        assert as_another(lambda path=path: connect(path)) == "PermissionError", path  # type: ignore[misc]
+    for name in ("token", "env.json", "journal.db", "controller.log", "run.json"):
+        path = job.run_dir / name
+        assert as_another(lambda path=path: path.read_text()) == "PermissionError"  # type: ignore[misc]
+    job.finish()
+    job.ends(0)
+
+
+def order(url: str) -> str:
+    """The codes that he is answered with, whatever he asks for, and whatever he shows."""
+    release = {"number": 2, "env": {"LD_PRELOAD": "/tmp/evil.so"}}
+    body = json.dumps({"verb": "update", "now": True, "release": release}).encode()
+    codes = set()
+    for headers in ({}, {"X-Holdfast-Token": ""}, {"X-Holdfast-Token": "guess"}, {"Authorization": "Bearer "}):
+        for path in ("/api/v1/orders", "/api/v1/status", "/metrics", "/agent"):
+            sent = body if path.endswith("orders") else None
+            request = urllib.request.Request(url + path, data=sent, headers=headers)
+            try:
+                with urllib.request.urlopen(request, timeout=20) as answer:
+                    codes.add(answer.status)
+            except urllib.error.HTTPError as e:
+                codes.add(e.code)
+    return str(codes)
+
+
+def test_he_calls_at_the_port(start: Start) -> None:
+    job = start()
+    job.trains()
+    found = rundir.listening(job.run_dir)
+    assert found
+    assert order(found.url) == "{401}"  # and all is imported that he could not read
+    assert as_another(lambda: order(found.url)) == "{401}"
+    with_token = urllib.request.Request(found.url + "/api/v1/status", headers={"X-Holdfast-Token": token(job)})
+    with urllib.request.urlopen(with_token, timeout=20) as answer:
+        assert json.load(answer)["phase"] == "training"
+    agent = urllib.request.Request(found.url + "/agent", headers={"X-Holdfast-Token": token(job)})
+    with pytest.raises(urllib.error.HTTPError, match="403"):  # people are no nodes, whatever they know
+        urllib.request.urlopen(agent, timeout=20)
+    job.finish()
+    job.ends(0)
+
+
+def token(job: Job) -> str:
+    return rundir.token(job.run_dir)
+
+
+def listen(port: int, wait_s: float) -> str:
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        listener.settimeout(wait_s)
+        try:
+            link, _ = listener.accept()
+        except TimeoutError:
+            return "silence"
+        with link:
+            return str(link.recv(4096))
+
+
+def test_he_takes_the_place_of_a_controller_that_is_gone(start: Start) -> None:
+    """Agents look for it for `node.lost_s`; whoever binds its port hears nothing from them."""
+    job = start("--nproc-per-node", "1", *PATIENT)
+    job.trains()
+    port, controller, rank = spec.read(job.run_dir / "run.json", spec.RunSpec).port, job.controller(), job.rank(0)
+    os.kill(job.process.pid, 9)
+    job.ends(-9)
+    until(lambda: gone(controller), "the end of the controller")
+    assert as_another(lambda: listen(port, 6.0)) == "silence"
+    assert not gone(rank)
+    job.start("--resume", str(job.run_dir))
+    job.trains()
+    assert job.rank(0) == rank, "the same process trains on"
+    job.finish()
+    job.ends(0)
+
+
+def test_he_calls_a_thousand_times_and_says_nothing(start: Start) -> None:
+    job = start()
+    job.trains()
+    found = rundir.listening(job.run_dir)
+    assert found
+    port = int(found.url.rpartition(":")[2])
+    idle = []
+    for _ in range(1100):
+        link = socket.socket()
+        link.setblocking(False)
+        link.connect_ex(("127.0.0.1", port))
+        idle.append(link)
+    try:
+        before = job.status()["step"]
+        job.until(lambda: job.status()["step"] > before + 5, "training goes on, and people are answered")
+        until(lambda: _answers(found.url, token(job)), "the port, once strangers' time is over")
+    finally:
+        for link in idle:
+            link.close()
+    job.finish()
+    job.ends(0)
+
+
+def _answers(url: str, token: str) -> bool:
+    request = urllib.request.Request(url + "/api/v1/status", headers={"X-Holdfast-Token": token})
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def test_he_has_made_the_run_directory(tmp_path: Path, start: Start) -> None:
+    """A folder that is another's, or a link that leads to one, is not used."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    os.chown(theirs, NOBODY, NOBODY)
+    (tmp_path / "link").symlink_to(theirs)
+    for folder, why in ((theirs, "is another user's"), (tmp_path / "link", "leads elsewhere")):
+        job = start("--run-dir", str(folder), name=folder.name)
+        job.ends(2)
+        assert why in job.text() and "Traceback" not in job.text()
+    assert list(theirs.iterdir()) == []
+
+
+def test_a_second_controller_does_not_work(start: Start) -> None:
+    job = start()
+    job.trains()
+    before = job.controller()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        done = subprocess.run(
+            [sys.executable, "-m", rundir.CONTROLLER, str(job.run_dir), str(os.getpid())],
+            env=os.environ | {"HOLDFAST_KEPT": str(listener.fileno()), "PYTHONPATH": str(Path.cwd())},
+            pass_fds=(listener.fileno(),),
+            check=False,
+            timeout=120,
+        )
+    assert done.returncode == 1
+    job.says("another controller works in")
+    assert job.controller() == before
+    job.finish()
+    job.ends(0)
