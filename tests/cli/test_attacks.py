@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -121,8 +122,18 @@ def token(job: Job) -> str:
     return rundir.token(job.run_dir)
 
 
+def bound(port: int) -> socket.socket:
+    """A test beside this one may be using the port for a moment, as a caller."""
+    for _ in range(100):
+        try:
+            return socket.create_server(("127.0.0.1", port))
+        except OSError:
+            time.sleep(0.1)
+    raise TimeoutError
+
+
 def listen(port: int, wait_s: float) -> str:
-    with socket.create_server(("127.0.0.1", port)) as listener:
+    with bound(port) as listener:
         listener.settimeout(wait_s)
         try:
             link, _ = listener.accept()
