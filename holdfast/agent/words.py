@@ -1,13 +1,13 @@
 """A rank's output files: its last words, and a bound on what they may take of the disk."""
 
 import os
-import re
 from pathlib import Path
+
+from holdfast.core.plain import plain
 
 _TAIL_BYTES = 512 << 10  # of each file: a cause may lie far before the end, behind what others shouted
 _LINE_CHARS = 2000
 _CHUNK = 1 << 20
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 def folder(log_dir: str, generation: int, rank: int) -> Path:
@@ -27,9 +27,7 @@ def _tail(path: Path) -> tuple[str, ...]:
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return ()
-    if "\x1b" in text:
-        text = _ANSI.sub("", text)
-    lines = (line.rstrip()[:_LINE_CHARS] for line in text.replace("\r", "\n").split("\n"))
+    lines = (line.rstrip()[:_LINE_CHARS] for line in plain(text.replace("\r", "\n")).split("\n"))
     return tuple(line for line in lines if line)
 
 

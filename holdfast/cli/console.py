@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.cli.flags import RunArgs
 from holdfast.cli.wording import counted
+from holdfast.core.plain import harmless, plain
 from holdfast.wire.spec import RunSpec
 
 _PUMP_S = 0.1
@@ -27,7 +28,7 @@ _closed: set[int] = set()  # nobody reads these any more
 
 def say(text: str) -> None:
     """One sentence of ours to the person at the console."""
-    show(_STDERR, f"holdfast: {text}\n".encode())
+    show(_STDERR, f"holdfast: {plain(text)}\n".encode())
 
 
 def show(fd: int, content: bytes) -> None:
@@ -165,7 +166,7 @@ class Console:
     def _show(self, file: _File, lines: list[bytes]) -> None:
         # A progress bar overwrites its line; on a shared console only its newest state is worth one.
         newest = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
-        show(file.fd, b"".join(file.prefix + line + b"\n" for line in newest))
+        show(file.fd, b"".join(file.prefix + harmless(line) + b"\n" for line in newest))
         file.shown_at = time.monotonic()
 
 

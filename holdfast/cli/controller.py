@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from aiohttp import web
@@ -25,6 +26,7 @@ from holdfast.controller.loop import Controller
 from holdfast.controller.porch import Porch
 from holdfast.controller.replay import ReplayError
 from holdfast.controller.store import Store
+from holdfast.core.plain import plain
 from holdfast.fleet.join import JoinFleet
 from holdfast.fleet.local import LocalFleet
 from holdfast.journal.sqlite import JournalError, JournalFullError, SqliteJournal
@@ -39,6 +41,7 @@ from holdfast.wire.spec import Ended, Listening, RunSpec
 
 _SHUTDOWN_S = 1.0
 _BACKLOG = 4096
+_LOG_BYTES = 32 << 20
 _PREDECESSOR_S = 5.0  # for one that was killed to be gone
 
 
@@ -51,7 +54,7 @@ class Said:
 
     def __call__(self, text: str) -> None:
         with contextlib.suppress(OSError):  # nor must a full disk
-            self._file.write(f"holdfast: {text}\n")
+            self._file.write(f"holdfast: {plain(text)}\n")
             self._file.flush()
 
 
@@ -74,7 +77,8 @@ def main() -> int:
     run_dir, front = Path(sys.argv[1]), int(sys.argv[2])
     process_control.die_with(front)
     fd = int(os.environ.pop(KEPT).split(",")[0])
-    logging.basicConfig(filename=run_dir / "controller.log", level=logging.INFO, format="%(asctime)s %(message)s")
+    log = RotatingFileHandler(run_dir / "controller.log", maxBytes=_LOG_BYTES, backupCount=1)
+    logging.basicConfig(handlers=[log], level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     say = Said(run_dir)
     ended: Ended | None = None

@@ -61,6 +61,8 @@ class Front:
         self._end_nodes()
         self._end_store()
         self._end_fork_server()
+        if (self._run_dir / "exit.json").exists():
+            rundir.forget_secrets(self._run_dir)
         pump.end(self._asked.more_than(2))
         return code
 

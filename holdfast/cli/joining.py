@@ -102,7 +102,10 @@ class Joining:
         say(f"join fleet: node {self.name} joins the job at {self.host}:{self.port}; {self._where()}")
         rundir.occupy(self.run_dir)
         self._enrol()
-        return watch_node(self.node_dir, self.start_node(self._keys, self.port, leads=False), console)
+        try:
+            return watch_node(self.node_dir, self.start_node(self._keys, self.port, leads=False), console)
+        finally:
+            rundir.forget_secrets(self.run_dir)
 
     def _where(self) -> str:
         return f"{shape(self.args, self.nproc)}; run directory {self.run_dir}"

@@ -16,6 +16,7 @@ from holdfast.cli import rundir
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.wording import counted, duration
 from holdfast.core.account import Use, fold
+from holdfast.core.plain import plain_tree
 from holdfast.core.report import Report, report_of
 from holdfast.core.story import phases
 from holdfast.journal.sqlite import JournalError, SqliteJournal
@@ -51,7 +52,8 @@ def main(argv: list[str]) -> int:
         print(msgspec.json.encode(report).decode())
     else:
         console = Console(highlight=False)
-        console.print(render(report, min(_BAR, console.width)))
+        shown = msgspec.convert(plain_tree(msgspec.to_builtins(report)), Report)
+        console.print(render(shown, min(_BAR, console.width)))
     return 0
 
 

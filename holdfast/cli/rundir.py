@@ -5,6 +5,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import stat
 import urllib.parse
 from datetime import UTC, datetime
@@ -158,6 +159,14 @@ def secret(run_dir: Path) -> str:
 def keep_secret(run_dir: Path, told: str) -> None:
     (run_dir / "door").mkdir(mode=0o700, exist_ok=True)
     identity.put_secret(run_dir / "door" / "secret", told.encode())
+
+
+def forget_secrets(run_dir: Path) -> None:
+    """Of a run that has ended: it is never resumed, so nobody needs them."""
+    for name in ("token", "env.json"):
+        (run_dir / name).unlink(missing_ok=True)
+    for name in ("door", "keys"):
+        shutil.rmtree(run_dir / name, ignore_errors=True)
 
 
 def token(run_dir: Path) -> str:

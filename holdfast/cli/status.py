@@ -16,6 +16,7 @@ from holdfast.cli import rundir
 from holdfast.cli.api import ask
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.wording import counted, duration
+from holdfast.core.plain import plain_tree
 from holdfast.wire.controller_call import NotRunning
 
 __all__ = ["duration", "main", "render"]
@@ -34,7 +35,7 @@ def main(argv: list[str]) -> int:
         run_dir = rundir.find(args.run)
         if args.watch:
             return _watch(run_dir)
-        status = ask(run_dir, "/api/v1/status")
+        status = plain_tree(ask(run_dir, "/api/v1/status"))
     except UsageError as e:
         print(f"holdfast status: {e}", file=sys.stderr)
         return 2
@@ -46,14 +47,14 @@ def main(argv: list[str]) -> int:
 
 
 def _watch(run_dir: Path) -> int:
-    status = ask(run_dir, "/api/v1/status")
+    status = plain_tree(ask(run_dir, "/api/v1/status"))
     with Live(render(status), refresh_per_second=4) as live:
         while True:
             time.sleep(0.5)
             if (run_dir / "exit.json").exists():
                 return 0
             try:
-                live.update(render(ask(run_dir, "/api/v1/status")))
+                live.update(render(plain_tree(ask(run_dir, "/api/v1/status"))))
             except NotRunning as e:  # it may be back presently
                 live.update(Text(str(e)))
 

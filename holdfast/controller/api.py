@@ -25,6 +25,7 @@ from holdfast.wire.messages import TOKEN_HEADER
 _MAX_BODY = 1 << 16
 _MAX_ENTRIES = 1000
 _MAX_TRACE_S = 60.0
+_MOST_SEQ = 1 << 63
 _AGENT = "/agent"
 _ARCHIVES = "/api/v1/releases/"
 
@@ -130,6 +131,8 @@ def make_app(
         try:
             after = int(request.query.get("after", "0"))
         except ValueError:
+            after = -1
+        if not 0 <= after < _MOST_SEQ:
             return _error(400, "after must be a number: the sequence number of the last entry you have")
         controller.journal.flush()
         found = []

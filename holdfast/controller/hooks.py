@@ -18,6 +18,7 @@ import msgspec
 
 from holdfast.core.decider import Decider
 from holdfast.core.notices import HookLimits, Notice, Notices, Pacer, Standing, slack_text
+from holdfast.core.plain import plain_tree
 from holdfast.model.event import Entry
 from holdfast.wire import spec
 
@@ -87,6 +88,7 @@ class Hooks:
         self._news.set()
 
     async def _tell(self, notice: Notice, upto: int) -> None:
+        notice = msgspec.convert(plain_tree(msgspec.to_builtins(notice)), Notice)  # it may end on somebody's console
         ran, posted = await asyncio.gather(self._command(notice), self._post(notice))
         self._note("command", ran)
         self._note("url", posted)

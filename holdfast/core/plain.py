@@ -1,0 +1,42 @@
+"""Text of others, made fit to be shown: a terminal obeys what it reads, and a script may print anything.
+
+Sequences that move the cursor, set the title or the clipboard, and letters that turn the reading direction, could make
+a console or a report say what nobody said.
+"""
+
+import re
+from typing import Any
+
+# An escape sequence, whole or cut off: CSI; strings such as OSC and DCS with what they hold; all others.
+_ESCAPE = r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~]?)"
+_TURNS = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+_HARMFUL = re.compile(rf"{_ESCAPE}|[\x00-\x08\x0b-\x1f\x7f-\x9f{_TURNS}]")
+# Of a rank's own lines colours stay: they end with the line.
+_COLOUR = rb"\x1b\[[0-9;:]*m"
+_HARMFUL_BYTES = re.compile(
+    rb"(?!" + _COLOUR + rb")(?:" + _ESCAPE.encode() + rb"|\xc2[\x80-\x9f]|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f])"
+)
+_COLOURED = re.compile(_COLOUR)
+_PLAIN_AGAIN = b"\x1b[m"
+
+
+def plain(text: str) -> str:
+    """Without anything that a terminal would obey; ends of lines stay."""
+    return _HARMFUL.sub("", text)
+
+
+def plain_tree(value: Any) -> Any:
+    """The same for every text in a tree of dicts and lists."""
+    if isinstance(value, str):
+        return plain(value)
+    if isinstance(value, dict):
+        return {plain_tree(key): plain_tree(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_tree(inner) for inner in value]
+    return value
+
+
+def harmless(line: bytes) -> bytes:
+    """A rank's line for a console that others share."""
+    line = _HARMFUL_BYTES.sub(b"", line)
+    return line + _PLAIN_AGAIN if _COLOURED.search(line) else line
