@@ -26,7 +26,7 @@ from holdfast.agent.shelf import Shelf
 from holdfast.checkpoint.arena import POISONED, VERIFIED, Arena, ArenaError, Sealed, arena_bytes
 from holdfast.checkpoint.link import want_of
 from holdfast.checkpoint.manifest import Author
-from holdfast.checkpoint.transport import Serving, TransportError
+from holdfast.checkpoint.transport import Guard, Serving, TransportError
 from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.floor import BackupLimits
 from holdfast.model.copy import Aim, Copy, Restore, Source
@@ -77,6 +77,7 @@ class Keeper:
         self._shelf = Shelf(self._notes, self._arenas, make)
         self._shelf.say, self._shelf.pairs.told = lambda text: self.say(text), lambda: self.told()
         self._listener: socket.socket | None = None
+        self.peers: frozenset[str] = frozenset()  # whose certificates count; empty: the controller has not said yet
         # Of this life alone: who has sent us something before is to notice that we are new.
         self._links_path = self._notes / f"{_LINKS}{secrets.token_hex(4)}.sock"
         self._generation = 0
@@ -113,6 +114,9 @@ class Keeper:
         self._persisting.want(want)
         self.backing.want(want)
         self.hashing.want(want)
+
+    def _is_peer(self, serial: str) -> bool:
+        return serial in self.peers or not self.peers
 
     @property
     def stored(self) -> int:
@@ -191,7 +195,8 @@ class Keeper:
             for old in self._notes.glob(f"{_LINKS}*"):
                 old.unlink(missing_ok=True)
             self._listener = unixpath.listen(self._links_path, backlog=_BACKLOG)
-        Serving(self._listener, self.place.keys, self._shelf.take, self._shelf.give).start()
+        guard = Guard(self.place.keys, self._is_peer) if self.place.keys else None
+        Serving(self._listener, guard, self._shelf.take, self._shelf.give).start()
         listener = unixpath.listen(self.socket_path)
         server = await asyncio.start_unix_server(self._talk, sock=listener, limit=keeping.MAX_BYTES)
         try:

@@ -184,7 +184,8 @@ class Agent:
     def _heard(self, message: messages.FromController) -> None:
         now = time.monotonic()
         match message:
-            case Welcome(at=at, beat_s=beat_s, releases=releases):
+            case Welcome(at=at, beat_s=beat_s, releases=releases, peers=peers):
+                self.keeper.peers = frozenset(peers)
                 self.beat_s = beat_s
                 self.clock.welcomed(at)
                 if not self._staged:
@@ -201,7 +202,8 @@ class Agent:
                 if isinstance(errand, StopHere):
                     self._look_at_losses()  # whose went wrong first is to be heard before it is judged
                 self._do(self.life.step(now, Told(errand)))
-            case Hold(aim=aim):
+            case Hold(aim=aim, peers=peers):
+                self.keeper.peers = frozenset(peers)
                 self._tasks.create_task(self.keeper.aimed(aim))
             case Look():
                 self._tasks.create_task(self._look(message))

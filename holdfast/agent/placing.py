@@ -16,7 +16,7 @@ def place_of(node: NodeSpec, socket_path: Path) -> Place:
         run_id=node.run_id,
         socket_path=socket_path,
         keys=keys,
-        host=_facing(node.faces or node.url) if keys else "",
+        host=_facing(node.url) if keys else "",
         limits=node.settings.backup,
         replica=node.settings.replica,
     )

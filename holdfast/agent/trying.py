@@ -89,7 +89,7 @@ class Trying:
 
     def _is_shared(self) -> bool:
         """Whether the machine is not the node's alone: the fleet is a local one, or its hosts are all this one."""
-        host = urlsplit(self._node.faces or self._node.url).hostname or "localhost"
+        host = urlsplit(self._node.url).hostname or "localhost"
         try:
             return ipaddress.ip_address(host).is_loopback
         except ValueError:

@@ -138,6 +138,13 @@ class Holding(msgspec.Struct):
     mix: Callable[[int, memoryview, bytes], None] | None = None  # takes and counts chunks, which are not to lie there
 
 
+class Guard(NamedTuple):
+    """Who may have our state: nodes of the job whose certificate still counts."""
+
+    keys: Keys
+    is_peer: Callable[[str], bool]  # by its serial
+
+
 class Serving:
     """The listening side of a keeper: a thread per link, few links; strangers get little of our time and none of our
     memory."""
@@ -145,13 +152,14 @@ class Serving:
     def __init__(
         self,
         listener: socket.socket,
-        keys: Keys | None,
+        guard: Guard | None,
         take: Callable[[Ask], Holding | str],
         give: Callable[[Ask], tuple[Sequence[memoryview], Callable[[], None]] | str],
     ) -> None:
-        """`keys`: of a listener that other hosts reach; without them it is a unix socket."""
+        """`guard`: of a listener that other hosts reach; without one it is a unix socket."""
         self._listener = listener
-        self._context = identity.accepting(keys, strangers=False) if keys else None
+        self._guard = guard
+        self._context = identity.accepting(guard.keys, strangers=False) if guard else None
         self._take = take
         self._give = give
         self._lock = threading.Lock()
@@ -206,7 +214,7 @@ class Serving:
         try:
             with suppress(OSError):
                 link.settimeout(_PROVE_S)
-                proved = _proved(link, self._context)
+                proved = self._proved(link)
         finally:
             self._known(host)
         try:
@@ -215,6 +223,17 @@ class Serving:
         finally:
             (proved or link).close()
             self._leaves()
+
+    def _proved(self, link: socket.socket) -> socket.socket | None:
+        """The link, if it is from somebody who may have our state."""
+        if self._guard is None or self._context is None:
+            own = link.family != socket.AF_UNIX or peer_of(link).user == os.getuid()
+            return link if own else None
+        secured = self._context.wrap_socket(link, server_side=True)
+        if self._guard.is_peer(identity.serial_of(secured.getpeercert())):
+            return secured
+        secured.close()
+        return None
 
     def _serve(self, link: socket.socket) -> None:
         with suppress(OSError, TransportError):
@@ -289,15 +308,6 @@ def _to_own(path: Path) -> socket.socket:
         link.close()
         raise PermissionError("it is another user's")
     link.settimeout(_WAIT_S)
-    return link
-
-
-def _proved(link: socket.socket, context: ssl.SSLContext | None) -> socket.socket | None:
-    """The link, if it is from somebody who may have our state."""
-    if context is not None:
-        return context.wrap_socket(link, server_side=True)
-    if link.family == socket.AF_UNIX and peer_of(link).user != os.getuid():
-        return None
     return link
 
 

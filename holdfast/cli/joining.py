@@ -68,12 +68,11 @@ class Joining:
         return self.run_dir / "nodes" / self.name
 
     def start_node(self, keys: Path, port: int, leads: bool) -> int:
-        faces = rundir.web_address(self.host, port, "https")
+        url = rundir.web_address(self.host, port, "https")
         # Without a node rank the endpoint's host comes first; the rest follow by name.
         order = self.args.node_rank if self.args.node_rank is not None else (0 if leads else 1)
         node = rundir.node_spec(self.run, self.run_dir)
-        url = node.url if leads else faces
-        own = msgspec.structs.replace(node, node=self.name, order=order, url=url, faces=faces, keys=str(keys))
+        own = msgspec.structs.replace(node, node=self.name, order=order, url=url, keys=str(keys))
         try:
             return start_node(self.node_dir, own, dict(os.environ))
         except OSError as e:

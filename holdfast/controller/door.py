@@ -38,8 +38,11 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     right: Right | None = None  # None: no person
     node: str = ""  # which node's agent it may be; ANY_NODE: any
+    serial: str = ""  # of its certificate
+    origin: str = ""  # where it called from
 
 
+ANYBODY = Caller(name="a node of this host", node=ANY_NODE)
 CALLER: ContextVar[Caller] = ContextVar("caller")  # of the request that is being answered
 
 
@@ -58,7 +61,7 @@ def by_socket(request: web.Request) -> Caller | Refusal:
     peer = peer_credentials.peer_of(request.transport.get_extra_info("socket"))
     if not peer_credentials.may_order(peer):
         return Refusal(status=403, why="this job is another user's")
-    return Caller(name=_user(peer.user), right=Right.ADMIN, node=ANY_NODE)
+    return Caller(name=_user(peer.user), right=Right.ADMIN, node=ANY_NODE, origin=f"process {peer.pid} of this host")
 
 
 def _user(number: int) -> str:
@@ -95,12 +98,13 @@ class AtPort:
         if stray := _astray(request, self._host):
             return stray
         shown = request.transport.get_extra_info("peercert") if request.transport else None
+        origin = request.remote or ""
         if node := identity.node_of(shown):
-            return Caller(name=node, node=node)
+            return Caller(name=node, node=node, serial=identity.serial_of(shown), origin=origin)
         wanted = digest_of(_token_of(request))
         for badge in self._badges():
             if secret.same(badge.digest, wanted):
-                return Caller(name=badge.name, right=badge.right)
+                return Caller(name=badge.name, right=badge.right, origin=origin)
         return Refusal(
             status=401, why=f"send a token in the header {TOKEN_HEADER}; the run's own is in the file RUN_DIR/token"
         )

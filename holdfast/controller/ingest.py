@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import WSMsgType, web
 
 from holdfast.config import Settings
-from holdfast.controller.door import ANY_NODE, CALLER
+from holdfast.controller.door import ANY_NODE, ANYBODY, CALLER, Caller
 from holdfast.controller.hands import EVICTED, Hands
 from holdfast.controller.tracing import Tracing
 from holdfast.controller.watching import Watching
@@ -65,6 +65,7 @@ class Ingest:
         self._left: set[str] = set()  # told to leave: their silence is no news
         self._stale: dict[str, tuple[int, Hello]] = {}  # being emptied of an old generation before they are ready
         self._stale_id = 0
+        self._serials: dict[str, str] = {}  # of the certificates of nodes that called from other hosts
         self._unkept: list[tuple[Outbox, Ack]] = []  # posts that the journal may not have on disk yet
         hands.tell, hands.present = self.tell, self._present
         hands.forget, hands.known = self._forget, self._known
@@ -75,19 +76,19 @@ class Ingest:
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
         ws = web.WebSocketResponse(max_msg_size=messages.MAX_BYTES, heartbeat=PING_S)
         await ws.prepare(request)
-        await self.attend(ws, CALLER.get().node)
+        await self.attend(ws, CALLER.get())
         return ws
 
-    async def attend(self, ws: Socket, proved: str = ANY_NODE) -> None:
+    async def attend(self, ws: Socket, caller: Caller = ANYBODY) -> None:
         """Talk with one agent for as long as its link lasts."""
         outbox: Outbox = asyncio.Queue(_OUTBOX)
         async with asyncio.TaskGroup() as tasks:
             sender = tasks.create_task(_send_all(ws, outbox))
-            await self._listen(ws, outbox, proved)
+            await self._listen(ws, outbox, caller)
             sender.cancel()
 
-    async def _listen(self, ws: Socket, outbox: Outbox, proved: str) -> None:
-        node = "" if proved == ANY_NODE else proved
+    async def _listen(self, ws: Socket, outbox: Outbox, caller: Caller) -> None:
+        node = "" if caller.node == ANY_NODE else caller.node
         try:
             async for message in ws:
                 if message.type is not WSMsgType.BINARY:
@@ -97,6 +98,8 @@ class Ingest:
                     await ws.close(code=1008, message=b"this link is another node's")
                     break
                 node = self._heard(heard, outbox, node)
+                if caller.serial:
+                    self._serials[node] = caller.serial
         except msgspec.DecodeError:
             await ws.close(code=1003, message=b"not a message of this version of holdfast")
         finally:
@@ -162,6 +165,8 @@ class Ingest:
         self.hands.copies.pop(node, None)
         self.hands.keepers.pop(node, None)
         self.beats.pop(node, None)
+        if self._serials.pop(node, ""):
+            self._tell_aims()  # and that its certificate is none any more
 
     def _hello(self, now: float, hello: Hello, outbox: Outbox) -> None:
         fresh = self._links.get(hello.node) is not outbox
@@ -176,7 +181,8 @@ class Ingest:
         if hello.generation and not ours and (fresh or hello.ready):
             self._empty(now, hello)  # before the welcome: after it the node may be without us for `node.lost_s` again
         if fresh:
-            welcome = Welcome(at=now, beat_s=self.settings.silence.beat_s, releases=self.releases())
+            beat_s, releases = self.settings.silence.beat_s, self.releases()
+            welcome = Welcome(at=now, beat_s=beat_s, releases=releases, peers=self._peers())
             self._put(outbox, messages.encode(welcome))
             self.hands.linked_again(hello.node)
             self._tell_aims()  # of the node, and of whose peer it is
@@ -268,9 +274,13 @@ class Ingest:
         halves = tuple(msgspec.structs.replace(half, keeper_at=at.get(half.keeper, ("", 0))) for half in aim.halves)
         return msgspec.structs.replace(aim, peer_at=at.get(aim.peer, ("", 0)), halves=halves)
 
+    def _peers(self) -> tuple[str, ...]:
+        """Whose certificates count: not those of nodes that have left."""
+        return tuple(sorted({serial for node, serial in self._serials.items() if node not in self._left}))
+
     def _tell_aims(self) -> None:
         for node in sorted(self.floor.nodes):
-            self._put(self._links.get(node), messages.encode(Hold(aim=self._aim(node))))
+            self._put(self._links.get(node), messages.encode(Hold(aim=self._aim(node), peers=self._peers())))
 
     def _post(self, now: float, post: Post) -> None:
         match post.body:

@@ -52,6 +52,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     at: float  # the controller's clock
     beat_s: float
     releases: tuple[Release, ...] = ()  # that the node is to have before it is ready
+    peers: tuple[str, ...] = ()  # serials of the certificates that nodes of this job have; empty: all are on one host
 
 
 class Ack(msgspec.Struct, frozen=True, kw_only=True, tag="ack"):
@@ -66,6 +67,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
     """Which snapshots the job counts on; it may be lost, and is said again."""
 
     aim: Aim
+    peers: tuple[str, ...] = ()  # as in Welcome
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True, tag="look"):

@@ -64,8 +64,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     order: int
     nproc: int
-    url: str  # of the controller: unix:PATH on its own host, else https://HOST:PORT
-    faces: str = ""  # where other hosts reach the controller, if that is not by `url`
+    url: str  # of the controller: unix:PATH where all nodes are on its host, else https://HOST:PORT
     keys: str = ""  # a folder with what proves this node to others; "": all are on this host
     log_dir: str
     entry: Entry

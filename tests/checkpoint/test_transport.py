@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -13,9 +14,21 @@ import pytest
 import xxhash
 
 from holdfast.checkpoint import transport
-from holdfast.checkpoint.transport import CHUNK_BYTES, Ask, Callee, Holding, Pacer, Serving, TransportError, pull, push
+from holdfast.checkpoint.transport import (
+    CHUNK_BYTES,
+    Ask,
+    Callee,
+    Guard,
+    Holding,
+    Pacer,
+    Serving,
+    TransportError,
+    pull,
+    push,
+)
 from holdfast.wire import unixpath
 from holdfast.wire.authority import Authority, enrol_here
+from holdfast.wire.identity import Keys, serial_of
 from tests.cli.driver import until
 
 ASK = Ask(verb="push", rank=1, world=2, step=7, generation=3, layout="ab")
@@ -31,6 +44,7 @@ class Keeper:
         self.asked: list[Ask] = []
         self.holding = Holding([memoryview(self.memory)], 0, self.sealed.set)
         self.refuse = ""
+        self.peers: set[str] = set()  # serials of those who may call
 
     def take(self, ask: Ask) -> Holding | str:
         self.asked.append(ask)
@@ -51,6 +65,11 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("door") / "door")
 
 
+def serial(keys: Keys) -> str:
+    shown = ssl._ssl._test_decode_cert(str(keys.certificate))  # type: ignore[attr-defined]
+    return serial_of(shown)
+
+
 @pytest.fixture(params=["unix", "tls"])
 def callee(request: pytest.FixtureRequest, keeper: Keeper, tmp_path: Path, authority: Authority) -> Iterator[Callee]:
     """As on one host, and as between two."""
@@ -60,8 +79,11 @@ def callee(request: pytest.FixtureRequest, keeper: Keeper, tmp_path: Path, autho
     else:
         listener, keys = socket.create_server(("127.0.0.1", 0)), enrol_here(authority, "a", tmp_path / "a")
         address = listener.getsockname()
-    Serving(listener, keys, keeper.take, keeper.give).start()  # type: ignore[arg-type]
-    yield Callee(address, keys and enrol_here(authority, "b", tmp_path / "b"))
+    Serving(listener, keys and Guard(keys, keeper.peers.__contains__), keeper.take, keeper.give).start()  # type: ignore[arg-type]
+    ours = keys and enrol_here(authority, "b", tmp_path / "b")
+    if ours:
+        keeper.peers.add(serial(ours))
+    yield Callee(address, ours)
     listener.close()
 
 
@@ -105,11 +127,21 @@ def test_a_stranger_is_refused(keeper: Keeper, callee: Callee, tmp_path: Path) -
     assert not keeper.asked
 
 
+def test_a_certificate_that_counts_no_more(keeper: Keeper, callee: Callee) -> None:
+    if callee.keys is None:
+        pytest.skip("on one host there are none")
+    assert push(callee, ASK, [memoryview(STATE)], Pacer(0)) == len(STATE)
+    keeper.peers.clear()  # it was evicted
+    with pytest.raises(TransportError):
+        push(callee, ASK, [memoryview(STATE)], Pacer(0))
+    assert len(keeper.asked) == 1
+
+
 def test_an_impostor_gets_nothing(keeper: Keeper, authority: Authority, tmp_path: Path) -> None:
     """A listener where a keeper used to be, with a certificate that nobody here has signed."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         theirs = enrol_here(Authority(tmp_path / "other"), "a", tmp_path / "a")
-        Serving(listener, theirs, keeper.take, keeper.give).start()  # type: ignore[arg-type]
+        Serving(listener, Guard(theirs, lambda serial: True), keeper.take, keeper.give).start()  # type: ignore[arg-type]
         ours = enrol_here(authority, "b", tmp_path / "b")
         with pytest.raises(TransportError, match="cannot be reached"):
             push(Callee(listener.getsockname(), ours), ASK, [memoryview(STATE)], Pacer(0))

@@ -13,6 +13,7 @@ import pytest
 from holdfast.cli import main
 from tests.cli.conftest import Start
 from tests.cli.driver import CLEAN, Job, gone
+from tests.cli.test_run_state import TRAIN as SNAPSHOTS
 
 pytestmark = pytest.mark.e2e
 
@@ -22,7 +23,7 @@ names = ("RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK", "
 with open(f"{sys.argv[1]}/who-{os.environ['RANK']}.json", "w") as file:
     json.dump({name: os.environ[name] for name in names}, file)
 """
-TOKEN = "0123456789abcdeffedcba9876543210"[:-1] + "7"
+TOKEN = "60f4c1b97ad2e8537be01d94c2f86a35"
 
 
 @pytest.fixture
@@ -67,6 +68,20 @@ def test_three_hosts_make_one_job(start: Start, port: int, tmp_path: Path) -> No
         assert not list(job.run_dir.glob("nodes/*/holder.pid")), "its holder is gone when the command returns"
         if job is not leader:
             assert job.sentences()[-1] == "holdfast: done: all ranks ended well"
+
+
+def test_state_goes_between_hosts_that_have_proved_themselves(start: Start, port: int) -> None:
+    """Both keep copies of each other's, by TLS: a certificate is made for each, and both count."""
+    flags = ("--nnodes", "2", "--nproc-per-node", "1")
+    jobs = [host(start, f"127.0.0.1:{port}", *flags, name=name, script=SNAPSHOTS) for name in ("one", "two")]
+    leader = leader_of(*jobs)
+    leader.until(lambda: leader.status()["floor"] > 3, "copies on peers")
+    secrets = [path for job in jobs for path in (job.run_dir / "keys").iterdir()]
+    assert len(secrets) == 6 and {path.stat().st_mode & 0o777 for path in secrets} == {0o600}
+    leader.finish()
+    for job in jobs:
+        job.ends(0)
+    assert not [path for path in secrets if path.exists()], "nobody needs them any more"
 
 
 @pytest.mark.slow
