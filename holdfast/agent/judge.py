@@ -5,6 +5,7 @@ The judge has the catalog at hand, forks for every rank that ended badly, and th
 a fork of the agent itself, made before the agent has any threads, and dies with it.
 """
 
+import gc
 import logging
 import os
 import selectors
@@ -27,6 +28,18 @@ from holdfast.model.signal import Exit
 from holdfast.wire import holding, spec
 
 DEADLINE_S = 2.0  # for one rank's words: a hundred times what they take, and no longer than a person would not notice
+# What is mostly said: the patterns that look at it are compiled once, not in every fork.
+_USUAL = (
+    "Traceback (most recent call last):",
+    '  File "/work/train.py", line 88, in main',
+    "ValueError: bad value",
+    "RuntimeError: CUDA error: device-side assert triggered",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+    "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1, unhandled system error, socket error",
+    "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234",
+    "[rank0]: [E101 10:00:00.123 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout",
+    "error: failed to load the checkpoint file: No such file or directory",
+)
 _log = logging.getLogger("holdfast.agent")
 
 
@@ -120,6 +133,7 @@ def _told_all(sock: socket.socket, asked: Asked, known: Catalog) -> None:
     """In a fork, which ends here: first what is known without the words, for they may take too long."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel's own hand: a search that goes on for ever hears nobody
     signal.setitimer(signal.ITIMER_REAL, DEADLINE_S)
+    gc.disable()  # to look through all that we share with the judge would copy it
     code = 1
     try:
         exit = msgspec.structs.replace(asked.exit, words=words.last_words(Path(asked.where)))
@@ -135,10 +149,16 @@ def _told_all(sock: socket.socket, asked: Asked, known: Catalog) -> None:
 def known_to(limits: WordLimits) -> Catalog:
     """What the user's file says too, if it can still be read: it was when the job started."""
     try:
-        return catalog.load(limits)
+        known = catalog.load(limits)
     except ConfigError as e:
         _log.warning("%s; last words are judged by our own catalog", e)
-        return catalog.built_in()
+        known = catalog.built_in()
+    return rehearsed(known)
+
+
+def rehearsed(known: Catalog) -> Catalog:
+    alarm_of(Exit(node="", generation=0, rank=0, code=1, at=0.0, words=_USUAL), known)
+    return known
 
 
 def main() -> None:
