@@ -62,7 +62,9 @@ class Asking:
                     self._answer(id, whole=True)
             case Gone(id=id, late=late) if id in self._open:
                 if late:
-                    _log.warning("last words took longer than %g s to be judged", judge.DEADLINE_S)
+                    _log.warning(
+                        "last words took too long to be judged (more than %g s of a processor)", judge.DEADLINE_S
+                    )
                 self._answer(id, whole=False)
 
     def _answer(self, id: int, *, whole: bool) -> None:

@@ -27,7 +27,9 @@ from holdfast.model.alarm import Alarm
 from holdfast.model.signal import Exit
 from holdfast.wire import holding, spec
 
-DEADLINE_S = 2.0  # for one rank's words: a hundred times what they take, and no longer than a person would not notice
+DEADLINE_S = 2.0  # of a processor, for one rank's words: a hundred times what they take
+_PATIENCE_S = 4.0  # by the clock: a busy machine, or a file that cannot be read
+_LATE = (signal.SIGPROF, signal.SIGALRM)  # what ends who takes longer
 # What is mostly said: the patterns that look at it are compiled once, not in every fork.
 _USUAL = (
     "Traceback (most recent call last):",
@@ -123,7 +125,7 @@ class Judge:
         os.close(fd)
         status = os.waitpid(pid, 0)[1]
         if status:
-            self._tell(Gone(id=id, late=os.waitstatus_to_exitcode(status) == -signal.SIGALRM))
+            self._tell(Gone(id=id, late=-os.waitstatus_to_exitcode(status) in _LATE))
 
     def _tell(self, answer: Answer) -> None:
         process.send(self._sock, encode(answer))
@@ -131,8 +133,10 @@ class Judge:
 
 def _told_all(sock: socket.socket, asked: Asked, known: Catalog) -> None:
     """In a fork, which ends here: first what is known without the words, for they may take too long."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel's own hand: a search that goes on for ever hears nobody
-    signal.setitimer(signal.ITIMER_REAL, DEADLINE_S)
+    for number in _LATE:  # by the kernel's own hand: a search that goes on for ever hears nobody
+        signal.signal(number, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, DEADLINE_S)
+    signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S)
     gc.disable()  # to look through all that we share with the judge would copy it
     code = 1
     try:
