@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.agent import judge, process, remembering
 from holdfast.agent import main as agent
-from holdfast.agent import process, remembering
 from holdfast.agent.zygotes import Zygotes
 from holdfast.linux import process_control, python_fork
 from holdfast.linux.python_fork import OpenFiles, Program
@@ -300,7 +300,7 @@ class Holder:
 
 def prepare() -> None:
     """In a process that will fork many of us: have what every agent needs, and what takes a while to be had."""
-    catalog.built_in()
+    judge.rehearsed(catalog.built_in())
 
 
 def main() -> int:

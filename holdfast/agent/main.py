@@ -7,13 +7,14 @@ import signal
 import socket
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import aiohttp
 import msgspec
 
-from holdfast.agent import memory, remembering, words
+from holdfast.agent import judge, memory, remembering, words
+from holdfast.agent.asking import Asking
 from holdfast.agent.beating import beat_of
 from holdfast.agent.dialing import Dialing
 from holdfast.agent.keeper import Keeper
@@ -35,6 +36,8 @@ from holdfast.core.node import (
     Deed,
     Exited,
     Intend,
+    Judge,
+    Judged,
     Linked,
     NodeLife,
     Noticed,
@@ -44,12 +47,11 @@ from holdfast.core.node import (
     Told,
     Unlinked,
 )
-from holdfast.logs import catalog
+from holdfast.linux import python_fork
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Errand, LaunchHere, Leave, MeetHere, PlayHere, ProbeHere, StageHere, StopHere
 from holdfast.model.release import Release
 from holdfast.model.signal import Beat, Exit, Loss, Mark
-from holdfast.model.stacks import Arrival
 from holdfast.wire import messages, slot, spec
 from holdfast.wire.holding import Held
 from holdfast.wire.messages import Ack, Hello, Hold, Look, Looked, Marked, Notice, Tell, Welcome
@@ -65,8 +67,8 @@ _log = logging.getLogger("holdfast.agent")
 
 
 class Agent:
-    def __init__(self, node_dir: Path, sock: socket.socket) -> None:
-        self.node_dir = node_dir
+    def __init__(self, node_dir: Path, sock: socket.socket, judge: Callable[[Exit, Path], Awaitable[Alarm]]) -> None:
+        self.node_dir, self.judge = node_dir, judge
         self.spec = spec.read(node_dir / "spec.json", spec.NodeSpec)
         self.ranks = Ranks(self.spec, node_dir, sock, self._over)
         budget = memory.Budget(lambda: memory.room(node_dir, self.spec))
@@ -80,9 +82,7 @@ class Agent:
         self.tracer = Tracer(self.spec.node, self.spec.nproc)
         self.trying = Trying(self.spec, node_dir, self.ranks.environment)
         self.trying.entry = self.ranks.entry
-        # In a thread: it takes some tenths of a second, in which an agent that was just restarted has to speak.
-        known = ThreadPoolExecutor(1, "holdfast-words").submit(catalog.load, self.spec.settings.words)
-        self.life = NodeLife(self.spec.node, self.spec.settings.node, known.result, remembering.parted(node_dir))
+        self.life = NodeLife(self.spec.node, self.spec.settings.node, remembering.parted(node_dir))
         self.life.on_bad_loss = self.spec.settings.loss.stance
         self.clock = Steady()
         ties = Ties(self._noticed, lambda: [*self.ranks.held.values()], self.clock.wall_s)
@@ -104,12 +104,11 @@ class Agent:
             await listed.wait()
             self._recall()
             self.keeper.recall(self.ranks.arenas)
-            for deed in (self.keeper.serve, self.keeper.watch, self.keeper.check, self.keeper.hashing.run):
+            keeper = self.keeper
+            for deed in (keeper.serve, keeper.watch, keeper.check, keeper.hashing.run, self._poll, self.monitor.run):
                 self._tasks.create_task(deed())
-            self._tasks.create_task(self._poll())
             self._tasks.create_task(Rotating(self.spec).run(self.ranks.running))
             self._tasks.create_task(self._say_when_warm())
-            self._tasks.create_task(self.monitor.run())
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._asked_to_leave)
             await self._link()
 
@@ -137,6 +136,8 @@ class Agent:
                     remembering.intend(self.node_dir, errand)
                 case Carry(errand):
                     self._tasks.create_task(self._carry(errand))
+                case Judge(exit):
+                    self._tasks.create_task(self._judge(exit))
 
     def _put(self, packet: bytes) -> None:
         with contextlib.suppress(asyncio.QueueFull):  # posts stay in the machine's outbox until acknowledged
@@ -295,7 +296,6 @@ class Agent:
             self._undated.append(held)
             return
         generation, rank = (int(part) for part in held.key.split(":"))
-        where = words.folder(self.spec.log_dir, generation, rank)
         code = held.code if held.code is not None else 1
         if code and generation > self.life.stopped:
             self.monitor.hurry(held.at + self.clock.offset_s)
@@ -306,11 +306,14 @@ class Agent:
             rank=rank,
             code=code,
             at=held.at + self.clock.offset_s,
-            words=words.last_words(where) if code else (),
             latched=reading.failure if reading and reading.failed else "",
         )
         self._beat()
         self._do(self.life.step(time.monotonic(), Exited(exit)))
+
+    async def _judge(self, exit: Exit) -> None:
+        alarm = await self.judge(exit, words.folder(self.spec.log_dir, exit.generation, exit.rank))
+        self._do(self.life.step(time.monotonic(), Judged(exit, alarm)))
 
     def _noticed(self, alarm: Alarm) -> None:
         self._do(self.life.step(time.monotonic(), Noticed(alarm)))
@@ -328,15 +331,15 @@ class Agent:
 
     def _summary(self) -> Beat:
         """The slowest rank speaks for the node."""
-        generation = self.life.generation
+        generation, arena = self.life.generation, self.ranks.arena
         readings = [r for r in self._readings().values() if r.generation == generation and r.step >= 0]
-        if generation == 0 or len(readings) < self.spec.nproc:
+        if generation == 0 or arena is None or len(readings) < self.spec.nproc:
             return Beat(node=self.spec.node, generation=generation, step=-1, at=0.0)
         backing, wall_s = self.keeper.backing, self.clock.offset_s
         return msgspec.structs.replace(
             beat_of(self.spec.node, readings, wall_s),
             sent=time.monotonic() + wall_s,
-            arrivals=self._arrivals(generation),
+            arrivals=self.tracer.arrivals(arena, generation, self.clock.wall_s()),
             sealed=backing.sealed(),
             backed=backing.backed,
             backing_s=backing.took_s,
@@ -347,10 +350,6 @@ class Agent:
             mesh=self.ranks.mesh(),
             replayable=self.ranks.replayable(),
         )
-
-    def _arrivals(self, generation: int) -> dict[int, tuple[Arrival, ...]]:
-        arena = self.ranks.arena
-        return self.tracer.arrivals(arena, generation, self.clock.wall_s()) if arena is not None else {}
 
     async def _poll(self) -> None:
         while True:
@@ -391,9 +390,10 @@ class Agent:
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-    sock = socket.socket(fileno=int(sys.argv[2]))
-    asyncio.run(Agent(Path(sys.argv[1]), sock).run())
+    node_dir = Path(sys.argv[1])
+    line = judge.start(node_dir)  # while we have no threads, and nothing open that it should not have
+    asyncio.run(Agent(node_dir, socket.socket(fileno=int(sys.argv[2])), Asking(line).alarm).run())
 
 
 if __name__ == "__main__":
-    main()
+    python_fork.run(main)

@@ -36,9 +36,10 @@ from holdfast.wire.holding import Held
 from holdfast.wire.keeping import Want
 from holdfast.wire.spec import NodeSpec
 
-_KERNEL, _GPUS, _HOST = "kernel log", "GPUs", "host"
+_KERNEL, _GPUS, _HOST, _LOGS = "kernel log", "GPUs", "host", "ranks' logs"
 _LOGS_S = 1.0
 _LOOK_S = 2.0  # how often the threads themselves are looked at
+_SLICE_S = 0.02  # of the loop, for what ranks write: it may be made of nothing but lines that rows look for
 _HURRY_S = 0.05  # what a rank's end may wait for the kernel's log
 _log = logging.getLogger("holdfast.agent")
 
@@ -63,6 +64,7 @@ class Feed:
         self.shared = shared  # of the host, so that one node of it is enough
         self.asked_at: float | None = None  # since when we wait for an answer
         self.absent = False
+        self.behind = False  # the loop has not yet heard all that was read
         self.lock = threading.Lock()
         self.wake = threading.Event()
         self.thread: threading.Thread | None = None
@@ -94,7 +96,7 @@ class Monitor:
                 Feed(_GPUS, limits.gpu_s, self._make_gpu),
                 Feed(_HOST, limits.host_s, self._make_host),
                 Feed("network", limits.network_s, lambda: NetworkSource(self._now, self._root).read),
-                Feed("ranks' logs", _LOGS_S, self._make_logs, shared=False),
+                Feed(_LOGS, _LOGS_S, self._make_logs, shared=False),
             )
         }
 
@@ -140,13 +142,16 @@ class Monitor:
                 feed.asked_at = time.monotonic()
                 with feed.lock:
                     found = read()
-                if found and not self._hand_on(feed, found):
+                if feed.behind:
+                    _log.info("%d lines of the ranks' logs are not looked at: too much is written", len(found))
+                elif found and not self._hand_on(feed, found):
                     return
             feed.asked_at = None
             feed.wake.wait(feed.pace_s)
             feed.wake.clear()
 
     def _hand_on(self, feed: Feed, found: list[Signal]) -> bool:
+        feed.behind = feed.name == _LOGS
         try:
             self._loop.call_soon_threadsafe(self._heard, feed, found)
         except RuntimeError:
@@ -201,8 +206,13 @@ class Monitor:
     # --- in the loop -------------------------------------------------------------------------------------------
 
     def _heard(self, feed: Feed, found: list[Signal]) -> None:
+        """A slice at a time, where it may be much: beats go out in between."""
         owned = self._owned(feed)
-        for signal in found:
+        until = time.monotonic() + _SLICE_S
+        for place, signal in enumerate(found):
+            if feed.behind and time.monotonic() > until:
+                self._loop.call_soon(self._heard, feed, found[place:])
+                return
             match signal:
                 case Gauge():
                     self._tell(self._health.heard(signal, owned.suspects))
@@ -210,6 +220,7 @@ class Monitor:
                     self._tell(self._lines.heard(signal, owned))
                     for alarm in self._rules.heard(signal):
                         self._tell(alarm)
+        feed.behind = False
 
     def _look(self) -> None:
         now = time.monotonic()

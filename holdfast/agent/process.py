@@ -46,3 +46,12 @@ def receive(sock: socket.socket, limit_bytes: int) -> bytes:
         return sock.recv(limit_bytes)
     except OSError:
         return b""
+
+
+def send(sock: socket.socket, packet: bytes) -> bool:
+    """Whether a packet could be sent; if not, the other end is gone or does not listen."""
+    try:
+        sock.send(packet)
+    except OSError:
+        return False
+    return True

@@ -7,6 +7,7 @@ from holdfast.core.plain import plain
 
 _TAIL_BYTES = 512 << 10  # of each file: a cause may lie far before the end, behind what others shouted
 _LINE_CHARS = 2000
+_LINES = 10_000  # of each file: a progress bar may write one a byte
 _CHUNK = 1 << 20
 
 
@@ -28,7 +29,7 @@ def _tail(path: Path) -> tuple[str, ...]:
     except OSError:
         return ()
     lines = (line.rstrip()[:_LINE_CHARS] for line in plain(text.replace("\r", "\n")).split("\n"))
-    return tuple(line for line in lines if line)
+    return tuple(line for line in lines if line)[-_LINES:]
 
 
 def rotate(path: Path, limit_bytes: int) -> bool:

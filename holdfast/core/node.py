@@ -1,12 +1,10 @@
 """The life of one node's agent as a pure step machine: links break, errands repeat, ranks end, nothing is lost."""
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict, deque
 
 import msgspec
 
 from holdfast.core.detect import loss
-from holdfast.core.detect.crash import Catalog, alarm_of
 from holdfast.model.alarm import Alarm, Stance
 from holdfast.model.copy import Copy
 from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
@@ -72,6 +70,13 @@ class Exited(msgspec.Struct, frozen=True):
     exit: Exit
 
 
+class Judged(msgspec.Struct, frozen=True):
+    """What a bad end is taken for, as far as its last words could be judged."""
+
+    exit: Exit
+    alarm: Alarm
+
+
 class Spoilt(msgspec.Struct, frozen=True):
     told: Loss
 
@@ -85,7 +90,7 @@ class Noticed(msgspec.Struct, frozen=True):
 class Clock(msgspec.Struct, frozen=True): ...
 
 
-News = Linked | Unlinked | Acked | Told | Carried | Exited | Spoilt | Noticed | Clock
+News = Linked | Unlinked | Acked | Told | Carried | Exited | Judged | Spoilt | Noticed | Clock
 
 
 # What the machine wants done, in this order.
@@ -109,17 +114,21 @@ class Carry(msgspec.Struct, frozen=True):
     errand: Errand
 
 
-Deed = Send | Remember | Intend | Carry
+class Judge(msgspec.Struct, frozen=True):
+    """Have the last words of a rank judged, elsewhere: nobody knows how long that takes."""
+
+    exit: Exit
+
+
+Deed = Send | Remember | Intend | Carry | Judge
 
 
 class NodeLife:
     """One node's side of the protocol."""
 
-    def __init__(self, node: str, limits: NodeLimits, catalog: Callable[[], Catalog], now: float) -> None:
-        """`catalog` gives what is known about last words, which takes a moment to be had the first time."""
+    def __init__(self, node: str, limits: NodeLimits, now: float) -> None:
         self.node = node
         self.limits = limits
-        self.catalog = catalog
         self.generation = 0  # newest that was launched here
         self.expected: set[int] = set()  # its ranks that have not ended
         self.stopped = 0  # generations up to this one were ended by us
@@ -131,6 +140,7 @@ class NodeLife:
         self._failed = 0  # the generation in which a rank of ours ended badly
         self._done: dict[int, Done] = {}
         self._doing: set[int] = set()
+        self._due: deque[Exit | Alarm | Ended | Done] = deque()  # to be posted behind an end that is being judged
         self._outbox: OrderedDict[int, Post] = OrderedDict()
         self._seq = 0
         self._linked = False
@@ -170,6 +180,9 @@ class NodeLife:
                 return self._carried(news)
             case Exited(exit):
                 return self._exited(exit)
+            case Judged(exit, alarm):
+                self._due[self._due.index(exit)] = alarm
+                return self._post_due()
             case Spoilt(told):
                 return self._spoilt(told)
             case Noticed(alarm):
@@ -230,7 +243,8 @@ class NodeLife:
         self._over.add(exit.rank)
         if exit.code != 0:
             self._failed = exit.generation
-            return self._post(alarm_of(exit, self.catalog()))
+            self._due.append(exit)
+            return (Judge(exit),)
         if self.expected or self._failed == exit.generation:
             return ()
         return self._post(Ended(node=self.node, generation=exit.generation))
@@ -249,7 +263,15 @@ class NodeLife:
         return self._leave(Leave(id=OWN, code=1, grace_s=_GRACE_S, reason=reason))
 
     def _post(self, body: Alarm | Ended | Done) -> tuple[Deed, ...]:
-        self._seq += 1
-        post = Post(seq=self._seq, body=body)
-        self._outbox[post.seq] = post
-        return (Send(post),) if self._linked else ()
+        self._due.append(body)
+        return self._post_due()
+
+    def _post_due(self) -> tuple[Deed, ...]:
+        """In the order in which it happened: a stop that is done is told after the end that led to it."""
+        posts = []
+        while self._due and not isinstance(body := self._due[0], Exit):
+            self._due.popleft()
+            self._seq += 1
+            post = self._outbox[self._seq] = Post(seq=self._seq, body=body)
+            posts.append(Send(post))
+        return tuple(posts) if self._linked else ()

@@ -28,9 +28,15 @@ def fault_of_pattern(pattern: str) -> str:
     first = next((part for part in tree if part[0] is not parser.AT), None)
     if first is not None and _is_endless(*first) and first[1][2][0][0] is parser.ANY:
         return "has a pattern that begins with a wildcard, which a search does not need"
+    if not explosive(pattern) and _endless(tree, inside=False) > _ENDLESS:
+        return f"has a pattern with more than {_ENDLESS} endless repeats; give them limits, as in .{{0,80}}"
+    return explosive(pattern)
+
+
+def explosive(pattern: str) -> str:
+    """What could make a valid pattern take for ever for a line of forty characters."""
     try:
-        if _endless(tree, inside=False) > _ENDLESS:
-            return f"has a pattern with more than {_ENDLESS} endless repeats; give them limits, as in .{{0,80}}"
+        _endless(parser.parse(pattern), inside=False)
     except ValueError as e:
         return f"has a pattern that may take for ever: {e}"
     return ""

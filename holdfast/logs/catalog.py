@@ -14,6 +14,7 @@ from holdfast.config import ConfigError, Settings, WordLimits
 from holdfast.core.detect import health, lines
 from holdfast.core.words.rows import Catalog, Klass, Row
 from holdfast.logs import own
+from holdfast.logs.bounds import explosive
 
 T = TypeVar("T")
 
@@ -62,6 +63,9 @@ def load_lines(path: str = "") -> lines.LineCatalog:
     rows = _rows(_ours("lines"), "lines.toml", lines.Row)
     if path:
         rows = (*rows, *_rows(_theirs(path), path, lines.Row))
+        for row in rows:
+            if not lines.fault(row) and (fault := explosive(row.pattern)):
+                raise ConfigError(f"the catalog {path}: the row '{row.say}' {fault}")
     where = path or "lines.toml"
     for row in rows:
         if fault := lines.fault(row):
@@ -91,6 +95,9 @@ def check(settings: Settings) -> None:
     """Before anything starts: what the settings name can be used."""
     load(settings.words)
     load_lines(settings.lines.catalog)
+    for rule in settings.rules.rule:
+        if fault := explosive(rule.pattern):
+            raise ConfigError(f"rules.rule '{rule.name}' {fault}")
     load_health(settings.health.catalog)
 
 

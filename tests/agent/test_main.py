@@ -10,12 +10,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.agent import main
+from holdfast.agent import main, words
 from holdfast.agent.main import Agent
 from holdfast.agent.remembering import intend, remember, stop
+from holdfast.core.detect.crash import alarm_of
 from holdfast.core.node import Clock
+from holdfast.logs import catalog
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Done, LaunchHere, Leave, StopHere
+from holdfast.model.signal import Exit
 from holdfast.model.topology import Seat
 from holdfast.wire import holding, messages, spec
 from holdfast.wire.flightlog import arena_bytes
@@ -28,6 +31,11 @@ LAUNCH = LaunchHere(
     id=6, generation=2, seat=Seat(node="n0", group_rank=0, first_rank=0, nproc=2), world_size=2, group_world_size=1,
     store_host="h", store_port=1, run_id="r", max_restarts=0,
 )  # fmt: skip
+
+
+async def judged(exit: Exit, where: Path) -> Alarm:
+    """Here and now; how a process of its own does it, test_judge.py shows."""
+    return alarm_of(msgspec.structs.replace(exit, words=words.last_words(where)), catalog.built_in())
 
 
 @pytest.fixture
@@ -43,7 +51,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 def agent(tmp_path: Path, ends: tuple[socket.socket, socket.socket]) -> Agent:
     node = msgspec.structs.replace(TEMPLATE, node="n0", nproc=2, log_dir=str(tmp_path / "logs"))
     spec.write(tmp_path / "spec.json", node)
-    made = Agent(tmp_path, ends[0])
+    made = Agent(tmp_path, ends[0], judged)
     made.ranks.arena = mmap.mmap(-1, arena_bytes(2))
     return made
 
@@ -55,7 +63,7 @@ def told(agent: Agent) -> list[object]:
     return found
 
 
-def test_an_agent_goes_on_where_its_predecessor_was(agent: Agent, tmp_path: Path) -> None:
+async def test_an_agent_goes_on_where_its_predecessor_was(agent: Agent, tmp_path: Path) -> None:
     remember(tmp_path / "done.jsonl", Done(id=1, node="n0", ok=True))
     spec.put(tmp_path / "stopped", b"2\n")
     agent.ranks.held = {
@@ -69,7 +77,8 @@ def test_an_agent_goes_on_where_its_predecessor_was(agent: Agent, tmp_path: Path
     assert (agent.life.generation, agent.life.stopped, agent.life.expected) == (3, 2, {0, 1})
     assert not agent.life._outbox, "nobody has told us the time yet"
     agent._staged = True
-    agent._heard(Welcome(at=500.0, beat_s=1.0))
+    async with asyncio.TaskGroup() as agent._tasks:
+        agent._heard(Welcome(at=500.0, beat_s=1.0))
     assert agent.life.expected == {1}
     posts = [post.body for post in agent.life._outbox.values()]
     assert len(posts) == 1, "the rank of generation 2 was ended by us, and is no news"
@@ -84,9 +93,9 @@ def test_the_time_without_a_controller_is_that_of_the_node_not_of_its_agents(age
     limits = agent.spec.settings.node
     (tmp_path / "alone").write_text(f"{time.monotonic() - limits.lost_s}\n")
     ours, theirs = holding.pair()
-    second = Agent(tmp_path, ours)
+    second = Agent(tmp_path, ours, judged)
     assert second.life.step(time.monotonic(), Clock()), "it leaves at once"
-    third = Agent(tmp_path, ours)
+    third = Agent(tmp_path, ours, judged)
     third._staged = True
     third._heard(Welcome(at=500.0, beat_s=1.0))
     assert not (tmp_path / "alone").exists()
@@ -165,7 +174,7 @@ def test_the_slowest_rank_speaks_for_the_node(agent: Agent) -> None:
     assert agent._summary().step == -1, "these were of another generation"
 
 
-def test_a_rank_that_told_of_its_failure_and_stays_is_reported(agent: Agent) -> None:
+async def test_a_rank_that_told_of_its_failure_and_stays_is_reported(agent: Agent) -> None:
     arena = agent.ranks.arena
     assert arena is not None
     agent.clock.welcomed(time.time())
@@ -175,13 +184,14 @@ def test_a_rank_that_told_of_its_failure_and_stays_is_reported(agent: Agent) -> 
     now = time.monotonic()
     agent._look_for_latches(now)
     assert not agent.life._outbox, "it is given a moment to end by itself"
-    agent._look_for_latches(now + 5)
-    agent._look_for_latches(now + 10)
+    async with asyncio.TaskGroup() as agent._tasks:
+        agent._look_for_latches(now + 5)
+        agent._look_for_latches(now + 10)
     [post] = agent.life._outbox.values()
     assert isinstance(post.body, Alarm) and "ValueError: stuck" in post.body.reason
 
 
-def test_a_full_outbox_drops_beats_and_keeps_posts(agent: Agent) -> None:
+async def test_a_full_outbox_drops_beats_and_keeps_posts(agent: Agent) -> None:
     agent._beat()
     assert told(agent) == [], "nobody has told us the time yet"
     agent.clock.welcomed(time.time())
@@ -190,7 +200,8 @@ def test_a_full_outbox_drops_beats_and_keeps_posts(agent: Agent) -> None:
     assert len(told(agent)) == main._OUTBOX
     agent.ranks.held = {"1:0": Held(key="1:0", pid=1, code=3, at=1.0)}
     agent.life.recall((), 1, (0,), 0)
-    agent._over(agent.ranks.held["1:0"])
+    async with asyncio.TaskGroup() as agent._tasks:
+        agent._over(agent.ranks.held["1:0"])
     assert len(agent.life._outbox) == 1
 
 

@@ -260,3 +260,23 @@ async def test_rules_follow_what_ranks_write(tmp_path: Path) -> None:
             file.write(bytes(range(256)) + b"x" * (10 << 20))
         await scene.until(lambda: len(scene.heard) == 2)
     assert {alarm.kind for alarm in scene.heard} == {Kind.LOSS, Kind.HANG}
+
+
+async def test_lines_that_are_slow_to_look_at_do_not_hold_up_the_loop(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, rules=RuleLimits(rule=(Rule(name="slow", kind="loss", pattern=r"a.*(\d)"),)))
+    log = Path(scene.log_dir) / "gen-1/rank-0/stdout.log"
+    log.parent.mkdir(parents=True)
+    made = scene.monitor()
+    feed = made._feeds["ranks' logs"]
+    gaps = []
+    async with running(made):
+        await scene.until(lambda: made.logs)
+        log.write_bytes((b"a" * 1000 + b"\n") * 40)
+        await scene.until(lambda: feed.behind)
+        began = last = time.monotonic()
+        while feed.behind:
+            await asyncio.sleep(0.001)
+            gaps.append(time.monotonic() - last)
+            last = time.monotonic()
+    assert len(gaps) > 3
+    assert max(gaps) < (last - began) / 2, "it was one gap"

@@ -42,6 +42,12 @@ def test_a_huge_file_is_not_read_whole(tmp_path: Path) -> None:
     assert words.last_words(tmp_path)[-1] == "the end"
 
 
+def test_of_many_short_lines_the_last_ones_count(tmp_path: Path) -> None:
+    (tmp_path / "stderr.log").write_text("".join(f"{n}\n" for n in range(50_000)))
+    found = words.last_words(tmp_path)
+    assert (len(found), found[-1]) == (10_000, "49999")
+
+
 def test_rotation_keeps_the_end(tmp_path: Path) -> None:
     path = tmp_path / "stdout.log"
     assert not words.rotate(path, 100), "there is no such file"

@@ -63,7 +63,7 @@ def test_it_outlasts_the_ranks_of_a_node_that_is_cut_off() -> None:
     """The worst that links can do: the node is heard last at 0, hears us for as long as our end of the link lasts, and
     then takes as long to notice."""
     limits = NodeLimits(lost_s=60.0)
-    node = NodeLife("n0", limits, lambda: (), 0.0)  # type: ignore[arg-type, return-value]
+    node = NodeLife("n0", limits, 0.0)
     node.step(0.0, Linked())
     noticed_s = 30.0 + 30.0  # aiohttp asks after 20 s, and waits for 10
     node.step(noticed_s, Unlinked())

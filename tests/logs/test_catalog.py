@@ -6,6 +6,7 @@ import pytest
 
 from holdfast.config import ConfigError, Settings, load
 from holdfast.core.detect import health, lines
+from holdfast.core.detect.rules import Rule, RuleLimits
 from holdfast.core.triage import ECHOES
 from holdfast.logs import catalog
 from holdfast.model.alarm import Stance
@@ -78,6 +79,7 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
     assert "does not match its own sample" in refused("lines", LINE.replace("is gone", "is there", 1), tmp_path)
     assert "act on what a rank writes" in refused("lines", LINE + 'rank = true\nstance = "act"\n', tmp_path)
     assert "unknown field" in refused("lines", LINE + "regex = 1\n", tmp_path)
+    assert "one repeat stands inside another" in refused("lines", LINE.replace("\\\\S+)", "(?:\\\\S+ ?)+)"), tmp_path)
     assert "may name {of}" in refused("lines", LINE.replace("{of}", "{who}"), tmp_path)
     assert "cannot be understood" in refused("lines", "[[row", tmp_path)
     assert "missing required field" in refused("health", '[[row]]\ngauge = "x"\n', tmp_path)
@@ -88,6 +90,13 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot read the catalog"):
         catalog.load_health(str(tmp_path / "mine.toml"))
+
+
+def test_a_rule_that_may_take_for_ever() -> None:
+    """Rules are looked for in the agent's loop."""
+    rule = Rule(name="loss", kind="loss", pattern=r"loss=((\d+)+)$")
+    with pytest.raises(ConfigError, match="'loss' has a pattern that may take for ever"):
+        catalog.check(Settings(rules=RuleLimits(rule=(rule,))))
 
 
 def test_two_meanings_of_one_gauge(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from holdfast.core.words.rows import Catalog as Catalog
 from holdfast.core.words.sieve import sifted
 from holdfast.core.words.tracebacks import traces_of
 from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.diagnosis import Diagnosis
 from holdfast.model.signal import Exit
 
 _MUTE = (-9, -15)  # SIGKILL and SIGTERM leave no time for last words: what was said before is about something else
@@ -21,7 +22,15 @@ def alarm_of(exit: Exit, catalog: Catalog) -> Alarm:
     heard = (*(() if exit.code in _MUTE else exit.words), *((exit.latched,) if exit.latched else ()))
     lines = said_of(sifted("\n".join(heard).encode("utf-8", "replace"), catalog), 0, exit.rank)
     found = judge(Case(lines=lines, codes={exit.rank: exit.code}), catalog)
-    raised = exit.latched or _raised(lines)
+    return _alarm(exit, found, exit.latched or _raised(lines))
+
+
+def unjudged(exit: Exit, catalog: Catalog) -> Alarm:
+    """What is known where its words cannot be judged in time: how it ended, and what it latched."""
+    return _alarm(exit, judge(Case(lines=(), codes={exit.rank: exit.code}), catalog), exit.latched)
+
+
+def _alarm(exit: Exit, found: Diagnosis, raised: str) -> Alarm:
     reason = ending(exit.code) + (f" ({raised[:_RAISED_CHARS]})" if raised and exit.code > 0 else "")
     klass = found.klass if found.klass != UNKNOWN and found.confidence >= _ENOUGH else ""
     return Alarm(

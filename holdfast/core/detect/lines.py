@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from holdfast.core.effort import CHARS, chars_for
 from holdfast.core.often import Tally, Told, at_most
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.signal import Line
 
-_LINE_CHARS = 1000  # looked at
 _EVIDENCE_CHARS = 300
 _OF_CHARS = 80
 
@@ -60,7 +60,7 @@ class Owned(msgspec.Struct, frozen=True, kw_only=True):
 class LineCatalog:
     def __init__(self, rows: Iterable[Row]) -> None:
         self.rows = tuple(rows)
-        self._patterns = [(row, re.compile(row.pattern)) for row in self.rows]
+        self._patterns = [(row, re.compile(row.pattern), chars_for(row.pattern)) for row in self.rows]
         self._needles = {rank: {r.needle.encode() for r in self.rows if r.rank is rank} for rank in (True, False)}
 
     def promises(self, text: bytes, *, rank: bool) -> bool:
@@ -69,9 +69,9 @@ class LineCatalog:
 
     def match(self, text: str, *, rank: bool) -> list[tuple[Row, str]]:
         """The rows that know this line, each with what it is about."""
-        text = text[:_LINE_CHARS]
-        rows = [(row, p) for row, p in self._patterns if row.rank is rank and row.needle in text]
-        found = ((row, pattern.search(text)) for row, pattern in rows)
+        text = text[: CHARS[0]]
+        rows = [known for known in self._patterns if known[0].rank is rank and known[0].needle in text]
+        found = ((row, pattern.search(text[:chars])) for row, pattern, chars in rows)
         return [(row, (m.groupdict().get("of") or "")[:_OF_CHARS]) for row, m in found if m]
 
 
@@ -132,6 +132,8 @@ def fault(row: Row) -> str:
         pattern = re.compile(row.pattern)
     except re.error as e:
         return f"has a bad pattern: {e}"
+    if not chars_for(row.pattern):
+        return "has too many repeats one after another; give them limits, as in .{0,80}"
     if row.needle not in row.sample or not row.needle:
         return "has a needle that is not in its sample"
     if not pattern.search(row.sample):

@@ -10,11 +10,11 @@ from typing import Literal
 
 import msgspec
 
+from holdfast.core.effort import chars_for
 from holdfast.core.often import at_most
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.signal import Line
 
-_LINE_CHARS = 1000
 _KINDS = {"hang": Kind.HANG, "slow": Kind.SLOW, "loss": Kind.LOSS}
 _CLASSES = {"hang": "process_hang", "slow": "", "loss": "nan_divergence"}
 
@@ -40,7 +40,7 @@ class RuleLimits(msgspec.Struct, frozen=True, kw_only=True):
 class Rules:
     def __init__(self, limits: RuleLimits) -> None:
         self.limits = limits
-        self._patterns = [(rule, re.compile(rule.pattern)) for rule in limits.rule]
+        self._patterns = [(rule, re.compile(rule.pattern), chars_for(rule.pattern)) for rule in limits.rule]
         self._seen_at: dict[tuple[str, int], float] = {}
         self._bad: dict[tuple[str, int], int] = {}  # lines in a row
         self._said: set[str] = set()  # rules that have had their alarm in this generation
@@ -56,8 +56,7 @@ class Rules:
     def heard(self, line: Line) -> tuple[Alarm, ...]:
         if line.rank < 0:
             return ()
-        text = line.text[:_LINE_CHARS]
-        found = [(rule, m) for rule, pattern in self._patterns if (m := pattern.search(text))]
+        found = [(rule, m) for rule, pattern, chars in self._patterns if (m := pattern.search(line.text[:chars]))]
         return tuple(alarm for rule, m in found if (alarm := self._matched(rule, m[1], line)))
 
     def _matched(self, rule: Rule, text: str | None, line: Line) -> Alarm | None:
@@ -76,7 +75,7 @@ class Rules:
 
     def tick(self, now: float) -> tuple[Alarm, ...]:
         """To be asked about once a second while ranks run."""
-        found = [self._late(rule, now) for rule, _ in self._patterns if rule.kind == "hang"]
+        found = [self._late(rule, now) for rule, *_ in self._patterns if rule.kind == "hang"]
         return tuple(alarm for alarm in found if alarm)
 
     def _late(self, rule: Rule, now: float) -> Alarm | None:
@@ -132,6 +131,8 @@ def fault(limits: RuleLimits) -> str:
             return f"{where} has a bad pattern: {e}"
         if names.count(rule.name) > 1:
             return f"{where} is there twice; give each rule a name of its own"
+        if not chars_for(rule.pattern):
+            return f"{where} has too many repeats one after another; give them limits, as in .{{0,80}}"
         if not groups:
             return f"{where} needs a group around the number, as in 'loss=(\\S+)'"
         if rule.times < 1 or not 0 <= rule.every_s < float("inf") or not 0 <= rule.start_s < float("inf"):

@@ -1,6 +1,7 @@
 """Words about machines that sound bad and are not: counters at zero, rules, and faults that are over."""
 
 import re
+from functools import lru_cache
 
 # Classes whose word sends a machine away: about these it must be said that it happens, and that it happens now.
 MACHINES = frozenset(
@@ -14,7 +15,7 @@ _WELL = re.compile(
 )
 _ZERO = re.compile(
     r"(?:error|err|violation|failure|fault|dbe|retired|remap|slowdown|throttl|xid|down|discard|replay|lost|ecc|bit"
-    r"|pending|blacklist|uncorrect|flap)\w*[\w ()./-]{0,30}[:=|,] {0,3}"
+    r"|pending|blacklist|uncorrect|flap)[\w ()./-]{0,60}[:=|,] {0,3}"
     r"(?:0\b(?![.x\d])|none\b|no\b|n/a\b|false\b|not active\b|ok\b|pass\w*\b|\[\])"
     r"|\b(?:no|zero|without) (?:\w+ ){0,3}(?:xids?|sxids?|errors?|faults?|violations?|throttling)\b"
     r"|^DCGM_FI_\w+\{.{0,400}\} 0(?:\.0)?$",
@@ -48,12 +49,18 @@ _MUTE = 1.5  # too light to be a cause
 
 def calmed(weight: float, klass: str, text: str) -> float:
     """The weight of a line, less if it says that all is well."""
-    well = weight < 9 and _WELL.search(text) is not None
+    well = weight < 9 and _is_well(text)
     if klass in MACHINES and weight > _MUTE and not _EVENT.search(text) and (well or _is_over(text)):
         return _MUTE
     return min(weight - 3, 2.0) if well else weight
 
 
+@lru_cache(maxsize=256)  # several rows ask about one line, and lines repeat
+def _is_well(text: str) -> bool:
+    return _WELL.search(text) is not None
+
+
+@lru_cache(maxsize=256)
 def _is_over(text: str) -> bool:
     if _BYGONE.search(text) or _RULE.search(text):
         return True

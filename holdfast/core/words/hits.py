@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -136,8 +137,13 @@ def _of_line(said: Said, rows: Iterable[Known], raised: Raised | None) -> Iterat
             continue
         if known.frames and not (raised and known.frames.search(raised.stack)):
             continue
-        if found := known.pattern.search(text) or known.pattern.search(whole):
+        if found := _found(known, text, whole):
             yield _hit(known.row, said, raised, found)
+
+
+@lru_cache(maxsize=4096)  # who fails says the same again and again
+def _found(known: Known, text: str, whole: str) -> re.Match[str] | None:
+    return known.pattern.search(text) or known.pattern.search(whole)
 
 
 def _hit(row: Row, said: Said, raised: Raised | None, found: re.Match[str] | None = None) -> Hit:
@@ -159,7 +165,7 @@ def _weigh(row: Row, said: Said, raised: Raised | None) -> float:
     if raised is None and row.role in ("cause", "hint") and weight < 9:
         if not said.kernel:
             weight -= _MILDER.get(said.level, 0.0)
-        if _RETRIED.search(said.text) and not _GAVE_UP.search(said.text):
+        if _is_retried(said.text):
             weight -= 2
     if raised is None and row.role in ("cause", "hint"):
         weight = calmed(weight, row.klass, said.text)
@@ -170,3 +176,8 @@ def _weigh(row: Row, said: Said, raised: Raised | None) -> float:
     if raised is not None and raised.frames:
         weight += 0.5
     return max(weight, 0.5)
+
+
+@lru_cache(maxsize=256)
+def _is_retried(text: str) -> bool:
+    return _RETRIED.search(text) is not None and not _GAVE_UP.search(text)

@@ -14,8 +14,8 @@ _RAISED = re.compile(
     r"(?::(?: (?P<text>.*)|$)|$)"
 )
 _BARE = re.compile(r"(?:Error|Exception|Interrupt|Exit|Timeout|Iteration|Empty|Full|Failure|Expired|error)$")
-_SPECIAL = re.compile(r"^\s*(?:[~^ ]+|\.\.\.<?.*|\[Previous line repeated .*\])$")
-_GROUPED = re.compile(r"^\s*(?:\||\+(?=[-+ ]))[-+ ]?(?:-*\+?-+ (?:\d+|\.\.\.) -+$)?")
+_SPECIAL = re.compile(r"^\s*+(?:[~^ ]+|\.\.\.<?.*|\[Previous line repeated .*\])$")
+_GROUPED = re.compile(r"^\s*(?:\||\+(?=[-+ ]))[-+ ]?(?:-{0,80}\+?-{1,80} (?:\d+|\.\.\.) -+$)?")
 _BOXED = re.compile(r"^\s*[│╭╰|][─ ]*(?:❱ *)?")
 _BOX_FRAME = re.compile(r"^(?P<file>[/<][^:]{1,400}):(?P<line>\d+) in (?P<function>\S{1,200})")
 _DURING = "During handling of the above exception, another exception occurred"

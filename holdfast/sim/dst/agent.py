@@ -6,6 +6,7 @@ Names are those of `agent/main.py`, so that the two can be read side by side.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from holdfast.core.detect.crash import alarm_of
 from holdfast.core.node import (
     Acked,
     Carried,
@@ -14,6 +15,8 @@ from holdfast.core.node import (
     Deed,
     Exited,
     Intend,
+    Judge,
+    Judged,
     Linked,
     NodeLife,
     Remember,
@@ -49,7 +52,7 @@ class Agent:
         self.clock = machine.clock
         self.rng = machine.world.rng
         settings = self.world.setup.settings
-        self.life = NodeLife(machine.name, settings.node, lambda: self.world.catalog, self._parted())
+        self.life = NodeLife(machine.name, settings.node, self._parted())
         self.keeper = Keeper(machine.name, machine.memory, self.world.setup.verified)
         self.beat_s = settings.silence.beat_s
         self.alive = True
@@ -113,6 +116,8 @@ class Agent:
                         return
                 case Carry(errand):
                     self._carry(errand)
+                case Judge(exit):
+                    self._do(self.life.step(self.clock.mono(), Judged(exit, alarm_of(exit, self.world.catalog))))
 
     def _put(self, packet: bytes) -> None:
         if self.link:

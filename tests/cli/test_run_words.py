@@ -1,0 +1,53 @@
+"""What a script prints is no danger to the node that it runs on."""
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from holdfast.logs import own
+from tests.agent.test_judge import ENDLESS, HOSTILE
+from tests.cli.conftest import Start
+from tests.cli.driver import TRAIN
+
+pytestmark = pytest.mark.e2e
+
+# Its first life ends with a line that is judged for ever.
+STALLS = TRAIN.replace(
+    "while not",
+    f"""
+if not os.path.exists(f"{{folder}}/stalled"):
+    open(f"{{folder}}/stalled", "w").close()
+    holdfast.step(1, loss=1.0)
+    print({HOSTILE!r}, file=sys.stderr, flush=True)
+    os._exit(3)
+while not""",
+)
+
+
+@pytest.mark.slow
+def test_output_that_cannot_be_judged_evicts_nobody(start: Start, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.toml"
+    rows.write_text(own.written(ENDLESS))
+    job = start("--nnodes", "1", "--set", f"words.catalog={rows}", script=STALLS)
+    job.trains(generation=2)
+    [judge] = psutil.Process(job.agent("n0")).children()
+    assert "holdfast.agent.judge" in judge.cmdline() and not judge.children(), "who was at it is gone"
+    job.finish()
+    job.ends(0)
+    assert "last words took too long to be judged" in (job.run_dir / "nodes/n0/agent.log").read_text()
+    assert not [line for line in job.sentences() if "silent" in line or "evicted" in line]
+    [incident] = [line for line in job.sentences() if "restarted in place" in line]
+    assert "exited with code 3" in incident
+
+
+def test_a_judge_dies_with_its_agent(start: Start) -> None:
+    job = start("--nnodes", "1", script=TRAIN)
+    job.trains()
+    [judge] = psutil.Process(job.agent("n0")).children()
+    job.kill(job.agent("n0"))
+    job.until(lambda: not judge.is_running(), "the end of the judge")
+    [another] = job.until(lambda: psutil.Process(job.agent("n0")).children(), "the next agent's judge")
+    assert another.pid != judge.pid
+    job.finish()
+    job.ends(0)

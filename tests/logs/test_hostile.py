@@ -1,0 +1,82 @@
+"""Output made to be slow to judge: repeats of what rows look for, and floods of one line."""
+
+import re
+import time
+from itertools import pairwise
+
+import pytest
+
+from holdfast.core.detect.crash import alarm_of
+from holdfast.core.words import calm, causes, hits, outlived, prefixes, summary, tracebacks
+from holdfast.core.words.rows import Known
+from holdfast.logs import catalog
+from holdfast.model.signal import Exit
+
+CHARS = 2000  # of a line are read, by agent/words.py
+BOUND_S = 0.5  # of processor time; the slowest takes a tenth of it
+CATALOG = catalog.built_in()
+KNOWN = {at: [known for known in CATALOG.known if known.row is row] for at, row in enumerate(CATALOG.rows)}
+
+
+def filled(piece: str) -> str:
+    return (piece * (CHARS // len(piece) + 1))[:CHARS]
+
+
+def pieces(rows: list[Known]) -> list[str]:
+    """What a row looks for, and what its samples are made of: words, neighbours, beginnings."""
+    found = [needle.decode() for known in rows for needle in known.needles]
+    for sample in rows[0].row.said[:2]:
+        words = sample.split()[:12]
+        found += [*words, *(f"{a} {b} " for a, b in pairwise(words)), f"{sample} "]
+    return list(dict.fromkeys(piece for piece in found if piece))
+
+
+def hostile(rows: list[Known]) -> list[str]:
+    heads = [needle.decode() for needle in rows[0].needles][:4]
+    tails = [(head + filled(more))[:CHARS] for head in heads for more in ("a", "1 ", " ", "/")]
+    return [filled(piece) for piece in pieces(rows)] + tails + [filled(one) for one in ("x", "1", "-", "Error: ", "a.")]
+
+
+def took_s(lines: list[str], code: int = 1) -> float:
+    exit = Exit(node="n0", generation=1, rank=0, code=code, at=1.0, words=tuple(lines))
+    began = time.process_time()
+    alarm_of(exit, CATALOG)
+    return time.process_time() - began
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_no_row_is_slow_on_a_line_made_for_it(part: int) -> None:
+    slow = []
+    for rows in [KNOWN[at] for at in KNOWN if at % 8 == part and KNOWN[at]]:
+        lines = hostile(rows)
+        for known in rows:
+            worst_s, worst = max((_searched_s(known, line), line) for line in lines)
+            if worst_s > BOUND_S:
+                slow.append((round(worst_s, 2), known.row.klass, worst[:60]))
+    assert not slow
+
+
+def _searched_s(known: Known, line: str) -> float:
+    pattern = known.pattern  # compiled when it is first asked for
+    began = time.process_time()
+    pattern.search(line)
+    return time.process_time() - began
+
+
+@pytest.mark.parametrize(
+    "line", ["Error: ", "RuntimeError: Error: ", "error", "[rank0]: ", "--local_rank=1 ", "-", "a."]
+)
+def test_many_such_lines_are_judged_in_a_moment(line: str) -> None:
+    took_s([filled(line)])  # patterns are compiled when they are first needed
+    assert took_s([filled(line)] * 500) < 5.0, "it was 13 s for the first of these"
+
+
+@pytest.mark.parametrize("module", [calm, causes, hits, outlived, prefixes, summary, tracebacks])
+def test_no_pattern_of_ours_is_slow_on_a_long_line(module: object) -> None:
+    ends = [filled(one)[:-1] + "?" for one in ("a", "1", " ", "-", "~", ".", ":", "[", "error", "ib0", "File ", "a.")]
+    for name, pattern in vars(module).items():
+        if isinstance(pattern, re.Pattern):
+            began = time.process_time()
+            for line in ends:
+                pattern.search(line)
+            assert time.process_time() - began < 2 * BOUND_S, name
