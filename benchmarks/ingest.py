@@ -24,7 +24,8 @@ from rich.table import Table
 
 from benchmarks._report import FULL, Findings, report
 from holdfast.config import Settings
-from holdfast.controller.api import make_app
+from holdfast.controller.api import Door, make_app
+from holdfast.controller.audit import Audit
 from holdfast.controller.door import ANY_NODE, Caller, Right
 from holdfast.controller.hands import Hands
 from holdfast.controller.loop import Controller
@@ -69,7 +70,7 @@ async def _control(listener: socket.socket, out: Connection, folder: Path) -> No
     store = NoStore()
     controller = Controller(journal, Settings(), lambda c: Hands(JoinFleet(), store, c.report))
     everybody = Caller(name="bench", right=Right.ADMIN, node=ANY_NODE)
-    runner = web.AppRunner(make_app(controller, lambda request: everybody), access_log=None)
+    runner = web.AppRunner(make_app(controller, Door(lambda request: everybody, Audit(folder))), access_log=None)
     await runner.setup()
     await web.SockSite(runner, listener).start()
     job = Job(run_id="bench", min_nodes=AGENTS, max_nodes=AGENTS, can_acquire=False)

@@ -21,6 +21,7 @@ COMMANDS = {
     "stop": "stop a job",
     "catalog": "look at what is known about last words, and add to it",
     "ckpt": "list, verify, export and remove checkpoints",
+    "token": "make and revoke tokens for people and tools at the ports of jobs",
     "probe": "try this machine: processors, GPUs, memory, disk, clock",
     "plan": "how many standbys a job needs",
     "clean": "remove what runs that were killed have left",

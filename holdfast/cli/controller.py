@@ -17,7 +17,9 @@ from aiohttp import web
 from holdfast.cli import rundir
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.wording import counted
-from holdfast.controller.api import make_app
+from holdfast.controller.api import Door, make_app
+from holdfast.controller.audit import Audit
+from holdfast.controller.badges import Badges
 from holdfast.controller.door import AtPort, Right, badge_of, by_socket
 from holdfast.controller.enrolling import Enrolling
 from holdfast.controller.hands import Hands
@@ -123,8 +125,9 @@ async def _run(run_dir: Path, listener: socket.socket, say: Said) -> Ended:
     teller, hooks = Teller(run_dir, say), Hooks(run.settings.hook, run.job.run_id, run_dir, run.entry.cwd, say)
     _listen(controller, teller, hooks)
     process_control.allow_files()
-    port = Port(controller, run, run_dir)
-    runners = [await _open_door(controller, run_dir), await port.open()]
+    audit = Audit(run_dir)
+    port = Port(controller, run, run_dir, audit)
+    runners = [await _open_door(controller, run_dir, audit), await port.open()]
 
     def begun() -> None:
         teller.begun(controller.decider.phase)
@@ -151,9 +154,9 @@ async def _run(run_dir: Path, listener: socket.socket, say: Said) -> Ended:
     return Ended(code=code, reason=account.ending)
 
 
-async def _open_door(controller: Controller, run_dir: Path) -> web.AppRunner:
+async def _open_door(controller: Controller, run_dir: Path, audit: Audit) -> web.AppRunner:
     """For everybody on this host: the kernel says who they are."""
-    runner = web.AppRunner(make_app(controller, by_socket), access_log=None, shutdown_timeout=_SHUTDOWN_S)
+    runner = web.AppRunner(make_app(controller, Door(by_socket, audit)), access_log=None, shutdown_timeout=_SHUTDOWN_S)
     await runner.setup()
     await web.SockSite(runner, unixpath.listen(rundir.door(run_dir), backlog=_BACKLOG)).start()
     return runner
@@ -162,15 +165,17 @@ async def _open_door(controller: Controller, run_dir: Path) -> web.AppRunner:
 class Port:
     """For people, by their tokens, and for nodes of other hosts, by their certificates."""
 
-    def __init__(self, controller: Controller, run: RunSpec, run_dir: Path) -> None:
-        badges = (badge_of("RUN_DIR/token", Right.ADMIN, rundir.token(run_dir)),)
+    def __init__(self, controller: Controller, run: RunSpec, run_dir: Path, audit: Audit) -> None:
+        own = badge_of("RUN_DIR/token", Right.ADMIN, rundir.token(run_dir))
+        badges = Badges(rundir.people(), (own,))
         enrolling, context = None, None
         if run.fleet == "join":
             authority = rundir.authority(run_dir)
             enrolling = Enrolling(authority, rundir.secret(run_dir), run.job.run_id)
             context = identity.accepting(authority.keys, strangers=True)
         self.porch = Porch(self._protocol, context)
-        app = make_app(controller, AtPort(lambda: badges, run.host), enrolling, self.porch.proved)
+        door = Door(AtPort(badges, run.host), audit, enrolling, self.porch.proved)
+        app = make_app(controller, door)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
 
     async def open(self) -> web.AppRunner:

@@ -169,6 +169,11 @@ def forget_secrets(run_dir: Path) -> None:
         shutil.rmtree(run_dir / name, ignore_errors=True)
 
 
+def people() -> Path:
+    """Tokens that open the ports of all runs of this user."""
+    return home() / "people.json"
+
+
 def token(run_dir: Path) -> str:
     """What people at the run's port must know."""
     return (run_dir / "token").read_text(encoding="utf-8").strip()

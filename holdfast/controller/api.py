@@ -1,12 +1,13 @@
 """What the controller answers: agents by WebSocket, people by JSON, Prometheus by text."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
 
 from holdfast.controller import releasing
+from holdfast.controller.audit import Audit
 from holdfast.controller.door import CALLER, Admit, Caller, Proved, Refusal, Right
 from holdfast.controller.enrolling import Enrolling
 from holdfast.controller.loop import Controller
@@ -115,11 +116,18 @@ def status_of(controller: Controller) -> Status:
     )
 
 
-def make_app(
-    controller: Controller, admit: Admit, enrolling: Enrolling | None = None, proved: Proved = lambda transport: None
-) -> web.Application:
-    """The same answers at every door; `admit` knows who is at this one."""
-    app = web.Application(middlewares=[_guard(admit, proved)], client_max_size=_MAX_BODY)
+class Door(NamedTuple):
+    """A way in: who is let in by it, and who hears of it."""
+
+    admit: Admit
+    audit: Audit
+    enrolling: Enrolling | None = None  # of hosts that are not nodes yet
+    proved: Proved = lambda transport: None
+
+
+def make_app(controller: Controller, door: Door) -> web.Application:
+    """The same answers at every door."""
+    app = web.Application(middlewares=[_guard(door)], client_max_size=_MAX_BODY)
 
     async def status(request: web.Request) -> web.Response:
         return _json(status_of(controller))
@@ -152,36 +160,35 @@ def make_app(
     app.router.add_get("/api/v1/status", status)
     app.router.add_get("/api/v1/report", report)
     app.router.add_get("/api/v1/entries", entries)
-    app.router.add_post("/api/v1/orders", _order_of(controller))
+    app.router.add_post("/api/v1/orders", _order_of(controller, door.audit))
     app.router.add_get("/api/v1/releases", _releases_of(controller))
     app.router.add_get(f"{_ARCHIVES}{{digest}}", _archive_of(controller))
     app.router.add_post("/api/v1/trace", _trace_of(controller))
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/openapi.json", openapi)
-    if enrolling is not None:
-        app.router.add_get(enrolment.PATH, enrolling.challenge)
-        app.router.add_post(enrolment.PATH, enrolling.enrol)
+    if door.enrolling is not None:
+        app.router.add_get(enrolment.PATH, door.enrolling.challenge)
+        app.router.add_post(enrolment.PATH, door.enrolling.enrol)
     return app
 
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def _order_of(controller: Controller) -> Answer:
+def _order_of(controller: Controller, audit: Audit) -> Answer:
     async def take(request: web.Request) -> web.Response:
         try:
             body = msgspec.json.decode(await request.read(), type=OrderBody)
         except msgspec.DecodeError as e:
             return _error(400, f'send an order such as {{"verb": "stop"}}: {e}')
-        caller = CALLER.get()
-        if (caller.right or 0) < _needed(body.verb):
-            return _error(
-                403,
-                f"{caller.name} may not order '{body.verb}'; that takes the right to {_needed(body.verb).name.lower()}",
-            )
+        caller, needed = CALLER.get(), _needed(body.verb)
         order, decider = body.order(caller.name), controller.decider
-        if why := refusal(decider, order) or releasing.fault(controller, order):
-            return _error(400, why)
+        denied = f"{caller.name} may not order '{body.verb}'; that takes the right to {needed.name.lower()}"
+        beyond = "" if (caller.right or 0) >= needed else denied
+        why = beyond or refusal(decider, order) or releasing.fault(controller, order)
+        audit.order(caller.name, caller.origin, body, why)
+        if why:
+            return _error(403 if beyond else 400, why)
         if body.now and body.verb == "stop" and decider.phase is Phase.ENDING:
             controller.hurry()  # it is stopping already, and takes too long for somebody
         next = ahead(decider, order)
@@ -222,20 +229,22 @@ def _trace_of(controller: Controller) -> Answer:
     return trace
 
 
-def _guard(admit: Admit, proved: Proved) -> Any:
+def _guard(door: Door) -> Any:
     """Nobody comes in unproved, nodes to their own places alone, and nobody orders who may only look."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Answer) -> web.StreamResponse:
         if request.path == enrolment.PATH:  # whoever comes there proves itself there
             return await handler(request)
-        caller = admit(request)
+        caller = door.admit(request)
         if isinstance(caller, Refusal):
+            door.audit.turned_away(request.remote or "", f"{request.method} {request.path}", caller.why)
             return _error(caller.status, caller.why)
         if why := _beyond(caller, request):
+            door.audit.order(caller.name, caller.origin, {"path": request.path}, why)
             return _error(403, why)
         CALLER.set(caller)
-        proved(request.transport)
+        door.proved(request.transport)
         return await handler(request)
 
     return guard

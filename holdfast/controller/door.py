@@ -16,11 +16,13 @@ from urllib.parse import urlsplit
 import msgspec
 from aiohttp import web
 
+from holdfast.controller.rates import Rates
 from holdfast.linux import peer_credentials
 from holdfast.wire import identity, secret
 from holdfast.wire.messages import TOKEN_HEADER
 
 _BEARER = "Bearer "
+_A_SECOND, _AT_ONCE = 20.0, 200.0  # requests with one token
 ANY_NODE = "*"
 
 
@@ -93,6 +95,7 @@ class AtPort:
     def __init__(self, badges: Callable[[], Collection[Badge]], host: str) -> None:
         self._badges = badges
         self._host = host  # by whose name the port may be called, besides numbers
+        self._rates = Rates(_A_SECOND, _AT_ONCE)
 
     def __call__(self, request: web.Request) -> Caller | Refusal:
         if stray := _astray(request, self._host):
@@ -104,6 +107,8 @@ class AtPort:
         wanted = digest_of(_token_of(request))
         for badge in self._badges():
             if secret.same(badge.digest, wanted):
+                if not self._rates.allows(badge.name):
+                    return Refusal(status=429, why="you ask too often; wait a little")
                 return Caller(name=badge.name, right=badge.right, origin=origin)
         return Refusal(
             status=401, why=f"send a token in the header {TOKEN_HEADER}; the run's own is in the file RUN_DIR/token"

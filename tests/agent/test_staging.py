@@ -15,7 +15,8 @@ from holdfast.agent import staging
 from holdfast.agent.dialing import Dialing
 from holdfast.agent.staging import Staging
 from holdfast.config import Settings
-from holdfast.controller.api import make_app
+from holdfast.controller.api import Door, make_app
+from holdfast.controller.audit import Audit
 from holdfast.controller.door import by_socket
 from holdfast.model.errand import StageHere
 from holdfast.model.release import Release
@@ -55,7 +56,7 @@ class Desk:
 async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     controller = make(tmp_path, Settings(), FakeFleet())
     controller.archives = tmp_path / "archives"
-    runner = web.AppRunner(make_app(controller, by_socket))
+    runner = web.AppRunner(make_app(controller, Door(by_socket, Audit(tmp_path))))
     await runner.setup()
     await web.SockSite(runner, unixpath.listen(tmp_path / "controller.sock")).start()
     yield Desk(tmp_path)

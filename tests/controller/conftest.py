@@ -12,8 +12,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from holdfast.config import Settings
-from holdfast.controller.api import make_app
-from holdfast.controller.door import ANY_NODE, AtPort, Caller, Refusal, Right, badge_of
+from holdfast.controller.api import Door, make_app
+from holdfast.controller.audit import Audit
+from holdfast.controller.door import ANY_NODE, Admit, AtPort, Caller, Refusal, Right, badge_of
 from holdfast.controller.hands import Hands
 from holdfast.controller.loop import Controller
 from holdfast.core.node import Post
@@ -117,9 +118,9 @@ Open = Callable[..., contextlib.AbstractAsyncContextManager[Desk]]
 @pytest.fixture
 def desk_of(tmp_path: Path) -> Open:
     @contextlib.asynccontextmanager
-    async def open_desk(job: Job = JOB, settings: Settings | None = None) -> AsyncIterator[Desk]:
+    async def open_desk(job: Job = JOB, settings: Settings | None = None, port: Admit = admit) -> AsyncIterator[Desk]:
         controller = make(tmp_path, settings or Settings(), FakeFleet(can_acquire=job.can_acquire))
-        async with TestClient(TestServer(make_app(controller, admit))) as client:
+        async with TestClient(TestServer(make_app(controller, Door(port, Audit(tmp_path))))) as client:
             running = asyncio.create_task(controller.run(job))
             await asyncio.sleep(0)
             yield Desk(controller, client)

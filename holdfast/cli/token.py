@@ -1,0 +1,51 @@
+"""`holdfast token`: names and rights for people and tools at the ports of this user's jobs."""
+
+import argparse
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.cli import rundir
+from holdfast.controller import badges
+from holdfast.controller.badges import BadgeError
+from holdfast.controller.door import Right
+
+_RIGHTS = {right.name.lower(): right for right in Right}
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="holdfast token",
+        description="Tokens that open the ports of all your jobs: on this host commands need none, but pages, scrapers "
+        "and people elsewhere do. Rights: view (look), operate (hold, resume, approve, evict, drain, stop), "
+        "admin (update, rollback too). Changes reach jobs that run within a second.",
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    adding = verbs.add_parser("add", help="make a token, which is shown once")
+    adding.add_argument("name", help="whose it is: the journal and audit.log say so")
+    adding.add_argument("--right", choices=_RIGHTS, default="view", help="default: %(default)s")
+    verbs.add_parser("ls", help="list names and rights")
+    revoking = verbs.add_parser("revoke", help="take one back")
+    revoking.add_argument("name")
+    args = parser.parse_args(argv)
+    try:
+        return _do(args)
+    except (BadgeError, OSError) as e:
+        print(f"holdfast token: {e}", file=sys.stderr)
+        return 2
+
+
+def _do(args: argparse.Namespace) -> int:
+    path = rundir.people()
+    if args.verb == "add":
+        print(badges.add(path, args.name, _RIGHTS[args.right]))
+    elif args.verb == "revoke":
+        badges.revoke(path, args.name)
+        print(f"the token of {args.name} opens nothing any more")
+    else:
+        table = Table("name", "right", box=None)
+        for badge in badges.read(path):
+            table.add_row(badge.name, badge.right.name.lower())
+        Console(highlight=False).print(table)
+    return 0

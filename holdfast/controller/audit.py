@@ -1,0 +1,62 @@
+"""RUN_DIR/audit.log: who ordered what, from where, with what outcome, and who was turned away; only ever added to."""
+
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+_MOST_BYTES = 64 << 20  # then refusals are no longer written; orders are
+_REFUSALS_S = 1.0  # at most one in so long
+
+
+class Deed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    at: float
+    who: str
+    origin: str
+    what: str
+    refused: str = ""
+
+
+class Audit:
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / "audit.log"
+        self._refused_at = 0.0
+        self._unwritten = 0
+
+    def order(self, who: str, origin: str, body: object, refused: str = "") -> None:
+        """What was ordered, whole but for what may be a secret."""
+        self._put(Deed(at=time.time(), who=who, origin=origin, what=_shown(body), refused=refused))
+
+    def turned_away(self, origin: str, path: str, why: str) -> None:
+        """Somebody who has not proved anything; a flood of them is one line a second."""
+        now = time.monotonic()
+        if now < self._refused_at + _REFUSALS_S or self._size() > _MOST_BYTES:
+            self._unwritten += 1
+            return
+        self._refused_at = now
+        more = f" ({self._unwritten} more were not written)" if self._unwritten else ""
+        self._unwritten = 0
+        self._put(Deed(at=time.time(), who="?", origin=origin, what=path[:200], refused=why + more))
+
+    def _size(self) -> int:
+        return self._path.stat().st_size if self._path.exists() else 0
+
+    def _put(self, deed: Deed) -> None:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            fd = os.open(self._path, flags, 0o600)
+            try:
+                os.write(fd, msgspec.json.encode(deed) + b"\n")
+            finally:
+                os.close(fd)
+        except OSError:
+            pass  # a full disk is told of elsewhere, and must not keep a person from stopping the job
+
+
+def _shown(body: object) -> str:
+    tree = msgspec.to_builtins(body)
+    release = tree.get("release") if isinstance(tree, dict) else None
+    if release and release.get("env"):
+        release["env"] = dict.fromkeys(release["env"], "...")
+    return msgspec.json.encode(tree).decode()

@@ -1,0 +1,113 @@
+"""Rights at the port: who may look, order, and bring code; and that every order is written down."""
+
+import json
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.controller import badges
+from holdfast.controller.audit import Audit
+from holdfast.controller.badges import BadgeError, Badges
+from holdfast.controller.door import AtPort, Right, badge_of
+from holdfast.controller.rates import Rates
+from tests.controller.conftest import Open
+
+MAY = {
+    "view": {"status": 200, "hold": 403, "update": 403, "trace": 403},
+    "operate": {"status": 200, "hold": 200, "update": 403, "trace": 200},
+    "admin": {"status": 200, "hold": 200, "update": 400, "trace": 200},  # 400: it lacks a release, but might be ordered
+    "nobody": {"status": 401, "hold": 401, "update": 401, "trace": 401},
+}
+
+
+def port(people: Path) -> AtPort:
+    return AtPort(Badges(people, (badge_of("RUN_DIR/token", Right.ADMIN, "own"),)), "h")
+
+
+@pytest.mark.parametrize("right", MAY)
+async def test_what_a_token_opens(desk_of: Open, tmp_path: Path, right: str) -> None:
+    people = tmp_path / "home" / "people.json"
+    token = badges.add(people, "ann", Right[right.upper()]) if right != "nobody" else "guess"
+    async with desk_of(port=port(people)) as desk:
+        client = desk.client
+        found = {"status": (await client.get("/api/v1/status", headers=shown(token))).status}
+        for verb in ("hold", "update"):
+            answer = await client.post("/api/v1/orders", json={"verb": verb}, headers=shown(token))
+            found[verb] = answer.status
+        found["trace"] = (await client.post("/api/v1/trace", json={"deadline_s": 0.1}, headers=shown(token))).status
+        assert found == MAY[right]
+        assert (await client.get("/agent", headers=shown(token))).status in (401, 403)
+    lines = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
+    if right == "nobody":
+        assert {(line["who"], line["refused"][:12]) for line in lines} == {("?", "send a token")}
+    else:
+        assert {line["who"] for line in lines} == {"ann"} and all(line["origin"] == "127.0.0.1" for line in lines)
+        held = [line for line in lines if "hold" in line["what"]]
+        assert bool(held) is (right != "view") and all("refused" not in line for line in held)
+    assert os.stat(tmp_path / "audit.log").st_mode & 0o777 == 0o600
+
+
+def shown(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+async def test_a_token_is_revoked_while_the_job_runs(
+    desk_of: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(badges, "_LOOK_S", 0.0)
+    people = tmp_path / "people.json"
+    token = badges.add(people, "ann", Right.VIEW)
+    assert token not in people.read_text() and os.stat(people).st_mode & 0o777 == 0o600
+    async with desk_of(port=port(people)) as desk:
+        client = desk.client
+        assert (await client.get("/api/v1/status", headers=shown(token))).status == 200
+        badges.revoke(people, "ann")
+        assert (await client.get("/api/v1/status", headers=shown(token))).status == 401
+        os.chmod(people, 0o666)
+        again = badges.add(people, "ann", Right.VIEW)
+        os.chmod(people, 0o622)  # whoever may write here could give himself any right
+        assert (await client.get("/api/v1/status", headers=shown(again))).status == 401
+        assert (await client.get("/api/v1/status", headers=shown("own"))).status == 200
+
+
+def test_names(tmp_path: Path) -> None:
+    badges.add(tmp_path / "p", "ann", Right.VIEW)
+    for name, why in (("ann", "already"), ("", "printable"), ("a\x1b[2J", "printable")):
+        with pytest.raises(BadgeError, match=why):
+            badges.add(tmp_path / "p", name, Right.ADMIN)
+    with pytest.raises(BadgeError, match="there is no token of bob; there are ann"):
+        badges.revoke(tmp_path / "p", "bob")
+    (tmp_path / "link").symlink_to(tmp_path / "p")
+    with pytest.raises(OSError, match="symbolic links"):
+        badges.read(tmp_path / "link")
+
+
+def test_secrets_are_not_written_down(tmp_path: Path) -> None:
+    class Body(msgspec.Struct):
+        verb: str
+        release: dict[str, object]
+
+    Audit(tmp_path).order("ann", "here", Body("update", {"env": {"WANDB_API_KEY": "s3cret"}, "message": "faster"}))
+    text = (tmp_path / "audit.log").read_text()
+    assert "s3cret" not in text and "WANDB_API_KEY" in text and "faster" in text
+
+
+def test_a_flood_of_strangers_is_a_line_a_second(tmp_path: Path) -> None:
+    audit = Audit(tmp_path)
+    for _ in range(1000):
+        audit.turned_away("192.0.2.1", "GET /", "no token")
+    assert len((tmp_path / "audit.log").read_text().splitlines()) < 5
+
+
+def test_rates() -> None:
+    clock = [0.0]
+    rates = Rates(a_second=2.0, at_once=3.0, now=lambda: clock[0])
+    assert [rates.allows("a") for _ in range(4)] == [True, True, True, False]
+    assert rates.allows("b")
+    clock[0] = 1.0
+    assert [rates.allows("a") for _ in range(3)] == [True, True, False]
+    for number in range(5000):
+        rates.allows(str(number))
+    assert len(rates._left) <= 1024

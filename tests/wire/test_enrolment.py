@@ -1,0 +1,159 @@
+"""A host becomes a node only if both sides know the secret, and nobody stands in between."""
+
+import asyncio
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from holdfast.cli.enrolment_call import AbsentError, EnrolmentCall, EnrolmentError, ForeignError
+from holdfast.controller.enrolling import Enrolling
+from holdfast.wire import enrolment, identity, secret
+from holdfast.wire.authority import Authority
+from holdfast.wire.identity import Keys
+
+TOKEN, OTHER = "60f4c1b97ad2e8537be01d94c2f86a35", "11f4c1b97ad2e8537be01d94c2f86a35"
+
+
+class Server:
+    """The controller's two answers, in a thread, behind TLS."""
+
+    def __init__(self, folder: Path, token: str, proof_of: Authority | None = None) -> None:
+        """`proof_of`: whose certificate the proofs are about, where that is not the one of the link."""
+        self.authority = Authority(folder)
+        self._enrolling = Enrolling(proof_of or self.authority, token, "r")
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run)
+        self._up = threading.Event()
+        self._thread.start()
+        assert self._up.wait(30)
+
+    def _run(self) -> None:
+        self._loop.run_until_complete(self._open())
+        self._up.set()
+        self._loop.run_forever()
+        self._loop.run_until_complete(self._runner.cleanup())
+        self._loop.close()
+
+    async def _open(self) -> None:
+        app = web.Application()
+        app.router.add_get(enrolment.PATH, self._enrolling.challenge)
+        app.router.add_post(enrolment.PATH, self._enrolling.enrol)
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        context = identity.accepting(self.authority.keys, strangers=True)
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=context)
+        await site.start()
+        self.address: tuple[str, int] = self._runner.addresses[0]
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    made = Server(tmp_path / "door", TOKEN)
+    yield made
+    made.close()
+
+
+def test_a_host_enrols(server: Server, tmp_path: Path) -> None:
+    call = EnrolmentCall(server.address, TOKEN)
+    keys = call.enrol("host 1/\u00e4", tmp_path / "keys")
+    call.close()
+    assert call.run_id == "r"
+    assert {path.stat().st_mode & 0o777 for path in keys} == {0o600}
+    shown = ssl._ssl._test_decode_cert(str(keys.certificate))  # type: ignore[attr-defined]
+    assert identity.node_of(shown) == "host 1/\u00e4" and identity.serial_of(shown)
+    assert identity.node_of(None) == "" and identity.node_of({"subjectAltName": (("DNS", identity.CONTROLLER),)}) == ""
+    assert keys.authority.read_bytes() == server.authority.keys.authority.read_bytes()
+    again = Authority(tmp_path / "door")  # of the next controller: the same
+    assert again.keys.authority.read_bytes() == keys.authority.read_bytes()
+
+
+def test_nobody_takes_the_name_of_a_node(server: Server, tmp_path: Path) -> None:
+    for refused in (False, True):
+        call = EnrolmentCall(server.address, TOKEN)
+        if refused:
+            with pytest.raises(EnrolmentError, match="there is a node a in this job already"):
+                call.enrol("a", tmp_path / "second")
+        else:
+            call.enrol("a", tmp_path / "first")
+        call.close()
+
+
+def test_a_proof_is_good_once(server: Server, tmp_path: Path) -> None:
+    call = EnrolmentCall(server.address, TOKEN)
+    call.enrol("a", tmp_path / "a")
+    with pytest.raises(EnrolmentError, match="this challenge is not open"):
+        call.enrol("b", tmp_path / "b")
+    call.close()
+
+
+def test_a_controller_that_does_not_know_the_secret_hears_nothing(server: Server) -> None:
+    with pytest.raises(EnrolmentError, match="does not know this host's token, so nothing was sent to it"):
+        EnrolmentCall(server.address, OTHER)
+
+
+def test_nobody_stands_in_between(server: Server, tmp_path: Path) -> None:
+    """Who passes our words on to the controller has another certificate, and the proof is about the controller's."""
+    between = Server(tmp_path / "between", TOKEN, proof_of=server.authority)
+    try:
+        with pytest.raises(EnrolmentError, match="does not know this host's token"):
+            EnrolmentCall(between.address, TOKEN)
+    finally:
+        between.close()
+
+
+def test_a_host_that_only_guesses(server: Server, tmp_path: Path) -> None:
+    call = EnrolmentCall(server.address, TOKEN)
+    call._token = OTHER
+    with pytest.raises(EnrolmentError, match="the token is not this job's"):
+        call.enrol("a", tmp_path / "a")
+    call.close()
+
+
+def test_others_answer_or_nobody(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+
+        def answer() -> None:
+            with listener.accept()[0] as link:
+                link.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(ForeignError, match="is not holdfast"):
+            EnrolmentCall(address, TOKEN)
+        thread.join()
+    with pytest.raises(AbsentError, match="does not answer"):
+        EnrolmentCall(address, TOKEN)
+
+
+def test_a_wrong_clock_shuts_nobody_out(tmp_path: Path) -> None:
+    """Both sides of a link, whose certificates have long expired, or are not valid yet."""
+    assert identity.calling(Authority(tmp_path / "d").keys, controller=True).verify_flags & 0x200000
+    assert identity.accepting(Keys.in_folder(tmp_path / "d"), strangers=False).verify_flags & 0x200000
+
+
+@pytest.mark.parametrize(
+    ("token", "why"),
+    [
+        ("", "is empty"),
+        ("hunter2", "at least 128 random bits"),
+        ("a" * 64, "at least 128 random bits"),
+        ("60f4c1b97ad2e853", "at least 128 random bits"),
+        ("two words of a token that is long enough", "printable ASCII"),
+        ("\u00e9" * 40, "printable ASCII"),
+        (TOKEN, ""),
+        ("kX9_v2-QpR7sT1uW3yZ5aB", ""),
+    ],
+)
+def test_what_is_good_enough(token: str, why: str) -> None:
+    fault = secret.fault_of(token)
+    assert why in fault and bool(why) is bool(fault)
