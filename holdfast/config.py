@@ -52,6 +52,12 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
     hide_hosts: bool = True  # addresses and names of hosts and users are masked, as secrets always are
 
 
+class ReleaseLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Which releases are taken."""
+
+    signers: str = ""  # an OpenSSH file of allowed signers; empty: signatures are not asked for
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     recovery: Limits = Limits()
     silence: SilenceLimits = SilenceLimits()
@@ -72,6 +78,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     words: WordLimits = WordLimits()
     model: ModelLimits = ModelLimits()
     hook: HookLimits = HookLimits()
+    release: ReleaseLimits = ReleaseLimits()
 
 
 ASK_S = 14400.0  # recovery.ask_s where a hook tells people, unless it is set
@@ -142,6 +149,14 @@ def _hook_rules(h: HookLimits) -> tuple[tuple[bool, str], ...]:
         (h.format in FORMATS, f"hook.format must be one of {', '.join(FORMATS)}"),
         (h.timeout_s > 0, "hook.timeout_s must be above 0"),
         ("\0" not in h.command, "hook.command must not hold a NUL"),
+    )
+
+
+def _release_rules(r: ReleaseLimits) -> tuple[tuple[bool, str], ...]:
+    absolute = not r.signers or Path(r.signers).is_absolute()
+    return (
+        (absolute, "release.signers must be an absolute path"),
+        (not absolute or not r.signers or Path(r.signers).is_file(), f"release.signers: there is no file {r.signers}"),
     )
 
 

@@ -18,8 +18,9 @@ from holdfast.cli.packing import Brought
 from holdfast.cli.wording import duration
 from holdfast.core.history import Chapter
 from holdfast.model.release import Fate, Release
-from holdfast.wire import tree
+from holdfast.wire import signing, tree
 from holdfast.wire.controller_call import NotRunning, Refused
+from holdfast.wire.signing import SigningError
 from holdfast.wire.spec import Entry
 from holdfast.wire.staged import within
 
@@ -59,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--window", metavar="TIME", default=_WINDOW, help="a lazy one waits no longer (default 24h)")
     parser.add_argument("--message", metavar="TEXT", default="", help="what is new, for the history")
     parser.add_argument("--env", metavar="NAME=VALUE", action="append", default=[], help="set for ranks; repeatable")
+    parser.add_argument("--sign", metavar="KEY", help="sign it with this ssh key, for jobs that ask for that")
     parser.add_argument("--no-wait", action="store_true", help="do not wait until it is staged")
     return parser
 
@@ -74,7 +76,9 @@ def _update(args: argparse.Namespace, words: tuple[str, ...]) -> int:
     log_dir = Path(rundir.read_spec(run_dir).log_dir)
     brought = packing.bring(args.what, base.release.root, run_dir, (log_dir,))
     release = _release(base.release, brought, entry, words, env)
-    release = msgspec.structs.replace(release, message=args.message)
+    release = msgspec.structs.replace(release, message=args.message, signature="")
+    if args.sign:
+        release = _signed(release, Path(args.sign))
     if _same(release, base.release) and not (args.now and base.fate in _OPEN):
         print(f"nothing has changed since release {base.release.number}, which is {base.fate}")
         return 0
@@ -85,6 +89,13 @@ def _update(args: argparse.Namespace, words: tuple[str, ...]) -> int:
         print("holdfast update: it is being checked and staged; holdfast releases shows what becomes of it")
         return 0
     return _watch(run_dir, release, len(chapters), args.now, window_s)
+
+
+def _signed(release: Release, key: Path) -> Release:
+    try:
+        return signing.signed(release, key)
+    except SigningError as e:
+        raise UsageError(str(e)) from None
 
 
 def _running(chapters: tuple[Chapter, ...]) -> Chapter:

@@ -186,6 +186,7 @@ def _order_of(controller: Controller, audit: Audit) -> Answer:
         denied = f"{caller.name} may not order '{body.verb}'; that takes the right to {needed.name.lower()}"
         beyond = "" if (caller.right or 0) >= needed else denied
         why = beyond or refusal(decider, order) or releasing.fault(controller, order)
+        why = why or await releasing.unsigned(controller, order)
         audit.order(caller.name, caller.origin, body, why)
         if why:
             return _error(403 if beyond else 400, why)

@@ -1,12 +1,14 @@
 """Releases on the controller's port: their history, their archives for nodes that fetch them, and orders about them."""
 
+import asyncio
+
 from aiohttp import web
 
 from holdfast.controller.loop import Controller
 from holdfast.core.history import Told
 from holdfast.model.event import Order
 from holdfast.model.release import Fate, Release
-from holdfast.wire import tree
+from holdfast.wire import signing, tree
 
 
 def told(controller: Controller) -> Told:
@@ -30,6 +32,14 @@ def fault(controller: Controller, order: Order) -> str:
         if chapter.fate is Fate.ROLLED_BACK and _runs_as(same) == _runs_as(release):
             return f"this is release {same.number} again, which was rolled back: {chapter.why}; change something first"
     return ""
+
+
+async def unsigned(controller: Controller, order: Order) -> str:
+    """Why the one who brings it is none of those whose releases this job takes."""
+    signers = controller.settings.release.signers
+    if order.verb != "update" or order.release is None or not signers:
+        return ""
+    return await asyncio.to_thread(signing.fault_of, order.release, signers)
 
 
 def _runs_as(release: Release) -> tuple[object, ...]:

@@ -17,6 +17,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""  # in words: "~/train (git 1a2b3c4)"
     message: str = ""
     who: str = ""
+    signature: str = ""  # by an ssh key, of all that decides what will run
 
 
 class Fate(StrEnum):

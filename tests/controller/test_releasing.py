@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from holdfast.config import ReleaseLimits, Settings
 from holdfast.model.errand import Errand, StageHere
 from holdfast.model.event import Phase
 from tests.controller.conftest import HEADERS, Agent, Desk, Open
@@ -100,3 +101,16 @@ async def test_one_that_was_rolled_back_is_not_taken_again(desk_of: Open, tmp_pa
         status, answer = await order(desk, "update", release=RELEASE)
         assert status == 400
         assert "this is release 2 again, which was rolled back: rolled back by Ada" in answer["error"]
+
+
+async def test_a_job_that_takes_signed_releases_only(desk_of: Open, tmp_path: Path) -> None:
+    (tmp_path / "signers").touch()
+    signers = ReleaseLimits(signers=str(tmp_path / "signers"))
+    async with desk_of(settings=Settings(release=signers)) as desk:
+        desk.controller.archives = tmp_path
+        (tmp_path / f"{DIGEST}.tar").write_bytes(b"an archive")
+        await desk.train()
+        for signature, why in (("", "takes signed releases only"), ("junk", "its signature")):
+            status, answer = await order(desk, "update", release=RELEASE | {"signature": signature})
+            assert status == 400 and why in answer["error"]
+        assert list(await told(desk)) == [1]
