@@ -16,6 +16,7 @@ from holdfast.model.errand import Done, Leave
 from holdfast.wire import spec
 
 _ALONE = "alone"
+_EPOCH = "epoch"
 _LEAVING = "leaving.json"
 _LEFT = "left"
 _STOPPED = "stopped"
@@ -52,6 +53,17 @@ def stopped(node_dir: Path) -> int:
     """The newest generation that was told to stop here, 0: none was."""
     path = node_dir / _STOPPED
     return int(path.read_bytes()) if path.exists() else 0
+
+
+def heed(node_dir: Path, epoch: int) -> None:
+    _note(node_dir / _EPOCH, f"{epoch}\n".encode())
+
+
+def heeded(node_dir: Path) -> int:
+    """The newest controller that was heard here, 0: none was."""
+    with contextlib.suppress(OSError, ValueError):
+        return int((node_dir / _EPOCH).read_bytes())
+    return 0
 
 
 def intend(node_dir: Path, errand: Leave) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from holdfast.model.event import Entry
+from holdfast.model.event import Entry, Lost
 
 
 class Disk:
@@ -11,6 +11,7 @@ class Disk:
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.notes: dict[str, bytes] = {}
+        self.epoch = 0
 
 
 class DiskNotes:
@@ -35,6 +36,9 @@ class DiskJournal:
     def __init__(self, disk: Disk, strike: Callable[[str], None]) -> None:
         self._disk = disk
         self._open: list[Entry] = []
+        self.lost: Lost | None = None
+        self.doubt = ""
+        self.epoch = disk.epoch = disk.epoch + 1
         self._strike = strike
 
     def append(self, entry: Entry, durable: bool) -> None:
@@ -56,6 +60,9 @@ class DiskJournal:
 
     def read(self, after: int = 0) -> Iterator[Entry]:
         yield from list(self._disk.entries[after:])
+
+    def raise_epoch(self, epoch: int) -> None:
+        self.epoch = self._disk.epoch = epoch
 
     def close(self) -> None:
         self.flush()
