@@ -9,6 +9,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ import msgspec
 from holdfast.journal import format1, mark
 from holdfast.journal.chain import START_BYTES, Row, heading, row_of, row_read
 from holdfast.journal.mark import Mark, MarkFile
+from holdfast.journal.trouble import JournalDamagedError as JournalDamagedError
 from holdfast.journal.trouble import JournalError as JournalError
 from holdfast.journal.trouble import JournalFullError as JournalFullError
 from holdfast.model.action import Launch
@@ -29,6 +31,7 @@ create table entry (seq integer primary key, at real not null, event blob not nu
 _HEADING = """
 create table heading (start blob not null, epoch integer not null, marked integer not null, chain blob not null) strict
 """
+_INSERT = "insert into entry values (?, ?, ?, ?, ?, ?)"
 _COLUMNS = "select seq, at, event, decision, epoch, chain from entry"
 
 
@@ -43,16 +46,13 @@ class SqliteJournal:
         self.doubt = ""  # why nobody knows whether something was lost
         self._start = self._chain = b""
         self._marked = False
+        self._damaged = 0  # from which entry on it was, 0: it was not
         self._format = FORMAT
         self._mark = Mark(start=b"", epoch=0)
         self._marking: MarkFile | None = None
         # Before the entries are read, for whoever writes it writes entries first.
         self._found = mark.read(mark_path) if mark_path else mark.Found()
-        mode = "ro" if read_only else "rwc"
-        try:
-            self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None)
-        except sqlite3.Error as e:
-            raise self._error(e) from None
+        self._connect()
         try:
             self._open()
         except (sqlite3.Error, msgspec.DecodeError, OSError, UnicodeDecodeError, MemoryError) as e:
@@ -62,32 +62,44 @@ class SqliteJournal:
             self._db.close()
             raise
 
+    def _connect(self) -> None:
+        mode = "ro" if self._read_only else "rwc"
+        try:
+            self._db = sqlite3.connect(f"{self._path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None)
+        except sqlite3.Error as e:
+            raise self._error(e) from None
+
     def _open(self) -> None:
         if self._read_only:
             self._read_heading()
             self._look_at_end()
             return
+        known = self._found.mark
+        try:
+            self._prepare()
+        except sqlite3.DatabaseError as e:
+            if not _corrupt(e) or known is None or not known.seq:
+                raise
+            self._start, self.epoch = known.start, known.epoch
+            self._set_aside(1)
+        self._next_epoch(self._sound())
+
+    def _prepare(self) -> None:
         self._db.execute("pragma journal_mode = wal")
         self._db.execute("pragma synchronous = full")
         self._db.execute("begin immediate")
-        empty = not self._db.execute("select count(*) from sqlite_schema").fetchone()[0]
-        if empty:
-            self._begin(_ENTRY)
+        if not self._db.execute("select count(*) from sqlite_schema").fetchone()[0]:
+            self._db.execute(_ENTRY)
+            self._head(os.urandom(START_BYTES), 0)
         elif self._check_format() == 1:
-            self._begin("")
+            start = os.urandom(START_BYTES)
+            format1.write_anew(self._db, _ENTRY, start)
+            self._head(start, 1)
         self._db.execute("commit")
         self._read_heading()
-        self._next_epoch(self._sound())
 
-    def _begin(self, entries: str) -> None:
-        """Make the tables; without `entries` out of those of the first format."""
-        start = os.urandom(START_BYTES)
-        if entries:
-            self._db.execute(entries)
-        else:
-            format1.write_anew(self._db, _ENTRY, start)
+    def _head(self, start: bytes, epoch: int) -> None:
         self._db.execute(_HEADING)
-        epoch = 0 if entries else 1
         self._db.execute("insert into heading values (?, ?, 0, ?)", (start, epoch, heading(start, epoch, False)))
         self._db.execute(f"pragma user_version = {FORMAT}")
 
@@ -122,6 +134,7 @@ class SqliteJournal:
         last, damaged = self._last_sound()
         if damaged:
             self._set_aside(damaged)
+        damaged = self._damaged
         kept, known = last.seq if last else 0, self._found.mark
         if damaged or (known and self._lacks(known, kept)):
             self.lost = self._loss(kept, max(damaged, known.seq if known else 0), damaged=bool(damaged))
@@ -152,11 +165,16 @@ class SqliteJournal:
     def _last_sound(self) -> tuple[Row | None, int]:
         """The last one before the first that is damaged, and the number of that, 0: none is."""
         last: Row | None = None
-        for row in self._rows():
-            seq, chain = (last.seq, last.chain) if last else (0, self._start)
-            if row is None or not row.follows(seq, chain):
-                return last, seq + 1
-            last = row
+        try:
+            for row in self._rows():
+                seq, chain = (last.seq, last.chain) if last else (0, self._start)
+                if row is None or not row.follows(seq, chain):
+                    return last, seq + 1
+                last = row
+        except sqlite3.DatabaseError as e:
+            if not _corrupt(e):
+                raise
+            return last, (last.seq if last else 0) + 1
         return last, 0
 
     def _agrees(self, known: Mark) -> bool:
@@ -164,14 +182,25 @@ class SqliteJournal:
         return found is not None and found[0] == known.chain
 
     def _set_aside(self, seq: int) -> None:
-        """Keep the files as they were for whoever wants to look, and go on without the damaged entries."""
-        for suffix in ("", "-wal"):
-            found = self._path.with_name(self._path.name + suffix)
+        """Keep the files as they were for whoever wants to look, and go on with the entries before this one."""
+        rows = [row for row in islice(self._rows(), seq - 1) if row] if seq > 1 else []
+        files = [self._path.with_name(self._path.name + suffix) for suffix in ("", "-wal", "-shm")]
+        for found in files[:2]:
             if found.exists():
                 shutil.copy2(found, found.with_name(f"damaged-{self.epoch}-{found.name}"))
+        self._db.close()
+        for found in files:
+            found.unlink(missing_ok=True)
+        start, epoch = self._start, self.epoch
+        self._connect()
+        self._db.execute("pragma journal_mode = wal")
+        self._db.execute("pragma synchronous = full")
         self._db.execute("begin immediate")
-        self._db.execute("delete from entry where seq >= ? or seq < 1", (seq,))
+        self._db.execute(_ENTRY)
+        self._head(start, epoch)
+        self._db.executemany(_INSERT, (msgspec.structs.astuple(row) for row in rows))
         self._db.execute("commit")
+        self._damaged = seq
 
     def _next_epoch(self, last: Row | None) -> None:
         """It stands in the file itself, not in its log, before anything is written under it."""
@@ -196,7 +225,10 @@ class SqliteJournal:
         self.flush()
         chain = heading(self._start, epoch, marked)
         try:
-            self._db.execute("update heading set epoch = ?, marked = ?, chain = ?", (epoch, int(marked), chain))
+            self._db.execute("begin immediate")
+            self._db.execute("delete from heading")
+            self._db.execute("insert into heading values (?, ?, ?, ?)", (self._start, epoch, int(marked), chain))
+            self._db.execute("commit")
             self._db.execute("pragma wal_checkpoint(passive)").fetchall()
         except sqlite3.Error as e:
             raise self._error(e) from None
@@ -209,7 +241,7 @@ class SqliteJournal:
             # Rows that no action depends on gather in an open transaction; the next durable one takes them along.
             if not self._db.in_transaction:
                 self._db.execute("begin immediate")
-            self._db.execute("insert into entry values (?, ?, ?, ?, ?, ?)", msgspec.structs.astuple(row))
+            self._db.execute(_INSERT, msgspec.structs.astuple(row))
             self._chain = row.chain
             self._mark = msgspec.structs.replace(
                 _standing(self._mark, entry), epoch=self.epoch, seq=row.seq, chain=row.chain
@@ -239,7 +271,7 @@ class SqliteJournal:
             seq, chain = self._before(after)
             for row in self._rows(after):
                 if row is None or not row.follows(seq, chain):
-                    raise JournalError(f"{self._path} is damaged: entry {seq + 1} is not as it was written")
+                    raise JournalDamagedError(f"{self._path} is damaged: entry {seq + 1} is not as it was written")
                 seq, chain = row.seq, row.chain
                 yield row.entry
         except (sqlite3.Error, msgspec.DecodeError, UnicodeDecodeError, MemoryError) as e:
@@ -277,3 +309,7 @@ def _standing(known: Mark, entry: Entry) -> Mark:
     launch = next((action for action in entry.decision.actions if isinstance(action, Launch)), None)
     generation, release = (launch.generation, launch.release.number) if launch else (known.generation, known.release)
     return msgspec.structs.replace(known, generation=generation, release=release, phase=entry.decision.phase)
+
+
+def _corrupt(why: sqlite3.Error) -> bool:
+    return getattr(why, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
