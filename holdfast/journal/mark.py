@@ -62,6 +62,7 @@ def read(path: Path) -> Found:
         half is None and content[at : at + _HALF] != _EMPTY for half, at in zip(halves, (0, _HALF), strict=True)
     )
     newest = max(found, key=lambda half: half.writes, default=None)
+    damaged = damaged or (len(found) == 1 and found[0].writes > 0)  # then both were written
     return Found(mark=newest.mark if newest else None, there=True, damaged=damaged or newest is None)
 
 

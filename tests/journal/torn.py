@@ -12,7 +12,7 @@ from holdfast.core.decider import Decider
 from holdfast.journal.sqlite import JournalError, SqliteJournal
 from holdfast.model.event import Entry, Phase, Successor
 from holdfast.sim.run import simulate
-from holdfast.sim.world import Setup
+from tests.sim.test_run import shortly
 
 FILES = ("journal.db", "journal.db-wal", "journal.mark")
 
@@ -21,7 +21,7 @@ FILES = ("journal.db", "journal.db-wal", "journal.mark")
 def entries() -> tuple[Entry, ...]:
     """Of a simulated job with some incidents."""
     found: list[Entry] = []
-    simulate(Setup(seed=5, days=0.5, nodes=4, standbys=1), found.append)
+    simulate(shortly(5), found.append)
     return tuple(found[:300])
 
 
