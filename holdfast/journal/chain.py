@@ -59,6 +59,6 @@ def heading(start: bytes, epoch: int, marked: bool) -> bytes:
 
 
 def _link(before: bytes, row: Row) -> bytes:
-    numbers = struct.pack("<qqdq", row.seq, row.epoch, row.at, len(row.event))
+    numbers = struct.pack("<qqdq", row.seq, row.epoch, row.at + 0.0, len(row.event))  # -0.0 is 0.0 in SQLite
     parts = b"".join((before, numbers, row.event, row.decision))
     return hashlib.blake2b(parts, digest_size=CHAIN_BYTES).digest()
