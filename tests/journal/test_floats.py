@@ -64,7 +64,8 @@ def test_a_decision_with_such_a_number_is_replayed(tmp_path: Path, number: float
     journal, decider = SqliteJournal(tmp_path / "journal.db"), Decider()
     begin = Begin(job=Job(run_id="r", min_nodes=1, max_nodes=1), limits=Limits(wait_s=number))
     progress = Progress(generation=0, step=1, at=number, first_step=1, first_at=number, counted=True)
-    for seq, event in enumerate((begin, progress), 1):
+    events: tuple[Event, ...] = (begin, progress)
+    for seq, event in enumerate(events, 1):
         journal.append(Entry(seq=seq, at=1.0, event=event, decision=decider.step(1.0, event)), durable=True)
     assert len(list(replay(journal, Decider()))) == 2
     journal.close()

@@ -62,10 +62,12 @@ def test_a_power_cut_at_every_commit(tmp_path: Path) -> None:
     """Somewhere within what the commit writes; all that was acknowledged before it is there or missed."""
     living, torn, rng = tmp_path / "living", tmp_path / "torn", Random(7)
     living.mkdir()
-    before, cuts = None, 0
+    cuts = 0
+    before: Shot | None = None
     for seq in commits(living, 30):
         after = shot(living)
-        for end in ends(before.wal, after.wal, rng) if before else ():
+        places = ends(before.wal, after.wal, rng) if before else []
+        for end in places:
             assert before
             wal = after.wal[:end] + before.wal[end:]
             found = came(msgspec.structs.replace(before, wal=wal).put(torn), entries()[: seq - 1], epoch=2)
