@@ -132,12 +132,8 @@ class Agent:
             match deed:
                 case Send(post):
                     self._put(messages.encode(post))
-                case Heed(epoch):
-                    remembering.heed(self.node_dir, epoch)
-                case Remember(done):
-                    remembering.remember(self.node_dir / "done.jsonl", done)
-                case Intend(errand):
-                    remembering.intend(self.node_dir, errand)
+                case Heed() | Remember() | Intend():
+                    remembering.keep(self.node_dir, deed)
                 case Carry(errand):
                     self._tasks.create_task(self._carry(errand))
 
@@ -329,8 +325,8 @@ class Agent:
     def _beat(self) -> None:
         self._beat_at = time.monotonic()
         if self.clock.known:
-            running = sum(generation_of(rank.key) == self.life.generation for rank in self.ranks.running())
-            self._put(messages.encode(msgspec.structs.replace(self._summary(), running=running)))
+            beat = msgspec.structs.replace(self._summary(), running=self.ranks.count(self.life.generation))
+            self._put(messages.encode(beat))
 
     def _summary(self) -> Beat:
         """The slowest rank speaks for the node."""

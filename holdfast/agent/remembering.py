@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.core.node import Heed, Intend, Remember
 from holdfast.model.errand import Done, Leave
 from holdfast.wire import spec
 
@@ -21,6 +22,16 @@ _LEAVING = "leaving.json"
 _LEFT = "left"
 _STOPPED = "stopped"
 _log = logging.getLogger("holdfast.agent")
+
+
+def keep(node_dir: Path, deed: Heed | Remember | Intend) -> None:
+    match deed:
+        case Heed(epoch):
+            heed(node_dir, epoch)
+        case Remember(done):
+            remember(node_dir / "done.jsonl", done)
+        case Intend(errand):
+            intend(node_dir, errand)
 
 
 def remember(path: Path, done: Done) -> None:

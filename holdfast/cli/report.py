@@ -18,6 +18,7 @@ from holdfast.cli.wording import counted, duration
 from holdfast.core.account import Use, fold
 from holdfast.core.report import Report, report_of
 from holdfast.core.story import phases
+from holdfast.core.succession import sentence
 from holdfast.journal.sqlite import JournalError, SqliteJournal
 from holdfast.model.verdict import Change, Record
 
@@ -60,7 +61,9 @@ def load(run_dir: Path) -> Report:
     if not path.exists():
         raise UsageError(f"{run_dir} has no journal yet; its controller has not started")
     now = time.time() if rundir.listening(run_dir) else None
-    with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
+    with contextlib.closing(SqliteJournal(path, read_only=True, mark_path=run_dir / "journal.mark")) as journal:
+        if journal.lost:
+            print(f"holdfast report: {sentence(journal.lost)}", file=sys.stderr)
         return report_of(fold(journal.read(), now))
 
 
