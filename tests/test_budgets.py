@@ -17,8 +17,8 @@ PACKAGE = ROOT / "holdfast"
 # Of Python in holdfast/: the walking skeleton took 9,200, state that survives as much again, seeing trouble 5,000,
 # finding whom to evict (last words, probes, replay) another 7,000; releases, planned restarts, orders of people, hooks
 # and what is done about bad batches 6,500; faults for real processes and their matrix 4,500; the control plane's own
-# world, in which everything around it fails, 2,200; the simulator at scale 2,500; a journal that knows what it has lost,
-# and a controller that goes on without it, 800.
+# world, in which everything around it fails, 2,200; the simulator at scale 2,500; a journal that knows what it has
+# lost, and a controller that goes on without it, 800.
 TOTAL_LINES = 48000
 SETTINGS = 97  # a detector has about five: its stance, its pace, its limits; hooks have five
 NOUNS = 70  # structs in holdfast/model/
