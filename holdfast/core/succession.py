@@ -63,7 +63,10 @@ def _lost(d: "Decider", now: float, lost: Lost) -> str:
     runs_on = d.generation == known and d.phase in _UNDER_WAY and lost.phase in (None, *_UNDER_WAY)
     what = "its ranks are not touched" if runs_on else f"generation {d.generation} is ended where it still runs"
     d.actions.append(Say(text=f"{told}; {what}, and the job goes on from what the nodes still know"))
-    if runs_on or not d.seats:  # nobody sits anywhere: whoever runs ranks is told to end them when it reports
+    if runs_on:
+        return told
+    d.nodes.standbys.doubt(now)
+    if not d.seats:  # whoever runs ranks is told to end them when it reports
         return told
     d.case = None
     alarm = Alarm(kind=Kind.CRASH, at=now, suspects=(), reason=told, generation=d.generation, signature="journal")

@@ -78,7 +78,11 @@ class Truth:
         """A controller comes back: it has never heard what it had not put on disk."""
         if self._seen != len(self.disk.entries):
             self._watch, self.effort, decider = Watch(), Effort(), Decider()
-            self._told, self._doubts = 0, []
+            made = (g for g, step in self._complete.items() if step > self._from[g][0])
+            told = (
+                max(made, default=0) if self.world.setup.forgets else 0
+            )  # what nodes hold is of the line that they are on
+            self._told, self._doubts, self._read = told, [], min(self._read, len(self.disk.entries))
             for entry in self.disk.entries:
                 decider.step(entry.at, entry.event)
                 self.entry(entry, decider)
