@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
+import msgspec
+
 from holdfast.config import Settings
 from holdfast.controller.hands import Hands
 from holdfast.controller.ingest import Ingest
@@ -98,8 +100,14 @@ class Controller:
         """An earlier controller has told nodes what the journal may have lost."""
         if self.journal.doubt:
             self.hands.say(self.journal.doubt)
-        if self.decider.phase is not Phase.DONE and (self.epoch > 1 or self.journal.lost):
-            self._succeed(self.journal.lost)
+        plan, lost = self.hands.planned(), self.journal.lost
+        if lost is None and plan and plan.generation > self.decider.generation:
+            lost = Lost(kept=self.seq, of=0)
+        if lost and plan:  # written before any node is told of a launch, and so the newest that may run
+            newest = max(lost.generation, plan.generation)
+            lost = msgspec.structs.replace(lost, generation=newest, nodes=plan.nodes)
+        if self.decider.phase is not Phase.DONE and (self.epoch > 1 or lost):
+            self._succeed(lost)
 
     def _succeed(self, lost: Lost | None) -> None:
         if lost and lost.generation > self.decider.generation:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 IDS = 10**6  # of actions in one epoch
 _UNDER_WAY = (Phase.LAUNCHING, Phase.STARTING, Phase.TRAINING)
+_UNKNOWN = "nodes that the journal does not name"
 _OVER = (Phase.ENDING, Phase.DONE)
 
 
@@ -66,8 +67,12 @@ def _lost(d: "Decider", now: float, lost: Lost) -> str:
     if runs_on:
         return told
     d.nodes.standbys.doubt(now)
+    d.wait_until = d.last_call_at = None  # whoever comes is waited for anew
+    if d.generation > known:
+        d.nodes.line_is_of(lost.nodes)
+        d.actions += d.fence.stand(now, set(lost.nodes or (_UNKNOWN,)).difference(s.node for s in d.seats))
     if not d.seats:  # whoever runs ranks is told to end them when it reports
-        return told
+        return told if d.phase is Phase.HELD else f"{told}; {generation.wait(d, now)}"
     d.case = None
     alarm = Alarm(kind=Kind.CRASH, at=now, suspects=(), reason=told, generation=d.generation, signature="journal")
     return healing.trouble(d, now, alarm)

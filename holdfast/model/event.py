@@ -123,6 +123,7 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0  # newest that was launched
     release: int = 0  # of it
     phase: Phase | None = None
+    nodes: tuple[str, ...] = ()  # whom it was launched on; none: nobody knows
 
 
 class Successor(msgspec.Struct, frozen=True, kw_only=True, tag="successor"):
