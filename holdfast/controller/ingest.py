@@ -173,7 +173,8 @@ class Ingest:
         self.hands.hosts[hello.node] = hello.host
         if self._seated(hello.node):  # others may hold steps of a line that the job has left
             self.hands.copies[hello.node] = hello.copies
-        waits, seated = hello.node in self.decider.pool, self._seated(hello.node)
+        waits = hello.node in self.decider.pool
+        seated = self._seated(hello.node) and hello.node not in self.decider.coming  # evicted, and to report anew
         if hello.generation and (waits or not seated) and (fresh or hello.ready):
             self._empty(now, hello)  # before the welcome: after it the node may be without us for `node.lost_s` again
         if fresh:

@@ -5,7 +5,7 @@ import pytest
 from holdfast.core.decider import Decider
 from holdfast.core.succession import IDS, sentence
 from holdfast.model.action import Action, Finish, Launch, Say, Stop
-from holdfast.model.event import Begin, Limits, Lost, Outcome, Phase, Progress, Ready, Successor
+from holdfast.model.event import Begin, Limits, Lost, Outcome, Phase, Progress, Ready, Successor, Tick
 from holdfast.model.topology import Job
 
 JOB = Job(run_id="r", min_nodes=2, max_nodes=2, can_acquire=False)
@@ -116,3 +116,36 @@ def test_every_loss_has_its_sentence() -> None:
         "the journal is damaged: entry 5, and what came after it are lost",
         "the journal ends at entry 12, and the nodes know of more",
     ]
+
+
+def begun_anew(*nodes: str) -> Decider:
+    decider = Decider()
+    decider.step(0.0, Begin(job=JOB, limits=Limits(), fence_s=100.0))
+    decider.step(1.0, Successor(epoch=2, lost=lost(generation=7, nodes=nodes)))
+    return decider
+
+
+def test_nothing_is_launched_beside_ranks_that_may_live() -> None:
+    decider = begun_anew("x", "y")
+    for node in ("a", "b", "x"):
+        assert not of(Launch, decider.step(2.0, Ready(node=node, host=node, nproc=1)).actions)
+    [launch] = of(Launch, decider.step(3.0, Ready(node="y", host="y", nproc=1)).actions)
+    assert isinstance(launch, Launch) and launch.generation == 8
+    assert set(launch.astray) == {seat.node for seat in launch.seats} - {"x", "y"}, "others have no part in its line"
+
+
+def test_where_nobody_knows_who_had_ranks_time_decides() -> None:
+    decider = begun_anew()
+    decider.step(2.0, Ready(node="a", host="a", nproc=1))
+    decision = decider.step(2.0, Ready(node="b", host="b", nproc=1))
+    assert (decision.phase, decision.wake_at) == (Phase.WAITING, 101.0)
+    [launch] = of(Launch, decider.step(101.0, Tick()).actions)
+    assert isinstance(launch, Launch) and launch.astray == ("a", "b"), "nor who has its state"
+
+
+def test_a_standby_reports_anew_before_it_counts() -> None:
+    decider = training()
+    decider.step(4.0, Ready(node="c", host="c", nproc=1))
+    assert "c" in decider.pool
+    decider.step(5.0, Successor(epoch=2, lost=lost(generation=3, nodes=("a", "c"))))
+    assert not decider.pool and "c" in decider.coming
