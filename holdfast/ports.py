@@ -3,11 +3,18 @@
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Protocol
 
-from holdfast.model.event import Entry
+from holdfast.model.event import Entry, Lost
 
 
 class Journal(Protocol):
     """The record of a job: one writer, append only."""
+
+    epoch: int  # of this writer: it and all before it
+    lost: Lost | None  # entries that were there once
+    doubt: str  # why nobody knows whether some were lost; empty: it is known
+
+    def raise_epoch(self, epoch: int) -> None:
+        """Somebody has heard a writer that we know nothing of; durable when this returns."""
 
     def append(self, entry: Entry, durable: bool) -> None:
         """Add an entry; with `durable` it and all before it are on disk when this returns."""

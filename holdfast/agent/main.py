@@ -18,6 +18,7 @@ from holdfast.agent.asking import Asking
 from holdfast.agent.beating import beat_of
 from holdfast.agent.dialing import Dialing
 from holdfast.agent.keeper import Keeper
+from holdfast.agent.latching import Latches
 from holdfast.agent.losses import Losses
 from holdfast.agent.monitor import Monitor, Ties
 from holdfast.agent.placing import place_of
@@ -35,6 +36,7 @@ from holdfast.core.node import (
     Clock,
     Deed,
     Exited,
+    Heed,
     Intend,
     Judge,
     Judged,
@@ -58,7 +60,6 @@ from holdfast.wire.messages import Ack, Hello, Hold, Look, Looked, Marked, Notic
 
 POLL_S = 0.1  # how often the slots are read until every rank has made its first step
 _STEADY_S = 0.25  # and then: waking up is most of what an agent costs
-_LATCH_S = 1.0  # a rank that told of its failure and has not ended by then is reported all the same
 _OUTBOX = 256
 _REDIAL_S = 0.05  # after a link that broke; then longer and longer
 _AGAIN_S = 5.0  # a release that could not be had is tried again
@@ -93,7 +94,7 @@ class Agent:
         self._tasks: asyncio.TaskGroup
         self._beat_at = 0.0
         self._first_said = 0  # generation whose first step was reported
-        self._latched: dict[str, float] = {}
+        self._latches = Latches()
         self._staged = False  # what the controller has said that ranks may run here
         self._looking = asyncio.Lock()
 
@@ -120,7 +121,7 @@ class Agent:
         newest = max((generation for generation, _ in keys), default=0)
         ranks = tuple(rank for generation, rank in keys if generation == newest)
         stopped, leave = remembering.stopped(self.node_dir), remembering.intended(self.node_dir)
-        self._do(self.life.recall(done, newest, ranks, stopped, leave))
+        self._do(self.life.recall(done, newest, ranks, stopped, leave, epoch=remembering.heeded(self.node_dir)))
         for held in self.ranks.held.values():
             if held.code is not None:
                 self._over(held)
@@ -130,10 +131,8 @@ class Agent:
             match deed:
                 case Send(post):
                     self._put(messages.encode(post))
-                case Remember(done):
-                    remembering.remember(self.node_dir / "done.jsonl", done)
-                case Intend(errand):
-                    remembering.intend(self.node_dir, errand)
+                case Heed() | Remember() | Intend():
+                    remembering.keep(self.node_dir, deed)
                 case Carry(errand):
                     self._tasks.create_task(self._carry(errand))
                 case Judge(exit):
@@ -185,13 +184,13 @@ class Agent:
     def _heard(self, message: messages.FromController) -> None:
         now = time.monotonic()
         match message:
-            case Welcome(at=at, beat_s=beat_s, releases=releases, peers=peers):
+            case Welcome(at=at, beat_s=beat_s, releases=releases, peers=peers, epoch=epoch):
                 self.keeper.peers = frozenset(peers)
                 self.beat_s = beat_s
                 self.clock.welcomed(at)
                 if not self._staged:
                     self._tasks.create_task(self._stage(releases))
-                self._do(self.life.step(now, Linked()))
+                self._do(self.life.step(now, Linked(epoch)))
                 remembering.met(self.node_dir)
                 self._beat()
                 undated, self._undated = self._undated, []
@@ -199,10 +198,10 @@ class Agent:
                     self._over(held)
             case Ack(seq=seq):
                 self._do(self.life.step(now, Acked(seq)))
-            case Tell(errand=errand):
+            case Tell(errand=errand, epoch=epoch):
                 if isinstance(errand, StopHere):
                     self._look_at_losses()  # whose went wrong first is to be heard before it is judged
-                self._do(self.life.step(now, Told(errand)))
+                self._do(self.life.step(now, Told(errand, epoch)))
             case Hold(aim=aim, peers=peers):
                 self.keeper.peers = frozenset(peers)
                 self._tasks.create_task(self.keeper.aimed(aim))
@@ -229,6 +228,7 @@ class Agent:
             ready=self._staged and self.ranks.warm.is_set() and not self.life.leaving,
             copies=self.keeper.copies(),
             keeper=self.keeper.address,
+            epoch=self.life.epoch,
         )
         return messages.encode(hello)
 
@@ -327,7 +327,8 @@ class Agent:
     def _beat(self) -> None:
         self._beat_at = time.monotonic()
         if self.clock.known:
-            self._put(messages.encode(self._summary()))
+            beat = msgspec.structs.replace(self._summary(), running=self.ranks.count(self.life.generation))
+            self._put(messages.encode(beat))
 
     def _summary(self) -> Beat:
         """The slowest rank speaks for the node."""
@@ -368,12 +369,8 @@ class Agent:
                 self._beat()
 
     def _look_for_latches(self, now: float) -> None:
-        failed = [key for key, reading in self._readings().items() if reading.failed]
-        for held in [self.ranks.held[key] for key in failed if key in self.ranks.held]:
-            since = self._latched.setdefault(held.key, now)
-            if held.code is None and now >= since + _LATCH_S:
-                self._latched[held.key] = float("inf")
-                self._over(msgspec.structs.replace(held, code=1, at=now))
+        for held in self._latches.overdue(now, self.ranks.held, self._readings()):
+            self._over(held)
 
     def _look_at_losses(self) -> None:
         if (arena := self.ranks.arena) is None or not self.clock.known:

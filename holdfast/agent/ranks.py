@@ -323,6 +323,10 @@ class Ranks:
         alive = [r for r in self.held.values() if r.code is None]
         return [r for r in alive if up_to is None or generation_of(r.key) <= up_to]
 
+    def count(self, generation: int) -> int:
+        """Those of one generation that have not ended."""
+        return sum(generation_of(rank.key) == generation for rank in self.running())
+
     async def stop(self, up_to: int, grace_s: float) -> str:
         """SIGTERM, grace, SIGKILL; a stopped process gets no SIGTERM, for it could not act on it."""
         self._stopped = max(self._stopped, up_to)

@@ -12,14 +12,26 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.core.node import Heed, Intend, Remember
 from holdfast.model.errand import Done, Leave
 from holdfast.wire import spec
 
 _ALONE = "alone"
+_EPOCH = "epoch"
 _LEAVING = "leaving.json"
 _LEFT = "left"
 _STOPPED = "stopped"
 _log = logging.getLogger("holdfast.agent")
+
+
+def keep(node_dir: Path, deed: Heed | Remember | Intend) -> None:
+    match deed:
+        case Heed(epoch):
+            heed(node_dir, epoch)
+        case Remember(done):
+            remember(node_dir / "done.jsonl", done)
+        case Intend(errand):
+            intend(node_dir, errand)
 
 
 def remember(path: Path, done: Done) -> None:
@@ -52,6 +64,17 @@ def stopped(node_dir: Path) -> int:
     """The newest generation that was told to stop here, 0: none was."""
     path = node_dir / _STOPPED
     return int(path.read_bytes()) if path.exists() else 0
+
+
+def heed(node_dir: Path, epoch: int) -> None:
+    _note(node_dir / _EPOCH, f"{epoch}\n".encode())
+
+
+def heeded(node_dir: Path) -> int:
+    """The newest controller that was heard here, 0: none was."""
+    with contextlib.suppress(OSError, ValueError):
+        return int((node_dir / _EPOCH).read_bytes())
+    return 0
 
 
 def intend(node_dir: Path, errand: Leave) -> None:

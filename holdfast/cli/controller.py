@@ -117,7 +117,8 @@ async def _run(run_dir: Path, listener: socket.socket, say: Said) -> Ended:
     fleet = _fleet(run, run_dir, env)
     store = Store(run_dir, run.host, run.settings.node.lost_s, env)
     store.server = fork_server.path_of(run_dir)
-    controller = Controller(SqliteJournal(run_dir / "journal.db"), run.settings, lambda c: _hands(c, fleet, store, say))
+    journal = SqliteJournal(run_dir / "journal.db", mark_path=run_dir / "journal.mark")
+    controller = Controller(journal, run.settings, lambda c: _hands(c, fleet, store, say))
     controller.hands.notes = Folder(run_dir)
     controller.hands.try_with(run.settings.probe, run.settings.replay, run_dir / "probed.json")
     controller.hands.replaying.mesh, controller.hands.replaying.say = lambda: controller.ingest.mesh, say

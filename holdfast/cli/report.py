@@ -19,6 +19,7 @@ from holdfast.core.account import Use, fold
 from holdfast.core.plain import plain_tree
 from holdfast.core.report import Report, report_of
 from holdfast.core.story import phases
+from holdfast.core.succession import sentence
 from holdfast.journal.sqlite import JournalError, SqliteJournal
 from holdfast.model.verdict import Change, Record
 
@@ -62,7 +63,9 @@ def load(run_dir: Path) -> Report:
     if not path.exists():
         raise UsageError(f"{run_dir} has no journal yet; its controller has not started")
     now = time.time() if rundir.listening(run_dir) else None
-    with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
+    with contextlib.closing(SqliteJournal(path, read_only=True, mark_path=run_dir / "journal.mark")) as journal:
+        if journal.lost:
+            print(f"holdfast report: {sentence(journal.lost)}", file=sys.stderr)
         return report_of(fold(journal.read(), now))
 
 

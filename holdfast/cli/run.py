@@ -20,7 +20,7 @@ from holdfast.client.zygote import DEFAULT_PRELOAD
 from holdfast.config import ConfigError, Settings
 from holdfast.controller.replay import ReplayError, replay
 from holdfast.core.decider import Decider
-from holdfast.journal.sqlite import JournalError, SqliteJournal
+from holdfast.journal.sqlite import JournalDamagedError, JournalError, SqliteJournal
 from holdfast.logs import catalog
 from holdfast.model.topology import Job
 from holdfast.wire import spec
@@ -153,7 +153,11 @@ def _check_replay(run_dir: Path) -> None:
     if not path.exists():
         return
     try:
-        with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
+        # The controller goes on without what is damaged, and says so.
+        with (
+            contextlib.closing(SqliteJournal(path, read_only=True)) as journal,
+            contextlib.suppress(JournalDamagedError),
+        ):
             for _ in replay(journal, Decider()):
                 pass
     except ReplayError as e:

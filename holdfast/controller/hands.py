@@ -32,6 +32,8 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
     id: int
     restore: Restore
+    generation: int = 0
+    nodes: tuple[str, ...] = ()  # that are told
 
 
 _PLANNED = msgspec.json.Decoder(Planned)
@@ -260,13 +262,18 @@ class Hands:
 
     def _planned(self, launch: Launch) -> Restore:
         """The plan, made once: an earlier controller may have told some nodes, and all must be told the same."""
-        found = self.notes.get("plan.json")
-        kept = _PLANNED.decode(found) if found else None
+        kept = self.planned()
         if kept and kept.id == launch.id:
             return kept.restore
-        plan = self._plan(launch)
-        self.notes.put("plan.json", msgspec.json.encode(Planned(id=launch.id, restore=plan)))
+        plan, nodes = self._plan(launch), tuple(seat.node for seat in launch.seats)
+        planned = Planned(id=launch.id, restore=plan, generation=launch.generation, nodes=nodes)
+        self.notes.put("plan.json", msgspec.json.encode(planned))
         return plan
+
+    def planned(self) -> Planned | None:
+        """Of the newest launch that any node can have been told of."""
+        found = self.notes.get("plan.json")
+        return _PLANNED.decode(found) if found else None
 
     def _plan(self, launch: Launch) -> Restore:
         """What to go on from. A state that did not bring the job to a step, twice, is not tried a third time."""

@@ -13,6 +13,7 @@ from holdfast.controller.hands import EVICTED, Hands
 from holdfast.controller.tracing import Tracing
 from holdfast.controller.watching import Watching
 from holdfast.core.decider import Decider
+from holdfast.core.detect.deserted import Deserted
 from holdfast.core.detect.pace import Pace
 from holdfast.core.detect.reborn import Reborn
 from holdfast.core.detect.replica import Replicas
@@ -48,10 +49,13 @@ class Ingest:
         self.hands = hands
         self.hear = hear
         self.now: Callable[[], float] = lambda: 0.0
+        self.epoch = 0  # of the controller
+        self.outrun: Callable[[Hello], None] = lambda hello: None  # a node knows of more than the journal
+        self.orphaned = 0  # a generation that the journal has lost: what it left on nodes may be gone on from
         self.releases: Callable[[], tuple[Release, ...]] = tuple  # that nodes are to have: one runs, one may wait
         self.silence = Silence(settings.silence)
         self.pace = Pace(settings.pace)
-        self.reborn = Reborn()
+        self.reborn, self.deserted = Reborn(), Deserted()
         self.floor = Floor(settings.backup)
         self.replicas = Replicas(settings.replica)
         self.floor.equal = self.replicas.equal
@@ -108,7 +112,7 @@ class Ingest:
 
     def tell(self, node: str, errand: Errand) -> bool:
         """Send an errand if the node is linked; otherwise it is told again when it comes back."""
-        return self._put(self._links.get(node), messages.encode(Tell(errand=errand)))
+        return self._put(self._links.get(node), messages.encode(Tell(errand=errand, epoch=self.epoch)))
 
     def _look(self, node: str, look: Look) -> bool:
         return self._put(self._links.get(node), messages.encode(look))
@@ -169,6 +173,8 @@ class Ingest:
             self._tell_aims()  # and that its certificate is none any more
 
     def _hello(self, now: float, hello: Hello, outbox: Outbox) -> None:
+        if hello.epoch > self.epoch or hello.generation > self.decider.generation:
+            self.outrun(hello)
         fresh = self._links.get(hello.node) is not outbox
         self._links[hello.node] = outbox
         self._left.discard(hello.node)
@@ -177,16 +183,17 @@ class Ingest:
         self.hands.hosts[hello.node] = hello.host
         if self._seated(hello.node):  # others may hold steps of a line that the job has left
             self.hands.copies[hello.node] = hello.copies
-        ours = hello.node in self.decider.pool or self._seated(hello.node)
-        if hello.generation and not ours and (fresh or hello.ready):
+        waits = hello.node in self.decider.pool
+        seated = self._seated(hello.node) and hello.node not in self.decider.coming  # evicted, and to report anew
+        if hello.generation and (waits or not seated) and (fresh or hello.ready):
             self._empty(now, hello)  # before the welcome: after it the node may be without us for `node.lost_s` again
         if fresh:
             beat_s, releases = self.settings.silence.beat_s, self.releases()
-            welcome = Welcome(at=now, beat_s=beat_s, releases=releases, peers=self._peers())
+            welcome = Welcome(at=now, beat_s=beat_s, releases=releases, peers=self._peers(), epoch=self.epoch)
             self._put(outbox, messages.encode(welcome))
             self.hands.linked_again(hello.node)
             self._tell_aims()  # of the node, and of whose peer it is
-        if hello.ready and not hello.generation and not ours:
+        if hello.ready and not hello.generation and not (waits or seated):
             self._stale.pop(hello.node, None)
             self._ready(hello)
 
@@ -236,8 +243,10 @@ class Ingest:
         decider = self.decider
         under_way = decider.phase in (Phase.STARTING, Phase.TRAINING) and beat.node not in decider.nodes.ended
         seated = under_way and self._seated(beat.node)
-        if seated and (alarm := self.reborn.heard(now, decider.generation, beat)):
-            self._cry(alarm)
+        watched = (self.reborn, self.deserted) if seated else ()
+        for alarm in [d.heard(now, decider.generation, beat) for d in watched]:
+            if alarm:
+                self._cry(alarm)
 
     def _script_told(self, beat: Beat) -> None:
         """What the script lets its node know about itself."""
@@ -290,7 +299,9 @@ class Ingest:
                     self.hands.done(done)
                     return
                 del self._stale[node]
-                if done.ok and hello.ready:
+                if hello.generation == self.orphaned:
+                    self.hands.copies[node] = done.copies
+                if done.ok and hello.ready and node not in self.decider.pool:
                     self._ready(hello)
                 elif not done.ok:  # of no use to anybody while old ranks hold its devices
                     self._stale_id -= 1

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
+import msgspec
+
 from holdfast.config import Settings
 from holdfast.controller.hands import Hands
 from holdfast.controller.ingest import Ingest
@@ -16,10 +18,11 @@ from holdfast.core.history import History
 from holdfast.core.node import fence_s
 from holdfast.model.action import Action, Launch, Say, Stop
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.event import Begin, Decision, Entry, Event, Order, Outcome, Phase, Tick
+from holdfast.model.event import Begin, Decision, Entry, Event, Lost, Order, Outcome, Phase, Successor, Tick
 from holdfast.model.release import Release
 from holdfast.model.topology import Job
 from holdfast.ports import Journal
+from holdfast.wire.messages import Hello
 
 TICK_S = 0.25
 MEET_S = 30.0  # ranks that have met before the store went away make their first step; others never do
@@ -47,7 +50,8 @@ class Controller:
         self.release = Release(number=1)  # that a new job begins with
         self.hands = hands_of(self)
         self.ingest = Ingest(settings, self.decider, self.hands, self.hear)
-        self.ingest.releases = self._releases
+        self.ingest.releases, self.ingest.outrun = self._releases, self._outrun
+        self.ingest.epoch = journal.epoch
         self.hands.replaying.release = lambda: self.decider.releases.running
         self.ingest.watching.spawn, self.ingest.watching.now = self._act, lambda: self.clock()
         # Before the journal is replayed: what was launched is watched from now on, not since the beginning of time.
@@ -65,6 +69,11 @@ class Controller:
         self._done = asyncio.Event()
         self._stepping = False
 
+    @property
+    def epoch(self) -> int:
+        """Lives of controllers in this run, with this one."""
+        return self.journal.epoch
+
     async def run(self, job: Job, on_begun: Callable[[], None] = lambda: None) -> int:
         """Drive the job to its end and return its exit code; from `on_begun` on it can take orders."""
         unanswered = self._replay()
@@ -74,7 +83,8 @@ class Controller:
             if self.seq == 0:
                 self.hear(self._begin(job))
             self._prepare()
-            for action in unanswered:
+            self._take_over()
+            for action in self._due(unanswered):
                 self._act(self.hands.carry(action))
             self._act(self._tick())
             if self.decider.phase is Phase.DONE:
@@ -85,6 +95,31 @@ class Controller:
                 task.cancel()  # a launch may still wait for nodes that are gone
         self.journal.close()
         return self.ledger.finish.code if self.ledger.finish else 1
+
+    def _take_over(self) -> None:
+        """An earlier controller has told nodes what the journal may have lost."""
+        if self.journal.doubt:
+            self.hands.say(self.journal.doubt)
+        plan, lost = self.hands.planned(), self.journal.lost
+        if lost is None and plan and plan.generation > self.decider.generation:
+            lost = Lost(kept=self.seq, of=0)
+        if lost and plan:  # written before any node is told of a launch, and so the newest that may run
+            newest = max(lost.generation, plan.generation)
+            lost = msgspec.structs.replace(lost, generation=newest, nodes=plan.nodes)
+        if self.decider.phase is not Phase.DONE and (self.epoch > 1 or lost):
+            self._succeed(lost)
+
+    def _succeed(self, lost: Lost | None) -> None:
+        if lost and lost.generation > self.decider.generation:
+            self.ingest.orphaned = lost.generation
+        self.hear(Successor(epoch=self.epoch, lost=lost))
+
+    def _outrun(self, hello: Hello) -> None:
+        """A node has heard a controller, or runs a generation, of which neither the journal nor its mark tells."""
+        if hello.epoch > self.epoch:
+            self.journal.raise_epoch(hello.epoch + 1)
+            self.ingest.epoch = self.epoch
+        self._succeed(Lost(kept=self.seq, of=0, generation=hello.generation))
 
     def _begin(self, job: Job) -> Begin:
         settings = self.settings
@@ -155,7 +190,7 @@ class Controller:
         if isinstance(action, Launch):
             self.ingest.launched(action)
 
-    def _replay(self) -> list[Action]:
+    def _replay(self) -> dict[int, Action]:
         """Bring the decider to where the journal ends; returns the actions that have no outcome."""
         unanswered: dict[int, Action] = {}
         at = 0.0
@@ -174,7 +209,10 @@ class Controller:
         self.clock = self.clock_of(at)
         if self.decider.progress:
             self.ingest.pace.best = self.ledger.best
-        # A launch or stop that the decider no longer waits for belongs to a generation that is over.
+        return unanswered
+
+    def _due(self, unanswered: dict[int, Action]) -> list[Action]:
+        """But for a launch or stop that the decider no longer waits for: of a generation that is over."""
         stale = {a.id for a in unanswered.values() if isinstance(a, Launch | Stop) and a.id != self.decider.awaited}
         return [action for id, action in unanswered.items() if id not in stale]
 

@@ -87,7 +87,10 @@ class Probing:
     def _past(self) -> dict[str, Past]:
         if self._kept is None or not self._kept.exists():
             return {}
-        return msgspec.json.decode(self._kept.read_bytes(), type=dict[str, Past])
+        try:
+            return msgspec.json.decode(self._kept.read_bytes(), type=dict[str, Past])
+        except msgspec.DecodeError:  # torn, or a measurement was no number: what is usual is learned anew
+            return {}
 
     def _remember(self, past: dict[str, Past], sound: Mapping[str, tuple[Finding, ...]]) -> None:
         for node, findings in sound.items():

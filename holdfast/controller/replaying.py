@@ -21,7 +21,7 @@ from holdfast.model.replay import Played
 from holdfast.model.topology import Dims
 from holdfast.ports import Store
 
-_IDS, _GROUPS = 10**9, 10**4  # errands of groups are numbered downwards from the one, at most so many of an action
+_IDS, _GROUPS = 10**14, 10**4  # errands of groups are numbered downwards from the one, at most so many of an action
 _SLACK_S = 60.0
 _BEATS, _BEAT_S = 10, 0.5
 

@@ -1,8 +1,6 @@
 """The whole policy of a job as one state machine: told the time and an event, it answers with actions."""
 
-from itertools import count
-
-from holdfast.core import generation, healing, wishes
+from holdfast.core import generation, healing, succession, wishes
 from holdfast.core.course import Course
 from holdfast.core.diagnose.case import Case
 from holdfast.core.failures import Failures
@@ -10,10 +8,24 @@ from holdfast.core.fence import Fence
 from holdfast.core.nodes import Nodes
 from holdfast.core.people import Pause, People
 from holdfast.core.releases import Releases
+from holdfast.core.succession import Ids
 from holdfast.core.triage import Incident, not_started
 from holdfast.model.action import Action
 from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.event import Begin, Decision, Ended, Event, Limits, Order, Outcome, Phase, Progress, Ready, Tick
+from holdfast.model.event import (
+    Begin,
+    Decision,
+    Ended,
+    Event,
+    Limits,
+    Order,
+    Outcome,
+    Phase,
+    Progress,
+    Ready,
+    Successor,
+    Tick,
+)
 from holdfast.model.release import Release
 from holdfast.model.topology import Job, Seat
 from holdfast.model.verdict import Change, Record, Verdict
@@ -36,7 +48,7 @@ class Decider:
         self.awaited = 0  # the action whose outcome moves this phase on
         self.course = Course()
         self.people = People()
-        self.ids = count(1)
+        self.ids = Ids()
         self.made(Release(number=1))
         self.case: Case | None = None  # what nodes are being tried for
         self.fence = Fence()
@@ -114,6 +126,8 @@ class Decider:
                 return generation.begin(self, now, event)
             case (Phase.NEW, _) | (_, Begin()):
                 pass  # a journal begins with a Begin and has no other
+            case _, Successor():
+                return succession.succeeded(self, now, event)
             case Phase.ENDING, Outcome(action=id) if id == self.awaited:
                 self.phase = Phase.DONE
                 return "done"

@@ -40,7 +40,8 @@ class Post(msgspec.Struct, frozen=True, kw_only=True, tag="post"):
 
 
 # What the machine hears.
-class Linked(msgspec.Struct, frozen=True): ...
+class Linked(msgspec.Struct, frozen=True):
+    epoch: int = 0  # of the controller; 0: it does not say
 
 
 class Unlinked(msgspec.Struct, frozen=True): ...
@@ -52,6 +53,7 @@ class Acked(msgspec.Struct, frozen=True):
 
 class Told(msgspec.Struct, frozen=True):
     errand: Errand
+    epoch: int = 0  # of the controller that tells it; 0: somebody on this host does
 
 
 class Carried(msgspec.Struct, frozen=True):
@@ -104,6 +106,12 @@ class Remember(msgspec.Struct, frozen=True):
     done: Done
 
 
+class Heed(msgspec.Struct, frozen=True):
+    """Put on disk: from now on no controller older than this one is listened to."""
+
+    epoch: int
+
+
 class Intend(msgspec.Struct, frozen=True):
     """Put on disk before anything is done about it: whoever comes after this agent goes on with it."""
 
@@ -120,7 +128,7 @@ class Judge(msgspec.Struct, frozen=True):
     exit: Exit
 
 
-Deed = Send | Remember | Intend | Carry | Judge
+Deed = Send | Heed | Remember | Intend | Carry | Judge
 
 
 class NodeLife:
@@ -133,6 +141,7 @@ class NodeLife:
         self.expected: set[int] = set()  # its ranks that have not ended
         self.stopped = 0  # generations up to this one were ended by us
         self.leaving = False
+        self.epoch = 0  # newest controller that was heard
         self.on_bad_loss = Stance.ACT
         self._over: set[int] = set()  # ranks of it that have
         self._begun = 0  # a generation that an earlier agent launched, perhaps not wholly
@@ -147,12 +156,20 @@ class NodeLife:
         self._unlinked_at = now
 
     def recall(
-        self, done: tuple[Done, ...], generation: int, ranks: tuple[int, ...], stopped: int, leave: Leave | None = None
+        self,
+        done: tuple[Done, ...],
+        generation: int,
+        ranks: tuple[int, ...],
+        stopped: int,
+        leave: Leave | None = None,
+        *,
+        epoch: int = 0,
     ) -> tuple[Deed, ...]:
         """What an earlier agent of this node left behind; `leave`: it was about to, and may have ended ranks for it."""
         self._done = {d.id: d for d in done}
         self.generation, self.expected, self.stopped = generation, set(ranks), stopped
         self._begun = generation
+        self.epoch = epoch
         return self._leave(leave) if leave else ()
 
     def occupied(self, running: int) -> int:
@@ -164,9 +181,13 @@ class NodeLife:
 
     def step(self, now: float, news: News) -> tuple[Deed, ...]:
         match news:
-            case Linked():
+            case Linked(epoch) if epoch >= self.epoch:
                 self._linked = True
-                return tuple(Send(post) for post in self._outbox.values())
+                return (*self._heed(epoch), *(Send(post) for post in self._outbox.values()))
+            case Told(errand, epoch) if epoch == 0 or epoch >= self.epoch:
+                return (*self._heed(epoch), *self._told(errand))
+            case Linked() | Told():
+                return ()  # a controller that another has taken over from
             case Unlinked():
                 if self._linked:
                     self._linked, self._unlinked_at = False, now
@@ -174,8 +195,6 @@ class NodeLife:
             case Acked(seq):
                 self._outbox.pop(seq, None)
                 return ()
-            case Told(errand):
-                return self._told(errand)
             case Carried():
                 return self._carried(news)
             case Exited(exit):
@@ -189,6 +208,12 @@ class NodeLife:
                 return () if self.leaving else self._post(msgspec.structs.replace(alarm, generation=self.generation))
             case Clock():
                 return self._clock(now)
+
+    def _heed(self, epoch: int) -> tuple[Deed, ...]:
+        if epoch <= self.epoch:
+            return ()
+        self.epoch = epoch
+        return (Heed(epoch),)
 
     def _told(self, errand: Errand) -> tuple[Deed, ...]:
         if errand.id in self._done:

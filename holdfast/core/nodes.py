@@ -41,6 +41,10 @@ class Nodes:
         """The job's line goes on with those that are seated now."""
         self._line = self.seated
 
+    def line_is_of(self, nodes: Iterable[str]) -> None:
+        """Others than we know have gone on; nobody is named: then nobody here has."""
+        self._line = frozenset(nodes) or frozenset({""})
+
     @property
     def astray(self) -> tuple[str, ...]:
         """Seated ones that were away when the job last stepped: what they hold may be of a line that was left."""

@@ -175,6 +175,12 @@ class Standbys:
             return ()  # it shall find us when it comes back
         return (Dismiss(id=next(self._ids), node=node, reason=reason),)
 
+    def doubt(self, now: float) -> None:
+        """Nobody knows what they do by now, and one may have ranks: each has to report before it counts again."""
+        self.coming |= dict.fromkeys(sorted({*self.pool, *self.tried}), now)
+        for known in (self.pool, self._checked, self.suspects, self.examined, self.checking):
+            known.clear()
+
     def lost(self, nodes: Iterable[str]) -> tuple[str, ...]:
         """Those of these nodes that wait, are coming, or are examined."""
         return tuple(n for n in nodes if n in self.pool or n in self.coming or n in self.tried)

@@ -114,7 +114,26 @@ class Tick(msgspec.Struct, frozen=True, kw_only=True, tag="tick"):
     """The time the decider asked to be woken at has come."""
 
 
-Event = Begin | Ready | Alarm | Progress | Ended | Outcome | Order | Tick
+class Lost(msgspec.Struct, frozen=True, kw_only=True):
+    """Entries that the journal had, and has no more; what is known of the job when they were written."""
+
+    kept: int  # entries that are left
+    of: int  # that it had, at least; 0: nobody knows
+    damaged: bool = False  # or the end is missing
+    generation: int = 0  # newest that was launched
+    release: int = 0  # of it
+    phase: Phase | None = None
+    nodes: tuple[str, ...] = ()  # whom it was launched on; none: nobody knows
+
+
+class Successor(msgspec.Struct, frozen=True, kw_only=True, tag="successor"):
+    """A controller has taken over from an earlier one."""
+
+    epoch: int  # lives of controllers in this run, with this one
+    lost: Lost | None = None
+
+
+Event = Begin | Ready | Alarm | Progress | Ended | Outcome | Order | Tick | Successor
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

@@ -81,6 +81,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     restored_at: float = 0.0  # and its state
     skipped: int = 0  # batches that each rank has left out in this generation
     skipped_samples: int = 0  # in these, of all ranks of the node, as far as they could be counted
+    running: int = -1  # ranks of this generation that live here; -1: it does not say
 
 
 class Gauge(msgspec.Struct, frozen=True, kw_only=True):

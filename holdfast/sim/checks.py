@@ -5,7 +5,7 @@ from holdfast.core.diagnose.ladder import GAVE_UP
 from holdfast.core.standby import RETRY_S
 from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Say, Stop
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.event import Begin, Entry, Event, Order, Outcome, Phase, Progress, Ready, Tick
+from holdfast.model.event import Begin, Entry, Event, Lost, Order, Outcome, Phase, Progress, Ready, Successor, Tick
 from holdfast.model.topology import Seat
 
 _AWAITING = (Phase.LAUNCHING, Phase.STOPPING, Phase.PROBING, Phase.PAUSING, Phase.ENDING)
@@ -103,6 +103,10 @@ class Watch:
         self._seq, self._at = entry.seq, entry.at
         self._unended.heard(entry.at, entry.event)
         match entry.event:
+            case Successor(lost=Lost(generation=newest)):
+                self._down -= self._seated  # they are asked anew
+                if newest > self.generation:  # an entry that was lost has launched it
+                    self.generation, self.running = newest, newest if self.running else 0
             case Outcome(action=id):
                 self.unanswered.pop(id, None)
                 self._asked.pop(id, None)

@@ -24,6 +24,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     ready: bool  # checks passed, zygote warm
     copies: tuple[Copy, ...] = ()  # snapshots that it holds
     keeper: Address = ("", 0)  # where other nodes reach its keeper
+    epoch: int = 0  # newest controller that it has heard
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True, tag="notice"):
@@ -53,6 +54,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     beat_s: float
     releases: tuple[Release, ...] = ()  # that the node is to have before it is ready
     peers: tuple[str, ...] = ()  # serials of the certificates that nodes of this job have; empty: all are on one host
+    epoch: int = 0  # of the controller
 
 
 class Ack(msgspec.Struct, frozen=True, kw_only=True, tag="ack"):
@@ -61,6 +63,7 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True, tag="ack"):
 
 class Tell(msgspec.Struct, frozen=True, kw_only=True, tag="tell"):
     errand: Errand
+    epoch: int = 0  # of the controller
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):

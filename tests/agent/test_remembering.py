@@ -3,7 +3,20 @@
 import time
 from pathlib import Path
 
-from holdfast.agent.remembering import begin, intend, intended, leave, met, parted, recall, remember, stop, stopped
+from holdfast.agent.remembering import (
+    begin,
+    heed,
+    heeded,
+    intend,
+    intended,
+    leave,
+    met,
+    parted,
+    recall,
+    remember,
+    stop,
+    stopped,
+)
 from holdfast.model.errand import Done, Leave
 
 LEAVE = Leave(id=0, code=1, grace_s=2.0, reason="no controller for 60 s")
@@ -66,3 +79,12 @@ def test_a_disk_that_takes_nothing_keeps_nobody_from_going_on(tmp_path: Path) ->
     met(full)
     begin(full)
     assert intended(full) is None
+
+
+def test_the_newest_controller_is_remembered(tmp_path: Path) -> None:
+    assert heeded(tmp_path) == 0
+    heed(tmp_path, 3)
+    assert heeded(tmp_path) == 3
+    (tmp_path / "epoch").write_text("torn")
+    assert heeded(tmp_path) == 0
+    heed(tmp_path / "nowhere", 4)  # which costs what it is for, and no more

@@ -182,3 +182,19 @@ def test_status_names_whom_the_job_waits_for(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_journal_that_lost_its_end_says_so(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def journal(count: int) -> None:
+        (run_dir / "journal.db").unlink(missing_ok=True)
+        written = SqliteJournal(run_dir / "journal.db", mark_path=run_dir / "journal.mark" if count == 5 else None)
+        for entry in Book().trains().entries[:count]:
+            written.append(entry, durable=True)
+        written.close()
+
+    journal(5)
+    report.load(run_dir)
+    assert capsys.readouterr().err == ""
+    journal(2)
+    report.load(run_dir)
+    assert capsys.readouterr().err == "holdfast report: the journal lost its entries after 2 (of at least 5)\n"

@@ -1,9 +1,11 @@
 """The one port, as people and Prometheus see it."""
 
 import json
+import math
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -11,7 +13,7 @@ from holdfast.controller.api import describe
 from holdfast.core.account import Use
 from holdfast.core.roles import Role
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.event import Phase
+from holdfast.model.event import Phase, Progress
 from tests.controller.conftest import HEADERS, Desk, Open
 
 PATHS = ("/api/v1/status", "/api/v1/report", "/api/v1/entries", "/metrics", "/openapi.json", "/agent", "/nothing")
@@ -166,3 +168,18 @@ async def test_the_description_is_served_and_hangs_together(desk_of: Open) -> No
     for path in description["paths"].values():
         for operation in path.values():
             assert operation["responses"]
+
+
+async def test_numbers_that_are_none_are_valid_json(desk_of: Open) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    async with desk_of() as desk:
+        await desk.train()
+        for number in (math.nan, math.inf, -math.inf):
+            progress = Progress(generation=1, step=3, at=2.0, first_step=1, first_at=1.0, counted=True)
+            desk.controller.hear(msgspec.structs.replace(progress, grouped_at=number, restored_at=number))
+        for path in ("/api/v1/entries", "/api/v1/status", "/api/v1/report"):
+            answer = await desk.client.get(path, headers=HEADERS)
+            assert answer.status == 200
+            json.loads(await answer.text(), parse_constant=refuse)

@@ -14,7 +14,20 @@ from holdfast.controller.replay import ReplayError, replay
 from holdfast.core.decider import Decider
 from holdfast.journal.sqlite import SqliteJournal
 from holdfast.model.action import Acquire, Action, Finish, Launch, Say
-from holdfast.model.event import Begin, Decision, Ended, Entry, Limits, Order, Outcome, Phase, Progress, Ready, Tick
+from holdfast.model.event import (
+    Begin,
+    Decision,
+    Ended,
+    Entry,
+    Limits,
+    Order,
+    Outcome,
+    Phase,
+    Progress,
+    Ready,
+    Successor,
+    Tick,
+)
 from holdfast.model.topology import Job
 from tests.controller.conftest import Open, make
 from tests.controller.fakes import FakeFleet
@@ -72,7 +85,8 @@ async def test_a_successor_repeats_what_has_no_outcome(tmp_path: Path) -> None:
     recorder = Recorder(second)
     async with running(second):
         assert second.decider.phase is before.phase is Phase.LAUNCHING
-        assert second.seq == first.seq
+        assert (second.seq, second.epoch, first.epoch) == (first.seq + 1, 2, 1)
+        assert [entry.event for entry in second.journal.read(after=first.seq)] == [Successor(epoch=2)]
         assert [type(action) for action in recorder.seen] == [Launch]
         assert second.ingest.pace.generation == 1
         assert second.clock() >= second.ledger.account().end_at

@@ -109,3 +109,12 @@ def test_what_is_usual_is_kept(tmp_path: Path) -> None:
     # As fast as another one always was, which no comparison among them would show.
     failed, _ = tried(Nodes((usual[-1] | {"d": (speed(10.5),)}).get), kept=kept)
     assert list(failed) == ["d"] and "its own past" in failed["d"]
+
+
+def test_what_cannot_be_read_is_learned_anew(tmp_path: Path) -> None:
+    """A measurement that is no number is null in JSON, and must not end the controller."""
+    kept = tmp_path / "probed.json"
+    for _ in range(3):
+        assert tried(Nodes(lambda node: (speed(float("nan")),)), kept=kept)[0] == {}
+    kept.write_bytes(b"{")
+    assert tried(Nodes(lambda node: (speed(10.0),)), kept=kept)[0] == {}

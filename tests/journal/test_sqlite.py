@@ -3,8 +3,10 @@
 import sqlite3
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from holdfast.journal import chain
 from holdfast.journal.sqlite import FORMAT, JournalError, JournalFullError, SqliteJournal
 from holdfast.model.event import Decision, Entry, Tick
 
@@ -75,18 +77,24 @@ def test_a_reader_may_not_write(tmp_path: Path) -> None:
     reader.close()
 
 
-def test_an_entry_of_another_world_is_named_as_such(tmp_path: Path) -> None:
+def test_an_entry_of_another_world_is_named_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "journal.db"
     journal = SqliteJournal(path)
-    journal.append(ENTRY, durable=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(chain, "_ENCODER", Foreign())
+        journal.append(ENTRY, durable=True)
     journal.close()
-    with sqlite3.connect(path) as db:
-        db.execute("update entry set event = ?", (b'{"type":"comet"}',))
-    db.close()
     reader = SqliteJournal(path, read_only=True)
     with pytest.raises(JournalError, match="comet"):
         list(reader.read())
     reader.close()
+
+
+class Foreign:
+    """A version of holdfast that has other events."""
+
+    def encode(self, value: object) -> bytes:
+        return msgspec.msgpack.encode({"type": "comet"})
 
 
 def test_a_path_with_odd_characters(tmp_path: Path) -> None:

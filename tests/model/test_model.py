@@ -8,7 +8,22 @@ import pytest
 from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.errand import Errand, LaunchHere, Leave, MeetHere, PlayHere, ProbeHere, StageHere, StopHere
-from holdfast.model.event import Begin, Decision, Ended, Entry, Event, Limits, Order, Outcome, Progress, Ready, Tick
+from holdfast.model.event import (
+    Begin,
+    Decision,
+    Ended,
+    Entry,
+    Event,
+    Limits,
+    Lost,
+    Order,
+    Outcome,
+    Phase,
+    Progress,
+    Ready,
+    Successor,
+    Tick,
+)
 from holdfast.model.probe import Meeting
 from holdfast.model.release import Release
 from holdfast.model.replay import ReplayHere
@@ -25,6 +40,7 @@ EVENTS: tuple[Event, ...] = (
     Outcome(action=3, ok=False, detail="why", nodes=("a",), failed={"b": "because"}),
     Order(verb="update", who="me", code=3, now=True, node="a", release=RELEASE, number=1, window_s=2.5),
     Tick(),
+    Successor(epoch=2, lost=Lost(kept=3, of=5, generation=2, release=1, phase=Phase.TRAINING)),
 )
 ACTIONS: tuple[Action, ...] = (
     Acquire(id=1, count=2),

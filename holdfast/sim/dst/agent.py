@@ -6,6 +6,8 @@ Names are those of `agent/main.py`, so that the two can be read side by side.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from holdfast.core.detect.crash import alarm_of
 from holdfast.core.node import (
     Acked,
@@ -14,6 +16,7 @@ from holdfast.core.node import (
     Clock,
     Deed,
     Exited,
+    Heed,
     Intend,
     Judge,
     Judged,
@@ -94,7 +97,7 @@ class Agent:
         newest = max((generation for generation, _ in machine.held), default=0)
         ranks = tuple(rank for generation, rank in machine.held if generation == newest)
         disk = machine.disk
-        self._do(self.life.recall(tuple(disk.done), newest, ranks, disk.stopped, disk.leaving))
+        self._do(self.life.recall(tuple(disk.done), newest, ranks, disk.stopped, disk.leaving, epoch=disk.epoch))
         for held in list(machine.held.values()):
             if held.code is not None:
                 self.over(held)
@@ -104,6 +107,8 @@ class Agent:
             match deed:
                 case Send(post):
                     self._put(messages.encode(post))
+                case Heed(epoch):
+                    self.machine.disk.heed(epoch)
                 case Remember(done):
                     if self.world.faults.strikes(self.machine, "carried"):
                         return
@@ -152,11 +157,11 @@ class Agent:
             return
         now = self.clock.mono()
         match messages.decode_from_controller(packet):
-            case Welcome(at=at, beat_s=beat_s, releases=releases):
+            case Welcome(at=at, beat_s=beat_s, releases=releases, epoch=epoch):
                 self._offset_s, self.beat_s, self._known = at - now, beat_s, True
                 if not self._staged:
                     self._stage(releases)
-                self._do(self.life.step(now, Linked()))
+                self._do(self.life.step(now, Linked(epoch)))
                 self.machine.disk.alone = None
                 self._beat()
                 undated, self._undated = self._undated, []
@@ -165,8 +170,8 @@ class Agent:
             case Ack(seq=seq):
                 self.world.truth.acked(self.life, seq)
                 self._do(self.life.step(now, Acked(seq)))
-            case Tell(errand=errand):
-                self._do(self.life.step(now, Told(errand)))
+            case Tell(errand=errand, epoch=epoch):
+                self._do(self.life.step(now, Told(errand, epoch)))
             case Hold(aim=aim):
                 self.keeper.aimed(aim)
             case Look() as look:
@@ -199,6 +204,7 @@ class Agent:
             ready=self._staged and self.machine.warm and not self.life.leaving,
             copies=self.keeper.copies(),
             keeper=(self.machine.name, 1),
+            epoch=self.life.epoch,
         )
         self._put(messages.encode(hello))
 
@@ -310,7 +316,8 @@ class Agent:
     def _beat(self) -> None:
         self._beat_at = self.clock.mono()
         if self._known:
-            self._put(messages.encode(self._summary()))
+            running = sum(held.generation == self.life.generation for held in self.machine.running())
+            self._put(messages.encode(msgspec.structs.replace(self._summary(), running=running)))
 
     def _summary(self) -> Beat:
         """The slowest rank speaks for the node."""

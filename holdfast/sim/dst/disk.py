@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator
 
-from holdfast.model.event import Entry
+from holdfast.model.action import Launch
+from holdfast.model.event import Entry, Lost
 
 
 class Disk:
@@ -11,6 +12,22 @@ class Disk:
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.notes: dict[str, bytes] = {}
+        self.epoch = 0
+        self.lost: Lost | None = None
+        self._launched: Launch | None = None  # the newest
+
+    def commit(self, entries: list[Entry]) -> None:
+        self.entries += entries
+        self.lost = None  # what is known of it stands in the journal now
+        for launch in (a for e in entries for a in e.decision.actions if isinstance(a, Launch)):
+            self._launched = launch
+
+    def forget(self, kept: int) -> None:
+        """The end of the journal is damaged; the mark beside it knows what there was."""
+        of, phase, launch = len(self.entries), self.entries[-1].decision.phase, self._launched
+        generation, release = (launch.generation, launch.release.number) if launch else (0, 0)
+        self.lost = Lost(kept=kept, of=of, generation=generation, release=release, phase=phase)
+        del self.entries[kept:]
 
 
 class DiskNotes:
@@ -35,6 +52,9 @@ class DiskJournal:
     def __init__(self, disk: Disk, strike: Callable[[str], None]) -> None:
         self._disk = disk
         self._open: list[Entry] = []
+        self.lost = disk.lost
+        self.doubt = ""
+        self.epoch = disk.epoch = disk.epoch + 1
         self._strike = strike
 
     def append(self, entry: Entry, durable: bool) -> None:
@@ -51,11 +71,14 @@ class DiskJournal:
             self._strike("flushed")
 
     def _commit(self) -> None:
-        self._disk.entries += self._open
+        self._disk.commit(self._open)
         self._open = []
 
     def read(self, after: int = 0) -> Iterator[Entry]:
         yield from list(self._disk.entries[after:])
+
+    def raise_epoch(self, epoch: int) -> None:
+        self.epoch = self._disk.epoch = epoch
 
     def close(self) -> None:
         self.flush()

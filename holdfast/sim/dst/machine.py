@@ -48,11 +48,16 @@ class NodeDisk:
         self.launch: LaunchHere | None = None
         self.alone: float | None = None  # since when there is no controller, by the steady clock
         self.leaving: Leave | None = None  # begun, and not come to its end
+        self.epoch = 0  # newest controller that was heard
         self.full = False  # nothing can be written
 
     def remember(self, done: Done) -> None:
         if not self.full:
             self.done.append(done)
+
+    def heed(self, epoch: int) -> None:
+        if not self.full:
+            self.epoch = epoch
 
     def stop(self, generation: int) -> None:
         if not self.full:
@@ -74,7 +79,7 @@ class NodeDisk:
         return now if self.alone is None else self.alone
 
     def lose_power(self) -> None:
-        self.stopped, self.launch, self.alone, self.leaving = 0, None, None, None
+        self.stopped, self.launch, self.alone, self.leaving, self.epoch = 0, None, None, None, 0
 
 
 class Clock:

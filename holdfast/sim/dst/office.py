@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
+from random import Random
 from typing import TYPE_CHECKING
 
 from holdfast.model.event import Entry, Order, Phase
@@ -13,6 +14,9 @@ from holdfast.sim.dst.link import Link
 
 if TYPE_CHECKING:
     from holdfast.sim.dst.world import World
+
+
+_FORGETS = 0.5
 
 
 class Life:
@@ -61,6 +65,7 @@ class Office:
         self.armed = ""  # where it will die
         self.lives = 0
         self.ended = False
+        self._chance = Random(f"loss {world.setup.seed}")  # of its own: seeds without it are played as before
 
     @property
     def brain(self) -> Brain | None:
@@ -75,6 +80,10 @@ class Office:
         if self.life or self.ended or self.world.over:
             return
         self.lives += 1
+        if self.world.setup.forgets and self.disk.entries and self._chance.random() < _FORGETS:
+            kept = self._chance.randrange(len(self.disk.entries))
+            self.world.note(f"the journal has lost its entries after {kept}, of {len(self.disk.entries)}")
+            self.disk.forget(kept)
         self.world.truth.restarts()
         self.life = Life(self)
         self.world.note(f"the controller starts, for the {self.lives}. time")

@@ -78,7 +78,7 @@ class Truth:
         """A controller comes back: it has never heard what it had not put on disk."""
         if self._seen != len(self.disk.entries):
             self._watch, self.effort, decider = Watch(), Effort(), Decider()
-            self._told, self._doubts = 0, []
+            self._told, self._doubts, self._read = 0, [], min(self._read, len(self.disk.entries))
             for entry in self.disk.entries:
                 decider.step(entry.at, entry.event)
                 self.entry(entry, decider)
@@ -162,12 +162,16 @@ class Truth:
                 self.broken(
                     f"generation {team.generation} goes on from step {step} of {made}, in doubt after {not_after}"
                 )
-        if memory and self._told and made != self._maker(step, self._told):
-            line = self._maker(step, self._told)
+        told = self._newest() if self.world.setup.forgets else self._told
+        if memory and told and made != (line := self._maker(step, told)):
             self.broken(
                 f"generation {team.generation} goes on from step {step} of {made}, a line that was left: "
-                f"that of {self._told} has the step from {line}"
+                f"that of {told} has the step from {line}"
             )
+
+    def _newest(self) -> int:
+        """The newest generation that has made a step, whether or not the journal still knows of it."""
+        return max((g for g, step in self._complete.items() if step > self._from[g][0]), default=0)
 
     def _maker(self, step: int, generation: int) -> int:
         """Who made this step on the line that leads to this generation."""

@@ -2,18 +2,18 @@
 
 import contextlib
 from collections.abc import Callable
-from itertools import count
 from typing import Any
 
 import msgspec
 import pytest
 
-from holdfast.controller import hands, loop
+from holdfast.controller import hands
 from holdfast.controller.hands import Hands
 from holdfast.controller.ingest import Ingest
 from holdfast.core.detect.silence import Silence
 from holdfast.core.fence import Fence
 from holdfast.core.node import NodeLife
+from holdfast.core.succession import Ids
 from holdfast.model.copy import Copy, Restore, Source
 from holdfast.model.errand import Leave, StopHere
 from holdfast.model.event import Outcome
@@ -60,14 +60,11 @@ def acts_before_disk(patch: Patch) -> None:
 
 def ids_reused(patch: Patch) -> None:
     """After a restart actions are numbered from the beginning."""
-    replay = loop.Controller._replay
 
-    def replays(self: loop.Controller) -> Any:
-        found = replay(self)
-        self.decider.ids = self.decider.nodes.standbys._ids = count(1)
-        return found
+    def above(self: Ids, number: int) -> None:
+        self._next = 1
 
-    patch.setattr(loop.Controller, "_replay", replays)
+    patch.setattr(Ids, "above", above)
 
 
 def plan_made_anew(patch: Patch) -> None:

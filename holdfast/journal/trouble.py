@@ -1,0 +1,13 @@
+"""Why a file cannot serve as a journal."""
+
+
+class JournalError(Exception):
+    """The file cannot serve as a journal; one sentence says why."""
+
+
+class JournalDamagedError(JournalError):
+    """An entry is not as it was written; whoever opens the journal to write goes on without it."""
+
+
+class JournalFullError(JournalError):
+    """There is no room for the next entry; what was written before is whole."""

@@ -1,0 +1,172 @@
+"""A controller after one that was killed, whose journal has lost what nodes were told."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from holdfast.cli.controller import Folder
+from holdfast.config import Settings
+from holdfast.controller.api import Door, make_app
+from holdfast.controller.audit import Audit
+from holdfast.controller.hands import Hands
+from holdfast.controller.loop import Controller
+from holdfast.core.detect import deserted
+from holdfast.core.succession import IDS
+from holdfast.journal.sqlite import SqliteJournal
+from holdfast.model.alarm import Alarm
+from holdfast.model.copy import Copy
+from holdfast.model.errand import Done, LaunchHere, StopHere
+from holdfast.model.event import Ended, Phase, Successor
+from holdfast.model.signal import Beat
+from holdfast.wire import messages
+from holdfast.wire.messages import Hello, Tell, Welcome
+from tests.controller.conftest import JOB, Agent, Desk, Open, admit
+from tests.controller.fakes import FakeFleet, FakeStore
+
+
+class Lived(Desk):
+    """One life of a controller, and what it said."""
+
+    said: list[str]
+
+
+@contextlib.asynccontextmanager
+async def life(folder: Path) -> AsyncIterator[Lived]:
+    """Killed at its end."""
+    journal = SqliteJournal(folder / "journal.db", mark_path=folder / "journal.mark")
+    fleet = FakeFleet(can_acquire=False)
+    controller = Controller(journal, Settings(), lambda c: Hands(fleet, FakeStore(), c.report))
+    said: list[str] = []
+    controller.hands.say, controller.hands.notes = said.append, Folder(folder)
+    async with TestClient(TestServer(make_app(controller, Door(admit, Audit(folder))))) as client:
+        running = asyncio.create_task(controller.run(JOB))
+        await asyncio.sleep(0.01)
+        desk = Lived(controller, client)
+        desk.said = said
+        yield desk
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
+            await running
+    journal._db.close()
+
+
+def drop(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+
+
+DB = ("journal.db", "journal.db-wal", "journal.db-shm")
+
+
+async def back(desk: Desk, generation: int, epoch: int) -> Agent:
+    """The agent of node a finds the next controller."""
+    agent = await desk.link("a")
+    hello = Hello(node="a", host="h", nproc=1, order=0, generation=generation, ready=True, epoch=epoch)
+    await agent.ws.send_bytes(messages.encode(hello))
+    return agent
+
+
+async def test_an_old_answer_is_not_believed_and_no_generation_comes_twice(tmp_path: Path) -> None:
+    """All of the journal is gone: ranks are ended with a sentence, and what is launched has a number of its own."""
+    async with life(tmp_path) as first:
+        await first.train()
+        assert (first.controller.epoch, first.said) == (1, [])
+    drop(tmp_path, *DB)
+    async with life(tmp_path) as second:
+        assert second.controller.epoch == 2
+        told, waits = second.said
+        assert waits.startswith("waiting out 130 s until the ranks on a, which did not answer, have ended themselves")
+        assert told.startswith("the journal lost all of its entries (at least ")
+        assert "generation 1 is ended where it still runs" in told
+        agent = await back(second, 1, 1)
+        stop = await agent.hear()
+        assert isinstance(stop, Tell) and isinstance(stop.errand, StopHere), "before it is welcome"
+        assert (stop.errand.generation, stop.epoch) == (1, 2)
+        copy = Copy(rank=0, step=9, node="a", layout="x", world=1, whole=True)
+        await agent.post(Done(id=stop.errand.id, node="a", ok=True, copies=(copy,)))
+        launch = await agent.errand()
+        assert isinstance(launch, LaunchHere)
+        assert (launch.generation, launch.id > 2 * IDS) == (2, True)
+        assert launch.restore.step == 9, "memory that nodes still hold is gone on from"
+
+
+async def test_ranks_that_the_journal_knows_are_not_touched(tmp_path: Path) -> None:
+    async with life(tmp_path) as first:
+        await first.train()
+        first.controller.journal.flush()
+        kept = {name: (tmp_path / name).read_bytes() for name in DB[:2]}
+        first.controller.hear(Ended(node="a", generation=9))
+        first.controller.journal.flush()
+    drop(tmp_path, *DB)
+    for name, content in kept.items():
+        (tmp_path / name).write_bytes(content)
+    async with life(tmp_path) as second:
+        assert "its ranks are not touched" in "".join(second.said)
+        assert second.controller.decider.phase is Phase.TRAINING
+        agent = await back(second, 1, 1)
+        welcome = await agent.hear()
+        assert isinstance(welcome, Welcome) and welcome.epoch == 2
+        await agent.beat(101)
+        await second.until(lambda: "a" in second.controller.ingest.beats, "a beat")
+        assert second.controller.decider.phase is Phase.TRAINING
+
+
+async def test_nodes_that_know_of_more_than_both_files_are_believed(tmp_path: Path) -> None:
+    async with life(tmp_path) as first:
+        await first.train()
+    drop(tmp_path, *DB, "journal.mark", "plan.json")
+    async with life(tmp_path) as second:
+        assert (second.controller.epoch, second.said) == (1, [])
+        agent = await back(second, 6, 4)
+        stop = await agent.hear()
+        assert isinstance(stop, Tell) and isinstance(stop.errand, StopHere) and stop.errand.generation == 6
+        assert (second.controller.epoch, stop.epoch, second.controller.ingest.epoch) == (5, 5, 5)
+        told, waits = second.said
+        assert told.startswith("the journal ends at entry 1, and the nodes know of more; generation 6 is ended")
+        assert "the ranks on nodes that the journal does not name" in waits, "there may be others"
+    async with life(tmp_path) as third:
+        assert third.controller.epoch == 6
+
+
+async def test_a_mark_that_is_gone_is_told(tmp_path: Path) -> None:
+    async with life(tmp_path) as first:
+        await first.train()
+        first.controller.journal.flush()
+    drop(tmp_path, "journal.mark")
+    async with life(tmp_path) as second:
+        [told] = second.said
+        assert "journal.mark is gone: whether the journal lost entries after" in told
+        assert second.controller.decider.phase is Phase.TRAINING
+        assert isinstance(second.events()[-1], Successor)
+
+
+async def test_a_generation_without_ranks_is_an_alarm(desk_of: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the books say."""
+    monkeypatch.setattr(deserted, "_NEWS_S", 0.3)
+    async with desk_of() as desk:
+        agent = await desk.train()
+        beat = Beat(node="a", generation=1, step=2, at=2.0, first_step=1, first_at=1.0, counted=False, running=0)
+        for _ in range(200):
+            await agent.ws.send_bytes(messages.encode(beat))
+            if desk.controller.decider.phase is Phase.STOPPING:
+                break
+            await asyncio.sleep(0.01)
+        assert desk.controller.decider.phase is Phase.STOPPING
+        [alarm] = [event for event in desk.events() if isinstance(event, Alarm)]
+        assert alarm.signature == "deserted a"
+
+
+async def test_a_plan_of_which_the_journal_knows_nothing_is_a_loss(tmp_path: Path) -> None:
+    """Also where the mark is gone with the end of the journal."""
+    async with life(tmp_path) as first:
+        await first.train()
+    drop(tmp_path, *DB, "journal.mark")
+    async with life(tmp_path) as second:
+        assert second.said[0].startswith(
+            "the journal ends at entry 1, and the nodes know of more; generation 1 is ended"
+        )
+        assert second.controller.decider.generation == 1

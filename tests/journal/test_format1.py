@@ -1,0 +1,65 @@
+"""A journal of the first format, as the version before the second wrote it."""
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from holdfast.controller.replay import replay
+from holdfast.core.decider import Decider
+from holdfast.journal.sqlite import FORMAT, JournalError, SqliteJournal
+from holdfast.model.event import Successor
+from tests.journal.test_contract import entries
+
+OLD = Path(__file__).parent / "old" / "format-1.db"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return Path(shutil.copy(OLD, tmp_path / "journal.db"))
+
+
+def version(path: Path) -> int:
+    with sqlite3.connect(path) as db:
+        found: int = db.execute("pragma user_version").fetchone()[0]
+    db.close()
+    return found
+
+
+def test_it_is_read_as_it_is(path: Path) -> None:
+    assert version(path) == 1
+    before = path.read_bytes()
+    reader = SqliteJournal(path, read_only=True, mark_path=path.with_name("journal.mark"))
+    assert list(reader.read()) == entries()
+    assert list(reader.read(after=5)) == entries()[5:]
+    assert reader.lost is None
+    reader.close()
+    assert path.read_bytes() == before
+
+
+def test_a_writer_makes_it_the_second_format_and_goes_on(path: Path) -> None:
+    journal = SqliteJournal(path, mark_path=path.with_name("journal.mark"))
+    assert (journal.epoch, journal.lost, journal.doubt) == (2, None, "")
+    decider = Decider()
+    written = list(replay(journal, decider))
+    assert written == entries()
+    last = written[-1]
+    event = Successor(epoch=journal.epoch)
+    step = decider.step(last.at, event)
+    journal.append(type(last)(seq=last.seq + 1, at=last.at, event=event, decision=step), durable=True)
+    journal.close()
+    assert version(path) == FORMAT == 2
+    again = SqliteJournal(path, mark_path=path.with_name("journal.mark"))
+    assert (again.epoch, again.lost, again.doubt) == (3, None, "")
+    assert len(list(replay(again, Decider()))) == len(written) + 1
+    again.close()
+
+
+def test_one_that_cannot_be_read_is_left_as_it_was(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("update entry set event = ? where seq = 3", (b'{"type":"comet"}',))
+    db.close()
+    with pytest.raises(JournalError, match="comet"):
+        SqliteJournal(path)
+    assert version(path) == 1
