@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 from aiohttp import WSMsgType, web
@@ -61,6 +61,8 @@ class Ingest:
         self.tracing = Tracing(lambda: tuple(sorted(self._links)), self._look)
         self.watching = Watching(settings, decider, self.tracing, self._cry)
         self._exposed: tuple[str, ...] = ()
+        self._seats: tuple[Seat, ...] = ()
+        self._sitting: frozenset[str] = frozenset()  # nodes of these
         self.mesh: Dims = ()  # the parallel groups, as the script tells them or as the user did
         self._left: set[str] = set()  # told to leave: their silence is no news
         self._stale: dict[str, tuple[int, Hello]] = {}  # being emptied of an old generation before they are ready
@@ -179,7 +181,7 @@ class Ingest:
             welcome = Welcome(at=now, beat_s=self.settings.silence.beat_s, releases=self.releases())
             self._put(outbox, messages.encode(welcome))
             self.hands.linked_again(hello.node)
-            self._tell_aims()  # of the node, and of whose peer it is
+            self._tell_aims(self._concerned(hello.node))
         if hello.ready and not hello.generation and not ours:
             self._stale.pop(hello.node, None)
             self._ready(hello)
@@ -192,7 +194,10 @@ class Ingest:
         self.tell(hello.node, StopHere(id=self._stale_id, generation=hello.generation, grace_s=0.0))
 
     def _seated(self, node: str) -> bool:
-        return node not in self._lost() and any(seat.node == node for seat in self.decider.seats)
+        if self._seats is not self.decider.seats:  # asked at every beat of every node
+            self._seats = self.decider.seats
+            self._sitting = frozenset(seat.node for seat in self._seats)
+        return node in self._sitting and node not in self._lost()
 
     def _lost(self) -> set[str]:
         """Nodes that have no place, or will lose it presently: they fell silent in the open incident."""
@@ -268,8 +273,16 @@ class Ingest:
         halves = tuple(msgspec.structs.replace(half, keeper_at=at.get(half.keeper, ("", 0))) for half in aim.halves)
         return msgspec.structs.replace(aim, peer_at=at.get(aim.peer, ("", 0)), halves=halves)
 
-    def _tell_aims(self) -> None:
-        for node in sorted(self.floor.nodes):
+    def _concerned(self, node: str) -> set[str]:
+        """Whose aims say where a node's keeper is, and its own; to tell all others at every hello, when all come back
+        to a new controller, would be their square."""
+        peers = {own for own, peer in self.floor.peers.items() if peer == node}
+        halved = {own for own, halves in self.floor.halves.items() if any(half.keeper == node for half in halves)}
+        return {node, *peers, *halved} & self.floor.nodes
+
+    def _tell_aims(self, nodes: Collection[str] | None = None) -> None:
+        """To all, if nobody is named."""
+        for node in sorted(self.floor.nodes if nodes is None else nodes):
             self._put(self._links.get(node), messages.encode(Hold(aim=self._aim(node))))
 
     def _post(self, now: float, post: Post) -> None:
