@@ -10,6 +10,7 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import resource
 import socket
 import ssl
 import struct
@@ -72,6 +73,7 @@ class Back(NamedTuple):
     gone: int  # nodes of the job that it has no more
     incidents: int
     controller_cpu_s: float  # from the new controller's start to the last welcome, all of its start included
+    controller_mb: float  # its memory afterwards
 
 
 class Told(NamedTuple):
@@ -108,7 +110,7 @@ async def _control(listener: socket.socket, out: Connection, folder: Path) -> No
             await asyncio.to_thread(out.recv)
             account = controller.ledger.account(controller.clock())
             seats = len(controller.decider.seats)
-            out.send((AGENTS - seats, len(account.incidents), time.process_time()))
+            out.send((AGENTS - seats, len(account.incidents), time.process_time(), _resident_mb()))
 
     training = asyncio.Event()
     controller.on_entry = heard
@@ -117,6 +119,10 @@ async def _control(listener: socket.socket, out: Connection, folder: Path) -> No
         tasks.create_task(porch.run(listener))
         tasks.create_task(answer())
         tasks.create_task(controller.run(job, lambda: out.send(time.monotonic())))
+
+
+def _resident_mb() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
 
 
 def _controller(listener: socket.socket, out: Connection, folder: Path) -> None:
@@ -308,7 +314,7 @@ def _back(out: Connection, talks: list[Connection], since: tuple[float, float], 
     cpu_s = _asked(out)[2]
     welcomes = sorted(at for told in back for at in told.welcomes)
     time.sleep(_QUIET_S)
-    gone, incidents, _ = _asked(out)
+    gone, incidents, _, resident_mb = _asked(out)
     return Back(
         joined_s=max(at for told in joined for at in told.welcomes) - began_at,
         back_s=welcomes[-1] - killed_at,
@@ -318,10 +324,11 @@ def _back(out: Connection, talks: list[Connection], since: tuple[float, float], 
         gone=gone,
         incidents=incidents,
         controller_cpu_s=cpu_s,
+        controller_mb=resident_mb,
     )
 
 
-def _asked(out: Connection) -> tuple[int, int, float]:
+def _asked(out: Connection) -> tuple[int, int, float, float]:
     out.send(None)
     while not isinstance(told := _hear(out), tuple):
         pass  # that it trains

@@ -23,10 +23,10 @@ from holdfast.wire.authority import Authority, enrol_here
 from holdfast.wire.identity import Keys
 
 STATE_BYTES = int(os.environ.get("BENCH_STATE_BYTES", "536870912"))
-ROUNDS = 13 if FULL else 7  # the first is not counted
-STEP_ROUNDS = 16 if FULL else 8
+ROUNDS = 9 if FULL else 6  # the first is not counted
+STEP_ROUNDS = 9 if FULL else 6
 _BLOCK_S = 3.0
-_SMALL_BYTES = 128 << 20  # copied beside steps: several copies in a block
+_SMALL_BYTES = min(128 << 20, STATE_BYTES)  # copied beside steps: several copies in a block
 _STEP_CPU_S, _STEP_WAIT_S = 0.004, 0.016  # of a rank whose work is a GPU's: it launches, and waits
 _RECORD_BYTES = 16384  # what TLS encrypts at once
 
@@ -131,6 +131,7 @@ def _beside_steps(keys: Keys, other: Keeper) -> dict[str, list[float]]:
     mine, theirs = spawn.Pipe()
     sender = spawn.Process(target=_send_on, args=(theirs,), daemon=True)
     sender.start()
+    theirs.close()
     callees = {"none": None, "plain": Callee(other.doors.plain), "tls": Callee(other.doors.tls, keys)}
     steps: dict[str, list[float]] = {name: [] for name in callees}
     names = list(callees)

@@ -96,6 +96,7 @@ def keeper(folder: Path, size: int, keys: Keys, host: Host, short: bool = False)
             stack.enter_context(_environment("OPENSSL_CONF", str(folder / "suites.cnf")))
         other = spawn.Process(target=_keep, args=(theirs, folder, size, keys, host), daemon=True)
         other.start()
+        theirs.close()
     try:
         assert other.pid
         if host.apart:

@@ -115,7 +115,12 @@ def _restarts(backs: dict[str, Back], table: Table, findings: Findings) -> None:
         table.add_row(
             title, f"{back.back_s:.1f} s", said, "" if name == "tls_one_host" else f"at most {GOAL_BACK_S:g} s"
         )
-        table.add_row(f"controller's CPU for that, {name.replace('_', ' ')}", f"{back.controller_cpu_s:.1f} s", "", "")
+        table.add_row(
+            f"controller's CPU and memory for that, {name.replace('_', ' ')}",
+            f"{back.controller_cpu_s:.1f} s",
+            f"{back.controller_mb:.0f} MB",
+            "",
+        )
 
 
 def main() -> int:
