@@ -76,6 +76,10 @@ class Back(NamedTuple):
     controller_mb: float  # its memory afterwards
 
 
+class LateError(Exception):
+    """Agents that are not all there in time."""
+
+
 class Told(NamedTuple):
     """What one process of agents tells when all of its agents have been welcomed so many times."""
 
@@ -300,7 +304,7 @@ def restart(folder: Path, tls: bool, one_host: bool = False) -> Back:
                 talks.append(stack.enter_context(_started(_agents, where, numbers))[1])
             joined = [_hear(talk) for talk in talks]
             if _hear(first_out) != "training":
-                raise SystemExit("the job never trained")
+                raise LateError("the job never trained")
             killed_at = time.monotonic()
             first.kill()
             _, out = stack.enter_context(_started(_controller, listener, folder=folder))
@@ -337,7 +341,7 @@ def _asked(out: Connection) -> tuple[int, int, float, float]:
 
 def _hear(out: Connection) -> Any:
     if not out.poll(_LIMIT_S):
-        raise SystemExit(f"not all agents were welcome within {_LIMIT_S:g} s")
+        raise LateError(f"not all agents were welcome within {_LIMIT_S:g} s")
     return out.recv()
 
 
