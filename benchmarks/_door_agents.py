@@ -130,6 +130,7 @@ def _resident_mb() -> float:
 
 
 def _controller(listener: socket.socket, out: Connection, folder: Path) -> None:
+    process_control.die_with(os.getppid())
     logging.basicConfig(level=logging.ERROR)
     process_control.allow_files()
     asyncio.run(_control(listener, out, folder))
@@ -271,6 +272,7 @@ async def _frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 
 def _agents(where: Where, numbers: range, out: Connection) -> None:
+    process_control.die_with(os.getppid())
     process_control.allow_files()
     asyncio.run(Agents(where, numbers, out).run())
 

@@ -17,6 +17,7 @@ from benchmarks._door_hosts import Host, Keeper, Verb, copy, far_host, keeper, t
 from benchmarks._report import FULL
 from holdfast.checkpoint.transport import Callee
 from holdfast.core.floor import BackupLimits
+from holdfast.linux import process_control
 from holdfast.model.copy import Address
 from holdfast.wire import identity
 from holdfast.wire.authority import Authority, enrol_here
@@ -152,6 +153,7 @@ def _beside_steps(keys: Keys, other: Keeper) -> dict[str, list[float]]:
 
 def _send_on(parent: Connection) -> None:
     """Copies as often as the default duty allows, until told to rest."""
+    process_control.die_with(os.getppid())
     memory = touched(_SMALL_BYTES)
     pause = 1 / BackupLimits().duty - 1
     parent.send(None)

@@ -18,6 +18,7 @@ import msgspec
 from holdfast.chaos import spaces
 from holdfast.checkpoint import transport
 from holdfast.checkpoint.transport import Ask, Callee, Holding, Pacer, Serving
+from holdfast.linux import process_control
 from holdfast.model.copy import Address
 from holdfast.wire import unixpath
 from holdfast.wire.identity import Keys
@@ -116,6 +117,7 @@ def far_host(apart: bool) -> Host:
 
 
 def _keep(parent: Connection, folder: Path, size: int, keys: Keys, host: Host) -> None:
+    process_control.die_with(os.getppid())
     if host.beside:
         spaces.enter(os.open(f"/proc/{host.beside}/ns/net", os.O_RDONLY), spaces.NEWNET)
     if host.apart:
