@@ -46,7 +46,8 @@ from holdfast.wire.messages import Hello, Tell, Welcome
 
 AGENTS = int(os.environ.get("BENCH_AGENTS", "2000"))
 _PROCESSES = 2
-_LIMIT_S = 120.0  # for everybody to be there
+_JOINING_S = 8.0  # over which they come the first time, which is not what is measured
+_LIMIT_S = 60.0  # for everybody to be there
 _QUIET_S = 8.0  # after the last came: who was forgotten would be silent for too long by then
 _DIAL_S = 10.0  # as agent/dialing.py
 _REDIAL_S, _SLOWEST_S = 0.05, 1.0  # as agent/main.py
@@ -94,6 +95,7 @@ async def _control(listener: socket.socket, out: Connection, folder: Path) -> No
     controller = Controller(
         SqliteJournal(folder / "journal.db"), Settings(), lambda c: Hands(JoinFleet(), NoStore(), c.report)
     )
+    controller.hands.say = lambda sentence: None
     door = web.AppRunner(make_app(controller, by_socket), access_log=None)
     await door.setup()
     await web.SockSite(door, unixpath.listen(folder / "door", backlog=4096)).start()
@@ -183,6 +185,7 @@ class _Agent:
         self._proof = all.proof(number)
 
     async def run(self) -> None:
+        await asyncio.sleep(_JOINING_S * self._number / AGENTS)
         wait_s = _REDIAL_S
         while True:
             wait_s = _REDIAL_S if await self._dial() else min(2 * wait_s, _SLOWEST_S)

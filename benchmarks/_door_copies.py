@@ -24,7 +24,7 @@ from holdfast.wire.authority import Authority, enrol_here
 from holdfast.wire.identity import Keys
 
 STATE_BYTES = int(os.environ.get("BENCH_STATE_BYTES", "536870912"))
-ROUNDS = 9 if FULL else 6  # the first is not counted
+ROUNDS = 9 if FULL else 5  # the first is not counted
 STEP_ROUNDS = 9 if FULL else 6
 _BLOCK_S = 3.0
 _SMALL_BYTES = min(128 << 20, STATE_BYTES)  # copied beside steps: several copies in a block

@@ -107,14 +107,11 @@ def _restarts(backs: dict[str, Back], table: Table, findings: Findings) -> None:
     for name, back in backs.items():
         for field, value in back._asdict().items():
             findings.figures[f"{name}_{field}"] = round(value, 2)
-        if name != "tls_one_host":  # which no job is
-            findings.goals[f"{name}_back_within_10_s"] = back.back_s <= GOAL_BACK_S
+        findings.goals[f"{name}_back_within_10_s"] = back.back_s <= GOAL_BACK_S
         findings.goals[f"{name}_nobody_lost"] = back.gone == 0 and back.incidents == 0
         said = f"half after {back.half_s:.1f} s, listening after {back.listening_s:.1f} s, {back.dials} dials"
         title = f"{AGENTS} agents back after a restart, {name.replace('_', ' ')}"
-        table.add_row(
-            title, f"{back.back_s:.1f} s", said, "" if name == "tls_one_host" else f"at most {GOAL_BACK_S:g} s"
-        )
+        table.add_row(title, f"{back.back_s:.1f} s", said, f"at most {GOAL_BACK_S:g} s")
         table.add_row(
             f"controller's CPU and memory for that, {name.replace('_', ' ')}",
             f"{back.controller_cpu_s:.1f} s",
@@ -125,9 +122,9 @@ def _restarts(backs: dict[str, Back], table: Table, findings: Findings) -> None:
 
 def _back(base: Path, findings: Findings) -> dict[str, Back]:
     backs = {}
-    for name, tls, one_host in (("unix", False, False), ("tls", True, False), ("tls_one_host", True, True)):
+    for name, tls in (("unix", False), ("tls", True)):
         try:
-            backs[name] = _door_agents.restart(base, tls, one_host)
+            backs[name] = _door_agents.restart(base, tls)
         except _door_agents.LateError as e:
             findings.goals[f"{name}_back_within_10_s"] = False
             findings.skipped[f"{name}_back"] = str(e)
