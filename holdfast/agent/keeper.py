@@ -77,7 +77,7 @@ class Keeper:
         self._shelf = Shelf(self._notes, self._arenas, make)
         self._shelf.say, self._shelf.pairs.told = lambda text: self.say(text), lambda: self.told()
         self._listener: socket.socket | None = None
-        self.peers: frozenset[str] = frozenset()  # whose certificates count; empty: the controller has not said yet
+        self.revoked: frozenset[str] = frozenset()  # serials of certificates that count no more
         # Of this life alone: who has sent us something before is to notice that we are new.
         self._links_path = self._notes / f"{_LINKS}{secrets.token_hex(4)}.sock"
         self._generation = 0
@@ -116,7 +116,7 @@ class Keeper:
         self.hashing.want(want)
 
     def _is_peer(self, serial: str) -> bool:
-        return serial in self.peers or not self.peers
+        return serial not in self.revoked
 
     @property
     def stored(self) -> int:

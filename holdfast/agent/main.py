@@ -184,8 +184,8 @@ class Agent:
     def _heard(self, message: messages.FromController) -> None:
         now = time.monotonic()
         match message:
-            case Welcome(at=at, beat_s=beat_s, releases=releases, peers=peers, epoch=epoch):
-                self.keeper.peers = frozenset(peers)
+            case Welcome(at=at, beat_s=beat_s, releases=releases, revoked=revoked, epoch=epoch):
+                self.keeper.revoked = frozenset(revoked)
                 self.beat_s = beat_s
                 self.clock.welcomed(at)
                 if not self._staged:
@@ -202,8 +202,8 @@ class Agent:
                 if isinstance(errand, StopHere):
                     self._look_at_losses()  # whose went wrong first is to be heard before it is judged
                 self._do(self.life.step(now, Told(errand, epoch)))
-            case Hold(aim=aim, peers=peers):
-                self.keeper.peers = frozenset(peers)
+            case Hold(aim=aim, revoked=revoked):
+                self.keeper.revoked = frozenset(revoked)
                 self._tasks.create_task(self.keeper.aimed(aim))
             case Look():
                 self._tasks.create_task(self._look(message))

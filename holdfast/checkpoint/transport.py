@@ -35,6 +35,7 @@ _WAIT_S = 30.0  # for a peer that says nothing
 _PROVE_S = 5.0  # for one that has not proved itself, or not said what it wants
 _MOST_LINKS = 256
 _MOST_STRANGERS = 8  # links from one host that have not proved themselves
+_UNIX_BYTES = 1 << 20  # on their way at once: with the kernel's fifth of that both ends wait for one another too often
 _BREATH_S = 0.1  # where there are no more files to be had
 
 
@@ -227,8 +228,11 @@ class Serving:
     def _proved(self, link: socket.socket) -> socket.socket | None:
         """The link, if it is from somebody who may have our state."""
         if self._guard is None or self._context is None:
-            own = link.family != socket.AF_UNIX or peer_of(link).user == os.getuid()
-            return link if own else None
+            if link.family == socket.AF_UNIX and peer_of(link).user != os.getuid():
+                return None
+            if link.family == socket.AF_UNIX:
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BYTES)
+            return link
         secured = self._context.wrap_socket(link, server_side=True)
         if self._guard.is_peer(identity.serial_of(secured.getpeercert())):
             return secured
@@ -308,6 +312,7 @@ def _to_own(path: Path) -> socket.socket:
         link.close()
         raise PermissionError("it is another user's")
     link.settimeout(_WAIT_S)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BYTES)
     return link
 
 

@@ -173,6 +173,7 @@ class Port:
         if run.fleet == "join":
             authority = rundir.authority(run_dir)
             enrolling = Enrolling(authority, rundir.secret(run_dir), run.job.run_id)
+            controller.ingest.serials = enrolling.serials
             context = identity.accepting(authority.keys, strangers=True)
         self.porch = Porch(self._protocol, context)
         door = Door(AtPort(badges, run.host), audit, enrolling, self.porch.proved)

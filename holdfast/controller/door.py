@@ -40,7 +40,6 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     right: Right | None = None  # None: no person
     node: str = ""  # which node's agent it may be; ANY_NODE: any
-    serial: str = ""  # of its certificate
     origin: str = ""  # where it called from
 
 
@@ -103,7 +102,7 @@ class AtPort:
         shown = request.transport.get_extra_info("peercert") if request.transport else None
         origin = request.remote or ""
         if node := identity.node_of(shown):
-            return Caller(name=node, node=node, serial=identity.serial_of(shown), origin=origin)
+            return Caller(name=node, node=node, origin=origin)
         wanted = digest_of(_token_of(request))
         for badge in self._badges():
             if secret.same(badge.digest, wanted):

@@ -24,7 +24,7 @@ class Enrolling:
         self._authority, self._token, self._run_id = authority, token, run_id
         self._certificate = ssl.PEM_cert_to_DER_cert(authority.keys.certificate.read_text())
         self._open: dict[tuple[str, str], float] = {}  # challenges that wait for their answer, each for one
-        self._names: set[str] = set()
+        self.serials = authority.serials()  # of the nodes, by name
 
     async def challenge(self, request: web.Request) -> web.Response:
         mine = request.query.get("nonce", "")
@@ -51,13 +51,13 @@ class Enrolling:
             return _error(403, "the token is not this job's")
         if not 0 < len(asked.name) <= _NAME_CHARS or not asked.name.isprintable():
             return _error(400, f"a node's name has 1 to {_NAME_CHARS} printable characters")
-        if asked.name in self._names:
+        if asked.name in self.serials:
             return _error(409, f"there is a node {asked.name} in this job already; give this one another name")
         try:
             signed = self._authority.node(asked.name, asked.request.encode())
         except ValueError as e:
             return _error(400, f"the key cannot be signed: {e}")
-        self._names.add(asked.name)
+        self.serials[asked.name] = self._authority.register(asked.name, signed)
         own = self._authority.keys.authority.read_text()
         return _json(Enrolled(certificate=signed.decode(), authority=own))
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 from aiohttp import WSMsgType, web
@@ -65,11 +65,13 @@ class Ingest:
         self.tracing = Tracing(lambda: tuple(sorted(self._links)), self._look)
         self.watching = Watching(settings, decider, self.tracing, self._cry)
         self._exposed: tuple[str, ...] = ()
+        self._seats: tuple[Seat, ...] = ()
+        self._sitting: frozenset[str] = frozenset()  # nodes of these
         self.mesh: Dims = ()  # the parallel groups, as the script tells them or as the user did
         self._left: set[str] = set()  # told to leave: their silence is no news
         self._stale: dict[str, tuple[int, Hello]] = {}  # being emptied of an old generation before they are ready
         self._stale_id = 0
-        self._serials: dict[str, str] = {}  # of the certificates of nodes that called from other hosts
+        self.serials: Mapping[str, str] = {}  # of the certificates of nodes that call from other hosts
         self._unkept: list[tuple[Outbox, Ack]] = []  # posts that the journal may not have on disk yet
         hands.tell, hands.present = self.tell, self._present
         hands.forget, hands.known = self._forget, self._known
@@ -102,8 +104,6 @@ class Ingest:
                     await ws.close(code=1008, message=b"this link is another node's")
                     break
                 node = self._heard(heard, outbox, node)
-                if caller.serial:
-                    self._serials[node] = caller.serial
         except msgspec.DecodeError:
             await ws.close(code=1003, message=b"not a message of this version of holdfast")
         finally:
@@ -169,8 +169,8 @@ class Ingest:
         self.hands.copies.pop(node, None)
         self.hands.keepers.pop(node, None)
         self.beats.pop(node, None)
-        if self._serials.pop(node, ""):
-            self._tell_aims()  # and that its certificate is none any more
+        if node in self.serials:
+            self._tell_aims()  # and that its certificate counts no more
 
     def _hello(self, now: float, hello: Hello, outbox: Outbox) -> None:
         if hello.epoch > self.epoch or hello.generation > self.decider.generation:
@@ -189,10 +189,10 @@ class Ingest:
             self._empty(now, hello)  # before the welcome: after it the node may be without us for `node.lost_s` again
         if fresh:
             beat_s, releases = self.settings.silence.beat_s, self.releases()
-            welcome = Welcome(at=now, beat_s=beat_s, releases=releases, peers=self._peers(), epoch=self.epoch)
+            welcome = Welcome(at=now, beat_s=beat_s, releases=releases, revoked=self._revoked(), epoch=self.epoch)
             self._put(outbox, messages.encode(welcome))
             self.hands.linked_again(hello.node)
-            self._tell_aims()  # of the node, and of whose peer it is
+            self._tell_aims(self._concerned(hello.node))
         if hello.ready and not hello.generation and not (waits or seated):
             self._stale.pop(hello.node, None)
             self._ready(hello)
@@ -205,7 +205,10 @@ class Ingest:
         self.tell(hello.node, StopHere(id=self._stale_id, generation=hello.generation, grace_s=0.0))
 
     def _seated(self, node: str) -> bool:
-        return node not in self._lost() and any(seat.node == node for seat in self.decider.seats)
+        if self._seats is not self.decider.seats:  # asked at every beat of every node
+            self._seats = self.decider.seats
+            self._sitting = frozenset(seat.node for seat in self._seats)
+        return node in self._sitting and node not in self._lost()
 
     def _lost(self) -> set[str]:
         """Nodes that have no place, or will lose it presently: they fell silent in the open incident."""
@@ -283,13 +286,22 @@ class Ingest:
         halves = tuple(msgspec.structs.replace(half, keeper_at=at.get(half.keeper, ("", 0))) for half in aim.halves)
         return msgspec.structs.replace(aim, peer_at=at.get(aim.peer, ("", 0)), halves=halves)
 
-    def _peers(self) -> tuple[str, ...]:
-        """Whose certificates count: not those of nodes that have left."""
-        return tuple(sorted({serial for node, serial in self._serials.items() if node not in self._left}))
+    def _revoked(self) -> tuple[str, ...]:
+        """Whose certificates count no more: of nodes that have left."""
+        return tuple(sorted(self.serials[node] for node in self.decider.gone if node in self.serials))
 
-    def _tell_aims(self) -> None:
-        for node in sorted(self.floor.nodes):
-            self._put(self._links.get(node), messages.encode(Hold(aim=self._aim(node), peers=self._peers())))
+    def _concerned(self, node: str) -> set[str]:
+        """Whose aims say where a node's keeper is, and its own; to tell all others at every hello, when all come back
+        to a new controller, would be their square."""
+        peers = {own for own, peer in self.floor.peers.items() if peer == node}
+        halved = {own for own, halves in self.floor.halves.items() if any(half.keeper == node for half in halves)}
+        return {node, *peers, *halved} & self.floor.nodes
+
+    def _tell_aims(self, nodes: Collection[str] | None = None) -> None:
+        """To all, if nobody is named."""
+        revoked = self._revoked()
+        for node in sorted(self.floor.nodes if nodes is None else nodes):
+            self._put(self._links.get(node), messages.encode(Hold(aim=self._aim(node), revoked=revoked)))
 
     def _post(self, now: float, post: Post) -> None:
         match post.body:

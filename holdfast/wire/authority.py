@@ -1,6 +1,7 @@
 """A job's own certificate authority, made at its start: it says who is its controller and who is a node."""
 
 import datetime
+import json
 import urllib.parse
 from pathlib import Path
 
@@ -21,6 +22,7 @@ class Authority:
         """The one that was made here before, or a new one."""
         folder.mkdir(mode=0o700, exist_ok=True)
         self.keys = Keys.in_folder(folder)
+        self._nodes = folder / "nodes.json"
         signing = folder / "authority.key"
         if signing.exists():
             self._key = _load(signing.read_bytes())
@@ -51,6 +53,21 @@ class Authority:
             raise ValueError("the request has a key of another kind")
         return self._sign(key, x509.UniformResourceIdentifier(NODE + urllib.parse.quote(name, safe="")))
 
+    def serials(self) -> dict[str, str]:
+        """Of all nodes that were ever signed for, by name."""
+        try:
+            found: dict[str, str] = json.loads(self._nodes.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        return found
+
+    def register(self, name: str, certificate: bytes) -> str:
+        """Remember what was signed, and answer with its serial."""
+        serial = f"{x509.load_pem_x509_certificate(certificate).serial_number:X}"
+        serial = serial.rjust(len(serial) + len(serial) % 2, "0")  # as the ssl module shows it
+        put_secret(self._nodes, json.dumps(self.serials() | {name: serial}).encode())
+        return serial
+
     def _sign(self, key: ec.EllipticCurvePublicKey, who: x509.GeneralName) -> bytes:
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "holdfast")])
         issuer = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
@@ -69,8 +86,9 @@ def enrol_here(authority: Authority, name: str, folder: Path) -> Keys:
     """A node on the authority's own host."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     keys, key = Keys.in_folder(folder), new_key()
-    own = authority.keys.authority.read_bytes()
-    for path, content in zip(keys, (key_pem(key), authority.node(name, request_pem(key)), own), strict=True):
+    own, signed = authority.keys.authority.read_bytes(), authority.node(name, request_pem(key))
+    authority.register(name, signed)
+    for path, content in zip(keys, (key_pem(key), signed, own), strict=True):
         put_secret(path, content)
     return keys
 

@@ -53,7 +53,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     at: float  # the controller's clock
     beat_s: float
     releases: tuple[Release, ...] = ()  # that the node is to have before it is ready
-    peers: tuple[str, ...] = ()  # serials of the certificates that nodes of this job have; empty: all are on one host
+    revoked: tuple[str, ...] = ()  # serials of certificates that count no more
     epoch: int = 0  # of the controller
 
 
@@ -70,7 +70,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
     """Which snapshots the job counts on; it may be lost, and is said again."""
 
     aim: Aim
-    peers: tuple[str, ...] = ()  # as in Welcome
+    revoked: tuple[str, ...] = ()  # as in Welcome
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True, tag="look"):

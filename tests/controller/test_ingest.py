@@ -8,14 +8,16 @@ import pytest
 from holdfast.config import Settings
 from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.detect.silence import SilenceLimits
+from holdfast.core.floor import BackupLimits
 from holdfast.journal.sqlite import SqliteJournal
 from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.copy import Aim
 from holdfast.model.errand import Done, LaunchHere, Leave, StopHere
 from holdfast.model.event import Ended, Limits, Phase, Progress, Ready
 from holdfast.model.signal import Mark
 from holdfast.model.topology import Job
 from holdfast.wire import messages
-from holdfast.wire.messages import Ack, Marked, Tell, Welcome
+from holdfast.wire.messages import Ack, Hold, Marked, Tell, Welcome
 from tests.controller.conftest import HEADERS, Agent, Open
 
 QUICK = Settings(silence=SilenceLimits(beat_s=0.1, silence_s=0.5), recovery=Limits(stop_s=0.5, stop_grace_s=0.0))
@@ -255,3 +257,34 @@ async def test_a_spike_that_all_nodes_see_is_told_once(desk_of: Open) -> None:
             await agent.post(msgspec.structs.replace(spike, ranks=(rank,)))
         await agent.post(msgspec.structs.replace(spike, signature="spike own times 2"))
         await desk.until(lambda: sum(isinstance(e, Alarm) for e in desk.events()) == 2, "two alarms")
+
+
+@pytest.mark.parametrize("parity", [False, True])
+async def test_who_comes_back_is_news_for_those_alone_whose_state_it_keeps(
+    desk_of: Open, monkeypatch: pytest.MonkeyPatch, parity: bool
+) -> None:
+    """Told to everybody, it would be four million messages when 2,000 nodes find a new controller."""
+    names = [f"n{number}" for number in range(8)]
+    job = Job(run_id="r", min_nodes=len(names), max_nodes=len(names), can_acquire=False)
+    async with desk_of(job, Settings(backup=BackupLimits(parity=parity))) as desk:
+        agents = [await desk.link(name) for name in names]
+        for agent in agents:
+            await agent.hello()
+        for agent in agents:
+            await agent.answer(await agent.errand())
+        ingest = desk.controller.ingest
+        await desk.phase(Phase.STARTING)
+        assert bool(ingest.floor.halves) == parity
+        aim, asked = ingest._aim, set[str]()
+
+        def noted(node: str) -> Aim:
+            asked.add(node)
+            return aim(node)
+
+        monkeypatch.setattr(ingest, "_aim", noted)
+        again = await desk.link("n0")
+        await again.hello(generation=1)
+        while not isinstance(await again.hear(), Hold):
+            pass
+        keeping = {n for n in names if "n0" in {aim(n).peer, *(half.keeper for half in aim(n).halves)}}
+        assert asked == {"n0", *keeping} and keeping and len(asked) < len(names)

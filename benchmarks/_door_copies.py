@@ -1,0 +1,211 @@
+"""What locked links cost a copy between keepers: its speed, processor time, and the steps of a rank beside it."""
+
+import multiprocessing
+import os
+import socket
+import ssl
+import statistics
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from benchmarks._door_hosts import Host, Keeper, Verb, copy, far_host, keeper, touched
+from benchmarks._report import FULL
+from holdfast.checkpoint.transport import Callee
+from holdfast.core.floor import BackupLimits
+from holdfast.linux import process_control
+from holdfast.model.copy import Address
+from holdfast.wire import identity
+from holdfast.wire.authority import Authority, enrol_here
+from holdfast.wire.identity import Keys
+
+STATE_BYTES = int(os.environ.get("BENCH_STATE_BYTES", "536870912"))
+ROUNDS = 9 if FULL else 5  # the first is not counted
+STEP_ROUNDS = 9 if FULL else 6
+_BLOCK_S = 3.0
+_SMALL_BYTES = min(128 << 20, STATE_BYTES)  # copied beside steps: several copies in a block
+_STEP_CPU_S, _STEP_WAIT_S = 0.004, 0.016  # of a rank whose work is a GPU's: it launches, and waits
+_RECORD_BYTES = 16384  # what TLS encrypts at once
+
+
+class Way(NamedTuple):
+    """One way to copy."""
+
+    to: Keeper
+    callee: Callee
+    verb: Verb
+    links: int = 1
+
+
+class Cost(NamedTuple):
+    wall_s: float
+    near_cpu_s: float  # of the process that calls
+    far_cpu_s: float
+
+
+Costs = dict[str, list[Cost]]
+
+
+class Found(NamedTuple):
+    between: Costs  # two hosts
+    within: Costs  # one host
+    suites: tuple[str, str]  # by default, and with AES-128 alone
+    steps: dict[str, list[float]]  # mean seconds of a step, by block
+
+
+def measure(folder: Path, apart: bool) -> Found:
+    authority = Authority(folder / "authority")
+    near, far = (enrol_here(authority, name, folder / name) for name in ("near", "far"))
+    memory = touched(STATE_BYTES)
+    with keeper(folder, STATE_BYTES, far, far_host(apart)) as other:
+        beside = Host(address=other.doors.tls[0], beside=other.pid if apart else 0)
+        with keeper(folder, STATE_BYTES, far, beside, short=True) as short:
+            suites = (_suite(near, other.doors.tls), _suite(near, short.doors.tls))
+            between = _in_turns(_between(near, other, short), memory)
+        steps = _beside_steps(near, other)
+    with keeper(folder, STATE_BYTES, far, Host()) as neighbour:
+        within = _in_turns(_within(neighbour), memory)
+    return Found(between, within, suites, steps)
+
+
+def _between(keys: Keys, other: Keeper, short: Keeper) -> dict[str, Way]:
+    plain, tls = Callee(other.doors.plain), Callee(other.doors.tls, keys)
+    return {
+        "plain push": Way(other, plain, "push"),
+        "tls push": Way(other, tls, "push"),
+        "plain pull": Way(other, plain, "pull"),
+        "tls pull": Way(other, tls, "pull"),
+        "tls128 push": Way(short, Callee(short.doors.tls, keys), "push"),
+        "plain push by 4": Way(other, plain, "push", 4),
+        "tls push by 2": Way(other, tls, "push", 2),
+        "tls push by 4": Way(other, tls, "push", 4),
+    }
+
+
+def _within(neighbour: Keeper) -> dict[str, Way]:
+    loopback, unix = Callee(neighbour.doors.plain), Callee(neighbour.doors.unix)
+    return {
+        "loopback push": Way(neighbour, loopback, "push"),
+        "unix push": Way(neighbour, unix, "push"),
+        "loopback pull": Way(neighbour, loopback, "pull"),
+        "unix pull": Way(neighbour, unix, "pull"),
+    }
+
+
+def _in_turns(ways: dict[str, Way], memory: memoryview) -> Costs:
+    costs: Costs = {name: [] for name in ways}
+    names = list(ways)
+    for turn in range(ROUNDS):
+        by = turn % len(names)
+        for name in names[by:] + names[:by]:
+            costs[name].append(_cost(ways[name], memory))
+    return {name: each[1:] for name, each in costs.items()}
+
+
+def _cost(way: Way, memory: memoryview) -> Cost:
+    far, near, began = way.to.cpu_s(), time.process_time(), time.perf_counter()
+    copy(way.callee, way.verb, memory, way.links)
+    wall_s, near_s = time.perf_counter() - began, time.process_time() - near
+    return Cost(wall_s, near_s, way.to.cpu_s() - far)
+
+
+def _suite(keys: Keys, address: Address) -> str:
+    with (
+        socket.create_connection(address) as link,
+        identity.calling(keys, controller=False).wrap_socket(link) as proved,
+    ):
+        agreed = proved.cipher()
+        return agreed[0] if agreed else "none"
+
+
+# --- steps beside copies ---------------------------------------------------------------------------------------
+
+
+def _beside_steps(keys: Keys, other: Keeper) -> dict[str, list[float]]:
+    """Steps with no copies, plain ones and locked ones beside them; this machine is both hosts, as a node is that
+    sends its own state and takes another's."""
+    spawn = multiprocessing.get_context("spawn")
+    mine, theirs = spawn.Pipe()
+    sender = spawn.Process(target=_send_on, args=(theirs,), daemon=True)
+    sender.start()
+    theirs.close()
+    callees = {"none": None, "plain": Callee(other.doors.plain), "tls": Callee(other.doors.tls, keys)}
+    steps: dict[str, list[float]] = {name: [] for name in callees}
+    names = list(callees)
+    try:
+        mine.recv()
+        for turn in range(STEP_ROUNDS):
+            by = turn % len(names)
+            for name in names[by:] + names[:by]:
+                mine.send(callees[name])
+                steps[name].append(_step_s(_BLOCK_S))
+                mine.send(None)
+                mine.recv()
+    finally:
+        sender.kill()
+        sender.join()
+    return steps
+
+
+def _send_on(parent: Connection) -> None:
+    """Copies as often as the default duty allows, until told to rest."""
+    process_control.die_with(os.getppid())
+    memory = touched(_SMALL_BYTES)
+    pause = 1 / BackupLimits().duty - 1
+    parent.send(None)
+    while True:
+        callee: Callee | None = parent.recv()
+        while callee is not None and not parent.poll():
+            began = time.monotonic()
+            copy(callee, "push", memory)
+            parent.poll(pause * (time.monotonic() - began))
+        parent.recv()
+        parent.send(None)
+
+
+def _step_s(block_s: float) -> float:
+    began, steps = time.perf_counter(), 0
+    while (now := time.perf_counter()) < began + block_s:
+        launched_s = time.thread_time() + _STEP_CPU_S
+        while time.thread_time() < launched_s:
+            pass
+        time.sleep(_STEP_WAIT_S)
+        steps += 1
+    return (now - began) / steps
+
+
+# --- ciphers ---------------------------------------------------------------------------------------------------
+
+
+def aes_ratio(rounds: int = 9) -> float:
+    """Speed of AES-128-GCM over AES-256-GCM, records of TLS, one core, by the library of `cryptography`."""
+    record, nonce = os.urandom(_RECORD_BYTES), bytes(12)
+    short, long = (AESGCM(AESGCM.generate_key(bits)) for bits in (128, 256))
+
+    def took(cipher: AESGCM) -> float:
+        began = time.thread_time()
+        for _ in range(2000):
+            cipher.encrypt(nonce, record, None)
+        return time.thread_time() - began
+
+    return statistics.median(took(long) / took(short) for _ in range(rounds))
+
+
+def without_ktls() -> str:
+    """Why the kernel cannot do the encryption; empty: it could."""
+    reasons = []
+    if not Path("/proc/net/tls_stat").exists():
+        reasons.append("the kernel has no TLS (no /proc/net/tls_stat)")
+    if not hasattr(ssl, "OP_ENABLE_KTLS"):
+        reasons.append("the ssl module has no OP_ENABLE_KTLS before Python 3.12")
+    return "; ".join(reasons)
+
+
+def spread(costs: Costs, over: str, under: str, of: Callable[[Cost], float]) -> tuple[float, list[float]]:
+    """The median of the ratios of every round, and all of them."""
+    pairs = [of(a) / of(b) for a, b in zip(costs[over], costs[under], strict=True)]
+    return statistics.median(pairs), pairs

@@ -1,0 +1,192 @@
+"""Two keepers as on two hosts: processes in network namespaces of their own, or on loopback where none can be made."""
+
+import contextlib
+import mmap
+import multiprocessing
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from holdfast.chaos import spaces
+from holdfast.checkpoint import transport
+from holdfast.checkpoint.transport import Ask, Callee, Guard, Holding, Pacer, Serving
+from holdfast.linux import process_control
+from holdfast.model.copy import Address
+from holdfast.wire import unixpath
+from holdfast.wire.identity import Keys
+
+Verb = Literal["push", "pull"]
+
+_NEAR, _FAR = "10.255.77.1", "10.255.77.2"
+_LOOPBACK = "127.0.0.1"
+_SHORT_SUITES = """
+openssl_conf = start
+[start]
+ssl_conf = ssl
+[ssl]
+system_default = suites
+[suites]
+Ciphersuites = TLS_AES_128_GCM_SHA256
+"""
+
+
+class Doors(NamedTuple):
+    """Where a keeper listens, the same memory behind all of them."""
+
+    plain: Address
+    tls: Address
+    unix: Address
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a keeper runs: with us, in a new network, or in that of another process."""
+
+    address: str = _LOOPBACK
+    apart: bool = False
+    beside: int = 0
+
+
+class Keeper:
+    """The keeper of another node, in a process of its own."""
+
+    def __init__(self, pipe: Connection, pid: int, doors: Doors) -> None:
+        self._pipe, self.pid, self.doors = pipe, pid, doors
+
+    def cpu_s(self) -> float:
+        """That it has spent until now."""
+        self._pipe.send(None)
+        spent: float = self._pipe.recv()
+        return spent
+
+
+def touched(size: int) -> memoryview:
+    memory = mmap.mmap(-1, size)
+    for at in range(0, size, mmap.PAGESIZE):
+        memory[at] = at % 251
+    return memoryview(memory)
+
+
+def own_network() -> str:
+    """Put this process into a network of its own; why not, if it cannot be had."""
+    if os.geteuid() != 0:
+        return "network namespaces take root; both keepers are on loopback"
+    try:
+        spaces.unshare(spaces.NEWNET)
+        _ip("link set lo up")
+    except (OSError, subprocess.CalledProcessError) as e:
+        return f"no network namespace can be made here ({e}); both keepers are on loopback"
+    return ""
+
+
+@contextlib.contextmanager
+def keeper(folder: Path, size: int, keys: Keys, host: Host, short: bool = False) -> Iterator[Keeper]:
+    """A keeper that holds one state; `short`: it takes AES-128 alone, which only a file for OpenSSL can ask for."""
+    spawn = multiprocessing.get_context("spawn")
+    mine, theirs = spawn.Pipe()
+    with contextlib.ExitStack() as stack:
+        if short:
+            (folder / "suites.cnf").write_text(_SHORT_SUITES)
+            stack.enter_context(_environment("OPENSSL_CONF", str(folder / "suites.cnf")))
+        other = spawn.Process(target=_keep, args=(theirs, folder, size, keys, host), daemon=True)
+        other.start()
+        theirs.close()
+    try:
+        assert other.pid
+        if host.apart:
+            mine.recv()
+            _ip(f"link add near type veth peer name far netns {other.pid}")
+            _ip(f"addr add {_NEAR}/24 dev near")
+            _ip("link set near up")
+            mine.send(None)
+        yield Keeper(mine, other.pid, mine.recv())
+    finally:
+        other.kill()
+        other.join()
+
+
+def far_host(apart: bool) -> Host:
+    return Host(address=_FAR, apart=True) if apart else Host()
+
+
+def _keep(parent: Connection, folder: Path, size: int, keys: Keys, host: Host) -> None:
+    process_control.die_with(os.getppid())
+    if host.beside:
+        spaces.enter(os.open(f"/proc/{host.beside}/ns/net", os.O_RDONLY), spaces.NEWNET)
+    if host.apart:
+        spaces.unshare(spaces.NEWNET)
+        parent.send(None)
+        parent.recv()
+        _ip(f"addr add {host.address}/24 dev far")
+        _ip("link set far up")
+    memory = touched(size)
+
+    def take(ask: Ask) -> Holding:
+        return Holding(views=_of(memory, ask), done=0, finish=lambda: None)
+
+    def give(ask: Ask) -> tuple[Sequence[memoryview], Callable[[], None]]:
+        return _of(memory, ask), lambda: None
+
+    path = folder / f"keeper-{os.getpid()}"
+    plain, tls = (socket.create_server((host.address, 0)) for _ in range(2))
+    for listener, proof in ((plain, None), (tls, keys), (unixpath.listen(path), None)):
+        Serving(listener, proof and Guard(proof, lambda serial: True), take, give).start()
+    parent.send(Doors(plain.getsockname(), tls.getsockname(), (str(path), 0)))
+    while True:
+        parent.recv()
+        parent.send(time.process_time())
+
+
+def copy(callee: Callee, verb: Verb, memory: memoryview, links: int = 1) -> None:
+    """All of the memory to or from a keeper, by so many links at once, each with a range of its own."""
+    size = len(memory)
+    part = -(-size // links)
+    ranges = [(at, min(at + part, size)) for at in range(0, size, part)]
+    failed: list[transport.TransportError] = []
+
+    def one(start: int, end: int) -> None:
+        ask = Ask(verb=verb, rank=0, layout="", bytes=end - start, ranges=((start, end),))
+        try:
+            if verb == "push":
+                transport.push(callee, ask, [memory[start:end]], Pacer(0))
+            else:
+                transport.pull(callee, ask, [memory[start:end]])
+        except transport.TransportError as e:
+            failed.append(e)
+
+    threads = [threading.Thread(target=one, args=bounds) for bounds in ranges[1:]]
+    for thread in threads:
+        thread.start()
+    one(*ranges[0])
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+def _of(memory: memoryview, ask: Ask) -> list[memoryview]:
+    return [memory[start:end] for start, end in ask.ranges]
+
+
+def _ip(words: str) -> None:
+    subprocess.run(["ip", *words.split()], check=True, capture_output=True)
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

@@ -1,0 +1,164 @@
+"""What the locked door costs: copies between keepers by TLS and by unix sockets, and 2,000 agents that come back to a
+restarted controller.
+
+Copies are compared with the same code over plain TCP, in turns, so that ratios hold on a busy machine. Seconds until
+the agents are back are seconds of this machine: controller and agents share its cores, of which real agents have
+their own.
+"""
+
+import os
+import ssl
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.table import Table
+
+from benchmarks import _door_agents, _door_copies
+from benchmarks._door_agents import AGENTS, Back
+from benchmarks._door_copies import STATE_BYTES, Cost, Costs, Found, spread
+from benchmarks._door_hosts import own_network
+from benchmarks._report import Findings, report
+from holdfast.core.floor import BackupLimits
+
+GOAL_TLS, GOAL_UNIX = 0.6, 0.95
+GOAL_BACK_S = 10.0
+GOAL_STEPS = 0.001
+_GB = STATE_BYTES / 1e9
+
+
+def _speeds(found: Found, table: Table, findings: Findings) -> None:
+    """One way over another, and its goal if it has one."""
+    for name, costs, way, beside, goal in (
+        ("tls_push_over_plain", found.between, "tls push", "plain push", GOAL_TLS),
+        ("tls_pull_over_plain", found.between, "tls pull", "plain pull", GOAL_TLS),
+        ("tls_push_by_2_over_by_1", found.between, "tls push by 2", "tls push", None),
+        ("tls_push_by_4_over_by_1", found.between, "tls push by 4", "tls push", None),
+        ("tls_push_by_4_over_plain", found.between, "tls push by 4", "plain push", None),
+        ("plain_push_by_4_over_by_1", found.between, "plain push by 4", "plain push", None),
+        ("aes128_push_over_aes256", found.between, "tls128 push", "tls push", None),
+        ("unix_push_over_loopback", found.within, "unix push", "loopback push", GOAL_UNIX),
+        ("unix_pull_over_loopback", found.within, "unix pull", "loopback pull", GOAL_UNIX),
+    ):
+        middle, pairs = spread(costs, beside, way, lambda cost: cost.wall_s)
+        findings.figures[name] = round(middle, 3)
+        if goal is not None:
+            findings.goals[name] = middle >= goal
+        bound = "" if goal is None else f"at least {goal:g}"
+        table.add_row(f"speed: {way} / {beside}", f"{middle:.2f}", f"{min(pairs):.2f} to {max(pairs):.2f}", bound)
+
+
+def _processor(costs: Costs, table: Table, findings: Findings) -> None:
+    """Seconds of a core for a gigabyte, on either side; they hold on a busy machine as seconds of the clock do not."""
+    for way, each in costs.items():
+        sending, taking = (_per_gb(each, side) for side in ("near", "far"))
+        if way.endswith("pull"):
+            sending, taking = taking, sending
+        name = way.replace(" ", "_")
+        findings.figures[f"{name}_sender_cpu_s_per_gb"] = round(sending, 3)
+        findings.figures[f"{name}_receiver_cpu_s_per_gb"] = round(taking, 3)
+        findings.figures[f"{name}_gb_s"] = round(_GB / statistics.median(cost.wall_s for cost in each), 3)
+        speed = f"{findings.figures[f'{name}_gb_s']} GB/s"
+        table.add_row(f"{way}: CPU s per GB, sender + receiver", f"{sending:.2f} + {taking:.2f}", speed, "")
+
+
+def _per_gb(each: list[Cost], side: str) -> float:
+    return statistics.median(cost.near_cpu_s if side == "near" else cost.far_cpu_s for cost in each) / _GB
+
+
+def _ciphers(found: Found, table: Table, findings: Findings) -> None:
+    findings.figures["suite"], findings.figures["suite_short"] = found.suites
+    ratio = _door_copies.aes_ratio()
+    findings.figures["aes128_over_aes256_raw"] = round(ratio, 3)
+    table.add_row("speed: AES-128-GCM / AES-256-GCM, bare", f"{ratio:.2f}", "", "")
+    if not hasattr(ssl.SSLContext, "set_ciphersuites"):
+        findings.skipped["choosing_aes128"] = (
+            "the ssl module chooses no suites of TLS 1.3 before Python 3.15; measured by a file for OPENSSL_CONF"
+        )
+    if why := _door_copies.without_ktls():
+        findings.skipped["ktls"] = why
+
+
+def _steps(found: Found, table: Table, findings: Findings) -> None:
+    """A share of a step; claimed only if noise lets it be seen."""
+    duty = BackupLimits().duty
+    for way in ("plain", "tls"):
+        sending, taking = (findings.figures[f"{way}_push_{side}_cpu_s_per_gb"] for side in ("sender", "receiver"))
+        assert isinstance(sending, float) and isinstance(taking, float)
+        # The slower side is busy all the time that a copy takes.
+        cores = duty * (sending + taking) / max(sending, taking)
+        findings.figures[f"{way}_cores_at_duty"] = round(cores, 3)
+        table.add_row(f"{way}: cores taken at duty {duty:g}, both sides", f"{cores:.2f}", "estimate", "")
+    noise = 0.0
+    for name, way, beside in (("tls_over_plain", "tls", "plain"), ("tls_over_none", "tls", "none")):
+        pairs = [a / b - 1 for a, b in zip(found.steps[way], found.steps[beside], strict=True)]
+        mean, noise = statistics.mean(pairs), 2 * statistics.stdev(pairs) / len(pairs) ** 0.5
+        findings.figures[f"steps_{name}"], findings.figures[f"steps_{name}_noise"] = round(mean, 4), round(noise, 4)
+        said = f"steps beside copies: {way} / {beside}, longer by"
+        table.add_row(said, f"{100 * mean:.2f} %", f"+- {100 * noise:.2f} %", f"at most {100 * GOAL_STEPS:g} %")
+        if noise < GOAL_STEPS:
+            findings.goals[f"steps_{name}"] = mean <= GOAL_STEPS
+        else:
+            findings.skipped[f"steps_{name}"] = f"noise of {100 * noise:.2f} % hides {100 * GOAL_STEPS:g} %"
+
+
+def _restarts(backs: dict[str, Back], table: Table, findings: Findings) -> None:
+    for name, back in backs.items():
+        for field, value in back._asdict().items():
+            findings.figures[f"{name}_{field}"] = round(value, 2)
+        findings.goals[f"{name}_back_within_10_s"] = back.back_s <= GOAL_BACK_S
+        findings.goals[f"{name}_nobody_lost"] = back.gone == 0 and back.incidents == 0
+        said = f"half after {back.half_s:.1f} s, listening after {back.listening_s:.1f} s, {back.dials} dials"
+        title = f"{AGENTS} agents back after a restart, {name.replace('_', ' ')}"
+        table.add_row(title, f"{back.back_s:.1f} s", said, f"at most {GOAL_BACK_S:g} s")
+        table.add_row(
+            f"controller's CPU and memory for that, {name.replace('_', ' ')}",
+            f"{back.controller_cpu_s:.1f} s",
+            f"{back.controller_mb:.0f} MB",
+            "",
+        )
+
+
+def _back(base: Path, findings: Findings) -> dict[str, Back]:
+    backs = {}
+    for name, tls in (("unix", False), ("tls", True)):
+        try:
+            backs[name] = _door_agents.restart(base, tls)
+        except _door_agents.LateError as e:
+            findings.goals[f"{name}_back_within_10_s"] = False
+            findings.skipped[f"{name}_back"] = str(e)
+    return backs
+
+
+def main() -> int:
+    findings = Findings()
+    why = own_network()
+    if why:
+        findings.skipped["namespaces"] = why
+    findings.figures["load_before"] = round(os.getloadavg()[0], 2)
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+        base = Path(folder)
+        made_s = _door_agents.certificates(base)
+        findings.figures["certificates_s"] = round(made_s, 2)
+        backs = _back(base, findings)
+        (base / "copies").mkdir()
+        found = _door_copies.measure(base / "copies", apart=not why)
+    findings.figures["load_after"] = round(os.getloadavg()[0], 2)
+    title = f"copies of {STATE_BYTES / 1e6:.0f} MB, {'loopback' if why else 'two network namespaces'}; {AGENTS} agents"
+    table = Table("what", "median of pairs", "all pairs", "goal", title=title)
+    _speeds(found, table, findings)
+    _processor(found.between | found.within, table, findings)
+    _ciphers(found, table, findings)
+    _steps(found, table, findings)
+    _restarts(backs, table, findings)
+    runs: dict[str, list[float | None]] = {
+        f"{way}, s": [round(cost.wall_s, 3) for cost in each] for way, each in (found.between | found.within).items()
+    }
+    runs |= {f"step beside {way}, s": [round(one, 5) for one in each] for way, each in found.steps.items()}
+    report("door", table, findings, runs)
+    return 0 if all(findings.goals.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
