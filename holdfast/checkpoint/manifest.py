@@ -7,6 +7,8 @@ from typing import TypeVar
 import msgspec
 import xxhash
 
+from holdfast.core.decoding import from_json
+
 BLOCK_BYTES = 8 << 20  # what is read, written and checked at once
 FORMAT = 1
 MANIFEST = "holdfast.json"
@@ -153,7 +155,7 @@ def decode_manifest(content: bytes) -> Manifest:
 
 def _decode(content: bytes, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(content, type=kind)
+        return from_json(content, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, OverflowError):
         raise CorruptError("is not as it was written") from None
 

@@ -22,6 +22,7 @@ from typing import Literal, NamedTuple
 import msgspec
 import xxhash
 
+from holdfast.core.decoding import from_json
 from holdfast.linux.peer_credentials import peer_of
 from holdfast.model.copy import Address
 from holdfast.wire import identity, unixpath
@@ -219,7 +220,7 @@ class Serving:
     def _serve(self, link: socket.socket) -> None:
         with suppress(OSError, TransportError):
             try:
-                ask = msgspec.json.decode(_read_line(link), type=Ask)
+                ask = from_json(_read_line(link), Ask)
             except msgspec.DecodeError:
                 _reply(link, Reply(error="not a request of this version of holdfast"))
                 return
@@ -315,7 +316,7 @@ def _reply(link: socket.socket, reply: Reply) -> None:
 
 def _read_reply(link: socket.socket) -> Reply:
     try:
-        reply = msgspec.json.decode(_read_line(link), type=Reply)
+        reply = from_json(_read_line(link), Reply)
     except (OSError, msgspec.DecodeError) as e:
         raise TransportError(f"the keeper's answer was lost: {e}") from None
     if reply.error:

@@ -12,6 +12,7 @@ from holdfast.controller.enrolling import Enrolling
 from holdfast.controller.loop import Controller
 from holdfast.controller.metrics import render
 from holdfast.controller.orders import OrderBody, Taken, ahead, refusal
+from holdfast.core.decoding import from_json
 from holdfast.core.diagnose import stacks
 from holdfast.core.diagnose.stacks import Naming
 from holdfast.core.history import Told
@@ -167,7 +168,7 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def _order_of(controller: Controller) -> Answer:
     async def take(request: web.Request) -> web.Response:
         try:
-            body = msgspec.json.decode(await request.read(), type=OrderBody)
+            body = from_json(await request.read(), OrderBody)
         except msgspec.DecodeError as e:
             return _error(400, f'send an order such as {{"verb": "stop"}}: {e}')
         caller = CALLER.get()
@@ -206,7 +207,7 @@ def _archive_of(controller: Controller) -> Answer:
 def _trace_of(controller: Controller) -> Answer:
     async def trace(request: web.Request) -> web.Response:
         try:
-            body = msgspec.json.decode(await request.read() or b"{}", type=TraceBody)
+            body = from_json(await request.read() or b"{}", TraceBody)
         except msgspec.DecodeError as e:
             return _error(400, f'ask for a trace such as {{"deadline_s": 5, "native": false}}: {e}')
         if not 0 < body.deadline_s <= _MAX_TRACE_S:

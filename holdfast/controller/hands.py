@@ -12,6 +12,7 @@ import msgspec
 from holdfast.controller.probing import Probing
 from holdfast.controller.replaying import Replaying
 from holdfast.controller.staging import Staging
+from holdfast.core.decoding import decoder
 from holdfast.core.diagnose.probes import ProbeLimits
 from holdfast.core.diagnose.replay import ReplayLimits
 from holdfast.core.restore import choose
@@ -34,7 +35,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     restore: Restore
 
 
-_PLANNED = msgspec.json.Decoder(Planned)
+_PLANNED = decoder(msgspec.json.Decoder(Planned))
 
 
 class Memo:
@@ -261,7 +262,7 @@ class Hands:
     def _planned(self, launch: Launch) -> Restore:
         """The plan, made once: an earlier controller may have told some nodes, and all must be told the same."""
         found = self.notes.get("plan.json")
-        kept = _PLANNED.decode(found) if found else None
+        kept = _PLANNED(found) if found else None
         if kept and kept.id == launch.id:
             return kept.restore
         plan = self._plan(launch)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.core.decoding import from_json
 from holdfast.core.diagnose import links, pairs, probes
 from holdfast.core.diagnose.baseline import Past
 from holdfast.core.diagnose.pairs import Answer, Met, World
@@ -87,7 +88,7 @@ class Probing:
     def _past(self) -> dict[str, Past]:
         if self._kept is None or not self._kept.exists():
             return {}
-        return msgspec.json.decode(self._kept.read_bytes(), type=dict[str, Past])
+        return from_json(self._kept.read_bytes(), dict[str, Past])
 
     def _remember(self, past: dict[str, Past], sound: Mapping[str, tuple[Finding, ...]]) -> None:
         for node, findings in sound.items():
