@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar, cast, overload
 PAGE_BYTES = 4096
 BLOCK_BYTES = 8 << 20  # what one checksum covers
 LAYOUT_BYTES = 32
+MOST_SLOTS = 1 << 10  # more than anybody is granted
 MAGIC = b"HFARENA1"
 VERSION = 1
 LOW = 0xFFFFFFFF
