@@ -14,9 +14,9 @@ FORMAT = 1
 MANIFEST = "holdfast.json"
 METADATA = ".metadata"  # torch's own, so that torch alone can load the checkpoint
 
-_STEP = re.compile(r"step-(\d{8,})(?:\.([\w.-]+))?")
-_STAGED = re.compile(r"\.step-(\d{8,})\.(tmp|gone)-([\w.-]+)")
-_PART = re.compile(r"__\d+_0\.json")
+_STEP = re.compile(r"step-([0-9]{8,18})(?:\.([\w.-]+))?")
+_STAGED = re.compile(r"\.step-([0-9]{8,18})\.(tmp|gone)-([\w.-]+)")
+_PART = re.compile(r"__[0-9]{1,18}_0\.json")
 T = TypeVar("T", bound=msgspec.Struct)
 
 

@@ -108,4 +108,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for name, count in sorted(tried.items()):
         terminalreporter.write_line(f"{count:9,} {name.removeprefix('tests/fuzz/')}")
     crashed = [report.nodeid for report in terminalreporter.stats.get("failed", [])]
-    terminalreporter.write_line(f"{sum(tried.values()):,} examples in {len(tried)} tests; {len(crashed)} of them crashed")
+    terminalreporter.write_line(
+        f"{sum(tried.values()):,} examples in {len(tried)} tests; {len(crashed)} of them crashed"
+    )

@@ -141,7 +141,9 @@ def _head(tmp_path: Path, slots: int, image_bytes: int) -> Path:
     return path
 
 
-@given(slots=st.sampled_from((0, 1, 2, 3, 2**31, 2**32 - 1)), image_bytes=st.sampled_from((0, 1, 4096, 2**33, 2**64 - 1)))
+@given(
+    slots=st.sampled_from((0, 1, 2, 3, 2**31, 2**32 - 1)), image_bytes=st.sampled_from((0, 1, 4096, 2**33, 2**64 - 1))
+)
 @example(slots=0, image_bytes=0)
 @example(slots=2**31, image_bytes=0)
 @example(slots=1, image_bytes=2**33)
