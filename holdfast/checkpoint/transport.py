@@ -124,9 +124,14 @@ def pull(keeper: Callee, ask: Ask, views: Sequence[memoryview]) -> int:
 def fetch(keeper: Callee, ask: Ask) -> bytes:
     """What a keeper has, where its size is not known beforehand; for what is small."""
     with _connect(keeper) as link:
-        content = bytearray(min(_ask(link, ask).bytes, _SMALL_BYTES))
-        for number, chunk in enumerate(chunks([memoryview(content)])):
-            _receive_chunk(link, chunk, number)
+        size = _ask(link, ask).bytes
+        if not 0 <= size <= _SMALL_BYTES:
+            raise TransportError(f"the keeper says that {size} bytes come, where {_SMALL_BYTES} are the most")
+        content = bytearray()
+        for number, (start, end) in enumerate(cuts(0, size)):  # memory for what has come, not for what was promised
+            chunk = bytearray(end - start)
+            _receive_chunk(link, memoryview(chunk), number)
+            content += chunk
         return bytes(content)
 
 

@@ -1,8 +1,10 @@
 """Decoding of what comes from outside the process: whatever the bytes, there is a value or a `msgspec.DecodeError`.
 
 msgspec alone lets other errors through: text that is not UTF-8, nesting that is too deep, numbers that are too large.
+So does tomllib.
 """
 
+import tomllib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -39,3 +41,13 @@ def decoder(of: msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T]) -> Callabl
             raise msgspec.DecodeError(f"the message is malformed: {e}") from None
 
     return decoded
+
+
+def from_toml(text: str) -> dict[str, Any]:
+    """What people write; `tomllib.TOMLDecodeError` if it is something else."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except (RecursionError, ValueError) as e:
+        raise tomllib.TOMLDecodeError(f"it cannot be read: {e}") from None

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.core.decoding import decoder
 from holdfast.model.event import Decision, Entry, Event
 
 FORMAT = 1
-_EVENT = msgspec.json.Decoder(Event)
-_DECISION = msgspec.json.Decoder(Decision)
+_MOST = (1 << 63) - 1  # the largest number of SQLite
+_EVENT = decoder(msgspec.json.Decoder(Event))
+_DECISION = decoder(msgspec.json.Decoder(Decision))
 _ENCODER = msgspec.json.Encoder()
 
 _SCHEMA = """
@@ -79,8 +81,8 @@ class SqliteJournal:
     def read(self, after: int = 0) -> Iterator[Entry]:
         query = "select seq, at, event, decision from entry where seq > ? order by seq"
         try:
-            for seq, at, event, decision in self._db.execute(query, (after,)):
-                yield Entry(seq=seq, at=at, event=_EVENT.decode(event), decision=_DECISION.decode(decision))
+            for seq, at, event, decision in self._db.execute(query, (min(max(after, 0), _MOST),)):
+                yield Entry(seq=seq, at=at, event=_EVENT(event), decision=_DECISION(decision))
         except (sqlite3.Error, msgspec.DecodeError) as e:
             raise self._error(e) from None
 

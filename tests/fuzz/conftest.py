@@ -1,4 +1,4 @@
-"""How much is tried: little with all other tests, for as long as it is told by `make fuzz`; and what an example may use.
+"""How much is tried: little with all other tests, for as long as told by `make fuzz`; and what an example may use.
 
 PYTEST_HOLDFAST_FUZZ is how many seconds all of it may take on one processor. Every test then goes round anew, with
 other chances, until its share is over.

@@ -86,5 +86,6 @@ def narrow(decode: Callable[[], object], *errors: type[Exception]) -> object:
     try:
         return decode()
     except errors as e:
-        assert str(e).strip(), f"{type(e).__name__} says nothing"
-        return None
+        said = str(e).strip()
+    assert said, "it was refused without a word"
+    return None

@@ -1,4 +1,4 @@
-"""What ranks leave in shared memory, whatever it is: slots, flight logs, arenas and what snapshots say of themselves."""
+"""What ranks leave in shared memory, whatever it is: slots, flight logs, arenas and what snapshots say."""
 
 import mmap
 import struct
