@@ -226,7 +226,7 @@ def _guard(admit: Admit, proved: Proved) -> Any:
     @web.middleware
     async def guard(request: web.Request, handler: Answer) -> web.StreamResponse:
         if request.path == enrolment.PATH:  # whoever comes there proves itself there
-            return await handler(request)
+            return await _answered(request, handler)
         caller = admit(request)
         if isinstance(caller, Refusal):
             return _error(caller.status, caller.why)
@@ -234,9 +234,16 @@ def _guard(admit: Admit, proved: Proved) -> Any:
             return _error(403, why)
         CALLER.set(caller)
         proved(request.transport)
-        return await handler(request)
+        return await _answered(request, handler)
 
     return guard
+
+
+async def _answered(request: web.Request, handler: Answer) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.RequestPayloadError:
+        return _error(400, "the body is not encoded as its headers say, or breaks off")
 
 
 def _beyond(caller: Caller, request: web.Request) -> str:
@@ -260,7 +267,8 @@ def _json(value: object, status: int = 200) -> web.Response:
 
 
 def _error(status: int, sentence: str) -> web.Response:
-    return _json({"error": sentence}, status)
+    said = sentence.encode("utf-8", "replace").decode()  # it may quote a header of any bytes
+    return _json({"error": said}, status)
 
 
 def describe() -> dict[str, Any]:

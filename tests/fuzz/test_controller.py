@@ -29,7 +29,7 @@ from holdfast.wire.enrolment import Enrol
 from holdfast.wire.messages import Hello
 from tests.controller.conftest import TOKEN, admit, make
 from tests.controller.fakes import FakeFleet
-from tests.fuzz.making import FLOATS, INTS, JSON, PLAIN, hostile, mutated, values
+from tests.fuzz.making import FLOATS, INTS, JSON, PLAIN, Given, hostile, mutated, values
 
 JOB = Job(run_id="r", min_nodes=2, max_nodes=2, standbys=1, can_acquire=False)
 _NODES = st.sampled_from(("a", "b", "c"))
@@ -77,12 +77,15 @@ def _trained(node: str, order: int) -> list[bytes]:
     return [messages.encode(one) for one in said]
 
 
-_SAID = st.one_of(
-    values(messages.FromAgent, _GIVEN),
-    values(Beat, {**_GIVEN, str: _NODES}),
-    values(Post, {**_GIVEN, str: _NODES}),
-    values(Hello, {**_GIVEN, str: _NODES}),
-)
+def _said_by(node: str, kind: Any = messages.FromAgent) -> st.SearchStrategy[tuple[str, Any]]:
+    """Mostly of itself and of a generation that there is, so that it counts."""
+    near: Given = {**_GIVEN, str: st.one_of(st.just(node), st.just(node), _NODES, PLAIN[str])}
+    near |= {int: st.one_of(st.integers(0, 3), st.just(1), _SMALL)}
+    return st.tuples(st.just(node), values(kind, near))
+
+
+_KINDS = (messages.FromAgent, Beat, Post, Hello, messages.Marked)
+_SAID = st.one_of(*(_said_by(node, kind) for node in "abc" for kind in _KINDS))
 
 
 async def _heard(folder: Path, said: list[tuple[str, Any]]) -> None:
@@ -121,12 +124,16 @@ async def _settled() -> None:
         await asyncio.sleep(0)
 
 
-@given(said=st.lists(st.tuples(_NODES, _SAID), min_size=1, max_size=6))
+@given(said=st.lists(_SAID, min_size=1, max_size=8))
 def test_anything_that_a_node_may_say(said: list[tuple[str, Any]], tmp_path: Path) -> None:
     asyncio.run(_heard(tmp_path, said))
 
 
-@given(packets=st.lists(st.one_of(st.binary(max_size=64), mutated(_SAID.map(messages.encode))), max_size=4))
+@given(
+    packets=st.lists(
+        st.one_of(st.binary(max_size=64), mutated(_SAID.map(lambda one: messages.encode(one[1])))), max_size=4
+    )
+)
 @example(packets=[b"\x82\xa4type\xa6notice\xa4node\xa2\xff\xff"])
 @example(packets=[b"\x81\xa1x" + b"\x91" * 9_000])
 def test_any_bytes_on_a_link(packets: list[bytes], tmp_path: Path) -> None:
@@ -137,3 +144,127 @@ def test_any_bytes_on_a_link(packets: list[bytes], tmp_path: Path) -> None:
             assert not controller._stepping
 
     asyncio.run(heard())
+
+
+# --- the port ----------------------------------------------------------------------------------------------------
+
+_PATHS = ("/api/v1/status", "/api/v1/report", "/api/v1/entries", "/api/v1/orders", "/api/v1/releases", "/api/v1/trace")
+_PATHS += ("/metrics", "/openapi.json", "/agent", "/enrol", "/api/v1/releases/" + "0" * 64, "/api/v1/releases/..%2f..")
+_METHODS = ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "BREW")
+_AFTER = ("0", "-1", "1e3", "9" * 400, "-" + "9" * 400, "9" * 5000, "%ff", "%D9%A3")
+_NONCES = ("%ff", "a" * 64, "%ff" * 64)
+_QUERIES = st.sampled_from(("", "?a&a&=&%", *(f"?after={n}" for n in _AFTER), *(f"?nonce={n}" for n in _NONCES)))
+_BODIES = st.one_of(
+    st.binary(max_size=40),
+    hostile(values(OrderBody, {**JSON, str: st.sampled_from((*VERBS, "a", ""))}).map(msgspec.json.encode)),
+    hostile(values(TraceBody, JSON).map(msgspec.json.encode)),
+    hostile(values(Enrol, JSON).map(msgspec.json.encode)),
+)
+_HEADERS = st.lists(
+    st.sampled_from(
+        (
+            b"Host: [",
+            b"Host: [::1",
+            b"Host: \xff",
+            b"Host: a:b:c",
+            b"Origin: http://[",
+            b"Origin: \xff\xfe",
+            b"X-Holdfast-Token: \xff\xfe",
+            b"X-Holdfast-Token: ",
+            b"Authorization: Bearer \xc3\xa9",
+            b"Content-Type: \xff; charset=\xff",
+            b"Content-Encoding: gzip",
+            b"Range: bytes=-9",
+            b"If-Modified-Since: \xff",
+            b"Upgrade: websocket",
+            b"Connection: upgrade",
+            b"Sec-WebSocket-Key: \xff",
+            b"Sec-WebSocket-Version: 13",
+            b"Expect: 100-continue",
+            b"Cookie: \xff=\xff",
+        )
+    ),
+    max_size=3,
+)
+
+
+class Port:
+    """A controller that listens, and whoever calls it byte by byte."""
+
+    def __init__(self, folder: Path) -> None:
+        self.runner = asyncio.Runner()
+        self._open = contextlib.AsyncExitStack()
+        self.runner.run(self._start(folder))
+
+    async def _start(self, folder: Path) -> None:
+        self.controller = await self._open.enter_async_context(_running(folder))
+        enrolling = Enrolling(Authority(folder / "door"), TOKEN, "r")
+        self.server = TestServer(make_app(self.controller, admit, enrolling))
+        await self._open.enter_async_context(self.server)
+
+    def close(self) -> None:
+        self.runner.run(self._open.aclose())
+        self.runner.close()
+
+    async def call(self, request: bytes, patience_s: float = 30.0) -> int:
+        """The status of the answer; 0: there was none."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        try:
+            writer.write(request)
+            async with asyncio.timeout(patience_s):
+                line = await reader.readline()
+            return int(line.split()[1]) if line else 0
+        except (ConnectionError, TimeoutError):
+            return 0
+        finally:
+            writer.close()
+
+
+@pytest.fixture
+def port(tmp_path: Path) -> Iterator[Port]:
+    found = Port(tmp_path)
+    yield found
+    found.close()
+
+
+@given(
+    path=st.sampled_from(_PATHS),
+    query=_QUERIES,
+    method=st.sampled_from(_METHODS),
+    headers=_HEADERS,
+    body=_BODIES,
+)
+@example(path="/api/v1/entries", query="?after=" + "9" * 400, method="GET", headers=[], body=b"")
+@example(path="/api/v1/status", query="", method="GET", headers=[b"Host: ["], body=b"")
+@example(path="/api/v1/status", query="", method="GET", headers=[b"Origin: http://["], body=b"")
+@example(path="/api/v1/status", query="", method="GET", headers=[b"Host: \xff"], body=b"")
+@example(path="/api/v1/orders", query="", method="POST", headers=[], body=b'{"verb":"\xff"}')
+@example(path="/api/v1/orders", query="", method="POST", headers=[], body=b'{"verb":' + b"[" * 9_000)
+@example(path="/api/v1/trace", query="", method="POST", headers=[], body=b'{"deadline_s":1e999}')
+@example(path="/enrol", query="?nonce=" + "%ff" * 64, method="GET", headers=[], body=b"")
+@example(path="/enrol", query="", method="POST", headers=[], body=b'{"name":"\xff"}')
+@example(path="/api/v1/orders", query="", method="POST", headers=[b"Content-Encoding: gzip"], body=b"{}")
+@example(path="/agent", query="", method="GET", headers=[b"Upgrade: websocket", b"Connection: upgrade"], body=b"")
+def test_any_request(path: str, query: str, method: str, headers: list[bytes], body: bytes, port: Port) -> None:
+    """Never an error of ours (5xx), and the next request is answered."""
+    body = body.replace(b'"deadline_s":5', b'"deadline_s":0')  # nobody waits that long here
+    named = [] if any(header.startswith(b"Host") for header in headers) else [b"Host: localhost"]
+    shown = [] if any(header.startswith((b"X-Hold", b"Auth")) for header in headers) else [_TOKEN]
+    head = [f"{method} {path}{query} HTTP/1.1".encode(), *named, *shown, *headers]
+    head += [b"Content-Length: %d" % len(body), b"Connection: close"]
+    code = port.runner.run(port.call(b"\r\n".join(head) + b"\r\n\r\n" + body))
+    assert code < 500, f"{code} for {head[0]!r}"
+    assert not port.controller._stepping
+    assert port.runner.run(port.call(_GOOD)) == 200
+
+
+_WAITS_S = 0.2  # for a request that may be waiting for the rest of itself
+_TOKEN = f"{messages.TOKEN_HEADER}: {TOKEN}".encode()
+_GOOD = b"\r\n".join([b"GET /api/v1/status HTTP/1.1", b"Host: localhost", _TOKEN, b"", b""])
+
+
+@given(request=hostile(st.just(b"GET /api/v1/status HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nabc")))
+def test_any_bytes_at_the_port(request: bytes, port: Port) -> None:
+    code = port.runner.run(port.call(request + b"\r\n\r\n", _WAITS_S))
+    assert code < 500 or code == 505  # of another HTTP
+    assert port.runner.run(port.call(_GOOD)) == 200
