@@ -127,7 +127,7 @@ class Arena:
                 raise ArenaError(f"{path} is no arena: it has {size} bytes")
             memory = mmap.mmap(fd, size)
         except OSError as e:
-            raise ArenaError(f"the arena at {path}, of {size} bytes, cannot be mapped: {e.strerror}") from None
+            raise ArenaError(f"the arena at {path} cannot be mapped: {e.strerror}") from None
         finally:
             os.close(fd)
         if memory[: len(MAGIC)] != MAGIC:

@@ -158,8 +158,7 @@ class Reader(StorageReader):
         state = link.resume(Resume(rank=_seat()[0], generation=generation())) if link else State(source="none")
         if state.arena:
             image = Arena.open(state.arena).image(state.slot)
-            layout = from_msgpack(told.found(image).layout, Layout)
-            self._image = Image(layout, image)
+            self._image = Image(layout := from_msgpack(told.found(image).layout, Layout), image)
             return _of_one(layout)
         self._url = state.url or self._url
         if not storage.at(self._url).read(MANIFEST):

@@ -137,14 +137,7 @@ def unpack(archive: Path, to: Path, digest: str) -> None:
             sum.add(path, kind, content)
             if kind == "l":
                 links.add(path)
-            try:
-                os.makedirs(to / os.path.dirname(path), exist_ok=True)
-                if kind == "l":
-                    _link(to, path, os.fsdecode(content))
-                else:
-                    _write(to / path, content, executable=kind == "x")
-            except OSError as e:  # the disk, or two members of one name
-                raise TreeError(f"{path} of the archive {archive.name} cannot be written: {e.strerror}") from None
+            _put(to, path, kind, content)
     if str(sum) != digest:
         raise TreeError(f"the archive {archive.name} is damaged: its content is not that of {digest[:12]}")
 
@@ -160,8 +153,8 @@ def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
 
 def _heads(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """Members that lie in the archive as a whole: no size is believed that it cannot have."""
-    assert tar.fileobj is not None
-    size_bytes = os.fstat(tar.fileobj.fileno()).st_size
+    assert tar.name is not None
+    size_bytes = os.stat(tar.name).st_size
     for member in tar:
         if not (member.issym() or member.isreg()) or member.issparse():
             raise TreeError(f"the archive holds {member.name}, which is neither a file nor a link")
@@ -189,6 +182,17 @@ def _check_place(path: str, links: set[str]) -> None:
         raise TreeError(f"the archive would write to {path}, outside of its tree")
     if any("/".join(parts[:depth]) in links for depth in range(1, len(parts))):
         raise TreeError(f"the archive would write through a link, to {path}")
+
+
+def _put(to: Path, path: str, kind: str, content: bytes) -> None:
+    try:
+        os.makedirs(to / os.path.dirname(path), exist_ok=True)
+        if kind == "l":
+            _link(to, path, os.fsdecode(content))
+        else:
+            _write(to / path, content, executable=kind == "x")
+    except OSError as e:  # the disk is full, or two members have one name
+        raise TreeError(f"{path} of the archive cannot be written: {e.strerror}") from None
 
 
 def _link(to: Path, path: str, target: str) -> None:

@@ -45,7 +45,8 @@ def values(kind: Any, given: Given = PLAIN) -> st.SearchStrategy[Any]:
 
 
 def _structs(kind: type[msgspec.Struct], given: Given) -> st.SearchStrategy[Any]:
-    needed, more = {}, {}
+    needed: dict[str, st.SearchStrategy[Any]] = {}
+    more: dict[str, st.SearchStrategy[Any]] = {}
     for field in msgspec.structs.fields(kind):
         any_one = st.deferred(lambda of=field.type: values(of, given))  # type: ignore[misc]
         (needed if field.required else more)[field.name] = any_one

@@ -1,5 +1,6 @@
 """What people write: settings, catalogs and scenarios. Whatever it is, it is taken or refused in one sentence."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from holdfast import config
 from holdfast.chaos import scenario
 from holdfast.cli import flagvalues
+from holdfast.cli.flagtable import UsageError
 from holdfast.config import ConfigError, Settings, WordLimits
 from holdfast.logs import catalog, own
 from tests.conftest import leaves
@@ -86,7 +88,7 @@ def test_words_after_set(texts: list[str]) -> None:
     def both() -> Any:
         return config.load(None, flagvalues.settings(texts))
 
-    narrow(both, ConfigError, flagvalues.UsageError)
+    narrow(both, ConfigError, UsageError)
 
 
 @given(content=hostile(st.just(_SCENARIO)))
@@ -100,7 +102,7 @@ def test_a_scenario(content: bytes, tmp_path: Path) -> None:
         scenario.shown(found)
 
 
-CATALOGS = {
+CATALOGS: dict[str, Callable[[Path], object]] = {
     "own": own.own_rows,
     "words": lambda path: catalog.load(WordLimits(catalog=str(path))),
     "lines": lambda path: catalog.load_lines(str(path)),
@@ -119,7 +121,7 @@ CATALOGS = {
 @example(content=b'[[row]]\nklass = "user_code"\npattern = "a{99999999999}"\nsample = "a"')
 def test_a_catalog(name: str, content: bytes, tmp_path: Path) -> None:
     (tmp_path / "words.toml").write_bytes(content)
-    narrow(lambda: CATALOGS[name](tmp_path / "words.toml"), ConfigError)  # type: ignore[operator]
+    narrow(lambda: CATALOGS[name](tmp_path / "words.toml"), ConfigError)
 
 
 @given(st.text(max_size=30))
