@@ -303,7 +303,7 @@ class Arena:
         fence()
         if head.seq != seq:
             return ()
-        table = head.table
+        table = head.table(self.image_bytes)
         for block, value in enumerate(sums):
             table[block] = value
         fence()
@@ -314,7 +314,7 @@ class Arena:
         """The checksums kept with a snapshot; () if none were computed yet."""
         head = self._heads[slot]
         kept = head.seq and not head.seq % 2 and head.checked == head.seq & LOW
-        return tuple(head.table) if kept else ()
+        return tuple(head.table(self.image_bytes)) if kept else ()
 
     def verify(self, slot: int) -> str:
         """What is wrong with a snapshot, in one sentence; empty if nothing is, or if there is nothing to go by."""

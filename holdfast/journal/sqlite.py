@@ -83,7 +83,7 @@ class SqliteJournal:
         try:
             for seq, at, event, decision in self._db.execute(query, (min(max(after, 0), _MOST),)):
                 yield Entry(seq=seq, at=at, event=_EVENT(event), decision=_DECISION(decision))
-        except (sqlite3.Error, msgspec.DecodeError) as e:
+        except (sqlite3.Error, msgspec.DecodeError, TypeError) as e:  # the last: a damaged file has other types
             raise self._error(e) from None
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-ROUND = 200  # examples, between two looks at the clock
+ROUND = 80  # examples, between two looks at the clock
 MOST_BYTES = 768 << 20  # of new memory that one example may ask for
 MOST_S = 10.0  # of processor time that one example may take
 TRIED = "fuzz examples"
