@@ -36,6 +36,16 @@ def test_a_damaged_file(data: st.DataObject, tmp_path: Path) -> None:
     narrow(lambda: _read(path), JournalError)
 
 
+def test_a_column_that_is_not_there(tmp_path: Path) -> None:
+    """One byte before the words of a row is damaged, and what was a blob is nothing, or a number."""
+    path = tmp_path / "journal.db"
+    whole = _whole(path)
+    at = whole.index(b"tick")
+    for before in range(1, 32):
+        path.write_bytes(whole[: at - before] + b"\0" + whole[at - before + 1 :])
+        narrow(lambda: _read(path), JournalError)
+
+
 @pytest.mark.parametrize("words", [b"ti\xffk", b"[[[[", b"1e99", b'"}  '], ids=["not UTF-8", "deep", "large", "short"])
 def test_damaged_words(words: bytes, tmp_path: Path) -> None:
     path = tmp_path / "journal.db"

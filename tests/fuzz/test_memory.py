@@ -5,6 +5,7 @@ import struct
 from pathlib import Path
 from zlib import crc32
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -139,6 +140,17 @@ def _head(tmp_path: Path, slots: int, image_bytes: int) -> Path:
         size = arena_bytes(image_bytes, slots)
         file.truncate(size if size < 1 << 40 else len(whole))
     return path
+
+
+@pytest.mark.parametrize(("offset", "word"), [(48, 0), (48, 2**32 - 1), (60, 2**32 - 1), (36, 2**32 - 1), (40, 0)])
+def test_a_slot_of_an_arena_with_one_damaged_word(offset: int, word: int, tmp_path: Path) -> None:
+    """How many blocks, who writes, who reads, how large a block: none of it is believed."""
+    whole = bytearray(_arena(tmp_path / "arena"))
+    for head in (PAGE_BYTES, 3 * PAGE_BYTES):
+        struct.pack_into("<I", whole, head + 56, 4)  # it is claimed, so that its writer counts
+        struct.pack_into("<I", whole, head + offset, word)
+    (tmp_path / "arena").write_bytes(whole)
+    _used(tmp_path / "arena")
 
 
 @given(
