@@ -102,7 +102,7 @@ def load(path: str | None, overrides: Iterable[tuple[str, str]]) -> Settings:
         _known(section, fields)
     try:
         settings = msgspec.convert(tree, Settings, strict=False)
-    except msgspec.ValidationError as e:
+    except (msgspec.ValidationError, UnicodeError) as e:  # words of a shell may be any bytes
         raise ConfigError(f"bad setting: {e}") from None
     _check(settings)
     hooked = bool(settings.hook.command or settings.hook.url)

@@ -72,6 +72,7 @@ _ANSWER = b'<think>{</think>```json\n{"class": "user_code", "root_rank": 3, "evi
 @given(hostile(st.just(_ANSWER)))
 @example(b'{"class": "a", "root_rank": ' + b"9" * 5000 + b"}")
 @example(b'{"class": "a", "confidence": 1e999}')
+@example(b'{"class": "a", "confidence": "\\ud800"}')
 @example(b'{"class": "a", "x": ' + b"[" * 9_000)
 @example(b"{" * 9_000)
 def test_an_answer_of_a_model(content: bytes) -> None:

@@ -78,7 +78,7 @@ def test_a_file_of_settings(content: bytes, tmp_path: Path) -> None:
 @example([("recovery.attempts", "9" * 5000)])
 @example([("snapshot.memory", "9" * 5000)])
 @example([("snapshot.memory", "1e999")])
-@example([("rules.alarms", "[")])
+@example([("recovery.stop_grace_s", "\ud800")])
 def test_settings_of_the_command_line(given: list[tuple[str, str]]) -> None:
     narrow(lambda: config.load(None, given), ConfigError)
 
