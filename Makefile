@@ -11,7 +11,7 @@ SLOW ?= torture detect recovery ettr
 BENCHES = $(filter-out $(SLOW),$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full chaos lint bench clean always
+.PHONY: help venv demo test test-full fuzz chaos lint bench clean always
 # Tests and benchmarks start processes by the dozen; two of them side by side disturb each other.
 .NOTPARALLEL:
 
@@ -41,6 +41,12 @@ test-full: $(READY) ## all tests; what has passed with the same files is left ou
 	$(PY) -m pip install --quiet -c constraints.txt -e '.[test-full]'
 	$(PY) -m pytest -n 3 --dist worksteal -m "not alone" -p tests.resuming --resume=.pytest_cache/passed $(ARGS)
 	$(PY) -m pytest -m alone -p tests.resuming --resume=.pytest_cache/passed-alone $(ARGS)
+
+# Seconds of all tests together; two of them run side by side.
+FUZZ_S ?= 1000
+
+fuzz: $(READY) ## every decoder against damaged and hostile bytes, for ten minutes; ARGS goes to pytest
+	PYTEST_HOLDFAST_FUZZ=$(FUZZ_S) $(PY) -m pytest -q -n 2 tests/fuzz $(ARGS)
 
 chaos: $(READY) ## the matrix of faults, and docs/FAULTS.md; what passed at this commit is left out; ARGS goes to it
 	$(PY) -m holdfast.chaos.matrix run $(ARGS); code=$$?; $(PY) -m holdfast.chaos.matrix table; exit $$code

@@ -4,10 +4,11 @@ import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
+from holdfast.core.decoding import from_toml
 from holdfast.core.detect.hang import HangLimits
 from holdfast.core.detect.health import HealthLimits
 from holdfast.core.detect.lines import LineLimits
@@ -92,7 +93,7 @@ def load(path: str | None, overrides: Iterable[tuple[str, str]]) -> Settings:
     tree: dict[str, Any] = {}
     if path is not None:
         try:
-            tree = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+            tree = from_toml(Path(path).read_text(encoding="utf-8"))
         except OSError as e:
             raise ConfigError(f"cannot read the config file {path}: {e.strerror}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
@@ -108,7 +109,7 @@ def load(path: str | None, overrides: Iterable[tuple[str, str]]) -> Settings:
         _known(section, fields)
     try:
         settings = msgspec.convert(tree, Settings, strict=False)
-    except msgspec.ValidationError as e:
+    except (msgspec.ValidationError, UnicodeError) as e:  # words of a shell may be any bytes
         raise ConfigError(f"bad setting: {e}") from None
     _check(settings)
     hooked = bool(settings.hook.command or settings.hook.url)
@@ -130,11 +131,23 @@ def _known(section: str, fields: object) -> None:
             raise ConfigError(f"there is no setting '{section}.{name}'; {section} has {', '.join(names)}")
 
 
+def _web(url: str) -> SplitResult | None:
+    """An address that can be called; None also for half an IPv6 address, or a port that there is not."""
+    try:
+        found = urlsplit(url)
+        return found if found.scheme in ("http", "https") and found.hostname and found.port != 0 else None
+    except ValueError:
+        return None
+
+
 def _model_rules(m: ModelLimits) -> tuple[tuple[bool, str], ...]:
-    url = urlsplit(m.url)
+    url = _web(m.url)
     return (
-        (not m.url or (url.scheme in ("http", "https") and bool(url.hostname)), "model.url must begin with http(s)://"),
-        ("@" not in url.netloc, "model.url must not hold a password: name a variable that does in model.key_env"),
+        (not m.url or url is not None, "model.url must begin with http(s)://"),
+        (
+            url is None or "@" not in url.netloc,
+            "model.url must not hold a password: name a variable that does in model.key_env",
+        ),
         (not m.url or bool(m.name), "model.url needs model.name: which model is asked"),
         (m.timeout_s > 0, "model.timeout_s must be above 0"),
         (m.below <= 1, "model.below is a confidence: at most 1"),
@@ -143,9 +156,8 @@ def _model_rules(m: ModelLimits) -> tuple[tuple[bool, str], ...]:
 
 
 def _hook_rules(h: HookLimits) -> tuple[tuple[bool, str], ...]:
-    url = urlsplit(h.url)
     return (
-        (not h.url or (url.scheme in ("http", "https") and bool(url.hostname)), "hook.url must begin with http(s)://"),
+        (not h.url or _web(h.url) is not None, "hook.url must begin with http(s)://"),
         (h.format in FORMATS, f"hook.format must be one of {', '.join(FORMATS)}"),
         (h.timeout_s > 0, "hook.timeout_s must be above 0"),
         ("\0" not in h.command, "hook.command must not hold a NUL"),

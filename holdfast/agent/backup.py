@@ -9,6 +9,7 @@ import msgspec
 from holdfast.checkpoint.arena import Arena, Sealed, arena_bytes
 from holdfast.checkpoint.layout import Layout
 from holdfast.checkpoint.transport import Ask, Holding
+from holdfast.core.decoding import from_msgpack
 from holdfast.wire import spec
 from holdfast.wire.keeping import plan_name
 
@@ -60,7 +61,7 @@ class Plans:
         if (rank, layout) not in self._known:
             try:
                 content = (self._notes / plan_name(rank, layout)).read_bytes()
-                self._known[rank, layout] = msgspec.msgpack.decode(content, type=Layout)
+                self._known[rank, layout] = from_msgpack(content, Layout)
             except (OSError, msgspec.DecodeError):
                 return None
         return self._known[rank, layout]

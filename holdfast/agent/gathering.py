@@ -8,6 +8,7 @@ import msgspec
 from holdfast.agent.apart import Asking, Laid, Run
 from holdfast.checkpoint.layout import Item, Layout
 from holdfast.checkpoint.transport import Ask, Callee, TransportError, fetch
+from holdfast.core.decoding import from_msgpack
 from holdfast.model.copy import Kept, Restore
 from holdfast.wire.identity import Keys
 
@@ -81,7 +82,7 @@ class Gathering:
         ask = Ask(verb="plan", rank=kept.rank, layout=kept.layout)
         content = fetch(self._keeper(kept.node), ask)
         try:
-            return msgspec.msgpack.decode(content, type=Layout)
+            return from_msgpack(content, Layout)
         except msgspec.DecodeError as e:
             raise TransportError(f"the layout of rank {kept.rank} cannot be read: {e}") from None
 

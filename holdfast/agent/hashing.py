@@ -17,6 +17,7 @@ import xxhash
 
 from holdfast.checkpoint.arena import Arena, Sealed
 from holdfast.checkpoint.layout import Layout
+from holdfast.core.decoding import decoder
 from holdfast.core.detect.replica import ReplicaLimits, stride
 from holdfast.model.signal import Mark
 from holdfast.wire.keeping import Want, plan_name
@@ -25,7 +26,7 @@ _LOOK_S = 0.02
 _IDLE_S = 0.2
 _DONE = 64  # snapshots that are remembered as hashed
 _PARTS = {"optimizer": "optimizer state"}  # by where it stands in the state dict; all else is parameters
-_decode = msgspec.msgpack.Decoder(Layout).decode
+_decode = decoder(msgspec.msgpack.Decoder(Layout))
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,12 +13,14 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from holdfast.agent import process, words
 from holdfast.config import ConfigError, WordLimits
+from holdfast.core.decoding import Content, decoder
 from holdfast.core.detect.crash import Catalog, alarm_of, unjudged
 from holdfast.linux import process_control, python_fork
 from holdfast.linux.python_fork import OpenFiles, Program
@@ -66,8 +68,8 @@ class Gone(msgspec.Struct, frozen=True, kw_only=True, tag="gone"):
 
 Answer = Told | Gone
 encode = msgspec.msgpack.Encoder().encode
-to_judge = msgspec.msgpack.Decoder(Asked).decode
-to_agent = msgspec.msgpack.Decoder(Answer).decode
+to_judge = decoder(msgspec.msgpack.Decoder(Asked))
+to_agent: Callable[[Content], Answer] = decoder(msgspec.msgpack.Decoder(Answer))
 
 
 def start(node_dir: Path) -> socket.socket:

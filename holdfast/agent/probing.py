@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent.probes import PROBES, START, START_S, Probe, Told, chosen
+from holdfast.core.decoding import decoder
 from holdfast.model.probe import Finding, Meeting
 
 _LOOK_S = 0.1  # how often its memory is looked at
@@ -22,7 +23,7 @@ _SMALL_S = 20.0  # a budget below this asks for the small sizes
 _REPEATS = 20  # take as long again as a probe may
 _LINE_BYTES = 1 << 20
 _WORDS_BYTES = 4096  # of what it wrote on its standard error
-_told = msgspec.json.Decoder(Told)
+_told = decoder(msgspec.json.Decoder(Told))
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +169,7 @@ class _Run:
 
     def _heard(self, line: bytes) -> Finding | None:
         try:
-            told = _told.decode(line)
+            told = _told(line)
         except msgspec.DecodeError:
             self.broken = self._failed("it printed what nobody can read")
             return None

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent import words
+from holdfast.core.decoding import from_json
 from holdfast.linux import process_control
 from holdfast.model.errand import LaunchHere
 from holdfast.model.release import Release
@@ -273,14 +274,14 @@ class Ranks:
     def mesh(self) -> Dims:
         """The parallel groups that a rank of ours told of; whatever else stands there is nobody's business."""
         try:
-            return msgspec.json.decode(self._mesh.read_bytes(), type=Dims)
+            return from_json(self._mesh.read_bytes(), Dims)
         except (OSError, msgspec.DecodeError):
             return ()
 
     def replayable(self) -> str:
         """What the script said of doing its work again."""
         try:
-            note = msgspec.json.decode((self.keeper_path.parent / replaying.NOTE).read_bytes(), type=dict[str, object])
+            note = from_json((self.keeper_path.parent / replaying.NOTE).read_bytes(), dict[str, object])
         except (OSError, msgspec.DecodeError):
             return ""
         return "seeded" if note.get("seeded") else "unseeded"

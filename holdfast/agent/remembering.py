@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.core.decoding import from_json
 from holdfast.core.node import Heed, Intend, Remember
 from holdfast.model.errand import Done, Leave
 from holdfast.wire import spec
@@ -52,7 +53,7 @@ def recall(path: Path) -> tuple[Done, ...]:
     done = []
     for line in path.read_bytes().splitlines():
         with contextlib.suppress(msgspec.DecodeError):
-            done.append(msgspec.json.decode(line, type=Done))
+            done.append(from_json(line, Done))
     return tuple(done)
 
 
@@ -63,7 +64,9 @@ def stop(node_dir: Path, generation: int) -> None:
 def stopped(node_dir: Path) -> int:
     """The newest generation that was told to stop here, 0: none was."""
     path = node_dir / _STOPPED
-    return int(path.read_bytes()) if path.exists() else 0
+    with contextlib.suppress(ValueError):  # a damaged note costs a launch that is told twice, not the agent
+        return int(path.read_bytes()) if path.exists() else 0
+    return 0
 
 
 def heed(node_dir: Path, epoch: int) -> None:

@@ -20,6 +20,7 @@ import msgspec
 
 from holdfast.agent import procs
 from holdfast.agent.procs import Seen
+from holdfast.core.decoding import decoder
 from holdfast.core.diagnose.folding import short
 from holdfast.model.stacks import Arrival, Flight, Frame, Process, Thread, Trace
 from holdfast.wire import flight
@@ -59,7 +60,7 @@ class _SpyThread(msgspec.Struct):
     thread_name: str | None = None
 
 
-_dump = msgspec.json.Decoder(list[_SpyThread])
+_dump = decoder(msgspec.json.Decoder(list[_SpyThread]))
 Subject = tuple[int, Seen, bool]  # rank, process, whether it is a child
 Stacks = tuple[tuple[Thread, ...], str]  # or why there are none
 
@@ -220,7 +221,7 @@ def _run_spy(argv: list[str], pid: int, left_s: float) -> tuple[tuple[Thread, ..
             return (), "py-spy may not read it (ptrace is not permitted)", False
         return (), f"py-spy failed: {said[-1].strip()[:200]}", True
     try:
-        found = _dump.decode(ran.stdout)
+        found = _dump(ran.stdout)
     except msgspec.DecodeError:
         return (), "py-spy made no sense", True
     threads = [_thread(thread, pid) for thread in found]

@@ -18,6 +18,7 @@ import msgspec
 from holdfast.chaos import spaces
 from holdfast.chaos.fault import Cannot, Continue, Duty, Forget, Freed, Leave, Patch, Remove, Undo, Writable, Write
 from holdfast.chaos.hold import Held
+from holdfast.core.decoding import decoder, from_json
 
 _PERIOD_S = 0.1  # of a process that is stopped for a part of the time
 _EMPTY_S = 5.0  # a cgroup may take so long to lose its last process
@@ -36,7 +37,7 @@ class Drop(msgspec.Struct, frozen=True, tag="drop"):
     id: int
 
 
-_asked = msgspec.json.Decoder(Keep | Drop)
+_asked = decoder(msgspec.json.Decoder(Keep | Drop))
 
 
 def undone(undo: Undo) -> str:
@@ -78,7 +79,7 @@ def _rewrite(path: Path, text: str) -> None:
 
 def _forget(path: Path, key: str) -> None:
     if path.exists():
-        entries = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
+        entries = from_json(path.read_bytes(), dict[str, msgspec.Raw])
         if entries.pop(key, None) is not None:
             _rewrite(path, msgspec.json.encode(entries).decode())
 
@@ -175,7 +176,7 @@ def _answered(said: list[str]) -> bool:
 
 
 def _follow(line: bytes, kept: dict[int, tuple[Undo, ...]]) -> list[str]:
-    asked = _asked.decode(line)
+    asked = _asked(line)
     if isinstance(asked, Keep):
         kept[asked.id] = (*kept.get(asked.id, ()), *asked.undo)
         return []
@@ -224,7 +225,7 @@ class Guard:
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(msgspec.json.encode(message) + b"\n")
         self._process.stdin.flush()
-        return msgspec.json.decode(self._process.stdout.readline(), type=list[str])
+        return from_json(self._process.stdout.readline(), list[str])
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import msgspec
 from holdfast.chaos.fault import Cannot, Fault, Forget
 from holdfast.chaos.scene import Scene, Struck
 from holdfast.chaos.switch import Link, Links
+from holdfast.core.decoding import from_json
 
 HOST = "host"  # and the number of its port
 _DELAY_S, _LOSS = 0.2, 0.3
@@ -51,7 +52,7 @@ def link(scene: Scene, fault: Fault) -> Struck:
             links, what = _of(port, Link(loss=loss)), f"the link of {node} loses {loss:.0%} of all frames"
         case _:
             links, what = Links(apart=((0, port),)), f"{node} and the controller's host do not reach each other"
-    faults = msgspec.json.decode(scene.links.read_bytes(), type=dict[str, Links])
+    faults = from_json(scene.links.read_bytes(), dict[str, Links])
     scene.keep(Forget(str(scene.links), str(scene.id)))
     part = scene.links.with_suffix(".part")
     part.write_bytes(msgspec.json.encode({**faults, str(scene.id): links}))

@@ -10,6 +10,7 @@ from holdfast.chaos.fault import Cannot, Fault, Remove
 from holdfast.chaos.orders import Done, Order
 from holdfast.chaos.scene import Scene, Struck
 from holdfast.checkpoint.layout import Item, Layout
+from holdfast.core.decoding import from_msgpack
 from holdfast.wire.keeping import plan_name
 
 _OBEY_S = 60.0
@@ -116,7 +117,7 @@ def _items(scene: Scene, node: str, rank: int) -> tuple[Item, ...]:
         if want.rank == rank:
             with contextlib.suppress(OSError, msgspec.DecodeError):
                 plan = scene.sight.folder(node) / plan_name(rank, want.layout)
-                return msgspec.msgpack.decode(plan.read_bytes(), type=Layout).items
+                return from_msgpack(plan.read_bytes(), Layout).items
     return ()
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.core.decoding import from_json
+
 FOLDER = "chaos"  # in the folder of a node
 PRELOAD = "holdfast.chaos.inrank"
 PLACES = ("weights", "optimizer", "gradients", "activations", "all_reduce")
@@ -57,7 +59,7 @@ def read_orders(folder: Path) -> list[Order]:
     found = []
     for path in sorted(folder.glob("order-*.json")):
         try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=Order))
+            found.append(from_json(path.read_bytes(), Order))
         except (OSError, msgspec.DecodeError):
             continue  # it is being taken back
     return found
@@ -65,6 +67,6 @@ def read_orders(folder: Path) -> list[Order]:
 
 def read_done(node_dir: Path, id: int, rank: int) -> Done | None:
     try:
-        return msgspec.json.decode(done_path(node_dir, id, rank).read_bytes(), type=Done)
+        return from_json(done_path(node_dir, id, rank).read_bytes(), Done)
     except (OSError, msgspec.DecodeError):
         return None

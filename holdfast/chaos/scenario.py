@@ -11,6 +11,7 @@ import msgspec
 from holdfast.chaos.catalog import KINDS
 from holdfast.chaos.fault import MOMENTS, NEUTRAL, Fault, named
 from holdfast.chaos.switch import PORTS
+from holdfast.core.decoding import from_toml
 
 WEEK = 7 * 24 * 60.0  # minutes, more than any walk lasts
 _MIB = 1 << 20  # at most, of a small disk
@@ -42,7 +43,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def read(path: Path) -> Scenario:
     try:
-        found = msgspec.convert(tomllib.loads(path.read_text()), Scenario)
+        found = msgspec.convert(from_toml(path.read_text()), Scenario)
     except OSError as e:
         raise BadScenario(f"{path} cannot be read: {e.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:

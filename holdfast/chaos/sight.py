@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.chaos import hold, spaces
 from holdfast.chaos.fault import Cannot
+from holdfast.core.decoding import decoder, from_json
 from holdfast.core.roles import Role
 from holdfast.journal.sqlite import JournalError, SqliteJournal
 from holdfast.model.event import Entry
@@ -26,7 +27,7 @@ _COMMAND_S = 120.0
 _SEATED = (Role.ACTIVE, Role.ADMITTING, Role.DRAINING)
 _HOLDER, _AGENT, _STORE = "holdfast.agent.holder", "holdfast.agent.main", "holdfast.client.store"
 _CONTROLLER = "holdfast.cli.controller"
-_entries = msgspec.json.Decoder(list[Entry])
+_entries = decoder(msgspec.json.Decoder(list[Entry]))
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,12 +107,12 @@ class Sight:
 
     def status(self) -> Status | None:
         answer = self.ask("/api/v1/status")
-        return msgspec.json.decode(answer, type=Status) if answer else None
+        return from_json(answer, Status) if answer else None
 
     def news(self) -> list[Entry]:
         """Entries of the journal that were not seen before, from the controller or, when it is gone, from its file."""
         answer = self.ask(f"/api/v1/entries?after={self._seq}")
-        found = _entries.decode(answer) if answer else self._filed()
+        found = _entries(answer) if answer else self._filed()
         if found:
             self._seq = found[-1].seq
         return found

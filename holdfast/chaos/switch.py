@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.chaos import spaces
+from holdfast.core.decoding import from_json
 
 NET = "10.79.0"
 PORTS = 64  # at most
@@ -106,7 +107,7 @@ class Switch:
             now = self._control.stat()
             changed = (now.st_mtime_ns, now.st_ino)  # clocks of files are coarse
             if changed != self._changed:
-                faults = msgspec.json.decode(self._control.read_bytes(), type=dict[str, Links])
+                faults = from_json(self._control.read_bytes(), dict[str, Links])
                 self._links = merged(faults.values())
                 self._changed = changed
         except (OSError, msgspec.DecodeError):

@@ -20,6 +20,7 @@ from holdfast.checkpoint.header import (
     LAYOUT_BYTES,
     LOW,
     MAGIC,
+    MOST_SLOTS,
     PAGE_BYTES,
     VERSION,
     ArenaHead,
@@ -125,6 +126,8 @@ class Arena:
             if size < PAGE_BYTES:
                 raise ArenaError(f"{path} is no arena: it has {size} bytes")
             memory = mmap.mmap(fd, size)
+        except OSError as e:
+            raise ArenaError(f"the arena at {path} cannot be mapped: {e.strerror}") from None
         finally:
             os.close(fd)
         if memory[: len(MAGIC)] != MAGIC:
@@ -132,7 +135,7 @@ class Arena:
         head = ArenaHead(memoryview(memory)[:PAGE_BYTES])
         if head.version != VERSION:
             raise ArenaError(f"{path} is an arena of version {head.version}, and this is version {VERSION}")
-        if size != arena_bytes(head.image_bytes, head.slots):
+        if not 0 < head.slots <= MOST_SLOTS or size != arena_bytes(head.image_bytes, head.slots):
             raise ArenaError(f"{path} is an arena of another size than its header says")
         return cls(memory)
 
@@ -300,7 +303,7 @@ class Arena:
         fence()
         if head.seq != seq:
             return ()
-        table = head.table
+        table = head.table(self.image_bytes)
         for block, value in enumerate(sums):
             table[block] = value
         fence()
@@ -311,7 +314,7 @@ class Arena:
         """The checksums kept with a snapshot; () if none were computed yet."""
         head = self._heads[slot]
         kept = head.seq and not head.seq % 2 and head.checked == head.seq & LOW
-        return tuple(head.table) if kept else ()
+        return tuple(head.table(self.image_bytes)) if kept else ()
 
     def verify(self, slot: int) -> str:
         """What is wrong with a snapshot, in one sentence; empty if nothing is, or if there is nothing to go by."""

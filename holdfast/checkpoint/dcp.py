@@ -49,6 +49,7 @@ from holdfast.checkpoint.owner import take
 from holdfast.checkpoint.places import file_of, rank_of
 from holdfast.checkpoint.retention import find, retain
 from holdfast.checkpoint.state import Image, StateError, decode, extra_spec, local, sizes
+from holdfast.core.decoding import from_msgpack
 from holdfast.wire.keeping import Resume, State, Storage
 from holdfast.wire.replaying import redirected
 
@@ -157,8 +158,7 @@ class Reader(StorageReader):
         state = link.resume(Resume(rank=_seat()[0], generation=generation())) if link else State(source="none")
         if state.arena:
             image = Arena.open(state.arena).image(state.slot)
-            layout = msgspec.msgpack.decode(told.found(image).layout, type=Layout)
-            self._image = Image(layout, image)
+            self._image = Image(layout := from_msgpack(told.found(image).layout, Layout), image)
             return _of_one(layout)
         self._url = state.url or self._url
         if not storage.at(self._url).read(MANIFEST):

@@ -10,9 +10,11 @@ from typing import Any, Generic, TypeVar, cast, overload
 PAGE_BYTES = 4096
 BLOCK_BYTES = 8 << 20  # what one checksum covers
 LAYOUT_BYTES = 32
+MOST_SLOTS = 1 << 10  # more than anybody is granted
 MAGIC = b"HFARENA1"
 VERSION = 1
 LOW = 0xFFFFFFFF
+_MOST_PID = 0x7FFFFFFF
 
 N = TypeVar("N", int, float)
 
@@ -74,10 +76,10 @@ class SlotHead:
     def __init__(self, memory: memoryview) -> None:
         self.views = _views(memory)
 
-    @property
-    def table(self) -> memoryview:
+    def table(self, image_bytes: int) -> memoryview:
+        """As many as an image of this size has blocks; what the slot itself says may be damaged."""
         start = self.TABLE // 8
-        found: memoryview = self.views["Q"][start : start + self.blocks]
+        found: memoryview = self.views["Q"][start : start + block_count(image_bytes)]
         return found
 
 
@@ -114,7 +116,7 @@ def fence() -> None:
 
 def lives(pid: int) -> bool:
     """Whether there is such a process: what a dead one has pinned or claimed holds nobody up."""
-    if not pid:
+    if not 0 < pid <= _MOST_PID:  # what lies in a damaged slot is nobody
         return False
     try:
         os.kill(pid, 0)

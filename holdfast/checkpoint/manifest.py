@@ -7,14 +7,16 @@ from typing import TypeVar
 import msgspec
 import xxhash
 
+from holdfast.core.decoding import from_json
+
 BLOCK_BYTES = 8 << 20  # what is read, written and checked at once
 FORMAT = 1
 MANIFEST = "holdfast.json"
 METADATA = ".metadata"  # torch's own, so that torch alone can load the checkpoint
 
-_STEP = re.compile(r"step-(\d{8,})(?:\.([\w.-]+))?")
-_STAGED = re.compile(r"\.step-(\d{8,})\.(tmp|gone)-([\w.-]+)")
-_PART = re.compile(r"__\d+_0\.json")
+_STEP = re.compile(r"step-([0-9]{8,18})(?:\.([\w.-]+))?")
+_STAGED = re.compile(r"\.step-([0-9]{8,18})\.(tmp|gone)-([\w.-]+)")
+_PART = re.compile(r"__[0-9]{1,18}_0\.json")
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -153,7 +155,7 @@ def decode_manifest(content: bytes) -> Manifest:
 
 def _decode(content: bytes, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(content, type=kind)
+        return from_json(content, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, OverflowError):
         raise CorruptError("is not as it was written") from None
 

@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast.checkpoint.manifest import Author, Process, StorageError
 from holdfast.checkpoint.storage import Storage, at
+from holdfast.core.decoding import from_json
 
 _FENCE = ".holdfast-author.json"
 
@@ -34,7 +35,7 @@ def check_taken(storage: Storage, author: Author) -> None:
 def _holder(storage: Storage) -> Author | None:
     content = storage.read(_FENCE)
     try:
-        return msgspec.json.decode(content, type=Author) if content else None
+        return from_json(content, Author) if content else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None  # not ours to read; the next one to take it writes it anew
 

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from holdfast.core.decoding import decoder
+
 MAGIC = b"HFTOLD01"
 _LENGTH_BYTES = 8
 _ALIGN_BYTES, _FIRST_BYTES = 64, 4096  # it starts at some multiple, not far from the start of the image
@@ -29,7 +31,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Told).decode
+_decode = decoder(msgspec.msgpack.Decoder(Told))
 
 
 def packed(told: Told) -> bytes:

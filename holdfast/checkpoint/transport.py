@@ -22,6 +22,7 @@ from typing import Literal, NamedTuple
 import msgspec
 import xxhash
 
+from holdfast.core.decoding import from_json
 from holdfast.linux.peer_credentials import peer_of
 from holdfast.model.copy import Address
 from holdfast.wire import identity, unixpath
@@ -124,9 +125,14 @@ def pull(keeper: Callee, ask: Ask, views: Sequence[memoryview]) -> int:
 def fetch(keeper: Callee, ask: Ask) -> bytes:
     """What a keeper has, where its size is not known beforehand; for what is small."""
     with _connect(keeper) as link:
-        content = bytearray(min(_ask(link, ask).bytes, _SMALL_BYTES))
-        for number, chunk in enumerate(chunks([memoryview(content)])):
-            _receive_chunk(link, chunk, number)
+        size = _ask(link, ask).bytes
+        if not 0 <= size <= _SMALL_BYTES:
+            raise TransportError(f"the keeper says that {size} bytes come, where {_SMALL_BYTES} are the most")
+        content = bytearray()
+        for number, (start, end) in enumerate(cuts(0, size)):  # memory for what has come, not for what was promised
+            chunk = bytearray(end - start)
+            _receive_chunk(link, memoryview(chunk), number)
+            content += chunk
         return bytes(content)
 
 
@@ -242,7 +248,7 @@ class Serving:
     def _serve(self, link: socket.socket) -> None:
         with suppress(OSError, TransportError):
             try:
-                ask = msgspec.json.decode(_read_line(link), type=Ask)
+                ask = from_json(_read_line(link), Ask)
             except msgspec.DecodeError:
                 _reply(link, Reply(error="not a request of this version of holdfast"))
                 return
@@ -330,7 +336,7 @@ def _reply(link: socket.socket, reply: Reply) -> None:
 
 def _read_reply(link: socket.socket) -> Reply:
     try:
-        reply = msgspec.json.decode(_read_line(link), type=Reply)
+        reply = from_json(_read_line(link), Reply)
     except (OSError, msgspec.DecodeError) as e:
         raise TransportError(f"the keeper's answer was lost: {e}") from None
     if reply.error:

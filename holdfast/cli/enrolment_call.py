@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.decoding import from_json
 from holdfast.wire import authority, enrolment, identity, secret
 from holdfast.wire.enrolment import Challenge, Enrol, Enrolled
 from holdfast.wire.identity import Keys
@@ -95,7 +96,7 @@ class EnrolmentCall:
         if answer.status != 200:
             raise EnrolmentError(f"the controller at {self._where} refused: {_why(content, answer.status)}")
         try:
-            return msgspec.json.decode(content, type=kind)
+            return from_json(content, kind)
         except msgspec.DecodeError:
             raise ForeignError(f"what answers at {self._where} is not holdfast") from None
 
@@ -106,6 +107,6 @@ class EnrolmentCall:
 
 def _why(content: bytes, status: int) -> str:
     try:
-        return str(msgspec.json.decode(content)["error"])[:500]
+        return str(from_json(content, dict[str, object])["error"])[:500]
     except (msgspec.DecodeError, KeyError, TypeError):
         return f"HTTP {status}"

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 from torch.distributed import TCPStore
 
+from holdfast.core.decoding import from_json
 from holdfast.wire import unixpath
 
 
@@ -99,7 +100,7 @@ class Desk:
 
     def _answer(self, line: bytes) -> dict[str, object]:
         try:
-            question = msgspec.json.decode(line, type=Question)
+            question = from_json(line, Question)
             if question.open is not None:
                 return {"port": self._stores.open(question.open)}
         except (msgspec.DecodeError, ValueError, OSError) as e:

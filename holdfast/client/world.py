@@ -9,10 +9,11 @@ import torch.distributed as dist
 
 from holdfast.checkpoint.layout import Layout, Ranks
 from holdfast.checkpoint.state import StateError
+from holdfast.core.decoding import decoder
 
 T = TypeVar("T")
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Layout).decode
+_decode = decoder(msgspec.msgpack.Decoder(Layout))
 
 
 class World:

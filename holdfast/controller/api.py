@@ -13,6 +13,7 @@ from holdfast.controller.enrolling import Enrolling
 from holdfast.controller.loop import Controller
 from holdfast.controller.metrics import render
 from holdfast.controller.orders import OrderBody, Taken, ahead, refusal
+from holdfast.core.decoding import from_json
 from holdfast.core.diagnose import stacks
 from holdfast.core.diagnose.stacks import Naming
 from holdfast.core.history import Told
@@ -178,7 +179,7 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def _order_of(controller: Controller, audit: Audit) -> Answer:
     async def take(request: web.Request) -> web.Response:
         try:
-            body = msgspec.json.decode(await request.read(), type=OrderBody)
+            body = from_json(await request.read(), OrderBody)
         except msgspec.DecodeError as e:
             return _error(400, f'send an order such as {{"verb": "stop"}}: {e}')
         caller, needed = CALLER.get(), _needed(body.verb)
@@ -217,7 +218,7 @@ def _archive_of(controller: Controller) -> Answer:
 def _trace_of(controller: Controller) -> Answer:
     async def trace(request: web.Request) -> web.Response:
         try:
-            body = msgspec.json.decode(await request.read() or b"{}", type=TraceBody)
+            body = from_json(await request.read() or b"{}", TraceBody)
         except msgspec.DecodeError as e:
             return _error(400, f'ask for a trace such as {{"deadline_s": 5, "native": false}}: {e}')
         if not 0 < body.deadline_s <= _MAX_TRACE_S:
@@ -236,7 +237,7 @@ def _guard(door: Door) -> Any:
     @web.middleware
     async def guard(request: web.Request, handler: Answer) -> web.StreamResponse:
         if request.path == enrolment.PATH:  # whoever comes there proves itself there
-            return await handler(request)
+            return await _answered(request, handler)
         caller = door.admit(request)
         if isinstance(caller, Refusal):
             door.audit.turned_away(request.remote or "", f"{request.method} {request.path}", caller.why)
@@ -246,9 +247,16 @@ def _guard(door: Door) -> Any:
             return _error(403, why)
         CALLER.set(caller)
         door.proved(request.transport)
-        return await handler(request)
+        return await _answered(request, handler)
 
     return guard
+
+
+async def _answered(request: web.Request, handler: Answer) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.RequestPayloadError:
+        return _error(400, "the body is not encoded as its headers say, or breaks off")
 
 
 def _beyond(caller: Caller, request: web.Request) -> str:
@@ -272,7 +280,8 @@ def _json(value: object, status: int = 200) -> web.Response:
 
 
 def _error(status: int, sentence: str) -> web.Response:
-    return _json({"error": sentence}, status)
+    said = sentence.encode("utf-8", "replace").decode()  # it may quote a header of any bytes
+    return _json({"error": said}, status)
 
 
 def describe() -> dict[str, Any]:

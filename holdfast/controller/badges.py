@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.controller.door import Badge, Right, badge_of
+from holdfast.core.decoding import from_json
 from holdfast.wire import identity
 
 _LOOK_S = 1.0
@@ -52,7 +53,7 @@ def read(path: Path) -> tuple[Badge, ...]:
         if seen.st_uid != os.getuid() or seen.st_mode & 0o022:
             return ()
         try:
-            return msgspec.json.decode(file.read(), type=tuple[Badge, ...])
+            return from_json(file.read(), tuple[Badge, ...])
         except msgspec.DecodeError:
             return ()
 

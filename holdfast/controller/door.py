@@ -122,11 +122,14 @@ def _token_of(request: web.Request) -> str:
 
 def _astray(request: web.Request, host: str) -> Refusal | None:
     """A page in a browser may make it call any address, but then says which page, or calls by another name."""
-    called = urlsplit(f"//{request.host}").hostname or ""
+    try:
+        called = urlsplit(f"//{request.host}").hostname or ""
+        page = urlsplit(request.headers.get("Origin", "")).netloc
+    except ValueError:  # half an IPv6 address
+        return Refusal(status=400, why="the header Host or Origin names no host")
     if called not in ("localhost", identity.CONTROLLER, host.lower()) and not _is_number(called):
         return Refusal(status=403, why=f"there is no {called} here: call this port by its number, or by {host}")
-    origin = request.headers.get("Origin")
-    if origin is not None and urlsplit(origin).netloc != request.host:
+    if "Origin" in request.headers and page != request.host:
         return Refusal(status=403, why="pages of other sites are not served")
     return None
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
+from holdfast.core.decoding import from_json
 from holdfast.wire import enrolment, secret
 from holdfast.wire.enrolment import Challenge, Enrol, Enrolled
 
@@ -41,7 +42,7 @@ class Enrolling:
 
     async def enrol(self, request: web.Request) -> web.Response:
         try:
-            asked = msgspec.json.decode(await request.read(), type=Enrol)
+            asked = from_json(await request.read(), Enrol)
         except msgspec.DecodeError as e:
             return _error(400, f"this is no request of this version of holdfast: {e}")
         if self._open.pop(asked.nonces, 0.0) < time.monotonic():

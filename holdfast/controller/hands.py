@@ -12,6 +12,7 @@ import msgspec
 from holdfast.controller.probing import Probing
 from holdfast.controller.replaying import Replaying
 from holdfast.controller.staging import Staging
+from holdfast.core.decoding import decoder
 from holdfast.core.diagnose.probes import ProbeLimits
 from holdfast.core.diagnose.replay import ReplayLimits
 from holdfast.core.restore import choose
@@ -36,7 +37,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()  # that are told
 
 
-_PLANNED = msgspec.json.Decoder(Planned)
+_PLANNED = decoder(msgspec.json.Decoder(Planned))
 
 
 class Memo:
@@ -273,7 +274,7 @@ class Hands:
     def planned(self) -> Planned | None:
         """Of the newest launch that any node can have been told of."""
         found = self.notes.get("plan.json")
-        return _PLANNED.decode(found) if found else None
+        return _PLANNED(found) if found else None
 
     def _plan(self, launch: Launch) -> Restore:
         """What to go on from. A state that did not bring the job to a step, twice, is not tried a third time."""

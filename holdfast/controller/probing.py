@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.core.decoding import from_json
 from holdfast.core.diagnose import links, pairs, probes
 from holdfast.core.diagnose.baseline import Past
 from holdfast.core.diagnose.pairs import Answer, Met, World
@@ -88,7 +89,7 @@ class Probing:
         if self._kept is None or not self._kept.exists():
             return {}
         try:
-            return msgspec.json.decode(self._kept.read_bytes(), type=dict[str, Past])
+            return from_json(self._kept.read_bytes(), dict[str, Past])
         except msgspec.DecodeError:  # torn, or a measurement was no number: what is usual is learned anew
             return {}
 

@@ -63,13 +63,16 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
     room_bytes: int = 0
 
 
+_MOST = 1e18  # of any unit
+
+
 def cap_of(text: str) -> Cap:
     """50% or 64G; K, M, G and T are powers of 1024, KB to TB of 1000. ValueError says what is wrong."""
     found = _CAP.fullmatch(text.strip())
     number, unit = (float(found[1]), found[2].upper()) if found else (0.0, "")
     if found and unit == "%" and 0 < number <= 100:
         return Cap(fraction=number / 100)
-    size = int(number * _unit_bytes(unit)) if unit != "%" else 0
+    size = int(number * _unit_bytes(unit)) if unit != "%" and number < _MOST else 0
     if size < 1:
         raise ValueError(f"'{text}' is no share of a node's memory: give a size as in 64G, or a part as in 50%")
     return Cap(bytes=size)

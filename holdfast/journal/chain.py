@@ -8,12 +8,13 @@ import struct
 
 import msgspec
 
+from holdfast.core.decoding import decoder
 from holdfast.model.event import Decision, Entry, Event
 
 START_BYTES = CHAIN_BYTES = 16
 _ENCODER = msgspec.msgpack.Encoder()
-_EVENT = msgspec.msgpack.Decoder(Event)
-_DECISION = msgspec.msgpack.Decoder(Decision)
+_EVENT = decoder(msgspec.msgpack.Decoder(Event))
+_DECISION = decoder(msgspec.msgpack.Decoder(Decision))
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -28,9 +29,7 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def entry(self) -> Entry:
-        return Entry(
-            seq=self.seq, at=self.at, event=_EVENT.decode(self.event), decision=_DECISION.decode(self.decision)
-        )
+        return Entry(seq=self.seq, at=self.at, event=_EVENT(self.event), decision=_DECISION(self.decision))
 
     def follows(self, seq: int, chain: bytes) -> bool:
         """Whether it is whole, and the one after this."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.core.decoding import from_msgpack
 from holdfast.journal.trouble import JournalError, JournalFullError
 from holdfast.model.event import Phase
 
@@ -72,7 +73,7 @@ def _read(half: bytes) -> _Half | None:
     if hashlib.blake2b(body, digest_size=_SUM).digest() != half[:_SUM]:
         return None
     with contextlib.suppress(msgspec.DecodeError):
-        return msgspec.msgpack.decode(body[2:], type=_Half)
+        return from_msgpack(body[2:], _Half)
     return None
 
 

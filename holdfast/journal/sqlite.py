@@ -24,6 +24,7 @@ from holdfast.model.action import Launch
 from holdfast.model.event import Entry, Lost
 
 FORMAT = 2
+_MOST = (1 << 63) - 1  # the largest number of SQLite
 _ENTRY = """
 create table entry (seq integer primary key, at real not null, event blob not null, decision blob not null,
     epoch integer not null, chain blob not null) strict
@@ -264,6 +265,7 @@ class SqliteJournal:
             raise self._error(e) from None
 
     def read(self, after: int = 0) -> Iterator[Entry]:
+        after = min(max(after, 0), _MOST)
         try:
             if self._format == 1:
                 yield from format1.read(self._db, after)
@@ -274,7 +276,7 @@ class SqliteJournal:
                     raise JournalDamagedError(f"{self._path} is damaged: entry {seq + 1} is not as it was written")
                 seq, chain = row.seq, row.chain
                 yield row.entry
-        except (sqlite3.Error, msgspec.DecodeError, UnicodeDecodeError, MemoryError) as e:
+        except (sqlite3.Error, msgspec.DecodeError, UnicodeDecodeError, MemoryError, TypeError, RecursionError) as e:
             raise self._error(e) from None
 
     def _before(self, after: int) -> tuple[int, bytes]:

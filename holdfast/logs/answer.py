@@ -45,7 +45,7 @@ def read(text: str) -> Answer:
             continue
         try:
             return msgspec.convert(tree, Answer, strict=False)
-        except msgspec.ValidationError as e:
+        except (msgspec.ValidationError, UnicodeError) as e:  # JSON may hold half a character
             raise NoAnswer(f"gave an answer that does not fit: {e}") from None
     raise NoAnswer("gave no answer in JSON" if not starts else "gave an answer without a class, or cut short")
 

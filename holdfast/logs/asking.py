@@ -9,6 +9,7 @@ import aiohttp
 import msgspec
 
 from holdfast.config import ModelLimits
+from holdfast.core.decoding import from_json
 
 _ANSWER_BYTES = 1 << 20
 _ANSWER_TOKENS = 1500
@@ -110,7 +111,7 @@ async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) 
 
 def _said(body: bytes) -> str:
     try:
-        reply = msgspec.json.decode(body, type=_Reply)
+        reply = from_json(body, _Reply)
     except msgspec.DecodeError:
         raise NoAnswer("sent something that is no chat completion; is model.url right?") from None
     content = reply.choices[0].message.content if reply.choices else None

@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.config import ConfigError, Settings, WordLimits
+from holdfast.core.decoding import from_toml
 from holdfast.core.detect import health, lines
 from holdfast.core.words.rows import Catalog, Klass, Row
 from holdfast.logs import own
@@ -125,7 +126,7 @@ def _theirs(path: str) -> str:
 
 def _rows(text: str, where: str, kind: type[T], table: str = "row") -> tuple[T, ...]:
     try:
-        tree = tomllib.loads(text)
+        tree = from_toml(text)
         return msgspec.convert(tree.get(table, []), tuple[kind, ...])  # type: ignore[valid-type]
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as e:
         raise ConfigError(f"the catalog {where} cannot be understood: {e}") from None

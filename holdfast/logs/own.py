@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.config import ConfigError, WordLimits
+from holdfast.core.decoding import from_toml
 from holdfast.core.words.rows import Catalog, Row
 from holdfast.logs.bounds import fault_of_pattern
 
@@ -46,7 +47,7 @@ def own_rows(path: Path) -> tuple[Row, ...]:
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(f"cannot read the catalog {path}: {e}") from None
     try:
-        return msgspec.convert(tomllib.loads(text).get("row", []), tuple[Row, ...])
+        return msgspec.convert(from_toml(text).get("row", []), tuple[Row, ...])
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as e:
         raise ConfigError(f"the catalog {path} cannot be understood: {e}") from None
 

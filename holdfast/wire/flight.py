@@ -4,6 +4,7 @@ import contextlib
 
 import msgspec
 
+from holdfast.core.decoding import from_json
 from holdfast.model.stacks import Arrival, Collective, Flight, Frame, Thread
 from holdfast.wire.flightlog import (
     ASKED,
@@ -44,7 +45,7 @@ def read(buf: Buffer, at: int, node: str, offset_s: float = 0.0) -> Told | None:
     halves = [get(buf, at + TOLD_AT + half * HALF_BYTES, HALF_BYTES) for half in (0, 1)]
     for _, body in sorted((half for half in halves if half), reverse=True):
         with contextlib.suppress(msgspec.DecodeError):  # a rank can write anything there
-            return _told(msgspec.json.decode(body, type=_Body), node, offset_s)
+            return _told(from_json(body, _Body), node, offset_s)
     return None
 
 
@@ -80,7 +81,7 @@ def answered(buf: Buffer, at: int, number: int) -> tuple[Thread, ...] | None:
     if found is None or found[0] != number:
         return None
     try:
-        threads = msgspec.json.decode(found[1], type=list[tuple[int, bool, str, list[Frame]]])
+        threads = from_json(found[1], list[tuple[int, bool, str, list[Frame]]])
     except msgspec.DecodeError:
         return None
     return tuple(Thread(tid=tid, main=main, name=name, frames=tuple(frames)) for tid, main, name, frames in threads)

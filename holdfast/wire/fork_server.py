@@ -25,6 +25,7 @@ from typing import NoReturn
 
 import msgspec
 
+from holdfast.core.decoding import from_msgpack
 from holdfast.linux import process_control, python_fork
 from holdfast.linux.peer_credentials import peer_of
 from holdfast.linux.python_fork import OpenFiles, Program
@@ -178,7 +179,7 @@ def _ask(path: Path, program: Program, files: OpenFiles, begin_s: float) -> int:
             raise Unserved from None
         server.settimeout(_ANSWER_S)
         server.sendall(_WANTED)
-        answer = msgspec.msgpack.decode(b"".join(iter(lambda: server.recv(_PART_BYTES), b"")), type=ForkAnswer)
+        answer = from_msgpack(b"".join(iter(lambda: server.recv(_PART_BYTES), b"")), ForkAnswer)
     if answer.error:
         raise OSError(answer.error)
     return answer.pid
@@ -251,7 +252,7 @@ def _request(client: socket.socket, files: list[int]) -> Program:
         if not part:
             raise ConnectionResetError("whoever asked does not want it any more")
         packet += part
-    return msgspec.msgpack.decode(packet[_LENGTH.size : length], type=Program)
+    return from_msgpack(packet[_LENGTH.size : length], Program)
 
 
 def _close(ours: tuple[socket.socket, ...]) -> None:

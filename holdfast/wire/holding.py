@@ -4,6 +4,7 @@ import socket
 
 import msgspec
 
+from holdfast.core.decoding import decoder
 from holdfast.wire.zygote import Fork
 
 PACKET_BYTES = 1 << 18
@@ -125,8 +126,8 @@ class Warmed(msgspec.Struct, frozen=True, kw_only=True, tag="warmed"):
 ToAgent = Listing | Made | Started | Refused | Over | Swept | Warmed
 
 encode = msgspec.msgpack.Encoder().encode
-to_holder = msgspec.msgpack.Decoder(ToHolder).decode
-to_agent = msgspec.msgpack.Decoder(ToAgent).decode
+to_holder = decoder(msgspec.msgpack.Decoder(ToHolder))
+to_agent = decoder(msgspec.msgpack.Decoder(ToAgent))
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from holdfast.core.decoding import decoder
 from holdfast.model.copy import KEPT_DIGITS, Doubt
 
 KEEPER = "HOLDFAST_KEEPER"  # in a rank's environment: path of the socket
@@ -73,5 +74,5 @@ class Denied(msgspec.Struct, frozen=True, kw_only=True, tag="denied"):
 FromKeeper = Arena | State | Denied
 
 encode = msgspec.json.Encoder().encode
-to_keeper = msgspec.json.Decoder(ToKeeper).decode
-from_keeper = msgspec.json.Decoder(FromKeeper).decode
+to_keeper = decoder(msgspec.json.Decoder(ToKeeper))
+from_keeper = decoder(msgspec.json.Decoder(FromKeeper))

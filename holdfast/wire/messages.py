@@ -2,6 +2,7 @@
 
 import msgspec
 
+from holdfast.core.decoding import decoder
 from holdfast.core.node import Post
 from holdfast.model.copy import Address, Aim, Copy
 from holdfast.model.errand import Errand
@@ -85,5 +86,5 @@ FromAgent = Hello | Beat | Post | Notice | Marked | Looked
 FromController = Welcome | Ack | Tell | Hold | Look
 
 encode = msgspec.msgpack.Encoder().encode
-decode_from_agent = msgspec.msgpack.Decoder(FromAgent).decode
-decode_from_controller = msgspec.msgpack.Decoder(FromController).decode
+decode_from_agent = decoder(msgspec.msgpack.Decoder(FromAgent))
+decode_from_controller = decoder(msgspec.msgpack.Decoder(FromController))

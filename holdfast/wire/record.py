@@ -23,6 +23,7 @@ HOT = struct.Struct("<QIqdqdd")  # seq, flags, step, at, loss_step, loss, grad_n
 COLD = struct.Struct("<qiiqdqdd24s120sddQQ")  # generation, rank, pid, first step and at, first bad step, the rest below
 BODY = slice(SUM.size, SUM.size + HOT.size + COLD.size)
 PHASE_BYTES = 24
+_MOST = 1 << 62
 FAILURE_BYTES = 120
 
 VALUES = struct.Struct("<HHQqdddd")  # flags, generation, number, step, loss, grad_norm, own_norm, update
@@ -40,6 +41,9 @@ class Slot:
         self._at = index * SLOT_BYTES
         before = newest(bytes(buf[self._at : self._at + RING_AT]))
         self._seq: int = HOT.unpack_from(before)[0] if before else 0
+        if self._seq > _MOST:  # no rank has written so often: it is nothing of ours, and must not stay the newest
+            buf[self._at : self._at + RING_AT] = bytes(RING_AT)
+            self._seq = 0
         self._flags = 0
         self._step = self._loss_step = self._first_step = self._first_bad_step = -1
         self._step_at = monotonic()

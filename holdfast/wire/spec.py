@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.config import Settings
+from holdfast.core.decoding import from_json
 from holdfast.model.release import Release
 from holdfast.model.topology import Job
 
@@ -90,4 +91,4 @@ def put(path: Path, content: bytes) -> None:
 
 
 def read(path: Path, kind: type[T]) -> T:
-    return msgspec.json.decode(path.read_bytes(), type=kind)
+    return from_json(path.read_bytes(), kind)

@@ -123,28 +123,21 @@ def contents(archive: Path) -> dict[str, str]:
 
 def unpacked_bytes(archive: Path) -> int:
     with _opened(archive) as tar:
-        return sum(member.size + 4096 for member in tar)
+        return sum(member.size + 4096 for member in _heads(tar))
 
 
 def unpack(archive: Path, to: Path, digest: str) -> None:
     """Into a new folder; TreeError if the archive is not the one of this digest, or would write anywhere else."""
     to.mkdir()
     sum = _Sum()
-    folders = {""}
     links: set[str] = set()
     with _opened(archive) as tar:
         for path, kind, content in _members(tar):
             _check_place(path, links)
             sum.add(path, kind, content)
-            folder = os.path.dirname(path)
-            if folder not in folders:
-                os.makedirs(to / folder, exist_ok=True)
-                folders.add(folder)
             if kind == "l":
                 links.add(path)
-                _link(to, path, os.fsdecode(content))
-            else:
-                _write(to / path, content, executable=kind == "x")
+            _put(to, path, kind, content)
     if str(sum) != digest:
         raise TreeError(f"the archive {archive.name} is damaged: its content is not that of {digest[:12]}")
 
@@ -154,35 +147,56 @@ def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
     try:
         with tarfile.open(archive, "r:") as tar:
             yield tar
-    except (tarfile.TarError, EOFError) as e:
+    except (tarfile.TarError, EOFError, ValueError, OverflowError) as e:  # the last two: numbers in its headers
         raise TreeError(f"the archive {archive.name} is damaged: {e}") from None
 
 
-def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, bytes]]:
+def _heads(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """Members that lie in the archive as a whole: no size is believed that it cannot have."""
+    assert tar.name is not None
+    size_bytes = os.stat(tar.name).st_size
     for member in tar:
+        if not (member.issym() or member.isreg()) or member.issparse():
+            raise TreeError(f"the archive holds {member.name}, which is neither a file nor a link")
+        if not 0 <= member.size <= size_bytes - member.offset_data:
+            raise TreeError(f"the archive breaks off in {member.name}")
+        yield member
+
+
+def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, bytes]]:
+    for member in _heads(tar):
         if member.issym():
             yield member.name, "l", os.fsencode(member.linkname)
-        elif member.isreg():
-            file: IO[bytes] | None = tar.extractfile(member)
-            assert file is not None
-            content = file.read()
-            if len(content) != member.size:
-                raise TreeError(f"the archive breaks off in {member.name}")
-            yield member.name, "x" if member.mode & stat.S_IXUSR else "f", content
-        else:
-            raise TreeError(f"the archive holds {member.name}, which is neither a file nor a link")
+            continue
+        file: IO[bytes] | None = tar.extractfile(member)
+        assert file is not None
+        content = file.read()
+        if len(content) != member.size:
+            raise TreeError(f"the archive breaks off in {member.name}")
+        yield member.name, "x" if member.mode & stat.S_IXUSR else "f", content
 
 
 def _check_place(path: str, links: set[str]) -> None:
     parts = path.split("/")
-    if os.path.isabs(path) or any(part in ("", ".", "..") for part in parts):
+    if os.path.isabs(path) or "\0" in path or any(part in ("", ".", "..") for part in parts):
         raise TreeError(f"the archive would write to {path}, outside of its tree")
     if any("/".join(parts[:depth]) in links for depth in range(1, len(parts))):
         raise TreeError(f"the archive would write through a link, to {path}")
 
 
+def _put(to: Path, path: str, kind: str, content: bytes) -> None:
+    try:
+        os.makedirs(to / os.path.dirname(path), exist_ok=True)
+        if kind == "l":
+            _link(to, path, os.fsdecode(content))
+        else:
+            _write(to / path, content, executable=kind == "x")
+    except OSError as e:  # the disk is full, or two members have one name
+        raise TreeError(f"{path} of the archive cannot be written: {e.strerror}") from None
+
+
 def _link(to: Path, path: str, target: str) -> None:
-    if leads_out(path, target):
+    if leads_out(path, target) or "\0" in target:
         raise TreeError(f"the archive has a link out of its tree: {path} to {target}")
     (to / path).symlink_to(target)
 

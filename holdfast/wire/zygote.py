@@ -2,6 +2,8 @@
 
 import msgspec
 
+from holdfast.core.decoding import decoder
+
 PACKET_BYTES = 1 << 18  # a rank's whole environment fits
 
 
@@ -45,5 +47,5 @@ class Warm(msgspec.Struct, frozen=True, kw_only=True, tag="warm"):
 FromZygote = Forked | ForkFailed | Warm
 
 encode = msgspec.msgpack.Encoder().encode
-to_zygote = msgspec.msgpack.Decoder(Fork).decode
-from_zygote = msgspec.msgpack.Decoder(FromZygote).decode
+to_zygote = decoder(msgspec.msgpack.Decoder(Fork))
+from_zygote = decoder(msgspec.msgpack.Decoder(FromZygote))

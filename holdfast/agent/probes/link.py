@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from holdfast.agent.probes import Told
 from holdfast.agent.probes.bench import digest, sync, whole
+from holdfast.core.decoding import from_json
 from holdfast.linux import process_control
 from holdfast.model.probe import Finding, Meeting
 
@@ -43,7 +44,7 @@ def main() -> None:
     def tell(told: Told) -> None:
         print(msgspec.json.encode(told).decode(), file=out)
 
-    meeting = msgspec.json.decode(args.meeting, type=Meeting)
+    meeting = from_json(args.meeting, Meeting)
     tell(Told(began="link"))
     End(meeting, lambda finding: tell(Told(finding=finding))).run()
     os._exit(0)  # groups and stores may wait for one another when they are taken down

@@ -23,6 +23,7 @@ from holdfast.chaos.matrix import table
 from holdfast.chaos.matrix.cells import NAMED, STAGES, Cell, chosen
 from holdfast.chaos.matrix.expected import Came, Row, judging, load, row_of, wrong
 from holdfast.chaos.matrix.stage import SCRIPT, Failed, Stage, calm_run, staged
+from holdfast.core.decoding import from_json
 
 ROOT = Path(__file__).parents[3]
 _CELLS = 12  # in one job: what is found at its end is told of all of them
@@ -234,7 +235,7 @@ def read(path: Path) -> list[Played]:
 
 def _result(path: Path, number: int, line: bytes) -> Played:
     try:
-        return msgspec.json.decode(line, type=Played)
+        return from_json(line, Played)
     except msgspec.DecodeError as e:
         raise BadResults(f"line {number} of {path} is no result ({e}); mend or remove it") from None
 

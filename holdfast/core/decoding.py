@@ -1,0 +1,53 @@
+"""Decoding of what comes from outside the process: whatever the bytes, there is a value or a `msgspec.DecodeError`.
+
+msgspec alone lets other errors through: text that is not UTF-8, nesting that is too deep, numbers that are too large.
+So does tomllib.
+"""
+
+import tomllib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+Content = bytes | bytearray | memoryview | str
+_STRAY = (UnicodeError, RecursionError, OverflowError)
+
+
+def from_json(content: Content, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except _STRAY as e:
+        raise msgspec.DecodeError(f"JSON is malformed: {e}") from None
+
+
+def from_msgpack(content: Content, kind: type[T]) -> T:
+    assert not isinstance(content, str)
+    try:
+        return msgspec.msgpack.decode(content, type=kind)
+    except _STRAY as e:
+        raise msgspec.DecodeError(f"MessagePack data is malformed: {e}") from None
+
+
+def decoder(of: msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T]) -> Callable[[Content], T]:
+    """The same for what is decoded often, or is one of several structs."""
+    decode: Callable[[Any], T] = of.decode
+
+    def decoded(content: Content) -> T:
+        try:
+            return decode(content)
+        except _STRAY as e:
+            raise msgspec.DecodeError(f"the message is malformed: {e}") from None
+
+    return decoded
+
+
+def from_toml(text: str) -> dict[str, Any]:
+    """What people write; `tomllib.TOMLDecodeError` if it is something else."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except (RecursionError, ValueError) as e:
+        raise tomllib.TOMLDecodeError(f"it cannot be read: {e}") from None
