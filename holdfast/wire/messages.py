@@ -1,5 +1,7 @@
 """Messages between agents and the controller: msgpack over one WebSocket, bounded in size."""
 
+from typing import Annotated
+
 import msgspec
 
 from holdfast.core.decoding import decoder
@@ -12,6 +14,9 @@ from holdfast.model.stacks import Trace
 
 MAX_BYTES = 1 << 20  # of one message
 TOKEN_HEADER = "X-Holdfast-Token"
+# What a node says of itself is believed as far as it can be so: numbers that follow from these must not run over.
+Epoch = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+Generation = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
@@ -21,11 +26,11 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     host: str
     nproc: int
     order: int
-    generation: int  # whose ranks run here, 0: none
+    generation: Generation  # whose ranks run here, 0: none
     ready: bool  # checks passed, zygote warm
     copies: tuple[Copy, ...] = ()  # snapshots that it holds
     keeper: Address = ("", 0)  # where other nodes reach its keeper
-    epoch: int = 0  # newest controller that it has heard
+    epoch: Epoch = 0  # newest controller that it has heard
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True, tag="notice"):

@@ -25,6 +25,9 @@ def values(kind: Any, given: Given = PLAIN) -> st.SearchStrategy[Any]:
     if kind in given:
         return given[kind]
     origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        bounds = args[1]
+        return st.integers(bounds.ge, bounds.le) | st.sampled_from((bounds.ge, bounds.le))
     if kind in (None, types.NoneType):
         return st.none()
     if kind in (Any, object):
