@@ -117,8 +117,10 @@ async def _control(listener: socket.socket, out: Connection, folder: Path) -> No
         while True:
             await asyncio.to_thread(out.recv)
             account = controller.ledger.account(controller.clock())
-            seats = len(controller.decider.seats)
-            out.send((AGENTS - seats, len(account.incidents), time.process_time(), _resident_mb()))
+            decider = controller.decider
+            incidents = len(account.incidents) + (decider.incident is not None)  # one may not be over yet
+            gone = AGENTS - len({seat.node for seat in decider.seats} - set(decider.gone))
+            out.send((gone, incidents, time.process_time(), _resident_mb()))
 
     training = asyncio.Event()
     controller.on_entry = heard
