@@ -7,7 +7,7 @@ import msgspec
 from aiohttp import web
 
 from holdfast.controller import releasing
-from holdfast.controller.audit import Audit
+from holdfast.controller.audit import HIDDEN, Audit
 from holdfast.controller.door import CALLER, Admit, Caller, Proved, Refusal, Right
 from holdfast.controller.enrolling import Enrolling
 from holdfast.controller.loop import Controller
@@ -149,7 +149,7 @@ def make_app(controller: Controller, door: Door) -> web.Application:
             found.append(entry)
             if len(found) == _MAX_ENTRIES:
                 break
-        return _json(found)
+        return _json(_for_caller(found))
 
     async def metrics(request: web.Request) -> web.Response:
         return web.Response(body=render(controller), content_type="text/plain", charset="utf-8")
@@ -202,7 +202,7 @@ def _order_of(controller: Controller, audit: Audit) -> Answer:
 
 def _releases_of(controller: Controller) -> Answer:
     async def releases(request: web.Request) -> web.Response:
-        return _json(releasing.told(controller))
+        return _json(_for_caller(releasing.told(controller)))
 
     return releases
 
@@ -273,6 +273,20 @@ def _beyond(caller: Caller, request: web.Request) -> str:
 def _needed(verb: str) -> Right:
     """Code and environment are more than when and where they run."""
     return Right.ADMIN if verb in ("update", "rollback") else Right.OPERATE
+
+
+def _for_caller(value: object) -> object:
+    """Values of environment variables are for those alone who may set them."""
+    return value if CALLER.get().right is Right.ADMIN else _without_values(msgspec.to_builtins(value))
+
+
+def _without_values(tree: Any) -> Any:
+    if isinstance(tree, list | tuple):
+        return [_without_values(inner) for inner in tree]
+    if not isinstance(tree, dict):
+        return tree
+    hidden = {"env": dict.fromkeys(tree["env"], HIDDEN)} if isinstance(tree.get("env"), dict) else {}
+    return {key: _without_values(inner) for key, inner in tree.items()} | hidden
 
 
 def _json(value: object, status: int = 200) -> web.Response:

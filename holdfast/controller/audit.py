@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 _MOST_BYTES = 64 << 20  # then refusals are no longer written; orders are
+HIDDEN = "..."  # in the place of a value that may be a secret
 _REFUSALS_S = 1.0  # at most one in so long
 
 
@@ -58,5 +59,5 @@ def _shown(body: object) -> str:
     tree = msgspec.to_builtins(body)
     release = tree.get("release") if isinstance(tree, dict) else None
     if release and release.get("env"):
-        release["env"] = dict.fromkeys(release["env"], "...")
+        release["env"] = dict.fromkeys(release["env"], HIDDEN)
     return msgspec.json.encode(tree).decode()

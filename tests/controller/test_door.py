@@ -72,6 +72,24 @@ async def test_a_token_is_revoked_while_the_job_runs(
         assert (await client.get("/api/v1/status", headers=shown("own"))).status == 200
 
 
+@pytest.mark.parametrize("right", [Right.VIEW, Right.ADMIN])
+async def test_values_of_the_environment_are_for_those_who_may_set_them(
+    desk_of: Open, tmp_path: Path, right: Right
+) -> None:
+    people, digest = tmp_path / "people.json", "ab" * 32
+    token = badges.add(people, "ann", right)
+    (tmp_path / f"{digest}.tar").write_bytes(b"an archive")
+    async with desk_of(port=port(people)) as desk:
+        desk.controller.archives = tmp_path
+        release = {"number": 0, "digest": digest, "argv": ["t.py"], "env": {"WANDB_API_KEY": "s3cret"}}
+        body = {"verb": "update", "release": release}
+        answer = await desk.client.post("/api/v1/orders", json=body, headers=shown("own"))
+        assert answer.status == 200, await answer.text()
+        for path in ("/api/v1/entries", "/api/v1/releases"):
+            text = await (await desk.client.get(path, headers=shown(token))).text()
+            assert "WANDB_API_KEY" in text and ("s3cret" in text) is (right is Right.ADMIN)
+
+
 def test_names(tmp_path: Path) -> None:
     badges.add(tmp_path / "p", "ann", Right.VIEW)
     for name, why in (("ann", "already"), ("", "printable"), ("a\x1b[2J", "printable")):
