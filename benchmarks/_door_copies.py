@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from benchmarks._door_hosts import Host, Keeper, Verb, copy, far_host, keeper, touched
 from benchmarks._report import FULL
-from holdfast.checkpoint.transport import Callee
+from holdfast.checkpoint.transport import Callee, Guard
 from holdfast.core.floor import BackupLimits
 from holdfast.linux import process_control
 from holdfast.model.copy import Address
@@ -73,13 +73,13 @@ def measure(folder: Path, apart: bool) -> Found:
 
 
 def _between(keys: Keys, other: Keeper, short: Keeper) -> dict[str, Way]:
-    plain, tls = Callee(other.doors.plain), Callee(other.doors.tls, keys)
+    plain, tls = Callee(other.doors.plain), Callee(other.doors.tls, Guard(keys, lambda serial: True))
     return {
         "plain push": Way(other, plain, "push"),
         "tls push": Way(other, tls, "push"),
         "plain pull": Way(other, plain, "pull"),
         "tls pull": Way(other, tls, "pull"),
-        "tls128 push": Way(short, Callee(short.doors.tls, keys), "push"),
+        "tls128 push": Way(short, Callee(short.doors.tls, Guard(keys, lambda serial: True)), "push"),
         "plain push by 4": Way(other, plain, "push", 4),
         "tls push by 2": Way(other, tls, "push", 2),
         "tls push by 4": Way(other, tls, "push", 4),
@@ -133,7 +133,11 @@ def _beside_steps(keys: Keys, other: Keeper) -> dict[str, list[float]]:
     sender = spawn.Process(target=_send_on, args=(theirs,), daemon=True)
     sender.start()
     theirs.close()
-    callees = {"none": None, "plain": Callee(other.doors.plain), "tls": Callee(other.doors.tls, keys)}
+    callees = {
+        "none": None,
+        "plain": Callee(other.doors.plain),
+        "tls": Callee(other.doors.tls, Guard(keys, lambda serial: True)),
+    }
     steps: dict[str, list[float]] = {name: [] for name in callees}
     names = list(callees)
     try:

@@ -165,10 +165,10 @@ def _hook_rules(h: HookLimits) -> tuple[tuple[bool, str], ...]:
 
 
 def _release_rules(r: ReleaseLimits) -> tuple[tuple[bool, str], ...]:
-    absolute = not r.signers or Path(r.signers).is_absolute()
+    absolute = Path(r.signers).is_absolute() and "\0" not in r.signers
     return (
-        (absolute, "release.signers must be an absolute path"),
-        (not absolute or not r.signers or Path(r.signers).is_file(), f"release.signers: there is no file {r.signers}"),
+        (not r.signers or absolute, "release.signers must be an absolute path"),
+        (not absolute or Path(r.signers).is_file(), f"release.signers: there is no file {r.signers!r}"),
     )
 
 
@@ -199,6 +199,7 @@ def _check(s: Settings) -> None:
         (not (wrong := fault_of_rules(s.rules)), wrong),
         *_model_rules(s.model),
         *_hook_rules(s.hook),
+        *_release_rules(s.release),
     )
     for holds, sentence in rules:
         if not holds:

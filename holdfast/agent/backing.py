@@ -16,9 +16,8 @@ from holdfast.agent.backup import NO_PLAN
 from holdfast.agent.mixing import LATER
 from holdfast.checkpoint.arena import VERIFIED, Arena, Sealed
 from holdfast.checkpoint.parity import Cut, half_of
-from holdfast.checkpoint.transport import Ask, Callee, Pacer, TransportError, push
+from holdfast.checkpoint.transport import Ask, Callee, Guard, Pacer, TransportError, push
 from holdfast.model.copy import Address, Aim
-from holdfast.wire.identity import Keys
 from holdfast.wire.keeping import Want, plan_name
 
 _AGAIN_S = 1.0  # after a link that broke
@@ -71,7 +70,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backing:
-    def __init__(self, own: dict[int, tuple[str, Arena]], notes: Path, keys: Keys | None, bytes_s: float) -> None:
+    def __init__(self, own: dict[int, tuple[str, Arena]], notes: Path, guard: Guard | None, bytes_s: float) -> None:
         self.say: Callable[[str], None] = lambda text: None
         self.told: Callable[[], None] = lambda: None  # the controller should hear how far we are
         self.aim = Aim(generation=0)
@@ -79,7 +78,7 @@ class Backing:
         self.took_s = 0.0
         self._own = own
         self._notes = notes
-        self._keys = keys
+        self._guard = guard
         self._pacer = Pacer(bytes_s)
         self._wants: dict[int, Want] = {}
         self.ranks = 0
@@ -258,12 +257,12 @@ class Backing:
         )
         try:
             try:
-                push(Callee(parcel.at, self._keys), state, views, pace)
+                push(Callee(parcel.at, self._guard), state, views, pace)
             except TransportError as e:
                 if NO_PLAN not in str(e):
                     raise
                 self._tell(want, state, parcel.at)
-                push(Callee(parcel.at, self._keys), state, views, pace)
+                push(Callee(parcel.at, self._guard), state, views, pace)
         except (TransportError, OSError) as e:
             if LATER not in str(e):
                 return str(e)
@@ -280,7 +279,7 @@ class Backing:
             generation=state.generation,
             bytes=len(content),
         )
-        push(Callee(at, self._keys), plan, [memoryview(content)], Pacer(0))
+        push(Callee(at, self._guard), plan, [memoryview(content)], Pacer(0))
 
     def _once(self, text: str) -> None:
         if text not in self._said:

@@ -7,10 +7,9 @@ import msgspec
 
 from holdfast.agent.apart import Asking, Laid, Run
 from holdfast.checkpoint.layout import Item, Layout
-from holdfast.checkpoint.transport import Ask, Callee, TransportError, fetch
+from holdfast.checkpoint.transport import Ask, Callee, Guard, TransportError, fetch
 from holdfast.core.decoding import from_msgpack
 from holdfast.model.copy import Kept, Restore
-from holdfast.wire.identity import Keys
 
 T = TypeVar("T")
 
@@ -18,10 +17,10 @@ T = TypeVar("T")
 class Gathering:
     """One rank's image, from the keepers that a restore names."""
 
-    def __init__(self, restore: Restore, rank: int, keys: Keys | None) -> None:
+    def __init__(self, restore: Restore, rank: int, guard: Guard | None) -> None:
         self._restore = restore
         self._rank = rank
-        self._keys = keys
+        self._guard = guard
 
     def plan(self) -> Layout:
         """The layout of the image, from a node that has the rank's own part."""
@@ -71,7 +70,7 @@ class Gathering:
         return Asking(self._keeper(kept.node), ask)
 
     def _keeper(self, node: str) -> Callee:
-        return Callee(self._restore.keepers[node], self._keys)
+        return Callee(self._restore.keepers[node], self._guard)
 
     def _pull(self, kept: Kept, runs: Sequence[Run], image: memoryview) -> str:
         ranges = [(start, end) for start, end, _ in runs]

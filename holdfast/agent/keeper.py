@@ -68,9 +68,10 @@ class Keeper:
         self.told: Callable[[], None] = lambda: None  # how far copies are should be heard of now
         self._make = make
         self._budget = budget
+        self._guard = Guard(place.keys, self._is_peer) if place.keys else None
         self._arenas: dict[int, tuple[str, Arena]] = {}  # rank -> path and content
         self._persisting = Persisting(lambda text: self.say(text))
-        self.backing = Backing(self._arenas, self._notes, place.keys, place.limits.bytes_s)
+        self.backing = Backing(self._arenas, self._notes, self._guard, place.limits.bytes_s)
         self.backing.say, self.backing.told = lambda text: self.say(text), lambda: self.told()
         self.hashing = Hashing(self._arenas, self._notes, place.replica)
         self.hashing.held = lambda: self.backing.coming
@@ -195,8 +196,7 @@ class Keeper:
             for old in self._notes.glob(f"{_LINKS}*"):
                 old.unlink(missing_ok=True)
             self._listener = unixpath.listen(self._links_path, backlog=_BACKLOG)
-        guard = Guard(self.place.keys, self._is_peer) if self.place.keys else None
-        Serving(self._listener, guard, self._shelf.take, self._shelf.give).start()
+        Serving(self._listener, self._guard, self._shelf.take, self._shelf.give).start()
         listener = unixpath.listen(self.socket_path)
         server = await asyncio.start_unix_server(self._talk, sock=listener, limit=keeping.MAX_BYTES)
         try:
@@ -285,7 +285,7 @@ class Keeper:
     async def _gathered(self, source: Source) -> State | Denied:
         """A rank that sat elsewhere: its state is fetched from those who hold it, into memory of its own."""
         restore, began_at = self._restore, time.monotonic()
-        gathering = Gathering(restore, source.rank, self.place.keys)
+        gathering = Gathering(restore, source.rank, self._guard)
         try:
             plan = await asyncio.to_thread(gathering.plan)
             if plan.rank not in self._arenas or self._arenas[plan.rank][1].layout != plan.digest:

@@ -66,10 +66,10 @@ class TransportError(Exception):
 
 
 class Callee(NamedTuple):
-    """A keeper, and what proves us to it if it is on another host."""
+    """A keeper, and what proves us and it to each other if it is on another host."""
 
     address: Address  # without a port: the path of a unix socket
-    keys: Keys | None = None
+    guard: "Guard | None" = None
 
 
 def cuts(start: int, end: int) -> list[tuple[int, int]]:
@@ -307,9 +307,17 @@ def _connect(keeper: Callee) -> socket.socket:
             return _to_own(Path(host))
         link = socket.create_connection((host, port), timeout=_WAIT_S)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return _calling(keeper.keys).wrap_socket(link) if keeper.keys else link
+        return _proving(link, keeper.guard) if keeper.guard else link
     except OSError as e:
         raise TransportError(f"the keeper at {host}:{port} cannot be reached: {e}") from None
+
+
+def _proving(link: socket.socket, guard: Guard) -> ssl.SSLSocket:
+    secured = _calling(guard.keys).wrap_socket(link)
+    if not guard.is_peer(identity.serial_of(secured.getpeercert())):
+        secured.close()
+        raise PermissionError("its certificate counts no more")
+    return secured
 
 
 def _to_own(path: Path) -> socket.socket:

@@ -176,7 +176,7 @@ class Port:
             controller.ingest.serials = enrolling.serials
             context = identity.accepting(authority.keys, strangers=True)
         self.porch = Porch(self._protocol, context)
-        door = Door(AtPort(badges, run.host), audit, enrolling, self.porch.proved)
+        door = Door(AtPort(badges, run.host, controller.ingest.counts), audit, enrolling, self.porch.proved)
         app = make_app(controller, door)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
 

@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     if args.json:
         print(encode(found))
     else:
-        Console(highlight=False).print(render(found))
+        Console(markup=False, highlight=False).print(render(found))
     return 0
 
 

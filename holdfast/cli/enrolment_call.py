@@ -47,7 +47,7 @@ class EnrolmentCall:
         self._http = http.client.HTTPConnection(identity.CONTROLLER)
         self._http.sock = self._link
         try:
-            self.run_id = self._challenge()
+            self._challenge()
         except EnrolmentError:
             self.close()
             raise
@@ -57,7 +57,7 @@ class EnrolmentCall:
             return ForeignError(f"what answers at {self._where} is not holdfast")
         return AbsentError(f"the controller at {self._where} does not answer: {e}")
 
-    def _challenge(self) -> str:
+    def _challenge(self) -> None:
         mine = os.urandom(secret.NONCE_BYTES).hex()
         found: Challenge = self._ask("GET", f"{enrolment.PATH}?nonce={mine}", Challenge)
         self._nonces = (mine, found.nonce)
@@ -67,15 +67,14 @@ class EnrolmentCall:
                 f"the controller at {self._where} does not know this host's token, so nothing was sent to it; "
                 "set HOLDFAST_TOKEN to the same value on every host"
             )
-        return found.run_id
 
-    def enrol(self, name: str, folder: Path) -> Keys:
+    def enrol(self, name: str, folder: Path, run_id: str = "") -> Keys:
         """A key of this node's own, signed; it is made here and stays here."""
         key = authority.new_key()
         request = authority.request_pem(key).decode()
         parts = enrolment.node_parts(name, self._nonces, request, self._certificate)
         shown = secret.proof(self._token, "node", *parts)
-        body = Enrol(name=name, nonces=self._nonces, request=request, proof=shown)
+        body = Enrol(name=name, nonces=self._nonces, request=request, proof=shown, run_id=run_id)
         found = self._ask("POST", enrolment.PATH, Enrolled, msgspec.json.encode(body))
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         keys = Keys.in_folder(folder)
@@ -93,6 +92,8 @@ class EnrolmentCall:
             raise self._no_answer(e) from None
         except http.client.HTTPException:
             raise ForeignError(f"what answers at {self._where} is not holdfast") from None
+        if answer.status == http.HTTPStatus.TOO_MANY_REQUESTS:
+            raise AbsentError(f"the controller at {self._where} has no time just now")
         if answer.status != 200:
             raise EnrolmentError(f"the controller at {self._where} refused: {_why(content, answer.status)}")
         try:

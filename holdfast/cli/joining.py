@@ -119,9 +119,7 @@ class Joining:
                 say(f"waiting for the controller at {self.host}:{self.port}")
             time.sleep(0.2)
         try:
-            if self.args.run_id and call.run_id != self.args.run_id:
-                raise UsageError(f"{self.host}:{self.port} runs the job {call.run_id}, not {self.args.run_id}")
-            call.enrol(self.name, self._keys)
+            call.enrol(self.name, self._keys, self.args.run_id or "")
         except EnrolmentError as e:
             raise UsageError(str(e)) from None
         finally:
@@ -201,6 +199,14 @@ def _own_token(port: int) -> str:
         folder.mkdir(parents=True, mode=0o700, exist_ok=True)
         path = folder / f"{port}.token"
         identity.put_new_secret(path, os.urandom(16).hex().encode())
-        return path.read_text(encoding="ascii").strip()
+        if any(
+            found.stat().st_uid != os.getuid() or found.stat().st_mode & 0o022
+            for found in (folder.parent, folder, path)
+        ):
+            raise UsageError(f"others may write to {folder}, so its tokens may be theirs; set HOLDFAST_TOKEN instead")
+        token = path.read_bytes().decode("ascii", "replace").strip()
+        if fault := secret.fault_of(token):
+            raise UsageError(f"the token in {path} {fault}")
+        return token
     except OSError as e:
         raise UsageError(f"cannot keep a join token in {folder}: {e.strerror}; set HOLDFAST_TOKEN instead") from None

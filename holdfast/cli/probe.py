@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
         said = {"ok": not bad, "reason": judged.reason, "findings": findings}
         print(msgspec.json.encode(said).decode())
     else:
-        Console(highlight=False, soft_wrap=True).print(table(findings))
+        Console(markup=False, highlight=False, soft_wrap=True).print(table(findings))
         print(_verdict(findings, judged))
     return FAILED if bad else 0
 

@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     if args.json:
         print(msgspec.json.encode(told).decode())
     else:
-        Console(highlight=False).print(render(told, time.time()))
+        Console(markup=False, highlight=False).print(render(told, time.time()))
     return 0
 
 

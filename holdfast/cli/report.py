@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     if args.json:
         print(msgspec.json.encode(report).decode())
     else:
-        console = Console(highlight=False)
+        console = Console(markup=False, highlight=False)
         shown = msgspec.convert(plain_tree(msgspec.to_builtins(report)), Report)
         console.print(render(shown, min(_BAR, console.width)))
     return 0

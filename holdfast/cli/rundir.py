@@ -1,5 +1,6 @@
 """Run directories: where they are, how one is made, and how the newest is found."""
 
+import contextlib
 import getpass
 import json
 import os
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.cli.flagtable import UsageError
+from holdfast.core.decoding import from_json
 from holdfast.wire import controller_call, identity, lock, spec
 from holdfast.wire.environment import rank_environment
 from holdfast.wire.spec import Ended, Listening, NodeSpec, RunSpec
@@ -50,20 +52,34 @@ def _be_own(run_dir: Path) -> None:
         raise UsageError(f"{run_dir} is no folder of its own, but leads elsewhere; give another --run-dir")
     if seen.st_uid != os.getuid():
         raise UsageError(f"{run_dir} is another user's; give another --run-dir")
-    if seen.st_mode & 0o077:
-        run_dir.chmod(0o700)
+    if seen.st_mode & 0o022:
+        raise UsageError(f"others may write to {run_dir}, and what lies there may be theirs; give another --run-dir")
+    if any(run_dir.iterdir()):
+        raise UsageError(f"{run_dir} is not empty; give a --run-dir that is, or one that there is not yet")
+    run_dir.chmod(0o700)
 
 
 def make_log_dir(wanted: str | None, run_dir: Path, run_id: str) -> Path:
     log_dir = _unused(Path(wanted).absolute(), run_id) if wanted else run_dir / "logs"
     try:
-        log_dir.mkdir(parents=True, exist_ok=True)
+        log_dir.parent.mkdir(parents=True, exist_ok=True)
+        while not _made(log_dir):  # somebody else was faster
+            log_dir = log_dir.with_name(f"{log_dir.name}-{secrets.token_hex(4)}")
         probe = log_dir / f".{secrets.token_hex(4)}"
         probe.touch()
         probe.unlink()
     except OSError as e:
         raise UsageError(f"cannot write to the log directory {log_dir}: {e.strerror}; give another --log-dir") from None
     return log_dir
+
+
+def _made(folder: Path) -> bool:
+    """Whether it is new, and so ours."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
 
 
 def _unused(folder: Path, run_id: str) -> Path:
@@ -83,7 +99,10 @@ def save_env(run_dir: Path) -> None:
 
 def node_environment(run_dir: Path) -> dict[str, str]:
     """Of the nodes on this host, and of the fork server that they come from: all the same, so that they can."""
-    env: dict[str, str] = json.loads((run_dir / "env.json").read_text())
+    try:
+        env = from_json((run_dir / "env.json").read_bytes(), dict[str, str])
+    except (OSError, msgspec.DecodeError) as e:
+        raise UsageError(f"{run_dir}/env.json cannot be read: {e}; without it nothing can be started here") from None
     return rank_environment(env)
 
 
@@ -175,8 +194,12 @@ def people() -> Path:
 
 
 def token(run_dir: Path) -> str:
-    """What people at the run's port must know."""
-    return (run_dir / "token").read_text(encoding="utf-8").strip()
+    """What people at the run's port must know; one that is damaged is made anew."""
+    with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
+        return (run_dir / "token").read_text(encoding="ascii").strip()
+    made = os.urandom(16).hex()
+    identity.put_secret(run_dir / "token", made.encode())
+    return made
 
 
 def listening(run_dir: Path) -> Listening | None:

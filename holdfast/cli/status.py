@@ -42,13 +42,13 @@ def main(argv: list[str]) -> int:
     except NotRunning as e:
         print(f"holdfast status: {e}; see what it did with holdfast report", file=sys.stderr)
         return 1
-    print(json.dumps(status)) if args.json else Console().print(render(status))
+    print(json.dumps(status)) if args.json else Console(markup=False).print(render(plain_tree(status)))
     return 0
 
 
 def _watch(run_dir: Path) -> int:
     status = plain_tree(ask(run_dir, "/api/v1/status"))
-    with Live(render(status), refresh_per_second=4) as live:
+    with Live(render(status), console=Console(markup=False), refresh_per_second=4) as live:
         while True:
             time.sleep(0.5)
             if (run_dir / "exit.json").exists():

@@ -10,6 +10,7 @@ from holdfast.cli import rundir
 from holdfast.controller import badges
 from holdfast.controller.badges import BadgeError
 from holdfast.controller.door import Right
+from holdfast.core.plain import plain
 
 _RIGHTS = {right.name.lower(): right for right in Right}
 
@@ -46,6 +47,6 @@ def _do(args: argparse.Namespace) -> int:
     else:
         table = Table("name", "right", box=None)
         for badge in badges.read(path):
-            table.add_row(badge.name, badge.right.name.lower())
-        Console(highlight=False).print(table)
+            table.add_row(plain(badge.name), badge.right.name.lower())
+        Console(markup=False, highlight=False).print(table)
     return 0

@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
     if args.json:
         print(msgspec.json.encode({"naming": named, "rounds": rounds}).decode())
     else:
-        Console(highlight=False, soft_wrap=True).print(render(rounds[-1], named))
+        Console(markup=False, highlight=False, soft_wrap=True).print(render(rounds[-1], named))
     return 0
 
 

@@ -88,11 +88,19 @@ def digest_of(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
 
 
+def _none_counts(node: str, serial: str) -> bool:
+    return False
+
+
 class AtPort:
     """People and nodes at the controller's port."""
 
-    def __init__(self, badges: Callable[[], Collection[Badge]], host: str) -> None:
+    def __init__(
+        self, badges: Callable[[], Collection[Badge]], host: str, counts: Callable[[str, str], bool] = _none_counts
+    ) -> None:
+        """`counts`: whether a node's certificate, by its serial, does so still."""
         self._badges = badges
+        self._counts = counts
         self._host = host  # by whose name the port may be called, besides numbers
         self._rates = Rates(_A_SECOND, _AT_ONCE)
 
@@ -102,6 +110,8 @@ class AtPort:
         shown = request.transport.get_extra_info("peercert") if request.transport else None
         origin = request.remote or ""
         if node := identity.node_of(shown):
+            if not self._counts(node, identity.serial_of(shown)):
+                return Refusal(status=403, why=f"the certificate of {node} counts no more")
             return Caller(name=node, node=node, origin=origin)
         wanted = digest_of(_token_of(request))
         for badge in self._badges():

@@ -1,6 +1,7 @@
 """Hosts that know the job's secret become nodes of it: the controller's side of wire/enrolment.py."""
 
 import os
+import re
 import ssl
 import time
 from typing import TYPE_CHECKING
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
 
 _OPEN_S = 30.0  # from the challenge to the answer
 _MOST_OPEN = 4096
-_NAME_CHARS = 200
+_NAME = re.compile(r"\w[\w.-]{0,199}")
 
 
 class Enrolling:
     def __init__(self, authority: "Authority", token: str, run_id: str) -> None:
         self._authority, self._token, self._run_id = authority, token, run_id
         self._certificate = ssl.PEM_cert_to_DER_cert(authority.keys.certificate.read_text())
-        self._open: dict[tuple[str, str], float] = {}  # challenges that wait for their answer, each for one
+        self._open: dict[object, tuple[tuple[str, str], float]] = {}  # by link: the challenge that waits for its answer
         self.serials = authority.serials()  # of the nodes, by name
 
     async def challenge(self, request: web.Request) -> web.Response:
@@ -32,26 +33,29 @@ class Enrolling:
         if len(mine) != 2 * secret.NONCE_BYTES:
             return _error(400, f"send a nonce of {2 * secret.NONCE_BYTES} characters")
         now = time.monotonic()
-        self._open = {nonces: until for nonces, until in self._open.items() if until > now}
+        self._open = {link: found for link, found in self._open.items() if found[1] > now}
         if len(self._open) >= _MOST_OPEN:
             return _error(429, "too many hosts are enrolling at once; try again")
         nonces = (mine, os.urandom(secret.NONCE_BYTES).hex())
-        self._open[nonces] = now + _OPEN_S
+        self._open[request.transport] = (nonces, now + _OPEN_S)
         shown = enrolment.controller_proof(self._token, nonces, self._certificate)
-        return _json(Challenge(nonce=nonces[1], proof=shown, run_id=self._run_id))
+        return _json(Challenge(nonce=nonces[1], proof=shown))
 
     async def enrol(self, request: web.Request) -> web.Response:
         try:
             asked = from_json(await request.read(), Enrol)
         except msgspec.DecodeError as e:
             return _error(400, f"this is no request of this version of holdfast: {e}")
-        if self._open.pop(asked.nonces, 0.0) < time.monotonic():
+        nonces, until = self._open.pop(request.transport, (("", ""), 0.0))
+        if until < time.monotonic() or asked.nonces != nonces:
             return _error(403, "this challenge is not open; ask for another")
         parts = enrolment.node_parts(asked.name, asked.nonces, asked.request, self._certificate)
         if not secret.same(secret.proof(self._token, "node", *parts), asked.proof):
             return _error(403, "the token is not this job's")
-        if not 0 < len(asked.name) <= _NAME_CHARS or not asked.name.isprintable():
-            return _error(400, f"a node's name has 1 to {_NAME_CHARS} printable characters")
+        if not _NAME.fullmatch(asked.name):
+            return _error(400, "a node's name has 1 to 200 letters, digits, dots, dashes and underscores")
+        if asked.run_id and asked.run_id != self._run_id:
+            return _error(409, f"it runs the job {self._run_id}, not {asked.run_id}")
         if asked.name in self.serials:
             return _error(409, f"there is a node {asked.name} in this job already; give this one another name")
         try:

@@ -274,7 +274,9 @@ class Hands:
     def planned(self) -> Planned | None:
         """Of the newest launch that any node can have been told of."""
         found = self.notes.get("plan.json")
-        return _PLANNED(found) if found else None
+        with contextlib.suppress(msgspec.DecodeError):  # a damaged one is none: nodes are waited for instead
+            return _PLANNED(found) if found else None
+        return None
 
     def _plan(self, launch: Launch) -> Restore:
         """What to go on from. A state that did not bring the job to a step, twice, is not tried a third time."""

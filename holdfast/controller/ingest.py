@@ -25,7 +25,7 @@ from holdfast.model.action import Launch
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.copy import Aim
 from holdfast.model.errand import Done, Errand, Leave, StopHere
-from holdfast.model.event import Event, Phase, Ready
+from holdfast.model.event import Ended, Event, Phase, Ready
 from holdfast.model.release import Release
 from holdfast.model.signal import Beat
 from holdfast.model.topology import Dims, Seat
@@ -147,7 +147,7 @@ class Ingest:
                     self._tell_aims()
             case Looked() if node:
                 self.tracing.heard(node, message)
-            case Post() if node and getattr(message.body, "node", node) == node:
+            case Post() if node and _is_about(node, message.body):
                 self._alive(now, node)
                 self._post(now, message)
                 self._unkept.append((outbox, Ack(seq=message.seq)))
@@ -286,6 +286,10 @@ class Ingest:
         halves = tuple(msgspec.structs.replace(half, keeper_at=at.get(half.keeper, ("", 0))) for half in aim.halves)
         return msgspec.structs.replace(aim, peer_at=at.get(aim.peer, ("", 0)), halves=halves)
 
+    def counts(self, node: str, serial: str) -> bool:
+        """Whether this certificate is the node's, and the node has not left."""
+        return self.serials.get(node) == serial and node not in self.decider.gone
+
     def _revoked(self) -> tuple[str, ...]:
         """Whose certificates count no more: of nodes that have left."""
         return tuple(sorted(self.serials[node] for node in self.decider.gone if node in self.serials))
@@ -362,6 +366,11 @@ class Ingest:
             while not outbox.empty():
                 outbox.get_nowait()
             outbox.put_nowait(_HANG_UP)
+
+
+def _is_about(node: str, body: Alarm | Ended | Done) -> bool:
+    """A node speaks of itself alone: it can accuse nobody else."""
+    return set(body.suspects) <= {node} if isinstance(body, Alarm) else body.node == node
 
 
 async def _send_all(ws: Socket, outbox: Outbox) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections import Counter
 from collections.abc import Callable
 
 _PROVE_S = 10.0
@@ -18,9 +17,8 @@ _log = logging.getLogger("holdfast.porch")
 class Porch:
     def __init__(self, protocol: Callable[[], asyncio.Protocol], context: ssl.SSLContext | None) -> None:
         self._protocol, self._context = protocol, context
-        self._strangers: Counter[str] = Counter()  # by host
+        self._strangers: dict[str, dict[asyncio.Task[None], None]] = {}  # by host, the oldest first
         self._waiting: dict[asyncio.BaseTransport, asyncio.Event] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def proved(self, transport: asyncio.BaseTransport | None) -> None:
         """Whoever is at this link may stay."""
@@ -33,7 +31,7 @@ class Porch:
             while True:
                 await self._accept(listener)
         finally:
-            for task in self._tasks:
+            for task in [task for ours in self._strangers.values() for task in ours]:
                 task.cancel()
 
     async def _accept(self, listener: socket.socket) -> None:
@@ -46,13 +44,22 @@ class Porch:
         self._enter(link, str(address[0]))
 
     def _enter(self, link: socket.socket, host: str) -> None:
-        if self._strangers[host] >= _FROM_ONE_HOST or self._strangers.total() >= _IN_ALL:
+        """Where there are too many, the oldest makes room: who means it has proved itself by then."""
+        ours = self._strangers.setdefault(host, {})
+        if len(ours) >= _FROM_ONE_HOST:
+            next(iter(ours)).cancel()
+        elif sum(map(len, self._strangers.values())) >= _IN_ALL:
             link.close()
             return
-        self._strangers[host] += 1
         task = asyncio.create_task(self._attend(link, host))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        ours[task] = None
+        task.add_done_callback(lambda done: self._leave(host, done))
+
+    def _leave(self, host: str, task: "asyncio.Task[None]") -> None:
+        ours = self._strangers.get(host, {})
+        ours.pop(task, None)
+        if not ours:
+            self._strangers.pop(host, None)
 
     async def _attend(self, link: socket.socket, host: str) -> None:
         """Until it has proved itself, or its time is over."""
@@ -65,14 +72,13 @@ class Porch:
             event = self._waiting[transport] = asyncio.Event()
             async with asyncio.timeout(_PROVE_S):
                 await event.wait()
-        except TimeoutError:
+        except (TimeoutError, asyncio.CancelledError) as e:
             if isinstance(transport, asyncio.Transport):
                 transport.abort()
+            elif isinstance(e, asyncio.CancelledError):
+                link.close()
         except OSError as e:  # it went away, or does not speak TLS
             _log.info("a link from %s came to nothing: %s", host, e)
         finally:
             if transport is not None:
                 self._waiting.pop(transport, None)
-            self._strangers[host] -= 1
-            if not self._strangers[host]:
-                del self._strangers[host]

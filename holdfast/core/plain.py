@@ -11,18 +11,24 @@ from typing import Any
 _ESCAPE = r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~]?)"
 _TURNS = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _HARMFUL = re.compile(rf"{_ESCAPE}|[\x00-\x08\x0b-\x1f\x7f-\x9f{_TURNS}]")
-# Of a rank's own lines colours stay: they end with the line.
-_COLOUR = rb"\x1b\[[0-9;:]*m"
-_HARMFUL_BYTES = re.compile(
-    rb"(?!" + _COLOUR + rb")(?:" + _ESCAPE.encode() + rb"|\xc2[\x80-\x9f]|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f])"
-)
+# Of a rank's own lines colours stay: they end with the line. Bytes that are no text are half characters here.
+_COLOUR = r"\x1b\[[0-9;:]*m"
+_CONTROLS = rf"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f{_TURNS}\udc90\udc98\udc9b\udc9d-\udc9f]"
+_HARMFUL_SHOWN = re.compile(rf"(?!{_COLOUR})(?:{_ESCAPE}|{_CONTROLS})")
 _COLOURED = re.compile(_COLOUR)
-_PLAIN_AGAIN = b"\x1b[m"
+_PLAIN_AGAIN = "\x1b[m"
 
 
 def plain(text: str) -> str:
     """Without anything that a terminal would obey; ends of lines stay."""
-    return _HARMFUL.sub("", text)
+    return _without(_HARMFUL, text)
+
+
+def _without(harmful: re.Pattern[str], text: str) -> str:
+    """Until nothing is found: what is taken out may have kept apart what is harmful together."""
+    while (less := harmful.sub("", text)) != text:
+        text = less
+    return text
 
 
 def plain_tree(value: Any) -> Any:
@@ -38,5 +44,15 @@ def plain_tree(value: Any) -> Any:
 
 def harmless(line: bytes) -> bytes:
     """A rank's line for a console that others share."""
-    line = _HARMFUL_BYTES.sub(b"", line)
-    return line + _PLAIN_AGAIN if _COLOURED.search(line) else line
+    text, before = _text(line), ""
+    while text != before:  # bytes that were apart may be a character when what was between is gone
+        before, text = text, _text(_bytes(_without(_HARMFUL_SHOWN, text)))
+    return _bytes(text + _PLAIN_AGAIN if _COLOURED.search(text) else text)
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", "surrogateescape")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

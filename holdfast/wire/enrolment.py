@@ -22,7 +22,6 @@ class Challenge(msgspec.Struct, frozen=True, kw_only=True):
 
     nonce: str
     proof: str
-    run_id: str
 
 
 class Enrol(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +31,7 @@ class Enrol(msgspec.Struct, frozen=True, kw_only=True):
     nonces: tuple[str, str]  # the node's and the controller's
     request: str
     proof: str
+    run_id: str = ""  # the job that is meant; "": whichever this is
 
 
 class Enrolled(msgspec.Struct, frozen=True, kw_only=True):

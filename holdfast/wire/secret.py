@@ -31,7 +31,7 @@ def fault_of(token: str) -> str:
         return f"has characters other than printable ASCII; {_HOW}"
     size = next(len({*kind}) for kind in _KINDS if {*token} <= {*kind})
     bits = len(token) * math.log2(size)
-    if bits < _BITS or len(set(token)) < _DIFFERENT:
+    if bits < _BITS or len(set(token)) < _DIFFERENT or token in (token + token)[1:-1]:
         return f"is too short or too regular: at least {_BITS} random bits are needed; {_HOW}"
     return ""
 

@@ -18,7 +18,13 @@ class SigningError(Exception):
 
 def message(release: Release) -> bytes:
     """All that decides what will run: the tree by its digest, how it is started, and in which environment."""
-    told = {"digest": release.digest, "script": release.script, "argv": list(release.argv), "env": release.env}
+    told = {
+        "digest": release.digest,
+        "root": release.root,
+        "script": release.script,
+        "argv": list(release.argv),
+        "env": release.env,
+    }
     return msgspec.json.encode(told, order="deterministic")
 
 

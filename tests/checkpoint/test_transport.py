@@ -81,9 +81,9 @@ def callee(request: pytest.FixtureRequest, keeper: Keeper, tmp_path: Path, autho
         address = listener.getsockname()
     Serving(listener, keys and Guard(keys, keeper.peers.__contains__), keeper.take, keeper.give).start()  # type: ignore[arg-type]
     ours = keys and enrol_here(authority, "b", tmp_path / "b")
-    if ours:
-        keeper.peers.add(serial(ours))
-    yield Callee(address, ours)
+    if keys and ours:
+        keeper.peers.update((serial(ours), serial(keys)))
+    yield Callee(address, ours and Guard(ours, keeper.peers.__contains__))
     listener.close()
 
 
@@ -118,23 +118,32 @@ def test_what_a_broken_link_delivers_late_does_no_harm(keeper: Keeper, callee: C
 
 def test_a_stranger_is_refused(keeper: Keeper, callee: Callee, tmp_path: Path) -> None:
     """Who has no certificate, or one of another job, gets nothing; on one host the kernel keeps other users out."""
-    if callee.keys is None:
+    if callee.guard is None:
         pytest.skip("see tests/test_attacks.py")
     other = enrol_here(Authority(tmp_path / "other"), "b", tmp_path / "stranger")
     for keys in (None, other):
         with pytest.raises(TransportError):
-            push(Callee(callee.address, keys), ASK, [memoryview(STATE)], Pacer(0))
+            push(Callee(callee.address, keys and Guard(keys, lambda serial: True)), ASK, [memoryview(STATE)], Pacer(0))
     assert not keeper.asked
 
 
 def test_a_certificate_that_counts_no_more(keeper: Keeper, callee: Callee) -> None:
-    if callee.keys is None:
+    if callee.guard is None:
         pytest.skip("on one host there are none")
     assert push(callee, ASK, [memoryview(STATE)], Pacer(0)) == len(STATE)
     keeper.peers.clear()  # it was evicted
     with pytest.raises(TransportError):
         push(callee, ASK, [memoryview(STATE)], Pacer(0))
     assert len(keeper.asked) == 1
+
+
+def test_state_is_not_given_to_a_node_that_was_evicted(keeper: Keeper, callee: Callee) -> None:
+    if callee.guard is None:
+        pytest.skip("on one host there are no certificates")
+    wary = Guard(callee.guard.keys, lambda serial: False)
+    with pytest.raises(TransportError, match="its certificate counts no more"):
+        push(Callee(callee.address, wary), ASK, [memoryview(STATE)], Pacer(0))
+    assert not keeper.asked
 
 
 def test_an_impostor_gets_nothing(keeper: Keeper, authority: Authority, tmp_path: Path) -> None:
@@ -144,7 +153,7 @@ def test_an_impostor_gets_nothing(keeper: Keeper, authority: Authority, tmp_path
         Serving(listener, Guard(theirs, lambda serial: True), keeper.take, keeper.give).start()  # type: ignore[arg-type]
         ours = enrol_here(authority, "b", tmp_path / "b")
         with pytest.raises(TransportError, match="cannot be reached"):
-            push(Callee(listener.getsockname(), ours), ASK, [memoryview(STATE)], Pacer(0))
+            push(Callee(listener.getsockname(), Guard(ours, lambda serial: True)), ASK, [memoryview(STATE)], Pacer(0))
     assert not keeper.asked
 
 
@@ -152,10 +161,10 @@ def test_those_who_say_nothing_keep_nobody_out(keeper: Keeper, callee: Callee) -
     """A thousand links that prove nothing; whoever calls from elsewhere, or a little later, is served."""
     idle = []
     for _ in range(1100):
-        link = socket.socket(socket.AF_INET if callee.keys else socket.AF_UNIX)
+        link = socket.socket(socket.AF_INET if callee.guard else socket.AF_UNIX)
         link.setblocking(False)
         with contextlib.suppress(OSError):
-            link.connect(callee.address if callee.keys else callee.address[0])
+            link.connect(callee.address if callee.guard else callee.address[0])
         idle.append(link)
     until(lambda: _pushed(callee), "the keeper answers")
     assert keeper.sealed.wait(10) and bytes(keeper.memory) == STATE

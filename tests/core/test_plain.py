@@ -33,6 +33,9 @@ def test_a_ranks_line_keeps_its_colours_and_they_end_with_it() -> None:
     assert harmless(b"[rank 0] \x08\x08\x1b[9Dholdfast: done") == b"[rank 0] holdfast: done"
     assert harmless(b"\xff\xfe not \x80 text") == b"\xff\xfe not \x80 text"
     assert harmless("\u00e9\u009d0;x\u009c".encode()) == "\u00e90;x".encode()
+    assert harmless(b"\xc2\x00\x9b2J") == b"\xc22J", "what was apart is not put together"
+    assert harmless(b"\xc2\x1b[K\x9b31;1H \x9b2J \xc2\x7f\x9d0;title") == b"\xc231;1H 2J \xc20;title"
+    assert harmless("\u202eab".encode()) == b"ab"
 
 
 @given(st.text(st.characters() | st.sampled_from("\x1b\x07\\[];PX^_0m\x9b\nab")))

@@ -64,13 +64,12 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def test_a_host_enrols(server: Server, tmp_path: Path) -> None:
     call = EnrolmentCall(server.address, TOKEN)
-    keys = call.enrol("host 1/\u00e4", tmp_path / "keys")
+    keys = call.enrol("host-1.\u00e4", tmp_path / "keys")
     call.close()
-    assert call.run_id == "r"
     assert {path.stat().st_mode & 0o777 for path in keys} == {0o600}
     shown = ssl._ssl._test_decode_cert(str(keys.certificate))  # type: ignore[attr-defined]
-    assert identity.node_of(shown) == "host 1/\u00e4"
-    assert server.authority.serials() == {"host 1/\u00e4": identity.serial_of(shown)}
+    assert identity.node_of(shown) == "host-1.\u00e4"
+    assert server.authority.serials() == {"host-1.\u00e4": identity.serial_of(shown)}
     assert identity.node_of(None) == "" and identity.node_of({"subjectAltName": (("DNS", identity.CONTROLLER),)}) == ""
     assert keys.authority.read_bytes() == server.authority.keys.authority.read_bytes()
     again = Authority(tmp_path / "door")  # of the next controller: the same
@@ -86,6 +85,21 @@ def test_nobody_takes_the_name_of_a_node(server: Server, tmp_path: Path) -> None
         else:
             call.enrol("a", tmp_path / "first")
         call.close()
+
+
+@pytest.mark.parametrize("name", ["*", "", "../x", "[/x]", "a b", ".", "a" * 201, "a\n"])
+def test_names_that_are_none(server: Server, tmp_path: Path, name: str) -> None:
+    call = EnrolmentCall(server.address, TOKEN)
+    with pytest.raises(EnrolmentError, match="a node's name has"):
+        call.enrol(name, tmp_path / "keys")
+    call.close()
+
+
+def test_another_job_was_meant(server: Server, tmp_path: Path) -> None:
+    call = EnrolmentCall(server.address, TOKEN)
+    with pytest.raises(EnrolmentError, match="it runs the job r, not theirs"):
+        call.enrol("a", tmp_path / "keys", "theirs")
+    call.close()
 
 
 def test_a_proof_is_good_once(server: Server, tmp_path: Path) -> None:
@@ -148,6 +162,7 @@ def test_a_wrong_clock_shuts_nobody_out(tmp_path: Path) -> None:
         ("", "is empty"),
         ("hunter2", "at least 128 random bits"),
         ("a" * 64, "at least 128 random bits"),
+        ("01234567" * 5, "at least 128 random bits"),
         ("60f4c1b97ad2e853", "at least 128 random bits"),
         ("two words of a token that is long enough", "printable ASCII"),
         ("\u00e9" * 40, "printable ASCII"),

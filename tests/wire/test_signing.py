@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +14,15 @@ from holdfast.wire.signing import SigningError
 
 pytestmark = pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="there is no ssh-keygen here")
 RELEASE = Release(number=2, digest="ab" * 32, script="train.py", argv=("train.py", "--lr", "1"), env={"A": "1"})
+
+
+CHANGES: tuple[dict[str, Any], ...] = (
+    {"digest": "cd" * 32},
+    {"env": {"LD_PRELOAD": "x"}},
+    {"argv": ("train.py",)},
+    {"script": "evil.py"},
+    {"root": "/tmp/evil"},
+)
 
 
 def key(folder: Path, name: str) -> Path:
@@ -33,7 +43,7 @@ def test_a_signed_release(signers: str, tmp_path: Path) -> None:
     assert signing.fault_of(release, signers) == ""
     told = msgspec.structs.replace(release, number=7, message="faster", who="bob", source="~/x")
     assert signing.fault_of(told, signers) == "", "what only is said about it is not signed"
-    for change in ({"digest": "cd" * 32}, {"env": {"LD_PRELOAD": "x"}}, {"argv": ("train.py",)}, {"script": "evil.py"}):
+    for change in CHANGES:
         changed = msgspec.structs.replace(release, **change)
         assert "does not hold" in signing.fault_of(changed, signers), change
 
