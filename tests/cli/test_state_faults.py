@@ -52,6 +52,7 @@ def test_storage_that_fails(start: Start, tmp_path: Path, fault: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_storage_that_hangs(start: Start, tmp_path: Path) -> None:
     storage = Storage(tmp_path)
     store = f"--store={storage.url}"
