@@ -206,7 +206,13 @@ def test_he_has_made_the_run_directory(tmp_path: Path, start: Start) -> None:
     theirs.mkdir()
     os.chown(theirs, NOBODY, NOBODY)
     (tmp_path / "link").symlink_to(theirs)
-    for folder, why in ((theirs, "is another user's"), (tmp_path / "link", "leads elsewhere")):
+    shared, filled = tmp_path / "shared", tmp_path / "filled"
+    for folder in (shared, filled):
+        folder.mkdir()
+    shared.chmod(0o2777)
+    (filled / "nodes").mkdir()
+    told = {theirs: "is another user's", tmp_path / "link": "leads elsewhere", shared: "others may write to"}
+    for folder, why in (told | {filled: "is not empty"}).items():
         job = start("--run-dir", str(folder), name=folder.name)
         job.ends(2)
         assert why in job.text() and "Traceback" not in job.text()

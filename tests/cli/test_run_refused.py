@@ -25,7 +25,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "ok.py").write_text("raise SystemExit('never run')\n")
     (tmp_path / "broken.py").write_text("print('half a line\n")
     (tmp_path / "file").touch()
-    (tmp_path / "token").write_text("0123456789abcdef" * 2)
+    (tmp_path / "token").write_text("60f4c1b97ad2e8537be01d94c2f86a35")
     (tmp_path / "short").write_text("hunter2")
     (tmp_path / "bytes").write_bytes(b"\xff" * 40)
     (tmp_path / "empty").mkdir()
