@@ -38,7 +38,8 @@ class Audit:
         self._refused_at = now
         more = f" ({self._unwritten} more were not written)" if self._unwritten else ""
         self._unwritten = 0
-        self._put(Deed(at=time.time(), who="?", origin=origin, what=path[:200], refused=why + more))
+        what, refused = _sendable(path[:200]), _sendable(why + more)
+        self._put(Deed(at=time.time(), who="?", origin=origin, what=what, refused=refused))
 
     def _size(self) -> int:
         return self._path.stat().st_size if self._path.exists() else 0
@@ -53,6 +54,11 @@ class Audit:
                 os.close(fd)
         except OSError:
             pass  # a full disk is told of elsewhere, and must not keep a person from stopping the job
+
+
+def _sendable(text: str) -> str:
+    """It may quote a request of any bytes."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _shown(body: object) -> str:

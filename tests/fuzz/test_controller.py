@@ -264,6 +264,10 @@ _TOKEN = f"{messages.TOKEN_HEADER}: {TOKEN}".encode()
 _GOOD = b"\r\n".join([b"GET /api/v1/status HTTP/1.1", b"Host: localhost", _TOKEN, b"", b""])
 
 
+_UNREADABLE_HOST = b"GET /api/v1/status HTTP/1.1\r\nHost: localhos>\x96\x838\xbat\r\nContent-Length: 3\r\n\r\nabc"
+
+
+@example(request=_UNREADABLE_HOST)
 @given(request=hostile(st.just(b"GET /api/v1/status HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nabc")))
 def test_any_bytes_at_the_port(request: bytes, port: Port) -> None:
     code = port.runner.run(port.call(request + b"\r\n\r\n", _WAITS_S))
