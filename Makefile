@@ -11,7 +11,7 @@ SLOW ?= torture detect recovery ettr
 BENCHES = $(filter-out $(SLOW),$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/[a-z]*.py)))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-full fuzz chaos lint bench clean always
+.PHONY: help venv demo test test-full fuzz chaos lint lock audit bench clean always
 # Tests and benchmarks start processes by the dozen; two of them side by side disturb each other.
 .NOTPARALLEL:
 
@@ -21,13 +21,17 @@ help: ## show this
 venv: $(READY) ## make or refresh .venv
 
 # torch first and alone: resolved together with the rest, pip might settle on another build than the pinned one.
+# LOCKED=1: files whose hashes are in locked.txt, and no others; but for torch, whose builds differ by where they come from.
 $(READY): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "holdfast: there is no $(PYTHON) here; install Python 3.11 or newer (Debian: apt-get install python3 python3-venv)." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "holdfast: $(PYTHON) is older than Python 3.11; name a newer one, as in: make PYTHON=python3.11." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "holdfast: $(PYTHON) cannot make virtual environments; install its venv package (Debian: apt-get install python3-venv)." >&2; exit 1; }
 	$(PYTHON) -m venv .venv
+ifdef LOCKED
+	$(PY) -m pip install --quiet --no-deps --require-hashes -r locked.txt
+endif
 	$(PY) -m pip install --quiet -c constraints.txt torch
-	$(PY) -m pip install --quiet -c constraints.txt -e '.[test]'
+	$(PY) -m pip install --quiet -c constraints.txt $(if $(LOCKED),--no-build-isolation) -e '.[test]'
 	@touch $@
 
 demo: $(READY) ## train a small GPT, kill a rank, lose a node, compare the weights
@@ -54,6 +58,17 @@ chaos: $(READY) ## the matrix of faults, and docs/FAULTS.md; what passed at this
 lint: $(READY) ## ruff and mypy
 	$(PY) -m ruff check .
 	$(PY) -m mypy $(SOURCES)
+
+lock: $(READY) ## write locked.txt anew: all that we install, by hash
+	.ci/lock
+
+# Known holes come from a database on the network; the bill of materials does not.
+audit: $(READY) ## build/sbom.json (CycloneDX), and known holes in what locked.txt names
+	@mkdir -p build
+	$(PYTHON) -m venv .venv/audit
+	.venv/audit/bin/pip install --quiet pip-audit cyclonedx-bom
+	.venv/audit/bin/cyclonedx-py requirements locked.txt --pyproject pyproject.toml -o build/sbom.json
+	.venv/audit/bin/pip-audit --strict --no-deps --disable-pip --require-hashes -r locked.txt
 
 # Savers and launchers of others, to be measured beside ours. Without what they depend on, as that might be another torch,
 # and beside the environment, not in it; one that cannot be had is named in the results.
