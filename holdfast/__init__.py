@@ -28,6 +28,10 @@ watch = _here.watch
 _here.seek_groups()
 
 
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
 def __getattr__(name: str) -> object:
     """Checkpointer brings torch with it, so it comes when it is asked for."""
     if name != "Checkpointer":

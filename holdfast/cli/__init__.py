@@ -1,5 +1,6 @@
 """The command line: thin, one file for each command, and the only place that wires the parts together."""
 
+import difflib
 import importlib
 import os
 import sys
@@ -7,6 +8,9 @@ import sys
 COMMANDS = {
     "run": "run a training script, as torchrun would, and keep it running",
     "status": "show what a job is doing now",
+    "ls": "show your runs on this host",
+    "logs": "show what ranks have printed",
+    "attach": "follow a run that another terminal has started",
     "report": "show what a job did and what it cost",
     "trace": "show where all processes of a job are, and whom they wait for",
     "diagnose": "read logs: which failure it was, whose, and what to do next",
@@ -28,7 +32,10 @@ COMMANDS = {
     "chaos": "strike a job with faults whose truth is known",
     "sim": "run the same decisions in virtual time",
 }
-_SHARED = dict.fromkeys(("hold", "resume", "approve", "evict", "drain"), "order")  # a module that is told which it is
+_SHARED = {  # modules that are told which command they are
+    **dict.fromkeys(("hold", "resume", "approve", "evict", "drain"), "order"),
+    **dict.fromkeys(("logs", "attach"), "logs"),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -42,7 +49,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"holdfast {__version__}")
         return 0
     if args[0] not in COMMANDS:
-        print(f"holdfast: there is no command '{args[0]}'; there are {', '.join(COMMANDS)}", file=sys.stderr)
+        near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+        meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+        print(f"holdfast: there is no command '{args[0]}'; {meant}", file=sys.stderr)
         return 2
     try:
         shared = _SHARED.get(args[0])

@@ -16,7 +16,7 @@ from holdfast.chaos.guard import Guard
 from holdfast.chaos.scenario import BadScenario, Scenario
 from holdfast.chaos.sight import Sight
 from holdfast.chaos.striking import NAME, Striker, good
-from holdfast.cli import rundir
+from holdfast.cli import rundir, runs
 from holdfast.cli.flagtable import UsageError
 
 _NOTHING = 3
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     walk.add_argument("--minutes", type=float, required=True)
     walk.add_argument("--kinds", default="", metavar="KIND,...", help="draw from these alone")
     for one in (run, walk):
-        one.add_argument("run", nargs="?", help="run directory or id (default: the newest run)")
+        runs.add_run(one, order=True)
         one.add_argument("--yes", action="store_true", help="do not ask")
         one.add_argument("--json", action="store_true", help="print results as JSON lines")
         one.epilog = _CODES
@@ -97,13 +97,13 @@ def _list(as_json: bool) -> int:
 
 def _strike(asked: Scenario, args: argparse.Namespace) -> int:
     if asked.job is not None:
-        if args.run:
-            raise UsageError(f"{args.scenario} makes a job of its own; leave {args.run} out")
+        if name := runs.named(args):
+            raise UsageError(f"{args.scenario} makes a job of its own; leave {name} out")
         folder = rundir.home() / "chaos" / rundir.new_id()
         _say(f"making a job of its own in {folder}")
         with Guard() as guard, lab.made(asked.job, folder) as job:
             return _run(asked, Striker(job.sight(), guard, asked.seed, _say), args.json, job.links)
-    run_dir = rundir.find(args.run)
+    run_dir = runs.ordered(args)
     if rundir.listening(run_dir) is None:
         raise UsageError(f"the run in {run_dir} {rundir.ending(run_dir)}")
     if not args.yes and not _agreed(asked, run_dir):

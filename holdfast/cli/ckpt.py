@@ -15,6 +15,7 @@ from holdfast.cli.flagtable import UsageError
 from holdfast.cli.wording import counted
 
 BROKEN = 1
+NONE = 1  # there is no checkpoint
 
 
 def main(argv: list[str]) -> int:
@@ -30,7 +31,8 @@ def main(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="holdfast ckpt", description="Look after checkpoints on storage.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    ls = verbs.add_parser("ls", help="list the checkpoints of a job", description="List checkpoints, newest first.")
+    what = "List checkpoints, newest first; the exit code is 1 if there is none."
+    ls = verbs.add_parser("ls", help="list the checkpoints of a job", description=what)
     ls.add_argument("base", help="the folder or URL that checkpoints go to")
     ls.add_argument("--json", action="store_true", help="print them as JSON")
     what = "Read checkpoints and compare every byte with its checksum; the exit code is 1 if one is broken."
@@ -59,14 +61,14 @@ def _ls(args: argparse.Namespace) -> int:
     unfinished = [storage.url(attempt.name) for attempt in storage.unpublished()]
     if args.json:
         print(msgspec.json.encode({"checkpoints": found, "unfinished": unfinished}).decode())
-        return 0
+        return 0 if found else NONE
     for one in found:
         print(_line(one))
     if not found:
         print(f"there is no checkpoint in {args.base}")
     for url in unfinished:
         print(f"unfinished, or being written: {url}")
-    return 0
+    return 0 if found else NONE
 
 
 def _line(one: Found) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.cli import rundir
+from holdfast.cli import rundir, runs
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.leftovers import Found, Leftover, clean
 from holdfast.cli.wording import counted
@@ -24,12 +24,13 @@ def main(argv: list[str]) -> int:
         "are kept.",
     )
     parser.add_argument("runs", nargs="*", metavar="RUN", help="run directories or ids (default: the newest run)")
-    parser.add_argument("--all", action="store_true", help="every run of yours on this host that has no --run-dir")
+    parser.add_argument("--run", action="append", default=[], metavar="RUN", help="the same as RUN alone; repeatable")
+    parser.add_argument("--all", action="store_true", help="every run of yours on this host")
     parser.add_argument("--dry-run", action="store_true", help="say what would be removed, and remove nothing")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     args = parser.parse_args(argv)
     try:
-        found = [clean(run_dir, dry_run=args.dry_run) for run_dir in _chosen(args.runs, args.all)]
+        found = [clean(run_dir, dry_run=args.dry_run) for run_dir in _chosen([*args.runs, *args.run], args.all)]
     except UsageError as e:
         print(f"holdfast clean: {e}", file=sys.stderr)
         return 2
@@ -47,8 +48,7 @@ def _chosen(names: list[str], every: bool) -> list[Path]:
     elif names:
         raise UsageError("name runs, or say --all, not both")
     else:
-        runs = rundir.home() / "runs"
-        found = sorted(path.parent for path in runs.glob("*/run.json"))
+        found = runs.known()
     for run_dir in found:
         rundir.read_spec(run_dir)  # before anything is touched: what cannot be read is not ours to clean
     return list(dict.fromkeys(found))

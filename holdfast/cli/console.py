@@ -48,6 +48,7 @@ class Style(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str = "[rank ${rank}] "
     role: str = "default"
     bytes_s: int = 1 << 20
+    ranks: frozenset[int] = frozenset()  # these alone; none: all
 
 
 class _File:
@@ -104,17 +105,16 @@ class Console:
 
     def _look(self) -> None:
         """Find the files of new generations, and part with those of generations that are long over."""
-        names = os.listdir(self._log_dir) if self._log_dir.is_dir() else []
-        generations = sorted(int(m[1]) for name in names if (m := _GENERATION.fullmatch(name)))
-        self._newest = generations[-1] if generations else 0
+        there = generations(self._log_dir)
+        self._newest = there[-1] if there else 0
         for path, file in list(self._files.items()):
             if self._generation(path) < self._newest - 1:
                 self._finish(file)
                 del self._files[path]
-        for generation in generations[-2:]:
+        for generation in there[-2:]:
             folder = self._log_dir / f"gen-{generation}"
             # Beside nodes of other sizes a node's first rank may have any number; its folder is made before the others.
-            first = min((_rank(path) for path in folder.glob("rank-*")), default=0)
+            first = min(ranks_of(folder), default=0)
             for path in sorted(folder.glob("rank-*/std???.log")):
                 if path not in self._files:
                     self._take(path, (_rank(path.parent) - first) % self._style.nproc)
@@ -124,6 +124,8 @@ class Console:
 
     def _take(self, path: Path, local: int) -> None:
         fd = _STDOUT if path.name == "stdout.log" else _STDERR
+        if self._style.ranks and _rank(path.parent) not in self._style.ranks:
+            return
         if self._style.shown(local) & fd:  # the bits happen to be the numbers of the streams
             values = {"rank": _rank(path.parent), "local_rank": local, "role_name": self._style.role}
             prefix = Template(self._style.prefix).safe_substitute(values).encode()
@@ -168,6 +170,17 @@ class Console:
         newest = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
         show(file.fd, b"".join(file.prefix + harmless(line) + b"\n" for line in newest))
         file.shown_at = time.monotonic()
+
+
+def generations(log_dir: Path) -> list[int]:
+    """Those whose ranks have printed something, the oldest first."""
+    names = os.listdir(log_dir) if log_dir.is_dir() else []
+    return sorted(int(m[1]) for name in names if (m := _GENERATION.fullmatch(name)))
+
+
+def ranks_of(folder: Path) -> list[int]:
+    """The ranks that have logs in the folder of a generation."""
+    return sorted(_rank(path) for path in folder.glob("rank-*"))
 
 
 def _rank(folder: Path) -> int:

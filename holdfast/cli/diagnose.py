@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     what = "logs of ranks and kernels, a folder of them, - for standard input, or one run directory or id"
     parser.add_argument("logs", nargs="*", metavar="FILE", help=f"{what} (default: the newest run)")
+    parser.add_argument("--run", metavar="RUN", help="run directory or id, instead of files")
     parser.add_argument("--exit-code", type=int, metavar="N", help="of the launcher, or of the only process")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     parser.add_argument("--ask", action="store_true", help="ask the model of model.url if the rules are unsure")
@@ -74,7 +75,9 @@ def _found(args: argparse.Namespace) -> Diagnosis:
     settings = load(args.config, pairs(args.set))
     if args.ask and not settings.model.url:
         raise UsageError("--ask needs an endpoint: give model.url and model.name with --set or in a --config file")
-    run_dir = _run_dir(args.logs)
+    if args.run and args.logs:
+        raise UsageError(f"name files or a run, not both {args.logs[0]} and --run {args.run}")
+    run_dir = rundir.find(args.run) if args.run else _run_dir(args.logs)
     logs, ends = _of_run(run_dir) if run_dir else (_of_files(args.logs), Ends())
     if args.exit_code is not None:
         ends = msgspec.structs.replace(ends, code=args.exit_code)

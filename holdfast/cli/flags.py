@@ -44,6 +44,7 @@ class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     log_dir: str | None
     run_dir: str | None
+    detach: bool
     resume: str | None
     redirects: Streams
     tee: Streams
@@ -108,6 +109,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
         role=given.text("role") or "default",
         log_dir=given.text("log-dir"),
         run_dir=given.text("run-dir"),
+        detach="detach" in given.words,
         resume=values.existing(given, "resume", folder=True),
         redirects=values.streams(given, "redirects"),
         tee=values.streams(given, "tee"),

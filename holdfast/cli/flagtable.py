@@ -59,6 +59,7 @@ OURS = (
     Flag("fleet", "NAME", "where nodes come from: local or join (default: join if a flag names another host)"),
     Flag("mesh", "NAME=N,...", "parallel groups as in a DeviceMesh, the last over neighbouring ranks: pp=2,dp=4,tp=8"),
     Flag("run-dir", "DIR", "where the journal and all else of this run is kept"),
+    Flag("detach", "", "give the terminal back at once; holdfast attach comes back to the run"),
     Flag("resume", "RUN_DIR", "take up the run kept in RUN_DIR; no SCRIPT needed"),
     Flag("preload", "MODULE,...", "modules to import once per node, before ranks are forked; repeatable", many=True),
     Flag("no-zygote", "", "start each rank as a fresh interpreter instead of forking a preloaded one"),

@@ -22,7 +22,19 @@ _TRIES = 5  # controllers in a row that did not live _LIVED_S
 _LIVED_S = 10.0
 _BEGIN_S = 2.0  # for a fork server to begin with a controller, or we execute it ourselves
 _ROOM_BYTES = 1 << 20  # a disk with less than this is full
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def leave_terminal(run_dir: Path) -> None:
+    """Go on in a process of its own session; the one that the person waits for says how to come back, and ends."""
+    say(f"it goes on by itself: holdfast attach {run_dir} shows it, holdfast stop {run_dir} ends it")
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):  # what ranks print is in their logs, and our own words are in said.log
+        os.dup2(nowhere, fd)
+    os.close(nowhere)
 
 
 class Asked:
@@ -30,9 +42,10 @@ class Asked:
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            # The terminal is gone, not the wish to train. It is not ignored, as programs would inherit that.
+            signal.signal(signal.SIGHUP, lambda number, _: None)
         for number in _SIGNALS:
-            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-                continue  # somebody used nohup, and means it
             signal.signal(number, lambda number, _: self.numbers.append(number))
 
     def more_than(self, count: int) -> Callable[[], bool]:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.cli import packing, rundir
+from holdfast.cli import packing, rundir, runs
 from holdfast.cli.console import Console, console_of, say, shape
 from holdfast.cli.enrolment_call import AbsentError, EnrolmentCall, EnrolmentError, ForeignError
 from holdfast.cli.flags import RunArgs, UsageError
-from holdfast.cli.front import Front, watch_node
+from holdfast.cli.front import Front, leave_terminal, watch_node
 from holdfast.config import Settings
 from holdfast.fleet.local import start_node
 from holdfast.model.topology import Job
@@ -89,9 +89,11 @@ class Joining:
         rundir.keep_secret(self.run_dir, self.token)
         authority.enrol_here(rundir.authority(self.run_dir), self.name, self._keys)
         rundir.publish(self.run_dir, msgspec.structs.replace(self.run, port=port, release=release))
-        rundir.mark_newest(self.run_dir)
+        runs.note(self.run_dir)
         say(f"join fleet: this host carries the controller at {self.host}:{port}; {self._where()}")
         say(begun.said)
+        if self.args.detach:
+            leave_terminal(self.run_dir)
         front = Front(self.run_dir, listener, console)
         self.start_node(self._keys, port, leads=True)
         return front.run()
@@ -101,6 +103,8 @@ class Joining:
         say(f"join fleet: node {self.name} joins the job at {self.host}:{self.port}; {self._where()}")
         rundir.occupy(self.run_dir)
         self._enrol()
+        if self.args.detach:
+            leave_terminal(self.run_dir)
         try:
             return watch_node(self.node_dir, self.start_node(self._keys, self.port, leads=False), console)
         finally:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli import rundir
+from holdfast.cli import rundir, runs
 from holdfast.cli.api import ask
 from holdfast.cli.flagtable import UsageError
 from holdfast.wire.controller_call import NotRunning, Refused
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     body = {"verb": verb}
     body |= {"node": args.node} if verb in _WITH_NODE else {}
     try:
-        run_dir = rundir.find(args.run)
+        run_dir = runs.ordered(args)
         print(f"holdfast {verb}: {give(run_dir, body)}", flush=True)
         if not args.no_wait:
             print(f"holdfast {verb}: {_wait(run_dir, body)}")
@@ -57,7 +57,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"holdfast {verb}", description=_ABOUT[verb])
     if verb in _WITH_NODE:
         parser.add_argument("node", metavar="NODE", help="as holdfast status names it")
-    parser.add_argument("--run", metavar="RUN", help="run directory or id (default: the newest run)")
+    runs.add_run(parser, order=True, positional=False)
     parser.add_argument("--no-wait", action="store_true", help="do not wait until it is so")
     return parser
 

@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli import rundir
+from holdfast.cli import rundir, runs
 from holdfast.cli.api import ask
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.order import Unheard, patiently
@@ -30,11 +30,11 @@ _COLOURS = {Fate.RUNNING: "green", Fate.REFUSED: "red", Fate.ROLLED_BACK: "red",
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="holdfast releases", description="Show the releases of a job.")
-    parser.add_argument("run", nargs="?", help="run directory or id (default: the newest run)")
+    runs.add_run(parser)
     parser.add_argument("--json", action="store_true", help="print them as JSON")
     args = parser.parse_args(argv)
     try:
-        told = load(rundir.find(args.run))
+        told = load(runs.looked_at(args))
     except (UsageError, JournalError, ReplayError, NotRunning) as e:
         print(f"holdfast releases: {e}", file=sys.stderr)
         return 2

@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli import rundir
+from holdfast.cli import rundir, runs
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.wording import counted, duration
 from holdfast.core.account import Use, fold
@@ -40,11 +40,11 @@ _COLOURS = {
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="holdfast report", description="Show what a job did and what it cost.")
-    parser.add_argument("run", nargs="?", help="run directory or id (default: the newest run)")
+    runs.add_run(parser)
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     args = parser.parse_args(argv)
     try:
-        run_dir = rundir.find(args.run)
+        run_dir = runs.looked_at(args)
         report = load(run_dir)
     except (UsageError, JournalError) as e:
         print(f"holdfast report: {e}", file=sys.stderr)

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from holdfast.cli import releases, rundir
+from holdfast.cli import releases, rundir, runs
 from holdfast.cli.api import ask
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.order import Unheard, give, patiently
@@ -17,11 +17,11 @@ _LOOK_S = 0.1
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="holdfast rollback", description="Go back to an older release, now.")
     parser.add_argument("release", nargs="?", type=int, default=0, metavar="REL", help="default: the one before")
-    parser.add_argument("--run", metavar="RUN", help="run directory or id (default: the newest run)")
+    runs.add_run(parser, order=True, positional=False)
     parser.add_argument("--no-wait", action="store_true", help="do not wait until it makes steps")
     args = parser.parse_args(argv)
     try:
-        run_dir = rundir.find(args.run)
+        run_dir = runs.ordered(args)
         before = releases.ask_all(run_dir).running
         give(run_dir, {"verb": "rollback", "number": args.release})
         where = f"to release {args.release}" if args.release else "to the release before"

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 
 from holdfast import config
-from holdfast.cli import flags, packing, rundir
+from holdfast.cli import flags, packing, rundir, runs
 from holdfast.cli.console import console_of, say, shape
 from holdfast.cli.flags import RunArgs, UsageError
-from holdfast.cli.front import Front
+from holdfast.cli.front import Front, leave_terminal
 from holdfast.cli.joining import join
 from holdfast.client.zygote import DEFAULT_PRELOAD
 from holdfast.config import ConfigError, Settings
@@ -93,9 +93,11 @@ def _local(args: RunArgs, settings: Settings) -> int:
             release=begun.release,
         )
         rundir.publish(run_dir, run)
-        rundir.mark_newest(run_dir)
+        runs.note(run_dir)
         say(f"local fleet: {shape(args, run.nproc)} on this host; run directory {run_dir}")
         say(begun.said)
+        if args.detach:
+            leave_terminal(run_dir)
         return Front(run_dir, listener, console_of(args, run, run_dir)).run()
 
 
@@ -144,6 +146,8 @@ def _resume(args: RunArgs) -> int:
         console = console_of(args, run, run_dir)
         console.skip_to_end()
         say(f"resuming {run.job.run_id} in {run_dir}")
+        if args.detach:
+            leave_terminal(run_dir)
         return Front(run_dir, listener, console).run()
 
 

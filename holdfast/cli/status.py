@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli import rundir
+from holdfast.cli import runs
 from holdfast.cli.api import ask
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.wording import counted, duration
@@ -27,12 +27,12 @@ _COLOURS |= {"probing": "magenta", "pausing": "blue", "held": "bright_blue"}
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="holdfast status", description="Show what a job is doing now.")
-    parser.add_argument("run", nargs="?", help="run directory or id (default: the newest run)")
+    runs.add_run(parser)
     parser.add_argument("-w", "--watch", action="store_true", help="keep showing it until the job ends")
     parser.add_argument("--json", action="store_true", help="print the status as JSON")
     args = parser.parse_args(argv)
     try:
-        run_dir = rundir.find(args.run)
+        run_dir = runs.looked_at(args)
         if args.watch:
             return _watch(run_dir)
         status = plain_tree(ask(run_dir, "/api/v1/status"))

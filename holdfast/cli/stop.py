@@ -4,7 +4,7 @@ import argparse
 import sys
 import time
 
-from holdfast.cli import rundir
+from holdfast.cli import rundir, runs
 from holdfast.cli.api import ask
 from holdfast.cli.flagtable import UsageError
 from holdfast.wire.controller_call import NotRunning
@@ -14,12 +14,12 @@ _GONE_S = 10.0  # a controller that crashed is back by then
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="holdfast stop", description="Stop a job and everything it started.")
-    parser.add_argument("run", nargs="?", help="run directory or id (default: the newest run)")
+    runs.add_run(parser, order=True)
     parser.add_argument("--now", action="store_true", help="without grace: SIGKILL at once")
     parser.add_argument("--no-wait", action="store_true", help="do not wait until it has ended")
     args = parser.parse_args(argv)
     try:
-        run_dir = rundir.find(args.run)
+        run_dir = runs.ordered(args)
         order = {"verb": "stop", "code": 143, "now": args.now}
         ask(run_dir, "/api/v1/orders", order)
     except (UsageError, NotRunning) as e:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from holdfast.cli import flame, rundir
+from holdfast.cli import flame, runs
 from holdfast.cli.api import ask
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.wording import counted
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     try:
         if not 1 <= args.rounds <= 100 or not 0 < args.deadline <= 60:
             raise UsageError("--rounds takes 1 to 100, --deadline seconds above 0 and up to 60")
-        run_dir = rundir.find(args.run)
+        run_dir = runs.looked_at(args)
         rounds = [_ask(run_dir, args)]
         for _ in range(args.rounds - 1):
             time.sleep(_ROUND_S)
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="holdfast trace", description="Show where all processes of a job are now.")
-    parser.add_argument("run", nargs="?", help="run directory or id (default: the newest run)")
+    runs.add_run(parser)
     parser.add_argument("--native", action="store_true", help="frames of C and C++ too; stops each rank for a moment")
     parser.add_argument("--rounds", type=int, default=1, help="look this often, and name who stands out in most rounds")
     parser.add_argument("--deadline", type=float, default=5.0, metavar="S", help="for nodes to answer (default: 5)")

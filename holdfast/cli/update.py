@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.cli import packing, releases, rundir
+from holdfast.cli import packing, releases, rundir, runs
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.order import Unheard, give
 from holdfast.cli.packing import Brought
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Bring newer code to a job that runs: checked on one node, staged on all, then launched.",
     )
     parser.add_argument("what", nargs="?", metavar="PATH|GIT_REF", help="default: the job's own folder as it is now")
-    parser.add_argument("--run", metavar="RUN", help="run directory or id (default: the newest run)")
+    runs.add_run(parser, order=True, positional=False)
     when = parser.add_mutually_exclusive_group()
     when.add_argument("--now", action="store_true", help="restart the job for it, in place, as soon as it is staged")
     when.add_argument("--lazy", action="store_true", help="let it ride on the next restart (the default)")
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _update(args: argparse.Namespace, words: tuple[str, ...]) -> int:
-    run_dir = rundir.find(args.run)
+    run_dir = runs.ordered(args)
     window_s, env = _seconds(args.window), _environment(args.env)
     entry = rundir.read_spec(run_dir).entry
     if not entry.python:

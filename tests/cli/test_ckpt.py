@@ -48,7 +48,7 @@ def test_ls(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = json.loads(capsys.readouterr().out)
     assert [one["step"] for one in shown["checkpoints"]] == [3, 2, 1]
     assert shown["unfinished"] == [unfinished]
-    assert ckpt.main(["ls", str(base / "nowhere")]) == 0
+    assert ckpt.main(["ls", str(base / "nowhere")]) == 1
     assert "there is no checkpoint in" in capsys.readouterr().out
 
 

@@ -1,0 +1,73 @@
+"""`holdfast ls`: the runs of this user on this host, and how it stands with each."""
+
+import argparse
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.cli import rundir, runs
+from holdfast.cli.api import ask
+from holdfast.cli.flagtable import UsageError
+from holdfast.cli.wording import duration
+from holdfast.core.plain import plain
+from holdfast.wire import spec
+from holdfast.wire.controller_call import NotRunning
+from holdfast.wire.spec import Ended
+
+_ANSWER_S = 2.0  # one controller that does not answer must not hide the others
+_NEWEST = 10
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    run_id: str
+    run_dir: str
+    state: str  # the phase of one that is alive; "ended", "left" without a controller, "unreadable"
+    detail: str
+    script: str
+    started_at: float
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="holdfast ls", description="Show your runs on this host, the newest last.")
+    parser.add_argument("--all", action="store_true", help=f"not only those alive and the {_NEWEST} newest")
+    parser.add_argument("--json", action="store_true", help="print them as JSON")
+    args = parser.parse_args(argv)
+    known = runs.known()
+    rows = [_row(path) for path in known if args.all or path in known[-_NEWEST:] or rundir.listening(path)]
+    if args.json:
+        print(msgspec.json.encode(rows).decode())
+        return 0
+    # Not a table: paths are long, and one that is folded cannot be copied.
+    for row in rows:
+        when = f"{duration(max(0.0, time.time() - row.started_at))} ago"
+        print(plain(f"{row.run_id}  {row.state}{row.detail}  {row.script}  started {when}  {row.run_dir}"))
+    if left_out := len(known) - len(rows):
+        print(f"and {left_out} older: holdfast ls --all")
+    if not known:
+        print("there is no run yet; start one with holdfast run")
+    return 0
+
+
+def _row(run_dir: Path) -> Row:
+    started_at = (run_dir / "run.json").stat().st_mtime
+    try:
+        run = rundir.read_spec(run_dir)
+        name, script, (state, detail) = run.job.run_id, " ".join(run.entry.argv), _stands(run_dir)
+    except UsageError as e:
+        name, script, (state, detail) = run_dir.name, "", ("unreadable", f": {e}")
+    return Row(run_id=name, run_dir=str(run_dir), state=state, detail=detail, script=script, started_at=started_at)
+
+
+def _stands(run_dir: Path) -> tuple[str, str]:
+    if rundir.listening(run_dir):
+        try:
+            status: dict[str, Any] = ask(run_dir, "/api/v1/status", wait_s=_ANSWER_S)
+            return str(status["phase"]), f", step {max(status['step'], 0)}"
+        except (NotRunning, KeyError):
+            return "alive", ", but its controller does not answer now"
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return "ended", f" with code {spec.read(run_dir / 'exit.json', Ended).code}"
+    return "left", ": no controller; holdfast run --resume takes it up, holdfast clean removes what is left"

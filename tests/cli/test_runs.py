@@ -1,0 +1,204 @@
+"""Several runs of one user: which one a command means, and how they are listed, read and come back to."""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.cli import COMMANDS, logs, ls, main, rundir, runs
+from holdfast.cli.flagtable import UsageError
+from holdfast.config import Settings
+from holdfast.model.topology import Job as JobSpec
+from holdfast.wire import spec
+from holdfast.wire.spec import Ended, Entry, Listening, RunSpec
+from tests.cli.conftest import Start
+from tests.cli.driver import until
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def published(wanted: str | None, name: str) -> Path:
+    run_dir = rundir.make(wanted, name)
+    entry = Entry(argv=("train.py", "--lr", "1"))
+    job = JobSpec(run_id=name, min_nodes=1, max_nodes=1)
+    log_dir = str(run_dir / "logs")
+    rundir.publish(
+        run_dir, RunSpec(job=job, entry=entry, settings=Settings(), fleet="local", nproc=1, log_dir=log_dir)
+    )
+    runs.note(run_dir)
+    return run_dir
+
+
+@pytest.fixture
+def two(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Both alive, one in a place of its own."""
+    found = published(None, "first"), published(str(tmp_path / "own"), "second")
+    listening = Listening(url="http://127.0.0.1:1", pid=1, started_at=0.0)
+    alive = set(found)
+    monkeypatch.setattr(rundir, "listening", lambda run_dir: listening if run_dir in alive else None)
+    return found
+
+
+def asked(**given: str | None) -> argparse.Namespace:
+    return argparse.Namespace(**{"run": None, "named": None, **given})
+
+
+def test_an_order_is_never_a_guess(two: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match=r"2 runs are alive; name one with --run: .*first, .*own"):
+        runs.ordered(asked())
+    assert runs.ordered(asked(named="first")) == two[0]
+    assert runs.looked_at(asked()) == two[1], "who only looks is shown the newest"
+    for words in (["stop"], ["hold"], ["evict", "node0"], ["update"], ["rollback"]):
+        assert main(words) == 2
+        assert "2 runs are alive" in capsys.readouterr().err, words
+
+
+def test_the_only_one_alive_is_meant(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, newest = published(None, "first"), published(None, "second")
+    listening = Listening(url="http://127.0.0.1:1", pid=1, started_at=0.0)
+    monkeypatch.setattr(rundir, "listening", lambda run_dir: listening if run_dir == first else None)
+    assert runs.ordered(asked()) == first
+    monkeypatch.setattr(rundir, "listening", lambda run_dir: None)
+    assert runs.ordered(asked()) == newest
+
+
+def test_one_way_to_name_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every command that is about a run takes --run."""
+    others = {"run", "ls", "catalog", "ckpt", "token", "probe", "plan", "sim", "chaos"}
+    for name in set(COMMANDS) - others:
+        with pytest.raises(SystemExit):
+            main([name, "--help"])
+        assert "--run RUN" in capsys.readouterr().out, name
+    with pytest.raises(UsageError, match="two runs are named"):
+        runs.named(asked(run="a", named="b"))
+
+
+def test_runs_are_listed(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ls"]) == 0
+    assert capsys.readouterr().out == "there is no run yet; start one with holdfast run\n"
+    first, own = published(None, "first"), published(str(tmp_path / "own"), "second")
+    os.utime(first / "run.json", (1.0, 1.0))
+    spec.write(first / "exit.json", Ended(code=3, reason="because"))
+    (own / "run.json").write_text("{")
+    assert main(["ls"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("first  ended with code 3  train.py --lr 1  started ")
+    assert lines[0].endswith(str(first))
+    assert lines[1].startswith("own  unreadable: ")
+    assert main(["ls", "--json"]) == 0
+    rows = msgspec.json.decode(capsys.readouterr().out, type=list[ls.Row])
+    assert [row.run_dir for row in rows] == [str(first), str(own)]
+    for number in range(12):
+        published(None, f"more{number}")
+    main(["ls"])
+    assert capsys.readouterr().out.splitlines()[-1] == "and 4 older: holdfast ls --all"
+
+
+def test_a_run_that_was_removed_is_forgotten(home: Path, tmp_path: Path) -> None:
+    own = published(str(tmp_path / "own"), "r")
+    assert runs.known() == [own]
+    (own / "run.json").unlink()
+    assert runs.known() == []
+    assert not list((home / "elsewhere").iterdir())
+
+
+def _printed(run_dir: Path, text: bytes, rank: int = 0, generation: int = 1, stream: str = "stdout") -> None:
+    path = run_dir / "logs" / f"gen-{generation}" / f"rank-{rank}" / f"{stream}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text)
+
+
+def test_logs(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run_dir = published(None, "r")
+    assert main(["logs"]) == 2
+    assert "no rank has printed anything yet" in capfd.readouterr().err
+    _printed(run_dir, b"old\n")
+    _printed(run_dir, b"".join(b"line %d\n" % n for n in range(200)), generation=2)
+    _printed(run_dir, b"\x1b]0;title\x07oops\n", rank=1, generation=2, stream="stderr")
+    assert main(["logs"]) == 0
+    out, err = capfd.readouterr()
+    assert out.splitlines()[0] == "[rank 0] line 100" and len(out.splitlines()) == 100
+    assert err == "[rank 1] oops\n"
+    assert main(["logs", "r", "--rank", "0", "-n", "0", "--stream", "stdout"]) == 0
+    assert len(capfd.readouterr().out.splitlines()) == 200
+    assert main(["logs", "--generation", "1"]) == 0
+    assert capfd.readouterr().out == "[rank 0] old\n"
+    for words, why in ((["--rank", "7"], "no rank 7"), (["--generation", "9"], "no generation 9")):
+        assert main(["logs", *words]) == 2
+        assert why in capfd.readouterr().err
+
+
+def test_what_was_rotated_away_is_shown(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run_dir = published(None, "r")
+    _printed(run_dir, b"two\n")
+    (run_dir / "logs" / "gen-1" / "rank-0" / "stdout.log.1").write_bytes(b"one\n")
+    logs.main(["logs"])
+    assert capfd.readouterr().out == "[rank 0] one\n[rank 0] two\n"
+
+
+def test_misspelt(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reprot"]) == 2
+    assert capsys.readouterr().err == "holdfast: there is no command 'reprot'; did you mean report?\n"
+
+
+def test_attach_to_what_has_ended(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec.write(published(None, "r") / "exit.json", Ended(code=3, reason="because"))
+    assert main(["attach"]) == 2
+    assert "has ended with code 3: because" in capsys.readouterr().err
+
+
+@pytest.mark.e2e
+def test_a_job_outlives_its_terminal(start: Start, tmp_path: Path) -> None:
+    """SIGHUP ends nothing; who attaches sees what ranks print, may leave, and comes back for the end."""
+    job = start("--nproc-per-node", "1", script=_PRINTS)
+    job.trains()
+    job.process.send_signal(signal.SIGHUP)
+    output = tmp_path / "attached.out"
+    attached = _attach(tmp_path, output)
+    until(lambda: b"[rank 0] step" in output.read_bytes(), "output of a rank")
+    attached.send_signal(signal.SIGINT)
+    assert attached.wait(60) == 0
+    assert b"the run goes on" in output.read_bytes()
+    again = _attach(tmp_path, output)
+    until(lambda: output.read_bytes().count(b"following") == 2, "a second look")
+    job.process.send_signal(signal.SIGTERM)
+    job.ends(143)
+    assert again.wait(60) == 143
+    assert not job.report().incidents
+
+
+@pytest.mark.e2e
+def test_a_job_without_a_terminal(start: Start, tmp_path: Path) -> None:
+    job = start("--nproc-per-node", "1", "--detach", APART="1")  # as a process that a shell would wait for
+    job.ends(0)
+    assert f"holdfast stop {tmp_path / 'run'} ends it" in job.sentences()[-1]
+    job.trains()
+    assert main(["stop", "--run", str(tmp_path / "run")]) == 0
+    job.until(lambda: runs.known() and not (tmp_path / "run" / "token").exists(), "the end of the front")
+
+
+_PRINTS = """
+import os, sys, time
+import holdfast
+step = 0
+while not os.path.exists(f"{sys.argv[1]}/finish"):
+    time.sleep(0.05)
+    step += 1
+    print("step", step, flush=True)
+    holdfast.step(step)
+"""
+
+
+def _attach(folder: Path, output: Path) -> "subprocess.Popen[bytes]":
+    with output.open("ab") as file:
+        words = [sys.executable, "-m", "holdfast", "attach", "--run", str(folder / "run")]
+        return subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
