@@ -12,6 +12,7 @@ from string import Template
 import msgspec
 
 from holdfast.cli.flags import RunArgs
+from holdfast.cli.folding import Folding
 from holdfast.cli.wording import counted
 from holdfast.core.plain import harmless, plain
 from holdfast.wire.spec import RunSpec
@@ -23,6 +24,7 @@ _BAR_S = 5.0  # how often the state of a progress bar is shown
 _LOOK_S = 0.2  # how often new files are looked for
 _GENERATION = re.compile(r"gen-(\d+)")
 _STDOUT, _STDERR = 1, 2
+_TORCHRUN = "[${role_name}${local_rank}]:"  # how torchrun prefixes lines
 _closed: set[int] = set()  # nobody reads these any more
 
 
@@ -71,6 +73,7 @@ class Console:
         self._look_at = 0.0
         self._budget = float(style.bytes_s)
         self._pumped_at = time.monotonic()
+        self._folding = Folding(_is_echo)
 
     def skip_to_end(self) -> None:
         """What was written so far has been seen before."""
@@ -89,6 +92,8 @@ class Console:
             self._look()
         for file in (*self._files.values(), self._said):
             self._follow(file)
+        for path in self._folding.late():
+            self._unfold(self._files[path])
 
     def drain(self) -> None:
         """The last words of everybody, when all are gone."""
@@ -102,6 +107,7 @@ class Console:
         if file.rest:
             self._show(file, [file.rest])
             file.rest = b""
+        self._unfold(file)
 
     def _look(self) -> None:
         """Find the files of new generations, and part with those of generations that are long over."""
@@ -168,8 +174,21 @@ class Console:
     def _show(self, file: _File, lines: list[bytes]) -> None:
         # A progress bar overwrites its line; on a shared console only its newest state is worth one.
         newest = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
-        show(file.fd, b"".join(file.prefix + harmless(line) + b"\n" for line in newest))
+        folds = file.fd == _STDERR and file is not self._said
+        self._put(file, self._folding.shown(file.path, newest) if folds else newest)
         file.shown_at = time.monotonic()
+
+    def _unfold(self, file: _File) -> None:
+        self._put(file, self._folding.end(file.path))
+
+    def _put(self, file: _File, lines: list[bytes]) -> None:
+        show(file.fd, b"".join(file.prefix + harmless(line) + b"\n" for line in lines))
+
+
+def _is_echo(exception: bytes) -> bool:
+    from holdfast.logs import catalog, diagnosing  # only when something has failed
+
+    return diagnosing.is_echo(exception.decode("utf-8", "replace"), catalog.built_in())
 
 
 def generations(log_dir: Path) -> list[int]:
@@ -210,6 +229,8 @@ class Pump:
 
 def console_of(args: RunArgs, run: RunSpec, run_dir: Path) -> Console:
     prefix = args.log_line_prefix_template
+    if prefix is None and args.as_torchrun:
+        prefix = _TORCHRUN
     style = Style(
         nproc=run.nproc,
         shown=args.on_console,

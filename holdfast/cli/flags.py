@@ -48,6 +48,7 @@ class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
     resume: str | None
     redirects: Streams
     tee: Streams
+    as_torchrun: bool  # a role or --tee was given: lines are prefixed as torchrun does, for those who search for that
     local_ranks_filter: frozenset[int] | None
     log_line_prefix_template: str | None
     grace_s: float | None
@@ -113,6 +114,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
         resume=values.existing(given, "resume", folder=True),
         redirects=values.streams(given, "redirects"),
         tee=values.streams(given, "tee"),
+        as_torchrun=given.text("role") is not None or given.text("tee") is not None,
         local_ranks_filter=values.local_ranks(given),
         log_line_prefix_template=env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
         grace_s=_grace_s(given, env),

@@ -24,6 +24,7 @@ from holdfast.journal.sqlite import JournalError, SqliteJournal
 from holdfast.model.verdict import Change, Record
 
 _BAR = 100  # characters
+_START_SHARE = 0.01  # of the time: a start that took less is not worth a word
 _COLOURS = {
     Use.TRAIN: "green",
     Use.REDO: "magenta",
@@ -35,6 +36,19 @@ _COLOURS = {
     Use.WAIT: "bright_black",
     Use.UPDATE: "blue",
     Use.HOLD: "white",
+}
+# Where there are no colours, as in a file or a mail.
+_LETTERS = {
+    Use.TRAIN: "█",
+    Use.REDO: "r",
+    Use.DETECT: "?",
+    Use.STOP: "x",
+    Use.LAUNCH: "l",
+    Use.RESTORE: "m",
+    Use.DIAGNOSE: "d",
+    Use.WAIT: ".",
+    Use.UPDATE: "u",
+    Use.HOLD: "h",
 }
 
 
@@ -54,7 +68,7 @@ def main(argv: list[str]) -> int:
     else:
         console = Console(markup=False, highlight=False)
         shown = msgspec.convert(plain_tree(msgspec.to_builtins(report)), Report)
-        console.print(render(shown, min(_BAR, console.width)))
+        console.print(render(shown, min(_BAR, console.width), letters=console.color_system is None))
     return 0
 
 
@@ -69,24 +83,40 @@ def load(run_dir: Path) -> Report:
         return report_of(fold(journal.read(), now))
 
 
-def render(report: Report, width: int = _BAR) -> Group:
+def render(report: Report, width: int = _BAR, *, letters: bool = False) -> Group:
     ended = f"ended with code {report.code}: {report.ending}" if report.code is not None else report.phase
     mttr = f", mean time to recover {report.mttr_s:.1f} s" if report.mttr_s is not None else ""
     planned = f", {counted(len(report.changes), 'planned restart')}" if report.changes else ""
     head = Text.assemble(
         (f"ETTR {100 * report.ettr:.1f} %", "bold green"),
-        f" of {duration(report.wall_s)}: {counted(len(report.incidents), 'incident')}{mttr}{planned}; ",
+        f" of {duration(report.wall_s)}{_since_start(report)}: {counted(len(report.incidents), 'incident')}{mttr}{planned}; ",
         f"step {max(report.step, 0)}, generation {report.generation}; {ended}",
     )
-    parts: list[Text | Table] = [head, _bar(report, width), _spent(report), _standbys(report)]
+    parts: list[Text | Table] = [head, _bar(report, width, letters), _spent(report, letters), _lost_by_cause(report)]
+    parts.append(_standbys(report))
     parts += [_releases(report)] if len(report.releases) > 1 else []
     parts += [_incidents(report)] if report.incidents else []
     parts += [_changes(report)] if report.changes else []
     return Group(*(part for part in parts if part))
 
 
-def _bar(report: Report, width: int) -> Text:
-    """The wall clock as one line, every use in its colour; the longest use of a cell gives its colour."""
+def _since_start(report: Report) -> str:
+    """A job that has just begun is not a bad one."""
+    first_at = next((span.start_at for span in report.spans if span.use is Use.TRAIN), None)
+    if first_at is None:
+        return ""
+    start_s = first_at - report.start_at
+    if start_s < _START_SHARE * report.wall_s or report.wall_s <= start_s:
+        return ""
+    return f" ({100 * report.spent_s[Use.TRAIN] / (report.wall_s - start_s):.1f} % after a start of {duration(start_s)})"
+
+
+def _mark(use: Use, letters: bool) -> str:
+    return _LETTERS[use] if letters else "█"
+
+
+def _bar(report: Report, width: int, letters: bool) -> Text:
+    """The wall clock as one line, every use in its colour or by its letter; a cell shows its longest use."""
     if report.wall_s <= 0:
         return Text("")
     bar = Text()
@@ -99,18 +129,26 @@ def _bar(report: Report, width: int) -> Text:
             if shared > 0:
                 shares[span.use] = shares.get(span.use, 0.0) + shared
         use = max(shares, key=lambda u: shares[u], default=Use.WAIT)
-        bar.append("█", style=_COLOURS[use])
+        bar.append(_mark(use, letters), style=_COLOURS[use])
     return bar
 
 
-def _spent(report: Report) -> Text:
+def _spent(report: Report, letters: bool) -> Text:
     text = Text()
     for use in Use:
         seconds = report.spent_s[use]
         if seconds > 0:
-            text.append("█ ", style=_COLOURS[use])
+            text.append(f"{_mark(use, letters)} ", style=_COLOURS[use])
             text.append(f"{use.value} {duration(seconds)}   ")
     return text
+
+
+def _lost_by_cause(report: Report) -> Text:
+    lost = sorted(((seconds, cause) for cause, seconds in report.lost_s.items() if seconds > 0), reverse=True)
+    if not lost:
+        return Text("")
+    shares = ", ".join(f"{cause} {duration(seconds)}" for seconds, cause in lost)
+    return Text(f"lost {duration(sum(report.lost_s.values()))}: {shares}")
 
 
 def _standbys(report: Report) -> Text:

@@ -7,6 +7,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from holdfast.core.words.hits import hits_of
 from holdfast.core.words.judging import Case, judge
 from holdfast.core.words.prefixes import Said, said_of
 from holdfast.core.words.rows import Catalog
@@ -15,6 +16,7 @@ from holdfast.model.diagnosis import Diagnosis
 
 _RANK = re.compile(r"(?:^|[-_.])rank[-_.]?(\d{1,6})(?=[-_.]|$)", re.IGNORECASE)  # rank3.txt, node1_rank3.log
 _FOLDER = re.compile(r"(?:^|/)(?:rank[-_]?|attempt_\d+/)(\d{1,6})$", re.IGNORECASE)  # rank-3/; torchrun's attempt_0/3/
+_FIRST_LINE = "Traceback (most recent call last):"
 _KERNEL = re.compile(r"kernel|dmesg|kern\.log|syslog|^messages", re.IGNORECASE)
 
 
@@ -53,6 +55,13 @@ def diagnose(
             said.kernel = True
         lines += heard
     return judge(Case(lines=lines, code=ends.code, codes=ends.codes, ended_at=ends.at), catalog)
+
+
+def is_echo(exception: str, catalog: Catalog) -> bool:
+    """Whether the last line of a traceback only says that somebody else failed first."""
+    lines = (_FIRST_LINE, "  File \"train.py\", line 1, in <module>", exception)
+    hits = hits_of(said_of(list(enumerate(lines)), 0), catalog)
+    return bool(hits) and max(hits, key=lambda hit: hit.weight).row.role == "echo"
 
 
 def whole(logs: Sequence[Log]) -> Iterator[bytes]:

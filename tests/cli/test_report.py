@@ -114,6 +114,26 @@ def test_every_use_has_a_colour(run_dir: Path) -> None:
     assert all(f"{use.value} 1.0 s" in shown for use in Use)
 
 
+def test_without_colours_uses_are_told_apart(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(run_dir, *LINES, *END)
+    assert main(["report", str(run_dir)]) == 0
+    out = capsys.readouterr().out
+    bar = next(line for line in out.splitlines() if line.startswith("..") or "█" in line)
+    assert {"█", "r", "."} <= set(bar) <= set(report._LETTERS.values()), "a file has no colours"
+    assert "r redo " in out and ". wait " in out
+
+
+def test_lost_time_by_cause_and_the_start(run_dir: Path) -> None:
+    write(run_dir, *LINES, *END)
+    found = report.load(run_dir)
+    shown = " ".join(printed(report.render(found)).split())
+    lost_s = sum(found.lost_s.values())
+    assert f"lost {lost_s:.1f} s: " in shown and all(cause in shown for cause in found.lost_s)
+    first_at = next(span.start_at for span in found.spans if span.use is Use.TRAIN)
+    since = found.spent_s["train"] / (found.wall_s - (first_at - found.start_at))
+    assert f"({100 * since:.1f} % after a start of " in shown
+
+
 def test_a_job_that_has_not_ended(run_dir: Path) -> None:
     write(run_dir, *LINES)
     found = report.load(run_dir)

@@ -1,0 +1,83 @@
+"""Tracebacks on a console that many ranks share: the first cause is shown whole, what others say after it in one line.
+
+When a rank is gone, every other prints a screen that says no more than that. Nothing is lost: the line names the log.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+_BEGINS = re.compile(rb"(?:  \+ Exception Group )?Traceback \(most recent call last\):")
+_CHAINED = re.compile(rb"During handling of the above exception|The above exception was the direct cause")
+_MOST_LINES = 2_000
+_HELD_S = 0.5  # for the rest of a traceback: another may follow from it
+_LINE_BYTES = 400
+
+
+class Traceback:
+    """One that is being printed."""
+
+    def __init__(self, now: float) -> None:
+        self.lines: list[bytes] = []
+        self.last = b""  # which exception it was
+        self.at = now
+
+    def takes(self, line: bytes) -> bool:
+        """Whether this line belongs to it."""
+        if self.last:
+            return not line.strip() or _CHAINED.match(line) is not None
+        return True
+
+    def add(self, line: bytes, now: float) -> None:
+        self.lines.append(line)
+        self.at = now
+        if _CHAINED.match(line):
+            self.last = b""
+        elif len(self.lines) > 1 and line.strip() and not line[:1].isspace() and not _BEGINS.match(line):
+            self.last = line
+
+
+class Folding:
+    def __init__(self, is_echo: Callable[[bytes], bool]) -> None:
+        self._is_echo = is_echo
+        self._open: dict[Path, Traceback] = {}
+        self._first: dict[tuple[Path, bytes], str] = {}  # by generation and exception: whose was shown
+
+    def shown(self, path: Path, lines: list[bytes]) -> list[bytes]:
+        """What of these lines is to be shown now."""
+        own = b"[%s]: " % path.parent.name.replace("-", "").encode()  # as torch prefixes them; we do that, too
+        found: list[bytes] = []
+        for line in lines:
+            found += self._take(path, line.removeprefix(own))
+        return found
+
+    def _take(self, path: Path, line: bytes) -> list[bytes]:
+        now, held = time.monotonic(), self._open.get(path)
+        done: list[bytes] = []
+        if held is not None and (not held.takes(line) or len(held.lines) >= _MOST_LINES):
+            done, held = self.end(path), None
+        if held is None and not _BEGINS.match(line):
+            return [*done, line]
+        self._open.setdefault(path, held or Traceback(now)).add(line, now)
+        return done
+
+    def late(self) -> list[Path]:
+        """Files in which a traceback has come to its end."""
+        return [path for path, held in self._open.items() if time.monotonic() > held.at + _HELD_S]
+
+    def end(self, path: Path) -> list[bytes]:
+        """The traceback that this file ended with, whole or in one line."""
+        held = self._open.pop(path, None)
+        if held is None:
+            return []
+        generation, rank = path.parent.parent, path.parent.name.replace("-", " ")
+        if not held.last or not any(other != path.parent for other in generation.glob("rank-*")):
+            return held.lines
+        where = b"%d lines in %s" % (len(held.lines), bytes(path))
+        if self._is_echo(held.last):
+            return [held.last[:_LINE_BYTES] + b" (of a rank that lost another; " + where + b")"]
+        first = self._first.setdefault((generation, held.last), rank)
+        if first != rank:
+            return [held.last[:_LINE_BYTES] + b" (as " + first.encode() + b"; " + where + b")"]
+        return held.lines
