@@ -12,10 +12,11 @@ import pytest
 
 from holdfast.cli import main
 from holdfast.cli.api import ask
+from holdfast.cli.trace import acquitted
 from holdfast.controller.api import Traced
 from holdfast.core.diagnose.folding import frames_of
 from holdfast.core.diagnose.stacks import Naming
-from holdfast.model.stacks import Process
+from holdfast.model.stacks import Collective, Flight, Process, Trace
 from tests.cli.conftest import Start
 from tests.cli.driver import Job
 
@@ -112,6 +113,9 @@ def innermost(process: Process) -> str:
 def test_who_keeps_the_others_waiting(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     job = start("--nnodes", "2", "--nproc-per-node", "2", script=SCRIPT)
     job.trains()
+    for _ in range(3):
+        assert main(["trace", "--json", "--run", str(job.run_dir)]) == 0
+        assert not json.loads(capsys.readouterr().out)["naming"]["ranks"], "somebody is always last in a job that runs"
 
     named, mains, children = stuck(job, "sleep")
     assert (named.ranks, named.nodes, named.how, named.hard) == ((1,), ("n0",), "missing", True), named
@@ -158,6 +162,19 @@ def shows(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["naming"]["ranks"] == [1] and len(found["rounds"]) == 2
     assert main(["trace", str(job.run_dir), "--svg", "/nowhere/x.svg"]) == 2
     assert "cannot write /nowhere/x.svg" in capsys.readouterr().err
+
+
+def test_who_is_last_in_a_job_that_goes_on_is_not_accused() -> None:
+    accused = Naming(ranks=(1,), nodes=("n0",), how="apart", reason="alone")
+
+    def seen(came: int) -> Traced:
+        groups = (Collective(group="g", entered=came, completed=came),)
+        flights = tuple(Flight(node="n0", rank=rank, groups=groups) for rank in (0, 1))
+        return Traced(at=0.0, naming=accused, traces=(Trace(node="n0", at=0.0, flights=flights),))
+
+    assert acquitted(seen(5), seen(5), steps=0) == accused
+    assert not acquitted(seen(5), seen(7), steps=0).ranks
+    assert not acquitted(seen(5), seen(5), steps=2).ranks
 
 
 def test_without_a_run(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

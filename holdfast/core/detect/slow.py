@@ -8,7 +8,8 @@ answer.
 Refuses to judge ranks whose collectives it has not heard of from all of their group, and a pace that it has not known
 to be better for a while.
 
-To be named is to be told of. A named rank is acted on once it has cost more than to replace it would, with the pace
+To be named is to be told of, where it costs something: the job is slower than it was, or the others wait for that rank
+for a good part of the time. A named rank is acted on once it has cost more than to replace it would, with the pace
 that the job had before: whatever it does later, at most twice what was necessary is lost. One that the others wait for
 from the beginning, or while the job is as fast as ever, does more than they do, as rank 0 often does: no slow machine.
 """
@@ -26,6 +27,7 @@ from holdfast.model.stacks import Arrival
 _LEAST = 4  # collectives in a round
 _ROADS = 64  # beats of which the fastest tells how far a node's clock is off
 EARLY = 30  # rounds after a launch, in which the job's pace and ways are learned
+WORTH_TELLING = 0.15  # of the time, though the job be as fast as ever
 HABIT = 15  # rounds in which a node is named meanwhile, or while the job keeps its pace: it always is
 
 
@@ -45,8 +47,7 @@ class SlowLimits(msgspec.Struct, frozen=True, kw_only=True):
 class Round(msgspec.Struct, frozen=True):
     rank: int  # the latest
     node: str  # where it is
-    late: float  # part of the time that the others waited for it
-    ahead: float  # of the latest on another node: ranks of a slow host are slow together
+    ahead: float  # part of the time that the others waited for it alone: ranks of a slow host are slow together
 
 
 class Slow:
@@ -111,7 +112,7 @@ class Slow:
         [(rank, most)] = late.most_common(1)
         node = self._node_of[rank]
         second = max((share for other, share in late.items() if self._node_of[other] != node), default=most)
-        self.rounds.append(Round(rank, node, most, most - second))
+        self.rounds.append(Round(rank, node, most - second))
         return self._vote(now, took_s)
 
     def _vote(self, now: float, took_s: float) -> Alarm | None:
@@ -123,12 +124,14 @@ class Slow:
         if votes < self.limits.votes or ahead < self.limits.margin:
             self._toll.nobody()
             return None
-        rank, late, ratio = mode(one.rank for one in own), median(one.late for one in own), self._pace.ratio
+        rank, ratio = mode(one.rank for one in own), self._pace.ratio
         self._toll.named(node, took_s, ratio, ahead)
         reason = (
-            f"makes the others wait: for {100 * late:.0f} % of the time they wait for it in collectives, "
+            f"makes the others wait: for {100 * ahead:.0f} % of the time they wait for it alone in collectives, "
             f"latest in {votes} of {len(self.rounds)} rounds"
         )
+        if not self._toll.is_due and ahead < WORTH_TELLING and ratio < 1 + self.limits.margin:
+            return None  # somebody is always the last, and now one, now another
         if not self._toll.is_due:
             return self._alarm(now, (rank,), reason)
         reason += f"; steps take {ratio:.2f} times as long as they did, of which it has cost {self._toll.lost_s:.0f} s"

@@ -80,7 +80,13 @@ def test_a_clock_that_is_off_is_not_a_slow_rank(off_s: float) -> None:
 def test_what_is_told() -> None:
     [alarm] = run(one_slow(2, 2.0), noise=0.02, seed=1)
     assert (alarm.ranks, alarm.suspects, alarm.stance) == ((2,), ("n2",), Stance.NOTIFY)
-    assert "of the time they wait for it in collectives, latest in" in alarm.reason
+    assert "of the time they wait for it alone in collectives, latest in" in alarm.reason
+
+
+def test_what_costs_nothing_is_not_told() -> None:
+    """Somebody is always the last by a little, from the beginning, and the job is as fast as ever."""
+    for seed in range(10):
+        assert run(one_slow(2, 1.12), noise=0.02, seed=seed, steps=300) == []
 
 
 DEAR = SlowLimits(cost_s=20.0)
