@@ -89,7 +89,8 @@ def render(report: Report, width: int = _BAR, *, letters: bool = False) -> Group
     planned = f", {counted(len(report.changes), 'planned restart')}" if report.changes else ""
     head = Text.assemble(
         (f"ETTR {100 * report.ettr:.1f} %", "bold green"),
-        f" of {duration(report.wall_s)}{_since_start(report)}: {counted(len(report.incidents), 'incident')}{mttr}{planned}; ",
+        f" of {duration(report.wall_s)}{_since_start(report)}: ",
+        f"{counted(len(report.incidents), 'incident')}{mttr}{planned}; ",
         f"step {max(report.step, 0)}, generation {report.generation}; {ended}",
     )
     parts: list[Text | Table] = [head, _bar(report, width, letters), _spent(report, letters), _lost_by_cause(report)]
@@ -108,7 +109,8 @@ def _since_start(report: Report) -> str:
     start_s = first_at - report.start_at
     if start_s < _START_SHARE * report.wall_s or report.wall_s <= start_s:
         return ""
-    return f" ({100 * report.spent_s[Use.TRAIN] / (report.wall_s - start_s):.1f} % after a start of {duration(start_s)})"
+    since = report.spent_s[Use.TRAIN] / (report.wall_s - start_s)
+    return f" ({100 * since:.1f} % after a start of {duration(start_s)})"
 
 
 def _mark(use: Use, letters: bool) -> str:

@@ -150,16 +150,18 @@ class Standbys:
         self.suspects.clear()
         return tuple(actions)
 
-    def examination(self, now: float, event: Outcome) -> tuple[str, tuple[Dismiss, ...]]:
-        """What was found on a node that had been evicted."""
+    def examination(self, now: float, event: Outcome) -> tuple[str, tuple[Dismiss | Say, ...]]:
+        """What was found on a node that had been evicted: who was told of that is told how it ended."""
         node = self.examined.pop(event.action)
         if why := event.failed.get(node, "" if event.ok else event.detail or "it could not be tried"):
-            return f"{node} is bad: {why}", self.release(node, Kind.CRASH, f"examined: {why}")
-        if self.job.can_acquire and len(self.pool) >= self.job.standbys:
+            found, actions = f"{node} is bad: {why}", self.release(node, Kind.CRASH, f"examined: {why}")
+        elif self.job.can_acquire and len(self.pool) >= self.job.standbys:
             said = "examined: nothing is wrong with it, and another has its place"
-            return f"{node} is given back, {said}", self.release(node, None, said)
-        self.pool[node], self._checked[node] = self._met[node], now + self.limits.recheck_s
-        return f"nothing is wrong with {node}: it is a standby again", ()
+            found, actions = f"{node} is given back, {said}", self.release(node, None, said)
+        else:
+            self.pool[node], self._checked[node] = self._met[node], now + self.limits.recheck_s
+            found, actions = f"nothing is wrong with {node}: it is a standby again", ()
+        return found, (*actions, Say(text=f"after its eviction: {found}"))
 
     def release(self, node: str, kind: Kind | None, reason: str) -> tuple[Dismiss, ...]:
         """Part with a node, whether it was seated, waiting or coming."""
