@@ -16,7 +16,7 @@ from tests.core.transcript import Scenario, names
 def test_scenario(name: str) -> None:
     scenario = Scenario(name)
     today = scenario.play()
-    if os.environ.get("HOLDFAST_REWRITE"):
+    if os.environ.get("PYTEST_HOLDFAST_REWRITE"):
         scenario.path.write_text(today, encoding="utf-8")
     assert today == scenario.path.read_text(encoding="utf-8")
 

@@ -7,7 +7,7 @@
     > Stop 5 ...                   each action
     wake 300                       when it wants to be woken, if it does
 
-Several events may stand above one line of dashes. `HOLDFAST_REWRITE=1` writes the answers anew.
+Several events may stand above one line of dashes. `PYTEST_HOLDFAST_REWRITE=1` writes the answers anew.
 """
 
 import shlex
