@@ -12,6 +12,7 @@ from holdfast.core.cadence import interval
 from holdfast.core.sizing import Losses, size
 from holdfast.sim.scale import mixes, study
 from holdfast.sim.scale.ours import NAME
+from holdfast.sim.scale.result import Summary
 from holdfast.sim.scale.weather import Setup
 
 # What is compared, and what each goes without.
@@ -27,7 +28,8 @@ _CHOICES = {
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     ettr: float
-    spread: float
+    spread: float | None  # None: one seed tells nothing of it
+    unlike: bool  # whether every seed says that it is worse than the first choice
     idle: float  # part of all nodes that only waits
     lost_h: float  # hours a month
 
@@ -97,15 +99,26 @@ def advise(args: argparse.Namespace) -> Advice:
         save_reason=alone.reason,
         stored_every_s=beside.every_s,
         stored_reason=beside.reason,
-        choices=tuple(_choice(what, off, setup, mix, seeds) for what, off in _CHOICES.items()),
+        choices=_choices(setup, mix, seeds),
     )
 
 
-def _choice(what: str, off: frozenset[str], setup: Setup, mix: mixes.Mix, seeds: range) -> Choice:
-    found = study.over(NAME, msgspec.structs.replace(setup, off=off), mix, seeds)
-    idle = found.standbys / (setup.nodes + found.standbys)
-    spread = (found.ettr_most - found.ettr_least) / 2
-    return Choice(what=what, ettr=found.ettr, spread=spread, idle=idle, lost_h=(1 - found.ettr) * 30 * 24)
+def _choices(setup: Setup, mix: mixes.Mix, seeds: range) -> tuple[Choice, ...]:
+    found = [study.over(NAME, msgspec.structs.replace(setup, off=off), mix, seeds) for off in _CHOICES.values()]
+    return tuple(_choice(what, one, found[0], setup.nodes) for what, one in zip(_CHOICES, found, strict=True))
+
+
+def _choice(what: str, found: Summary, first: Summary, nodes: int) -> Choice:
+    several = len(found.seeds) > 1
+    less = [one < other for one, other in zip(found.ettrs, first.ettrs, strict=True)]
+    return Choice(
+        what=what,
+        ettr=found.ettr,
+        spread=(found.ettr_most - found.ettr_least) / 2 if several else None,
+        unlike=several and all(less),
+        idle=found.standbys / (nodes + found.standbys),
+        lost_h=(1 - found.ettr) * 30 * 24,
+    )
 
 
 def _mix(args: argparse.Namespace) -> mixes.Mix:
@@ -137,6 +150,10 @@ def _show(advice: Advice) -> None:
     for column in ("what to expect", "ETTR", "+-", "nodes that wait", "lost in 30 days"):
         table.add_column(column, justify="left" if column == "what to expect" else "right")
     for one in advice.choices:
-        lost = f"{one.lost_h:.1f} h"
-        table.add_row(one.what, f"{one.ettr:.2%}", f"{one.spread:.2%}", f"{one.idle:.2%}", lost)
+        lost, spread = f"{one.lost_h:.1f} h", "?" if one.spread is None else f"{one.spread:.2%}"
+        table.add_row(one.what, f"{one.ettr:.2%}", spread, f"{one.idle:.2%}", lost)
     Console(highlight=False, soft_wrap=True).print(table)
+    if advice.choices[0].spread is None:
+        print("one seed does not tell by how much these differ by chance: give --seeds 3 or more")
+    elif alike := [one.what for one in advice.choices[1:] if not one.unlike]:
+        print(f"these seeds cannot tell from '{advice.choices[0].what}': {', '.join(alike)}")

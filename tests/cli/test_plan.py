@@ -54,11 +54,22 @@ def test_a_large_job(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     for words in ("128 nodes", "standbys: 2 for single nodes", "a script that saves by itself: every", "no standbys"):
         assert words in text
+    assert "0.00%" not in text.partition("what to expect")[2].splitlines()[1], "one seed tells nothing of chance"
+    assert "one seed does not tell by how much these differ by chance" in text
     assert main(["--gpus", "1024", "--days", "5", "--seeds", "1", "--json", "--p-day", "0.01"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["failures_per_day"] == pytest.approx(1.28) and found["standbys"] >= 4
     ettr = {one["what"]: one["ettr"] for one in found["choices"]}
     assert ettr["all of it"] >= ettr["neither standbys nor state in memory"]
+
+
+def test_what_seeds_cannot_tell_apart_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--gpus", "512", "--days", "3", "--seeds", "2"]) == 0
+    text = capsys.readouterr().out
+    assert main(["--gpus", "512", "--days", "3", "--seeds", "2", "--json"]) == 0
+    choices = json.loads(capsys.readouterr().out)["choices"]
+    alike = [one["what"] for one in choices[1:] if not one["unlike"]]
+    assert alike and f"these seeds cannot tell from 'all of it': {', '.join(alike)}" in text
 
 
 @pytest.mark.parametrize(

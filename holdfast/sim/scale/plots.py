@@ -95,18 +95,18 @@ def _lost(found: list[Summary]) -> Any:
 
 
 def _compared(found: list[Summary]) -> Any:
+    """Bars of lost time, which begin at nothing: bars of ETTR that end near 100 % would have to be cut off."""
     figure, axes = _figure(9, 1.5 + 0.38 * len(found))
-    names, means = [_name(one) for one in found], [100 * one.ettr for one in found]
-    low = [100 * (one.ettr - one.ettr_least) for one in found]
-    high = [100 * (one.ettr_most - one.ettr) for one in found]
+    names, means = [_name(one) for one in found], [100 * (1 - one.ettr) for one in found]
+    low = [100 * (one.ettr_most - one.ettr) for one in found]
+    high = [100 * (one.ettr - one.ettr_least) for one in found]
     axes.barh(names, means, xerr=(low, high), color=[_INK, *[_FAINT] * (len(found) - 1)], ecolor="#444444", capsize=3)
     axes.invert_yaxis()
-    least = min(100 * one.ettr_least for one in found)
-    axes.set(xlim=(max(0.0, least - 0.25 * (100 - least) - 0.1), 100), xlabel="effective training time, %")
-    for number, mean in enumerate(means):
-        ink = "white" if number == 0 else "#222222"
-        places = {"xytext": (-6, 0), "textcoords": "offset points", "ha": "right", "va": "center"}
-        axes.annotate(f"{mean:.2f}", (mean, number), color=ink, fontsize="small", **places)
+    most = max(mean + above for mean, above in zip(means, high, strict=True))
+    axes.set(xlim=(0, 1.2 * most or 1.0), xlabel="lost time, % (ETTR beside it)")
+    for number, one in enumerate(found):
+        places = {"xytext": (6, 0), "textcoords": "offset points", "ha": "left", "va": "center"}
+        axes.annotate(f"{100 * one.ettr:.2f}", (means[number] + high[number], number), fontsize="small", **places)
     axes.set_title(f"{found[0].gpus:,} GPUs, {found[0].days:g} days, failures of {found[0].failures}")
     return figure
 
