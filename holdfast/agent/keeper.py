@@ -68,7 +68,7 @@ class Keeper:
         self.told: Callable[[], None] = lambda: None  # how far copies are should be heard of now
         self._make = make
         self._budget = budget
-        self._guard = Guard(place.keys, self._is_peer) if place.keys else None
+        self._guard = Guard(place.keys, self._is_peer, place.run_id) if place.keys else None
         self._arenas: dict[int, tuple[str, Arena]] = {}  # rank -> path and content
         self._persisting = Persisting(lambda text: self.say(text))
         self.backing = Backing(self._arenas, self._notes, self._guard, place.limits.bytes_s)

@@ -1,4 +1,4 @@
-"""`holdfast token`: names and rights for people and tools at the ports of this user's jobs."""
+"""`holdfast token`: names and rights for people and tools at the ports of this user's jobs, and tokens for nodes."""
 
 import argparse
 import sys
@@ -7,10 +7,13 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast.cli import rundir
+from holdfast.cli.api import ask
+from holdfast.cli.flagtable import UsageError
 from holdfast.controller import badges
 from holdfast.controller.badges import BadgeError
 from holdfast.controller.door import Right
 from holdfast.core.plain import plain
+from holdfast.wire.controller_call import NotRunning, Refused
 
 _RIGHTS = {right.name.lower(): right for right in Right}
 
@@ -20,7 +23,8 @@ def main(argv: list[str]) -> int:
         prog="holdfast token",
         description="Tokens that open the ports of all your jobs: on this host commands need none, but pages, scrapers "
         "and people elsewhere do. Rights: view (look), operate (hold, resume, approve, evict, drain, stop), "
-        "admin (update, rollback too). Changes reach jobs that run within a second.",
+        "admin (update, rollback, node too). Changes reach jobs that run within a second. And tokens by which one host "
+        "joins one job, once.",
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
     adding = verbs.add_parser("add", help="make a token, which is shown once")
@@ -29,15 +33,25 @@ def main(argv: list[str]) -> int:
     verbs.add_parser("ls", help="list names and rights")
     revoking = verbs.add_parser("revoke", help="take one back")
     revoking.add_argument("name")
+    joining = verbs.add_parser("node", help="make a token that lets one host join a job, once; it is shown once")
+    joining.add_argument("name", nargs="?", default="", help="of the node; without it the host names itself")
+    joining.add_argument("--run", metavar="RUN", help="run directory or id (default: the newest run)")
+    joining.add_argument("--within", type=float, default=3600.0, metavar="S", help="it is to join so soon (3600)")
     args = parser.parse_args(argv)
     try:
         return _do(args)
-    except (BadgeError, OSError) as e:
+    except Refused as e:
+        print(f"holdfast token: {e.why}", file=sys.stderr)
+        return 2
+    except (BadgeError, UsageError, NotRunning, OSError) as e:
         print(f"holdfast token: {e}", file=sys.stderr)
         return 2
 
 
 def _do(args: argparse.Namespace) -> int:
+    if args.verb == "node":
+        print(ask(rundir.find(args.run), "/api/v1/node-tokens", {"node": args.name, "within_s": args.within})["token"])
+        return 0
     path = rundir.people()
     if args.verb == "add":
         print(badges.add(path, args.name, _RIGHTS[args.right]))

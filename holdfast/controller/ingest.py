@@ -286,6 +286,9 @@ class Ingest:
         halves = tuple(msgspec.structs.replace(half, keeper_at=at.get(half.keeper, ("", 0))) for half in aim.halves)
         return msgspec.structs.replace(aim, peer_at=at.get(aim.peer, ("", 0)), halves=halves)
 
+    def is_linked(self, node: str) -> bool:
+        return node in self._links
+
     def counts(self, node: str, serial: str) -> bool:
         """Whether this certificate is the node's, and the node has not left."""
         return self.serials.get(node) == serial and node not in self.decider.gone
