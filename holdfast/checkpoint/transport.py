@@ -151,11 +151,13 @@ class Guard(NamedTuple):
     keys: Keys
     is_peer: Callable[[str], bool]  # by its serial
     run_id: str = ""  # of this run; "": whichever it is
+    is_gone: Callable[[str], bool] = lambda node: False  # whether a node has left, whatever certificate it has now
 
     def admits(self, shown: dict[str, Any] | None) -> bool:
         """Whether this is the certificate of a node of this run: the user's authority may have signed others."""
         ours = not self.run_id or identity.run_of(shown) in ("", self.run_id)
-        return ours and bool(identity.node_of(shown)) and self.is_peer(identity.serial_of(shown))
+        node = identity.node_of(shown)
+        return ours and bool(node) and not self.is_gone(node) and self.is_peer(identity.serial_of(shown))
 
 
 class Serving:

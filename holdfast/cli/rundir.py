@@ -177,7 +177,7 @@ def keys_of_door(run_dir: Path) -> Path:
 
 def is_certified(run_dir: Path) -> bool:
     """Whether nodes come by certificates of the user's own authority; else they know a secret first."""
-    return not (keys_of_door(run_dir) / "secret").exists()
+    return not (keys_of_door(run_dir) / identity.SIGNING).exists()
 
 
 def secret(run_dir: Path) -> str:

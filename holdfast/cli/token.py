@@ -9,6 +9,7 @@ from rich.table import Table
 from holdfast.cli import rundir
 from holdfast.cli.api import ask
 from holdfast.cli.flagtable import UsageError
+from holdfast.cli.order import patiently
 from holdfast.controller import badges
 from holdfast.controller.badges import BadgeError
 from holdfast.controller.door import Right
@@ -50,7 +51,8 @@ def main(argv: list[str]) -> int:
 
 def _do(args: argparse.Namespace) -> int:
     if args.verb == "node":
-        print(ask(rundir.find(args.run), "/api/v1/node-tokens", {"node": args.name, "within_s": args.within})["token"])
+        run_dir, body = rundir.find(args.run), {"node": args.name, "within_s": args.within}
+        print(patiently(run_dir, lambda: ask(run_dir, "/api/v1/node-tokens", body))["token"])
         return 0
     path = rundir.people()
     if args.verb == "add":

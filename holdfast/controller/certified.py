@@ -35,8 +35,11 @@ class Certified:
         if self.serials.get(node, serial) != serial:
             return f"there is a node {node} in this job already, with another certificate"
         if node not in self.serials:
+            try:
+                roll.add(self._folder, node, serial)
+            except OSError as e:
+                return f"the controller cannot write down who comes: {e.strerror}"
             self.serials[node] = serial
-            roll.add(self._folder, node, serial)
         return "" if self.counts(node, serial) else f"the certificate of {node} counts no more"
 
     async def challenge(self, request: web.Request) -> web.Response:

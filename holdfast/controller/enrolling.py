@@ -106,9 +106,12 @@ class Enrolling:
             signed = self._authority.node(asked.name, asked.request.encode())
         except ValueError as e:
             raise _RefusedError(400, f"the key cannot be signed: {e}") from None
-        if token:
-            self._tokens.use(token, asked.name)
-        self.serials[asked.name] = self._authority.register(asked.name, signed)
+        try:
+            if token:
+                self._tokens.use(token, asked.name)
+            self.serials[asked.name] = self._authority.register(asked.name, signed)
+        except OSError as e:
+            raise _RefusedError(503, f"the controller cannot write down who comes: {e.strerror}") from None
         return signed.decode()
 
     def _write_down(self, asked: Enrol, token: str, origin: str, refused: str = "") -> None:

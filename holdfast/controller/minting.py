@@ -39,7 +39,10 @@ class Minting:
         self._audit.order(caller.name, caller.origin, {"token_for": body.node, "within_s": body.within_s}, why)
         if why or self._tokens is None:
             return _answer({"error": why}, 403 if beyond else 400)
-        return _answer(MintedToken(token=str(self._tokens.mint(body.node, body.within_s))))
+        try:
+            return _answer(MintedToken(token=str(self._tokens.mint(body.node, body.within_s))))
+        except OSError as e:
+            return _answer({"error": f"the controller cannot keep a token: {e.strerror}"}, 503)
 
 
 def _fault(body: MintBody) -> str:

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from holdfast.wire import roll
-from holdfast.wire.identity import CONTROLLER, NODE, Keys, put_secret
+from holdfast.wire.identity import CONTROLLER, NODE, SIGNING, Keys, put_secret
 
 _AGES = datetime.timedelta(days=36500)
 
@@ -23,7 +23,7 @@ class Authority:
         folder.mkdir(mode=0o700, exist_ok=True)
         self.keys = Keys.in_folder(folder)
         self._folder = folder
-        signing = folder / "authority.key"
+        signing = folder / SIGNING
         if signing.exists():
             self._key = _load(signing.read_bytes())
             self._own = x509.load_pem_x509_certificate(self.keys.authority.read_bytes())

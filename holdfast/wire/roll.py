@@ -15,4 +15,4 @@ def read(folder: Path) -> dict[str, str]:
 
 
 def add(folder: Path, name: str, serial: str) -> None:
-    put_secret(folder / "nodes.json", json.dumps(read(folder) | {name: serial}).encode())
+    put_secret(folder / "nodes.json", json.dumps(read(folder) | {name: serial}).encode(), durable=True)

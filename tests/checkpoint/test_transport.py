@@ -167,6 +167,12 @@ def test_others_whom_the_users_authority_has_signed(keeper: Keeper, tmp_path: Pa
             )
         assert len(keeper.asked) == 2
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        wary = Guard(ours.keys("a"), everybody, is_gone={"b"}.__contains__)
+        Serving(listener, wary, keeper.take, keeper.give).start()  # type: ignore[arg-type]
+        with pytest.raises(TransportError):  # a node that was evicted, with another certificate for the same name
+            push(Callee(listener.getsockname(), Guard(ours.keys("b"), everybody)), ASK, [memoryview(STATE)], Pacer(0))
+        assert len(keeper.asked) == 2
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         theirs = Guard(ours.keys("a", "theirs"), everybody)
         Serving(listener, theirs, keeper.take, keeper.give).start()  # type: ignore[arg-type]
         with pytest.raises(TransportError, match="its certificate counts no more"):

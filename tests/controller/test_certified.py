@@ -19,7 +19,9 @@ from holdfast.controller.door import AtPort, Caller
 from holdfast.wire import enrolment, identity
 from holdfast.wire.enrolment import Known
 from holdfast.wire.identity import Keys
+from holdfast.wire.messages import Welcome
 from holdfast.wire.spec import Entry, NodeSpec
+from tests.controller.conftest import Open
 from tests.wire.given import Organisation
 from tests.wire.test_enrolment import TOKEN
 
@@ -165,3 +167,28 @@ async def test_others_who_play_the_controller(ours: Organisation, tmp_path: Path
             assert not desk.certified.serials
             with pytest.raises((UnprovedError, aiohttp.ClientError)):
                 await linked(desk.dialing(ours_here, "r"))
+
+
+async def test_nodes_are_told_who_has_left(desk_of: Open) -> None:
+    """By the serial of its certificate, and by name: the user's authority may have signed it another."""
+    async with desk_of() as desk:
+        ingest = desk.controller.ingest
+        ingest.serials = {"a": "0A", "b": "0B", "c": "0C"}
+        desk.controller.decider.gone["b"] = None
+        agent = await desk.link("a")
+        await agent.hello()
+        welcome = await agent.hear()
+        assert isinstance(welcome, Welcome) and welcome.revoked == ("0B", "holdfast:node:b")
+        assert [ingest.counts(node, "0B") for node in ("a", "b")] == [False, False] and ingest.counts("c", "0C")
+        assert ingest.is_linked("a") and not ingest.is_linked("c")
+
+
+async def test_a_disk_that_is_full_keeps_new_nodes_out_and_no_other(ours: Organisation, tmp_path: Path) -> None:
+    known, new = ours.keys("n1"), ours.keys("n2")
+    async with Desk(tmp_path / "door").open(ours.keys("n0")) as desk:
+        await desk.introduce(known)
+        (tmp_path / "door" / "nodes.json").rename(tmp_path / "kept")
+        (tmp_path / "door" / "nodes.json").mkdir()  # nothing can be written there now
+        with pytest.raises(EnrolmentError, match="refused: the controller cannot write down who comes: Is a directory"):
+            await desk.introduce(new)
+        assert await desk.introduce(known) == Known(node="n1", run_id="r")
