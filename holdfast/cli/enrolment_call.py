@@ -65,8 +65,6 @@ class Line:
             return EnrolmentError(
                 f"what answers at {self.where} is no controller by door.authority: {e.verify_message}"
             )
-        if self._shows and (isinstance(e, ConnectionError) or (isinstance(e, ssl.SSLError) and "ALERT_" in e.reason)):
-            return ClosedError(f"the controller at {self.where} closes the link when it has seen door.certificate")
         if isinstance(e, ssl.SSLError):
             return ForeignError(f"what answers at {self.where} is not holdfast")
         return AbsentError(f"the controller at {self.where} does not answer: {e}")
@@ -77,6 +75,9 @@ class Line:
             answer = self._http.getresponse()
             content = answer.read(_MOST_BYTES)
         except OSError as e:
+            if self._shows and isinstance(e, ConnectionError | ssl.SSLError):
+                why = f"the controller at {self.where} closes the link when it has seen door.certificate"
+                raise ClosedError(why) from None
             raise self._no_answer(e) from None
         except http.client.HTTPException:
             raise ForeignError(f"what answers at {self.where} is not holdfast") from None

@@ -6,7 +6,7 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.cli import rundir
+from holdfast.cli import rundir, runs
 from holdfast.cli.api import ask
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.order import patiently
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     revoking.add_argument("name")
     joining = verbs.add_parser("node", help="make a token that lets one host join a job, once; it is shown once")
     joining.add_argument("name", nargs="?", default="", help="of the node; without it the host names itself")
-    joining.add_argument("--run", metavar="RUN", help="run directory or id (default: the newest run)")
+    runs.add_run(joining, order=True, positional=False)
     joining.add_argument("--within", type=float, default=3600.0, metavar="S", help="it is to join so soon (3600)")
     args = parser.parse_args(argv)
     try:
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
 
 def _do(args: argparse.Namespace) -> int:
     if args.verb == "node":
-        run_dir, body = rundir.find(args.run), {"node": args.name, "within_s": args.within}
+        run_dir, body = runs.ordered(args), {"node": args.name, "within_s": args.within}
         print(patiently(run_dir, lambda: ask(run_dir, "/api/v1/node-tokens", body))["token"])
         return 0
     path = rundir.people()
