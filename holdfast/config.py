@@ -59,6 +59,14 @@ class ReleaseLimits(msgspec.Struct, frozen=True, kw_only=True):
     signers: str = ""  # an OpenSSH file of allowed signers; empty: signatures are not asked for
 
 
+class DoorLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Files by which hosts of a job prove themselves, if the user has an authority; empty: the job makes its own."""
+
+    authority: str = ""
+    certificate: str = ""
+    key: str = ""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     recovery: Limits = Limits()
     silence: SilenceLimits = SilenceLimits()
@@ -80,6 +88,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     model: ModelLimits = ModelLimits()
     hook: HookLimits = HookLimits()
     release: ReleaseLimits = ReleaseLimits()
+    door: DoorLimits = DoorLimits()
 
 
 ASK_S = 14400.0  # recovery.ask_s where a hook tells people, unless it is set
@@ -172,6 +181,15 @@ def _release_rules(r: ReleaseLimits) -> tuple[tuple[bool, str], ...]:
     )
 
 
+def _door_rules(d: DoorLimits) -> tuple[tuple[bool, str], ...]:
+    given = [bool(path) for path in (d.authority, d.certificate, d.key)]
+    whole = all(given) or not any(given)
+    return (
+        (whole, "door.authority, door.certificate and door.key go together: set all three, or none"),
+        ("\0" not in d.authority + d.certificate + d.key, "door.authority, certificate and key must not hold a NUL"),
+    )
+
+
 def _check(s: Settings) -> None:
     """Relations between limits."""
     for section in msgspec.structs.fields(Settings):
@@ -200,6 +218,7 @@ def _check(s: Settings) -> None:
         *_model_rules(s.model),
         *_hook_rules(s.hook),
         *_release_rules(s.release),
+        *_door_rules(s.door),
     )
     for holds, sentence in rules:
         if not holds:

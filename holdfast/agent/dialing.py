@@ -31,6 +31,7 @@ class Dialing:
         self._folder = -1
         self._host, self._port = url.hostname or "", url.port or 0
         self._keys = Keys.in_folder(Path(node.keys))
+        self._run_id = node.run_id
 
     def url(self, path: str) -> str:
         """For a session of ours."""
@@ -67,8 +68,11 @@ class Dialing:
             yield ws
 
     def _prove(self, ws: aiohttp.ClientWebSocketResponse) -> None:
-        """UnprovedError unless the other end is the controller; of TLS the handshake has proved it."""
+        """UnprovedError unless the other end is the controller; of TLS the handshake has proved that it is one."""
         if self._path is None:
+            run = identity.run_of(ws.get_extra_info("peercert"))
+            if run and self._run_id and run != self._run_id:
+                raise UnprovedError(f"the certificate of what answers is for the run {run}, not for {self._run_id}")
             return
         sock: socket.socket = ws.get_extra_info("socket")
         if peer_credentials.peer_of(sock).user != os.getuid():

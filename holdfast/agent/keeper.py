@@ -33,7 +33,7 @@ from holdfast.model.copy import Aim, Copy, Restore, Source
 from holdfast.model.errand import LaunchHere
 from holdfast.wire import keeping, spec, unixpath
 from holdfast.wire.holding import KeptArena
-from holdfast.wire.identity import Keys
+from holdfast.wire.identity import NODE, Keys
 from holdfast.wire.keeping import Arena as ArenaAt
 from holdfast.wire.keeping import Denied, Resume, State, Want
 
@@ -68,7 +68,7 @@ class Keeper:
         self.told: Callable[[], None] = lambda: None  # how far copies are should be heard of now
         self._make = make
         self._budget = budget
-        self._guard = Guard(place.keys, self._is_peer) if place.keys else None
+        self._guard = Guard(place.keys, self._is_peer, place.run_id, self._is_gone) if place.keys else None
         self._arenas: dict[int, tuple[str, Arena]] = {}  # rank -> path and content
         self._persisting = Persisting(lambda text: self.say(text))
         self.backing = Backing(self._arenas, self._notes, self._guard, place.limits.bytes_s)
@@ -78,7 +78,7 @@ class Keeper:
         self._shelf = Shelf(self._notes, self._arenas, make)
         self._shelf.say, self._shelf.pairs.told = lambda text: self.say(text), lambda: self.told()
         self._listener: socket.socket | None = None
-        self.revoked: frozenset[str] = frozenset()  # serials of certificates that count no more
+        self.revoked: frozenset[str] = frozenset()  # what Welcome says of it
         # Of this life alone: who has sent us something before is to notice that we are new.
         self._links_path = self._notes / f"{_LINKS}{secrets.token_hex(4)}.sock"
         self._generation = 0
@@ -118,6 +118,9 @@ class Keeper:
 
     def _is_peer(self, serial: str) -> bool:
         return serial not in self.revoked
+
+    def _is_gone(self, node: str) -> bool:
+        return NODE + node in self.revoked
 
     @property
     def stored(self) -> int:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import xxhash
@@ -150,6 +150,14 @@ class Guard(NamedTuple):
 
     keys: Keys
     is_peer: Callable[[str], bool]  # by its serial
+    run_id: str = ""  # of this run; "": whichever it is
+    is_gone: Callable[[str], bool] = lambda node: False  # whether a node has left, whatever certificate it has now
+
+    def admits(self, shown: dict[str, Any] | None) -> bool:
+        """Whether this is the certificate of a node of this run: the user's authority may have signed others."""
+        ours = not self.run_id or identity.run_of(shown) in ("", self.run_id)
+        node = identity.node_of(shown)
+        return ours and bool(node) and not self.is_gone(node) and self.is_peer(identity.serial_of(shown))
 
 
 class Serving:
@@ -240,7 +248,7 @@ class Serving:
                 link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BYTES)
             return link
         secured = self._context.wrap_socket(link, server_side=True)
-        if self._guard.is_peer(identity.serial_of(secured.getpeercert())):
+        if self._guard.admits(secured.getpeercert()):
             return secured
         secured.close()
         return None
@@ -314,7 +322,7 @@ def _connect(keeper: Callee) -> socket.socket:
 
 def _proving(link: socket.socket, guard: Guard) -> ssl.SSLSocket:
     secured = _calling(guard.keys).wrap_socket(link)
-    if not guard.is_peer(identity.serial_of(secured.getpeercert())):
+    if not guard.admits(secured.getpeercert()):
         secured.close()
         raise PermissionError("its certificate counts no more")
     return secured

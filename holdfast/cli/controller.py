@@ -20,11 +20,14 @@ from holdfast.cli.wording import counted
 from holdfast.controller.api import Door, make_app
 from holdfast.controller.audit import Audit
 from holdfast.controller.badges import Badges
+from holdfast.controller.certified import NEEDLESS, Certified
 from holdfast.controller.door import AtPort, Right, badge_of, by_socket
 from holdfast.controller.enrolling import Enrolling
 from holdfast.controller.hands import Hands
 from holdfast.controller.hooks import Hooks, standing_of
 from holdfast.controller.loop import Controller
+from holdfast.controller.minting import Minting
+from holdfast.controller.node_tokens import NodeTokens
 from holdfast.controller.porch import Porch
 from holdfast.controller.replay import ReplayError
 from holdfast.controller.store import Store
@@ -128,7 +131,7 @@ async def _run(run_dir: Path, listener: socket.socket, say: Said) -> Ended:
     process_control.allow_files()
     audit = Audit(run_dir)
     port = Port(controller, run, run_dir, audit)
-    runners = [await _open_door(controller, run_dir, audit), await port.open()]
+    runners = [await _open_door(controller, run_dir, Door(by_socket, audit, minting=port.minting)), await port.open()]
 
     def begun() -> None:
         teller.begun(controller.decider.phase)
@@ -155,9 +158,9 @@ async def _run(run_dir: Path, listener: socket.socket, say: Said) -> Ended:
     return Ended(code=code, reason=account.ending)
 
 
-async def _open_door(controller: Controller, run_dir: Path, audit: Audit) -> web.AppRunner:
+async def _open_door(controller: Controller, run_dir: Path, door: Door) -> web.AppRunner:
     """For everybody on this host: the kernel says who they are."""
-    runner = web.AppRunner(make_app(controller, Door(by_socket, audit)), access_log=None, shutdown_timeout=_SHUTDOWN_S)
+    runner = web.AppRunner(make_app(controller, door), access_log=None, shutdown_timeout=_SHUTDOWN_S)
     await runner.setup()
     await web.SockSite(runner, unixpath.listen(rundir.door(run_dir), backlog=_BACKLOG)).start()
     return runner
@@ -169,16 +172,31 @@ class Port:
     def __init__(self, controller: Controller, run: RunSpec, run_dir: Path, audit: Audit) -> None:
         own = badge_of("RUN_DIR/token", Right.ADMIN, rundir.token(run_dir))
         badges = Badges(rundir.people(), (own,))
-        enrolling, context = None, None
-        if run.fleet == "join":
-            authority = rundir.authority(run_dir)
-            enrolling = Enrolling(authority, rundir.secret(run_dir), run.job.run_id)
-            controller.ingest.serials = enrolling.serials
-            context = identity.accepting(authority.keys, strangers=True)
-        self.porch = Porch(self._protocol, context)
-        door = Door(AtPort(badges, run.host, controller.ingest.counts), audit, enrolling, self.porch.proved)
+        self.minting: Minting | None = None
+        if run.fleet != "join":
+            self.porch = Porch(self._protocol, None)
+            door = Door(AtPort(badges, run.host), audit, None, self.porch.proved)
+        else:
+            taking = self._taking(run.job.run_id, run_dir, audit)
+            controller.ingest.serials, taking.counts = taking.serials, controller.ingest.counts
+            if isinstance(taking, Certified):
+                taking.is_here = controller.ingest.is_linked
+            keys = identity.Keys.in_folder(rundir.keys_of_door(run_dir))
+            self.porch = Porch(self._protocol, identity.accepting(keys, strangers=True))
+            admit = AtPort(badges, run.host, taking.refusal)
+            door = Door(admit, audit, taking, self.porch.proved, self.minting)
         app = make_app(controller, door)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
+
+    def _taking(self, run_id: str, run_dir: Path, audit: Audit) -> Enrolling | Certified:
+        """Who says which hosts are nodes of this job."""
+        folder = rundir.keys_of_door(run_dir)
+        if rundir.is_certified(run_dir):
+            self.minting = Minting(audit, None, NEEDLESS)
+            return Certified(folder, run_id, audit)
+        tokens = NodeTokens(folder)
+        self.minting = Minting(audit, tokens)
+        return Enrolling(rundir.authority(run_dir), rundir.secret(run_dir), run_id, audit, tokens)
 
     async def open(self) -> web.AppRunner:
         await self._runner.setup()

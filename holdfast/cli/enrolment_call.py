@@ -10,12 +10,13 @@ from typing import Any
 import msgspec
 
 from holdfast.core.decoding import from_json
-from holdfast.wire import authority, enrolment, identity, secret
-from holdfast.wire.enrolment import Challenge, Enrol, Enrolled
+from holdfast.wire import authority, enrolment, identity, node_token, secret
+from holdfast.wire.enrolment import Challenge, Enrol, Enrolled, Known
 from holdfast.wire.identity import Keys
 
 _WAIT_S = 10.0
 _MOST_BYTES = 1 << 16
+_ANOTHER = "it is another job's, or too old: have one made on the controller's host with holdfast token node"
 
 
 class EnrolmentError(Exception):
@@ -30,42 +31,93 @@ class AbsentError(EnrolmentError):
     """Nobody answers; somebody may do so later."""
 
 
-class EnrolmentCall:
-    def __init__(self, address: tuple[str, int], token: str) -> None:
-        """EnrolmentError: who answers there is not this job's controller."""
-        self._where, self._token = f"{address[0]}:{address[1]}", token
+class ClosedError(AbsentError):
+    """It was there, and closed the link; where it does so again and again it does not take what it was shown."""
+
+
+class Line:
+    """HTTP over one TLS link to a controller."""
+
+    def __init__(self, address: tuple[str, int], context: ssl.SSLContext) -> None:
+        """`context` says how the controller proves itself; EnrolmentError if it does not."""
+        self.where, self._shows = f"{address[0]}:{address[1]}", context.verify_mode is not ssl.CERT_NONE
         try:
             plain = socket.create_connection(address, timeout=_WAIT_S)
         except OSError as e:
-            raise AbsentError(f"the controller at {self._where} does not answer: {e}") from None
+            raise AbsentError(f"the controller at {self.where} does not answer: {e}") from None
         try:
-            self._link = identity.unproved().wrap_socket(plain, server_hostname=identity.CONTROLLER)
+            self._link = context.wrap_socket(plain, server_hostname=identity.CONTROLLER)
         except OSError as e:
             plain.close()
             raise self._no_answer(e) from None
-        self._certificate = self._link.getpeercert(binary_form=True) or b""
         self._http = http.client.HTTPConnection(identity.CONTROLLER)
         self._http.sock = self._link
+
+    def certificate(self) -> bytes:
+        return self._link.getpeercert(binary_form=True) or b""
+
+    def proved(self) -> dict[str, Any]:
+        """The certificate of a controller that has proved itself by it."""
+        return self._link.getpeercert() or {}
+
+    def _no_answer(self, e: OSError) -> EnrolmentError:
+        if isinstance(e, ssl.SSLCertVerificationError):
+            return EnrolmentError(
+                f"what answers at {self.where} is no controller by door.authority: {e.verify_message}"
+            )
+        if isinstance(e, ssl.SSLError):
+            return ForeignError(f"what answers at {self.where} is not holdfast")
+        return AbsentError(f"the controller at {self.where} does not answer: {e}")
+
+    def ask(self, method: str, path: str, kind: type[Any], body: bytes | None = None) -> Any:
+        try:
+            self._http.request(method, path, body, {"Content-Type": "application/json"} if body else {})
+            answer = self._http.getresponse()
+            content = answer.read(_MOST_BYTES)
+        except OSError as e:
+            if self._shows and isinstance(e, ConnectionError | ssl.SSLError):
+                why = f"the controller at {self.where} closes the link when it has seen door.certificate"
+                raise ClosedError(why) from None
+            raise self._no_answer(e) from None
+        except http.client.HTTPException:
+            raise ForeignError(f"what answers at {self.where} is not holdfast") from None
+        if answer.status == http.HTTPStatus.TOO_MANY_REQUESTS:
+            raise AbsentError(f"the controller at {self.where} has no time just now")
+        if answer.status != 200:
+            raise EnrolmentError(f"the controller at {self.where} refused: {_why(content, answer.status)}")
+        try:
+            return from_json(content, kind)
+        except msgspec.DecodeError:
+            raise ForeignError(f"what answers at {self.where} is not holdfast") from None
+
+    def close(self) -> None:
+        self._http.close()
+        self._link.close()
+
+
+class EnrolmentCall:
+    def __init__(self, address: tuple[str, int], token: str) -> None:
+        """EnrolmentError: who answers there is not this job's controller."""
+        self._own = node_token.parse(token)
+        self._token = self._own.secret if self._own else token
+        self._line = Line(address, identity.unproved())
+        self._certificate = self._line.certificate()
         try:
             self._challenge()
         except EnrolmentError:
             self.close()
             raise
 
-    def _no_answer(self, e: OSError) -> EnrolmentError:
-        if isinstance(e, ssl.SSLError):
-            return ForeignError(f"what answers at {self._where} is not holdfast")
-        return AbsentError(f"the controller at {self._where} does not answer: {e}")
-
     def _challenge(self) -> None:
         mine = os.urandom(secret.NONCE_BYTES).hex()
-        found: Challenge = self._ask("GET", f"{enrolment.PATH}?nonce={mine}", Challenge)
+        which = f"&token={self._own.id}" if self._own else ""
+        found: Challenge = self._line.ask("GET", f"{enrolment.PATH}?nonce={mine}{which}", Challenge)
         self._nonces = (mine, found.nonce)
         wanted = enrolment.controller_proof(self._token, self._nonces, self._certificate)
         if not secret.same(wanted, found.proof):
             raise EnrolmentError(
-                f"the controller at {self._where} does not know this host's token, so nothing was sent to it; "
-                "set HOLDFAST_TOKEN to the same value on every host"
+                f"the controller at {self._line.where} does not know this host's token, so nothing was sent to it; "
+                + (_ANOTHER if self._own else "set HOLDFAST_TOKEN to the same value on every host")
             )
 
     def enrol(self, name: str, folder: Path, run_id: str = "") -> Keys:
@@ -75,7 +127,7 @@ class EnrolmentCall:
         parts = enrolment.node_parts(name, self._nonces, request, self._certificate)
         shown = secret.proof(self._token, "node", *parts)
         body = Enrol(name=name, nonces=self._nonces, request=request, proof=shown, run_id=run_id)
-        found = self._ask("POST", enrolment.PATH, Enrolled, msgspec.json.encode(body))
+        found = self._line.ask("POST", enrolment.PATH, Enrolled, msgspec.json.encode(body))
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         keys = Keys.in_folder(folder)
         contents = (authority.key_pem(key), found.certificate.encode(), found.authority.encode())
@@ -83,27 +135,30 @@ class EnrolmentCall:
             identity.put_secret(path, content)
         return keys
 
-    def _ask(self, method: str, path: str, kind: type[Any], body: bytes | None = None) -> Any:
-        try:
-            self._http.request(method, path, body, {"Content-Type": "application/json"} if body else {})
-            answer = self._http.getresponse()
-            content = answer.read(_MOST_BYTES)
-        except OSError as e:
-            raise self._no_answer(e) from None
-        except http.client.HTTPException:
-            raise ForeignError(f"what answers at {self._where} is not holdfast") from None
-        if answer.status == http.HTTPStatus.TOO_MANY_REQUESTS:
-            raise AbsentError(f"the controller at {self._where} has no time just now")
-        if answer.status != 200:
-            raise EnrolmentError(f"the controller at {self._where} refused: {_why(content, answer.status)}")
-        try:
-            return from_json(content, kind)
-        except msgspec.DecodeError:
-            raise ForeignError(f"what answers at {self._where} is not holdfast") from None
-
     def close(self) -> None:
-        self._http.close()
-        self._link.close()
+        self._line.close()
+
+
+def introduce(address: tuple[str, int], keys: Keys, run_id: str) -> Known:
+    """This host, by a certificate of the user's own authority: whether the controller there takes it in.
+
+    `run_id`: the job that is meant; "": whichever this is.
+    """
+    line = Line(address, identity.calling(keys, controller=True))
+    try:
+        run = identity.run_of(line.proved())
+        if run and run_id and run != run_id:
+            raise EnrolmentError(
+                f"the certificate of the controller at {line.where} is for the run {run}, not {run_id}"
+            )
+        known: Known = line.ask("GET", enrolment.PATH, Known)
+        if run_id and known.run_id != run_id:
+            raise EnrolmentError(
+                f"the controller at {line.where} refused: it runs the job {known.run_id}, not {run_id}"
+            )
+        return known
+    finally:
+        line.close()
 
 
 def _why(content: bytes, status: int) -> str:

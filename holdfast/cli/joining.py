@@ -11,16 +11,20 @@ import msgspec
 
 from holdfast.cli import packing, rundir, runs
 from holdfast.cli.console import Console, console_of, say, shape
-from holdfast.cli.enrolment_call import AbsentError, EnrolmentCall, EnrolmentError, ForeignError
+from holdfast.cli.enrolment_call import AbsentError, ClosedError, EnrolmentCall, EnrolmentError, ForeignError, introduce
 from holdfast.cli.flags import RunArgs, UsageError
 from holdfast.cli.front import Front, leave_terminal, watch_node
 from holdfast.config import Settings
 from holdfast.fleet.local import start_node
 from holdfast.model.topology import Job
-from holdfast.wire import authority, identity, secret
+from holdfast.wire import authority, given_keys, identity, node_token, secret
+from holdfast.wire.given_keys import Given, GivenError
+from holdfast.wire.identity import Keys
+from holdfast.wire.node_token import NodeToken
 from holdfast.wire.spec import Entry, RunSpec
 
 _ANOTHER_PORT = "give another port in --rdzv-endpoint"
+_REFUSED = 5  # times that the controller closed the link at the sight of a certificate
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -31,13 +35,18 @@ class Joining:
         assert args.endpoint is not None
         self.args = args
         self.host, self.port = args.endpoint
-        self.token = _token(args, self.host, self.port)
-        self.settings = settings
-        self.run_id = args.run_id or rundir.new_id()
-        self.name = f"{socket.gethostname()}-{secrets.token_hex(2)}"
+        self.given = _given(args, settings)
+        self.token, self.own_token = ("", None) if self.given else _token(args, self.host, self.port)
+        self.settings, self._closed = settings, 0
+        self.meant = args.run_id or (self.given.run if self.given else "")  # which job; "": whichever is there
+        self.run_id = self.meant or rundir.new_id()
+        wanted = self.given.node if self.given else self.own_token.name if self.own_token else ""
+        suffix = f"-{secrets.token_hex(2)}"
+        self.name = wanted or f"{socket.gethostname()}{suffix}"
+        place = f"{self.name}{suffix if wanted else ''}"  # a host that was refused may try again under the same name
         self.nproc = args.ranks()
-        self.run_dir = rundir.make(args.run_dir and f"{args.run_dir}/{self.name}", f"{self.run_id}-{self.name}")
-        log_dir = rundir.make_log_dir(args.log_dir, self.run_dir, f"{self.run_id}-{self.name}")
+        self.run_dir = rundir.make(args.run_dir and f"{args.run_dir}/{place}", f"{self.run_id}-{place}")
+        log_dir = rundir.make_log_dir(args.log_dir, self.run_dir, f"{self.run_id}-{place}")
         job = Job(
             run_id=self.run_id,
             min_nodes=args.min_nodes,
@@ -72,7 +81,9 @@ class Joining:
         # Without a node rank the endpoint's host comes first; the rest follow by name.
         order = self.args.node_rank if self.args.node_rank is not None else (0 if leads else 1)
         node = rundir.node_spec(self.run, self.run_dir)
-        own = msgspec.structs.replace(node, node=self.name, order=order, url=url, keys=str(keys))
+        own = msgspec.structs.replace(
+            node, node=self.name, order=order, url=url, keys=str(keys), run_id=self.meant or node.run_id
+        )
         try:
             return start_node(self.node_dir, own, dict(os.environ))
         except OSError as e:
@@ -86,8 +97,11 @@ class Joining:
         port = listener.getsockname()[1]
         begun = packing.first(self.run.entry, self.run_dir, (Path(self.run.log_dir),), copied=self.args.release)
         release = msgspec.structs.replace(begun.release, argv=())  # every host was started with words of its own
-        rundir.keep_secret(self.run_dir, self.token)
-        authority.enrol_here(rundir.authority(self.run_dir), self.name, self._keys)
+        if self.given:
+            self._copy(self.given, rundir.keys_of_door(self.run_dir), self._keys)
+        else:
+            rundir.keep_secret(self.run_dir, self.token)
+            authority.enrol_here(rundir.authority(self.run_dir), self.name, self._keys)
         rundir.publish(self.run_dir, msgspec.structs.replace(self.run, port=port, release=release))
         runs.note(self.run_dir)
         say(f"join fleet: this host carries the controller at {self.host}:{port}; {self._where()}")
@@ -113,43 +127,84 @@ class Joining:
     def _where(self) -> str:
         return f"{shape(self.args, self.nproc)}; run directory {self.run_dir}"
 
+    def _copy(self, given: Given, *folders: Path) -> None:
+        try:
+            for folder in folders:
+                given.copy(folder)
+        except OSError as e:
+            raise UsageError(
+                f"cannot copy the files of door.key and its like to {self.run_dir}: {e.strerror}"
+            ) from None
+
     def _enrol(self) -> None:
         """Wait for the controller, and have it take this host in."""
+        if self.given:
+            self._copy(self.given, self._keys)
         until = time.monotonic() + self.settings.recovery.wait_s
         said = False
-        while (call := self._call(last_try=time.monotonic() > until)) is None:
+        while not self._is_in(last_try=time.monotonic() > until):
             if not said:
                 said = True
                 say(f"waiting for the controller at {self.host}:{self.port}")
             time.sleep(0.2)
-        try:
-            call.enrol(self.name, self._keys, self.args.run_id or "")
-        except EnrolmentError as e:
-            raise UsageError(str(e)) from None
-        finally:
-            call.close()
 
-    def _call(self, last_try: bool) -> EnrolmentCall | None:
+    def _is_in(self, last_try: bool) -> bool:
+        """False while nobody answers."""
         try:
-            return EnrolmentCall((self.host, self.port), self.token)
+            self._call()
+        except ClosedError as e:
+            self._closed += 1  # one may be a controller that died just then
+            if last_try or self._closed == _REFUSED:
+                raise UsageError(f"{e}; both must be of one authority: look at door.authority on both hosts") from None
+            return False
         except AbsentError as e:
             if last_try:
                 raise UsageError(f"{e}; nobody answered for {self.settings.recovery.wait_s:g} s") from None
-            return None
+            return False
         except ForeignError as e:
             raise UsageError(f"{e}; {_ANOTHER_PORT}") from None
         except EnrolmentError as e:
             raise UsageError(str(e)) from None
+        return True
+
+    def _call(self) -> None:
+        address = (self.host, self.port)
+        if self.given:
+            self.meant = introduce(address, Keys.in_folder(self._keys), self.meant).run_id
+            return
+        call = EnrolmentCall(address, self.token)
+        try:
+            call.enrol(self.name, self._keys, self.args.run_id or "")
+        finally:
+            call.close()
 
 
 def join(args: RunArgs, settings: Settings, entry: Entry) -> int:
     joining = Joining(args, settings, entry)
     console = console_of(args, joining.run, joining.run_dir)
-    listener = _try_to_lead(joining.host, joining.port, args.node_rank)
-    if listener is None:
+    if joining.own_token or (listener := _try_to_lead(joining.host, joining.port, args.node_rank)) is None:
         return joining.follow(console)
     with listener:
+        if joining.given and not joining.given.leads:
+            raise UsageError(
+                f"{joining.host}:{joining.port} is this host's, but door.certificate {joining.given.keys.certificate} "
+                f"is not for a controller: it needs the DNS name {identity.CONTROLLER} as an alternative name"
+            )
         return joining.lead(listener, console)
+
+
+def _given(args: RunArgs, settings: Settings) -> Given | None:
+    """What this host was given by the user's own authority, if there is one."""
+    door = settings.door
+    if not door.key:
+        return None
+    try:
+        found = given_keys.look(Keys(Path(door.key), Path(door.certificate), Path(door.authority)))
+    except GivenError as e:
+        raise UsageError(str(e)) from None
+    if found.run and args.run_id and found.run != args.run_id:
+        raise UsageError(f"door.certificate {door.certificate} is for the run {found.run}, not for {args.run_id}")
+    return found
 
 
 def _try_to_lead(host: str, port: int, node_rank: int | None) -> socket.socket | None:
@@ -173,8 +228,8 @@ def _try_to_lead(host: str, port: int, node_rank: int | None) -> socket.socket |
     return listener
 
 
-def _token(args: RunArgs, host: str, port: int) -> str:
-    """The join token, from a file or the environment, never from the command line."""
+def _token(args: RunArgs, host: str, port: int) -> tuple[str, NodeToken | None]:
+    """From a file or the environment, never from the command line: the job's secret, or a token of this node's own."""
     if path := args.token_file or os.environ.get("HOLDFAST_TOKEN_FILE"):
         try:
             token, named = Path(path).read_text(encoding="utf-8").strip(), f"the token in {path}"
@@ -185,15 +240,18 @@ def _token(args: RunArgs, host: str, port: int) -> str:
     elif "HOLDFAST_TOKEN" in os.environ:
         token, named = os.environ["HOLDFAST_TOKEN"], "HOLDFAST_TOKEN"
     elif host in _LOOPBACK:
-        return _own_token(port)
+        return _own_token(port), None
     else:
         raise UsageError(
             f"{host} is not this host's loopback, so a join token is needed: set HOLDFAST_TOKEN, or --token-file FILE, "
-            "to the same secret on every host"
+            "to the same secret on every host, or to one of this host's own from holdfast token node"
         )
     if fault := secret.fault_of(token):
         raise UsageError(f"{named} {fault}")
-    return token
+    try:
+        return token, node_token.parse(token)
+    except ValueError as e:
+        raise UsageError(f"{named} {e}") from None
 
 
 def _own_token(port: int) -> str:

@@ -37,6 +37,10 @@ def main(argv: list[str]) -> int:
         settings = _settings(args)
         if args.fleet == "join":
             return join(args, settings, _entry(args))
+        if settings.door.key:
+            raise UsageError(
+                "door.key and its like are for jobs that span hosts: give --rdzv-endpoint, or leave them out"
+            )
         return _local(args, settings)
     except (UsageError, ConfigError, JournalError) as e:
         print(f"holdfast run: {e}", file=sys.stderr)

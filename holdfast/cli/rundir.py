@@ -167,17 +167,27 @@ def authority(run_dir: Path) -> "Authority":
     """Who says which hosts are in this run; made when it is first asked for."""
     from holdfast.wire.authority import Authority
 
-    return Authority(run_dir / "door")
+    return Authority(keys_of_door(run_dir))
+
+
+def keys_of_door(run_dir: Path) -> Path:
+    """By what the controller proves itself to hosts, and knows them."""
+    return run_dir / "door"
+
+
+def is_certified(run_dir: Path) -> bool:
+    """Whether nodes come by certificates of the user's own authority; else they know a secret first."""
+    return not (keys_of_door(run_dir) / identity.SIGNING).exists()
 
 
 def secret(run_dir: Path) -> str:
     """What hosts that join must know."""
-    return (run_dir / "door" / "secret").read_text(encoding="utf-8").strip()
+    return (keys_of_door(run_dir) / "secret").read_text(encoding="utf-8").strip()
 
 
 def keep_secret(run_dir: Path, told: str) -> None:
-    (run_dir / "door").mkdir(mode=0o700, exist_ok=True)
-    identity.put_secret(run_dir / "door" / "secret", told.encode())
+    keys_of_door(run_dir).mkdir(mode=0o700, exist_ok=True)
+    identity.put_secret(keys_of_door(run_dir) / "secret", told.encode())
 
 
 def forget_secrets(run_dir: Path) -> None:

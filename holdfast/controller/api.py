@@ -8,10 +8,12 @@ from aiohttp import web
 
 from holdfast.controller import releasing
 from holdfast.controller.audit import HIDDEN, Audit
+from holdfast.controller.certified import Certified
 from holdfast.controller.door import CALLER, Admit, Caller, Proved, Refusal, Right
 from holdfast.controller.enrolling import Enrolling
 from holdfast.controller.loop import Controller
 from holdfast.controller.metrics import render
+from holdfast.controller.minting import ON_ONE_HOST, MintBody, MintedToken, Minting
 from holdfast.controller.orders import OrderBody, Taken, ahead, refusal
 from holdfast.core.decoding import from_json
 from holdfast.core.diagnose import stacks
@@ -122,8 +124,9 @@ class Door(NamedTuple):
 
     admit: Admit
     audit: Audit
-    enrolling: Enrolling | None = None  # of hosts that are not nodes yet
+    enrolling: Enrolling | Certified | None = None  # of hosts that are not nodes yet
     proved: Proved = lambda transport: None
+    minting: Minting | None = None  # of tokens for such hosts; None: there are none
 
 
 def make_app(controller: Controller, door: Door) -> web.Application:
@@ -167,6 +170,8 @@ def make_app(controller: Controller, door: Door) -> web.Application:
     app.router.add_post("/api/v1/trace", _trace_of(controller))
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/openapi.json", openapi)
+    minting = door.minting or Minting(door.audit, None, ON_ONE_HOST)
+    app.router.add_post("/api/v1/node-tokens", minting.mint)
     if door.enrolling is not None:
         app.router.add_get(enrolment.PATH, door.enrolling.challenge)
         app.router.add_post(enrolment.PATH, door.enrolling.enrol)
@@ -301,7 +306,7 @@ def _error(status: int, sentence: str) -> web.Response:
 def describe() -> dict[str, Any]:
     """The OpenAPI description, its schemas taken from the very structs that are sent."""
     shown = {"status": Status, "report": Report, "releases": Told, "entries": list[Entry]}
-    sent = (Traced, TraceBody, Taken, OrderBody)
+    sent = (Traced, TraceBody, MintedToken, MintBody, Taken, OrderBody)
     refs, schemas = msgspec.json.schema_components([*shown.values(), *sent], ref_template="#/components/schemas/{name}")
     paths: dict[str, Any] = {}
     for (name, _), ref in zip(shown.items(), refs, strict=False):
@@ -309,13 +314,17 @@ def describe() -> dict[str, Any]:
         paths[f"/api/v1/{name}"] = {"get": {"responses": {"200": {"description": name, "content": content}}}}
     number = {"name": "after", "in": "query", "schema": {"type": "integer"}, "description": "entries after this one"}
     paths["/api/v1/entries"]["get"]["parameters"] = [number]
-    *_, traced, trace_body, taken, order_body = ({"application/json": {"schema": ref}} for ref in refs)
+    *_, traced, trace_body, minted, mint_body, taken, order_body = (
+        {"application/json": {"schema": ref}} for ref in refs
+    )
     bad = {"400": {"description": "not understood, and why"}}
     body = {"required": True, "content": order_body}
     done = {"200": {"description": "taken, and what happens next", "content": taken}}
     paths["/api/v1/orders"] = {"post": {"requestBody": body, "responses": done | bad}}
     found = {"200": {"description": "where all processes are, and whom they wait for", "content": traced}}
     paths["/api/v1/trace"] = {"post": {"requestBody": {"content": trace_body}, "responses": found | bad}}
+    made = {"200": {"description": "a token that enrols one node, once", "content": minted}}
+    paths["/api/v1/node-tokens"] = {"post": {"requestBody": {"content": mint_body}, "responses": made | bad}}
     digest = {"name": "digest", "in": "path", "required": True, "schema": {"type": "string"}}
     archive = {"200": {"description": "the tree", "content": {"application/x-tar": {}}}, "404": {"description": "none"}}
     paths["/api/v1/releases/{digest}"] = {"get": {"parameters": [digest], "responses": archive}}

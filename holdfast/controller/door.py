@@ -11,6 +11,7 @@ import ipaddress
 import pwd
 from collections.abc import Callable, Collection
 from contextvars import ContextVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -88,19 +89,19 @@ def digest_of(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
 
 
-def _none_counts(node: str, serial: str) -> bool:
-    return False
+def _nobody(shown: dict[str, Any]) -> str:
+    return "this job has no nodes on other hosts"
 
 
 class AtPort:
     """People and nodes at the controller's port."""
 
     def __init__(
-        self, badges: Callable[[], Collection[Badge]], host: str, counts: Callable[[str, str], bool] = _none_counts
+        self, badges: Callable[[], Collection[Badge]], host: str, refusal: Callable[[dict[str, Any]], str] = _nobody
     ) -> None:
-        """`counts`: whether a node's certificate, by its serial, does so still."""
+        """`refusal`: why a node's certificate does not count; empty if it does."""
         self._badges = badges
-        self._counts = counts
+        self._refusal = refusal
         self._host = host  # by whose name the port may be called, besides numbers
         self._rates = Rates(_A_SECOND, _AT_ONCE)
 
@@ -110,8 +111,8 @@ class AtPort:
         shown = request.transport.get_extra_info("peercert") if request.transport else None
         origin = request.remote or ""
         if node := identity.node_of(shown):
-            if not self._counts(node, identity.serial_of(shown)):
-                return Refusal(status=403, why=f"the certificate of {node} counts no more")
+            if why := self._refusal(shown or {}):
+                return Refusal(status=403, why=why)
             return Caller(name=node, node=node, origin=origin)
         wanted = digest_of(_token_of(request))
         for badge in self._badges():

@@ -1,16 +1,20 @@
-"""Hosts that know the job's secret become nodes of it: the controller's side of wire/enrolment.py."""
+"""Hosts that know the job's secret, or have a token of their own, become nodes: the controller's side of
+wire/enrolment.py."""
 
 import os
-import re
 import ssl
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from aiohttp import web
 
+from holdfast.controller.audit import Audit
+from holdfast.controller.node_tokens import NodeTokens
+from holdfast.controller.rates import Rates
 from holdfast.core.decoding import from_json
-from holdfast.wire import enrolment, secret
+from holdfast.wire import enrolment, identity, secret
 from holdfast.wire.enrolment import Challenge, Enrol, Enrolled
 
 if TYPE_CHECKING:
@@ -18,53 +22,111 @@ if TYPE_CHECKING:
 
 _OPEN_S = 30.0  # from the challenge to the answer
 _MOST_OPEN = 4096
-_NAME = re.compile(r"\w[\w.-]{0,199}")
+_A_SECOND, _AT_ONCE = 0.1, 20.0  # refusals with one token that get a line each
+
+
+class _Open(NamedTuple):
+    """A challenge that waits for its answer."""
+
+    nonces: tuple[str, str]
+    until: float
+    token: str  # the id of a node's token; "": the job's secret is meant
 
 
 class Enrolling:
-    def __init__(self, authority: "Authority", token: str, run_id: str) -> None:
+    def __init__(self, authority: "Authority", token: str, run_id: str, audit: Audit, tokens: NodeTokens) -> None:
         self._authority, self._token, self._run_id = authority, token, run_id
+        self._audit, self._tokens = audit, tokens
+        self._rates = Rates(_A_SECOND, _AT_ONCE)
         self._certificate = ssl.PEM_cert_to_DER_cert(authority.keys.certificate.read_text())
-        self._open: dict[object, tuple[tuple[str, str], float]] = {}  # by link: the challenge that waits for its answer
+        self._open: dict[object, _Open] = {}  # by link
         self.serials = authority.serials()  # of the nodes, by name
+        self.counts: Callable[[str, str], bool] = lambda node, serial: self.serials.get(node) == serial
+
+    def refusal(self, shown: dict[str, Any]) -> str:
+        """Why a node's certificate, which we have signed, is not taken any more."""
+        node = identity.node_of(shown)
+        return "" if self.counts(node, identity.serial_of(shown)) else f"the certificate of {node} counts no more"
 
     async def challenge(self, request: web.Request) -> web.Response:
-        mine = request.query.get("nonce", "")
+        mine, token = request.query.get("nonce", ""), request.query.get("token", "")
         if len(mine) != 2 * secret.NONCE_BYTES:
             return _error(400, f"send a nonce of {2 * secret.NONCE_BYTES} characters")
         now = time.monotonic()
-        self._open = {link: found for link, found in self._open.items() if found[1] > now}
+        self._open = {link: found for link, found in self._open.items() if found.until > now}
         if len(self._open) >= _MOST_OPEN:
             return _error(429, "too many hosts are enrolling at once; try again")
         nonces = (mine, os.urandom(secret.NONCE_BYTES).hex())
-        self._open[request.transport] = (nonces, now + _OPEN_S)
-        shown = enrolment.controller_proof(self._token, nonces, self._certificate)
+        self._open[request.transport] = _Open(nonces, now + _OPEN_S, token)
+        shown = enrolment.controller_proof(self._secret(token), nonces, self._certificate)
         return _json(Challenge(nonce=nonces[1], proof=shown))
+
+    def _secret(self, token: str) -> str:
+        """Of a token that we do not know, one that nobody does: nobody is told which there are."""
+        known = self._tokens.secret(token) if token else self._token
+        return known or os.urandom(secret.NONCE_BYTES).hex()
 
     async def enrol(self, request: web.Request) -> web.Response:
         try:
             asked = from_json(await request.read(), Enrol)
         except msgspec.DecodeError as e:
             return _error(400, f"this is no request of this version of holdfast: {e}")
-        nonces, until = self._open.pop(request.transport, (("", ""), 0.0))
-        if until < time.monotonic() or asked.nonces != nonces:
-            return _error(403, "this challenge is not open; ask for another")
+        found = self._open.pop(request.transport, _Open(("", ""), 0.0, ""))
+        origin = request.remote or ""
+        if why := self._unproved(asked, found):
+            self._audit.turned_away(origin, f"POST {enrolment.PATH}", why)
+            return _error(403, why)
+        try:
+            signed = self._signed(asked, found.token)
+        except _RefusedError as e:
+            self._write_down(asked, found.token, origin, e.why)
+            return _error(e.status, e.why)
+        self._write_down(asked, found.token, origin)
+        return _json(Enrolled(certificate=signed, authority=self._authority.keys.authority.read_text()))
+
+    def _unproved(self, asked: Enrol, found: _Open) -> str:
+        if found.until < time.monotonic() or asked.nonces != found.nonces:
+            return "this challenge is not open; ask for another"
         parts = enrolment.node_parts(asked.name, asked.nonces, asked.request, self._certificate)
-        if not secret.same(secret.proof(self._token, "node", *parts), asked.proof):
-            return _error(403, "the token is not this job's")
-        if not _NAME.fullmatch(asked.name):
-            return _error(400, "a node's name has 1 to 200 letters, digits, dots, dashes and underscores")
+        if not secret.same(secret.proof(self._secret(found.token), "node", *parts), asked.proof):
+            return "the token is not this job's"
+        return ""
+
+    def _signed(self, asked: Enrol, token: str) -> str:
+        """The certificate of a node that is in from now on; a token is used up only by that."""
+        if not enrolment.NAME.fullmatch(asked.name):
+            raise _RefusedError(400, enrolment.NAMES)
+        if token and (why := self._tokens.fault(token, asked.name)):
+            raise _RefusedError(403, why)
         if asked.run_id and asked.run_id != self._run_id:
-            return _error(409, f"it runs the job {self._run_id}, not {asked.run_id}")
+            raise _RefusedError(409, f"it runs the job {self._run_id}, not {asked.run_id}")
         if asked.name in self.serials:
-            return _error(409, f"there is a node {asked.name} in this job already; give this one another name")
+            raise _RefusedError(409, f"there is a node {asked.name} in this job already; give this one another name")
         try:
             signed = self._authority.node(asked.name, asked.request.encode())
         except ValueError as e:
-            return _error(400, f"the key cannot be signed: {e}")
-        self.serials[asked.name] = self._authority.register(asked.name, signed)
-        own = self._authority.keys.authority.read_text()
-        return _json(Enrolled(certificate=signed.decode(), authority=own))
+            raise _RefusedError(400, f"the key cannot be signed: {e}") from None
+        try:
+            if token:
+                self._tokens.use(token, asked.name)
+            self.serials[asked.name] = self._authority.register(asked.name, signed)
+        except OSError as e:
+            raise _RefusedError(503, f"the controller cannot write down who comes: {e.strerror}") from None
+        return signed.decode()
+
+    def _write_down(self, asked: Enrol, token: str, origin: str, refused: str = "") -> None:
+        """Who has a token that is used up may call as often as he likes, but does not fill the disk."""
+        if refused and not self._rates.allows(token):
+            self._audit.turned_away(origin, f"POST {enrolment.PATH}", refused)
+            return
+        who = f"node's token {token}" if token else "the job's secret"
+        self._audit.order(who, origin, {"enrol": asked.name[:200]}, refused)
+
+
+class _RefusedError(Exception):
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status, self.why = status, why
 
 
 def _json(value: object, status: int = 200) -> web.Response:

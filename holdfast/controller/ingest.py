@@ -31,6 +31,7 @@ from holdfast.model.signal import Beat
 from holdfast.model.topology import Dims, Seat
 from holdfast.ports import Socket
 from holdfast.wire import messages
+from holdfast.wire.identity import NODE
 from holdfast.wire.messages import Ack, Hello, Hold, Look, Looked, Marked, Notice, Tell, Welcome
 
 _OUTBOX = 64
@@ -286,13 +287,17 @@ class Ingest:
         halves = tuple(msgspec.structs.replace(half, keeper_at=at.get(half.keeper, ("", 0))) for half in aim.halves)
         return msgspec.structs.replace(aim, peer_at=at.get(aim.peer, ("", 0)), halves=halves)
 
+    def is_linked(self, node: str) -> bool:
+        return node in self._links
+
     def counts(self, node: str, serial: str) -> bool:
         """Whether this certificate is the node's, and the node has not left."""
         return self.serials.get(node) == serial and node not in self.decider.gone
 
     def _revoked(self) -> tuple[str, ...]:
-        """Whose certificates count no more: of nodes that have left."""
-        return tuple(sorted(self.serials[node] for node in self.decider.gone if node in self.serials))
+        """Whose certificates count no more: of nodes that have left; by name too, for a user may have signed others."""
+        gone = [node for node in self.decider.gone if node in self.serials]
+        return tuple(sorted((*(self.serials[node] for node in gone), *(NODE + node for node in gone))))
 
     def _concerned(self, node: str) -> set[str]:
         """Whose aims say where a node's keeper is, and its own; to tell all others at every hello, when all come back

@@ -1,7 +1,6 @@
 """A job's own certificate authority, made at its start: it says who is its controller and who is a node."""
 
 import datetime
-import json
 import urllib.parse
 from pathlib import Path
 
@@ -10,7 +9,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from holdfast.wire.identity import CONTROLLER, NODE, Keys, put_secret
+from holdfast.wire import roll
+from holdfast.wire.identity import CONTROLLER, NODE, SIGNING, Keys, put_secret
 
 _AGES = datetime.timedelta(days=36500)
 
@@ -22,8 +22,8 @@ class Authority:
         """The one that was made here before, or a new one."""
         folder.mkdir(mode=0o700, exist_ok=True)
         self.keys = Keys.in_folder(folder)
-        self._nodes = folder / "nodes.json"
-        signing = folder / "authority.key"
+        self._folder = folder
+        signing = folder / SIGNING
         if signing.exists():
             self._key = _load(signing.read_bytes())
             self._own = x509.load_pem_x509_certificate(self.keys.authority.read_bytes())
@@ -55,17 +55,13 @@ class Authority:
 
     def serials(self) -> dict[str, str]:
         """Of all nodes that were ever signed for, by name."""
-        try:
-            found: dict[str, str] = json.loads(self._nodes.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
-        return found
+        return roll.read(self._folder)
 
     def register(self, name: str, certificate: bytes) -> str:
         """Remember what was signed, and answer with its serial."""
         serial = f"{x509.load_pem_x509_certificate(certificate).serial_number:X}"
         serial = serial.rjust(len(serial) + len(serial) % 2, "0")  # as the ssl module shows it
-        put_secret(self._nodes, json.dumps(self.serials() | {name: serial}).encode())
+        roll.add(self._folder, name, serial)
         return serial
 
     def _sign(self, key: ec.EllipticCurvePublicKey, who: x509.GeneralName) -> bytes:

@@ -1,6 +1,9 @@
-"""How a host becomes a node of a job: both sides prove that they know the job's secret, then a key is signed.
+"""How a host becomes a node of a job: both sides prove that they know a secret, then a key is signed.
 
-    node        GET  /enrol?nonce=N1                       over TLS, with nobody proved yet
+The secret is the job's, or that of a token which was made for this node alone (node_token.py): then the node says
+which one it means, by its id.
+
+    node        GET  /enrol?nonce=N1[&token=ID]            over TLS, with nobody proved yet
     controller  N2, and its proof over N1, N2 and its certificate
     node        POST /enrol  its name, the request for its key, its proof over all of these
     controller  the certificate, and the authority's
@@ -9,12 +12,15 @@ Both go over one connection, so that the certificate is the same.
 """
 
 import hashlib
+import re
 
 import msgspec
 
 from holdfast.wire import secret
 
 PATH = "/enrol"
+NAME = re.compile(r"\w[\w.-]{0,199}")
+NAMES = "a node's name has 1 to 200 letters, digits, dots, dashes and underscores"
 
 
 class Challenge(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +43,13 @@ class Enrol(msgspec.Struct, frozen=True, kw_only=True):
 class Enrolled(msgspec.Struct, frozen=True, kw_only=True):
     certificate: str
     authority: str
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a node that has shown a certificate of the user's own authority, and need not enrol."""
+
+    node: str
+    run_id: str
 
 
 def controller_proof(token: str, nonces: tuple[str, str], certificate: bytes) -> str:

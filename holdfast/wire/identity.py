@@ -1,4 +1,4 @@
-"""Links that both sides prove: TLS 1.3 with certificates of the job's own authority.
+"""Links that both sides prove: TLS 1.3 with certificates of the job's own authority, or of the user's (given_keys.py).
 
 Nobody else's word counts, and no clock: a certificate is good until its serial is no longer among those that the
 controller names, so that nobody is shut out while the controller is away or a clock is wrong.
@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 CONTROLLER = "controller.holdfast"  # the name that the controller's certificate is for, wherever it listens
-NODE = "holdfast:node:"  # goes before a node's name
-_NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME, which the ssl module has no name for
+NODE = "holdfast:node:"  # goes before a node's name, as an alternative name of its certificate
+SIGNING = "authority.key"  # the file of a job that has made its own authority
+RUN = "holdfast:run:"  # the same before the id of the one run that a certificate of the user's is for
+NO_CHECK_TIME = 0x200000  # X509_V_FLAGNO_CHECK_TIME, which the ssl module has no name for
 
 
 class Keys(NamedTuple):
@@ -27,14 +29,24 @@ class Keys(NamedTuple):
         return cls(folder / "key.pem", folder / "certificate.pem", folder / "authority.pem")
 
 
-def put_secret(path: Path, content: bytes) -> None:
-    """For its owner alone, whole or not at all, and never through a link that somebody left there."""
+def put_secret(path: Path, content: bytes, durable: bool = False) -> None:
+    """For its owner alone, whole or not at all, and never through a link that somebody left there.
+
+    `durable`: it is on disk when this returns, whatever becomes of the machine.
+    """
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.unlink(missing_ok=True)
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(fd, "wb") as file:
         file.write(content)
+        file.flush()
+        if durable:
+            os.fsync(fd)
     part.replace(path)
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        os.fsync(folder)
+        os.close(folder)
 
 
 def put_new_secret(path: Path, content: bytes) -> None:
@@ -78,15 +90,24 @@ def _tls(protocol: int, keys: Keys) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_cert_chain(keys.certificate, keys.key)
     context.load_verify_locations(keys.authority)
-    context.verify_flags |= _NO_CHECK_TIME
+    context.verify_flags |= NO_CHECK_TIME
     return context
 
 
 def node_of(certificate: dict[str, Any] | None) -> str:
     """Whose certificate this is, as the ssl module shows it; "" for the controller's, and where there is none."""
+    return _named(certificate, NODE)
+
+
+def run_of(certificate: dict[str, Any] | None) -> str:
+    """The run that it is for; "" where it is for any, as those of a job's own authority are."""
+    return _named(certificate, RUN)
+
+
+def _named(certificate: dict[str, Any] | None, prefix: str) -> str:
     for kind, value in (certificate or {}).get("subjectAltName", ()):
-        if kind == "URI" and value.startswith(NODE):
-            return urllib.parse.unquote(value.removeprefix(NODE))
+        if kind == "URI" and value.startswith(prefix):
+            return urllib.parse.unquote(value.removeprefix(prefix))
     return ""
 
 

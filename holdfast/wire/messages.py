@@ -59,7 +59,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     at: float  # the controller's clock
     beat_s: float
     releases: tuple[Release, ...] = ()  # that the node is to have before it is ready
-    revoked: tuple[str, ...] = ()  # serials of certificates that count no more
+    revoked: tuple[str, ...] = ()  # serials of certificates that count no more, and NODE + name of their nodes
     epoch: int = 0  # of the controller
 
 

@@ -22,6 +22,7 @@ from holdfast.wire import keeping
 from holdfast.wire.holding import KeptArena
 from holdfast.wire.keeping import Arena as ArenaAt
 from holdfast.wire.keeping import Denied, FromKeeper, Resume, State, Storage, ToKeeper, Want
+from tests.wire.given import Organisation
 
 LAYOUT = "ab" * 32
 IMAGE_BYTES = 3 * 4096
@@ -128,6 +129,19 @@ def snapshot(arena: Arena, step: int, generation: int = 1) -> bytes:
 
 def from_own_memory(step: int) -> Restore:
     return Restore(step=step, sources=(Source(rank=0, own=True, nodes=("n0",)),))
+
+
+def test_who_has_left_is_no_peer(tmp_path: Path, bench: Bench) -> None:
+    keys = Organisation(tmp_path / "ca").keys("n0")
+    keeper = Keeper(Place(node="n0", run_id="r", socket_path=tmp_path / "k", keys=keys, host="127.0.0.1"), bench.make)
+    shown = {"subjectAltName": (("URI", "holdfast:node:b"),), "serialNumber": "0B"}
+    assert keeper._guard and keeper._guard.admits(shown)
+    assert not keeper._guard.admits({**shown, "subjectAltName": ()}), "it names no node"
+    for revoked in ("0B", "holdfast:node:b"):
+        keeper.revoked = frozenset({revoked})
+        assert not keeper._guard.admits(shown)
+    keeper.revoked = frozenset({"0A", "holdfast:node:a"})
+    assert keeper._guard.admits(shown)
 
 
 async def test_a_snapshot_outlives_its_rank(bench: Bench) -> None:

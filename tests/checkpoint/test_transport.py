@@ -30,6 +30,7 @@ from holdfast.wire import unixpath
 from holdfast.wire.authority import Authority, enrol_here
 from holdfast.wire.identity import Keys, serial_of
 from tests.cli.driver import until
+from tests.wire.given import Organisation
 
 ASK = Ask(verb="push", rank=1, world=2, step=7, generation=3, layout="ab")
 STATE = os.urandom(2 * CHUNK_BYTES + 12345)
@@ -144,6 +145,38 @@ def test_state_is_not_given_to_a_node_that_was_evicted(keeper: Keeper, callee: C
     with pytest.raises(TransportError, match="its certificate counts no more"):
         push(Callee(callee.address, wary), ASK, [memoryview(STATE)], Pacer(0))
     assert not keeper.asked
+
+
+def test_others_whom_the_users_authority_has_signed(keeper: Keeper, tmp_path: Path) -> None:
+    """It may have signed web servers, and nodes of other runs: neither has to do with our state."""
+    ours = Organisation(tmp_path / "ca")
+    guard, everybody = Guard(ours.keys("a", "r"), lambda serial: True, "r"), lambda serial: True
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        Serving(listener, guard, keeper.take, keeper.give).start()  # type: ignore[arg-type]
+        for node, run in (("", ""), ("b", "theirs")):
+            stranger = Guard(ours.keys(node, run), everybody)
+            with pytest.raises(TransportError):
+                push(Callee(listener.getsockname(), stranger), ASK, [memoryview(STATE)], Pacer(0))
+        assert not keeper.asked
+        for node, run in (("c", ""), ("b", "r")):
+            push(
+                Callee(listener.getsockname(), Guard(ours.keys(node, run), everybody)),
+                ASK,
+                [memoryview(STATE)],
+                Pacer(0),
+            )
+        assert len(keeper.asked) == 2
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        wary = Guard(ours.keys("a"), everybody, is_gone={"b"}.__contains__)
+        Serving(listener, wary, keeper.take, keeper.give).start()  # type: ignore[arg-type]
+        with pytest.raises(TransportError):  # a node that was evicted, with another certificate for the same name
+            push(Callee(listener.getsockname(), Guard(ours.keys("b"), everybody)), ASK, [memoryview(STATE)], Pacer(0))
+        assert len(keeper.asked) == 2
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = Guard(ours.keys("a", "theirs"), everybody)
+        Serving(listener, theirs, keeper.take, keeper.give).start()  # type: ignore[arg-type]
+        with pytest.raises(TransportError, match="its certificate counts no more"):
+            push(Callee(listener.getsockname(), guard), ASK, [memoryview(STATE)], Pacer(0))
 
 
 def test_an_impostor_gets_nothing(keeper: Keeper, authority: Authority, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from holdfast.controller.audit import Audit
 from holdfast.controller.door import ANY_NODE, Admit, AtPort, Caller, Refusal, Right, badge_of
 from holdfast.controller.hands import Hands
 from holdfast.controller.loop import Controller
+from holdfast.controller.minting import Minting
 from holdfast.core.node import Post
 from holdfast.journal.sqlite import SqliteJournal
 from holdfast.model.alarm import Alarm
@@ -118,9 +119,12 @@ Open = Callable[..., contextlib.AbstractAsyncContextManager[Desk]]
 @pytest.fixture
 def desk_of(tmp_path: Path) -> Open:
     @contextlib.asynccontextmanager
-    async def open_desk(job: Job = JOB, settings: Settings | None = None, port: Admit = admit) -> AsyncIterator[Desk]:
+    async def open_desk(
+        job: Job = JOB, settings: Settings | None = None, port: Admit = admit, minting: Minting | None = None
+    ) -> AsyncIterator[Desk]:
         controller = make(tmp_path, settings or Settings(), FakeFleet(can_acquire=job.can_acquire))
-        async with TestClient(TestServer(make_app(controller, Door(port, Audit(tmp_path))))) as client:
+        door = Door(port, Audit(tmp_path), minting=minting)
+        async with TestClient(TestServer(make_app(controller, door))) as client:
             running = asyncio.create_task(controller.run(job))
             await asyncio.sleep(0)
             yield Desk(controller, client)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,10 @@ from holdfast.controller import badges
 from holdfast.controller.audit import Audit
 from holdfast.controller.badges import BadgeError, Badges
 from holdfast.controller.door import AtPort, Right, badge_of
+from holdfast.controller.minting import Minting
+from holdfast.controller.node_tokens import NodeTokens
 from holdfast.controller.rates import Rates
+from holdfast.wire import node_token
 from tests.controller.conftest import Open
 
 MAY = {
@@ -47,6 +51,25 @@ async def test_what_a_token_opens(desk_of: Open, tmp_path: Path, right: str) -> 
         held = [line for line in lines if "hold" in line["what"]]
         assert bool(held) is (right != "view") and all("refused" not in line for line in held)
     assert os.stat(tmp_path / "audit.log").st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("right", Right)
+async def test_who_may_have_a_token_made_for_a_node(desk_of: Open, tmp_path: Path, right: Right) -> None:
+    token, audit = badges.add(tmp_path / "people.json", "ann", right), Audit(tmp_path)
+    minting = Minting(audit, NodeTokens(tmp_path))
+    async with desk_of(port=port(tmp_path / "people.json"), minting=minting) as desk:
+        post = partial(desk.client.post, "/api/v1/node-tokens", headers=shown(token))
+        answer = await post(json={"node": "n7"})
+        assert answer.status == (200 if right is Right.ADMIN else 403)
+        if right is not Right.ADMIN:
+            assert not (tmp_path / "tokens.json").exists()
+            return
+        made = node_token.parse((await answer.json())["token"])
+        assert made and made.name == "n7"
+        for body in ({"node": "../x"}, {"within_s": 0}, {"within_s": 1e9}, {"node": 7}):
+            assert (await post(json=body)).status == 400
+    text = (tmp_path / "audit.log").read_text()
+    assert text.count("n7") == 1 and made.secret not in text
 
 
 def shown(token: str) -> dict[str, str]:

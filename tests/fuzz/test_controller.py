@@ -20,6 +20,8 @@ from holdfast.controller.door import Caller
 from holdfast.controller.enrolling import Enrolling
 from holdfast.controller.ingest import Ingest
 from holdfast.controller.loop import Controller
+from holdfast.controller.minting import MintBody, Minting
+from holdfast.controller.node_tokens import NodeTokens
 from holdfast.controller.orders import VERBS, OrderBody
 from holdfast.core.node import Post
 from holdfast.core.report import report_of
@@ -150,16 +152,20 @@ def test_any_bytes_on_a_link(packets: list[bytes], tmp_path: Path) -> None:
 
 # --- the port ----------------------------------------------------------------------------------------------------
 
-_NAMES = ("status", "report", "entries", "orders", "releases", "trace", "releases/" + "0" * 64, "releases/..%2f..")
+_ARCHIVES = ("releases/" + "0" * 64, "releases/..%2f..")
+_NAMES = ("status", "report", "entries", "orders", "releases", "trace", "node-tokens", *_ARCHIVES)
 _PATHS = (*(f"/api/v1/{name}" for name in _NAMES), "/metrics", "/openapi.json", "/agent", "/enrol")
 _METHODS = ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "BREW")
 _AFTER = ("0", "-1", "1e3", "9" * 400, "-" + "9" * 400, "9" * 5000, "%ff", "%D9%A3")
 _NONCES = ("%ff", "a" * 64, "%ff" * 64)
-_QUERIES = st.sampled_from(("", "?a&a&=&%", *(f"?after={n}" for n in _AFTER), *(f"?nonce={n}" for n in _NONCES)))
+_QUERIES = st.sampled_from(
+    ("", "?a&a&=&%", *(f"?after={n}" for n in _AFTER), *(f"?nonce={n}&token=%ff" for n in _NONCES))
+)
 _BODIES = st.one_of(
     st.binary(max_size=40),
     hostile(values(OrderBody, {**JSON, str: st.sampled_from((*VERBS, "a", ""))}).map(msgspec.json.encode)),
     hostile(values(TraceBody, JSON).map(msgspec.json.encode)),
+    hostile(values(MintBody, JSON).map(msgspec.json.encode)),
     hostile(values(Enrol, JSON).map(msgspec.json.encode)),
 )
 _HEADERS = st.lists(
@@ -200,8 +206,11 @@ class Port:
 
     async def _start(self, folder: Path) -> None:
         self.controller = await self._open.enter_async_context(_running(folder))
-        enrolling = Enrolling(Authority(folder / "door"), TOKEN, "r")
-        self.server = TestServer(make_app(self.controller, Door(admit, Audit(folder), enrolling)))
+        authority, audit = Authority(folder / "door"), Audit(folder)
+        tokens = NodeTokens(folder / "door")
+        enrolling = Enrolling(authority, TOKEN, "r", audit, tokens)
+        door = Door(admit, audit, enrolling, minting=Minting(audit, tokens))
+        self.server = TestServer(make_app(self.controller, door))
         await self._open.enter_async_context(self.server)
 
     def close(self) -> None:

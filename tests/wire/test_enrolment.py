@@ -1,6 +1,7 @@
 """A host becomes a node only if both sides know the secret, and nobody stands in between."""
 
 import asyncio
+import json
 import socket
 import ssl
 import threading
@@ -11,8 +12,10 @@ import pytest
 from aiohttp import web
 
 from holdfast.cli.enrolment_call import AbsentError, EnrolmentCall, EnrolmentError, ForeignError
+from holdfast.controller.audit import Audit
 from holdfast.controller.enrolling import Enrolling
-from holdfast.wire import enrolment, identity, secret
+from holdfast.controller.node_tokens import NodeTokens
+from holdfast.wire import enrolment, identity, node_token, secret
 from holdfast.wire.authority import Authority
 from holdfast.wire.identity import Keys
 
@@ -24,8 +27,10 @@ class Server:
 
     def __init__(self, folder: Path, token: str, proof_of: Authority | None = None) -> None:
         """`proof_of`: whose certificate the proofs are about, where that is not the one of the link."""
-        self.authority = Authority(folder)
-        self._enrolling = Enrolling(proof_of or self.authority, token, "r")
+        self.authority, self.now = Authority(folder), 1e9
+        self.tokens = NodeTokens(folder, clock=lambda: self.now)
+        self.audit = folder / "audit.log"
+        self._enrolling = Enrolling(proof_of or self.authority, token, "r", Audit(folder), self.tokens)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run)
         self._up = threading.Event()
@@ -51,8 +56,9 @@ class Server:
         self.address: tuple[str, int] = self._runner.addresses[0]
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
 
 
 @pytest.fixture
@@ -173,3 +179,118 @@ def test_a_wrong_clock_shuts_nobody_out(tmp_path: Path) -> None:
 def test_what_is_good_enough(token: str, why: str) -> None:
     fault = secret.fault_of(token)
     assert why in fault and bool(why) is bool(fault)
+
+
+# --- tokens of one node's own ----------------------------------------------------------------------------------
+
+
+def enrol(server: Server, token: object, name: str, folder: Path) -> Keys:
+    call = EnrolmentCall(server.address, str(token))
+    try:
+        return call.enrol(name, folder)
+    finally:
+        call.close()
+
+
+def audited(server: Server) -> list[tuple[str, str, str]]:
+    lines = [json.loads(line) for line in server.audit.read_text().splitlines()]
+    return [(line["who"], line["what"], line.get("refused", "")) for line in lines]
+
+
+def test_a_token_of_a_nodes_own_enrols_it_once(server: Server, tmp_path: Path) -> None:
+    token = server.tokens.mint("", 60.0)
+    keys = enrol(server, token, "a", tmp_path / "a")
+    assert keys.authority.read_bytes() == server.authority.keys.authority.read_bytes()
+    with pytest.raises(EnrolmentError, match="refused: this token has enrolled a already, and is good for one node"):
+        enrol(server, token, "b", tmp_path / "b")
+    assert list(server.authority.serials()) == ["a"] and not (tmp_path / "b").exists()
+    who = f"node's token {token.id}"
+    first, second = audited(server)
+    assert first == (who, '{"enrol":"a"}', "")
+    assert second[:2] == (who, '{"enrol":"b"}') and "has enrolled a already" in second[2]
+    assert token.secret not in server.audit.read_text()
+
+
+def test_a_token_for_another_name(server: Server, tmp_path: Path) -> None:
+    """Whoever steals it cannot use it for a node of his own, nor use it up."""
+    token = server.tokens.mint("host-1.\u00e4", 60.0)
+    assert node_token.parse(str(token)) == token and not secret.fault_of(str(token))
+    with pytest.raises(EnrolmentError, match=r"refused: this token is for the node host.*, not for thief"):
+        enrol(server, token, "thief", tmp_path / "thief")
+    assert "is for the node" in audited(server)[0][2]
+    enrol(server, token, "host-1.\u00e4", tmp_path / "a")
+
+
+def test_a_token_whose_time_is_over(server: Server, tmp_path: Path) -> None:
+    token = server.tokens.mint("", 60.0)
+    server.now += 60.0
+    with pytest.raises(
+        EnrolmentError, match=r"refused: this token was good until 2001-09-09 01:47:40 UTC; have another"
+    ):
+        enrol(server, token, "a", tmp_path / "a")
+    assert "was good until" in audited(server)[0][2]
+    server.now += 86400.0
+    fresh = server.tokens.mint("", 60.0)
+    assert server.tokens.secret(token.id) is None and server.tokens.secret(fresh.id), "old ones are forgotten"
+    with pytest.raises(EnrolmentError, match="so nothing was sent to it; it is another"):
+        enrol(server, token, "a", tmp_path / "a")
+
+
+def test_a_token_is_not_used_up_by_what_comes_to_nothing(server: Server, tmp_path: Path) -> None:
+    first, token = server.tokens.mint("", 60.0), server.tokens.mint("", 60.0)
+    enrol(server, first, "a", tmp_path / "a")
+    for name in ("a", "../x"):
+        with pytest.raises(EnrolmentError, match=r"already|a node's name has"):
+            enrol(server, token, name, tmp_path / "b")
+    enrol(server, token, "b", tmp_path / "b")
+
+
+def test_the_next_controller_knows_which_tokens_are_used(server: Server, tmp_path: Path) -> None:
+    used, unused = server.tokens.mint("", 60.0), server.tokens.mint("c", 60.0)
+    enrol(server, used, "a", tmp_path / "a")
+    server.close()
+    [kept] = (tmp_path / "door").glob("tokens*")
+    assert kept.stat().st_mode & 0o777 == 0o600
+    again = Server(tmp_path / "door", TOKEN)
+    try:
+        with pytest.raises(EnrolmentError, match="has enrolled a already"):
+            enrol(again, used, "b", tmp_path / "b")
+        enrol(again, unused, "c", tmp_path / "c")
+    finally:
+        again.close()
+
+
+def test_damaged_notes_of_tokens_let_nobody_in(server: Server, tmp_path: Path) -> None:
+    token = server.tokens.mint("", 60.0)
+    server.close()
+    (tmp_path / "door" / "tokens.json").write_bytes(b'{"x": {"sec')
+    again = Server(tmp_path / "door", TOKEN)
+    try:
+        with pytest.raises(EnrolmentError, match="does not know this host's token"):
+            enrol(again, token, "b", tmp_path / "b")
+        enrol(again, TOKEN, "b", tmp_path / "b")  # the job's own secret is kept elsewhere
+    finally:
+        again.close()
+
+
+def test_who_knows_only_the_id_of_a_token(server: Server, tmp_path: Path) -> None:
+    token = server.tokens.mint("", 60.0)
+    call = EnrolmentCall(server.address, str(token))
+    call._token = OTHER
+    with pytest.raises(EnrolmentError, match="the token is not this job's"):
+        call.enrol("a", tmp_path / "a")
+    call.close()
+    enrol(server, token, "a", tmp_path / "a")
+
+
+def test_a_token_of_another_job(server: Server) -> None:
+    with pytest.raises(EnrolmentError, match="so nothing was sent to it; it is another"):
+        EnrolmentCall(server.address, str(node_token.new("a")))
+
+
+def test_a_token_that_was_cut() -> None:
+    whole = str(node_token.new("a"))
+    for token in (whole[:20], whole + "%", "hf-node.", whole.replace(".a", ".%2e%2e%2fx")):
+        with pytest.raises(ValueError, match="has been cut or changed"):
+            node_token.parse(token)
+    assert node_token.parse(TOKEN) is None
