@@ -30,7 +30,7 @@ TORCH = (
 
 def allowed() -> dict[str, set[str]]:
     """For every place, the places it may import from."""
-    may: dict[str, set[str]] = {"__init__": {"client"}}
+    may: dict[str, set[str]] = {"__init__": {"client"}, "__main__": {"cli"}}
     left: set[str] = set()
     for place in LINE.split(" <- "):
         may |= {name: left | {name} for name in place.split()}

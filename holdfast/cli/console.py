@@ -11,7 +11,7 @@ from string import Template
 
 import msgspec
 
-from holdfast.cli.flags import RunArgs
+from holdfast.cli.flags import RunArgs, Streams
 from holdfast.cli.folding import Folding
 from holdfast.cli.wording import counted
 from holdfast.core.plain import harmless, plain
@@ -24,7 +24,8 @@ _BAR_S = 5.0  # how often the state of a progress bar is shown
 _LOOK_S = 0.2  # how often new files are looked for
 _GENERATION = re.compile(r"gen-(\d+)")
 _STDOUT, _STDERR = 1, 2
-_TORCHRUN = "[${role_name}${local_rank}]:"  # how torchrun prefixes lines
+_PREFIX = "[rank ${rank}] "
+_TORCHRUN_PREFIX = "[${role_name}${local_rank}]:"
 _closed: set[int] = set()  # nobody reads these any more
 
 
@@ -47,7 +48,7 @@ def show(fd: int, content: bytes) -> None:
 class Style(msgspec.Struct, frozen=True, kw_only=True):
     nproc: int
     shown: Callable[[int], int]  # local rank -> bit 1 stdout, bit 2 stderr
-    prefix: str = "[rank ${rank}] "
+    prefix: str = _PREFIX
     role: str = "default"
     bytes_s: int = 1 << 20
     ranks: frozenset[int] = frozenset()  # these alone; none: all
@@ -228,13 +229,13 @@ class Pump:
 
 
 def console_of(args: RunArgs, run: RunSpec, run_dir: Path) -> Console:
+    # torchrun's own where a role or --tee is given, for those who search for that.
+    usual = _TORCHRUN_PREFIX if args.role != "default" or args.tee != Streams() else _PREFIX
     prefix = args.log_line_prefix_template
-    if prefix is None and args.as_torchrun:
-        prefix = _TORCHRUN
     style = Style(
         nproc=run.nproc,
         shown=args.on_console,
-        prefix=prefix if prefix is not None else "[rank ${rank}] ",
+        prefix=prefix if prefix is not None else usual,
         role=run.entry.role,
         bytes_s=run.settings.logs.console_bytes_s,
     )

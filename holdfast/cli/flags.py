@@ -48,7 +48,6 @@ class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
     resume: str | None
     redirects: Streams
     tee: Streams
-    as_torchrun: bool  # a role or --tee was given: lines are prefixed as torchrun does, for those who search for that
     local_ranks_filter: frozenset[int] | None
     log_line_prefix_template: str | None
     grace_s: float | None
@@ -93,7 +92,6 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
     standbys = values.number(given, "standbys") or 0
     fleet = _fleet(given)
     module, no_python = _entry(given)
-    run_id = given.text("rdzv-id")
     args = RunArgs(
         min_nodes=min_nodes,
         max_nodes=max_nodes,
@@ -105,7 +103,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
         endpoint=_endpoint(given, max_nodes + standbys) if fleet == "join" else None,
         node_rank=_node_rank(given, max_nodes + standbys) if fleet == "join" else None,
         local_addr=given.text("local-addr") if fleet == "join" else None,
-        run_id=None if run_id == "none" else run_id,
+        run_id=_run_id(given),
         rdzv_conf=_time_limits(given) if fleet == "join" else {},
         role=given.text("role") or "default",
         log_dir=given.text("log-dir"),
@@ -114,7 +112,6 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
         resume=values.existing(given, "resume", folder=True),
         redirects=values.streams(given, "redirects"),
         tee=values.streams(given, "tee"),
-        as_torchrun=given.text("role") is not None or given.text("tee") is not None,
         local_ranks_filter=values.local_ranks(given),
         log_line_prefix_template=env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
         grace_s=_grace_s(given, env),
@@ -138,6 +135,11 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
     if not (args.resume or module or no_python):
         values.check_script(args.script, compiles=args.python == sys.executable)
     return args
+
+
+def _run_id(given: Given) -> str | None:
+    run_id = given.text("rdzv-id")
+    return None if run_id == "none" else run_id
 
 
 def _fleet(given: Given) -> str:

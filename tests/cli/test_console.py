@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli import console
+from holdfast.cli import console, flags
 from holdfast.cli.console import Console, Pump, Style, say, show
+from holdfast.config import Settings
+from holdfast.model.topology import Job
+from holdfast.wire.spec import Entry, RunSpec
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +45,23 @@ class Ranks:
 @pytest.fixture
 def ranks(tmp_path: Path) -> Ranks:
     return Ranks(tmp_path)
+
+
+def test_prefixes_are_torchruns_where_its_flags_are_given(ranks: Ranks, capfd: pytest.CaptureFixture[str]) -> None:
+    run = RunSpec(
+        job=Job(run_id="r", min_nodes=1, max_nodes=1),
+        entry=Entry(argv=("x",), role="trainer"),
+        settings=Settings(),
+        fleet="local",
+        nproc=2,
+        log_dir=str(ranks.folder / "logs"),
+    )
+    ranks.write(b"hello\n", rank=3)
+    ranks.write(b"", rank=2)
+    for words, shown in (([], "[rank 3] hello\n"), (["--role", "trainer"], "[trainer1]:hello\n")):
+        args = flags.parse(["-m", *words, "module"], {})
+        console.console_of(args, run, ranks.folder).drain()
+        assert capfd.readouterr().out == shown
 
 
 def test_lines_are_prefixed_and_streams_kept_apart(ranks: Ranks, capfd: pytest.CaptureFixture[str]) -> None:
