@@ -14,6 +14,7 @@ import types
 from collections.abc import Sequence
 from importlib.machinery import BuiltinImporter, SourceFileLoader, SourcelessFileLoader
 
+from holdfast.client import shadows
 from holdfast.client.progress import here
 
 
@@ -50,6 +51,7 @@ def _fresh_main() -> types.ModuleType:
 def _add_path(path: str) -> None:
     if not sys.flags.safe_path:
         sys.path.insert(0, path)
+        shadows.let_go(path)
 
 
 def _absolute(path: str) -> str:
@@ -59,6 +61,7 @@ def _absolute(path: str) -> str:
 def _run_file(path: str, main: types.ModuleType) -> None:
     if pkgutil.get_importer(path) is not None:  # a folder or an archive with a __main__ module
         sys.path.insert(0, path)
+        shadows.let_go(path)
         runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
         return
     try:

@@ -101,3 +101,21 @@ def test_an_edit_a_crash_an_update_and_a_rollback(tmp_path: Path, start: Start) 
     again.ends(0)
     assert notes(tmp_path)[-1]["begun"] == reached, "the next run goes on from what lies beside the script"
     assert notes(tmp_path)[-1]["name"] == "two"
+
+
+SHADOWED = """
+import holdfast, msgspec, aiohttp, json
+print(msgspec.NAME, aiohttp.NAME, json.NAME)
+holdfast.step(1)
+"""
+
+
+@pytest.mark.slow
+def test_files_with_the_names_of_modules_that_we_need(tmp_path: Path, start: Start) -> None:
+    for name in ("msgspec", "aiohttp", "json"):
+        (tmp_path / f"{name}.py").write_text(f"NAME = 'my {name}'")
+    job = start(script=SHADOWED, zygote=True, OWN_SERVER="1")
+    job.ends(0, 120)
+    assert "[rank 0] my msgspec my aiohttp my json" in job.text().splitlines()
+    assert "Traceback" not in job.text() + (job.run_dir / "fork.log").read_text()
+    assert "Traceback" not in (job.run_dir / "nodes" / "n0" / "zygote.log").read_text()

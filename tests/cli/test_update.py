@@ -39,7 +39,7 @@ def holdfast(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def age(path: Path) -> None:
-    """Python takes a module for unchanged if it has the size and, in whole seconds, the time of the one that it read."""
+    """Python takes a module for the one that it compiled if it has the same size and time, in whole seconds."""
     path.touch()
     seconds = path.stat().st_mtime_ns // 1000 % 10**6  # so those of files that are written one after the other differ
     os.utime(path, (10**9 + seconds, 10**9 + seconds))
