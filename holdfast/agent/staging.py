@@ -86,14 +86,15 @@ class Staging:
         assert index is not None  # it is staged
         self._in_place = ""
         here = index.root and os.path.isdir(index.root) and os.path.realpath(index.root) == os.path.realpath(index.home)
-        differ, index = beside.edited(index) if here else ([], index)
+        differ, seen = beside.edited(index) if here else ([], index)
+        if seen != index:
+            with contextlib.suppress(OSError):  # a full disk: then all is read again next time
+                beside.write(at, seen)
         if here and not differ:
             self._in_place = release.digest
-        with beside.alone(self._folder):
-            known = beside.read(at) or index
-            beside.write(at, msgspec.structs.replace(index, ran=known.ran or not self._in_place))
-            if not self._in_place:
-                beside.link(at, index)
+        else:
+            with beside.alone(self._folder):
+                beside.use(at, index)
         if not differ:
             return ""
         others = f" and {len(differ) - 1} more were" if len(differ) > 1 else " was"
@@ -224,10 +225,10 @@ class Staging:
         """But for work that is nowhere else."""
         gone = self._draft(at.name, "old")
         with contextlib.suppress(OSError), beside.alone(self._folder):  # another node of this host was faster
-            index = beside.read(at)
-            stuck = index is not None and index.ran and beside.gather(at, index).stuck
+            if stuck := beside.gather(at)[1].stuck:
+                _log.warning("%s", "; ".join(stuck))
             at.rename(at.with_name(f"{at.name}.saved") if stuck else gone)
-            beside.index_of(at).unlink(missing_ok=True)
+            beside.forget(at)
         shutil.rmtree(gone, ignore_errors=True)
 
 

@@ -17,7 +17,8 @@ from holdfast.wire import spec, tree
 from holdfast.wire.listing import ListingError, is_stale, listing
 from holdfast.wire.staged import within
 
-SUFFIX = ".files"
+_FILES = ".files"
+_RAN = ".ran"  # beside a copy that ranks were started from: work may lie there
 _RACY_NS = 2 * 10**9  # a file that was touched so lately may be touched again within one tick of its clock
 
 Stamp = tuple[int, int, int, int]
@@ -30,22 +31,22 @@ class Index(msgspec.Struct, frozen=True, kw_only=True):
     home: str  # the job's own tree, in which its work is kept
     files: dict[str, str]  # a word for the content of each, by its path
     equal: dict[str, Stamp] = {}
-    ran: bool = False  # from the copy, so that work may lie there
-
-
-def index_of(at: Path) -> Path:
-    return at.with_name(at.name + SUFFIX)
 
 
 def read(at: Path) -> Index | None:
     try:
-        return from_json(index_of(at).read_bytes(), Index)
+        return from_json(at.with_name(at.name + _FILES).read_bytes(), Index)
     except (OSError, msgspec.DecodeError):
         return None
 
 
 def write(at: Path, index: Index) -> None:
-    spec.put(index_of(at), msgspec.json.encode(index))
+    spec.put(at.with_name(at.name + _FILES), msgspec.json.encode(index))
+
+
+def forget(at: Path) -> None:
+    for suffix in (_FILES, _RAN):
+        at.with_name(at.name + suffix).unlink(missing_ok=True)
 
 
 def make(archive: Path, copy: Path, root: str, home: str) -> Index:
@@ -105,6 +106,12 @@ def _word(path: str) -> str:
 # --- what lies in the copy -------------------------------------------------------------------------------------
 
 
+def use(at: Path, index: Index) -> None:
+    """Ranks are about to be started from it."""
+    at.with_name(at.name + _RAN).touch()
+    link(at, index)
+
+
 def link(at: Path, index: Index) -> None:
     """Whatever is not of the release is found where it lies; `at` is in the folder that is not to link to itself."""
     for source in dict.fromkeys((index.root, index.home)):
@@ -135,18 +142,19 @@ class Gathered(msgspec.Struct, frozen=True, kw_only=True):
 
 def gather_all(folder: Path) -> Iterator[tuple[Index, Gathered]]:
     """From every copy of this host that ranks ran from, and that has something."""
-    for path in sorted(folder.glob("*" + SUFFIX)) if folder.is_dir() else ():
-        at = path.with_name(path.name.removesuffix(SUFFIX))
-        index = read(at)
-        if index is not None and index.ran and at.is_dir() and os.path.isdir(index.home):
-            with alone(folder):
-                gathered = gather(at, index)
-            if gathered.moved or gathered.stuck:
-                yield index, gathered
+    for path in sorted(folder.glob("*" + _RAN)):
+        at = path.with_name(path.name.removesuffix(_RAN))
+        with alone(folder):
+            index, gathered = gather(at)
+        if gathered.moved or gathered.stuck:
+            yield index, gathered
 
 
-def gather(at: Path, index: Index) -> Gathered:
+def gather(at: Path) -> tuple[Index, Gathered]:
     """Bring what a script has made in the copy to the user's tree, and leave a link."""
+    index = read(at) or Index(root="", home="", files={})
+    if not at.with_name(at.name + _RAN).exists() or not index.home or not os.path.isdir(index.home):
+        return index, Gathered()
     folders = {part for path in index.files for part in _folders(path)}
     moved: list[str] = []
     stuck: list[str] = []
@@ -169,7 +177,7 @@ def gather(at: Path, index: Index) -> Gathered:
             stuck.append(f"{path} stays in {at}: {e.strerror}")
 
     _each(at, "", visit)
-    return Gathered(moved=tuple(moved), stuck=tuple(stuck))
+    return index, Gathered(moved=tuple(moved), stuck=tuple(stuck))
 
 
 def _each(folder: Path, path: str, visit: Callable[[str], None]) -> None:

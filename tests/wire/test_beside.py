@@ -4,7 +4,6 @@ import errno
 import os
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from holdfast.wire import beside, tree
@@ -22,8 +21,8 @@ def copied(folder: Path, root: Path) -> tuple[Path, Index]:
     packed = tree.pack(root, listing(root).kept, folder / "releases", Bounds())
     archive, at = folder / "releases" / f"{packed.digest}.tar", folder / "releases" / packed.digest[:16]
     tree.unpack(archive, at, packed.digest)
-    index = msgspec.structs.replace(beside.make(archive, at, str(root), str(root)), ran=True)
-    beside.link(at, index)
+    index = beside.make(archive, at, str(root), str(root))
+    beside.use(at, index)
     beside.write(at, index)
     return at, index
 
@@ -82,7 +81,7 @@ def test_what_was_made_in_the_copy_is_moved(tmp_path: Path) -> None:
     (at / "new").write_text("2")
     os.replace(at / "new", at / "latest")  # in the place of our link
     writing = (at / "lib" / "log").open("w")
-    gathered = beside.gather(at, index)
+    _, gathered = beside.gather(at)
     assert gathered.moved == ("checkpoints", "last", "latest", "lib/cache.txt", "lib/log")
     assert gathered.stuck == ()
     assert (root / "checkpoints" / "1" / "state").read_text() == "s"
@@ -93,17 +92,17 @@ def test_what_was_made_in_the_copy_is_moved(tmp_path: Path) -> None:
         writing.write("who still writes goes on")
     assert (root / "lib" / "log").read_text() == (at / "lib" / "log").read_text() == "who still writes goes on"
     assert (at / "checkpoints" / "1" / "state").read_text() == "s", "and it is found from the copy"
-    assert beside.gather(at, index) == Gathered()
+    assert beside.gather(at) == (index, Gathered())
     assert [*beside.gather_all(tmp_path / "releases")] == []
 
 
 def test_nothing_is_overwritten_that_is_newer(tmp_path: Path) -> None:
     root = plant(tmp_path / "proj", CODE)
-    at, index = copied(tmp_path, root)
+    at, _ = copied(tmp_path, root)
     plant(at, {"notes": "of a rank", "both/a": "of a rank"})
     os.utime(at / "notes", (LONG_AGO, LONG_AGO))
     plant(root, {"notes": "of the user", "both/b": ""})
-    beside.gather(at, index)
+    beside.gather(at)
     assert (root / "notes").read_text() == "of the user"
     assert (root / f"notes.of-{at.name}").read_text() == "of a rank"
     assert (root / "both" / "a").read_text() == "of a rank" and (root / "both" / "b").exists()
@@ -111,14 +110,14 @@ def test_nothing_is_overwritten_that_is_newer(tmp_path: Path) -> None:
 
 def test_to_another_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = plant(tmp_path / "proj", CODE)
-    at, index = copied(tmp_path, root)
+    at, _ = copied(tmp_path, root)
     plant(at, {"checkpoints/1/state": "s", "loose": "l"})
 
     def rename(source: Path, to: Path) -> None:
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
     monkeypatch.setattr(os, "rename", rename)
-    gathered = beside.gather(at, index)
+    _, gathered = beside.gather(at)
     assert gathered.moved == ("checkpoints/1/state", "loose")
     assert (root / "checkpoints" / "1" / "state").read_text() == "s" and (root / "loose").read_text() == "l"
     assert (at / "loose").is_symlink() and (at / "checkpoints" / "1" / "state").read_text() == "s"
