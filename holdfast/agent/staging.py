@@ -82,9 +82,9 @@ class Staging:
     def _choose(self, release: Release) -> str:
         """Where ranks are run from: the user's own tree while it is what was staged. What is said if it is not."""
         at = self._at(release.digest)
-        index = beside.read(at)
-        assert index is not None  # it is staged
         self._in_place = ""
+        if (index := beside.read(at)) is None:
+            raise FileNotFoundError(f"what {at} holds is not known any more")
         here = index.root and os.path.isdir(index.root) and os.path.realpath(index.root) == os.path.realpath(index.home)
         differ, seen = beside.edited(index) if here else ([], index)
         if seen != index:

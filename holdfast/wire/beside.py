@@ -120,17 +120,21 @@ def link(at: Path, index: Index) -> None:
 
 
 def _link_below(source: Path, at: Path, folder: str) -> None:
-    for name in os.listdir(at):  # a script could not make a folder in the place of a link that leads nowhere
-        if (at / name).is_symlink() and not (at / name).exists() and os.readlink(at / name) == str(source / name):
-            (at / name).unlink()
-    for name in os.listdir(source):
-        theirs, ours = source / name, at / name
-        if is_stale(name) or (within(folder, os.path.realpath(theirs)) and not ours.is_dir()):
-            continue
-        if not os.path.lexists(ours):
-            ours.symlink_to(theirs)
-        elif theirs.is_dir() and ours.is_dir() and not ours.is_symlink():
-            _link_below(theirs, ours, folder)
+    with os.scandir(at) as entries:
+        ours = {entry.name: entry for entry in entries}
+    for name, entry in [*ours.items()]:
+        if entry.is_symlink() and not os.path.exists(entry.path) and os.readlink(entry.path) == str(source / name):
+            os.unlink(entry.path)  # a script could not make a folder in the place of a link that leads nowhere
+            del ours[name]
+    with os.scandir(source) as entries:
+        theirs = [entry for entry in entries if not is_stale(entry.name)]
+    for entry in theirs:
+        known = ours.get(entry.name)
+        if known is None:
+            if not within(folder, os.path.realpath(entry.path)):
+                (at / entry.name).symlink_to(entry.path)
+        elif known.is_dir(follow_symlinks=False) and entry.is_dir():
+            _link_below(Path(entry.path), Path(known.path), folder)
 
 
 class Gathered(msgspec.Struct, frozen=True, kw_only=True):
