@@ -222,7 +222,7 @@ def watch_node(folder: Path, pid: int, console: Console) -> int:
             passed += 1
         time.sleep(_LOOK_S)
     _end(folder)  # should the holder have been killed, what it held may still be there
-    _gather(Path(spec.read(folder / "spec.json", spec.NodeSpec).releases))
+    _gather(folder.parents[1] / "releases")
     pump.end(asked.more_than(2))
     code = os.waitstatus_to_exitcode(ended[1])
     say(_farewell(folder, code))
