@@ -85,7 +85,8 @@ class Staging:
         self._in_place = ""
         if (index := beside.read(at)) is None:
             raise FileNotFoundError(f"what {at} holds is not known any more")
-        here = index.root and os.path.isdir(index.root) and os.path.realpath(index.root) == os.path.realpath(index.home)
+        own = os.path.isdir(index.root) and os.path.realpath(index.root) == os.path.realpath(index.home)
+        here = own and not release.signature  # what was signed is run, whoever can write to the tree
         differ, seen = beside.edited(index) if here else ([], index)
         if seen != index:
             with contextlib.suppress(OSError):  # a full disk: then all is read again next time

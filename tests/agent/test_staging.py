@@ -161,6 +161,8 @@ async def test_ranks_run_in_place_while_nothing_is_edited(desk: Desk, tmp_path: 
     assert node.place(release) == copy, "as long as nobody has looked"
     assert await node.launched(release) == ""
     assert (node.place(release).root, node.place(release).at) == (str(root), "")
+    signed = msgspec.structs.replace(release, signature="by somebody")
+    assert await node.launched(signed) == "" and node.place(signed) == copy, "nobody changes what was signed"
     plant(root, {"ds.json": "[]", "checkpoints/1/state": "x"})
     assert await node.launched(release) == ""
     assert node.place(release).at == "" and said == [], "what a script may have written is no edit"
