@@ -1,6 +1,10 @@
 """`python -m holdfast`, for where the script is not on the path."""
 
+import os
 import sys
+
+if not sys.flags.safe_path:
+    sys.path[0] = os.devnull  # in the working directory may be a file with the name of a module that we need
 
 from holdfast.cli import main
 

@@ -76,7 +76,7 @@ class Agent:
         self.keeper = Keeper(place_of(self.spec, self.ranks.keeper_path), self.ranks.make_arena, budget)
         self.dialing = Dialing(self.spec)
         self.staging = Staging(self.spec, node_dir, self.dialing)
-        self.ranks.staged = self.staging.place
+        self.ranks.staged, self.staging.say = self.staging.place, self._notice
         self.keeper.say, self.keeper.told = self._notice, self._beat
         self.keeper.hashing.told = self._marked
         self.losses = Losses(self.spec.node, self.spec.settings.loss)
@@ -274,13 +274,15 @@ class Agent:
         await self.trying.stop()
         if isinstance(errand, LaunchHere):
             self.losses.eases = errand.eases
-            error = self.keeper.launched(errand) or await self.staging.launched(errand.release)
+            first = errand.seat.first_rank == 0
+            error = self.keeper.launched(errand) or await self.staging.launched(errand.release, first=first)
             error = error or await self.ranks.launch(errand)
         else:
             generation = errand.generation if isinstance(errand, StopHere) else self.life.generation
             remembering.stop(self.node_dir, generation)
             self._beat()  # the last steps, before the ranks are gone
             error = await self.ranks.stop(generation, errand.grace_s)
+            await self.staging.gather()
         copies = self.keeper.copies() if isinstance(errand, StopHere) else ()
         self._do(self.life.step(time.monotonic(), Carried(errand, not error, error, copies)))
         if isinstance(errand, Leave):

@@ -87,7 +87,7 @@ async def play(errand: PlayHere, entry: Entry, folder: Path, environment: Enviro
                 rank = seat.first_rank + local
                 own = _own(environment(local), errand, file, local, folder)
                 log = logs.enter_context((folder / f"rank-{rank}.log").open("wb"))
-                process = await _start(entry, own, log, bool(errand.launch.release.digest))
+                process = await _start(entry, own, log)
                 players.append(Player(rank, errand.replay.steps, replaying.told_in(str(folder), rank), process))
             await _watch(players, memoryview(arena), errand.within_s)
         finally:
@@ -106,8 +106,8 @@ def _own(env: dict[str, str], errand: PlayHere, file: BinaryIO, local: int, fold
     return env | replaying.environment(errand.replay, str(folder))
 
 
-async def _start(entry: Entry, env: dict[str, str], log: BinaryIO, staged: bool) -> asyncio.subprocess.Process:
-    argv = (*entry.interpreter(staged), *(word.replace("${local_rank}", env["LOCAL_RANK"]) for word in entry.argv))
+async def _start(entry: Entry, env: dict[str, str], log: BinaryIO) -> asyncio.subprocess.Process:
+    argv = (*entry.interpreter(), *(word.replace("${local_rank}", env["LOCAL_RANK"]) for word in entry.argv))
     return await asyncio.create_subprocess_exec(
         *argv,
         stdin=asyncio.subprocess.DEVNULL,

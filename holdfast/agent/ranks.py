@@ -217,7 +217,7 @@ class Ranks:
             )
             if not await self._request(key, fork):
                 return self._note_pid(where, rank, key)
-        program = (*entry.interpreter(bool(staged.at)), *argv)
+        program = (*entry.interpreter(), *argv)
         error = await self._request(key, Exec(key=key, argv=program, env=env, cwd=entry.cwd, stdout=out, stderr=err))
         return f"rank {rank}: {error}" if error else self._note_pid(where, rank, key)
 

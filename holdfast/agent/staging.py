@@ -7,18 +7,19 @@ import os
 import secrets
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
+import msgspec
 
 from holdfast.agent import checking
 from holdfast.agent.dialing import Dialing
 from holdfast.model.errand import StageHere
 from holdfast.model.release import Release
-from holdfast.wire import tree
-from holdfast.wire.listing import ListingError, listing
+from holdfast.wire import beside, tree
 from holdfast.wire.spec import NodeSpec
-from holdfast.wire.staged import Staged, environment_of, within
+from holdfast.wire.staged import Staged, environment_of
 from holdfast.wire.tree import MIB, TreeError
 
 _FETCH_S = 600.0
@@ -40,16 +41,66 @@ class Staging:
         self._having: dict[str, asyncio.Task[str]] = {}
         self._wanted: list[str] = []  # digests, the newest last: what may run next is never removed
         self._launched: list[str] = []  # the same: nor what runs, and what ran before
+        self._in_place = ""  # the digest of what is run from the user's own tree
+        self._differs = ""  # what was said of that tree
+        self.say: Callable[[str], None] = _log.warning
 
     def place(self, release: Release) -> Staged:
         if not release.digest:
             return Staged()
-        return Staged(root=os.path.realpath(release.root) if release.root else "", at=str(self._at(release.digest)))
+        copy = self.copy(release)
+        return msgspec.structs.replace(copy, at="") if release.digest == self._in_place else copy
 
-    async def launched(self, release: Release) -> str:
-        """Ranks of it are about to be started."""
+    def copy(self, release: Release) -> Staged:
+        root = os.path.realpath(release.root) if release.root else ""
+        return Staged(root=root, at=str(self._at(release.digest)))
+
+    async def launched(self, release: Release, *, first: bool = True) -> str:
+        """Ranks of it are about to be started; the node with the first of them tells of what concerns all."""
         self._launched = [*(d for d in self._launched if d != release.digest), release.digest][-2:]
-        return await self.have(release)
+        if (error := await self.have(release)) or not release.digest:
+            self._in_place = ""
+            return error
+        await self.gather()
+        try:
+            differs = await asyncio.to_thread(self._choose, release)
+        except OSError as e:
+            return f"release {release.number} cannot be run: {e}"
+        if first and differs and differs != self._differs:
+            self.say(differs)
+        self._differs = differs
+        return ""
+
+    async def gather(self) -> None:
+        """What ranks have made in copies goes to where the user looks for it."""
+        try:
+            for index, gathered in await asyncio.to_thread(lambda: [*beside.gather_all(self._folder)]):
+                self.say(beside.told(index, gathered))
+        except OSError as e:
+            self.say(f"what ranks made beside the script stays in {self._folder}: {e}")
+
+    def _choose(self, release: Release) -> str:
+        """Where ranks are run from: the user's own tree while it is what was staged. What is said if it is not."""
+        at = self._at(release.digest)
+        self._in_place = ""
+        if (index := beside.read(at)) is None:
+            raise FileNotFoundError(f"what {at} holds is not known any more")
+        own = os.path.isdir(index.root) and os.path.realpath(index.root) == os.path.realpath(index.home)
+        here = own and not release.signature  # what was signed is run, whoever can write to the tree
+        differ, seen = beside.edited(index) if here else ([], index)
+        if seen != index:
+            with contextlib.suppress(OSError):  # a full disk: then all is read again next time
+                beside.write(at, seen)
+        if here and not differ:
+            self._in_place = release.digest
+        else:
+            with beside.alone(self._folder):
+                beside.use(at, index)
+        if not differ:
+            return ""
+        others = f" and {len(differ) - 1} more were" if len(differ) > 1 else " was"
+        said = f"{differ[0]}{others} edited since release {release.number} was taken: "
+        return f"{said}release {release.number} is run as it was, from a copy; holdfast update brings the edit"
 
     def _at(self, digest: str) -> Path:
         return self._folder / digest[:_NAME]  # it stands in every traceback
@@ -81,8 +132,9 @@ class Staging:
             return error, False
         if not errand.check:
             return "", False
-        env = environment_of(dict(os.environ), self._node.entry, errand.release, self.place(errand.release))
-        return await checking.check(self._node.entry, errand.release, self.place(errand.release), env)
+        copy = self.copy(errand.release)
+        env = environment_of(dict(os.environ), self._node.entry, errand.release, copy)
+        return await checking.check(self._node.entry, errand.release, copy, env)
 
     # --- one release -------------------------------------------------------------------------------------------
 
@@ -114,13 +166,10 @@ class Staging:
         if not at.is_dir():
             return False
         mark = at.with_name(f"{at.name}.mark")
-        if mark.exists() and mark.read_bytes() == _mark(release.digest):
+        if mark.exists() and mark.read_bytes() == _mark(release.digest) and beside.read(at) is not None:
             os.utime(at)
             return True
-        gone = self._draft(at.name, "old")
-        with contextlib.suppress(FileNotFoundError):  # another node of this host was faster
-            at.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        self._remove(at)
         return False
 
     async def _fetch(self, digest: str, to: Path) -> None:
@@ -149,7 +198,10 @@ class Staging:
         partial = self._draft(at.name, "partial")
         try:
             tree.unpack(archive, partial, release.digest)
-            self._link_rest(release, partial)
+            index = beside.make(archive, partial, release.root, release.home)
+            beside.link(partial, index)
+            if not at.exists():
+                beside.write(at, index)
             mark = self._draft(at.name, "mark")
             mark.write_bytes(_mark(release.digest))
             mark.replace(at.with_name(f"{at.name}.mark"))
@@ -158,37 +210,27 @@ class Staging:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
-    def _link_rest(self, release: Release, partial: Path) -> None:
-        """What the tree leaves out, such as its own data, is found where it lies."""
-        root = Path(release.root)
-        if not release.root or not root.is_dir():
-            return
-        try:
-            rest = listing(root).linked()
-        except ListingError as e:
-            _log.warning("what release %d leaves out is not linked: %s", release.number, e)
-            return
-        for path in rest:
-            if within(os.path.realpath(self._folder), os.path.realpath(root / path)):
-                continue  # this very folder
-            with contextlib.suppress(FileExistsError, NotADirectoryError):  # the release has something of its own there
-                (partial / path).parent.mkdir(parents=True, exist_ok=True)
-                (partial / path).symlink_to(root / path)
-
     def _prune(self) -> None:
         """Of trees that nobody needs now the newest are kept, and nothing of agents that died amid their work."""
         trees = [path for path in self._folder.iterdir() if len(path.name) == _NAME and path.is_dir()]
         needed = {digest[:_NAME] for digest in (*self._wanted, *self._launched)}
         spare = sorted((p for p in trees if p.name not in needed), key=lambda p: p.stat().st_mtime)
         for path in spare[: max(0, len(spare) - _KEPT)]:
-            gone = self._draft(path.name, "old")
-            with contextlib.suppress(OSError):  # another node of this host was faster
-                path.rename(gone)
-            shutil.rmtree(gone, ignore_errors=True)
+            self._remove(path)
         for path in self._folder.glob("*.*-*"):
             owner = path.name.rpartition(".")[2].split("-")[1]
             if owner.isdigit() and not Path(f"/proc/{owner}").exists():
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+    def _remove(self, at: Path) -> None:
+        """But for work that is nowhere else."""
+        gone = self._draft(at.name, "old")
+        with contextlib.suppress(OSError), beside.alone(self._folder):  # another node of this host was faster
+            if stuck := beside.gather(at)[1].stuck:
+                _log.warning("%s", "; ".join(stuck))
+            at.rename(at.with_name(f"{at.name}.saved") if stuck else gone)
+            beside.forget(at)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def _rename(partial: Path, to: Path) -> None:

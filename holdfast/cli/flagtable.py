@@ -63,7 +63,7 @@ OURS = (
     Flag("resume", "RUN_DIR", "take up the run kept in RUN_DIR; no SCRIPT needed"),
     Flag("preload", "MODULE,...", "modules to import once per node, before ranks are forked; repeatable", many=True),
     Flag("no-zygote", "", "start each rank as a fresh interpreter instead of forking a preloaded one"),
-    Flag("no-release", "", "run the script where it stands, not from a copy of its tree"),
+    Flag("no-release", "", "always run the script where it stands, never from a copy of its tree"),
     Flag("snapshot-memory", "SIZE|PERCENT", "memory of a node that snapshots may take: 64G, or 50%% of what is free"),
     Flag("on-incident", "CMD", "shell command that is told of incidents, questions and the end, as JSON on stdin"),
     Flag("config", "FILE", "settings, as TOML"),

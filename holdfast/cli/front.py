@@ -14,7 +14,7 @@ from holdfast.cli.console import Console, Pump, say
 from holdfast.client.zygote import DEFAULT_PRELOAD
 from holdfast.fleet.local import end_node
 from holdfast.linux.python_fork import OpenFiles, Program
-from holdfast.wire import fork_server, spec, unixpath
+from holdfast.wire import beside, fork_server, spec, unixpath
 from holdfast.wire.fork_server import ForkServer, Process
 
 _LOOK_S = 0.05
@@ -72,6 +72,7 @@ class Front:
         self._server = self._start_fork_server()
         code = self._keep_controller()
         self._end_nodes()
+        _gather(self._run_dir / "releases")
         self._end_store()
         self._end_fork_server()
         if (self._run_dir / "exit.json").exists():
@@ -192,6 +193,15 @@ class Front:
             return  # it is gone already
 
 
+def _gather(releases: Path) -> None:
+    """What ranks made in copies, should their nodes have had no time to bring it to the user's tree."""
+    try:
+        for index, gathered in beside.gather_all(releases):
+            say(beside.told(index, gathered))
+    except OSError as e:
+        say(f"what ranks made beside the script stays in {releases}: {e}")
+
+
 def _end(folder: Path) -> None:
     try:
         end_node(folder)
@@ -212,6 +222,7 @@ def watch_node(folder: Path, pid: int, console: Console) -> int:
             passed += 1
         time.sleep(_LOOK_S)
     _end(folder)  # should the holder have been killed, what it held may still be there
+    _gather(folder.parents[1] / "releases")
     pump.end(asked.more_than(2))
     code = os.waitstatus_to_exitcode(ended[1])
     say(_farewell(folder, code))

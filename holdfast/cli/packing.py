@@ -44,7 +44,7 @@ def first(entry: Entry, run_dir: Path, apart: Collection[Path], *, copied: bool)
         kept = str(root) if root != Path() else ""
         release = Release(number=1, root=kept, script=script, argv=entry.argv, source=kept, who=rundir.user())
         return Begun(release=release, said=f"release 1 is run where it stands: {e}")
-    said = f"release 1 is a copy of {counted(packed.files, 'file')} of {release.source}"
+    said = f"release 1 is {counted(packed.files, 'file')} of {release.source}, run in place while they stay as they are"
     return Begun(release=release, said=f"{said}; what is changed there later comes by holdfast update")
 
 
@@ -107,29 +107,34 @@ class Brought(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     source: str
     files: int
+    left_out: tuple[str, ...] = ()  # as the job may have written it
 
 
-def bring(what: str | None, root: str, run_dir: Path, apart: Collection[Path]) -> Brought:
+def bring(what: str | None, base: Release, run_dir: Path, apart: Collection[Path]) -> Brought:
     """Pack a folder, a commit of the job's repository, or the job's own tree as it is now; UsageError otherwise."""
+    root = base.root
     if what is None and not root:
         raise UsageError("this job's code is not in one folder; say which is: holdfast update PATH")
     try:
         if what is None or os.path.isdir(what):
-            return _bring_folder(Path(what or root).resolve(), run_dir, apart)
+            return _bring_folder(Path(what or root).resolve(), base, run_dir, apart)
         return _bring_commit(what, root, run_dir)
     except (ListingError, TreeError) as e:
         raise UsageError(str(e)) from None
 
 
-def _bring_folder(root: Path, run_dir: Path, apart: Collection[Path]) -> Brought:
+def _bring_folder(root: Path, base: Release, run_dir: Path, apart: Collection[Path]) -> Brought:
     if not root.is_dir():
         raise UsageError(f"{root} is not there; say where the code is: holdfast update PATH")
     if root == Path("/"):
         raise UsageError("/ is no folder of code; say where the code is: holdfast update PATH")
     found = listing(root, (*apart, run_dir, rundir.home()), LATER.files)
-    packed = tree.pack(root, found.kept, run_dir / "releases", LATER)
+    known = tree.contents(run_dir / "releases" / f"{base.digest}.tar") if base.digest else {}
+    written = found.written(known) if root == Path(base.home or base.root).resolve() else frozenset()
+    packed = tree.pack(root, set(found.kept) - written, run_dir / "releases", LATER)
+    brought = Brought(digest=packed.digest, root=str(root), source=str(root), files=packed.files)
     source = f"{root}{_commit(root) if found.git else ''}"
-    return Brought(digest=packed.digest, root=str(root), source=source, files=packed.files)
+    return msgspec.structs.replace(brought, source=source, left_out=tuple(sorted(written)))
 
 
 def _bring_commit(what: str, root: str, run_dir: Path) -> Brought:

@@ -74,7 +74,7 @@ def _update(args: argparse.Namespace, words: tuple[str, ...]) -> int:
     chapters = releases.ask_all(run_dir).releases
     base = next((c for c in reversed(chapters) if c.fate in _OPEN), _running(chapters))
     log_dir = Path(rundir.read_spec(run_dir).log_dir)
-    brought = packing.bring(args.what, base.release.root, run_dir, (log_dir,))
+    brought = packing.bring(args.what, base.release, run_dir, (log_dir,))
     release = _release(base.release, brought, entry, words, env)
     release = msgspec.structs.replace(release, message=args.message, signature="")
     if args.sign:
@@ -122,6 +122,7 @@ def _release(base: Release, brought: Brought, entry: Entry, words: tuple[str, ..
     if words:
         script, argv = "" if entry.module else _script(words[0], brought.root), words
     release = msgspec.structs.replace(base, number=0, digest=brought.digest, root=brought.root, source=brought.source)
+    release = msgspec.structs.replace(release, home=base.home or base.root)
     return msgspec.structs.replace(release, script=script, argv=argv, env=base.env | env)
 
 
@@ -148,7 +149,15 @@ def _changes(run_dir: Path, base: Release, release: Release, brought: Brought) -
     changed = f"{brought.files} files" if not base.digest else packing.difference(run_dir, base.digest, release.digest)
     own = [what for what, one, other in _words(base, release) if one != other]
     what = ", ".join([*([changed] if changed else []), *own])
-    return f"{what} since release {base.number}, from {brought.source}"
+    return f"{what} since release {base.number}, from {brought.source}{_left_out(brought)}"
+
+
+def _left_out(brought: Brought) -> str:
+    if not brought.left_out:
+        return ""
+    more = len(brought.left_out) - 3
+    names = ", ".join(brought.left_out[:3]) + (f" and {more} more" if more > 0 else "")
+    return f"; left out, as the job may have written it: {names}"
 
 
 def _words(base: Release, release: Release) -> tuple[tuple[str, Any, Any], ...]:

@@ -47,7 +47,7 @@ def become(request: Fork, files: Files, coerced: dict[str, str], preloaded: tupl
     os.environ.clear()
     os.environ.update(coerced | request.env)
     process_control.default_signals()
-    if request.staged:
+    if request.root:
         moving.move(Staged(root=request.root, at=request.staged), preloaded)
     _forget_the_zygote()
     python = [sys.executable, "-u", *(["-m"] if request.module else [])]

@@ -14,6 +14,7 @@ import types
 from collections.abc import Sequence
 from importlib.machinery import BuiltinImporter, SourceFileLoader, SourcelessFileLoader
 
+from holdfast.client import naming, shadows
 from holdfast.client.progress import here
 
 
@@ -50,6 +51,7 @@ def _fresh_main() -> types.ModuleType:
 def _add_path(path: str) -> None:
     if not sys.flags.safe_path:
         sys.path.insert(0, path)
+        shadows.let_go(path)
 
 
 def _absolute(path: str) -> str:
@@ -59,6 +61,7 @@ def _absolute(path: str) -> str:
 def _run_file(path: str, main: types.ModuleType) -> None:
     if pkgutil.get_importer(path) is not None:  # a folder or an archive with a __main__ module
         sys.path.insert(0, path)
+        shadows.let_go(path)
         runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
         return
     try:
@@ -72,7 +75,7 @@ def _run_file(path: str, main: types.ModuleType) -> None:
     _add_path(os.path.dirname(os.path.realpath(path)))
     main.__loader__ = (SourcelessFileLoader if code else SourceFileLoader)("__main__", path)
     vars(main).update(__file__=path, __cached__=None)
-    exec(code or compile(source, path, "exec", dont_inherit=True), vars(main))
+    exec(code or compile(source, naming.shown(path, source), "exec", dont_inherit=True), vars(main))
 
 
 def _end(failure: BaseException) -> None:

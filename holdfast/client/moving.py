@@ -5,6 +5,7 @@ import os
 import sys
 import sysconfig
 
+from holdfast.client import naming
 from holdfast.wire.staged import Staged, editable, within
 
 
@@ -33,3 +34,5 @@ def move(staged: Staged, preloaded: tuple[str, ...]) -> None:
         file = getattr(sys.modules.get(name), "__file__", None)
         if isinstance(file, str) and within(os.path.realpath(file), staged.root) and not name.startswith("holdfast"):
             del sys.modules[name]
+    if staged.at:
+        naming.install(staged)

@@ -66,7 +66,7 @@ def warm_up(fd: int, preload: list[str]) -> Serving:
     serving = Serving(socket.socket(fileno=fd), holder, _coerced())
     serving.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * PACKET_BYTES)
     if not sys.flags.safe_path:
-        sys.path.pop(0)  # the working directory, which a script does not have there; nothing is preloaded from it
+        sys.path.pop(0)  # in the place of the working directory; a script has its own folder there
     gc.disable()  # imports make no garbage worth looking for, and a collection would touch every page
     skipped = tuple(name for name in preload if not _imported(name))
     if "torch.optim.optimizer" in sys.modules:

@@ -17,6 +17,12 @@ from holdfast.linux import process_control
 KEPT = "HOLDFAST_KEPT"  # in the environment: the numbers of files that were passed on, in their order
 FAILED = 127  # exit code of a fork that could not become its program
 _OURS = "HOLDFAST_"  # variables that nothing reads while it is imported
+# As `python -m` does it, but for the working directory: a file there may have the name of a module that we need.
+_NOWHERE = os.devnull
+_RUN = (
+    f"import sys; sys.flags.safe_path or sys.path.__setitem__(0, {_NOWHERE!r}); del sys.argv[0]; "
+    "import runpy; runpy._run_module_as_main(sys.argv[0])"
+)
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +35,12 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     bare: bool = False  # without modules that were imported for other programs: its own are the user's to choose
 
     def argv(self) -> list[str]:
+        """How it is shown."""
         return [sys.executable, "-u", "-m", self.module, *self.args]
+
+    def command(self) -> list[str]:
+        """How it is executed: nothing is imported from the working directory."""
+        return [sys.executable, "-u", "-c", _RUN, self.module, *self.args]
 
 
 class OpenFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +130,7 @@ def _become(program: Program, files: OpenFiles, show: int) -> None:
     if not _fits(program) or not process_control.show_as(program.argv(), shown):
         for fd in files.keep:
             os.set_inheritable(fd, True)
-        os.execve(sys.executable, program.argv(), program.env | files.told())
+        os.execve(sys.executable, program.command(), program.env | files.told())
     coerced = {name: value for name, value in os.environ.items() if name == "LC_CTYPE"}
     os.environ.clear()
     os.environ.update(coerced | program.env | files.told())
@@ -141,6 +152,6 @@ def _program_main(program: Program) -> Callable[[], int | None]:
         sys.modules.pop(name, None)
     sys.argv = [module.__file__ or program.module, *program.args]
     sys.orig_argv = program.argv()
-    sys.path[:] = _born_path if sys.flags.safe_path else [os.getcwd(), *_born_path]
+    sys.path[:] = _born_path if sys.flags.safe_path else [_NOWHERE, *_born_path]
     main: Callable[[], int | None] = module.main
     return main

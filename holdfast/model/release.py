@@ -11,6 +11,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     digest: str = ""  # of the tree's content; "": the user's own tree where it stands, nothing is staged
     root: str = ""  # the tree that it was taken from: what it leaves out is linked from there
+    home: str = ""  # the job's own tree, where its work is kept, if that is another one
     script: str = ""  # path below the root; "": argv names it as it is (a module, or a file outside of the root)
     argv: tuple[str, ...] = ()  # as a rank gets it, but for the script's place
     env: dict[str, str] = {}  # on top of the job's environment

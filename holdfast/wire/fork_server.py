@@ -62,8 +62,9 @@ class ForkServer:
         store = ("holdfast.client.store",) if "torch" in preload else ()
         modules = ("holdfast.client.zygote", *preload, "--", *_PROGRAMS, *store)
         with unixpath.listen(path, backlog=_BACKLOG) as listener:
+            args = (str(listener.fileno()), str(os.getpid()), *modules)
             self._process = subprocess.Popen(
-                [sys.executable, "-u", "-m", __name__, str(listener.fileno()), str(os.getpid()), *modules],
+                Program(module=__name__, args=args, env=env).command(),
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -129,7 +130,7 @@ def start(program: Program, files: OpenFiles, server: Path | None, begin_s: floa
         except Unserved:
             pass
     child = subprocess.Popen(
-        program.argv(),
+        program.command(),
         env=program.env | files.told(),
         cwd=program.cwd or None,
         stdin=subprocess.DEVNULL,
@@ -190,7 +191,7 @@ def main() -> NoReturn:
     listener = socket.socket(fileno=int(sys.argv[1]))
     listener.listen(_BACKLOG)  # once more, so that who asks is told our pid and not our parent's
     if not sys.flags.safe_path:
-        sys.path.pop(0)  # nothing is imported from the working directory
+        sys.path.pop(0)  # in the place of the working directory, from which nothing is imported
     gc.disable()  # imports make no garbage worth looking for
     _import(sys.argv[3 : sys.argv.index("--")])
     seen = set(sys.modules)

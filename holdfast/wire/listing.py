@@ -9,13 +9,22 @@ import msgspec
 
 _GIT_S = 10.0
 _ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR")
-_BIG_BYTES = 16 << 20  # in a folder without git, files above this are no code
+_BIG_BYTES = 16 << 20  # files above this are no code, unless git was told of them
 _CACHES = frozenset(
     ".git .hg .svn __pycache__ node_modules .venv venv .tox .nox .mypy_cache .ruff_cache .pytest_cache .hypothesis "
     ".ipynb_checkpoints .cache wandb".split()
 )
 _STALE = ("__pycache__", ".pyc")  # bytecode of one tree is never another's
 _ENVIRONMENTS = ("pyvenv.cfg", "conda-meta")  # a folder that holds one of these
+_PYTHON = (".py", ".pyi", ".pyx", ".pxd", ".ipynb")
+_SOURCE = (
+    *_PYTHON,
+    *".c .cc .cpp .cu .cuh .h .hpp .rs .sh .toml .yaml .yml .ini .cfg .conf .proto .jinja .j2 .gin .md .rst".split(),
+)
+_STATE = tuple(  # what training leaves behind; nobody writes it by hand
+    ".pt .pth .ckpt .bin .safetensors .distcp .npy .npz .pkl .pickle .h5 .hdf5 .onnx .gguf .arrow .parquet .log "
+    ".out .err .metadata".split()
+)
 
 
 class ListingError(Exception):
@@ -28,10 +37,33 @@ class Listing(msgspec.Struct, frozen=True):
     kept: tuple[str, ...]
     left_out: tuple[str, ...]
     git: bool = False
+    tracked: frozenset[str] = frozenset()  # of those kept: what git has been told of, and so is somebody's work
 
-    def linked(self) -> tuple[str, ...]:
-        """Those left out that a staged tree links to, so that the script finds its own big files."""
-        return tuple(path for path in self.left_out if not path.endswith(_STALE))
+    def loose(self) -> frozenset[str]:
+        """Of those kept: what a script may have written as well as a person (`latest`, `metrics.json`)."""
+        return frozenset(path for path in self.kept if path not in self.tracked and not path.endswith(_SOURCE))
+
+    def written(self, known: Collection[str]) -> frozenset[str]:
+        """Of those kept: what came since a release of the `known` files and may be a job's own work.
+
+        That is whatever is neither source nor told to git, and all else that lies in one folder with such, without
+        any Python.
+        """
+        came = {path for path in self.kept if path not in known and path not in self.tracked}
+        odd = {path for path in came if not path.endswith(_SOURCE)}
+        places = {folder for path in (*odd, *self.left_out) for folder in _folders(path)}
+        places -= {folder for path in self.kept if path.endswith(_PYTHON) for folder in _folders(path)}
+        return frozenset(odd | {path for path in came if places & {*_folders(path)}})
+
+
+def is_stale(name: str) -> bool:
+    return name.endswith(_STALE)
+
+
+def _folders(path: str) -> Iterator[str]:
+    """Those that it lies in, below the root."""
+    while path := os.path.dirname(path):
+        yield path
 
 
 def repository(folder: Path) -> Path | None:
@@ -52,18 +84,19 @@ def listing(root: Path, apart: Collection[Path] = (), most: int = 1 << 20) -> Li
     not_ours = {os.path.relpath(path, root) for path in map(os.path.realpath, apart)}
     git = repository(root) is not None
     try:
-        kept, left_out = _of_git(root) if git else ([], [])
+        kept, left_out, tracked = _of_git(root) if git else ([], [], set())
         if not kept:  # or git ignores the whole folder
             git = False
             kept, left_out = _of_folder(root, not_ours, most)
     except OSError as e:
         raise ListingError(f"{e.filename or root} cannot be read: {e.strerror}") from None
     found = set(_left(kept, not_ours))
-    outside = {path for path in found if _leads_out(root, path)}
+    outside = {path for path in found if _leads_out(root, path) or (path not in tracked and _is_state(root, path))}
     inside = sorted(found - outside)
     if len(inside) > most:
         raise ListingError(f"{root} has more than {most} files")
-    return Listing(tuple(inside), tuple(sorted({*_left(left_out, not_ours), *outside})), git)
+    rest = tuple(sorted({*_left(left_out, not_ours), *outside}))
+    return Listing(tuple(inside), rest, git, frozenset(tracked.intersection(inside)))
 
 
 def _left(paths: list[str], not_ours: Collection[str]) -> Iterator[str]:
@@ -71,6 +104,10 @@ def _left(paths: list[str], not_ours: Collection[str]) -> Iterator[str]:
         parts = path.rstrip("/").split("/")
         if not any("/".join(parts[:depth]) in not_ours for depth in range(1, len(parts) + 1)):
             yield path.rstrip("/")
+
+
+def _is_state(root: Path, path: str) -> bool:
+    return path.endswith(_STATE) or _is_big(os.path.join(root, path))
 
 
 def _leads_out(root: Path, path: str) -> bool:
@@ -107,19 +144,21 @@ def run_git(folder: Path, *words: str, index: str = "") -> bytes:
     return done.stdout
 
 
-def _of_git(root: Path) -> tuple[list[str], list[str]]:
+def _of_git(root: Path) -> tuple[list[str], list[str], set[str]]:
     kept, left_out = [], [".git"] if os.path.lexists(root / ".git") else []
-    for path in _names(run_git(root, "ls-files", "-z", "-co", "--exclude-standard")):
+    tracked = set(_names(run_git(root, "ls-files", "-z")))
+    for path in sorted(tracked.union(_names(run_git(root, "ls-files", "-z", "-o", "--exclude-standard")))):
         whole = root / path
         if whole.is_dir() and not whole.is_symlink():  # a submodule, or a repository that was cloned into this one
-            inner, ignored = _of_git(whole)
+            inner, ignored, known = _of_git(whole)
             kept += [os.path.join(path, name) for name in inner]
             left_out += [os.path.join(path, name) for name in ignored]
+            tracked.update(os.path.join(path, name) for name in known)
         elif _is_file(str(whole)):  # and has not been deleted
             kept.append(path)
     if kept:  # git cannot tell what is ignored in a folder that is ignored itself
         left_out += _names(run_git(root, "ls-files", "-z", "-oi", "--exclude-standard", "--directory"))
-    return kept, left_out
+    return kept, left_out, tracked
 
 
 def _names(listed: bytes) -> list[str]:

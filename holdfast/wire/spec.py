@@ -22,12 +22,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     preload: tuple[str, ...] = ()
     cwd: str = "."
     role: str = "default"
+    copied: bool = False  # it is run from the copy of a release
 
-    def interpreter(self, staged: bool = False) -> tuple[str, ...]:
-        """What goes before argv. From a staged tree no module is looked for in the working directory."""
+    def interpreter(self) -> tuple[str, ...]:
+        """What goes before argv. From a copy no module is looked for in the working directory."""
         if not self.python:
             return ()
-        return (self.python, "-u", *(("-P",) if staged and self.module else ()), *(("-m",) if self.module else ()))
+        return (self.python, "-u", *(("-P",) if self.copied and self.module else ()), *(("-m",) if self.module else ()))
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from holdfast.wire.spec import Entry
 
 
 class Staged(msgspec.Struct, frozen=True, kw_only=True):
-    """A tree and its copy; without one the user's own tree is run as it stands."""
+    """A tree and its copy; without a copy the user's own tree is run, as it stands."""
 
     root: str = ""
     at: str = ""
@@ -30,12 +30,15 @@ def within(path: str, root: str) -> bool:
 
 def entry_of(entry: Entry, release: Release, staged: Staged) -> Entry:
     """What ranks of this release run; on a host that was started with words of its own, these words."""
-    if not staged.at:
+    if not release.digest:
         return entry
     argv = release.argv or entry.argv
     if release.script:
-        argv = (os.path.join(staged.at, release.script), *argv[1:])
-    return msgspec.structs.replace(entry, argv=argv)
+        script = os.path.join(staged.at or staged.root, release.script)
+        given = os.path.join(entry.cwd, entry.argv[0])
+        as_given = not staged.at and os.path.realpath(given) == os.path.realpath(script)
+        argv = (entry.argv[0] if as_given else script, *argv[1:])
+    return msgspec.structs.replace(entry, argv=argv, copied=bool(staged.at))
 
 
 def environment_of(env: dict[str, str], entry: Entry, release: Release, staged: Staged) -> dict[str, str]:

@@ -117,8 +117,12 @@ def contents(archive: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     with _opened(archive) as tar:
         for path, kind, content in _members(tar):
-            found[path] = f"{kind} {hashlib.sha256(content).hexdigest()}"
+            found[path] = word(kind, content)
     return found
+
+
+def word(kind: str, content: bytes) -> str:
+    return f"{kind} {hashlib.sha256(content).hexdigest()}"
 
 
 def unpacked_bytes(archive: Path) -> int:

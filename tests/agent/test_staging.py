@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -141,13 +142,85 @@ async def test_old_ones_go_and_those_in_use_stay(desk: Desk, tmp_path: Path) -> 
     for number in range(1, 12):
         releases.append(desk.pack(plant(tmp_path / "proj", {"train.py": f"print({number})"}), number))
         assert await (node.launched(releases[0]) if number == 1 else node.have(releases[-1])) == ""
-        at = Path(node.place(releases[-1]).at)
+        at = Path(node.copy(releases[-1]).at)
         os.utime(at, (number, number))
     names = {path.name for path in (tmp_path / "staged").iterdir() if path.is_dir()}
-    there = {release.number for release in releases if Path(node.place(release).at).name in names}
+    there = {release.number for release in releases if Path(node.copy(release).at).name in names}
     assert there == {1, 4, 5, 6, 7, 8, 9, 10, 11}, "that which runs, the three newest, and five beside them"
     assert not dead.exists() and alive.exists()
     assert await node.have(releases[1]) == "", "one that went can be had again"
+
+
+async def test_ranks_run_in_place_while_nothing_is_edited(desk: Desk, tmp_path: Path) -> None:
+    root = plant(tmp_path / "proj", {"train.py": "print(1)\n", "lib/a.py": "", "ds.json": "{}"})
+    release = desk.pack(root)
+    node = desk.node()
+    said: list[str] = []
+    node.say = said.append
+    copy = node.copy(release)
+    assert node.place(release) == copy, "as long as nobody has looked"
+    assert await node.launched(release) == ""
+    assert (node.place(release).root, node.place(release).at) == (str(root), "")
+    signed = msgspec.structs.replace(release, signature="by somebody")
+    assert await node.launched(signed) == "" and node.place(signed) == copy, "nobody changes what was signed"
+    plant(root, {"ds.json": "[]", "checkpoints/1/state": "x"})
+    assert await node.launched(release) == ""
+    assert node.place(release).at == "" and said == [], "what a script may have written is no edit"
+    plant(root, {"train.py": "print(2)\n", "lib/a.py": "1"})
+    assert await node.launched(release) == ""
+    assert node.place(release) == copy
+    assert (Path(copy.at) / "train.py").read_text() == "print(1)\n", "as it was"
+    assert (Path(copy.at) / "ds.json").read_text() == "[]" and (Path(copy.at) / "checkpoints/1/state").exists()
+    assert said == [
+        "lib/a.py and 1 more were edited since release 2 was taken: "
+        "release 2 is run as it was, from a copy; holdfast update brings the edit"
+    ]
+    assert await node.launched(release) == "" and len(said) == 1, "which is said once"
+    other = desk.node()
+    other.say = said.append
+    assert await other.launched(release, first=False) == "" and len(said) == 1, "by one node"
+    plant(root, {"train.py": "print(1)\n", "lib/a.py": ""})
+    assert await node.launched(release) == "" and node.place(release).at == "", "the edit was undone"
+    (root / "train.py").unlink()
+    assert await node.launched(release) == "" and node.place(release) == copy
+    assert said[-1].startswith("train.py was edited since")
+    shutil.rmtree(root)
+    assert await node.launched(release) == "" and node.place(release) == copy, "a host without the tree"
+    assert len(said) == 2, "has nothing to say of it"
+
+
+async def test_the_work_of_a_job_stays_in_its_own_tree(desk: Desk, tmp_path: Path) -> None:
+    """Whichever folder newer code comes from."""
+    home = plant(tmp_path / "proj", {"train.py": "1", "checkpoints/state": "", "data/x": "old"})
+    fixed = plant(tmp_path / "fixed", {"train.py": "2", "data/y": ""})
+    release = msgspec.structs.replace(desk.pack(fixed), home=str(home))
+    node = desk.node()
+    said: list[str] = []
+    node.say = said.append
+    assert await node.launched(release) == ""
+    at = Path(node.place(release).at)
+    assert at == Path(node.copy(release).at), "equal to a tree that is not the job's"
+    assert (at / "checkpoints").resolve() == home / "checkpoints"
+    assert (at / "data" / "x").read_text() == "old" and (at / "data" / "y").exists()
+    (at / "made").write_text("new")
+    await node.gather()
+    assert (home / "made").read_text() == "new" and not (fixed / "made").exists()
+    assert said == [f"what ranks made beside the script is now in {home}: made"]
+    await node.gather()
+    assert len(said) == 1
+
+
+async def test_work_in_a_copy_that_goes_is_brought_home(desk: Desk, tmp_path: Path) -> None:
+    root = plant(tmp_path / "proj", {"train.py": "1"})
+    release = desk.pack(root)
+    plant(root, {"train.py": "2"})
+    node = desk.node()
+    assert await node.launched(release) == ""
+    at = Path(node.place(release).at)
+    (at / "made").write_text("new")
+    at.with_name(f"{at.name}.mark").write_text(f"{release.digest} another boot")
+    assert await desk.node().have(release) == ""
+    assert (root / "made").read_text() == "new"
 
 
 async def test_checks(desk: Desk, tmp_path: Path) -> None:

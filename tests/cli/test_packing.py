@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.cli import packing
 from holdfast.cli.flagtable import UsageError
+from holdfast.model.release import Release
 from holdfast.wire import tree
 from holdfast.wire.spec import Entry
 from tests.wire.test_listing import git, repo
@@ -44,7 +45,7 @@ def test_the_tree_of_a_script_is_its_repository(tmp_path: Path) -> None:
     assert release.argv == ("model.py", "--lr=1")
     assert names(tmp_path, release.digest) == {".gitignore", "lib/model.py", "notes.txt", "train.py"}
     assert "(git " in release.source and release.source.endswith(", changed)"), "some files were never committed"
-    assert begun.said.startswith("release 1 is a copy of 4 files of ")
+    assert begun.said.startswith("release 1 is 4 files of ")
 
 
 def test_or_its_folder(tmp_path: Path) -> None:
@@ -88,9 +89,9 @@ def test_what_is_no_tree_of_code_is_run_where_it_stands(tmp_path: Path, home: Pa
 
 
 def test_a_large_tree_is_run_where_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = plant(tmp_path / "proj", {"train.py": "", "data.bin": "x" * 5000})
+    root = plant(tmp_path / "proj", {"train.py": "", "data.txt": "x" * 5000})
     monkeypatch.setattr(packing, "FIRST", tree.Bounds(bytes=4096, files=9))
-    assert "the biggest is data.bin" in first(entry_of(root), tmp_path).said
+    assert "the biggest is data.txt" in first(entry_of(root), tmp_path).said
     monkeypatch.setattr(packing, "FIRST", tree.Bounds(bytes=1 << 20, files=1))
     assert "has more than 1 files" in first(entry_of(root), tmp_path).said
 
@@ -98,18 +99,18 @@ def test_a_large_tree_is_run_where_it_stands(tmp_path: Path, monkeypatch: pytest
 def test_a_folder_or_a_commit_is_brought(tmp_path: Path) -> None:
     root = repo(tmp_path / "proj")
     begun = first(entry_of(root), tmp_path).release
-    own = packing.bring(None, str(root), tmp_path / "run", ())
+    own = packing.bring(None, begun, tmp_path / "run", ())
     assert (own.digest, own.root) == (begun.digest, str(root)), "nothing has changed"
     (root / "train.py").write_text("print(2)")
-    changed = packing.bring(None, str(root), tmp_path / "run", ())
+    changed = packing.bring(None, begun, tmp_path / "run", ())
     assert packing.difference(tmp_path / "run", begun.digest, changed.digest) == "1 file changed"
     git(root, "tag", "v1")
-    commit = packing.bring("v1", str(root), tmp_path / "run", ())
+    commit = packing.bring("v1", begun, tmp_path / "run", ())
     assert names(tmp_path, commit.digest) == {".gitignore", "train.py"}, "what was committed, not what lies there"
     assert commit.root == str(root) and "(git " in commit.source
     assert packing.difference(tmp_path / "run", begun.digest, commit.digest) == "2 files gone"
     other = plant(tmp_path / "other", {"train.py": "", "new.py": ""})
-    assert packing.bring(str(other), str(root), tmp_path / "run", ()).root == str(other)
+    assert packing.bring(str(other), begun, tmp_path / "run", ()).root == str(other)
 
 
 def test_what_cannot_be_brought(tmp_path: Path) -> None:
@@ -124,4 +125,41 @@ def test_what_cannot_be_brought(tmp_path: Path) -> None:
     ]
     for what, of, words in cases:
         with pytest.raises(UsageError, match=words.replace("(", "\\(")):
-            packing.bring(what, of, tmp_path / "run", ())
+            packing.bring(what, Release(number=1, root=of), tmp_path / "run", ())
+
+
+def test_what_a_job_has_written_is_no_part_of_a_release(tmp_path: Path) -> None:
+    root = plant(tmp_path / "proj", {"train.py": "", "ds.json": "{}", "old/step.pt": "", "old/latest": "1"})
+    begun = first(entry_of(root), tmp_path).release
+    assert names(tmp_path, begun.digest) == {"train.py", "ds.json", "old/latest"}, "nor what an earlier job has left"
+    plant(
+        root,
+        {
+            "new.py": "",
+            "conf/b.yaml": "",
+            "ckpt/1/state": "",
+            "ckpt/1/args.yaml": "",
+            "metrics.json": "",
+            "ds.json": "1",
+        },
+    )
+    with (root / "ckpt" / "all.tar").open("wb") as file:
+        file.truncate(10 << 30)
+    brought = packing.bring(None, begun, tmp_path / "run", ())
+    kept = {"train.py", "ds.json", "old/latest", "new.py", "conf/b.yaml"}
+    assert names(tmp_path, brought.digest) == kept, "ten GiB neither"
+    assert brought.left_out == ("ckpt/1/args.yaml", "ckpt/1/state", "metrics.json"), "and it is said"
+    elsewhere = plant(tmp_path / "fixed", {"train.py": "", "ds.json": "", "metrics.json": ""})
+    assert packing.bring(str(elsewhere), begun, tmp_path / "run", ()).files == 3, "no job writes there"
+
+
+def test_what_git_was_told_of_is(tmp_path: Path) -> None:
+    root = repo(tmp_path / "proj")
+    begun = first(entry_of(root), tmp_path).release
+    plant(root, {"conf.json": "", "metrics.json": ""})
+    with (root / "model.tokens").open("wb") as file:
+        file.truncate(10 << 30)
+    git(root, "add", "conf.json")
+    brought = packing.bring(None, begun, tmp_path / "run", ())
+    assert names(tmp_path, brought.digest) == {".gitignore", "conf.json", "lib/model.py", "notes.txt", "train.py"}
+    assert brought.left_out == ("metrics.json",)

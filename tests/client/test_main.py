@@ -117,6 +117,32 @@ def test_same_paths(bare: Zygote, tmp_path: Path, script: str) -> None:
     assert bare.run(script, cwd=tmp_path) == fresh(tmp_path, script)
 
 
+SHADOWED = """
+import json, msgspec, textwrap, os, holdfast, sys
+print(json.NAME, msgspec.NAME, textwrap.NAME, os.__name__, os.path.join("a", "b"))
+from holdfast.client import zygote, birth
+print(zygote.encode.__self__.__class__.__module__, sys.modules["msgspec"].__file__)
+"""
+
+
+def test_a_module_of_the_users_own_comes_first(bare: Zygote, tmp_path: Path) -> None:
+    """The zygote has imported others of these names, and goes on using them."""
+    for name in ("msgspec", "json", "os", "holdfast"):
+        (tmp_path / f"{name}.py").write_text(f"NAME = 'my {name}'")
+    (tmp_path / "textwrap").mkdir()
+    (tmp_path / "textwrap" / "__init__.py").write_text("NAME = 'my textwrap'")
+    (tmp_path / "signal").mkdir()  # without an __init__: as ever, what is installed comes first
+    (tmp_path / "script.py").write_text(SHADOWED)
+    said = bare.run("script.py", cwd=tmp_path)
+    assert said.out.splitlines() == [
+        "my json my msgspec my textwrap os a/b",
+        f"msgspec.msgpack {tmp_path}/msgspec.py",
+    ], said
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__main__.py").write_text("import json; print(json.NAME)")
+    assert bare.run("pack", module=True, cwd=tmp_path).out == "my json\n"
+
+
 def test_compiled_scripts_run(bare: Zygote, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("print(__file__, type(__loader__))")
     py_compile.compile(str(tmp_path / "script.py"), cfile=str(tmp_path / "script.pyc"))

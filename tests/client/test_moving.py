@@ -1,5 +1,7 @@
 """Ranks that a zygote forks for a release, and what they import."""
 
+import contextlib
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +57,42 @@ def test_a_module_too(tmp_path: Path, trees: tuple[Path, Path]) -> None:
     ended = staged(zygote, ["pkg.train"], trees, module=True, path=f"{copy}/run")
     zygote.close()
     assert ended.out == f"copy part {copy}/run\n", ended.err
+
+
+FAILING = """import inspect, part
+def outer():
+    part.fail()  # of the copy
+print(part.__file__, inspect.getsource(part.fail).splitlines()[-1].strip(), inspect.getsourcefile(outer))
+outer()
+"""
+FAIL = "def fail():\n    raise ValueError('no')  # of the copy\n"
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_tracebacks_name_the_file_that_the_user_edits(tmp_path: Path, trees: tuple[Path, Path], compiled: bool) -> None:
+    user, copy = trees
+    plant(copy, {"run/job.py": FAILING, "run/part.py": FAIL, "run/pkg/__main__.py": "import part\npart.fail()\n"})
+    plant(user, {"run/job.py": "# edited\n" * 9, "run/part.py": "# edited\n" * 9})
+    if compiled:
+        subprocess.run([sys.executable, "-m", "compileall", "-q", str(copy)], check=True)
+    with contextlib.closing(Zygote((), tmp_path)) as zygote:
+        ended = staged(zygote, [f"{copy}/run/job.py"], trees)
+        shutil.rmtree(zygote.folder / "rank")
+        module = staged(zygote, ["pkg"], trees, module=True, path=f"{copy}/run")
+    assert f'File "{user}/run/pkg/__main__.py", line 2, in <module>' in module.err
+    assert ended.out == f"{copy}/run/part.py raise ValueError('no')  # of the copy {user}/run/job.py\n"
+    assert ended.err.splitlines() == [
+        "Traceback (most recent call last):",
+        f'  File "{user}/run/job.py", line 5, in <module>',
+        "    outer()",
+        f'  File "{user}/run/job.py", line 3, in outer',
+        "    part.fail()  # of the copy",
+        "    ^^^^^^^^^^^",
+        f'  File "{user}/run/part.py", line 2, in fail',
+        "    raise ValueError('no')  # of the copy",
+        "    ^^^^^^^^^^^^^^^^^^^^^^",
+        "ValueError: no",
+    ]
 
 
 FINDER = """

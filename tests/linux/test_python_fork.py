@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.linux.python_fork import Program
 from tests.cli.driver import gone, until
 from tests.conftest import job_environment
 
@@ -74,7 +75,7 @@ class Pair:
 
     def executed(self) -> dict[str, Any]:
         env = job_environment(PYTHONPATH=f"{job_environment()['PYTHONPATH']}:{self.folder}")
-        words = [sys.executable, "-u", "-m", "told", "a", "b"]
+        words = Program(module="told", args=("a", "b"), env={}).command()
         found = subprocess.check_output(words, cwd=self.folder, env=env, stdin=subprocess.DEVNULL, timeout=60)
         told: dict[str, Any] = json.loads(found)
         return told
@@ -89,7 +90,9 @@ def test_it_cannot_tell_the_difference(pair: Pair) -> None:
     code, forked = pair.forked()
     executed = pair.executed()
     assert code == 0 and forked["forked"] and not executed["forked"]
-    apart = {"forked", "parent", "frames", "strangers", "leads"}
+    apart = {"forked", "parent", "frames", "strangers", "leads", "orig_argv", "shown"}
+    assert forked["orig_argv"] == forked["shown"].split("\0")[:-1] == [sys.executable, "-u", "-m", "told", "a", "b"]
+    assert forked["path"][0] == os.devnull, "nothing is imported from the working directory"
     assert {k: v for k, v in forked.items() if k not in apart} == {k: v for k, v in executed.items() if k not in apart}
     assert forked["leads"] and forked["frames"] <= executed["frames"] + 2, "nothing of its parent is below it"
 

@@ -35,7 +35,8 @@ def test_git_knows_what_is_ignored(tmp_path: Path) -> None:
         "files that nobody has added count too"
     )
     assert found.left_out == (".git", "lib/__pycache__", "out", "weights.bin")
-    assert found.linked() == (".git", "out", "weights.bin"), "bytecode of one tree is never another's"
+    assert found.tracked == {".gitignore", "train.py"}
+    assert found.loose() == {"notes.txt"}, "which a script may have written as well"
     assert repository(root / "lib") == root
 
 
@@ -49,7 +50,7 @@ def test_deleted_files_and_links(tmp_path: Path) -> None:
     found = listing(root)
     assert "train.py" not in found.kept
     assert {"inside", "lib/up"} < set(found.kept)
-    assert {"out_link", "far"} < set(found.linked()), "what lies elsewhere is no part of the tree"
+    assert {"out_link", "far"} < set(found.left_out), "what lies elsewhere is no part of the tree"
 
 
 def test_repositories_within_a_repository(tmp_path: Path) -> None:
@@ -57,7 +58,7 @@ def test_repositories_within_a_repository(tmp_path: Path) -> None:
     repo(root / "vendor")
     found = listing(root)
     assert "vendor/train.py" in found.kept
-    assert {"vendor/out", "vendor/.git"} < set(found.linked())
+    assert {"vendor/out", "vendor/.git"} < set(found.left_out)
 
 
 def test_a_plain_folder(tmp_path: Path) -> None:
@@ -68,9 +69,8 @@ def test_a_plain_folder(tmp_path: Path) -> None:
     (root / "far").symlink_to("/etc")
     plant(root, {"run/journal.db": "", "run/releases/x": ""})
     found = listing(root, apart=(root / "run",))
-    assert found.kept == ("lib/model.py", "notes.txt", "out/log.txt", "train.py", "weights.bin")
-    assert found.left_out == (".venv", "big.npy", "env", "far", "lib/__pycache__")
-    assert found.linked() == (".venv", "big.npy", "env", "far")
+    assert found.kept == ("lib/model.py", "notes.txt", "out/log.txt", "train.py")
+    assert found.left_out == (".venv", "big.npy", "env", "far", "lib/__pycache__", "weights.bin")
     assert repository(root) is None
 
 

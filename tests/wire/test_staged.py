@@ -30,6 +30,10 @@ def test_the_script_is_that_of_the_copy() -> None:
     own = Release(number=1, digest="d", root="/proj", script="scripts/train.py")
     assert entry_of(entry, own, Staged(root="/proj", at="/s")).argv == ("/s/scripts/train.py", "--lr", "1")
     assert entry_of(entry, Release(number=1, argv=("other",)), Staged()) == entry, "in place it is as it was started"
+    there = Staged(root="/proj")
+    assert entry_of(entry, own, there).argv == ("scripts/train.py", "--lr", "1"), "by the name that the user gave"
+    other = Release(number=2, digest="d", root="/proj", script="other.py", argv=("other.py", "x"))
+    assert entry_of(entry, other, there).argv == ("/proj/other.py", "x")
 
 
 def test_the_environment(tmp_path: Path) -> None:
@@ -42,8 +46,9 @@ def test_the_environment(tmp_path: Path) -> None:
     bare = Release(number=3, digest="d", root=str(tmp_path))
     assert environment_of({}, module, bare, staged)["PYTHONPATH"] == "/s/sub"
     assert "PYTHONPATH" not in environment_of({"PYTHONSAFEPATH": "1"}, module, bare, staged)
-    assert module.interpreter(True) == ("py", "-u", "-P", "-m")
-    assert module.interpreter() == ("py", "-u", "-m") and entry.interpreter(True) == ("py", "-u")
+    assert entry_of(module, bare, staged).interpreter() == ("py", "-u", "-P", "-m")
+    assert module.interpreter() == ("py", "-u", "-m") and entry_of(entry, bare, staged).interpreter() == ("py", "-u")
+    assert entry_of(module, bare, Staged(root=str(tmp_path))).interpreter() == ("py", "-u", "-m"), "in place"
     assert environment_of({"A": "1"}, entry, Release(number=0), Staged()) == {"A": "1"}
 
 

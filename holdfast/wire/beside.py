@@ -1,0 +1,242 @@
+"""The copy of a release beside the tree that it was taken from: are they equal, and whose is what lies in the copy?"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import stat
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+import msgspec
+
+from holdfast.core.decoding import from_json
+from holdfast.wire import spec, tree
+from holdfast.wire.listing import ListingError, is_stale, listing
+from holdfast.wire.staged import within
+
+_FILES = ".files"
+_RAN = ".ran"  # beside a copy that ranks were started from: work may lie there
+_RACY_NS = 2 * 10**9  # a file that was touched so lately may be touched again within one tick of its clock
+
+Stamp = tuple[int, int, int, int]
+
+
+class Index(msgspec.Struct, frozen=True, kw_only=True):
+    """RELEASES/NAME.files: what a copy holds of its own, and how the user's files looked when they were last equal."""
+
+    root: str  # the tree that it was taken from
+    home: str  # the job's own tree, in which its work is kept
+    files: dict[str, str]  # a word for the content of each, by its path
+    equal: dict[str, Stamp] = {}
+
+
+def read(at: Path) -> Index | None:
+    try:
+        return from_json(at.with_name(at.name + _FILES).read_bytes(), Index)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def write(at: Path, index: Index) -> None:
+    spec.put(at.with_name(at.name + _FILES), msgspec.json.encode(index))
+
+
+def forget(at: Path) -> None:
+    for suffix in (_FILES, _RAN):
+        at.with_name(at.name + suffix).unlink(missing_ok=True)
+
+
+def make(archive: Path, copy: Path, root: str, home: str) -> Index:
+    """Of a release that was unpacked. What may be a script's own work is the user's tree's to have, if that is here."""
+    files = tree.contents(archive)
+    loose: Collection[str] = ()
+    with contextlib.suppress(ListingError):
+        loose = listing(Path(root)).loose() if root and os.path.isdir(root) else ()
+    for path in files.keys() & loose:
+        (copy / path).unlink()
+    return Index(root=root, home=home or root, files={p: word for p, word in files.items() if p not in loose})
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Nodes of one host share their copies: one at a time moves files."""
+    with (folder / ".lock").open("ab") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+# --- equal? ----------------------------------------------------------------------------------------------------
+
+
+def edited(index: Index) -> tuple[list[str], Index]:
+    """Paths of the user's tree that differ from the release; only what was touched since the last look is read."""
+    equal: dict[str, Stamp] = {}
+    differ = []
+    for path, word in index.files.items():
+        whole = os.path.join(index.root, path)
+        try:
+            stamp = _stamp(whole)
+            if index.equal.get(path) != stamp and _word(whole) != word:
+                differ.append(path)
+                continue
+        except OSError:
+            differ.append(path)
+            continue
+        if max(stamp[1:3]) < time.time_ns() - _RACY_NS:
+            equal[path] = stamp
+    return differ, msgspec.structs.replace(index, equal=equal)
+
+
+def _stamp(path: str) -> Stamp:
+    found = os.lstat(path)
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+
+
+def _word(path: str) -> str:
+    mode = os.lstat(path).st_mode
+    if stat.S_ISLNK(mode):
+        return tree.word("l", os.fsencode(os.readlink(path)))
+    return tree.word("x" if mode & stat.S_IXUSR else "f", Path(path).read_bytes())
+
+
+# --- what lies in the copy -------------------------------------------------------------------------------------
+
+
+def use(at: Path, index: Index) -> None:
+    """Ranks are about to be started from it."""
+    at.with_name(at.name + _RAN).touch()
+    link(at, index)
+
+
+def link(at: Path, index: Index) -> None:
+    """Whatever is not of the release is found where it lies; `at` is in the folder that is not to link to itself."""
+    for source in dict.fromkeys((index.root, index.home)):
+        if source and os.path.isdir(source):
+            _link_below(Path(source), at, os.path.realpath(at.parent))
+
+
+def _link_below(source: Path, at: Path, folder: str) -> None:
+    with os.scandir(at) as entries:
+        ours = {entry.name: entry for entry in entries}
+    for name, entry in [*ours.items()]:
+        if entry.is_symlink() and not os.path.exists(entry.path) and os.readlink(entry.path) == str(source / name):
+            os.unlink(entry.path)  # a script could not make a folder in the place of a link that leads nowhere
+            del ours[name]
+    with os.scandir(source) as entries:
+        theirs = [entry for entry in entries if not is_stale(entry.name)]
+    for entry in theirs:
+        known = ours.get(entry.name)
+        if known is None:
+            if not within(folder, os.path.realpath(entry.path)):
+                (at / entry.name).symlink_to(entry.path)
+        elif known.is_dir(follow_symlinks=False) and entry.is_dir():
+            _link_below(Path(entry.path), Path(known.path), folder)
+
+
+class Gathered(msgspec.Struct, frozen=True, kw_only=True):
+    """Of what ranks have made in a copy: what is now beside the original, and what could not be brought there."""
+
+    moved: tuple[str, ...] = ()
+    stuck: tuple[str, ...] = ()
+
+
+def gather_all(folder: Path) -> Iterator[tuple[Index, Gathered]]:
+    """From every copy of this host that ranks ran from, and that has something."""
+    for path in sorted(folder.glob("*" + _RAN)):
+        at = path.with_name(path.name.removesuffix(_RAN))
+        with alone(folder):
+            index, gathered = gather(at)
+        if gathered.moved or gathered.stuck:
+            yield index, gathered
+
+
+def gather(at: Path) -> tuple[Index, Gathered]:
+    """Bring what a script has made in the copy to the user's tree, and leave a link."""
+    index = read(at) or Index(root="", home="", files={})
+    if not at.with_name(at.name + _RAN).exists() or not index.home or not os.path.isdir(index.home):
+        return index, Gathered()
+    folders = {part for path in index.files for part in _folders(path)}
+    moved: list[str] = []
+    stuck: list[str] = []
+
+    def visit(path: str) -> None:
+        ours, theirs = at / path, Path(index.home, path)
+        if path in index.files or is_stale(path) or _is_link_to(ours, (theirs, Path(index.root, path))):
+            return
+        if ours.is_dir() and not ours.is_symlink() and (path in folders or theirs.is_dir()):
+            _each(ours, path, visit)
+            return
+        try:
+            if _move(ours, theirs):
+                moved.append(path)
+            else:
+                _each(ours, path, visit)
+        except FileNotFoundError:
+            pass  # a rank has removed it meanwhile
+        except OSError as e:
+            stuck.append(f"{path} stays in {at}: {e.strerror}")
+
+    _each(at, "", visit)
+    return index, Gathered(moved=tuple(moved), stuck=tuple(stuck))
+
+
+def _each(folder: Path, path: str, visit: Callable[[str], None]) -> None:
+    for name in sorted(os.listdir(folder)):
+        visit(os.path.join(path, name))
+
+
+def _folders(path: str) -> Iterator[str]:
+    while path := os.path.dirname(path):
+        yield path
+
+
+def _is_link_to(path: Path, targets: tuple[Path, ...]) -> bool:
+    return path.is_symlink() and os.readlink(path) in {str(target) for target in targets}
+
+
+def _move(ours: Path, theirs: Path) -> bool:
+    """By a rename, so that a rank that still writes goes on writing to the same file. False: what is in it must go."""
+    theirs.parent.mkdir(parents=True, exist_ok=True)
+    to = theirs
+    if os.path.lexists(theirs) and (theirs.is_dir() or os.lstat(theirs).st_mtime > os.lstat(ours).st_mtime):
+        to = theirs.with_name(f"{theirs.name}.of-{ours.parent.name}")  # somebody made another; both are kept
+    try:
+        os.rename(ours, to)
+    except OSError as e:
+        if e.errno != errno.EXDEV:
+            raise
+        if ours.is_dir() and not ours.is_symlink():
+            theirs.mkdir(exist_ok=True)
+            return False
+        _copy(ours, to)
+    with contextlib.suppress(FileExistsError):  # a rank was faster, and its file comes next time
+        ours.symlink_to(theirs)
+    return True
+
+
+def _copy(ours: Path, to: Path) -> None:
+    """To another disk, whole or not at all."""
+    draft = to.with_name(f".{to.name}.{os.getpid()}")
+    before = _stamp(str(ours))
+    try:
+        shutil.copy2(ours, draft, follow_symlinks=False)
+        if _stamp(str(ours)) != before:
+            raise OSError(errno.EBUSY, "it is being written")
+        os.replace(draft, to)
+    finally:
+        draft.unlink(missing_ok=True)
+    ours.unlink()
+
+
+def told(index: Index, gathered: Gathered) -> str:
+    """In a sentence, for the console."""
+    said = [*gathered.stuck]
+    if gathered.moved:
+        more = len(gathered.moved) - 3
+        names = ", ".join(gathered.moved[:3]) + (f" and {more} more" if more > 0 else "")
+        said.insert(0, f"what ranks made beside the script is now in {index.home}: {names}")
+    return "; ".join(said)
