@@ -191,17 +191,17 @@ class Holder:
     # --- ranks -------------------------------------------------------------------------------------------------
 
     def _exec(self, request: Exec) -> None:
-        logs: list[int] = []
+        files = [process_control.open_input(request.stdin)]
         try:
             for path in (request.stdout, request.stderr):
-                logs.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
-            pid = process.start(list(request.argv), request.env, request.cwd, (logs[0], logs[1]))
+                files.append(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
+            pid = process.start(list(request.argv), request.env, request.cwd, (files[0], files[1], files[2]))
         except OSError as e:
             self._tell(Refused(key=request.key, error=str(e)))
         else:
             self._started(request.key, pid)
         finally:
-            for fd in logs:
+            for fd in files:
                 os.close(fd)
 
     def _started(self, key: str, pid: int) -> None:

@@ -9,15 +9,15 @@ import subprocess
 from holdfast.linux import process_control
 
 
-def start(argv: list[str], env: dict[str, str], cwd: str | None, logs: tuple[int, int]) -> int:
+def start(argv: list[str], env: dict[str, str], cwd: str | None, files: tuple[int, int, int]) -> int:
     """Start a program in a session of its own that dies with us; we reap it ourselves."""
     process = subprocess.Popen(
         argv,
         env=env,
         cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        stdout=logs[0],
-        stderr=logs[1],
+        stdin=files[0],
+        stdout=files[1],
+        stderr=files[2],
         start_new_session=True,
         preexec_fn=functools.partial(process_control.die_with_parent, os.getpid()),  # noqa: PLW1509 - we have no threads
     )

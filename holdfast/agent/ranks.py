@@ -202,6 +202,7 @@ class Ranks:
         staged, entry = self.staged(errand.release), self.entry(errand.release)
         argv = tuple(a.replace("${local_rank}", str(local)) for a in entry.argv)
         out, err = str(where / "stdout.log"), str(where / "stderr.log")
+        reads = self.spec.stdin if rank == 0 else ""
         if entry.zygote and not self.cold:
             fork = Fork(
                 key=key,
@@ -211,6 +212,7 @@ class Ranks:
                 cwd=entry.cwd,
                 stdout=out,
                 stderr=err,
+                stdin=reads,
                 path=staged.moved(entry.cwd) if entry.module else "",
                 root=staged.root,
                 staged=staged.at,
@@ -218,7 +220,8 @@ class Ranks:
             if not await self._request(key, fork):
                 return self._note_pid(where, rank, key)
         program = (*entry.interpreter(), *argv)
-        error = await self._request(key, Exec(key=key, argv=program, env=env, cwd=entry.cwd, stdout=out, stderr=err))
+        files = {"stdin": reads, "stdout": out, "stderr": err}
+        error = await self._request(key, Exec(key=key, argv=program, env=env, cwd=entry.cwd, **files))
         return f"rank {rank}: {error}" if error else self._note_pid(where, rank, key)
 
     def _note_pid(self, where: Path, rank: int, key: str) -> str:

@@ -13,6 +13,7 @@ from holdfast.cli import rundir
 from holdfast.cli.console import Console, Pump, say
 from holdfast.client.zygote import DEFAULT_PRELOAD
 from holdfast.fleet.local import end_node
+from holdfast.linux import process_control
 from holdfast.linux.python_fork import OpenFiles, Program
 from holdfast.wire import beside, fork_server, spec, unixpath
 from holdfast.wire.fork_server import ForkServer, Process
@@ -68,6 +69,7 @@ class Front:
 
     def run(self) -> int:
         (self._run_dir / "exit.json").unlink(missing_ok=True)
+        process_control.note_input(self._run_dir / rundir.STDIN)
         pump = Pump(self._console)
         self._server = self._start_fork_server()
         code = self._keep_controller()

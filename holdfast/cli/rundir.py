@@ -24,6 +24,7 @@ from holdfast.wire.spec import Ended, Listening, NodeSpec, RunSpec
 if TYPE_CHECKING:
     from holdfast.wire.authority import Authority
 
+STDIN = "stdin"  # the note of the front, whose standard input rank 0 reads
 CONTROLLER = "holdfast.cli.controller"  # the module, and the word that its command line has
 
 
@@ -262,4 +263,5 @@ def node_spec(run: RunSpec, run_dir: Path) -> NodeSpec:
         host_nodes=run.job.max_nodes if run.fleet == "local" else 1,
         learned=str(run_dir / "imports.json"),
         releases=str(run_dir / "releases"),
+        stdin=str(run_dir / STDIN) if run.fleet == "local" else "",
     )

@@ -23,7 +23,7 @@ class Files(NamedTuple):
         fds: list[int] = []
         log = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         try:
-            fds.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            fds.append(process_control.open_input(request.stdin))
             fds += [os.open(path, log, 0o644) for path in (request.stdout, request.stderr)]
             fds.append(os.open(request.cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         except OSError:

@@ -148,6 +148,9 @@ def opened(prefix: str) -> str:
 # --- others ------------------------------------------------------------------------------------------------------
 
 
+_STARTED = 19  # of the fields of _stat: when a process was started, in ticks
+
+
 def _stat(pid: int | str) -> list[str] | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
@@ -170,3 +173,26 @@ def children() -> list[int]:
         if name.isdigit() and (fields := _stat(name)) and fields[1] == me:
             found.append(int(name))
     return found
+
+
+def note_input(note: Path) -> None:
+    """Leave a note by which other processes of this user find what we read from."""
+    stat = _stat("self")
+    if stat is not None:
+        note.write_text(f"{os.getpid()} {stat[_STARTED]}")
+
+
+def open_input(note: str) -> int:
+    """What a program is to read from: that of the process that left the note, or nothing if it is gone.
+
+    Waits for no writer, and takes no terminal for its own.
+    """
+    try:
+        pid, started = Path(note).read_text().split()
+        stat = _stat(int(pid))
+        path = f"/proc/{pid}/fd/0" if stat is not None and stat[_STARTED] == started else os.devnull
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except (OSError, ValueError):
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    os.set_blocking(fd, True)
+    return fd

@@ -19,6 +19,7 @@ class Exec(msgspec.Struct, frozen=True, kw_only=True, tag="exec"):
     cwd: str
     stdout: str
     stderr: str
+    stdin: str = ""  # the note of a process that reads what this one is to read; "": nothing
 
 
 class Preload(msgspec.Struct, frozen=True, kw_only=True, tag="preload"):

@@ -75,6 +75,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     host_nodes: int = 1  # nodes of this run that share the host, and so its memory
     learned: str = ""  # a file that they share: modules that the script imports up to its first step
     releases: str = ""  # a folder that they share: staged trees of the user's code
+    stdin: str = ""  # the note of the process whose standard input rank 0 reads; "": that is on another host
 
 
 T = TypeVar("T")

@@ -17,6 +17,7 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True, tag="fork"):
     cwd: str
     stdout: str
     stderr: str
+    stdin: str = ""  # the note of a process that reads what this one is to read; "": nothing
     path: str = ""  # of a module: what comes first in sys.path; "": the working directory
     root: str = ""  # the user's tree, and its copy, from which is imported what lies in it
     staged: str = ""

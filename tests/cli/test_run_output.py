@@ -36,6 +36,23 @@ def test_output_is_prefixed_and_kept(start: Start) -> None:
     assert lines[-1].startswith("holdfast: done: 0 incidents")
 
 
+READ = """
+import os, sys
+said = sys.stdin.read()
+open(f"{sys.argv[1]}/read-{os.environ['RANK']}", "w").write(said)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zygote", [[], ["--no-zygote"]], ids=["forked", "executed"])
+def test_rank_0_reads_what_the_launcher_is_given(tmp_path: Path, zygote: list[str], no_orphans: str) -> None:
+    (tmp_path / "job.py").write_text(READ)
+    run = ["run", *zygote, "--set", "probe.allow=false", "--nproc-per-node", "2", "--run-dir", str(tmp_path / "run")]
+    argv = [sys.executable, "-m", "holdfast", *run, "job.py", str(tmp_path)]
+    subprocess.run(argv, input=b"a line\n", cwd=tmp_path, check=True, timeout=200, env=job_environment())
+    assert [(tmp_path / f"read-{rank}").read_text() for rank in (0, 1)] == ["a line\n", ""]
+
+
 @pytest.mark.slow
 def test_what_the_console_shows_is_a_choice(start: Start, tmp_path: Path) -> None:
     shown = ("--redirects", "0:3,1:2", "--tee", "0:2", "--local-ranks-filter", "0,1")

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -75,3 +76,26 @@ def test_a_subreaper_adopts_orphans(env: dict[str, str]) -> None:
     out = subprocess.check_output([sys.executable, "-c", REAPER], env=env, timeout=30)
     assert out == b"True\nTrue\n"
     assert time.monotonic() - began_at < 30
+
+
+def test_what_another_process_reads_from(tmp_path: Path) -> None:
+    """A pipe, though it be empty, is read to its end; of a process that is gone, or was another, there is nothing."""
+    note = tmp_path / "stdin"
+    code = "import time; from pathlib import Path; from holdfast.linux import process_control as p; "
+    code += f"p.note_input(Path({str(note)!r})); print('noted', flush=True); time.sleep(600)"
+    argv = [sys.executable, "-c", code]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()
+        with open(process_control.open_input(str(note)), "rb") as reads:
+            process.stdin.write(b"hello\n")
+            process.stdin.close()
+            assert reads.read() == b"hello\n"
+        pid, started = note.read_text().split()
+        note.write_text(f"{pid} {int(started) + 1}")
+        with open(process_control.open_input(str(note)), "rb") as reads:
+            assert reads.read() == b"" and os.readlink(f"/proc/self/fd/{reads.fileno()}") == os.devnull
+        process.kill()
+    for nothing in ("", str(note), str(tmp_path)):
+        with open(process_control.open_input(nothing), "rb") as reads:
+            assert reads.read() == b""
