@@ -103,7 +103,9 @@ async def _control(listener: socket.socket, out: Connection, folder: Path) -> No
     authority = Authority(folder / "authority")
     porch = Porch(lambda: port.server(), identity.accepting(authority.keys, strangers=True))  # type: ignore[misc]
     enrolling = Enrolling(authority, "token", "bench")
-    at_port = Door(AtPort(lambda: (), "127.0.0.1"), Audit(folder), enrolling, porch.proved)
+    controller.ingest.serials = enrolling.serials
+    admit = AtPort(lambda: (), "127.0.0.1", controller.ingest.counts)
+    at_port = Door(admit, Audit(folder), enrolling, porch.proved)
     port = web.AppRunner(make_app(controller, at_port))
     await port.setup()
 

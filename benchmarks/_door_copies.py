@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from benchmarks._door_hosts import Host, Keeper, Verb, copy, far_host, keeper, touched
+from benchmarks._door_hosts import Host, Keeper, Verb, copy, everybody, far_host, keeper, touched
 from benchmarks._report import FULL
 from holdfast.checkpoint.transport import Callee, Guard
 from holdfast.core.floor import BackupLimits
@@ -73,13 +73,13 @@ def measure(folder: Path, apart: bool) -> Found:
 
 
 def _between(keys: Keys, other: Keeper, short: Keeper) -> dict[str, Way]:
-    plain, tls = Callee(other.doors.plain), Callee(other.doors.tls, Guard(keys, lambda serial: True))
+    plain, tls = Callee(other.doors.plain), Callee(other.doors.tls, Guard(keys, everybody))
     return {
         "plain push": Way(other, plain, "push"),
         "tls push": Way(other, tls, "push"),
         "plain pull": Way(other, plain, "pull"),
         "tls pull": Way(other, tls, "pull"),
-        "tls128 push": Way(short, Callee(short.doors.tls, Guard(keys, lambda serial: True)), "push"),
+        "tls128 push": Way(short, Callee(short.doors.tls, Guard(keys, everybody)), "push"),
         "plain push by 4": Way(other, plain, "push", 4),
         "tls push by 2": Way(other, tls, "push", 2),
         "tls push by 4": Way(other, tls, "push", 4),
@@ -136,7 +136,7 @@ def _beside_steps(keys: Keys, other: Keeper) -> dict[str, list[float]]:
     callees = {
         "none": None,
         "plain": Callee(other.doors.plain),
-        "tls": Callee(other.doors.tls, Guard(keys, lambda serial: True)),
+        "tls": Callee(other.doors.tls, Guard(keys, everybody)),
     }
     steps: dict[str, list[float]] = {name: [] for name in callees}
     names = list(callees)
