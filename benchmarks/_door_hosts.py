@@ -17,7 +17,8 @@ import msgspec
 
 from holdfast.chaos import spaces
 from holdfast.checkpoint import transport
-from holdfast.checkpoint.transport import Ask, Callee, Guard, Holding, Pacer, Serving
+from holdfast.checkpoint.serving import Holding, Serving
+from holdfast.checkpoint.transport import Ask, Callee, Guard, Pacer
 from holdfast.linux import process_control
 from holdfast.model.copy import Address
 from holdfast.wire import unixpath
