@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
@@ -150,31 +149,13 @@ def _keep(parent: Connection, folder: Path, size: int, keys: Keys, host: Host) -
         parent.send(time.process_time())
 
 
-def copy(callee: Callee, verb: Verb, memory: memoryview, links: int = 1) -> None:
-    """All of the memory to or from a keeper, by so many links at once, each with a range of its own."""
-    size = len(memory)
-    part = -(-size // links)
-    ranges = [(at, min(at + part, size)) for at in range(0, size, part)]
-    failed: list[transport.TransportError] = []
-
-    def one(start: int, end: int) -> None:
-        ask = Ask(verb=verb, rank=0, layout="", bytes=end - start, ranges=((start, end),))
-        try:
-            if verb == "push":
-                transport.push(callee, ask, [memory[start:end]], Pacer(0))
-            else:
-                transport.pull(callee, ask, [memory[start:end]])
-        except transport.TransportError as e:
-            failed.append(e)
-
-    threads = [threading.Thread(target=one, args=bounds) for bounds in ranges[1:]]
-    for thread in threads:
-        thread.start()
-    one(*ranges[0])
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
+def copy(callee: Callee, verb: Verb, memory: memoryview) -> None:
+    """All of the memory to or from a keeper."""
+    ask = Ask(verb=verb, rank=0, layout="", bytes=len(memory), ranges=((0, len(memory)),))
+    if verb == "push":
+        transport.push(callee, ask, [memory], Pacer(0))
+    else:
+        transport.pull(callee, ask, [memory])
 
 
 def _of(memory: memoryview, ask: Ask) -> list[memoryview]:

@@ -266,9 +266,8 @@ def large(tmp_path: Path, authority: Authority) -> Iterator[tuple[Keeper, Callee
     """Between two hosts, and more than one link carries at once."""
     keeper = Keeper(len(LARGE))
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        Serving(
-            listener, Guard(enrol_here(authority, "a", tmp_path / "a"), keeper.counts), keeper.take, keeper.give
-        ).start()  # type: ignore[arg-type]
+        guard = Guard(enrol_here(authority, "a", tmp_path / "a"), keeper.counts)
+        Serving(listener, guard, keeper.take, keeper.give).start()  # type: ignore[arg-type]
         ours = enrol_here(authority, "b", tmp_path / "b")
         yield keeper, Callee(listener.getsockname(), Guard(ours, lambda serial: True))
 
@@ -295,7 +294,8 @@ def test_a_slow_pace_has_one_link(large: tuple[Keeper, Callee]) -> None:
 def test_one_bad_link_of_four(large: tuple[Keeper, Callee], monkeypatch: pytest.MonkeyPatch) -> None:
     """It breaks in the middle of a chunk, as the first of the others to send: these do its part again."""
     keeper, callee = large
-    real, lock, broken = transport.send_chunk, threading.Lock(), []
+    real, lock = transport.send_chunk, threading.Lock()
+    broken: list[socket.socket] = []
 
     def send_chunk(link: socket.socket, chunk: memoryview) -> None:
         with lock:
@@ -348,7 +348,12 @@ def test_links_share_one_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     monkeypatch.setattr(time, "sleep", slept.append)
     pacer, before = Pacer(10.0), sys.getswitchinterval()
-    threads = [threading.Thread(target=lambda: [pacer.spend(10) for _ in range(5000)]) for _ in range(8)]
+
+    def spend() -> None:
+        for _ in range(5000):
+            pacer.spend(10)
+
+    threads = [threading.Thread(target=spend) for _ in range(8)]
     try:
         sys.setswitchinterval(1e-6)
         for thread in threads:
