@@ -16,7 +16,7 @@ from rich.table import Table
 
 from benchmarks._ckpt_io import ratio, timed, turned
 from benchmarks._report import FULL, Findings, report
-from holdfast.checkpoint import transport
+from holdfast.checkpoint import serving, transport
 
 STATE_BYTES = int(os.environ.get("BENCH_STATE_BYTES", "536870912"))
 ROUNDS = 15 if FULL else 8  # the first is not counted
@@ -37,8 +37,10 @@ def measure(size: int = STATE_BYTES) -> Sides:
         memory = _touched(size)
         ways: dict[str, Callable[[], object]] = {
             "raw": lambda: _raw_send(raw, memory),
-            "push": lambda: transport.push(transport.Callee(keeper), _ask("push", size), [memory], transport.Pacer(0)),
-            "pull": lambda: transport.pull(transport.Callee(keeper), _ask("pull", size), [memory]),
+            "push": lambda: transport.push(
+                transport.Callee(keeper, None, 1), _ask("push", size), [memory], transport.Pacer(0)
+            ),
+            "pull": lambda: transport.pull(transport.Callee(keeper, None, 1), _ask("pull", size), [memory]),
         }
         took: Sides = {name: [] for name in ways}
         for turn in range(ROUNDS):
@@ -68,13 +70,13 @@ def _other_node(parent: Connection, size: int) -> None:
     raw, keeper = socket.create_server(("127.0.0.1", 0)), socket.create_server(("127.0.0.1", 0))
     memory = _touched(size)
 
-    def take(ask: transport.Ask) -> transport.Holding:
-        return transport.Holding(views=[memory], done=0, finish=lambda: None)
+    def take(ask: transport.Ask) -> serving.Holding:
+        return serving.Holding(views=[memory], done=0, finish=lambda: None)
 
     def give(ask: transport.Ask) -> tuple[Sequence[memoryview], Callable[[], None]]:
         return [memory], lambda: None
 
-    transport.Serving(keeper, None, take, give).start()
+    serving.Serving(keeper, None, take, give).start()
     parent.send((raw.getsockname(), keeper.getsockname()))
     while True:
         link, _ = raw.accept()

@@ -31,6 +31,7 @@ from holdfast.controller.door import AtPort, by_socket
 from holdfast.controller.enrolling import Enrolling
 from holdfast.controller.hands import Hands
 from holdfast.controller.loop import Controller
+from holdfast.controller.node_tokens import NodeTokens
 from holdfast.controller.porch import Porch
 from holdfast.core.node import Post
 from holdfast.fleet.join import JoinFleet
@@ -102,8 +103,10 @@ async def _control(listener: socket.socket, out: Connection, folder: Path) -> No
     await web.SockSite(door, unixpath.listen(folder / "door", backlog=4096)).start()
     authority = Authority(folder / "authority")
     porch = Porch(lambda: port.server(), identity.accepting(authority.keys, strangers=True))  # type: ignore[misc]
-    enrolling = Enrolling(authority, "token", "bench")
-    at_port = Door(AtPort(lambda: (), "127.0.0.1"), Audit(folder), enrolling, porch.proved)
+    audit = Audit(folder)
+    enrolling = Enrolling(authority, "token", "bench", audit, NodeTokens(folder / "authority"))
+    controller.ingest.serials, enrolling.counts = enrolling.serials, controller.ingest.counts
+    at_port = Door(AtPort(lambda: (), "127.0.0.1", enrolling.refusal), audit, enrolling, porch.proved)
     port = web.AppRunner(make_app(controller, at_port))
     await port.setup()
 

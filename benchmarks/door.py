@@ -36,6 +36,7 @@ def _speeds(found: Found, table: Table, findings: Findings) -> None:
         ("tls_push_by_2_over_by_1", found.between, "tls push by 2", "tls push", None),
         ("tls_push_by_4_over_by_1", found.between, "tls push by 4", "tls push", None),
         ("tls_push_by_4_over_plain", found.between, "tls push by 4", "plain push", None),
+        ("tls_pull_by_4_over_by_1", found.between, "tls pull by 4", "tls pull", None),
         ("plain_push_by_4_over_by_1", found.between, "plain push by 4", "plain push", None),
         ("aes128_push_over_aes256", found.between, "tls128 push", "tls push", None),
         ("unix_push_over_loopback", found.within, "unix push", "loopback push", GOAL_UNIX),
@@ -53,7 +54,7 @@ def _processor(costs: Costs, table: Table, findings: Findings) -> None:
     """Seconds of a core for a gigabyte, on either side; they hold on a busy machine as seconds of the clock do not."""
     for way, each in costs.items():
         sending, taking = (_per_gb(each, side) for side in ("near", "far"))
-        if way.endswith("pull"):
+        if "pull" in way:
             sending, taking = taking, sending
         name = way.replace(" ", "_")
         findings.figures[f"{name}_sender_cpu_s_per_gb"] = round(sending, 3)
@@ -69,15 +70,28 @@ def _per_gb(each: list[Cost], side: str) -> float:
 
 def _ciphers(found: Found, table: Table, findings: Findings) -> None:
     findings.figures["suite"], findings.figures["suite_short"] = found.suites
-    ratio = _door_copies.aes_ratio()
+    alone, ratio = _door_copies.aes_alone()
     findings.figures["aes128_over_aes256_raw"] = round(ratio, 3)
     table.add_row("speed: AES-128-GCM / AES-256-GCM, bare", f"{ratio:.2f}", "", "")
+    _ceiling(found, alone, table, findings)
     if not hasattr(ssl.SSLContext, "set_ciphersuites"):
         findings.skipped["choosing_aes128"] = (
             "the ssl module chooses no suites of TLS 1.3 before Python 3.15; measured by a file for OPENSSL_CONF"
         )
     if why := _door_copies.without_ktls():
         findings.skipped["ktls"] = why
+
+
+def _ceiling(found: Found, alone: float, table: Table, findings: Findings) -> None:
+    """What TLS could reach if it cost nothing but AES-128, where both sides share cores that are all busy."""
+    each = found.between["plain push"]
+    plain = _per_gb(each, "near") + _per_gb(each, "far")
+    most = plain / (plain + 2 * alone)
+    findings.figures["aes128_alone_cpu_s_per_gb"] = round(alone, 3)
+    findings.figures["tls_over_plain_ceiling"] = round(most, 3)
+    table.add_row("AES-128-GCM alone: CPU s per GB, each side", f"{alone:.2f}", f"plain, both: {plain:.2f}", "")
+    said = f"{plain:.2f} / ({plain:.2f} + 2 x {alone:.2f})"
+    table.add_row("speed: tls / plain at most, all cores busy", f"{most:.2f}", said, f"at least {GOAL_TLS:g}")
 
 
 def _steps(found: Found, table: Table, findings: Findings) -> None:

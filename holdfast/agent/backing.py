@@ -16,7 +16,7 @@ from holdfast.agent.backup import NO_PLAN
 from holdfast.agent.mixing import LATER
 from holdfast.checkpoint.arena import VERIFIED, Arena, Sealed
 from holdfast.checkpoint.parity import Cut, half_of
-from holdfast.checkpoint.transport import Ask, Callee, Guard, Pacer, TransportError, push
+from holdfast.checkpoint.transport import MOST_LINKS, Ask, Callee, Guard, Pacer, TransportError, push
 from holdfast.model.copy import Address, Aim
 from holdfast.wire.keeping import Want, plan_name
 
@@ -29,7 +29,7 @@ class GivenUp(Pacer):
     """A pace that ends as soon as what is sent is no longer wanted."""
 
     def __init__(self, pacer: Pacer) -> None:
-        super().__init__(0)
+        super().__init__(pacer.bytes_s)
         self._pacer = pacer
         self.over = False
 
@@ -255,14 +255,15 @@ class Backing:
             bytes=sum(map(len, views)),
             pair=parcel.pair,
         )
+        keeper = Callee(parcel.at, self._guard, max(1, MOST_LINKS // len(self._wants)))  # several ranks have several
         try:
             try:
-                push(Callee(parcel.at, self._guard), state, views, pace)
+                push(keeper, state, views, pace)
             except TransportError as e:
                 if NO_PLAN not in str(e):
                     raise
                 self._tell(want, state, parcel.at)
-                push(Callee(parcel.at, self._guard), state, views, pace)
+                push(keeper, state, views, pace)
         except (TransportError, OSError) as e:
             if LATER not in str(e):
                 return str(e)

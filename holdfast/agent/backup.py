@@ -8,7 +8,8 @@ import msgspec
 
 from holdfast.checkpoint.arena import Arena, Sealed, arena_bytes
 from holdfast.checkpoint.layout import Layout
-from holdfast.checkpoint.transport import Ask, Holding
+from holdfast.checkpoint.serving import Holding
+from holdfast.checkpoint.transport import Ask
 from holdfast.core.decoding import from_msgpack
 from holdfast.wire import spec
 from holdfast.wire.keeping import plan_name

@@ -26,7 +26,8 @@ from holdfast.agent.shelf import Shelf
 from holdfast.checkpoint.arena import POISONED, VERIFIED, Arena, ArenaError, Sealed, arena_bytes
 from holdfast.checkpoint.link import want_of
 from holdfast.checkpoint.manifest import Author
-from holdfast.checkpoint.transport import Guard, Serving, TransportError
+from holdfast.checkpoint.serving import Serving
+from holdfast.checkpoint.transport import Guard, TransportError
 from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.floor import BackupLimits
 from holdfast.model.copy import Aim, Copy, Restore, Source

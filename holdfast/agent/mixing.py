@@ -16,7 +16,8 @@ import msgspec
 from holdfast.checkpoint.arena import Slot
 from holdfast.checkpoint.header import LAYOUT_BYTES
 from holdfast.checkpoint.parity import SUM_BYTES, Parity, xor
-from holdfast.checkpoint.transport import Holding, TransportError
+from holdfast.checkpoint.serving import Holding
+from holdfast.checkpoint.transport import TransportError
 
 LATER = "a later step is wanted by now"
 

@@ -17,7 +17,8 @@ from holdfast.agent.mixing import LATER, Mixing, Pair
 from holdfast.checkpoint.arena import POISONED, VERIFIED, Arena, ArenaError
 from holdfast.checkpoint.layout import Layout
 from holdfast.checkpoint.parity import Parity, parity_of
-from holdfast.checkpoint.transport import Ask, Holding, TransportError
+from holdfast.checkpoint.serving import Holding
+from holdfast.checkpoint.transport import Ask, TransportError
 from holdfast.model.copy import Copy
 from holdfast.wire import spec
 

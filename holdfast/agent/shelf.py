@@ -15,7 +15,8 @@ import msgspec
 from holdfast.agent.backup import NO_PLAN, PREFIX, Backup, Memory, Plans
 from holdfast.agent.pairs import Pairs
 from holdfast.checkpoint.arena import Arena, ArenaError, Sealed, Slot
-from holdfast.checkpoint.transport import Ask, Holding, cuts
+from holdfast.checkpoint.serving import Holding
+from holdfast.checkpoint.transport import Ask, cuts
 from holdfast.wire.holding import KeptArena
 from holdfast.wire.keeping import plan_name
 

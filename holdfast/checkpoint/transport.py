@@ -3,19 +3,20 @@
 On one host the link is a unix socket, and the kernel says whose process is at the other end; between hosts it is TLS,
 and both sides show a certificate of the job.
 
-One request per connection: a line of JSON each way, then chunks, each followed by its xxh3. Whoever sends paces itself.
-Whoever receives writes straight into the memory the state will live in, and says how many chunks it has if asked again.
+One request after the other on a link: a line of JSON each way, then chunks, each followed by its xxh3. Whoever sends
+paces itself. Whoever receives writes straight into the memory the state will live in, and says which chunks it has if
+asked again. Between hosts a large copy goes in parts by several links at once, as encryption binds each to one core.
 """
 
-import errno
 import os
 import socket
 import ssl
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -32,12 +33,11 @@ CHUNK_BYTES = 8 << 20
 _LINE_BYTES = 1 << 20
 _SUM_BYTES = 8
 _SMALL_BYTES = 1 << 30
-_WAIT_S = 30.0  # for a peer that says nothing
-_PROVE_S = 5.0  # for one that has not proved itself, or not said what it wants
-_MOST_LINKS = 256
-_MOST_STRANGERS = 8  # links from one host that have not proved themselves
-_UNIX_BYTES = 1 << 20  # on their way at once: with the kernel's fifth of that both ends wait for one another too often
-_BREATH_S = 0.1  # where there are no more files to be had
+WAIT_S = 30.0  # for a peer that says nothing
+UNIX_BYTES = 1 << 20  # on their way at once: with the kernel's fifth of that both ends wait for one another too often
+MOST_LINKS = 4  # of one copy
+PART_BYTES = 4 * CHUNK_BYTES  # that a link takes at once
+_ONE_LINK_BYTES_S = 256e6  # a slower pace needs no second link
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,13 +51,14 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     floor: int = -1  # push: a step that must not be lost
     bytes: int = 0  # push and tell: how many will come
+    part: tuple[int, int] | None = None  # push: only these chunks, of all that will come
     ranges: tuple[tuple[int, int], ...] = ()  # pull: of the rank's whole image; of a parity's, where there is a pair
     pair: tuple[int, int] | None = None  # the rank is one of these: its half is laid over the other's
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
-    chunks: int = 0  # push: that many are here already
+    chunks: int = 0  # push: up to this one they are here already
     bytes: int = 0  # pull and plan: how many will come
 
 
@@ -70,6 +71,7 @@ class Callee(NamedTuple):
 
     address: Address  # without a port: the path of a unix socket
     guard: "Guard | None" = None
+    links: int = MOST_LINKS  # at once, between hosts
 
 
 def cuts(start: int, end: int) -> list[tuple[int, int]]:
@@ -88,38 +90,123 @@ class Pacer:
     def __init__(self, bytes_s: float) -> None:
         self.bytes_s = bytes_s  # 0: as fast as it goes
         self._free_at = time.monotonic()
+        self._lock = threading.Lock()  # links of several threads share it
 
     def spend(self, count: int) -> None:
         if self.bytes_s <= 0:
             return
         now = time.monotonic()
-        self._free_at = max(self._free_at, now - 1.0) + count / self.bytes_s
-        if self._free_at > now:
-            time.sleep(self._free_at - now)
+        with self._lock:
+            free_at = self._free_at = max(self._free_at, now - 1.0) + count / self.bytes_s
+        if free_at > now:
+            time.sleep(free_at - now)
 
 
 def push(keeper: Callee, ask: Ask, views: Sequence[memoryview], pacer: Pacer) -> int:
     """Send state to a keeper that will hold it; returns the bytes that were sent."""
-    with _connect(keeper) as link:
-        reply = _ask(link, ask)
+    all = chunks(views)
+    several = not ask.pair and not 0 < pacer.bytes_s < _ONE_LINK_BYTES_S  # halves of a parity are laid in their order
+
+    def carry(link: socket.socket, part: tuple[int, int] | None) -> int:
+        start, end = part or (0, len(all))
+        reply = _ask(link, msgspec.structs.replace(ask, part=part))
         sent = 0
-        for chunk in chunks(views)[reply.chunks :]:
+        for chunk in all[max(start, reply.chunks) : end]:
             pacer.spend(len(chunk))
-            _send_chunk(link, chunk)
+            send_chunk(link, chunk)
             sent += len(chunk)
         _read_reply(link)
         return sent
 
+    return _Carrying(keeper, carry, _parts(all) if several and _between(keeper) else [None]).run()
+
 
 def pull(keeper: Callee, ask: Ask, views: Sequence[memoryview]) -> int:
     """Fetch state from a keeper that holds it, straight into memory; returns the bytes that came."""
-    with _connect(keeper) as link:
-        came = _ask(link, ask).bytes
-        if came != sum(map(len, views)):
-            raise TransportError(f"the keeper has {came} bytes where {sum(map(len, views))} were asked for")
-        for number, chunk in enumerate(chunks(views)):
-            _receive_chunk(link, chunk, number)
+    pieces = [(at, end) for start, stop in ask.ranges for at, end in cuts(start, stop)]
+    all = chunks(views)
+    several = [end - at for at, end in pieces] == list(map(len, all))
+
+    def carry(link: socket.socket, part: tuple[int, int] | None) -> int:
+        start, end = part or (0, len(all))
+        wanted = all[start:end]
+        came = _ask(link, msgspec.structs.replace(ask, ranges=tuple(pieces[start:end])) if part else ask).bytes
+        if came != sum(map(len, wanted)):
+            raise TransportError(f"the keeper has {came} bytes where {sum(map(len, wanted))} were asked for")
+        for number, chunk in enumerate(wanted, start):
+            receive_chunk(link, chunk, number)
         return came
+
+    return _Carrying(keeper, carry, _parts(all) if several and _between(keeper) else [None]).run()
+
+
+def _between(keeper: Callee) -> bool:
+    """On one host nothing is encrypted, and one link does."""
+    return keeper.address[1] > 0 and keeper.links > 1
+
+
+Part = tuple[int, int] | None  # chunks from..to; None: all
+
+
+def _parts(all: Sequence[memoryview]) -> Sequence[Part]:
+    """The first is one chunk, as the other links wait for its answer; what is small goes in one."""
+    starts, gathered = [0], PART_BYTES
+    for number, chunk in enumerate(all):
+        if number and gathered >= PART_BYTES:
+            starts.append(number)
+            gathered = 0
+        gathered += len(chunk)
+    return list(pairwise([*starts, len(all)])) if len(starts) > 2 else [None]
+
+
+class _Carrying:
+    """One copy, by several links if it has several parts: each takes the next part that nobody has, and what a link
+    that broke had taken goes to another."""
+
+    def __init__(self, keeper: Callee, carry: Callable[[socket.socket, Part], int], parts: Sequence[Part]) -> None:
+        self._keeper, self._carry = keeper, carry
+        self._left, self._count = deque(parts), len(parts)
+        self._moved: list[int] = []
+        self._failed: list[TransportError] = []
+
+    def run(self) -> int:
+        """The bytes that went; the first link is alone until it has been answered, so that a refusal is one."""
+        with _connect(self._keeper) as link:
+            self._moved.append(self._carry(link, self._left.popleft()))
+            number = min(self._keeper.links - 1, len(self._left))
+            others = [threading.Thread(target=self._help, name="keeper-copy", daemon=True) for _ in range(number)]
+            for other in others:
+                other.start()
+            whole = self._drain(link)
+            for other in others:
+                other.join()
+            if whole:
+                self._drain(link)  # what another one had to leave
+        if len(self._moved) < self._count:
+            raise next(iter(self._failed), TransportError("a link ended without a word"))
+        return sum(self._moved)
+
+    def _help(self) -> None:
+        """A link that cannot be had is not missed: the others do its work."""
+        try:
+            with _connect(self._keeper) as link:
+                self._drain(link)
+        except TransportError as e:
+            self._failed.append(e)
+
+    def _drain(self, link: socket.socket) -> bool:
+        """Parts, until there is none or the link breaks; False: it broke."""
+        while True:
+            try:
+                part = self._left.popleft()
+            except IndexError:
+                return True
+            try:
+                self._moved.append(self._carry(link, part))
+            except TransportError as e:
+                self._failed.append(e)
+                self._left.append(part)
+                return False
 
 
 def fetch(keeper: Callee, ask: Ask) -> bytes:
@@ -131,18 +218,13 @@ def fetch(keeper: Callee, ask: Ask) -> bytes:
         content = bytearray()
         for number, (start, end) in enumerate(cuts(0, size)):  # memory for what has come, not for what was promised
             chunk = bytearray(end - start)
-            _receive_chunk(link, memoryview(chunk), number)
+            receive_chunk(link, memoryview(chunk), number)
             content += chunk
         return bytes(content)
 
 
-class Holding(msgspec.Struct):
-    """Where pushed state goes: its memory, how much is there, and what to do when all is."""
-
-    views: list[memoryview]
-    done: int  # chunks
-    finish: Callable[[], None]  # raises a TransportError if it is not wanted any more
-    mix: Callable[[int, memoryview, bytes], None] | None = None  # takes and counts chunks, which are not to lie there
+def _nobody(node: str) -> bool:
+    return False
 
 
 class Guard(NamedTuple):
@@ -151,156 +233,13 @@ class Guard(NamedTuple):
     keys: Keys
     is_peer: Callable[[str], bool]  # by its serial
     run_id: str = ""  # of this run; "": whichever it is
-    is_gone: Callable[[str], bool] = lambda node: False  # whether a node has left, whatever certificate it has now
+    is_gone: Callable[[str], bool] = _nobody  # whether a node has left, whatever certificate it has now
 
     def admits(self, shown: dict[str, Any] | None) -> bool:
         """Whether this is the certificate of a node of this run: the user's authority may have signed others."""
         ours = not self.run_id or identity.run_of(shown) in ("", self.run_id)
         node = identity.node_of(shown)
         return ours and bool(node) and not self.is_gone(node) and self.is_peer(identity.serial_of(shown))
-
-
-class Serving:
-    """The listening side of a keeper: a thread per link, few links; strangers get little of our time and none of our
-    memory."""
-
-    def __init__(
-        self,
-        listener: socket.socket,
-        guard: Guard | None,
-        take: Callable[[Ask], Holding | str],
-        give: Callable[[Ask], tuple[Sequence[memoryview], Callable[[], None]] | str],
-    ) -> None:
-        """`guard`: of a listener that other hosts reach; without one it is a unix socket."""
-        self._listener = listener
-        self._guard = guard
-        self._context = identity.accepting(guard.keys, strangers=False) if guard else None
-        self._take = take
-        self._give = give
-        self._lock = threading.Lock()
-        self._links = 0
-        self._strangers: dict[str, int] = {}  # by host
-
-    def start(self) -> None:
-        threading.Thread(target=self._accept, name="keeper-links", daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                link, address = self._listener.accept()
-            except OSError as e:
-                if e.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED):
-                    time.sleep(_BREATH_S)
-                    continue
-                return  # closed: the keeper ends
-            host = str(address[0]) if address else ""
-            if not self._enters(host):
-                link.close()
-                continue
-            try:
-                threading.Thread(target=self._attend, args=(link, host), name="keeper-link", daemon=True).start()
-            except RuntimeError:  # no more threads
-                link.close()
-                self._known(host)
-                self._leaves()
-
-    def _enters(self, host: str) -> bool:
-        """Whether there is room for one more that nobody knows yet."""
-        with self._lock:
-            if self._links >= _MOST_LINKS or self._strangers.get(host, 0) >= _MOST_STRANGERS:
-                return False
-            self._links += 1
-            self._strangers[host] = self._strangers.get(host, 0) + 1
-            return True
-
-    def _known(self, host: str) -> None:
-        """It has proved itself, or is gone."""
-        with self._lock:
-            self._strangers[host] -= 1
-            if not self._strangers[host]:
-                del self._strangers[host]
-
-    def _leaves(self) -> None:
-        with self._lock:
-            self._links -= 1
-
-    def _attend(self, link: socket.socket, host: str) -> None:
-        proved: socket.socket | None = None
-        try:
-            with suppress(OSError):
-                link.settimeout(_PROVE_S)
-                proved = self._proved(link)
-        finally:
-            self._known(host)
-        try:
-            if proved is not None:
-                self._serve(proved)
-        finally:
-            (proved or link).close()
-            self._leaves()
-
-    def _proved(self, link: socket.socket) -> socket.socket | None:
-        """The link, if it is from somebody who may have our state."""
-        if self._guard is None or self._context is None:
-            if link.family == socket.AF_UNIX and peer_of(link).user != os.getuid():
-                return None
-            if link.family == socket.AF_UNIX:
-                link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BYTES)
-            return link
-        secured = self._context.wrap_socket(link, server_side=True)
-        if self._guard.admits(secured.getpeercert()):
-            return secured
-        secured.close()
-        return None
-
-    def _serve(self, link: socket.socket) -> None:
-        with suppress(OSError, TransportError):
-            try:
-                ask = from_json(_read_line(link), Ask)
-            except msgspec.DecodeError:
-                _reply(link, Reply(error="not a request of this version of holdfast"))
-                return
-            link.settimeout(_WAIT_S)
-            if ask.verb in ("push", "tell"):
-                self._receive(link, ask)
-            else:
-                self._send(link, ask)
-
-    def _receive(self, link: socket.socket, ask: Ask) -> None:
-        holding = self._take(ask)
-        if isinstance(holding, str):
-            _reply(link, Reply(error=holding))
-            return
-        first = holding.done  # fixed: a link that broke may still have a chunk to deliver
-        _reply(link, Reply(chunks=first))
-        coming = chunks(holding.views)[first:]
-        aside = memoryview(bytearray(max(map(len, coming), default=0) if holding.mix else 0))
-        for number, chunk in enumerate(coming, first):
-            if holding.mix is None:
-                _receive_chunk(link, chunk, number)
-                holding.done = max(holding.done, number + 1)
-            else:
-                apart = aside[: len(chunk)]
-                holding.mix(number, apart, _receive_chunk(link, apart, number))
-        try:
-            holding.finish()
-        except TransportError as e:
-            _reply(link, Reply(error=str(e)))
-        else:
-            _reply(link, Reply(chunks=holding.done))
-
-    def _send(self, link: socket.socket, ask: Ask) -> None:
-        given = self._give(ask)
-        if isinstance(given, str):
-            _reply(link, Reply(error=given))
-            return
-        views, release = given
-        try:
-            _reply(link, Reply(bytes=sum(map(len, views))))
-            for chunk in chunks(views):
-                _send_chunk(link, chunk)
-        finally:
-            release()
 
 
 @lru_cache(maxsize=4)
@@ -313,7 +252,7 @@ def _connect(keeper: Callee) -> socket.socket:
     try:
         if not port:
             return _to_own(Path(host))
-        link = socket.create_connection((host, port), timeout=_WAIT_S)
+        link = socket.create_connection((host, port), timeout=WAIT_S)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return _proving(link, keeper.guard) if keeper.guard else link
     except OSError as e:
@@ -333,8 +272,8 @@ def _to_own(path: Path) -> socket.socket:
     if peer_of(link).user != os.getuid():
         link.close()
         raise PermissionError("it is another user's")
-    link.settimeout(_WAIT_S)
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BYTES)
+    link.settimeout(WAIT_S)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BYTES)
     return link
 
 
@@ -346,13 +285,9 @@ def _ask(link: socket.socket, ask: Ask) -> Reply:
     return _read_reply(link)
 
 
-def _reply(link: socket.socket, reply: Reply) -> None:
-    link.sendall(msgspec.json.encode(reply) + b"\n")
-
-
 def _read_reply(link: socket.socket) -> Reply:
     try:
-        reply = from_json(_read_line(link), Reply)
+        reply = from_json(read_line(link), Reply)
     except (OSError, msgspec.DecodeError) as e:
         raise TransportError(f"the keeper's answer was lost: {e}") from None
     if reply.error:
@@ -360,7 +295,7 @@ def _read_reply(link: socket.socket) -> Reply:
     return reply
 
 
-def _read_line(link: socket.socket) -> bytes:
+def read_line(link: socket.socket) -> bytes:
     """One line and not a byte more: what follows it goes straight into its place."""
     line = bytearray()
     while not line.endswith(b"\n"):
@@ -371,7 +306,7 @@ def _read_line(link: socket.socket) -> bytes:
     return bytes(line)
 
 
-def _send_chunk(link: socket.socket, chunk: memoryview) -> None:
+def send_chunk(link: socket.socket, chunk: memoryview) -> None:
     try:
         link.sendall(chunk)
         link.sendall(xxhash.xxh3_64_digest(chunk))
@@ -379,7 +314,7 @@ def _send_chunk(link: socket.socket, chunk: memoryview) -> None:
         raise TransportError(f"the link broke while sending: {e}") from None
 
 
-def _receive_chunk(link: socket.socket, chunk: memoryview, number: int) -> bytes:
+def receive_chunk(link: socket.socket, chunk: memoryview, number: int) -> bytes:
     """Its checksum, which has been compared."""
     digest = bytearray(_SUM_BYTES)
     for part in (chunk, memoryview(digest)):

@@ -20,6 +20,7 @@ from holdfast.cli.wording import counted
 from holdfast.controller.api import Door, make_app
 from holdfast.controller.audit import Audit
 from holdfast.controller.badges import Badges
+from holdfast.controller.brief import Brief
 from holdfast.controller.certified import NEEDLESS, Certified
 from holdfast.controller.door import AtPort, Right, badge_of, by_socket
 from holdfast.controller.enrolling import Enrolling
@@ -82,8 +83,7 @@ def main() -> int:
     run_dir, front = Path(sys.argv[1]), int(sys.argv[2])
     process_control.die_with(front)
     fd = int(os.environ.pop(KEPT).split(",")[0])
-    log = RotatingFileHandler(run_dir / "controller.log", maxBytes=_LOG_BYTES, backupCount=1)
-    logging.basicConfig(handlers=[log], level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.basicConfig(handlers=[log_of(run_dir)], level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     say = Said(run_dir)
     ended: Ended | None = None
@@ -103,6 +103,13 @@ def main() -> int:
     spec.write(run_dir / "exit.json", ended)
     os.close(alone)
     return ended.code
+
+
+def log_of(run_dir: Path) -> logging.Handler:
+    """What whoever looks after us reads, and strangers cannot fill."""
+    log = RotatingFileHandler(run_dir / "controller.log", maxBytes=_LOG_BYTES, backupCount=1)
+    log.addFilter(Brief())
+    return log
 
 
 def leaves(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:

@@ -4,20 +4,27 @@ import asyncio
 import logging
 import socket
 import ssl
+from asyncio import sslproto
 from collections.abc import Callable
 
 _PROVE_S = 10.0
 _HANDSHAKE_S = 5.0
 _FROM_ONE_HOST = 128  # that have not proved themselves
 _IN_ALL = 1024
+_AT_ONCE = 16  # links that are taken before those that are in get their turn
 _BREATH_S = 0.1  # where there are no more files to be had
+_READ_BYTES = 32 << 10  # at once from a link; two records of TLS, and more than an agent says
 _log = logging.getLogger("holdfast.porch")
 
 
 class Porch:
     def __init__(self, protocol: Callable[[], asyncio.Protocol], context: ssl.SSLContext | None) -> None:
         self._protocol, self._context = protocol, context
+        # asyncio keeps so much for every link of TLS, and has no other way to be told: its 256 KiB are half a gigabyte
+        # where there are two thousand agents.
+        sslproto.SSLProtocol.max_size = _READ_BYTES
         self._strangers: dict[str, dict[asyncio.Task[None], None]] = {}  # by host, the oldest first
+        self._count = 0  # of all these
         self._waiting: dict[asyncio.BaseTransport, asyncio.Event] = {}
 
     def proved(self, transport: asyncio.BaseTransport | None) -> None:
@@ -29,7 +36,9 @@ class Porch:
         listener.setblocking(False)
         try:
             while True:
-                await self._accept(listener)
+                for _ in range(_AT_ONCE):
+                    await self._accept(listener)
+                await asyncio.sleep(0)  # where many wait, as after a restart of ours, those that are in go first
         finally:
             for task in [task for ours in self._strangers.values() for task in ours]:
                 task.cancel()
@@ -45,19 +54,23 @@ class Porch:
 
     def _enter(self, link: socket.socket, host: str) -> None:
         """Where there are too many, the oldest makes room: who means it has proved itself by then."""
-        ours = self._strangers.setdefault(host, {})
-        if len(ours) >= _FROM_ONE_HOST:
-            next(iter(ours)).cancel()
-        elif sum(map(len, self._strangers.values())) >= _IN_ALL:
+        if len(ours := self._strangers.get(host, {})) >= _FROM_ONE_HOST:
+            oldest = next(iter(ours))
+            self._leave(host, oldest)  # now, not when it has ended: the next one that comes needs room of its own
+            oldest.cancel()
+        elif self._count >= _IN_ALL:
             link.close()
             return
         task = asyncio.create_task(self._attend(link, host))
-        ours[task] = None
+        self._strangers.setdefault(host, {})[task] = None
+        self._count += 1
         task.add_done_callback(lambda done: self._leave(host, done))
 
     def _leave(self, host: str, task: "asyncio.Task[None]") -> None:
         ours = self._strangers.get(host, {})
-        ours.pop(task, None)
+        if task in ours:
+            del ours[task]
+            self._count -= 1
         if not ours:
             self._strangers.pop(host, None)
 

@@ -73,7 +73,7 @@ class Floor:
 
     def tick(self, now: float) -> bool:
         """The same, when time has passed."""
-        if len(self._beats) < len(self.nodes) or min((b.sealed for b in self._beats.values()), default=-1) < 0:
+        if len(self._beats) < len(self.nodes) or not self._beats or any(b.sealed < 0 for b in self._beats.values()):
             return False
         before = self.floor
         told = self._next_floor(now) | self._found_well()

@@ -171,7 +171,7 @@ def _halves(job: Trained, rank: int, half: int) -> tuple[tuple[int, int], ...]:
 async def test_a_link_that_breaks_again_and_again(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every link carries a few chunks and ends; none of them is XORed twice."""
     sent: list[int] = []
-    real = transport._send_chunk
+    real = transport.send_chunk
 
     def send(link: socket.socket, chunk: memoryview) -> None:
         sent.append(len(chunk))
@@ -184,7 +184,7 @@ async def test_a_link_that_breaks_again_and_again(fleet: Fleet, monkeypatch: pyt
     job = Trained(fleet, shared=False)
     await job.start("spare")
     with monkeypatch.context() as patch:
-        patch.setattr(transport, "_send_chunk", send)
+        patch.setattr(transport, "send_chunk", send)
         await back_up(job, 5)
     assert len(sent) > 40
     expected = image(job.arenas[1], job.plans[1], 5)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,19 +14,9 @@ import msgspec
 import pytest
 import xxhash
 
-from holdfast.checkpoint import transport
-from holdfast.checkpoint.transport import (
-    CHUNK_BYTES,
-    Ask,
-    Callee,
-    Guard,
-    Holding,
-    Pacer,
-    Serving,
-    TransportError,
-    pull,
-    push,
-)
+from holdfast.checkpoint import serving, transport
+from holdfast.checkpoint.serving import Holding, Serving
+from holdfast.checkpoint.transport import CHUNK_BYTES, Ask, Callee, Guard, Pacer, TransportError, pull, push
 from holdfast.wire import unixpath
 from holdfast.wire.authority import Authority, enrol_here
 from holdfast.wire.identity import Keys, serial_of
@@ -43,9 +34,22 @@ class Keeper:
         self.memory = bytearray(size)
         self.sealed = threading.Event()
         self.asked: list[Ask] = []
-        self.holding = Holding([memoryview(self.memory)], 0, self.sealed.set)
+        self.holding = Holding([memoryview(self.memory)], 0, self.end)
+        self.ends = self.links = 0
+        self.most = 99  # links that are let in
         self.refuse = ""
         self.peers: set[str] = set()  # serials of those who may call
+
+    def end(self) -> None:
+        self.ends += 1
+        self.sealed.set()
+
+    def counts(self, serial: str) -> bool:
+        self.links += 1
+        return self.links <= self.most
+
+    def here(self) -> set[int]:
+        return {*range(self.holding.done), *self.holding.beyond}
 
     def take(self, ask: Ask) -> Holding | str:
         self.asked.append(ask)
@@ -112,7 +116,7 @@ def test_what_a_broken_link_delivers_late_does_no_harm(keeper: Keeper, callee: C
         keeper.memory[:CHUNK_BYTES] = STATE[:CHUNK_BYTES]  # by the other link
         keeper.holding.done = 1
         for chunk in transport.chunks([memoryview(STATE)]):
-            transport._send_chunk(link, chunk)
+            transport.send_chunk(link, chunk)
         transport._read_reply(link)
     assert keeper.sealed.wait(10) and bytes(keeper.memory) == STATE
 
@@ -228,7 +232,7 @@ def test_damage_on_the_way_is_seen(keeper: Keeper, callee: Callee, monkeypatch: 
         except OSError as e:
             raise TransportError(str(e)) from None
 
-    monkeypatch.setattr(transport, "_send_chunk", damaged)
+    monkeypatch.setattr(transport, "send_chunk", damaged)
     with pytest.raises(TransportError):
         push(callee, ASK, [memoryview(STATE)], Pacer(0))
     assert not keeper.sealed.is_set()
@@ -250,3 +254,137 @@ def test_the_pacer_keeps_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(50):
         pacer.spend(10)
     assert 48.0 <= clock[0] - 100.0 <= 50.0
+
+
+# --- several links at once -------------------------------------------------------------------------------------
+
+LARGE = os.urandom(CHUNK_BYTES) * 14 + os.urandom(4321)  # three parts and more
+
+
+@pytest.fixture
+def large(tmp_path: Path, authority: Authority) -> Iterator[tuple[Keeper, Callee]]:
+    """Between two hosts, and more than one link carries at once."""
+    keeper = Keeper(len(LARGE))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        guard = Guard(enrol_here(authority, "a", tmp_path / "a"), keeper.counts)
+        Serving(listener, guard, keeper.take, keeper.give).start()  # type: ignore[arg-type]
+        ours = enrol_here(authority, "b", tmp_path / "b")
+        yield keeper, Callee(listener.getsockname(), Guard(ours, lambda serial: True))
+
+
+def test_a_large_copy_goes_by_four_links(large: tuple[Keeper, Callee]) -> None:
+    keeper, callee = large
+    assert push(callee, ASK, [memoryview(LARGE)], Pacer(0)) == len(LARGE)
+    assert keeper.links == transport.MOST_LINKS
+    assert keeper.sealed.is_set() and keeper.ends == 1 and bytes(keeper.memory) == LARGE
+    keeper.links = 0
+    into = [memoryview(bytearray(CHUNK_BYTES + 7)), memoryview(bytearray(len(LARGE) - CHUNK_BYTES - 9))]
+    ask = msgspec.structs.replace(ASK, verb="pull", ranges=((0, CHUNK_BYTES + 7), (CHUNK_BYTES + 9, len(LARGE))))
+    assert pull(callee, ask, into) == len(LARGE) - 2
+    assert bytes(into[0]) == LARGE[: CHUNK_BYTES + 7] and bytes(into[1]) == LARGE[CHUNK_BYTES + 9 :]
+    assert keeper.links == transport.MOST_LINKS
+
+
+def test_a_slow_pace_has_one_link(large: tuple[Keeper, Callee]) -> None:
+    keeper, callee = large
+    assert push(callee, ASK, [memoryview(LARGE)], Pacer(200e6)) == len(LARGE)
+    assert keeper.links == 1 and bytes(keeper.memory) == LARGE
+
+
+def test_one_bad_link_of_four(large: tuple[Keeper, Callee], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It breaks in the middle of a chunk, as the first of the others to send: these do its part again."""
+    keeper, callee = large
+    real, lock = transport.send_chunk, threading.Lock()
+    broken: list[socket.socket] = []
+
+    def send_chunk(link: socket.socket, chunk: memoryview) -> None:
+        with lock:
+            breaks = not broken and threading.current_thread() is not threading.main_thread()
+            broken.extend([link] * breaks)
+        if breaks:
+            link.sendall(chunk[: CHUNK_BYTES // 2])
+            link.close()
+        real(link, chunk)
+
+    monkeypatch.setattr(transport, "send_chunk", send_chunk)
+    assert push(callee, ASK, [memoryview(LARGE)], Pacer(0)) == len(LARGE)
+    assert broken and keeper.ends == 1 and bytes(keeper.memory) == LARGE
+
+
+def test_links_that_all_break_fail_with_a_sentence_and_go_on_later(
+    large: tuple[Keeper, Callee], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper, callee = large
+    real, left, lock = transport.send_chunk, [6], threading.Lock()
+
+    def send_chunk(link: socket.socket, chunk: memoryview) -> None:
+        with lock:
+            left[0] -= 1
+            ends = left[0] < 0
+        if ends:
+            link.close()
+        real(link, chunk)
+
+    monkeypatch.setattr(transport, "send_chunk", send_chunk)
+    with pytest.raises(TransportError, match="the link broke"):
+        push(callee, ASK, [memoryview(LARGE)], Pacer(0))
+    assert not keeper.sealed.is_set()
+    monkeypatch.setattr(transport, "send_chunk", real)
+    until(lambda: len(keeper.here()) == 6, "what was sent has arrived")
+    assert push(callee, ASK, [memoryview(LARGE)], Pacer(0)) == len(LARGE) - 6 * CHUNK_BYTES
+    assert keeper.ends == 1 and bytes(keeper.memory) == LARGE
+
+
+def test_links_that_cannot_be_had_are_not_missed(large: tuple[Keeper, Callee]) -> None:
+    keeper, callee = large
+    keeper.most = 2  # after which certificates count no more
+    assert push(callee, ASK, [memoryview(LARGE)], Pacer(0)) == len(LARGE)
+    assert bytes(keeper.memory) == LARGE
+
+
+def test_links_share_one_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight threads at once are given what one would be: nobody's bytes are forgotten."""
+    slept: list[float] = []
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(time, "sleep", slept.append)
+    pacer, before = Pacer(10.0), sys.getswitchinterval()
+
+    def spend() -> None:
+        for _ in range(5000):
+            pacer.spend(10)
+
+    threads = [threading.Thread(target=spend) for _ in range(8)]
+    try:
+        sys.setswitchinterval(1e-6)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert max(slept) == 40000.0 and len(slept) == len(set(slept))
+
+
+@pytest.mark.parametrize("part", [(-1, 2), (2, 1), (0, 99)])
+def test_parts_that_are_none(keeper: Keeper, callee: Callee, part: tuple[int, int]) -> None:
+    with transport._connect(callee) as link, pytest.raises(TransportError, match="there is no part"):
+        transport._ask(link, msgspec.structs.replace(ASK, part=part))
+    assert push(callee, ASK, [memoryview(STATE)], Pacer(0)) == len(STATE)
+
+
+# --- strangers -------------------------------------------------------------------------------------------------
+
+
+def test_idle_strangers_of_the_same_host_make_room(large: tuple[Keeper, Callee]) -> None:
+    """As many as one host may have, and more: a peer gets in at once, not when their time is over."""
+    keeper, callee = large
+    idle = [socket.create_connection(callee.address) for _ in range(3 * serving._MOST_STRANGERS)]
+    try:
+        began = time.monotonic()
+        assert push(callee, ASK, [memoryview(LARGE)], Pacer(0)) == len(LARGE)
+        assert bytes(keeper.memory) == LARGE
+        assert idle[0].recv(1) == b""  # the oldest was let go
+        assert time.monotonic() - began < serving._PROVE_S
+    finally:
+        for link in idle:
+            link.close()

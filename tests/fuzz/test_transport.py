@@ -14,7 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint import transport
-from holdfast.checkpoint.transport import Ask, Callee, Holding, Pacer, Reply, Serving, TransportError, fetch, pull, push
+from holdfast.checkpoint.serving import Holding, Serving
+from holdfast.checkpoint.transport import Ask, Callee, Pacer, Reply, TransportError, fetch, pull, push
 from holdfast.linux.python_fork import Program
 from holdfast.wire import fork_server, unixpath
 from tests.fuzz.making import JSON, hostile, mutated, narrow, values

@@ -48,6 +48,8 @@ class Hang:
         self.generation = 0
         self._nodes: frozenset[str] = frozenset()
         self._beats: dict[str, Beat] = {}
+        self._order: dict[str, int] = {}  # in which they came first
+        self._slowest = ""
         self._step = -1
         self._moved_at = 0.0  # when the job's step last rose
         self._took: list[float] = []  # seconds per step
@@ -66,19 +68,34 @@ class Hang:
     def launched(self, now: float, generation: int, nodes: tuple[str, ...]) -> None:
         self.generation, self._nodes = generation, frozenset(nodes)
         self._beats.clear()
+        self._order.clear()
+        self._slowest = ""
         self._step, self._phase = -1, ""
         self._rose(now)
 
     def heard(self, now: float, beat: Beat) -> None:
         if beat.generation != self.generation or beat.node not in self._nodes:
             return
+        before = self._beats.get(beat.node)
         self._beats[beat.node] = beat
+        self._order.setdefault(beat.node, len(self._order))
         if len(self._beats) < len(self._nodes):
             return
-        slowest = min(self._beats.values(), key=lambda b: b.step)
+        slowest = self._find_slowest(before, beat)
         if slowest.step > self._step:
             self._learn(now, slowest)
         self._phase = slowest.phase or self._phase
+
+    def _find_slowest(self, before: Beat | None, beat: Beat) -> Beat:
+        """The first of those at the least step. All are looked at only when the slowest itself has gone on: many nodes
+        beat, each once a second."""
+        known = self._beats.get(self._slowest)
+        if known is None or (beat.node == self._slowest and before and beat.step > before.step):
+            known = min(self._beats.values(), key=lambda b: b.step)
+        elif (beat.step, self._order[beat.node]) < (known.step, self._order[known.node]):
+            known = beat
+        self._slowest = known.node
+        return known
 
     def _learn(self, now: float, beat: Beat) -> None:
         pause_s = now - self._moved_at

@@ -1,0 +1,135 @@
+"""The controller's port as strangers find it: real sockets, with TLS and without."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+import tracemalloc
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from aiohttp import web
+from aiohttp.http_exceptions import BadStatusLine
+
+from holdfast.cli.controller import log_of
+from holdfast.controller.api import Door, make_app
+from holdfast.controller.audit import Audit
+from holdfast.controller.brief import Brief
+from holdfast.controller.door import AtPort
+from holdfast.controller.enrolling import Enrolling
+from holdfast.controller.node_tokens import NodeTokens
+from holdfast.controller.porch import Porch
+from holdfast.wire import identity
+from holdfast.wire.authority import Authority
+from tests.controller.conftest import Open
+
+LINKS = 40
+
+
+@contextlib.asynccontextmanager
+async def _port(desk_of: Open, folder: Path, locked: bool) -> AsyncIterator[socket.socket]:
+    async with desk_of() as desk:
+        authority = Authority(folder / "door")
+        porch = Porch(lambda: runner.server(), identity.accepting(authority.keys, strangers=True) if locked else None)  # type: ignore[misc]
+        audit = Audit(folder)
+        enrolling = Enrolling(authority, "t", "r", audit, NodeTokens(folder / "door"))
+        door = Door(AtPort(lambda: (), "localhost"), audit, enrolling, porch.proved)
+        runner = web.AppRunner(make_app(desk.controller, door), access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
+            receiving = asyncio.create_task(porch.run(listener))
+            yield listener
+            receiving.cancel()
+            await asyncio.wait([receiving])
+        await runner.cleanup()
+
+
+def _asked(address: tuple[str, int], request: bytes, proof: ssl.SSLContext | None = None) -> bytes:
+    """The first line of the answer."""
+    with contextlib.ExitStack() as stack:
+        link: socket.socket = stack.enter_context(socket.create_connection(address, timeout=30))
+        if proof:
+            link = stack.enter_context(proof.wrap_socket(link))
+        link.sendall(request)
+        with contextlib.suppress(OSError):
+            return link.recv(4096).partition(b"\r\n")[0]
+    return b""
+
+
+_BAD = (
+    b"POST /enrol HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\nContent-Length: 9\r\n\r\nnot gzip!",
+    b"POST /enrol HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"GET / HTTP/9\r\n\r\n",
+    b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost localhost\r\n\r\n",
+)
+
+
+async def test_bad_requests_do_not_fill_the_log(desk_of: Open, tmp_path: Path) -> None:
+    """Anybody can send these, and as many as they like."""
+    log, root = log_of(tmp_path), logging.getLogger()
+    root.addHandler(log)
+    try:
+        async with _port(desk_of, tmp_path, locked=False) as listener:
+            for number in range(200):
+                status = await asyncio.to_thread(_asked, listener.getsockname(), _BAD[number % len(_BAD)])
+                assert b" 40" in status or b" 505 " in status, status
+    finally:
+        root.removeHandler(log)
+        log.close()
+    written = (tmp_path / "controller.log").read_text()
+    assert len(written) < 4000
+    assert "Traceback" not in written and "RequestPayloadError" in written
+
+
+def _complaint(error: Exception) -> logging.LogRecord:
+    found = (type(error), error, None)
+    return logging.LogRecord("aiohttp.server", logging.ERROR, "", 0, "Error handling request from %s", ("h",), found)
+
+
+def test_complaints_are_one_a_second_and_bugs_keep_their_traceback() -> None:
+    clock = [10.0]
+    brief = Brief(lambda: clock[0])
+    assert [brief.filter(_complaint(BadStatusLine("x\ny" * 999))) for _ in range(3)] == [True, False, False]
+    clock[0] += 1.0
+    bad = _complaint(BadStatusLine("x\ny" * 999))
+    assert brief.filter(bad) and not bad.exc_info
+    said = bad.getMessage()
+    assert said.startswith("Error handling request from h: BadStatusLine: 400") and "\n" not in said
+    assert said.endswith("(2 more were not written)") and len(said) < 250
+    clock[0] += 1.0
+    bug = _complaint(KeyError("ours"))
+    assert brief.filter(bug) and bug.exc_info
+    assert brief.filter(logging.LogRecord("holdfast.porch", logging.INFO, "", 0, "as ever", (), None))
+
+
+async def test_links_of_tls_take_little_memory(desk_of: Open, tmp_path: Path) -> None:
+    proof = identity.unproved()
+    async with _port(desk_of, tmp_path, locked=True) as listener:
+        where = listener.getsockname()
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            links = [await asyncio.open_connection(*where, ssl=proof) for _ in range(LINKS)]
+            each = (tracemalloc.get_traced_memory()[0] - before) / LINKS
+        finally:
+            tracemalloc.stop()
+        for _, writer in links:
+            writer.close()
+        assert each < 200_000, f"{each:.0f} bytes for both ends of a link"
+
+
+async def test_a_burst_of_one_host_is_held_to_its_share(desk_of: Open, tmp_path: Path) -> None:
+    """All are there before the first is looked at; the newest are kept."""
+    async with _port(desk_of, tmp_path, locked=False) as listener:
+        links = [socket.create_connection(listener.getsockname(), timeout=5) for _ in range(200)]
+        try:
+            ended = await asyncio.to_thread(lambda: [link.recv(1) for link in links[:72]])
+            assert ended == [b""] * 72
+            links[-1].setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                assert links[-1].recv(1), "the newest was let go"
+        finally:
+            for link in links:
+                link.close()
