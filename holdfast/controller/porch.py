@@ -5,12 +5,15 @@ import logging
 import socket
 import ssl
 from asyncio import sslproto
+from collections import deque
 from collections.abc import Callable
 
 _PROVE_S = 10.0
 _HANDSHAKE_S = 5.0
-_FROM_ONE_HOST = 128  # that have not proved themselves
+_FROM_ONE_HOST = 256  # that are being attended to, and have not proved themselves
 _IN_ALL = 1024
+_QUEUED = 4096  # links that are not attended to yet
+_IDLE_S = 2.0  # who has not proved itself by then makes room where others wait
 _AT_ONCE = 16  # links that are taken before those that are in get their turn
 _BREATH_S = 0.1  # where there are no more files to be had
 _READ_BYTES = 32 << 10  # at once from a link; two records of TLS, and more than an agent says
@@ -23,8 +26,9 @@ class Porch:
         # asyncio keeps so much for every link of TLS, and has no other way to be told: its 256 KiB are half a gigabyte
         # where there are two thousand agents.
         sslproto.SSLProtocol.max_size = _READ_BYTES
-        self._strangers: dict[str, dict[asyncio.Task[None], None]] = {}  # by host, the oldest first
+        self._strangers: dict[str, dict[asyncio.Task[None], float]] = {}  # by host, the oldest first, and since when
         self._count = 0  # of all these
+        self._queues: dict[str, deque[socket.socket]] = {}  # by host
         self._waiting: dict[asyncio.BaseTransport, asyncio.Event] = {}
 
     def proved(self, transport: asyncio.BaseTransport | None) -> None:
@@ -40,6 +44,9 @@ class Porch:
                     await self._accept(listener)
                 await asyncio.sleep(0)  # where many wait, as after a restart of ours, those that are in go first
         finally:
+            for link in [link for queue in self._queues.values() for link in queue]:
+                link.close()
+            self._queues.clear()
             for task in [task for ours in self._strangers.values() for task in ours]:
                 task.cancel()
 
@@ -53,18 +60,37 @@ class Porch:
         self._enter(link, str(address[0]))
 
     def _enter(self, link: socket.socket, host: str) -> None:
-        """Where there are too many, the oldest makes room: who means it has proved itself by then."""
-        if len(ours := self._strangers.get(host, {})) >= _FROM_ONE_HOST:
-            oldest = next(iter(ours))
-            self._leave(host, oldest)  # now, not when it has ended: the next one that comes needs room of its own
-            oldest.cancel()
-        elif self._count >= _IN_ALL:
+        """Where many come at once, as after a restart of ours, they wait for their turn: a handshake that is broken off
+        for the next one is work for nothing."""
+        if self._count >= _IN_ALL or sum(map(len, self._queues.values())) >= _QUEUED:
             link.close()
             return
-        task = asyncio.create_task(self._attend(link, host))
-        self._strangers.setdefault(host, {})[task] = None
-        self._count += 1
-        task.add_done_callback(lambda done: self._leave(host, done))
+        queue = self._queues.setdefault(host, deque())
+        queue.append(link)
+        self._call_next(host)
+        if queue:
+            asyncio.get_running_loop().call_later(_IDLE_S, self._call_next, host)
+
+    def _call_next(self, host: str) -> None:
+        queue, loop = self._queues.get(host, deque()), asyncio.get_running_loop()
+        while queue:
+            ours = self._strangers.setdefault(host, {})
+            if len(ours) >= _FROM_ONE_HOST:
+                oldest, since = next(iter(ours.items()))
+                if loop.time() < since + _IDLE_S:
+                    return
+                self._leave(host, oldest)
+                oldest.cancel()
+                continue
+            task = asyncio.create_task(self._attend(queue.popleft(), host))
+            ours[task] = loop.time()
+            self._count += 1
+            task.add_done_callback(lambda done: self._ended(host, done))
+        self._queues.pop(host, None)
+
+    def _ended(self, host: str, task: "asyncio.Task[None]") -> None:
+        self._leave(host, task)
+        self._call_next(host)
 
     def _leave(self, host: str, task: "asyncio.Task[None]") -> None:
         ours = self._strangers.get(host, {})

@@ -37,7 +37,7 @@ async def _port(desk_of: Open, folder: Path, locked: bool) -> AsyncIterator[sock
         door = Door(AtPort(lambda: (), "localhost"), audit, enrolling, porch.proved)
         runner = web.AppRunner(make_app(desk.controller, door), access_log=None, shutdown_timeout=1.0)
         await runner.setup()
-        with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
+        with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
             receiving = asyncio.create_task(porch.run(listener))
             yield listener
             receiving.cancel()
@@ -120,16 +120,26 @@ async def test_links_of_tls_take_little_memory(desk_of: Open, tmp_path: Path) ->
         assert each < 200_000, f"{each:.0f} bytes for both ends of a link"
 
 
-async def test_a_burst_of_one_host_is_held_to_its_share(desk_of: Open, tmp_path: Path) -> None:
-    """All are there before the first is looked at; the newest are kept."""
+async def test_idle_links_of_one_host_make_room(desk_of: Open, tmp_path: Path) -> None:
+    """All are there before the first is looked at, and say nothing; who has something to say gets its turn."""
     async with _port(desk_of, tmp_path, locked=False) as listener:
-        links = [socket.create_connection(listener.getsockname(), timeout=5) for _ in range(200)]
+        links = [socket.create_connection(listener.getsockname(), timeout=30) for _ in range(300)]
         try:
-            ended = await asyncio.to_thread(lambda: [link.recv(1) for link in links[:72]])
-            assert ended == [b""] * 72
-            links[-1].setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                assert links[-1].recv(1), "the newest was let go"
+            request = b"GET /api/v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            assert b" 401 " in await asyncio.to_thread(_asked, listener.getsockname(), request)
+            assert await asyncio.to_thread(lambda: [link.recv(1) for link in links[:45]]) == [b""] * 45
         finally:
             for link in links:
                 link.close()
+
+
+async def test_a_burst_of_one_host_is_attended_to_in_turn(desk_of: Open, tmp_path: Path) -> None:
+    """None is broken off for the next, though all come at once from one address."""
+    proof, count = identity.unproved(), 400
+    async with _port(desk_of, tmp_path, locked=True) as listener:
+        links = [asyncio.open_connection(*listener.getsockname(), ssl=proof) for _ in range(count)]
+        shaken = await asyncio.gather(*links, return_exceptions=True)
+        failed = [one for one in shaken if isinstance(one, BaseException)]
+        for _, writer in [one for one in shaken if not isinstance(one, BaseException)]:
+            writer.close()
+        assert not failed, failed[:3]
