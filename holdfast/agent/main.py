@@ -308,6 +308,7 @@ class Agent:
             rank=rank,
             code=code,
             at=held.at + self.clock.offset_s,
+            starved=code == -signal.SIGKILL and self.monitor.kills.lately(),
             latched=reading.failure if reading and reading.failed else "",
         )
         self._beat()
