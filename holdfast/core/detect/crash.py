@@ -16,6 +16,7 @@ _EVIDENCE = 12  # lines kept in the journal
 _LINE_CHARS = 400
 _ENOUGH = 0.5  # confidence below which no class is named
 _RAISED_CHARS = 200
+_ITS_OWN, _SCRIPT = "SystemExit", "script"  # nobody but the script itself raises it
 
 
 def alarm_of(exit: Exit, catalog: Catalog) -> Alarm:
@@ -43,7 +44,7 @@ def _alarm(exit: Exit, found: Diagnosis, raised: str) -> Alarm:
         generation=exit.generation,
         code=exit.code,
         klass=klass,
-        group=found.group if klass else "",
+        group=found.group if klass else _SCRIPT if raised.startswith(_ITS_OWN) else "",
         action=found.action if klass else "",
         confidence=found.confidence if klass else 0.0,
         hint=found.hint if klass else "",

@@ -67,6 +67,18 @@ def test_want_of_memory_takes_the_kernels_word() -> None:
     assert alarm.signature != ended(-9).signature
 
 
+def test_a_script_that_chooses_to_end_is_the_scripts_doing() -> None:
+    alarm = ended(3, latched="SystemExit: 3")
+    assert (alarm.klass, alarm.group, alarm.reason) == ("", "script", "exited with code 3 (SystemExit: 3)")
+    assert ended(3).group == ""
+
+
+def test_a_torch_without_cuda_is_the_jobs_environment() -> None:
+    alarm = ended(1, *TRACEBACK[:-1], "AssertionError: Torch not compiled with CUDA enabled")
+    assert (alarm.klass, alarm.group) == ("driver_runtime_mismatch", "script")
+    assert "install a CUDA build of torch" in alarm.hint
+
+
 def test_but_one_that_aborts_speaks_first() -> None:
     watchdog = "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7) ran too long"
     assert ended(-6, watchdog).klass == "nccl_timeout"
