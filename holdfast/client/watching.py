@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 _EPS = 1e-8
 _CLIP = "_clip_grads_with_norm_"  # what every way of torch's to clip by the norm ends in
@@ -35,7 +36,7 @@ class Watching:
         self._own: list[torch.Tensor] = []
         self._optimizer = optimizer
         self._clipped: dict[tuple[int, ...], torch.Tensor] = {}  # norm before it, of these parameters
-        self._hook = optimizer.register_step_post_hook(torch.compiler.disable(self._after))
+        self._hook: RemovableHandle | None = optimizer.register_step_post_hook(torch.compiler.disable(self._after))
         _see_clipping(self)
         if isinstance(model, DistributedDataParallel):
             model.register_comm_hook(model.process_group, torch.compiler.disable(self._reduce))

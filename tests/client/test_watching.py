@@ -126,7 +126,8 @@ def test_the_own_gradient_is_seen_before_the_sum_which_stays_the_same(warm: Zygo
 
 
 def norm_of(*nets: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([p.grad.flatten() for net in nets for p in net.parameters() if p.grad is not None]).norm()
+    grads = [p.grad.flatten() for net in nets for p in net.parameters() if p.grad is not None]
+    return torch.linalg.vector_norm(torch.cat(grads))
 
 
 def test_the_norm_is_the_one_before_clipping() -> None:
@@ -164,6 +165,7 @@ def test_what_was_clipped_for_a_step_that_was_not_made_counts_for_none() -> None
     net = torch.nn.Linear(5, 3)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     watching = Watching(optimizer)
+    before = torch.zeros(())
     for scale in (torch.inf, 10.0):
         optimizer.zero_grad()
         (scale * net(torch.ones(4, 5)).sum()).backward()

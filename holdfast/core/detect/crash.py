@@ -28,7 +28,9 @@ def alarm_of(exit: Exit, catalog: Catalog) -> Alarm:
 
 def unjudged(exit: Exit, catalog: Catalog) -> Alarm:
     """What is known where its words cannot be judged in time: how it ended, and what it latched."""
-    return _alarm(exit, judge(Case(lines=(), codes={exit.rank: exit.code}, starved=exit.starved), catalog), exit.latched)
+    return _alarm(
+        exit, judge(Case(lines=(), codes={exit.rank: exit.code}, starved=exit.starved), catalog), exit.latched
+    )
 
 
 def _alarm(exit: Exit, found: Diagnosis, raised: str) -> Alarm:

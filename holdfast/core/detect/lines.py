@@ -1,8 +1,9 @@
 """lines: messages that a catalog knows, in the kernel's log and in what ranks write.
 
 Refuses to act on what a rank writes, for a script may print anything; on a disk or a GPU that the job does not use; and
-on an OOM kill of a process that is no rank. Those are told; an OOM kill only if the kernel counts one in our own cgroup. Of what the kernel says about the machine one node per host
-speaks, of what it says about a process the node that has it.
+on an OOM kill of a process that is no rank. Those are told; an OOM kill only if the kernel counts one in our own
+cgroup. Of what the kernel says about the machine one node per host speaks, of what it says about a process the node
+that has it.
 """
 
 import re

@@ -167,7 +167,7 @@ def _by_code(code: int, summary: Summary, catalog: Catalog) -> Diagnosis:
 
 
 def _killed(case: Case, summary: Summary, catalog: Catalog) -> Diagnosis:
-    """SIGKILL tells nothing of its sender: want of memory is named only if the kernel says so, guessed if nobody asked."""
+    """SIGKILL names no sender: want of memory is told if the kernel says so, and guessed if nobody has asked it."""
     found = _by_code(_KILL, summary, catalog)
     who = f"Rank {found.root_rank}" if found.root_rank is not None else "A process"
     if case.starved:

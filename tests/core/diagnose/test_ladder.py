@@ -58,7 +58,9 @@ def test_a_code_of_its_own_before_any_step_costs_no_node(cap: int | None) -> Non
 
 
 def test_what_the_environment_lacks_is_not_tried_again() -> None:
-    lacking = msgspec.structs.replace(SCRIPT, action="fix_config", hint="install a CUDA build of torch", confidence=0.84)
+    lacking = msgspec.structs.replace(
+        SCRIPT, action="fix_config", hint="install a CUDA build of torch", confidence=0.84
+    )
     verdict = judge(case(lacking, ever=False, step=-1))
     assert verdict.remedy is Remedy.GIVE_UP and "install a CUDA build of torch" in verdict.reason
 
