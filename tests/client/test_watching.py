@@ -127,7 +127,8 @@ def test_the_own_gradient_is_seen_before_the_sum_which_stays_the_same(warm: Zygo
 
 def norm_of(*nets: torch.nn.Module) -> torch.Tensor:
     grads = [p.grad.flatten() for net in nets for p in net.parameters() if p.grad is not None]
-    return torch.linalg.vector_norm(torch.cat(grads))
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.cat(grads))
+    return norm
 
 
 def test_the_norm_is_the_one_before_clipping() -> None:
