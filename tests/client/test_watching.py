@@ -227,6 +227,15 @@ def made(how):
         parallelize_module(net, init_device_mesh("cpu", (2,)), {"0": ColwiseParallel(), "1": RowwiseParallel()})
     return net
 
+def alone(how):
+    net = made(how)  # a rank that watches by itself is not waited for, and waits for nobody
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+    watching = Watching(optimizer) if dist.get_rank() == 0 else None
+    for _ in range(2):
+        net(torch.ones(2, 4)).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+
 def run(how, clip):
     net = made(how)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
@@ -246,6 +255,8 @@ def run(how, clip):
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 2), rank=int(sys.argv[2]), world_size=2)
+for how in ("fsdp", "hsdp", "tp"):
+    alone(how)
 norm, update, weights = run("", True)
 for how in ("fsdp", "hsdp", "tp"):
     other = run(how, True)
