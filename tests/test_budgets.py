@@ -49,6 +49,9 @@ CATCH_ALL = frozenset(
         "client/progress.py::step",
         "client/progress.py::watch",
         "client/skipping.py::skip",
+        "client/watching.py::_after",  # torch calls these inside of the script's own calls
+        "client/watching.py::_reduce",
+        "client/watching.py::seen",
         "client/zygote.py::_imported",
         "linux/python_fork.py::fork",
         "sim/dst/office.py::_attend",

@@ -76,8 +76,8 @@ class Agent:
         self.keeper = Keeper(place_of(self.spec, self.ranks.keeper_path), self.ranks.make_arena, budget)
         self.dialing = Dialing(self.spec)
         self.staging = Staging(self.spec, node_dir, self.dialing)
-        self.ranks.staged, self.staging.say = self.staging.place, self._notice
-        self.keeper.say, self.keeper.told = self._notice, self._beat
+        self.ranks.staged, self.keeper.told = self.staging.place, self._beat
+        self.ranks.say = self.staging.say = self.keeper.say = self._notice
         self.keeper.hashing.told = self._marked
         self.losses = Losses(self.spec.node, self.spec.settings.loss)
         self.tracer = Tracer(self.spec.node, self.spec.nproc)
@@ -308,6 +308,7 @@ class Agent:
             rank=rank,
             code=code,
             at=held.at + self.clock.offset_s,
+            starved=code == -signal.SIGKILL and self.monitor.kills.lately(),
             latched=reading.failure if reading and reading.failed else "",
         )
         self._beat()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.agent.kills import Kills, knows_pids
 from holdfast.agent.sources import Absent, Read, Signal
 from holdfast.agent.sources.gpu import GpuSource
 from holdfast.agent.sources.gpu import load as load_nvml
@@ -87,6 +88,8 @@ class Monitor:
         self._host: HostSource | None = None
         self._kernel: KernelSource | None = None
         self._generation = 0
+        self.kills = Kills(self._root)
+        self._knows_pids = knows_pids(self._root)
         self._ended = threading.Event()
         self.logs: RankLogSource | None = None
         self._feeds = {
@@ -102,6 +105,7 @@ class Monitor:
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self.kills.look(time.monotonic())
         for feed in self._feeds.values():
             feed.thread = threading.Thread(target=self._follow, args=(feed,), name=f"holdfast {feed.name}", daemon=True)
             feed.thread.start()
@@ -224,6 +228,7 @@ class Monitor:
 
     def _look(self) -> None:
         now = time.monotonic()
+        self.kills.look(now)
         running = self._running()
         generation = max((generation for generation, _ in running), default=0)
         if generation != self._generation:
@@ -254,7 +259,8 @@ class Monitor:
             speaks=self._alone or self._speaker is not None,
             gpus=self._gpus,
             disks=self._host.disks if self._host else frozenset(),
-            ranks={held.pid: int(held.key.split(":")[1]) for held in self._ties.held()},
+            ranks={held.pid: int(held.key.split(":")[1]) for held in self._ties.held() if self._knows_pids},
+            bereaved=feed.name == _KERNEL and self.kills.lately(),
             elsewhere=self._elsewhere() if feed.name == _KERNEL and len(suspects) > 1 else frozenset(),
         )
 

@@ -60,6 +60,7 @@ class Ranks:
         self.held: dict[str, Held] = {}
         self.warm = asyncio.Event()
         self.cold = ""  # why there is no zygote, for the log
+        self.say: Callable[[str], None] = lambda text: None  # to the person
         self.staged: Callable[[Release], Staged] = lambda release: Staged()
         self.arena: mmap.mmap | None = None
         self._key = ""  # of the zygote: the environment of its release, as JSON
@@ -97,7 +98,10 @@ class Ranks:
                 case Swept(left=left):
                     if self._swept and not self._swept.done():
                         self._swept.set_result(left)
-                case Warmed(ok=ok, detail=detail, key=key) if key == self._key:
+                case Warmed(ok=ok, detail=detail, key=key, lost=lost) if key == self._key:
+                    if lost and self.warm.is_set():
+                        then = "another one is ready" if ok else "ranks are started afresh from now on"
+                        self.say(f"the zygote {lost}; {then}")
                     self.cold = "" if ok else detail
                     if self.warm.is_set():
                         _log.info("zygote: %s", detail)

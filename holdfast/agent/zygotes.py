@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.agent import process
+from holdfast.core.story import ending
 from holdfast.linux import python_fork
 from holdfast.linux.python_fork import OpenFiles, Program
 from holdfast.wire import holding, zygote
@@ -42,6 +43,7 @@ class Zygotes:
         self._retired: set[int] = set()  # ended by themselves presently
         self._preload: Preload | None = None
         self._tries = 0
+        self._ended = ""  # how the last one did that was not meant to
 
     @property
     def warm(self) -> bool:
@@ -82,7 +84,7 @@ class Zygotes:
         try:
             self._now.sock.send(zygote.encode(request))
         except OSError as e:
-            self._lost(str(e))
+            self._lost(f"went away ({e})")
 
     def ended(self, pid: int, code: int) -> bool:
         """Whether the process that ended was a zygote of ours."""
@@ -96,7 +98,7 @@ class Zygotes:
             self.tell(Warmed(ok=self.warm, detail=detail, key=self.key))
             return True
         if self._now and pid == self._now.pid:
-            self._lost(f"it ended with code {code}")
+            self._lost(ending(code))
             return True
         return False
 
@@ -129,15 +131,16 @@ class Zygotes:
         self.drop(old.sock)
 
     def _lost(self, why: str) -> None:
-        lost, self._now = self._now, None
+        lost, self._now, self._ended = self._now, None, why
         self._close(lost)
         for key in sorted(lost.forking) if lost else ():
-            self.tell(Refused(key=key, error=f"the zygote went away: {why}"))
+            self.tell(Refused(key=key, error=f"the zygote {why}"))
         if self._preload and self._tries < _TRIES:
             self._tries += 1
             self._now = self._start(self._preload)
         else:
-            self.tell(Warmed(ok=False, detail=f"the zygote does not stay up ({why}); see zygote.log", key=self.key))
+            detail = f"the zygote does not stay up (it {why}); see zygote.log"
+            self.tell(Warmed(ok=False, detail=detail, key=self.key, lost=why))
 
     def _said(self, sock: socket.socket) -> None:
         packet = process.receive(sock, holding.PACKET_BYTES)
@@ -169,7 +172,8 @@ class Zygotes:
             detail = f"the zygote stays as it was: with more modules it had {warm.threads} threads"
         else:
             source.threads, self._tries = max(warm.threads, 1), 1
-        self.tell(Warmed(ok=True, detail=detail, key=self.key))
+        self.tell(Warmed(ok=True, detail=detail, key=self.key, lost=self._ended))
+        self._ended = ""
 
     def _swap(self) -> None:
         """The new zygote takes over as soon as the old one owes nobody an answer."""

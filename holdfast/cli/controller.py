@@ -16,7 +16,7 @@ from aiohttp import web
 
 from holdfast.cli import rundir
 from holdfast.cli.flagtable import UsageError
-from holdfast.cli.wording import counted
+from holdfast.cli.wording import incidents
 from holdfast.controller.api import Door, make_app
 from holdfast.controller.audit import Audit
 from holdfast.controller.badges import Badges
@@ -32,7 +32,9 @@ from holdfast.controller.node_tokens import NodeTokens
 from holdfast.controller.porch import Porch
 from holdfast.controller.replay import ReplayError
 from holdfast.controller.store import Store
+from holdfast.core.account import Account
 from holdfast.core.plain import plain
+from holdfast.core.story import failed
 from holdfast.fleet.join import JoinFleet
 from holdfast.fleet.local import LocalFleet
 from holdfast.journal.sqlite import JournalError, JournalFullError, SqliteJournal
@@ -161,7 +163,7 @@ async def _run(run_dir: Path, listener: socket.socket, say: Said) -> Ended:
         await runner.cleanup()
     rundir.door(run_dir).unlink(missing_ok=True)
     (run_dir / "controller.json").unlink(missing_ok=True)
-    teller.end(account.ettr, len(account.incidents), code)
+    teller.end(account, code)
     return Ended(code=code, reason=account.ending)
 
 
@@ -289,10 +291,10 @@ class Teller:
                     if isinstance(action, Finish) and action.code:
                         self._say(f"ending: {action.reason}")
 
-    def end(self, ettr: float, incidents: int, code: int) -> None:
+    def end(self, account: Account, code: int) -> None:
         what = "done" if code == 0 else f"ended with code {code}"
-        count = counted(incidents, "incident")
-        self._say(f"{what}: {count}, ETTR {100 * ettr:.1f} %; more: holdfast report {self._run_dir}")
+        count = incidents(len(account.incidents), failed(account.incidents))
+        self._say(f"{what}: {count}, ETTR {100 * account.ettr:.1f} %; more: holdfast report {self._run_dir}")
 
 
 if __name__ == "__main__":

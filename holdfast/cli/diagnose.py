@@ -29,6 +29,7 @@ from holdfast.model.diagnosis import Diagnosis
 _LOGS = (".log", ".txt", ".out", ".err")  # in a folder
 _FILES = 10_000
 _SPOKEN_BYTES = 64 << 20  # between two words about how far it is
+_BEFORE_S = 60.0  # the kernel may have told of a kill so long before ranks were seen to end
 _ACTIONS = {
     "evict_and_restart": "take the machine out and restart on others",
     "retry": "restart as it is",
@@ -49,11 +50,14 @@ def main(argv: list[str]) -> int:
     except OSError as e:
         print(f"holdfast diagnose: cannot read {e.filename or 'a log'}: {e.strerror}", file=sys.stderr)
         return 2
+    nothing = not found.confidence
     if args.json:
         print(encode(found))
+    elif nothing:
+        print(f"{found.explanation} {found.hint}")
     else:
         Console(markup=False, highlight=False).print(render(found))
-    return 0
+    return 1 if nothing else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -144,12 +148,20 @@ def _of_run(run_dir: Path) -> tuple[list[Log], Ends]:
     ends = Ends(
         codes={alarm.ranks[0]: alarm.code for alarm in last if alarm.ranks and alarm.code is not None},
         at={alarm.ranks[0]: alarm.at for alarm in last if alarm.ranks},
+        starved=_starved(events, last),
     )
     here = words.folder(rundir.read_spec(run_dir).log_dir, generation, 0).parent
     logs = [log_of(path) for path in sorted(here.rglob("*.log"))]
     said = [line for alarm in last for line in alarm.evidence if not logs]  # they lie on other machines
     logs += [Log(open=lambda: io.BytesIO("\n".join(said).encode()))] if said else []
     return logs, ends
+
+
+def _starved(events: Sequence[object], last: Sequence[Alarm]) -> bool:
+    """Whether nodes were told by the kernel that it killed these for want of memory."""
+    since, ranks = min(alarm.at for alarm in last) - _BEFORE_S, {rank for alarm in last for rank in alarm.ranks}
+    told = (event for event in events if isinstance(event, Alarm) and event.klass == "host_oom_kill")
+    return any(event.at >= since and ranks & set(event.ranks) for event in told)
 
 
 def _progress() -> Callable[[int], None] | None:

@@ -12,6 +12,7 @@ import msgspec
 from holdfast.cli import rundir
 from holdfast.cli.console import Console, Pump, say
 from holdfast.client.zygote import DEFAULT_PRELOAD
+from holdfast.core.story import ending
 from holdfast.fleet.local import end_node
 from holdfast.linux import process_control
 from holdfast.linux.python_fork import OpenFiles, Program
@@ -23,6 +24,7 @@ _TRIES = 5  # controllers in a row that did not live _LIVED_S
 _LIVED_S = 10.0
 _BEGIN_S = 2.0  # for a fork server to begin with a controller, or we execute it ourselves
 _ROOM_BYTES = 1 << 20  # a disk with less than this is full
+_TRAINING = b"training: the first step was made"  # as the controller says it
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -96,6 +98,12 @@ class Front:
                 log.write(f"there is no fork server: {e}\n".encode())
                 return None
 
+    def _look_at_fork_server(self) -> None:
+        if self._server is not None and (code := self._server.code()) is not None:
+            self._end_fork_server()
+            log = self._run_dir / "fork.log"
+            say(f"the fork server {ending(code)}; {self._meanwhile()}, nodes that come start more slowly (see {log})")
+
     def _end_fork_server(self) -> None:
         if self._server is not None:
             self._server.close()
@@ -120,7 +128,15 @@ class Front:
             if tries >= _TRIES:
                 say(f"the controller does not stay up; see {log}")
                 return 1
-            say(f"the controller went away; training goes on while it is restarted (see {log})")
+            say(f"the controller went away; {self._meanwhile()} while it is restarted (see {log})")
+
+    def _meanwhile(self) -> str:
+        """What goes on without it: training only if the person was told that it has begun."""
+        try:
+            trains = _TRAINING in (self._run_dir / "said.log").read_bytes()
+        except OSError:
+            trains = False
+        return "training goes on" if trains else "nodes and ranks are kept"
 
     def _wait_for_room(self) -> bool:
         """No controller can work on a full disk; whether a person has made room, and wants to go on."""
@@ -155,6 +171,7 @@ class Front:
         """The job's exit code, or None if the controller crashed."""
         while process is not None and not process.is_over():
             self._pass_on(process)
+            self._look_at_fork_server()
             time.sleep(_LOOK_S)
         if process is not None:
             process.close()

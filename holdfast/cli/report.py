@@ -14,11 +14,11 @@ from rich.text import Text
 
 from holdfast.cli import rundir, runs
 from holdfast.cli.flagtable import UsageError
-from holdfast.cli.wording import counted, duration
+from holdfast.cli.wording import counted, duration, incidents
 from holdfast.core.account import Use, fold
 from holdfast.core.plain import plain_tree
 from holdfast.core.report import Report, report_of
-from holdfast.core.story import phases
+from holdfast.core.story import failed, phases
 from holdfast.core.succession import sentence
 from holdfast.journal.sqlite import JournalError, SqliteJournal
 from holdfast.model.verdict import Change, Record
@@ -90,7 +90,7 @@ def render(report: Report, width: int = _BAR, *, letters: bool = False) -> Group
     head = Text.assemble(
         (f"ETTR {100 * report.ettr:.1f} %", "bold green"),
         f" of {duration(report.wall_s)}{_since_start(report)}: ",
-        f"{counted(len(report.incidents), 'incident')}{mttr}{planned}; ",
+        f"{incidents(len(report.incidents), failed(report.incidents))}{mttr}{planned}; ",
         f"step {max(report.step, 0)}, generation {report.generation}; {ended}",
     )
     parts: list[Text | Table] = [head, _bar(report, width, letters), _spent(report, letters), _lost_by_cause(report)]

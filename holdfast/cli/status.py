@@ -15,7 +15,7 @@ from rich.text import Text
 from holdfast.cli import runs
 from holdfast.cli.api import ask
 from holdfast.cli.flagtable import UsageError
-from holdfast.cli.wording import counted, duration
+from holdfast.cli.wording import counted, duration, incidents
 from holdfast.core.plain import plain_tree
 from holdfast.wire.controller_call import NotRunning
 
@@ -66,7 +66,8 @@ def render(status: dict[str, Any]) -> Group:
         (f" {phase} ", f"bold reverse {_COLOURS.get(phase, 'white')}"),
         f"  generation {status['generation']}, step {max(status['step'], 0)}, ",
         (f"ETTR {100 * status['ettr']:.1f} %", "bold"),
-        f" of {duration(status['wall_s'])}, {counted(status['incidents'], 'incident')}{_planned(status)}",
+        f" of {duration(status['wall_s'])}, {incidents(status['incidents'], status.get('failures', 0))}",
+        _planned(status),
         f"   run {status['run_id']}",
     )
     table = Table(box=None, pad_edge=False, header_style="dim")

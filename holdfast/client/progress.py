@@ -41,6 +41,7 @@ class Progress:
         self._watching: Watching | None = None
         self._easing: Easing | None = None
         self._on_first: Callable[[], None] | None = None
+        self._unread: set[str] = set()  # of what is told to `step`, what cannot be read; said once
         # Children are not the rank: what they say would overwrite what it said.
         os.register_at_fork(after_in_child=self._leave)
 
@@ -214,6 +215,7 @@ class Progress:
 
     def _note(self, slot: Slot, step: int, loss: object, grad_norm: object) -> None:
         own_norm = update = None
+        loss, grad_norm = self._readable(step, "loss", loss), self._readable(step, "grad_norm", grad_norm)
         if self._watching is not None:
             own_norm, update = self._watching.own_norm, self._watching.update
             grad_norm = self._watching.norm if grad_norm is None else grad_norm
@@ -225,6 +227,22 @@ class Progress:
 
             self._copies = Copies()
         self._copies.start(step, loss, grad_norm, own_norm, update)
+
+    def _readable(self, step: int, name: str, value: object) -> object:
+        """What is here of a distributed tensor, if that is all of it: asking the others would have them waited for."""
+        if not hasattr(value, "device_mesh"):
+            return value
+        if all(placement.is_replicate() for placement in value.placements):  # type: ignore[attr-defined]
+            return value.to_local()  # type: ignore[attr-defined]
+        if name not in self._unread and not (name == "grad_norm" and self._watching is not None):
+            self._unread.add(name)
+            also = ", or have it seen by holdfast.watch(optimizer)" if name == "grad_norm" else ""
+            print(
+                f"holdfast: the {name} of step {step} is not judged: each rank has a part of it; "
+                f"tell {name}.full_tensor(){also}",
+                file=sys.stderr,
+            )
+        return None
 
     def _mark(self, model: object, group: object) -> None:
         from holdfast.client.marking import Marking
@@ -278,7 +296,7 @@ def _is_here(value: object) -> bool:
 
 
 def _number(value: object) -> float | None:
-    if value is None or hasattr(value, "device_mesh"):  # reading a distributed tensor may take a collective
+    if value is None:
         return None
     return float(value.item() if hasattr(value, "item") else value)  # type: ignore[arg-type]
 

@@ -2,17 +2,29 @@
 
 For Adam and its kin: the largest over all tensors of RMS(lr m / (sqrt(v) + eps)), with the moments as this step made
 them. That reads both moments once: about half of what the step itself costs, so it is done only where asked for.
+
+No collective is added: a rank that watches alone must not be waited for. Of a tensor that is distributed (FSDP2, HSDP,
+tensor parallel) a rank looks at the part that it has. The norm is the one that torch's clipping finds, before it clips;
+where nothing is clipped it is that of the rank's part.
 """
 
 import math
+import sys
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 _EPS = 1e-8
+_CLIP = "_clip_grads_with_norm_"  # what every way of torch's to clip by the norm ends in
+_CLIP_TOO = "clip_grads_with_norm_"  # its name for scripts
 
 
 class Watching:
@@ -23,7 +35,9 @@ class Watching:
         self.norm: torch.Tensor | None = None
         self._own: list[torch.Tensor] = []
         self._optimizer = optimizer
-        optimizer.register_step_post_hook(torch.compiler.disable(self._see))
+        self._clipped: dict[tuple[int, ...], torch.Tensor] = {}  # norm before it, of these parameters
+        self._hook: RemovableHandle | None = optimizer.register_step_post_hook(torch.compiler.disable(self._after))
+        _see_clipping(self)
         if isinstance(model, DistributedDataParallel):
             model.register_comm_hook(model.process_group, torch.compiler.disable(self._reduce))
 
@@ -33,30 +47,100 @@ class Watching:
         own, self._own = self._own, []
         return torch.stack(own).sum().sqrt() if own else None
 
+    def clipped(self, parameters: list[torch.Tensor], norm: torch.Tensor) -> None:
+        """The gradients of these parameters are clipped next; they have this norm."""
+        trained = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
+        ours = tuple(id(p) for p in parameters if id(p) in trained)
+        if ours and self._hook is not None:
+            self._clipped[ours] = norm.detach().clone()
+
+    def _after(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        try:
+            self._see(optimizer)
+        except Exception as e:  # the script's own step is around us
+            self._stop(e)
+
+    def _stop(self, error: Exception) -> None:
+        self.update = self.norm = None
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+            print(f"holdfast: the optimizer is not watched any more: {error!r}", file=sys.stderr)
+
     @torch.no_grad()
-    def _see(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    def _see(self, optimizer: Optimizer) -> None:
         sizes: list[torch.Tensor] = []
-        gradients: list[torch.Tensor] = []
+        clipped, self._clipped = self._clipped, {}
+        known = {parameter for some in clipped for parameter in some}
+        rest: list[torch.Tensor] = []
         for group in optimizer.param_groups:
             params = [p for p in group["params"] if "exp_avg_sq" in optimizer.state.get(p, ())]
-            gradients += [p.grad for p in group["params"] if p.grad is not None]
+            rest += [_here(p.grad) for p in group["params"] if p.grad is not None and id(p) not in known]
             if not params:
                 continue
-            roots = torch._foreach_sqrt([optimizer.state[p]["exp_avg_sq"] for p in params])
+            roots = torch._foreach_sqrt([_here(optimizer.state[p]["exp_avg_sq"]) for p in params])
             torch._foreach_add_(roots, _EPS)
-            found = torch._foreach_div([optimizer.state[p]["exp_avg"] for p in params], roots)
+            found = torch._foreach_div([_here(optimizer.state[p]["exp_avg"]) for p in params], roots)
             lengths = torch.stack(torch._foreach_norm(found))
-            counts = torch.tensor([math.sqrt(p.numel()) for p in params], device=lengths.device, dtype=lengths.dtype)
+            roots_of = [math.sqrt(max(1, _here(p).numel())) for p in params]  # a rank may have nothing of a tensor
+            counts = torch.tensor(roots_of, device=lengths.device, dtype=lengths.dtype)
             sizes.append(lengths / counts * group["lr"])
         self.update = torch.cat(sizes).max() if sizes else None
-        norms = torch._foreach_norm(gradients) if gradients else ()
+        norms = [*clipped.values(), *(torch._foreach_norm(rest) if rest else ())]
         self.norm = torch.linalg.vector_norm(torch.stack(norms)) if norms else None
 
     def _reduce(self, group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """DDP's own reduction, and what went into it from here."""
-        self._own.append(torch.linalg.vector_norm(bucket.buffer(), dtype=torch.float32).square())
+        try:
+            self._own.append(torch.linalg.vector_norm(bucket.buffer(), dtype=torch.float32).square())
+        except Exception as e:  # the script's own backward pass is around us
+            self._stop(e)
         buffer = bucket.buffer().div_(group.size())
         done: torch.futures.Future[torch.Tensor] = (
             dist.all_reduce(buffer, group=group, async_op=True).get_future().then(lambda fut: fut.value()[0])
         )
         return done
+
+
+def _here(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank has of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _see_clipping(watching: Watching) -> None:
+    """Have this told of norms before gradients are clipped by them; a torch that clips in another way tells nothing.
+
+    A script may have imported torch's functions by their names already, so what they call themselves is replaced.
+    """
+    clip: Callable[..., None] | None = getattr(clip_grad, _CLIP, None)
+    if clip is None:
+        return
+    watcher = weakref.ref(watching)
+
+    def seen(
+        parameters: torch.Tensor | Iterable[torch.Tensor],
+        max_norm: float,
+        total_norm: torch.Tensor,
+        foreach: bool | None = None,
+    ) -> None:
+        if torch.compiler.is_compiling():  # nothing of ours may break a graph in two
+            return clip(parameters, max_norm, total_norm, foreach)
+        several = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        if (told := watcher()) is not None:
+            try:
+                total_norm = _whole(total_norm)
+                told.clipped(several, _here(total_norm))
+            except Exception as e:
+                told._stop(e)
+        return clip(several, max_norm, total_norm, foreach)
+
+    setattr(clip_grad, _CLIP, seen)
+    if getattr(torch.nn.utils, _CLIP_TOO, None) is clip:
+        setattr(torch.nn.utils, _CLIP_TOO, seen)
+
+
+def _whole(norm: torch.Tensor) -> torch.Tensor:
+    """A norm of which each rank has a part, summed up: torch does just that, next, if it is not done here."""
+    if not isinstance(norm, DTensor) or all(placement.is_replicate() for placement in norm.placements):
+        return norm
+    return norm.redistribute(placements=[Replicate()] * norm.device_mesh.ndim)

@@ -21,6 +21,7 @@ from holdfast.core.diagnose.stacks import Naming
 from holdfast.core.history import Told
 from holdfast.core.report import Report, report_of
 from holdfast.core.roles import roles_of
+from holdfast.core.story import failed
 from holdfast.model.event import Entry, Phase
 from holdfast.model.stacks import Trace
 from holdfast.wire import enrolment
@@ -48,14 +49,15 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     phase: str
     reason: str
     generation: int
-    step: int
+    step: int  # newest that every rank has made
     ettr: float
     wall_s: float
-    incidents: int
+    incidents: int  # one that is open included
     last_incident: str
     floor: int  # newest step that the job can go back to after the loss of a node; -1: none is on peers
     nodes: tuple[NodeView, ...]
     seq: int = 0  # of the journal's newest entry
+    failures: int = 0  # of all incidents; one that fails again before its next step is the same incident
     changes: int = 0  # planned restarts
     last_change: str = ""
     release: int = 0  # that runs
@@ -99,10 +101,11 @@ def status_of(controller: Controller) -> Status:
         phase=decider.phase,
         reason=controller.reason,
         generation=decider.generation,
-        step=max((v.step for v in views), default=-1),
+        step=controller.reached,
         ettr=account.ettr,
         wall_s=account.wall_s,
-        incidents=len(account.incidents),
+        incidents=decider.incidents,
+        failures=failed(account.incidents) + (decider.incident.failures if decider.incident else 0),
         last_incident=account.incidents[-1].sentence if account.incidents else "",
         floor=controller.ingest.floor.floor,
         nodes=tuple(views),

@@ -133,6 +133,12 @@ class Controller:
         releases = self.decider.releases
         return (releases.running, *((releases.waiting,) if releases.waiting else ()))
 
+    @property
+    def reached(self) -> int:
+        """The step as status, metrics and the report tell it: the newest that every rank has made."""
+        step = self.ingest.pace.step if self.ingest.pace.generation == self.decider.generation else -1
+        return step if step >= 0 else self.ledger.step
+
     def report(self, outcome: Outcome) -> None:
         """An action is over: nodes have told their last steps before they answered."""
         self.ingest.flush()

@@ -19,7 +19,7 @@ class JobMetrics:
         c = self._controller
         account, decider = c.ledger.account(c.clock()), c.decider
         yield GaugeMetricFamily("holdfast_ettr", "Productive share of the wall time.", account.ettr)
-        yield GaugeMetricFamily("holdfast_step", "Newest step that every rank has made.", max(account.step, 0))
+        yield GaugeMetricFamily("holdfast_step", "Newest step that every rank has made.", max(c.reached, 0))
         yield GaugeMetricFamily("holdfast_generation", "Launches of all ranks so far.", decider.generation)
         yield CounterMetricFamily("holdfast_incidents", "Incidents that are over.", len(account.incidents))
         yield CounterMetricFamily("holdfast_changes", "Planned restarts that are over.", len(account.changes))

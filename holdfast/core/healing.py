@@ -7,7 +7,7 @@ from holdfast.core import generation, story
 from holdfast.core.diagnose.case import Case
 from holdfast.core.diagnose.ladder import GAVE_UP, judge, tried
 from holdfast.core.plan import trial
-from holdfast.core.triage import names_node, opened
+from holdfast.core.triage import Incident, names_node, opened
 from holdfast.model.action import Say, Stop
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Outcome, Phase, Progress
@@ -30,7 +30,15 @@ def trouble(d: "Decider", now: float, alarm: Alarm) -> str:
     d.phase, d.awaited = Phase.STOPPING, next(d.ids)
     grace_s, nodes = d.limits.stop_grace_s, tuple(s.node for s in d.seats if s.node not in lost)
     d.actions.append(Stop(id=d.awaited, generation=d.generation, nodes=nodes, grace_s=grace_s))
-    return f"incident {d.incident.number}: {story.cause(alarm)}"
+    return f"incident {d.incident.number}{_so_far(d.incident)}: {story.cause(alarm)}"
+
+
+def _so_far(incident: Incident) -> str:
+    """What it has come to before this failure, for whoever sees the same number again."""
+    if not incident.rounds:
+        return ""
+    gone = f", {', '.join(incident.evicted)} evicted so far" if incident.evicted else ""
+    return f", failure {incident.failures} without a step in between{gone}"
 
 
 def bears(d: "Decider", now: float, alarm: Alarm) -> str:

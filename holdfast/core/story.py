@@ -1,5 +1,7 @@
 """One sentence per incident: who, on which node, why, resumed from which step, what it cost."""
 
+from collections.abc import Iterable
+
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.release import Skip
 from holdfast.model.verdict import Change, Record, Remedy
@@ -35,6 +37,8 @@ def lost_standby(alarm: Alarm) -> str:
 
 def sentence(record: Record) -> str:
     at = f" at step {record.good_step}" if record.good_step >= 0 else " before its first step"
+    if record.kind == Kind.LOSS:  # which names its step itself
+        at = f" (last good step: {record.good_step})" if record.good_step >= 0 else " (no step was good)"
     again = f", then failed {_times(record.failures - 1)} more before the next step" if record.failures > 1 else ""
     text = f"{record.cause}{at}{again}; {_done(record)}"
     if record.verdict.remedy is Remedy.GIVE_UP:
@@ -48,6 +52,11 @@ def sentence(record: Record) -> str:
     else:
         text += f", lost {lost_s:.1f} s"
     return f"{text} ({phases(record)})"
+
+
+def failed(records: Iterable[Record]) -> int:
+    """How many failures there were in these incidents."""
+    return sum(max(1, record.failures) for record in records)
 
 
 def phases(record: Record | Change) -> str:

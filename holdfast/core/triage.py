@@ -46,6 +46,11 @@ class Incident(msgspec.Struct, kw_only=True):
     grouped_at: float = 0.0
     restored_at: float = 0.0
 
+    @property
+    def failures(self) -> int:
+        """So far, the one that is to be judged included."""
+        return self.rounds + (not self.judged)
+
     def hear(self, alarm: Alarm) -> None:
         self.alarms.append(alarm)
         others = [a for a in self.alarms if a.kind is not Kind.SILENCE]
@@ -86,6 +91,11 @@ class Incident(msgspec.Struct, kw_only=True):
         self.first = self.first or cause
         return cause
 
+    def _good_step(self, resumed_from: int | None) -> int:
+        """What can be gone on from was made by all, though a node that fell silent had no time to tell of it."""
+        told = not self.counted and self.good_step >= 0 and resumed_from is not None
+        return max(self.good_step, resumed_from or 0) if told else self.good_step
+
     @property
     def echoes(self) -> int:
         return len(self.alarms) - 1 + self.dropped
@@ -109,7 +119,7 @@ class Incident(msgspec.Struct, kw_only=True):
             kind=cause.kind.value,
             klass=cause.klass,
             verdict=verdict,
-            good_step=self.good_step,
+            good_step=self._good_step(resumed_from),
             good_at=self.good_at,
             alarm_at=self.opened_at,
             stopped_at=stopped_at,

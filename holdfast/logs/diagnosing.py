@@ -34,6 +34,7 @@ class Ends(msgspec.Struct, frozen=True, kw_only=True):
     code: int | None = None  # of the launcher, or of the only process
     codes: Mapping[int, int] = {}  # by rank
     at: Mapping[int, float] = {}  # by rank: when
+    starved: bool | None = None  # whether the kernel killed for want of memory; None: nobody has looked
 
 
 def log_of(path: Path) -> Log:
@@ -54,7 +55,8 @@ def diagnose(
         for said in heard if log.kernel else ():
             said.kernel = True
         lines += heard
-    return judge(Case(lines=lines, code=ends.code, codes=ends.codes, ended_at=ends.at), catalog)
+    case = Case(lines=lines, code=ends.code, codes=ends.codes, ended_at=ends.at, starved=ends.starved)
+    return judge(case, catalog)
 
 
 def is_echo(exception: str, catalog: Catalog) -> bool:

@@ -16,6 +16,7 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     words: tuple[str, ...] = ()  # its last lines, newest last
     latched: str = ""  # what it wrote into its slot before it went
+    starved: bool = False  # the kernel has just counted a kill for want of memory among what is this node's own
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):

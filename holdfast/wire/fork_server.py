@@ -73,6 +73,10 @@ class ForkServer:
                 pass_fds=(listener.fileno(),),
             )
 
+    def code(self) -> int | None:
+        """What it ended with, by itself or by somebody's hand; None: it has not."""
+        return self._process.poll()
+
     def close(self) -> None:
         """At once, though it may be importing still; what it has forked lives on."""
         self._process.kill()

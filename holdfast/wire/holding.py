@@ -122,6 +122,7 @@ class Warmed(msgspec.Struct, frozen=True, kw_only=True, tag="warmed"):
     ok: bool
     detail: str = ""
     key: str = ""
+    lost: str = ""  # how the one before it ended, if it was not replaced on purpose
 
 
 ToAgent = Listing | Made | Started | Refused | Over | Swept | Warmed

@@ -142,7 +142,8 @@ def test_a_zygote_that_dies_refuses_what_it_owed(bench: Bench, monkeypatch: pyte
     bench.holder._ended(ZYGOTE, -9, 1.0)
     refused, warmed = bench.heard()
     assert isinstance(warmed, Warmed) and not warmed.ok
-    assert isinstance(refused, Refused) and "the zygote went away: it ended with code -9" in refused.error
+    assert isinstance(refused, Refused) and "the zygote was killed by SIGKILL" in refused.error
+    assert warmed.lost == "was killed by SIGKILL"
 
 
 def test_a_program_that_is_not_there_is_refused(bench: Bench, tmp_path: Path) -> None:

@@ -224,6 +224,22 @@ async def test_a_zygote_is_asked_for_and_used(tmp_path: Path, monkeypatch: pytes
     await close(bench)
 
 
+@pytest.mark.parametrize(("ok", "then"), [(True, "another one is ready"), (False, "ranks are started afresh")])
+async def test_a_zygote_that_was_killed_is_told(tmp_path: Path, ok: bool, then: str) -> None:
+    bench = Bench(tmp_path, zygote=True)
+    said: asyncio.Queue[str] = asyncio.Queue()
+    bench.ranks.say = said.put_nowait
+    await bench.begin()
+    await bench.hear()
+    await bench.say(Warmed(ok=True))
+    await bench.ranks.warm.wait()
+    assert said.empty()
+    await bench.say(Warmed(ok=ok, lost="was killed by SIGKILL"))
+    async with asyncio.timeout(120):
+        assert (await said.get()).startswith(f"the zygote was killed by SIGKILL; {then}")
+    await close(bench)
+
+
 async def test_a_standby_preloads_what_others_have_learned(tmp_path: Path) -> None:
     learned = tmp_path / "learned.json"
     for folder in ("trains", "waits"):

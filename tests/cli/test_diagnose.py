@@ -9,9 +9,12 @@ import pytest
 
 from holdfast.cli import main, rundir
 from holdfast.config import Settings
+from holdfast.core.detect.crash import alarm_of
 from holdfast.journal.sqlite import SqliteJournal
+from holdfast.logs import catalog
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Decision, Entry
+from holdfast.model.signal import Exit
 from holdfast.model.topology import Job
 from holdfast.wire.spec import Entry as What
 from holdfast.wire.spec import RunSpec
@@ -67,7 +70,8 @@ def test_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(BOOM.encode())))
     assert told(capsys, "-")["class"] == "gpu_oom"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    assert told(capsys, "-")["class"] == "unknown_child_failure"
+    assert main(["diagnose", "-", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["class"] == "unknown_child_failure"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     assert told(capsys, "-", "--exit-code", "137")["class"] == "host_oom_kill"
 
@@ -136,6 +140,28 @@ def test_a_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     found = told(capsys)
     assert (found["root_rank"], found["evidence"]) == (1, ["TypeError: early", "KeyError: 'late'"])
     assert told(capsys, str(run_dir)) == told(capsys, "r") == found
+
+
+@pytest.mark.parametrize("starved", [False, True])
+def test_a_killed_rank_takes_the_kernels_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], starved: bool
+) -> None:
+    exit = Exit(node="n0", generation=1, rank=1, code=-9, at=2.0, starved=starved)
+    write(made_run(tmp_path), alarm_of(exit, catalog.load()))
+    found = told(capsys)
+    assert (found["class"], found["root_rank"]) == ("host_oom_kill" if starved else "unknown_child_failure", 1)
+    assert ("killed by SIGKILL, sender unknown" in str(found["explanation"])) is not starved
+
+
+def test_words_in_which_nothing_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "hello.txt"
+    log.write_text("hello\n")
+    assert main(["diagnose", str(log)]) == 1
+    said = capsys.readouterr().out
+    assert "nothing in it shows a failure" in said and "sure" not in said and "child" not in said
+    assert main(["diagnose", str(log), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["confidence"] == 0
+    assert main(["diagnose", str(log), "--exit-code", "1"]) == 0, "something has failed, and nothing shows why"
 
 
 def test_a_run_whose_logs_lie_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

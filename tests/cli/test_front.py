@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.front import Asked, _farewell
+from holdfast.cli.front import Asked, Front, _farewell
+from holdfast.wire.fork_server import ForkServer
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +36,30 @@ def test_a_terminal_that_goes_away_is_no_wish_to_end() -> None:
         asked = Asked()
         os.kill(os.getpid(), signal.SIGHUP)
         assert asked.numbers == []
+
+
+def test_training_goes_on_only_if_it_has_begun(tmp_path: Path) -> None:
+    front = Front.__new__(Front)
+    front._run_dir = tmp_path
+    assert front._meanwhile() == "nodes and ranks are kept"
+    (tmp_path / "said.log").write_text("training: the first step was made after 8.8 s\n")
+    assert front._meanwhile() == "training goes on"
+
+
+@pytest.mark.e2e
+def test_a_fork_server_that_was_killed_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    front = Front.__new__(Front)
+    front._run_dir = tmp_path
+    with (tmp_path / "fork.log").open("wb") as log:
+        front._server = ForkServer(tmp_path / "fork.sock", (), dict(os.environ), log.fileno())
+    front._look_at_fork_server()
+    assert capfd.readouterr().err == ""
+    os.kill(front._server._process.pid, signal.SIGKILL)
+    front._server._process.wait()
+    front._look_at_fork_server()
+    front._look_at_fork_server()
+    said = capfd.readouterr().err
+    assert said.count("the fork server was killed by SIGKILL; nodes and ranks are kept") == 1
 
 
 def test_why_a_node_left(tmp_path: Path) -> None:

@@ -166,6 +166,7 @@ def test_status_fits_one_screen() -> None:
                 "ettr": 0.975,
                 "wall_s": 7384,
                 "incidents": 2,
+                "failures": 5,
                 "run_id": "r",
                 "reason": "training",
                 "nodes": [node, standby],
@@ -173,7 +174,7 @@ def test_status_fits_one_screen() -> None:
             }
         )
     )
-    assert "2 incidents" in shown
+    assert "2 incidents (5 failures)" in shown
     for words in ("training", "ETTR 97.5 %", "2 h 03 min", "0-7", "0.5000", "eval", "ready", "was killed"):
         assert words in shown, words
 

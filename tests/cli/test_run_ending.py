@@ -39,12 +39,25 @@ def test_a_failure_gives_its_code(start: Start, what: str) -> None:
     job.check_replay()
 
 
-def test_one_rank_that_always_fails_ends_in_giving_up(start: Start) -> None:
-    """Without a cap and without a step the ledger's bounds hold."""
-    script = "import os, sys; sys.exit(int(os.environ['RANK']))"
-    job = start("--nproc-per-node", "2", "--set", "recovery.attempts=2", script=script)
+@pytest.mark.slow
+def test_a_script_that_ends_itself_before_its_first_step_is_not_tried_again(start: Start) -> None:
+    script = "import os, sys; sys.exit(3 * int(os.environ['RANK']))"
+    job = start("--nproc-per-node", "2", script=script, zygote=True)
     job.ends(93)
-    assert "in a row without a step between them" in job.text()
+    assert "exited with code 3 (SystemExit: 3); the script failed before its first step" in job.text()
+    [record] = job.report().incidents
+    assert (record.failures, record.evicted) == (1, ())
+
+
+def test_one_rank_that_always_fails_ends_in_giving_up(start: Start) -> None:
+    """Nobody is evicted for it, and the same code twice is enough."""
+    script = "import os; os._exit(3 * int(os.environ['RANK']))"
+    job = start("--nnodes", "2", "--standbys", "1", "--nproc-per-node", "1", script=script)
+    job.ends(93)
+    assert "exited with code 3 again before any step was made" in job.text()
+    assert "1 incident (2 failures)" in job.text()
+    [record] = job.report().incidents
+    assert (record.failures, record.evicted) == (2, ())
 
 
 RAISES = (

@@ -64,6 +64,32 @@ async def steps(desk: Desk, *agents: Agent, step: int = 1) -> None:
     await desk.phase(Phase.TRAINING)
 
 
+async def metric(desk: Desk, name: str) -> float:
+    text = await (await desk.client.get("/metrics", headers=HEADERS)).text()
+    return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"{name} "))
+
+
+async def test_status_and_metrics_tell_one_step(desk_of: Open) -> None:
+    async with pair(desk_of) as (desk, a, b):
+        await a.beat(9)
+        await b.beat(7)
+        await desk.until(lambda: desk.controller.ingest.pace.step == 7, "both beats")
+        assert (await status_of(desk))["step"] == await metric(desk, "holdfast_step") == 7
+        await a.beat(-1)
+        await b.beat(-1)  # their ranks have ended
+        await desk.until(lambda: {beat.step for beat in desk.controller.ingest.beats.values()} == {-1}, "both ends")
+        assert (await status_of(desk))["step"] == await metric(desk, "holdfast_step") == 7
+
+
+async def test_an_incident_that_is_open_is_one(desk_of: Open) -> None:
+    async with pair(desk_of) as (desk, _, _):
+        assert ((await status_of(desk))["incidents"], (await status_of(desk))["failures"]) == (0, 0)
+        crash = Alarm(kind=Kind.CRASH, at=1.0, suspects=("b",), ranks=(1,), generation=1, code=1, reason="ended")
+        desk.controller.hear(crash)
+        status = await status_of(desk)
+        assert (status["incidents"], status["failures"], status["last_incident"]) == (1, 1, "")
+
+
 async def test_what_cannot_be_done_is_refused_in_one_sentence(desk_of: Open) -> None:
     async with pair(desk_of) as (desk, _, _):
         seq = desk.controller.seq

@@ -64,7 +64,7 @@ def test_training_ends_at_the_last_good_step_not_at_the_alarm() -> None:
     ]
     assert found.ettr == pytest.approx((20 + 10) / 50)
     assert found.mttr_s == 10.0
-    assert found.lost_s() == {"start and end": 5.0, "host_oom_kill": 15.0}
+    assert found.lost_s() == {"start and end": 5.0, "crash": 15.0}
     assert (found.step, found.generation, found.phase) == (26, 2, Phase.TRAINING)
 
 
@@ -101,7 +101,7 @@ def test_chained_failures_redo_the_same_work_twice() -> None:
         ("redo", 43, 48, 2),
         ("train", 48, 60, 0),
     ]
-    assert found.lost_s() == {"start and end": 5.0, "host_oom_kill": 13.0, "process_crash_signal": 10.0}
+    assert found.lost_s() == {"start and end": 5.0, "crash": 13.0, "process_crash_signal": 10.0}
     assert found.mttr_s == pytest.approx((10 + 5) / 2)
 
 

@@ -54,6 +54,16 @@ def test_before_the_first_step_nothing_can_be_redone() -> None:
     assert " before its first step; restarted in place, lost 1.2 s (" in text
 
 
+def test_a_loss_has_one_step() -> None:
+    text = told(cause="rank 0 on n0 has a loss of nan since step 50", kind="loss", good_step=49)
+    assert text.startswith("rank 0 on n0 has a loss of nan since step 50 (last good step: 49); restarted in place")
+
+
+def test_failures_are_counted_besides_incidents() -> None:
+    again = msgspec.structs.replace(RECORD, failures=4)
+    assert story.failed([again, RECORD]) == 5
+
+
 def test_giving_up_says_why() -> None:
     text = told(verdict=Verdict(remedy=Remedy.GIVE_UP, reason="--max-restarts 1 used up", code=137))
     assert text == "rank 5 on n2 was killed by SIGKILL at step 41; gave up: --max-restarts 1 used up"

@@ -97,6 +97,16 @@ def test_a_second_round_keeps_the_first_cause() -> None:
     assert (record.stopped_at, record.launched_at, record.resumed_at) == (14.0, 14.0, 15.0)
 
 
+def test_a_state_that_is_gone_on_from_was_made() -> None:
+    """A node that falls silent may have made a step, and given its state away, that nobody was told of."""
+    verdict = Verdict(remedy=Remedy.EVICT, reason="lost", nodes=("n0",))
+    for counted, first, expected in ((False, 5, 6), (True, 5, 5), (False, -1, -1)):
+        case = incident()
+        case.counted, case.good_step = counted, first
+        case.hear(silence(10.0))
+        assert case.record(verdict, 15.0, 6).good_step == expected
+
+
 def test_times_of_a_record_never_run_backwards() -> None:
     case = incident()
     case.hear(crash(10.0))

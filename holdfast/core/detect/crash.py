@@ -16,22 +16,27 @@ _EVIDENCE = 12  # lines kept in the journal
 _LINE_CHARS = 400
 _ENOUGH = 0.5  # confidence below which no class is named
 _RAISED_CHARS = 200
+_ITS_OWN, _SCRIPT = "SystemExit", "script"  # nobody but the script itself raises it
 
 
 def alarm_of(exit: Exit, catalog: Catalog) -> Alarm:
     heard = (*(() if exit.code in _MUTE else exit.words), *((exit.latched,) if exit.latched else ()))
     lines = said_of(sifted("\n".join(heard).encode("utf-8", "replace"), catalog), 0, exit.rank)
-    found = judge(Case(lines=lines, codes={exit.rank: exit.code}), catalog)
+    found = judge(Case(lines=lines, codes={exit.rank: exit.code}, starved=exit.starved), catalog)
     return _alarm(exit, found, exit.latched or _raised(lines))
 
 
 def unjudged(exit: Exit, catalog: Catalog) -> Alarm:
     """What is known where its words cannot be judged in time: how it ended, and what it latched."""
-    return _alarm(exit, judge(Case(lines=(), codes={exit.rank: exit.code}), catalog), exit.latched)
+    return _alarm(
+        exit, judge(Case(lines=(), codes={exit.rank: exit.code}, starved=exit.starved), catalog), exit.latched
+    )
 
 
 def _alarm(exit: Exit, found: Diagnosis, raised: str) -> Alarm:
     reason = ending(exit.code) + (f" ({raised[:_RAISED_CHARS]})" if raised and exit.code > 0 else "")
+    if exit.code == _MUTE[0]:
+        reason += " (the kernel killed for want of memory)" if exit.starved else " (sender unknown)"
     klass = found.klass if found.klass != UNKNOWN and found.confidence >= _ENOUGH else ""
     return Alarm(
         kind=Kind.CRASH,
@@ -41,7 +46,7 @@ def _alarm(exit: Exit, found: Diagnosis, raised: str) -> Alarm:
         generation=exit.generation,
         code=exit.code,
         klass=klass,
-        group=found.group if klass else "",
+        group=found.group if klass else _SCRIPT if raised.startswith(_ITS_OWN) else "",
         action=found.action if klass else "",
         confidence=found.confidence if klass else 0.0,
         hint=found.hint if klass else "",

@@ -1,8 +1,9 @@
 """lines: messages that a catalog knows, in the kernel's log and in what ranks write.
 
 Refuses to act on what a rank writes, for a script may print anything; on a disk or a GPU that the job does not use; and
-on an OOM kill of a process that is no rank. Those are told. Of what the kernel says about the machine one node per host
-speaks, of what it says about a process the node that has it.
+on an OOM kill of a process that is no rank. Those are told; an OOM kill only if the kernel counts one in our own
+cgroup. Of what the kernel says about the machine one node per host speaks, of what it says about a process the node
+that has it.
 """
 
 import re
@@ -54,6 +55,7 @@ class Owned(msgspec.Struct, frozen=True, kw_only=True):
     gpus: frozenset[str] = frozenset()  # by their PCI address; empty: not known, so all of them
     disks: frozenset[str] = frozenset()
     ranks: Mapping[int, int] = {}  # pid -> rank
+    bereaved: bool = False  # the kernel has just killed something of this node's own for want of memory
     elsewhere: frozenset[int] = frozenset()  # pids of ranks that other nodes on this host have
 
 
@@ -89,8 +91,10 @@ class Lines:
         row, of = found[0]
         ours = _is_ours(row, of, owned)
         rank = owned.ranks.get(_number(of), -1) if row.owner == "rank" else line.rank
-        if rank < 0 and (not owned.speaks or (row.owner == "rank" and _number(of) in owned.elsewhere)):
+        if rank < 0 and not owned.speaks:
             return None
+        if rank < 0 and row.owner == "rank" and (_number(of) in owned.elsewhere or not owned.bereaved):
+            return None  # another node's, or nobody's of this job: a machine may have many tenants
         key = (row.pattern, of, line.rank)
         if self._tally.add(line.at, key, 1, row.within_s) < row.times or self._told.again(line.at, key):
             return None

@@ -43,6 +43,11 @@ class Pace:
             return self.flush(now)
         return None
 
+    @property
+    def step(self) -> int:
+        """The newest step of this generation that every rank has made; -1: none, or not all have told."""
+        return -1 if self._missing else min((beat.step for beat in self._beats.values()), default=-1)
+
     def flush(self, now: float) -> Progress | None:
         """The newest job-level step, if it has not been said yet: exact news must precede an alarm."""
         if self._missing or not self._beats:

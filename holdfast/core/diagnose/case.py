@@ -168,6 +168,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         return self.cause.group == "script" or self.cause.action == CODE
 
     @property
+    def is_choice(self) -> bool:
+        """Whether the process ended by itself with a code of its own, and nothing that it said blames a machine."""
+        cause = self.cause
+        return cause.kind is Kind.CRASH and cause.code is not None and cause.code > 0 and not cause.klass
+
+    @property
     def follows_the_rank(self) -> bool:
         """Whether others wait for the same ranks again, and these are on other machines now: it is what they do there.
 

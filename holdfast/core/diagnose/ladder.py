@@ -32,6 +32,7 @@ from holdfast.model.verdict import Remedy, Verdict
 GAVE_UP = 93  # exit code: do not requeue
 _PATIENCE_S = (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0)  # for somebody outside to come back
 _NODES, _BITS = 2, 3  # levels of probes: of machines, and of what they compute
+_NOBODY = "no node is to blame: restarted in place"
 _SLOWER = 0.2  # part by which a machine must be slower than others for it to explain a crash, or a loss
 
 
@@ -173,6 +174,10 @@ def _remedy(case: Case) -> Verdict:
         return _setup(case)
     if case.replaceable and cause.klass == NOT_STARTED:
         return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=f"{where} could not start its ranks: evicted")
+    if case.is_choice and not case.ever and case.recent:
+        if case.max_restarts is None:
+            return _give_up(f"it {cause.reason} again before any step was made, which no machine does by itself")
+        return _capped(case) if case.capped else Verdict(remedy=Remedy.RESTART, reason=_NOBODY)
     # An echo names a node that lost its peer, which is no reason to blame it however often it happens.
     again = any(set(p.nodes) & set(cause.suspects) for p in case.recent)
     if case.replaceable and again and not role and not is_echo(cause) and cause.kind is not Kind.SLOW:
@@ -182,7 +187,7 @@ def _remedy(case: Case) -> Verdict:
         return _capped(case)
     if case.max_restarts is None and case.stuck:
         return _give_up(f"the same failure {case.fruitless + 1} times without getting further")
-    return Verdict(remedy=Remedy.RESTART, reason="no node is to blame: restarted in place")
+    return Verdict(remedy=Remedy.RESTART, reason=_NOBODY)
 
 
 def _user_code(case: Case) -> Verdict:
@@ -190,7 +195,8 @@ def _user_code(case: Case) -> Verdict:
     if case.capped:
         return _capped(case)
     if not case.ever:
-        return _give_up("the script failed before its first step; a restart would fail the same way")
+        hint = f"; {case.cause.hint}" if case.cause.action == SETTING and case.cause.hint else ""
+        return _give_up(f"the script failed before its first step; a restart would fail the same way{hint}")
     if case.no_further:
         return _give_up("the script failed the same way again without getting further")
     if case.stuck:

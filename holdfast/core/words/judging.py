@@ -20,6 +20,7 @@ _CLEAR = 5.0  # weight of a clear exception
 _BUGS = frozenset({"python_exception", "shape_dtype_device", "import_dependency", "config_argument"})
 _EVICT, _ASK = "evict_and_restart", "run_diagnostics"
 _LOUD = (-9, -7, -11, -4, -8)  # signals that no echo ends with
+_KILL = -9
 _VAGUE = 2.5  # weight of an exception without a traceback that no row knows: others' hints say more
 
 
@@ -30,6 +31,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     code: int | None = None  # of the launcher, or of the only process
     codes: Mapping[int, int] = {}  # by rank
     ended_at: Mapping[int, float] = {}  # by rank
+    starved: bool | None = None  # whether the kernel killed for want of memory; None: nobody has looked
 
 
 def judge(case: Case, catalog: Catalog) -> Diagnosis:
@@ -48,11 +50,12 @@ def judge(case: Case, catalog: Catalog) -> Diagnosis:
     if root is None or root.row.role == "echo" or (root.weight < 2 and root.row.role != "hint") or guess:
         code = _code(summary, case, words=root is not None and root.weight >= 2, mute=mute)
         if code is not None and code in catalog.codes:
-            return _by_code(code, summary, catalog)
+            return _killed(case, summary, catalog) if code == _KILL else _by_code(code, summary, catalog)
         if mute and code:
             root = None  # the others only tell that it has gone
     if root is None:
-        return _nothing(case, summary, catalog)
+        quiet = not hits and not hints and summary.root_rank is None and not any((case.code, *summary.codes.values()))
+        return _quiet(case) if quiet else _nothing(case, summary, catalog)
     return _by_words(Finding(root=root, hits=hits, summary=summary), catalog)
 
 
@@ -163,6 +166,25 @@ def _by_code(code: int, summary: Summary, catalog: Catalog) -> Diagnosis:
     )
 
 
+def _killed(case: Case, summary: Summary, catalog: Catalog) -> Diagnosis:
+    """SIGKILL names no sender: want of memory is told if the kernel says so, and guessed if nobody has asked it."""
+    found = _by_code(_KILL, summary, catalog)
+    who = f"Rank {found.root_rank}" if found.root_rank is not None else "A process"
+    if case.starved:
+        told = f"{who} {ending(_KILL)} as the kernel counted a kill for want of memory."
+        return msgspec.structs.replace(found, confidence=0.8, explanation=told)
+    unknown = f"{who} {ending(_KILL)}, sender unknown"
+    if case.starved is None:
+        guess = f"{unknown}; {found.title} is the usual reason, and nothing here shows it."
+        return msgspec.structs.replace(found, confidence=0.4, explanation=guess)
+    nothing = _nothing(case, summary, catalog)
+    told = f"{unknown}: the kernel told of no kill for want of memory."
+    hint = "Ask who may end processes on this node: a person, a script, or what has given out the machine."
+    return msgspec.structs.replace(
+        nothing, explanation=told, hint=hint, evidence=found.evidence, root_rank=found.root_rank, node=found.node
+    )
+
+
 def _nothing(case: Case, summary: Summary, catalog: Catalog) -> Diagnosis:
     klass = _klass(UNKNOWN, catalog, None)
     last = [said.raw[:_LINE_CHARS] for said in case.lines if said.text.strip()][-3:]
@@ -178,6 +200,22 @@ def _nothing(case: Case, summary: Summary, catalog: Catalog) -> Diagnosis:
         title=klass.title,
         hint=klass.hint,
         node=summary.node,
+    )
+
+
+def _quiet(case: Case) -> Diagnosis:
+    """Nobody says that anything has failed: no class is more likely than another."""
+    last = [said.raw[:_LINE_CHARS] for said in case.lines if said.text.strip()][-3:]
+    return Diagnosis(
+        klass=UNKNOWN,
+        group="unknown",
+        action=_ASK,
+        confidence=0.0,
+        explanation="Nothing was found: nothing in it shows a failure.",
+        evidence=tuple(last),
+        root_rank=None,
+        title="Nothing was found",
+        hint="If a job has failed, give the logs of all its ranks, or --exit-code.",
     )
 
 

@@ -48,7 +48,7 @@ def test_failures_that_look_the_same_have_the_same_signature() -> None:
 
 @pytest.mark.parametrize(
     ("code", "klass"),
-    [(-9, "host_oom_kill"), (-7, "shm_exhausted"), (-11, "process_crash_signal"), (-15, "preempted_cancelled")],
+    [(-7, "shm_exhausted"), (-11, "process_crash_signal"), (-15, "preempted_cancelled")],
 )
 def test_without_words_the_code_speaks(code: int, klass: str) -> None:
     assert ended(code).klass == klass
@@ -56,7 +56,27 @@ def test_without_words_the_code_speaks(code: int, klass: str) -> None:
 
 def test_a_killed_rank_had_no_time_for_last_words() -> None:
     alarm = ended(-9, "retrying: Connection refused")
-    assert (alarm.klass, alarm.reason) == ("host_oom_kill", "was killed by SIGKILL")
+    assert (alarm.klass, alarm.reason) == ("", "was killed by SIGKILL (sender unknown)")
+
+
+def test_want_of_memory_takes_the_kernels_word() -> None:
+    exit = Exit(node="n1", generation=2, rank=3, code=-9, at=5.0, starved=True)
+    alarm = alarm_of(exit, CATALOG)
+    assert (alarm.klass, alarm.action) == ("host_oom_kill", "fix_config")
+    assert alarm.reason == "was killed by SIGKILL (the kernel killed for want of memory)"
+    assert alarm.signature != ended(-9).signature
+
+
+def test_a_script_that_chooses_to_end_is_the_scripts_doing() -> None:
+    alarm = ended(3, latched="SystemExit: 3")
+    assert (alarm.klass, alarm.group, alarm.reason) == ("", "script", "exited with code 3 (SystemExit: 3)")
+    assert ended(3).group == ""
+
+
+def test_a_torch_without_cuda_is_the_jobs_environment() -> None:
+    alarm = ended(1, *TRACEBACK[:-1], "AssertionError: Torch not compiled with CUDA enabled")
+    assert (alarm.klass, alarm.group) == ("driver_runtime_mismatch", "script")
+    assert "install a CUDA build of torch" in alarm.hint
 
 
 def test_but_one_that_aborts_speaks_first() -> None:

@@ -2,6 +2,7 @@
 
 import time
 
+import msgspec
 import pytest
 
 from holdfast.core.detect import lines
@@ -76,17 +77,22 @@ def test_an_oom_kill_of_a_rank_is_no_fault_of_the_machine() -> None:
     assert (alarm.suspects, alarm.ranks, alarm.klass) == (("n1",), (3,), "host_oom_kill")
     assert (alarm.stance, alarm.hard, alarm.group) == (Stance.ACT, False, "framework")
     assert "use less host memory" in alarm.reason
-    [other] = hear(OOM.replace("4711", "4712"))
+
+
+def test_an_oom_kill_of_nobody_in_this_job_is_not_told() -> None:
+    assert hear(OOM.replace("4711", "4712")) == []
+    bereaved = msgspec.structs.replace(OWNED, bereaved=True)
+    [other] = hear(OOM.replace("4711", "4712"), owned=bereaved)
     assert (other.stance, other.ranks) == (Stance.NOTIFY, ())
 
 
 def test_one_node_speaks_for_its_host_but_each_for_its_ranks() -> None:
-    mute = Owned(node="n1", suspects=("n0", "n1"), speaks=False, ranks={4711: 3})
+    mute = Owned(node="n1", suspects=("n0", "n1"), speaks=False, ranks={4711: 3}, bereaved=True)
     assert hear(XID, owned=mute) == []
     assert hear(OOM.replace("4711", "1"), owned=mute) == []
     [alarm] = hear(OOM, owned=mute)
     assert alarm.ranks == (3,)
-    speaker = Owned(node="n0", suspects=("n0", "n1"), elsewhere=frozenset({4711}))
+    speaker = Owned(node="n0", suspects=("n0", "n1"), elsewhere=frozenset({4711}), bereaved=True)
     assert hear(OOM, owned=speaker) == [], "n1 tells it"
 
 

@@ -81,6 +81,19 @@ def test_the_end_of_redone_work_is_told_at_once() -> None:
     assert job.heard(6.2, beat("c", 101, 6.2, generation=2, first=91)) is None
 
 
+def test_the_step_is_the_one_that_everybody_has_made() -> None:
+    job = pace()
+    assert job.step == -1
+    job.heard(1.0, beat("a", 5, 1.0))
+    assert job.step == -1, "b has made none"
+    job.heard(1.0, beat("b", 4, 1.0))
+    job.heard(1.5, beat("a", 9, 1.5))
+    job.heard(1.6, beat("b", 7, 1.6))
+    assert job.step == 7, "it does not wait for the journal"
+    job.heard(2.0, beat("b", -1, 2.0))
+    assert job.step == 7, "a node whose ranks have ended has made its steps"
+
+
 def test_counted_steps_are_no_measure_of_what_is_redone() -> None:
     job = pace("a")
     job.heard(1.0, beat("a", 100, 1.0, counted=True))
