@@ -21,7 +21,7 @@ OURS = {"holdfast", "msgspec"}
 TORCH = (
     "client/",
     "checkpoint/state.py",
-    "checkpoint/dcp.py",
+    "checkpoint/dcp/",
     "checkpoint/export.py",
     "agent/probes/",
     "chaos/inrank/",

@@ -17,6 +17,7 @@ from torch.distributed.tensor.placement_types import Partial, Replicate
 from holdfast.checkpoint.copying import Move
 from holdfast.checkpoint.layout import EXTRA, Layout, Path, Ranks, Spec
 
+KNOWN_RECORDS = 4096  # kinds of tensors whose records are remembered
 _ROOM_BYTES = 64  # values are given room in such steps
 _PLAIN = frozenset((type(None), int, float, bool, str, bytes))
 
@@ -127,7 +128,7 @@ def _array_kinds() -> list[Any]:
 
 def sizes(spec: Spec) -> tuple[int, int]:
     """Bytes before the payload of a record, and of all of it."""
-    record = _record_of(spec)
+    record = _framed(spec)
     return len(record.head), len(record.head) + spec.bytes + len(record.tail)
 
 
@@ -150,7 +151,7 @@ class Image:
     def stamp(self) -> None:
         """Write what is the same in every snapshot: all that torch puts around payloads."""
         for item in self.layout.items:
-            record, after = _record_of(item.spec), item.payload + item.spec.bytes
+            record, after = _framed(item.spec), item.payload + item.spec.bytes
             self.memory[item.offset : item.payload] = record.head
             self.memory[after : item.end] = record.tail
         self.forget()
@@ -235,7 +236,7 @@ def slices(layout: Layout) -> list[tuple[slice, ...] | None]:
     ]
 
 
-class _Record(NamedTuple):
+class Record(NamedTuple):
     head: bytes
     tail: bytes
 
@@ -254,17 +255,18 @@ class _Sink(io.RawIOBase):
         return offset
 
 
-@lru_cache(maxsize=4096)
-def _record(dtype: str, shape: tuple[int, ...]) -> _Record:
+@lru_cache(maxsize=KNOWN_RECORDS)
+def record_of(dtype: str, shape: tuple[int, ...]) -> Record:
+    """What torch puts around the payload of a tensor."""
     sink = _Sink()
     with torch.serialization.skip_data():
         torch.save(torch.empty(shape, dtype=getattr(torch, dtype)), cast(IO[bytes], sink))
     head, *rest = (piece.getvalue() for piece in sink.pieces)
-    return _Record(head, b"".join(rest))
+    return Record(head, b"".join(rest))
 
 
-def _record_of(spec: Spec) -> _Record:
-    return _record(spec.dtype, spec.shape) if spec.dtype else _Record(b"", b"")
+def _framed(spec: Spec) -> Record:
+    return record_of(spec.dtype, spec.shape) if spec.dtype else Record(b"", b"")
 
 
 def _spec(write: WriteItem, path: Path, thing: object, held: Held) -> Spec:

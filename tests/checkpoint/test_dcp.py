@@ -188,7 +188,7 @@ def test_our_reader(tmp_path: Path) -> None:
 
 
 def test_our_reader_in_small_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dcp, "_AT_ONCE_BYTES", 5000)
+    monkeypatch.setattr(dcp.reader, "_AT_ONCE_BYTES", 5000)
     state = state_of(3)
     url = published(tmp_path, images(state, 2, replicated(2)))
     loaded = state_of(1)

@@ -1,0 +1,7 @@
+"""Checkpoints as torch.distributed.checkpoint knows them: their metadata, and storage for its `save` and `load`."""
+
+from holdfast.checkpoint.dcp.contents import metadata, read
+from holdfast.checkpoint.dcp.reader import Planner, Reader
+from holdfast.checkpoint.dcp.writer import Writer
+
+__all__ = ["Planner", "Reader", "Writer", "metadata", "read"]

@@ -1,0 +1,196 @@
+"""Storage for `dcp.load`: from the node's memory, from a checkpoint of ours, or from one that torch itself wrote."""
+
+import io
+import mmap
+import os
+from collections.abc import Iterator
+from itertools import accumulate, groupby
+from typing import Any, TypeVar
+
+import torch
+from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, StorageReader
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.futures import Future
+
+from holdfast.checkpoint import load, storage, told
+from holdfast.checkpoint.arena import Arena
+from holdfast.checkpoint.dcp.arrangement import seat, unpadded
+from holdfast.checkpoint.dcp.contents import of_one, read
+from holdfast.checkpoint.dcp.naming import located, same_place, step_under
+from holdfast.checkpoint.layout import Layout
+from holdfast.checkpoint.link import Link, generation
+from holdfast.checkpoint.manifest import MANIFEST, METADATA
+from holdfast.checkpoint.places import rank_of
+from holdfast.checkpoint.state import KNOWN_RECORDS, Image, StateError, decode, record_of
+from holdfast.core.decoding import from_msgpack
+from holdfast.wire.keeping import Resume, State
+
+T = TypeVar("T")
+_AT_ONCE_BYTES = 256 << 20
+
+
+class Reader(StorageReader):
+    """`dcp.load(state, storage_reader=Reader(url))`: from memory if an agent has the state there, else from storage.
+
+    `url` is a checkpoint, or where they lie: then the newest is meant, or that of the step in the checkpoint id. No
+    byte of ours is believed before it is checked; what torch's own writer wrote has no checksums: it is read as it is.
+    """
+
+    def __init__(self, url: "str | os.PathLike[str]") -> None:
+        self._url = os.fspath(url)
+        self._id = ""
+        self._place = self._url  # what is read
+        self._image: Image | None = None
+        self._theirs: StorageReader | None = None
+        self._contents = Metadata({})
+
+    @property
+    def checkpoint_id(self) -> str:
+        return self._id or self._url
+
+    def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
+        self._id = os.fspath(checkpoint_id) if checkpoint_id is not None else self._id
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        self._image = self._theirs = None
+        link = Link.here()
+        state = link.resume(Resume(rank=seat()[0], generation=generation())) if link else State(source="none")
+        named = self._id and not same_place(self._id, self._url)
+        if state.arena and (not named or step_under(self._id, self._url) == state.step):
+            image = Arena.open(state.arena).image(state.slot)
+            self._image = Image(layout := from_msgpack(told.found(image).layout, Layout), image)
+            return of_one(layout)
+        self._place = located(self._url, self._id) if named or not state.url else state.url
+        return self._read_torch(kwargs.get("rank")) or read(load.read_metadata(self._place))
+
+    def _read_torch(self, rank: int | None) -> Metadata | None:
+        """If torch wrote this: what it says of the whole, or, where ranks did not speak to each other, of one rank."""
+        here = storage.at(self._place)
+        if here.size(MANIFEST) is not None:
+            return None
+        content = here.read(METADATA if rank is None else f"__{rank}{METADATA}")
+        if content is None:
+            return None
+        if "://" in here.url():
+            from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+
+            self._theirs = FsspecReader(here.url())
+        else:
+            self._theirs = FileSystemReader(here.url())
+        return read(content)
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        self._contents = metadata
+        if self._theirs:
+            self._theirs.set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        if self._theirs:
+            return self._theirs.read_data(plan, planner)
+        if self._image:
+            for item in plan.items:
+                index = self._places[item.storage_index]
+                _hand_over(item, self._image.payload_bytes(index), self._image.payloads[index], planner)
+            return done(None)
+        records = _Records(self._contents)
+        for batch in self._batches(sorted(plan.items, key=self._where)):
+            memory = memoryview(mmap.mmap(-1, max(1, sum(self._length(item) for item in batch))))
+            pieces, at = [], 0
+            for item in batch:
+                rank, start = self._where(item)
+                pieces.append(load.Piece(rank=rank, start=start, bytes=self._length(item), to=at))
+                at += self._length(item)
+            load.read_ranges(self._place, pieces, memory)
+            for item, piece in zip(batch, pieces, strict=True):
+                record = memory[piece.to : piece.to + piece.bytes]
+                tensor = None if item.type == LoadItemType.BYTE_IO else records.tensor(item.storage_index, record)
+                _hand_over(item, record, tensor, planner)
+        return done(None)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
+        return True
+
+    @property
+    def _places(self) -> Any:
+        return self._contents.storage_data
+
+    def _batches(self, items: list[ReadItem]) -> Iterator[list[ReadItem]]:
+        """Neighbours together, as they lie in the same blocks; not too much memory at once."""
+        ends = accumulate(self._length(item) for item in items)
+        for _, batch in groupby(zip(items, ends, strict=True), key=lambda pair: pair[1] // _AT_ONCE_BYTES):
+            yield [item for item, _ in batch]
+
+    def _where(self, item: ReadItem) -> tuple[int, int]:
+        place = self._places[item.storage_index]
+        rank = rank_of(place.relative_path)
+        if rank is None:
+            raise StateError(f"{place.relative_path} is no file of a checkpoint of ours")
+        return rank, place.offset
+
+    def _length(self, item: ReadItem) -> int:
+        return int(self._places[item.storage_index].length)
+
+
+class Planner(DefaultLoadPlanner):
+    """Torch's own, but values are kept aside, and nothing but plain ones is made of bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: dict[str, object] = {}
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        self.values[read_item.dest_index.fqn] = decode(value.getvalue())
+
+
+class _Records:
+    """Tensors from records. Those that begin as we begin them need no unpickling, which takes longer than the rest."""
+
+    def __init__(self, contents: Metadata) -> None:
+        self._known = contents.state_dict_metadata
+        self._shapes: set[tuple[str, tuple[int, ...]]] = set()
+
+    def tensor(self, index: MetadataIndex, record: memoryview) -> torch.Tensor:
+        dtype, shape = self._kind(index)
+        self._shapes.add((dtype, shape))
+        if len(self._shapes) <= KNOWN_RECORDS:  # beyond, to make the beginning would cost as much
+            frame, kind = record_of(dtype, shape), getattr(torch, dtype)
+            start, size = len(frame.head), len(record) - len(frame.head) - len(frame.tail)
+            if size == kind.itemsize * torch.Size(shape).numel() > 0 and record[:start] == frame.head:
+                return torch.frombuffer(record[start : start + size], dtype=kind).view(shape)
+        found: torch.Tensor = torch.load(io.BytesIO(record), map_location="cpu", weights_only=True)
+        return found
+
+    def _kind(self, index: MetadataIndex) -> tuple[str, tuple[int, ...]]:
+        known = self._known[index.fqn]
+        assert isinstance(known, TensorStorageMetadata)
+        hint = index.index if index.index is not None and index.index < len(known.chunks) else 0
+        chunk = known.chunks[hint]
+        if chunk.offsets != index.offset:
+            chunk = next(one for one in known.chunks if one.offsets == index.offset)
+        return str(known.properties.dtype).removeprefix("torch."), tuple(chunk.sizes)
+
+
+def _hand_over(item: ReadItem, record: memoryview, whole: torch.Tensor | None, planner: LoadPlanner) -> None:
+    if item.type == LoadItemType.BYTE_IO:
+        planner.load_bytes(item, io.BytesIO(unpadded(record)))
+        return
+    assert whole is not None
+    if tuple(item.lengths) != whole.shape:
+        whole = whole[tuple(slice(o, o + n) for o, n in zip(item.storage_offsets, item.lengths, strict=True))]
+    target = planner.resolve_tensor(item).detach()
+    target.copy_(whole)
+    planner.commit_tensor(item, target)
+
+
+def done(result: T) -> Future[T]:
+    future: Future[T] = Future()
+    future.set_result(result)
+    return future

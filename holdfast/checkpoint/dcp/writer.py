@@ -1,0 +1,223 @@
+"""Storage for `dcp.save`: into the node's memory where there is an agent, else onto storage before save returns."""
+
+import dataclasses
+import mmap
+import os
+import pickle  # noqa: TID251 what we write torch reads so
+import secrets
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import msgspec
+import torch
+from torch.distributed.checkpoint import StorageWriter
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.distributed_c10d import _get_default_store
+from torch.futures import Future
+
+from holdfast.checkpoint import persist
+from holdfast.checkpoint.arena import DUE, Arena, Slot
+from holdfast.checkpoint.copying import Copier
+from holdfast.checkpoint.dcp.arrangement import Things, check, laid_out, padded, said, seat
+from holdfast.checkpoint.dcp.contents import index_of
+from holdfast.checkpoint.dcp.naming import named_step, newest_step
+from holdfast.checkpoint.dcp.reader import done
+from holdfast.checkpoint.layout import EXTRA, Layout
+from holdfast.checkpoint.link import Link, generation, want_of
+from holdfast.checkpoint.manifest import Author
+from holdfast.checkpoint.owner import take
+from holdfast.checkpoint.places import file_of
+from holdfast.checkpoint.retention import find, retain
+from holdfast.checkpoint.state import Image, StateError, local
+from holdfast.wire.keeping import Resume, Storage
+from holdfast.wire.replaying import redirected
+
+_PARTS_S = 600.0  # storage has as long to show what other ranks have written
+
+
+class Call(msgspec.Struct):
+    """What the coordinator tells a rank, with its plan. Planners may keep plans: one that was taken is of old."""
+
+    step: int
+    world: int
+    coordinator: int  # among all ranks of the job
+    taken: bool = False
+
+
+class Writer(StorageWriter):
+    """`dcp.save(state, checkpoint_id="step-10", storage_writer=writer)`; one writer for all saves of a rank.
+
+    The step is the number at the end of the id; without an id it is one more than the newest there is. With an agent
+    the state is copied into the node's memory, whole, and the keeper does the rest; without, and where only some ranks
+    of the job save, this rank's part is written to `url` before save returns. `overwrite=False`: no step twice.
+    """
+
+    _reached: ClassVar[dict[str, int]] = {}  # the last step of this process, by url: memory may be ahead of storage
+
+    def __init__(self, url: "str | os.PathLike[str]", *, keep: int = 3, slots: int = 3, overwrite: bool = True) -> None:
+        self._given = os.fspath(url)
+        self._storage = Storage(url=redirected(self._given), keep=keep)  # a replay never publishes
+        self._slots = slots
+        self._overwrite = overwrite
+        self._named: int | None = None  # by the id of the next save
+        self._last: int | None = None
+        self._run = secrets.token_hex(8)  # where this rank saves alone
+        self._layout: Layout | None = None
+        self._image: Image | None = None  # without an agent
+        self._arena: Arena | None = None
+        self._slot: Slot | None = None  # that the coordinator seals when the metadata is there
+
+    @property
+    def checkpoint_id(self) -> str:
+        return self._storage.url
+
+    def reset(self, checkpoint_id: "str | os.PathLike[str] | None" = None) -> None:
+        self._named = named_step(os.fspath(checkpoint_id), self._given) if checkpoint_id else None
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        rank, world = seat()
+        if world > 1 and not kwargs.get("use_collectives", True):
+            raise StateError("use_collectives=False is refused: ranks that do not speak cannot make one checkpoint")
+        self._is_coordinator = is_coordinator
+        self._rank: int = kwargs.get("rank", rank)  # of those that save, whoever they are in the job
+        self._call = Call(step=-1, world=world, coordinator=0, taken=True)
+        self._slot = None
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        check(plan.items)
+        self._local = plan if plan.usable else None  # before what others write is taken out: a snapshot is whole
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        step = self._next()
+        if not self._overwrite and any(one.step == step for one in find(self._storage.url)):
+            raise StateError(f"there is a checkpoint of step {step} in {self._storage.url}, and overwrite=False")
+        self._call = Call(step=step, world=len(plans), coordinator=seat()[0], taken=True)
+        told = msgspec.structs.replace(self._call, taken=False)
+        return [dataclasses.replace(plan, storage_data=msgspec.structs.replace(told)) for plan in plans]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        call = self._heard(plan.storage_data)
+        self._last, self._named = call.step, None
+        self._reached[self._storage.url] = call.step
+        link = Link.here() if (self._rank, call.world) == seat() else None  # a keeper waits for all ranks of the job
+        items = plan.items if link is None else self._whole(planner)
+        things = {item.index: planner.resolve_data(item) for item in items}
+        owned = {item.index for item in plan.items}
+        layout = self._layout = laid_out(items, things, owned, self._layout, (self._rank, call.world))
+        self._fill(self._begun(layout, link), things)
+        if link:
+            if self._slot and not self._is_coordinator:
+                self._slot.seal()
+        else:
+            assert self._image
+            share = [self._image.memory[part.start : part.end] for part in layout.share()]
+            persist.write_part(self._folder, layout.rank, share)
+        return done(self._results(layout, things))
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        written = [one for some in results for one in some]
+        metadata.storage_data = {one.index: one.storage_data for one in written if one.index.fqn != EXTRA}
+        metadata.storage_meta = self.storage_meta()  # where a planner has kept that of another writer
+        content = pickle.dumps(metadata, protocol=2)
+        if self._slot and (link := Link.here()):
+            link.put(self._metadata_name, content)
+            self._slot.seal()
+            return
+        url, step = self._storage.url, self._call.step
+        if others := {one.storage_data for one in written if one.index.fqn == EXTRA} - {self._folder}:
+            raise StateError(f"ranks differ on what they save: some wrote to {min(others)}, others to {self._folder}")
+        take(url, self._author)
+        parts = persist.collect(self._folder, len(results), _PARTS_S)
+        persist.publish(url, step, parts, content, author=self._author, torch=str(torch.__version__))
+        retain(url, self._storage.keep, newest=step)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
+        return True
+
+    def _next(self) -> int:
+        """The step of this save, as far as this rank knows."""
+        if self._named is not None:
+            return self._named
+        if self._last is not None:
+            return self._last + 1
+        link = Link.here()
+        kept = link.resume(Resume(rank=seat()[0], generation=generation())) if link else None
+        newest = max(newest_step(self._storage.url), self._reached.get(self._storage.url, -1))
+        return max(newest, kept.step if kept and kept.source != "none" else -1) + 1
+
+    def _heard(self, call: object) -> Call:
+        """What this save is; a rank whose plan was kept from an earlier save counts by itself."""
+        if isinstance(call, Call) and not call.taken:
+            call.taken = True
+            self._call = call
+        elif not self._is_coordinator:
+            known = call if isinstance(call, Call) else self._call
+            self._call = msgspec.structs.replace(known, step=self._next())
+        return self._call
+
+    def _whole(self, planner: SavePlanner) -> Sequence[WriteItem]:
+        """All that this rank has. A planner that keeps plans does not show it a second time, but has it."""
+        plan = self._local or planner.create_local_plan()
+        return plan.items if plan.usable else planner.plan.items  # type: ignore[attr-defined]
+
+    @property
+    def _author(self) -> Author:
+        """The same for all that save together, though none has told the others: not even what a plan says is new."""
+        if self._call.world == 1:
+            return Author(generation(), self._run)
+        token = _get_default_store().compare_set("holdfast.dcp", "", secrets.token_hex(8)).decode()
+        return Author(generation(), f"{token}-{self._call.coordinator}")
+
+    @property
+    def _folder(self) -> str:
+        return persist.staging(self._storage.url, self._call.step, self._author)
+
+    def _results(self, layout: Layout, things: Things) -> list[WriteResult]:
+        """Where everything lies; under a key of ours the folder, so that ranks that differ are found out at once."""
+        told = [WriteResult(MetadataIndex(EXTRA), 0, "" if self._slot else self._folder)]
+        for item, at in layout.owned():
+            index, length = index_of(item.spec), item.length
+            if item.spec.key == EXTRA:
+                continue
+            if not item.spec.dtype and not self._slot:  # a keeper has one description for all steps of a layout
+                length = len(things[index].getbuffer())
+            told.append(WriteResult(index, length, _StorageInfo(file_of(layout.rank), at, length)))
+        return told
+
+    def _fill(self, image: Image, things: Things) -> None:
+        moves = []
+        for number, item in enumerate(image.layout.items):
+            thing = things.get(index_of(item.spec))
+            if isinstance(thing, torch.Tensor):
+                moves.append(image.put(number, local(thing)))
+            elif thing is not None:
+                image.put_bytes(number, padded(thing.getvalue(), item.spec.bytes))
+            else:
+                image.put_bytes(number, said(image.layout, self._call.step))
+        Copier().run(filter(None, moves))
+
+    def _begun(self, layout: Layout, link: Link | None) -> Image:
+        """Memory to copy into; the same as before if the layout is."""
+        if not link:
+            if not self._image or self._image.layout.digest != layout.digest:
+                self._image = Image(layout, memoryview(mmap.mmap(-1, layout.image_bytes)))
+                self._image.stamp()
+            self._image.layout = layout
+            return self._image
+        if not self._arena or self._arena.layout != layout.digest:
+            self._metadata_name = f"metadata-{layout.digest.hex()[:32]}"
+            path = str(link.path.parent / self._metadata_name) if self._is_coordinator else ""
+            want = want_of(layout, self._slots, path, self._storage)
+            self._arena = Arena.open(link.want(want, layout))
+            self._arena.touch()
+        self._slot = self._arena.begin(self._call.step, generation(), DUE)
+        if self._slot is None:
+            raise StateError("no slot is free: the snapshots before are still being written")
+        image = Image(layout, self._slot.image)
+        image.stamp()
+        return image
