@@ -117,7 +117,9 @@ def silent(path: Path, _: str) -> None:
     said = failure(lambda: dcp.save(small(1), storage_writer=Writer(path), use_collectives=False))
     assert "use_collectives=False is refused" in said, said
     assert not path.exists()
-    dcp.save(small(2), storage_writer=FileSystemWriter(path), use_collectives=False)  # torch describes each rank's apart
+    dcp.save(
+        small(2), storage_writer=FileSystemWriter(path), use_collectives=False
+    )  # torch describes each rank's apart
     assert loaded(path) == 2
 
 

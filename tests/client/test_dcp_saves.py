@@ -11,9 +11,12 @@ import torch
 import torch.distributed.checkpoint as torch_dcp
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
 
 from holdfast.checkpoint.dcp import Reader, Writer
+from holdfast.checkpoint.layout import EXTRA
 from holdfast.checkpoint.state import StateError
 from holdfast.wire import keeping
 from tests.client.fake_keeper import FakeKeeper
@@ -120,6 +123,14 @@ def test_an_id_comes_before_memory(keeper: FakeKeeper, tmp_path: Path, monkeypat
     save(2, Writer(tmp_path / "checkpoints"), "step-2")
     reader = Reader(tmp_path / "checkpoints")
     assert [loaded(reader), loaded(reader, "step-1"), loaded(reader, "step-2")] == [2, 1, 2]
+
+
+def test_ranks_that_wrote_elsewhere_are_not_waited_for(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    save(1, writer)
+    elsewhere = WriteResult(MetadataIndex(EXTRA), 0, "elsewhere")
+    with pytest.raises(StateError, match="ranks differ on what they save: some wrote to elsewhere"):
+        writer.finish(Metadata({}), [[elsewhere]])
 
 
 def test_overwrite(tmp_path: Path) -> None:
