@@ -117,9 +117,9 @@ def silent(path: Path, _: str) -> None:
     said = failure(lambda: dcp.save(small(1), storage_writer=Writer(path), use_collectives=False))
     assert "use_collectives=False is refused" in said, said
     assert not path.exists()
-    dcp.save(
-        small(2), storage_writer=FileSystemWriter(path), use_collectives=False
-    )  # torch describes each rank's apart
+    dist.barrier()  # all have looked
+    # Torch describes what each rank wrote apart.
+    dcp.save(small(2), storage_writer=FileSystemWriter(path), use_collectives=False)
     assert loaded(path) == 2
 
 
