@@ -78,6 +78,23 @@ def test_a_new_writer_counts_on(tmp_path: Path) -> None:
     assert (tmp_path / "step-00000011").exists()
 
 
+def test_two_writers_count_together(tmp_path: Path) -> None:
+    first, second = Writer(tmp_path), Writer(tmp_path)
+    for number, writer in enumerate([first, second, second, second, first]):
+        save(number, writer)
+        assert loaded(Reader(tmp_path)) == number
+
+
+def test_an_id_is_for_one_save(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    save(1, writer, "step-7")
+    odd = {"x": torch.eye(3).to_sparse()}
+    with pytest.raises(CheckpointException, match="cannot be saved"):
+        torch_dcp.save(odd, checkpoint_id="step-5", storage_writer=writer)
+    save(2, writer)
+    assert loaded(Reader(tmp_path)) == 2
+
+
 def test_a_new_writer_counts_on_from_memory(
     keeper: FakeKeeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ class Writer(StorageWriter):
         if world > 1 and not kwargs.get("use_collectives", True):
             raise StateError("use_collectives=False is refused: ranks that do not speak cannot make one checkpoint")
         self._is_coordinator = is_coordinator
+        self._asked, self._named = self._named, None  # an id is for one save, though that may fail
         self._rank: int = kwargs.get("rank", rank)  # of those that save, whoever they are in the job
         self._call = Call(step=-1, world=world, coordinator=0, taken=True)
         self._slot = None
@@ -101,7 +102,7 @@ class Writer(StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         call = self._heard(plan.storage_data)
-        self._last, self._named = call.step, None
+        self._last = call.step
         self._reached[self._storage.url] = call.step
         link = Link.here() if (self._rank, call.world) == seat() else None  # a keeper waits for all ranks of the job
         items = plan.items if link is None else self._whole(planner)
@@ -141,13 +142,14 @@ class Writer(StorageWriter):
 
     def _next(self) -> int:
         """The step of this save, as far as this rank knows."""
-        if self._named is not None:
-            return self._named
+        if self._asked is not None:
+            return self._asked
+        reached = self._reached.get(self._storage.url, -1)
         if self._last is not None:
-            return self._last + 1
+            return max(self._last, reached) + 1
         link = Link.here()
         kept = link.resume(Resume(rank=seat()[0], generation=generation())) if link else None
-        newest = max(newest_step(self._storage.url), self._reached.get(self._storage.url, -1))
+        newest = max(newest_step(self._storage.url), reached)
         return max(newest, kept.step if kept and kept.source != "none" else -1) + 1
 
     def _heard(self, call: object) -> Call:
