@@ -72,8 +72,7 @@ def acquitted(found: Traced, later: Traced, steps: int) -> Naming:
         return found.naming
     did = f"it made {counted(steps, 'step')}" if steps > 0 else f"its ranks came to {sum(accused)} more collectives"
     return Naming(
-        reason=f"the job goes on, {did} while it was looked at; "
-        "--rounds 10 finds who is late more often than others",
+        reason=f"the job goes on, {did} while it was looked at; --rounds 10 finds who is late more often than others",
         clusters=found.naming.clusters,
     )
 

@@ -61,7 +61,7 @@ def diagnose(
 
 def is_echo(exception: str, catalog: Catalog) -> bool:
     """Whether the last line of a traceback only says that somebody else failed first."""
-    lines = (_FIRST_LINE, "  File \"train.py\", line 1, in <module>", exception)
+    lines = (_FIRST_LINE, '  File "train.py", line 1, in <module>', exception)
     hits = hits_of(said_of(list(enumerate(lines)), 0), catalog)
     return bool(hits) and max(hits, key=lambda hit: hit.weight).row.role == "echo"
 

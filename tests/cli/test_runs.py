@@ -31,9 +31,7 @@ def published(wanted: str | None, name: str) -> Path:
     entry = Entry(argv=("train.py", "--lr", "1"))
     job = JobSpec(run_id=name, min_nodes=1, max_nodes=1)
     log_dir = str(run_dir / "logs")
-    rundir.publish(
-        run_dir, RunSpec(job=job, entry=entry, settings=Settings(), fleet="local", nproc=1, log_dir=log_dir)
-    )
+    rundir.publish(run_dir, RunSpec(job=job, entry=entry, settings=Settings(), fleet="local", nproc=1, log_dir=log_dir))
     runs.note(run_dir)
     return run_dir
 
