@@ -173,7 +173,9 @@ class Hands:
 
     async def _gather(self, id: int, errands: dict[str, Errand], within_s: float) -> Outcome:
         waiting = await self._waited(id, errands, within_s)
-        return Outcome(action=id, ok=not waiting.failed, failed=dict(sorted(waiting.failed.items())))
+        departed = tuple(sorted(rank for done in waiting.answers.values() for rank in done.departed))
+        failed = dict(sorted(waiting.failed.items()))
+        return Outcome(action=id, ok=not waiting.failed, failed=failed, departed=departed)
 
     async def _asked(self, id: int, errands: dict[str, Errand], within_s: float) -> dict[str, Done]:
         return (await self._waited(id, errands, within_s)).answers

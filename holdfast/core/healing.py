@@ -85,7 +85,10 @@ def stopped(d: "Decider", now: float, event: Outcome) -> str:
     assert incident is not None
     incident.stopped_at = now
     silent, lost = set(incident.silent), {*incident.silent, *event.failed}
-    incident.timed_out(d.named if d.named and d.named.generation == d.generation else None)
+    if event.departed:
+        incident.departed(event.departed, d.seats)
+    else:
+        incident.timed_out(d.named if d.named and d.named.generation == d.generation else None)
     d.named = None
     cause = incident.name_cause()
     if cause.not_after is not None:

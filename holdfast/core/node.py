@@ -144,6 +144,7 @@ class NodeLife:
         self.epoch = 0  # newest controller that was heard
         self.on_bad_loss = Stance.ACT
         self._over: set[int] = set()  # ranks of it that have
+        self._departed: set[int] = set()  # of these, who ended well
         self._begun = 0  # a generation that an earlier agent launched, perhaps not wholly
         self._spoiled = 0  # the generation in which a rank of ours had a loss that is not finite
         self._failed = 0  # the generation in which a rank of ours ended badly
@@ -228,7 +229,7 @@ class NodeLife:
         if isinstance(errand, LaunchHere):
             seat = errand.seat
             if errand.generation != self.generation:
-                self.generation, self._over = errand.generation, set()
+                self.generation, self._over, self._departed = errand.generation, set(), set()
             self._begun = 0
             self.expected = set(range(seat.first_rank, seat.first_rank + seat.nproc)) - self._over
         elif isinstance(errand, StopHere):
@@ -255,6 +256,7 @@ class NodeLife:
             ok=news.ok,
             detail=news.detail,
             copies=news.copies,
+            departed=tuple(sorted(self._departed)) if isinstance(news.errand, StopHere) else (),
             findings=news.findings,
             played=news.played,
             refused=news.refused,
@@ -270,6 +272,7 @@ class NodeLife:
             self._failed = exit.generation
             self._due.append(exit)
             return (Judge(exit),)
+        self._departed.add(exit.rank)
         if self.expected or self._failed == exit.generation:
             return ()
         return self._post(Ended(node=self.node, generation=exit.generation))

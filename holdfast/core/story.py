@@ -18,6 +18,9 @@ def ending(code: int) -> str:
     return f"exited with code {code}"
 
 
+WHILE_OTHERS = "while the others went on"
+
+
 def cause(alarm: Alarm) -> str:
     """Who failed, where and how."""
     where = ", ".join(alarm.suspects)
@@ -39,6 +42,8 @@ def sentence(record: Record) -> str:
     at = f" at step {record.good_step}" if record.good_step >= 0 else " before its first step"
     if record.kind == Kind.LOSS:  # which names its step itself
         at = f" (last good step: {record.good_step})" if record.good_step >= 0 else " (no step was good)"
+    if record.cause.endswith(WHILE_OTHERS):  # so does this
+        at = ""
     again = f", then failed {_times(record.failures - 1)} more before the next step" if record.failures > 1 else ""
     text = f"{record.cause}{at}{again}; {_done(record)}"
     if record.verdict.remedy is Remedy.GIVE_UP:

@@ -12,6 +12,7 @@ from holdfast.model.verdict import Record, Verdict
 # Classes that a rank shows because another one failed: its peer went away, or somebody stopped it.
 TIMED_OUT = "nccl_timeout"
 ECHOES = frozenset({"peer_connection_lost", TIMED_OUT, "preempted_cancelled"})
+DEPARTED = "python_exception"  # the taxonomy's class for what only a change of the script mends
 NOT_STARTED = "dns_ssh_launch"  # the taxonomy's class for a node on which ranks could not be started
 KEPT_ALARMS = 64  # of one incident; the rest are only counted
 
@@ -80,6 +81,32 @@ class Incident(msgspec.Struct, kw_only=True):
         waited = any(a.klass == TIMED_OUT for a in self.alarms) and all(is_echo(a) for a in self.alarms)
         if named is not None and waited:
             self.hear(named)
+
+    def departed(self, ranks: tuple[int, ...], seats: tuple[Seat, ...]) -> None:
+        """Ranks ended well while the others went on: if these only tell that somebody is gone, that is who."""
+        if not self.alarms or not all(is_echo(alarm) for alarm in self.alarms):
+            return
+        nodes = {seat.first_rank + local: seat.node for seat in seats for local in range(seat.nproc)}
+        here = tuple(rank for rank in ranks if rank in nodes)
+        if not here or len(here) == len(nodes):
+            return
+        when = f"after step {self.good_step}" if self.good_step >= 0 else "before the first step"
+        self.hear(
+            Alarm(
+                kind=Kind.CRASH,
+                at=min(alarm.at for alarm in self.alarms),
+                suspects=tuple(sorted({nodes[rank] for rank in here})),
+                ranks=here,
+                generation=self.generation,
+                klass=DEPARTED,
+                group="script",
+                action="rollback_or_fix_code",
+                confidence=1.0,
+                reason=f"left {when} {story.WHILE_OTHERS}",
+                hint="Have every rank make as many steps: even out the data, or use torch's join().",
+                signature=f"departed {here}",
+            )
+        )
 
     def name_cause(self) -> Alarm:
         """The first cause of this round; from now on it leads the alarms."""

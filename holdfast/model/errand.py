@@ -87,6 +87,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     ok: bool
     detail: str = ""
     copies: tuple[Copy, ...] = ()  # after a stop: the snapshots that the node holds
+    departed: tuple[int, ...] = ()  # and its ranks that had ended well by then
     findings: tuple[Finding, ...] = ()  # of probes
     played: tuple[Played, ...] = ()  # by ranks of a replay
     refused: bool = False  # a release that did not pass its check: nobody is to have it

@@ -95,6 +95,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
     detail: str = ""
     nodes: tuple[str, ...] = ()  # Acquire: the nodes that will come; Probe: of whom one is bad, and nobody knows who
     failed: dict[str, str] = {}
+    departed: tuple[int, ...] = ()  # Stop: ranks that had ended well before it
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, tag="order"):

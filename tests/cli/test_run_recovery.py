@@ -41,6 +41,30 @@ def test_a_killed_rank_is_restarted_in_place(start: Start, capsys: pytest.Captur
     assert job.check_replay() > 5
 
 
+UNEVEN = """
+import os, sys
+import torch, torch.distributed as dist
+import holdfast
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+for step in range(1, 9 if rank == 1 else 20):
+    dist.all_reduce(torch.ones(1))
+    holdfast.step(step)
+os._exit(0) if rank == 1 else dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_leaves_early_is_the_cause_and_the_script_is_to_blame(start: Start) -> None:
+    """The others say no more than that a connection was closed."""
+    job = start("--nnodes", "2", "--nproc-per-node", "2", script=UNEVEN)
+    job.ends(93)
+    first = job.report().incidents[0]
+    assert (first.ranks, first.evicted) == ((1,), ())
+    assert first.cause == "rank 1 on n0 left after step 8 while the others went on"
+    assert any(first.cause in line for line in job.sentences()), job.text()
+
+
 def seats(job: Job) -> dict[str, str]:
     return {node["ranks"]: node["node"] for node in job.status()["nodes"] if node["role"] == "active"}
 

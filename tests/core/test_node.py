@@ -118,6 +118,19 @@ def test_the_next_agent_watches_on() -> None:
     assert bodies(node.step(2.0, exited(3, 0))) == [Ended(node="n0", generation=1)]
 
 
+def test_a_stop_is_answered_with_who_had_ended_well() -> None:
+    node = life()
+    do(node, launch(1, 1))
+    node.step(2.0, exited(2, 0))
+    node.step(2.1, Told(stop(2, 1)))
+    (answer,) = bodies(node.step(2.2, Carried(stop(2, 1), True)))
+    assert answer == Done(id=2, node="n0", ok=True, departed=(2,))
+    do(node, launch(3, 2))
+    node.step(3.0, Told(stop(4, 2)))
+    (answer,) = bodies(node.step(3.1, Carried(stop(4, 2), True)))
+    assert answer == Done(id=4, node="n0", ok=True), "of this generation"
+
+
 def test_a_generation_that_is_over_is_not_launched() -> None:
     node = life()
     do(node, launch(1, 2))

@@ -171,6 +171,7 @@ def _outcome(words: Words, now: float, generation: int) -> Event:
         detail=words.after("because", ""),
         nodes=nodes,
         failed=dict(zip(failed[::2], failed[1::2], strict=True)),
+        departed=tuple(int(rank) for rank in words.after("departed", "").split(",") if rank),
     )
 
 

@@ -201,7 +201,8 @@ def _user_code(case: Case) -> Verdict:
         return _give_up("the script failed the same way again without getting further")
     if case.stuck:
         return _give_up("the script failed the same way over and over, and hardly got further in between")
-    return Verdict(remedy=Remedy.RESTART, reason="the script raised, after steps were made: restarted in place")
+    did = "let a rank go" if case.cause.reason.endswith(story.WHILE_OTHERS) else "raised"
+    return Verdict(remedy=Remedy.RESTART, reason=f"the script {did}, after steps were made: restarted in place")
 
 
 def _kept(case: Case) -> Verdict:
