@@ -21,6 +21,7 @@ from holdfast.agent.backup import PREFIX
 from holdfast.agent.gathering import Gathering
 from holdfast.agent.hashing import Hashing
 from holdfast.agent.memory import Budget
+from holdfast.agent.parting import Parting
 from holdfast.agent.persisting import Persisting
 from holdfast.agent.shelf import Shelf
 from holdfast.checkpoint.arena import POISONED, VERIFIED, Arena, ArenaError, Sealed, arena_bytes
@@ -72,6 +73,7 @@ class Keeper:
         self._guard = Guard(place.keys, self._is_peer, place.run_id, self._is_gone) if place.keys else None
         self._arenas: dict[int, tuple[str, Arena]] = {}  # rank -> path and content
         self._persisting = Persisting(lambda text: self.say(text))
+        self.parting = Parting(self._arenas, self._persisting, lambda text: self.say(text))
         self.backing = Backing(self._arenas, self._notes, self._guard, place.limits.bytes_s)
         self.backing.say, self.backing.told = lambda text: self.say(text), lambda: self.told()
         self.hashing = Hashing(self._arenas, self._notes, place.replica)
@@ -109,6 +111,7 @@ class Keeper:
 
     def _wanted(self, want: Want) -> None:
         """A rank of this generation has memory."""
+        self._persisting.latest[want.rank] = want
         if want.generation != self._generation or want.rank not in self._arenas:
             return
         if self._budget:

@@ -283,8 +283,11 @@ class Agent:
             self._beat()  # the last steps, before the ranks are gone
             error = await self.ranks.stop(generation, errand.grace_s)
             await self.staging.gather()
+        if isinstance(errand, Leave):
+            await self.keeper.parting.write(errand.last, errand.last_s)
         copies = self.keeper.copies() if isinstance(errand, StopHere) else ()
-        self._do(self.life.step(time.monotonic(), Carried(errand, not error, error, copies)))
+        carried = Carried(errand, not error, error, copies, stored=self.keeper.stored)
+        self._do(self.life.step(time.monotonic(), carried))
         if isinstance(errand, Leave):
             _log.info("leaving with code %d: %s", errand.code, errand.reason)
             remembering.leave(self.node_dir, errand)

@@ -5,10 +5,10 @@ import asyncio
 import msgspec
 import pytest
 
-from holdfast.controller.hands import EVICTED, Hands
+from holdfast.controller.hands import EVICTED, Hands, Planned
 from holdfast.model.action import Acquire, Dismiss, Finish, Launch, Say, Stop
 from holdfast.model.copy import Copy, Restore
-from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
+from holdfast.model.errand import Done, Errand, Last, LaunchHere, Leave, StopHere
 from holdfast.model.event import Limits, Outcome
 from holdfast.model.topology import Job, Seat
 from tests.controller.fakes import FakeFleet, FakeStore
@@ -191,6 +191,30 @@ async def test_finish() -> None:
     await carried
     assert bench.outcomes == [Outcome(action=9, ok=True)]
     assert bench.fleet.here == [] and bench.store.over
+
+
+async def test_the_end_puts_the_newest_common_step_on_storage() -> None:
+    """Ranks are ended first, as only then all nodes hold what they hold for good; who has no ranks is not asked."""
+    bench = Bench("a", "b", "standby")
+    bench.hands.limits = Limits()
+    planned = Planned(id=7, restore=Restore(), generation=3, nodes=("a", "b"))
+    bench.hands.notes.put("plan.json", msgspec.json.encode(planned))
+    carried = asyncio.create_task(bench.hands.carry(msgspec.structs.replace(FINISH, last_s=30.0)))
+    await settle()
+    assert [(node, type(errand)) for node, errand in bench.told] == [("a", StopHere), ("b", StopHere)]
+    id = bench.told[0][1].id
+    for rank, (node, steps) in enumerate((("a", (6, 5)), ("b", (5, 4)))):
+        held = tuple(Copy(rank=rank, step=step, node=node, layout="l", world=2, whole=True) for step in steps)
+        bench.hands.done(Done(id=id, node=node, ok=True, copies=held, stored=4))
+    await settle()
+    leaves = {node: errand for node, errand in bench.told[2:] if isinstance(errand, Leave)}
+    wanted = {"a": (Last(step=5, ranks=(0,)),), "b": (Last(step=5, ranks=(1,)),), "standby": ()}
+    assert {node: leave.last for node, leave in leaves.items()} == wanted
+    assert 29 < leaves["a"].last_s <= 30
+    for node in leaves:
+        bench.done(node, 9)
+    await carried
+    assert bench.outcomes == [Outcome(action=9, ok=True)]
 
 
 async def test_a_node_that_cannot_be_ended_does_not_keep_the_others() -> None:
