@@ -29,9 +29,9 @@ class Parting:
         for last in lasts:
             async with asyncio.TaskGroup() as tasks:
                 for rank in last.ranks:
-                    tasks.create_task(self._part(rank, last, until))
+                    tasks.create_task(self._part(rank, last, until, f"within {within_s:.0f} s"))
 
-    async def _part(self, rank: int, last: Last, until: float) -> None:
+    async def _part(self, rank: int, last: Last, until: float, within: str) -> None:
         sealed = self._held(rank, last)
         if sealed is None:
             return
@@ -51,13 +51,13 @@ class Parting:
             return
         named = f"step {last.step}{', which is in doubt,' if last.doubted else ''}"
         if rank == 0:
-            self._say(f"{named} is written to {job.url} before the job ends, within {left_s:.0f} s")
+            self._say(f"{named} is written to {job.url} before the job ends, {within}")
         writing = asyncio.create_task(self._persisting.run(job))
         done, _ = await asyncio.wait([writing], timeout=max(0.0, until - time.monotonic()))
         if not done:
             self._persisting.give_up(rank)
             if rank == 0:
-                self._say(f"{named} did not get to {job.url} within {left_s:.0f} s")
+                self._say(f"{named} did not get to {job.url} {within}")
             return
         self._tell(rank, last, writing.result())
 
