@@ -34,7 +34,7 @@ class Persisting:
         self._missed: dict[int, set[int]] = {}  # rank -> steps whose part is not written, and rank 0 may wait for it
         self.latest: dict[int, Want] = {}  # rank -> what it asked for last, in whichever generation
         self.done: dict[int, int] = {}  # rank -> newest step of which its part is on storage
-        self.under_way: set[tuple[int, int]] = set()  # ranks and steps that are being written
+        self.under_way: dict[tuple[int, int], asyncio.Event] = {}  # rank and step -> set when it is over
         self.stored = -1  # newest step that was published
         self._trouble: set[str] = set()  # storages
 
@@ -75,6 +75,9 @@ class Persisting:
         url = want.storage.url
         job = Job(want, author, Pinned(arena, sealed.slot), sealed)
         job.doubts, job.missed = self._doubts, before
+        if want.storage.every_steps and sealed.step % want.storage.every_steps:  # somebody wants just this one
+            job.begun_s = _PARTS_S
+            await self._idle(rank)
         outcome = await self.run(job)
         if author != self._author:  # of a generation that is over: no trouble of the storage
             _log.info("rank %d: %s", rank, outcome.detail)
@@ -84,15 +87,21 @@ class Persisting:
             self.stored = max(self.stored, sealed.step)
         self._report(rank, url, outcome)
 
+    async def _idle(self, rank: int) -> None:
+        """Until nothing is under way; a write that does not get on is given up by its lane."""
+        for over in [over for (writer, _), over in self.under_way.items() if writer == rank]:
+            await over.wait()
+
     async def run(self, job: "Job") -> Outcome:
         """Write one rank's part; its snapshot is let go in any case."""
         rank, url = job.want.rank, job.url
         lane = self._lanes.setdefault((rank, url), Lane(url, self._say, _STALL_S))
-        self.under_way.add((rank, job.step))
+        over = self.under_way[rank, job.step] = asyncio.Event()
         try:
             outcome = await asyncio.to_thread(lane.run, job.step, job.carry)
         finally:
-            self.under_way.discard((rank, job.step))
+            self.under_way.pop((rank, job.step), None)
+            over.set()
             job.pinned.release()
         if job.step in job.told and job.author == self._author:
             self.done[rank] = max(self.done.get(rank, -1), job.step)

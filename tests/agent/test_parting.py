@@ -41,7 +41,7 @@ class Stored:
 
 
 @pytest.fixture
-def stored(bench: Bench, tmp_path: Path) -> Stored:  # noqa: F811
+def stored(bench: Bench, tmp_path: Path) -> Stored:
     return Stored(bench, tmp_path)
 
 
@@ -82,7 +82,7 @@ async def test_what_came_from_storage_is_not_written_there_again(stored: Stored)
     assert stored.steps() == [] and stored.said == []
 
 
-async def test_without_storage_nothing_is_said(bench: Bench) -> None:  # noqa: F811
+async def test_without_storage_nothing_is_said(bench: Bench) -> None:
     bench.keeper.launched(launch(1))
     snapshot(await bench.arena(want(1)), 3)
     await bench.keeper.parting.write(last(3), 30)
@@ -102,17 +102,18 @@ async def test_a_damaged_snapshot_does_not_become_a_checkpoint(stored: Stored) -
 async def test_storage_that_hangs_does_not_hold_up_the_end(stored: Stored) -> None:
     arena = await stored.arena()
     snapshot(arena, 7)
-    folder = Path(persist.staging(stored.storage.url, 7, Author(1, "r.")))
-    folder.mkdir(parents=True)
-    os.mkfifo(folder / part_name(0))  # whoever opens it waits for a writer
+    folder = persist.staging(stored.storage.url, 7, Author(1, "r."))
+    os.makedirs(folder)
+    fifo = f"{folder}/{part_name(0)}"
+    os.mkfifo(fifo)  # whoever opens it waits for a writer
     began_at = time.monotonic()
     await stored.keeper.parting.write(last(7), 1.0)
     assert time.monotonic() - began_at < 10
     assert stored.said[-1] == f"step 7 did not get to {stored.storage.url} within 1 s"
-    os.close(os.open(folder / part_name(0), os.O_WRONLY | os.O_NONBLOCK))  # lets the thread go
+    os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))  # lets the thread go
 
 
-async def test_a_later_step_that_others_lack_is_given_up_for_the_last(bench: Bench, tmp_path: Path) -> None:  # noqa: F811
+async def test_a_later_step_that_others_lack_is_given_up_for_the_last(bench: Bench, tmp_path: Path) -> None:
     """Rank 0 has begun to write step 8 and waits for rank 1, which was killed before it had one."""
     stored = Stored(bench, tmp_path, every=8)
     stored.keeper.launched(launch(1))
