@@ -117,6 +117,7 @@ class Keeper:
         if self._budget:
             self._budget.recall(want, self._arenas[want.rank][1].slots)
         self._persisting.want(want)
+        self._seen.pop(want.rank, None)
         self.backing.want(want)
         self.hashing.want(want)
 
@@ -182,6 +183,7 @@ class Keeper:
         self._generation, self._restore = errand.generation, errand.restore
         self._run = f"{errand.run_id}.{errand.mark}"
         self._persisting.begin(Author(errand.generation, self._run), errand.restore.doubts)
+        self._persisting.wanted = errand.restore.step if errand.restore.store else -1
         self.backing.begin(errand.generation, errand.seat.nproc, _line(errand))
         self.hashing.begin(errand.generation)
         self.backing.aimed(errand.aim)
@@ -344,8 +346,10 @@ class Keeper:
             yield self._persisting.write(rank, arena, due)
 
     def _news(self, rank: int, arena: Arena) -> tuple[Sealed, ...]:
-        """The snapshots that this generation took, newest first, if there are any that were not looked at before."""
-        fresh = tuple(one for one in arena.sealed() if one.generation == self._generation)
+        """The snapshots that this generation took, newest first, if there are any that were not looked at before; and
+        the one that it went on from, if that is wanted."""
+        wanted = self._persisting.wanted
+        fresh = tuple(one for one in arena.sealed() if one.generation == self._generation or one.step == wanted)
         looks = tuple((one.seq, one.flags) for one in fresh)
         seen, self._seen[rank] = self._seen.get(rank), looks
         return fresh if seen != looks else ()

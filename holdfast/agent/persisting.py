@@ -37,6 +37,7 @@ class Persisting:
         self.under_way: dict[tuple[int, int], asyncio.Event] = {}  # rank and step -> set when it is over
         self.stored = -1  # newest step that was published
         self._trouble: set[str] = set()  # storages
+        self.wanted = -1  # this step is due as well
 
     def begin(self, author: Author, doubts: tuple[Doubt, ...] = ()) -> None:
         self._author, self._doubts = author, doubts
@@ -61,7 +62,7 @@ class Persisting:
         if want is None or want.storage is None or sealed.step <= self._written.get(rank, -1):
             return False
         every = want.storage.every_steps
-        return (every > 0 and sealed.step % every == 0) or bool(sealed.flags & DUE)
+        return (every > 0 and sealed.step % every == 0) or bool(sealed.flags & DUE) or sealed.step == self.wanted
 
     async def write(self, rank: int, arena: Arena, sealed: Sealed) -> None:
         want, author = self._wants[rank], self._author
@@ -75,7 +76,8 @@ class Persisting:
         url = want.storage.url
         job = Job(want, author, Pinned(arena, sealed.slot), sealed)
         job.doubts, job.missed = self._doubts, before
-        if want.storage.every_steps and sealed.step % want.storage.every_steps:  # somebody wants just this one
+        every = want.storage.every_steps
+        if sealed.step == self.wanted or (every and sealed.step % every):  # somebody wants just this one
             job.begun_s = _PARTS_S
             await self._idle(rank)
         outcome = await self.run(job)

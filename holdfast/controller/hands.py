@@ -37,6 +37,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     restore: Restore
     generation: int = 0
     nodes: tuple[str, ...] = ()  # that are told
+    release: int = 0
 
 
 _PLANNED = decoder(msgspec.json.Decoder(Planned))
@@ -88,6 +89,7 @@ class Hands:
         self._report = report
         self._waiting: dict[int, Waiting] = {}
         self._silent: set[str] = set()
+        self._hurried = False
         self._stopping = 0  # generations up to this one are not to be launched any more
         self._stepping = asyncio.Event()
         self._launched: frozenset[str] = frozenset()  # nodes of the newest generation
@@ -159,7 +161,8 @@ class Hands:
                 self.tell(node, errand)
 
     async def hurry(self) -> None:
-        """End every node at once; nobody is waited for."""
+        """End every node at once; nobody is waited for, now or later."""
+        self._hurried = True
         self._stepping.set()
         await self._release_all("told to hurry")
         for waiting in self._waiting.values():
@@ -190,7 +193,7 @@ class Hands:
             if count % _AT_ONCE == 0:
                 await asyncio.sleep(0)  # thousands of sends must not hold up the loop
         try:
-            if waiting.left:
+            if waiting.left and not self._hurried:
                 async with asyncio.timeout(within_s):
                     await waiting.answered.wait()
         except TimeoutError:
@@ -269,7 +272,10 @@ class Hands:
         if kept and kept.id == launch.id:
             return kept.restore
         plan, nodes = self._plan(launch), tuple(seat.node for seat in launch.seats)
-        planned = Planned(id=launch.id, restore=plan, generation=launch.generation, nodes=nodes)
+        number = launch.release.number
+        if plan.sources and kept and kept.release not in (0, number) and plan.step > self.stored:
+            plan = msgspec.structs.replace(plan, store=True)
+        planned = Planned(id=launch.id, restore=plan, generation=launch.generation, nodes=nodes, release=number)
         self.notes.put("plan.json", msgspec.json.encode(planned))
         return plan
 

@@ -255,6 +255,16 @@ async def test_a_step_that_is_forced_becomes_a_checkpoint_too(bench: Bench, tmp_
     assert [found.step for found in retention.find(storage.url)] == [7]
 
 
+async def test_what_another_release_goes_on_with_becomes_a_checkpoint(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "metadata").write_bytes(b"blob")
+    storage = Storage(url=str(tmp_path / "ckpt"), every_steps=1000)
+    bench.keeper.launched(launch(1))
+    snapshot(await bench.arena(want(1, storage, str(tmp_path / "metadata"))), 7)
+    bench.keeper.launched(launch(2, msgspec.structs.replace(from_own_memory(7), store=True)))
+    await bench.arena(want(2, storage, str(tmp_path / "metadata")))
+    await until(partial(published, storage.url, 7))
+
+
 async def test_storage_that_fails_costs_a_sentence(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     storage = Storage(url=str(tmp_path / "file" / "below"), every_steps=1)

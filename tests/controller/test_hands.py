@@ -10,6 +10,7 @@ from holdfast.model.action import Acquire, Dismiss, Finish, Launch, Say, Stop
 from holdfast.model.copy import Copy, Restore
 from holdfast.model.errand import Done, Errand, Last, LaunchHere, Leave, StopHere
 from holdfast.model.event import Limits, Outcome
+from holdfast.model.release import Release
 from holdfast.model.topology import Job, Seat
 from tests.controller.fakes import FakeFleet, FakeStore
 
@@ -238,10 +239,42 @@ async def test_hurry() -> None:
     assert bench.outcomes == [Outcome(action=9, ok=True)]
 
 
+async def test_hurry_amid_the_stop_that_an_end_begins_with() -> None:
+    bench = Bench("a", "b")
+    bench.hands.limits = Limits()
+    planned = Planned(id=7, restore=Restore(), generation=3, nodes=("a", "b"))
+    bench.hands.notes.put("plan.json", msgspec.json.encode(planned))
+    carried = asyncio.create_task(bench.hands.carry(msgspec.structs.replace(FINISH, grace_s=30.0, last_s=30.0)))
+    await settle()
+    await bench.hands.hurry()
+    async with asyncio.timeout(5):
+        await carried
+    assert bench.outcomes == [Outcome(action=9, ok=True)]
+
+
 async def test_say() -> None:
     bench = Bench()
     await bench.hands.carry(Say(text="a sentence"))
     assert bench.said == ["a sentence"] and not bench.outcomes
+
+
+async def test_the_state_that_another_release_goes_on_with_is_stored() -> None:
+    bench = Bench()
+    bench.hands.copies = {
+        seat.node: tuple(
+            Copy(rank=rank, step=9, node=seat.node, layout="l", world=4, whole=True)
+            for rank in range(seat.first_rank, seat.first_rank + seat.nproc)
+        )
+        for seat in LAUNCH.seats
+    }
+    stored = []
+    for id, release in ((7, 1), (8, 1), (9, 2)):
+        launch = msgspec.structs.replace(LAUNCH, id=id, release=Release(number=release))
+        bench.hands.stepping()
+        stored.append(bench.hands._planned(launch).store)
+    assert stored == [False, False, True]
+    bench.hands.stored = 9
+    assert not bench.hands._planned(msgspec.structs.replace(LAUNCH, id=10, release=Release(number=3))).store
 
 
 async def test_a_launch_restores_what_the_nodes_hold() -> None:
