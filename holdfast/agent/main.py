@@ -286,8 +286,7 @@ class Agent:
         if isinstance(errand, Leave):
             await self.keeper.parting.write(errand.last, errand.last_s)
         copies = self.keeper.copies() if isinstance(errand, StopHere) else ()
-        carried = Carried(errand, not error, error, copies, stored=self.keeper.stored)
-        self._do(self.life.step(time.monotonic(), carried))
+        self._do(self.life.step(time.monotonic(), Carried(errand, not error, error, copies, stored=self.keeper.stored)))
         if isinstance(errand, Leave):
             _log.info("leaving with code %d: %s", errand.code, errand.reason)
             remembering.leave(self.node_dir, errand)
