@@ -92,8 +92,7 @@ class Agent:
         self._undated: list[Held] = []  # ended before we knew the controller's time
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue(_OUTBOX)
         self._tasks: asyncio.TaskGroup
-        self._beat_at = 0.0
-        self._first_said = 0  # generation whose first step was reported
+        self._beat_at, self._first_said = 0.0, 0  # the latter: generation whose first step was reported
         self._latches = Latches()
         self._staged = False  # what the controller has said that ranks may run here
         self._looking = asyncio.Lock()
