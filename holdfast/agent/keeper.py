@@ -21,6 +21,7 @@ from holdfast.agent.backup import PREFIX
 from holdfast.agent.gathering import Gathering
 from holdfast.agent.hashing import Hashing
 from holdfast.agent.memory import Budget
+from holdfast.agent.parting import Parting
 from holdfast.agent.persisting import Persisting
 from holdfast.agent.shelf import Shelf
 from holdfast.checkpoint.arena import POISONED, VERIFIED, Arena, ArenaError, Sealed, arena_bytes
@@ -72,6 +73,7 @@ class Keeper:
         self._guard = Guard(place.keys, self._is_peer, place.run_id, self._is_gone) if place.keys else None
         self._arenas: dict[int, tuple[str, Arena]] = {}  # rank -> path and content
         self._persisting = Persisting(lambda text: self.say(text))
+        self.parting = Parting(self._arenas, self._persisting, lambda text: self.say(text))
         self.backing = Backing(self._arenas, self._notes, self._guard, place.limits.bytes_s)
         self.backing.say, self.backing.told = lambda text: self.say(text), lambda: self.told()
         self.hashing = Hashing(self._arenas, self._notes, place.replica)
@@ -109,11 +111,13 @@ class Keeper:
 
     def _wanted(self, want: Want) -> None:
         """A rank of this generation has memory."""
+        self._persisting.latest[want.rank] = want
         if want.generation != self._generation or want.rank not in self._arenas:
             return
         if self._budget:
             self._budget.recall(want, self._arenas[want.rank][1].slots)
         self._persisting.want(want)
+        self._seen.pop(want.rank, None)
         self.backing.want(want)
         self.hashing.want(want)
 
@@ -179,6 +183,7 @@ class Keeper:
         self._generation, self._restore = errand.generation, errand.restore
         self._run = f"{errand.run_id}.{errand.mark}"
         self._persisting.begin(Author(errand.generation, self._run), errand.restore.doubts)
+        self._persisting.wanted = errand.restore.step if errand.restore.store else -1
         self.backing.begin(errand.generation, errand.seat.nproc, _line(errand))
         self.hashing.begin(errand.generation)
         self.backing.aimed(errand.aim)
@@ -341,8 +346,10 @@ class Keeper:
             yield self._persisting.write(rank, arena, due)
 
     def _news(self, rank: int, arena: Arena) -> tuple[Sealed, ...]:
-        """The snapshots that this generation took, newest first, if there are any that were not looked at before."""
-        fresh = tuple(one for one in arena.sealed() if one.generation == self._generation)
+        """The snapshots that this generation took, newest first, if there are any that were not looked at before; and
+        the one that it went on from, if that is wanted."""
+        wanted = self._persisting.wanted
+        fresh = tuple(one for one in arena.sealed() if one.generation == self._generation or one.step == wanted)
         looks = tuple((one.seq, one.flags) for one in fresh)
         seen, self._seen[rank] = self._seen.get(rank), looks
         return fresh if seen != looks else ()

@@ -92,8 +92,7 @@ class Agent:
         self._undated: list[Held] = []  # ended before we knew the controller's time
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue(_OUTBOX)
         self._tasks: asyncio.TaskGroup
-        self._beat_at = 0.0
-        self._first_said = 0  # generation whose first step was reported
+        self._beat_at, self._first_said = 0.0, 0  # the latter: generation whose first step was reported
         self._latches = Latches()
         self._staged = False  # what the controller has said that ranks may run here
         self._looking = asyncio.Lock()
@@ -283,8 +282,10 @@ class Agent:
             self._beat()  # the last steps, before the ranks are gone
             error = await self.ranks.stop(generation, errand.grace_s)
             await self.staging.gather()
+        if isinstance(errand, Leave):
+            await self.keeper.parting.write(errand.last, errand.last_s)
         copies = self.keeper.copies() if isinstance(errand, StopHere) else ()
-        self._do(self.life.step(time.monotonic(), Carried(errand, not error, error, copies)))
+        self._do(self.life.step(time.monotonic(), Carried(errand, not error, error, copies, stored=self.keeper.stored)))
         if isinstance(errand, Leave):
             _log.info("leaving with code %d: %s", errand.code, errand.reason)
             remembering.leave(self.node_dir, errand)

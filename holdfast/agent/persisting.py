@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
 from holdfast.checkpoint import owner, persist, retention
 from holdfast.checkpoint.arena import DUE, Arena, Sealed
 from holdfast.checkpoint.lane import Lane, Outcome, Pulse
@@ -17,6 +19,7 @@ from holdfast.wire.keeping import Want
 _PARTS_S = 60.0  # for the slowest rank's part; one that missed the step has none
 _STALL_S = 15.0  # storage that takes nothing for so long is given up for this step, and the snapshot is free again
 _MISSED = 4  # steps that are remembered as missing: rank 0 waits for one at a time
+DOUBTED = "doubted"
 _log = logging.getLogger("holdfast.keeper")
 
 
@@ -29,8 +32,12 @@ class Persisting:
         self._lanes: dict[tuple[int, str], Lane] = {}  # one each: a rank whose storage hangs holds up no other
         self._written: dict[int, int] = {}  # rank -> newest step that was taken on
         self._missed: dict[int, set[int]] = {}  # rank -> steps whose part is not written, and rank 0 may wait for it
+        self.latest: dict[int, Want] = {}  # rank -> what it asked for last, in whichever generation
+        self.done: dict[int, int] = {}  # rank -> newest step of which its part is on storage
+        self.under_way: dict[tuple[int, int], asyncio.Event] = {}  # rank and step -> set when it is over
         self.stored = -1  # newest step that was published
         self._trouble: set[str] = set()  # storages
+        self.wanted = -1  # this step is due as well
 
     def begin(self, author: Author, doubts: tuple[Doubt, ...] = ()) -> None:
         self._author, self._doubts = author, doubts
@@ -39,6 +46,7 @@ class Persisting:
         self._wants.clear()
         self._written.clear()
         self._missed.clear()
+        self.done.clear()
         self.stored = -1
 
     def want(self, want: Want) -> None:
@@ -54,7 +62,7 @@ class Persisting:
         if want is None or want.storage is None or sealed.step <= self._written.get(rank, -1):
             return False
         every = want.storage.every_steps
-        return sealed.step % every == 0 if every > 0 else bool(sealed.flags & DUE)
+        return (every > 0 and sealed.step % every == 0) or bool(sealed.flags & DUE) or sealed.step == self.wanted
 
     async def write(self, rank: int, arena: Arena, sealed: Sealed) -> None:
         want, author = self._wants[rank], self._author
@@ -65,15 +73,14 @@ class Persisting:
         if not arena.pin(sealed.slot, sealed.seq):
             self._say(f"step {sealed.step} of rank {rank} was overwritten before it could be written to storage")
             return
-        pinned = Pinned(arena, sealed.slot)
         url = want.storage.url
-        lane = self._lanes.setdefault((rank, url), Lane(url, self._say, _STALL_S))
-        job = Job(want, author, pinned, sealed)
+        job = Job(want, author, Pinned(arena, sealed.slot), sealed)
         job.doubts, job.missed = self._doubts, before
-        try:
-            outcome = await asyncio.to_thread(lane.run, sealed.step, job.carry)
-        finally:
-            pinned.release()
+        every = want.storage.every_steps
+        if sealed.step == self.wanted or (every and sealed.step % every):  # somebody wants just this one
+            job.begun_s = _PARTS_S
+            await self._idle(rank)
+        outcome = await self.run(job)
         if author != self._author:  # of a generation that is over: no trouble of the storage
             _log.info("rank %d: %s", rank, outcome.detail)
             return
@@ -81,6 +88,44 @@ class Persisting:
         if outcome.ok and rank == 0:
             self.stored = max(self.stored, sealed.step)
         self._report(rank, url, outcome)
+
+    async def _idle(self, rank: int) -> None:
+        """Until nothing is under way; a write that does not get on is given up by its lane."""
+        for over in [over for (writer, _), over in self.under_way.items() if writer == rank]:
+            await over.wait()
+
+    async def run(self, job: "Job") -> Outcome:
+        """Write one rank's part; its snapshot is let go in any case."""
+        rank, url = job.want.rank, job.url
+        lane = self._lanes.setdefault((rank, url), Lane(url, self._say, _STALL_S))
+        over = self.under_way[rank, job.step] = asyncio.Event()
+        try:
+            outcome = await asyncio.to_thread(lane.run, job.step, job.carry)
+        finally:
+            self.under_way.pop((rank, job.step), None)
+            over.set()
+            job.pinned.release()
+        if job.step in job.told and job.author == self._author:
+            self.done[rank] = max(self.done.get(rank, -1), job.step)
+        return outcome
+
+    def give_up(self, rank: int) -> None:
+        """Nobody waits any longer for what this rank writes."""
+        for (writer, _), lane in self._lanes.items():
+            if writer == rank:
+                lane.give_up()
+
+    def last(self, rank: int, pinned: "Pinned", sealed: Sealed, *, doubted: bool) -> "Job | None":
+        """The part of a rank in what is written last, whoever asked for that memory; None: there is no storage."""
+        want = self.latest.get(rank)
+        if want is None or want.storage is None or want.layout != pinned.arena.layout.hex():
+            return None
+        if doubted:  # in a folder of its own: nobody finds it who does not look for it, and nothing is retired for it
+            apart = msgspec.structs.replace(want.storage, url=f"{want.storage.url}/{DOUBTED}", keep=0)
+            want = msgspec.structs.replace(want, storage=apart)
+        job = Job(want, self._author, pinned, sealed)
+        job.doubts = self._doubts
+        return job
 
     def _report(self, rank: int, url: str, outcome: Outcome) -> None:
         """Trouble with a storage is told when it begins and when it ends, not once for every rank and step."""
@@ -113,33 +158,43 @@ class Job:
     """One rank's part of one checkpoint."""
 
     def __init__(self, want: Want, author: Author, pinned: Pinned, sealed: Sealed) -> None:
-        self._want = want
-        self._author = author
-        self._pinned = pinned
-        self._step = sealed.step
+        self.want = want
+        self.author = author
+        self.pinned = pinned
+        self.step = sealed.step
         self.doubts: tuple[Doubt, ...] = ()
         self.missed: frozenset[int] = frozenset()  # steps before this one whose part will not come
         self.told: set[int] = set()  # of these, and of this one if it is written: nobody waits for them
+        self.begun_s = persist.BEGUN_S  # for rank 0 to begin
+        self.checked = False  # whether the snapshot is to be compared with its checksums first
+
+    @property
+    def url(self) -> str:
+        return self.want.storage.url if self.want.storage else ""
 
     def carry(self, pulse: Pulse) -> str:
         """Write the part; rank 0 then waits for the others' and publishes. The answer is the checkpoint's URL."""
-        want = self._want
+        want = self.want
         assert want.storage is not None
         base = want.storage.url
         if want.rank == 0:
-            owner.take(base, self._author)  # from here on no older generation can publish
-        folder = persist.staging(base, self._step, self._author)
+            owner.take(base, self.author)  # from here on no older generation can publish
+        folder = persist.staging(base, self.step, self.author)
         if want.rank != 0 and self.missed:
             self.told |= self.missed
             with suppress(StorageError):
-                persist.forsake(base, self._author, want.rank, self.missed, before=self._step)
-        if want.rank != 0 and not persist.begun(folder, pulse):
+                persist.forsake(base, self.author, want.rank, self.missed, before=self.step)
+        if want.rank != 0 and not persist.begun(folder, pulse, self.begun_s):
             return ""
-        image = self._pinned.arena.image(self._pinned.slot)
+        if self.checked and (wrong := self.pinned.arena.verify(self.pinned.slot)):
+            if want.rank != 0:  # or rank 0 would wait for it
+                persist.forsake(base, self.author, want.rank, (self.step,), before=self.step)
+            raise StorageError(f"the snapshot of rank {want.rank} is damaged: {wrong}")
+        image = self.pinned.arena.image(self.pinned.slot)
         ranges = [image[start:end] for start, end in want.share]
         persist.write_part(folder, want.rank, ranges, pulse=pulse)
-        self.told.add(self._step)
-        self._pinned.release()
+        self.told.add(self.step)
+        self.pinned.release()
         if want.rank != 0:
             return ""
         parts = persist.collect(folder, want.world, _PARTS_S, pulse)
@@ -147,12 +202,12 @@ class Job:
             metadata = Path(want.metadata_path).read_bytes()
         except OSError as e:
             raise StorageError(f"the checkpoint's metadata is gone: {e}") from None
-        url = persist.publish(base, self._step, parts, metadata, author=self._author, layout=want.layout, pulse=pulse)
+        url = persist.publish(base, self.step, parts, metadata, author=self.author, layout=want.layout, pulse=pulse)
         try:
             found = retention.find(base) if self.doubts else ()
-            doubted = [one.step for one in retention.doubted(found, self._author.run, self.doubts) if not one.ok]
-            retention.retain(base, want.storage.keep, want.storage.keep_every, newest=self._step, doubted=doubted)
-            retention.clean(base, self._author)
+            doubted = [one.step for one in retention.doubted(found, self.author.run, self.doubts) if not one.ok]
+            retention.retain(base, want.storage.keep, want.storage.keep_every, newest=self.step, doubted=doubted)
+            retention.clean(base, self.author)
         except StorageError as e:
             pulse.notes.append(f"old checkpoints could not be removed: {e}")
         return url

@@ -33,9 +33,22 @@ from holdfast.checkpoint.header import (
     pages,
 )
 
-__all__ = ["DUE", "POISONED", "VERIFIED", "Arena", "ArenaError", "Claim", "Name", "Sealed", "Slot", "arena_bytes"]
+__all__ = [
+    "DUE",
+    "POISONED",
+    "STORED",
+    "VERIFIED",
+    "Arena",
+    "ArenaError",
+    "Claim",
+    "Name",
+    "Sealed",
+    "Slot",
+    "arena_bytes",
+]
 
-VERIFIED, POISONED, DUE = 1, 2, 4  # flags of a snapshot; DUE: it is to become a checkpoint
+# Flags of a snapshot. DUE: it is to become a checkpoint; STORED: it was read from one.
+VERIFIED, POISONED, DUE, STORED = 1, 2, 4, 8
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which Python 3.11 has no name for
 
 

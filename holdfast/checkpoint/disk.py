@@ -143,9 +143,12 @@ def _make(path: str) -> None:
     except FileExistsError:
         return
     except FileNotFoundError:
-        _make(os.path.dirname(path))
-        _make(path)
-        return
+        above = os.path.dirname(path)
+        if os.path.isdir(above):  # as in /proc, where nobody can make anything
+            raise
+        _make(above)
+        with suppress(FileExistsError):
+            os.mkdir(path)
     _sync(os.path.dirname(path))
 
 

@@ -17,6 +17,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, MutableMapping
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 
@@ -24,6 +25,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.optim import Optimizer
 
 from holdfast.checkpoint import dcp
@@ -34,13 +36,16 @@ from holdfast.checkpoint.manifest import Author, StorageError
 from holdfast.checkpoint.retention import doubted, find
 from holdfast.checkpoint.state import StateError, extra_spec, look, sizes
 from holdfast.checkpoint.told import ToldError
+from holdfast.checkpoint.writable import refusal
 from holdfast.client import replaying
+from holdfast.client.comparing import unlike
 from holdfast.client.extras import Extras, room
 from holdfast.client.found import ChangedError
 from holdfast.client.progress import here
 from holdfast.client.restoring import Restoring
 from holdfast.client.snapshots import Snapshots
 from holdfast.client.storing import Due, Storing
+from holdfast.client.trained import Trained
 from holdfast.client.wishes import source_of, storage_of
 from holdfast.client.world import World
 from holdfast.wire.keeping import Resume, State
@@ -75,6 +80,8 @@ class Checkpointer:
         self._world = World()
         self._replay = replaying.this()
         self._storage = storage_of(path, every, keep, keep_every)
+        self._unread = self._storage is not None and not self._replay  # nobody has looked what is there already
+        self._newest: Sealed | None = None  # snapshot
         self._link = Link.here()
         if slots is None:
             slots = 4 if self._link and self._world.nodes > 1 else 3 if self._storage else 2
@@ -85,6 +92,8 @@ class Checkpointer:
         self._source = source_of(model, optimizer, (state_dict, load), rank=self._world.rank, group=group)
         self._extras = Extras({} if extra is None else extra)
         self._generation = generation()
+        self._said: set[str] = set()
+        self._check_path()
         self._storing: Storing | None = None
         if self._storage and not self._link and not self._replay:
             author = Author(self._generation, self._world.from_first(secrets.token_hex(8)))
@@ -94,23 +103,28 @@ class Checkpointer:
         self._metadata = b""
         self._last = -1
         self._stall_s = 0.0  # what the last save took
-        self._said: set[str] = set()
         self.skipped = 0  # saves for which there was no room
         self.restored_from = ""  # "memory", "peer", "storage"; "none": nothing was found
         self._lay_out()
         atexit.register(_end, weakref.ref(self))
 
-    def save(self, step: int) -> bool:
-        """Take a snapshot: when this returns, the state may change again. False: it was skipped, training goes on."""
+    def save(self, step: int, *, force: bool = False) -> bool:
+        """Take a snapshot: when this returns, the state may change again. False: it was skipped, training goes on.
+
+        `force`: it becomes a checkpoint, whatever `every` says; all ranks force the same steps.
+        """
         if type(step) is not int or step < 0:
             raise ValueError(f"a step is a number from 0 on, not {step!r}")
         if step <= self._last:
             raise ValueError(f"step {step} comes after step {self._last}: steps only grow")
+        if force and not self._storage:
+            raise ValueError("force makes a checkpoint, and path, which tells where, is missing")
+        self._check_line(step)
         began_at = time.monotonic()
         self._last = step
         if self._replay:
             return self._signed(step)
-        due = self._due is not None and self._due.now(step, self._stall_s)
+        due = self._due is not None and (self._due.now(step, self._stall_s) or force)
         if here.astray():  # the states before it may be needed, and would be overwritten
             self._tell("no snapshots are taken while the loss is not finite")
             taken = None
@@ -119,8 +133,9 @@ class Checkpointer:
         if taken is None:
             self.skipped += 1
             return False
+        self._newest = taken
         if self._storing and due:
-            self._store(self._storing, taken)
+            self._store(self._storing, taken, force)
         self._stall_s = time.monotonic() - began_at
         return True
 
@@ -128,6 +143,7 @@ class Checkpointer:
         """Take the newest state that every rank can get; returns the step it was saved as, 0 if there is none."""
         if self._last >= 0:
             raise RuntimeError("restore comes before the first save")
+        self._unread = False
         with here.phase("restore"):
             began_at = time.monotonic()
             step = self._resume(self._link) if self._link else self._find()
@@ -140,12 +156,44 @@ class Checkpointer:
         here.restored(step)
         return step
 
-    def close(self, timeout_s: float | None = None) -> None:
-        """Wait for copies and for a write that are under way."""
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """For copies and for a write that are under way; False: they did not come to their end in time."""
         if self._snapshots:
             self._snapshots.close()
-        if self._storing and not self._storing.wait(timeout_s):
+        whole = self._storing is None or self._storing.wait(timeout_s)
+        if not whole:
             _say("the last checkpoint was not written to its end")
+        return whole
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """All ranks call it at the end. The newest snapshot becomes a checkpoint; with an agent, as the job ends."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        if self.wait(timeout_s) and self._storing and self._newest and self._newest.step > self._storing.offered:
+            self._store(self._storing, self._newest)
+            self.wait(None if until is None else max(0.0, until - time.monotonic()))
+
+    def _check_path(self) -> None:
+        """Whoever cannot write anything is told now, not when the first checkpoint is due."""
+        if not self._storage or self._replay:
+            return
+        why = self._world.from_first(refusal(self._storage.url) if self._world.rank == 0 else "")
+        if why and self._generation > 1:  # it could be written to before, so it may well be again
+            self._tell(f"no checkpoints can be written: {why}")
+        elif why:
+            raise StateError(f"no checkpoints can be written: {why}")
+
+    def _check_line(self, step: int) -> None:
+        """Steps beside newer ones of another run would be neither its continuation nor found by the next restore."""
+        if not self._unread or not self._storage:
+            return
+        self._unread = False
+        url, newest = self._storage.url, -1
+        if self._world.rank == 0:
+            with suppress(StorageError):  # storage that fails stops nobody
+                newest = max((one.step for one in find(url) if one.ok), default=-1)
+        if (newest := self._world.from_first(newest)) >= step:
+            told = "call restore() before the first save, or give a path of its own"
+            raise StateError(f"{url} holds a checkpoint of step {newest}, and this is step {step}: {told}")
 
     def _signed(self, step: int) -> bool:
         """In a replay nothing is kept: what the state hashes to is told instead."""
@@ -169,7 +217,7 @@ class Checkpointer:
                 except ChangedError as e:
                     self._tell(f"the state is laid out anew: {e}")
                     self._snapshots.release()
-                    self._snapshots = None
+                    self._snapshots = self._newest = None
         except StateError as e:
             self._tell(f"no snapshots are taken, {e}")
         return None
@@ -273,6 +321,7 @@ class Checkpointer:
         if reasons := [why for why, _ in told if why]:
             return reasons[0]
         assert metadata is not None
+        self._check_alike(url, metadata)  # though all that we ask for be there, there may be more, which would be lost
         try:
             if pieces is not None and all(same for _, same in told):
                 # Of the generation before: what was just read from storage need not be written there again.
@@ -283,6 +332,13 @@ class Checkpointer:
             why = str(e)
         return next(filter(None, self._world.told(why)), "")
 
+    def _check_alike(self, url: str, metadata: Metadata) -> None:
+        """A state of something else is not left out for an older one of the same: all ranks raise one sentence."""
+        ours, trained = dcp.read(self._metadata) if self._metadata else None, isinstance(self._source, Trained)
+        why = self._world.from_first(unlike(url, metadata, ours, trained=trained) if ours else "")
+        if why:
+            raise StateError(why)
+
     def _restoring(self) -> Restoring:
         if not self._snapshots:
             self._source.live()
@@ -290,8 +346,10 @@ class Checkpointer:
         assert self._snapshots
         return Restoring(self._source, self._extras, self._snapshots)
 
-    def _store(self, storing: Storing, taken: Sealed) -> None:
+    def _store(self, storing: Storing, taken: Sealed, force: bool = False) -> None:
         assert self._snapshots
+        if force:
+            storing.wait(_ENDING_S)
         if not storing.offer(self._snapshots, self._metadata, taken):
             self._tell("a checkpoint was due while another was still being written: it is left out")
 
@@ -310,5 +368,9 @@ def _name(metadata: bytes) -> str:
 
 
 def _end(checkpointer: "weakref.ref[Checkpointer]") -> None:
-    if found := checkpointer():
+    if (found := checkpointer()) is None:
+        return
+    if found._world.size > 1 and hasattr(sys, "last_value"):  # an exception: the others are at other steps
+        found.wait(_ENDING_S)
+    else:
         found.close(_ENDING_S)

@@ -7,7 +7,7 @@ import torch.distributed.checkpoint as torch_dcp
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from holdfast.checkpoint import dcp, load
-from holdfast.checkpoint.arena import Arena
+from holdfast.checkpoint.arena import STORED, Arena
 from holdfast.checkpoint.layout import EXTRA
 from holdfast.checkpoint.manifest import StorageError
 from holdfast.checkpoint.places import places
@@ -54,7 +54,7 @@ class Restoring:
 
     def from_parts(self, url: str, step: int, generation: int, pieces: tuple[load.Piece, ...]) -> None:
         """A checkpoint that was cut the same way: read into a slot, which then is a snapshot like any other."""
-        slot = self._snapshots.arena.begin(step, generation)
+        slot = self._snapshots.arena.begin(step, generation, STORED)
         if slot is None:
             raise StorageError("there is no free slot to read into")
         image = self._snapshots.images[slot.index]

@@ -65,12 +65,14 @@ class Storing:
         self._lane = Lane(storage.url, say)
         self._thread: threading.Thread | None = None
         self._taken = False
+        self.offered = -1  # newest step that was taken on
 
     def offer(self, snapshots: Snapshots, metadata: bytes, sealed: Sealed) -> bool:
         """Write this snapshot, unless another one is still being written."""
         if self._thread and self._thread.is_alive():
             return False
         snapshots.arena.hold(sealed.slot)
+        self.offered = sealed.step
         name = f"holdfast-store-{sealed.step}"
         self._thread = threading.Thread(target=self._carry, args=(snapshots, metadata, sealed), name=name, daemon=True)
         self._thread.start()

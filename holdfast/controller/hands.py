@@ -12,19 +12,21 @@ import msgspec
 from holdfast.controller.probing import Probing
 from holdfast.controller.replaying import Replaying
 from holdfast.controller.staging import Staging
+from holdfast.core import last
 from holdfast.core.decoding import decoder
 from holdfast.core.diagnose.probes import ProbeLimits
 from holdfast.core.diagnose.replay import ReplayLimits
 from holdfast.core.restore import choose
 from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
 from holdfast.model.copy import Address, Aim, Copy, Restore
-from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
+from holdfast.model.errand import Done, Errand, Last, LaunchHere, Leave, StopHere
 from holdfast.model.event import Limits, Outcome
 from holdfast.model.topology import Job, Seat, world_size
 from holdfast.ports import Fleet, Notes, Store
 
 _AT_ONCE = 64
 _TRIES = 2
+_LAST_IDS = 10**15  # the stop that an end begins with is numbered downwards from here: no other errand gets there
 EVICTED = 1  # exit code of a node that the job no longer wants
 
 
@@ -35,6 +37,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     restore: Restore
     generation: int = 0
     nodes: tuple[str, ...] = ()  # that are told
+    release: int = 0
 
 
 _PLANNED = decoder(msgspec.json.Decoder(Planned))
@@ -86,6 +89,7 @@ class Hands:
         self._report = report
         self._waiting: dict[int, Waiting] = {}
         self._silent: set[str] = set()
+        self._hurried = False
         self._stopping = 0  # generations up to this one are not to be launched any more
         self._stepping = asyncio.Event()
         self._launched: frozenset[str] = frozenset()  # nodes of the newest generation
@@ -157,7 +161,8 @@ class Hands:
                 self.tell(node, errand)
 
     async def hurry(self) -> None:
-        """End every node at once; nobody is waited for."""
+        """End every node at once; nobody is waited for, now or later."""
+        self._hurried = True
         self._stepping.set()
         await self._release_all("told to hurry")
         for waiting in self._waiting.values():
@@ -190,7 +195,7 @@ class Hands:
             if count % _AT_ONCE == 0:
                 await asyncio.sleep(0)  # thousands of sends must not hold up the loop
         try:
-            if waiting.left:
+            if waiting.left and not self._hurried:
                 async with asyncio.timeout(within_s):
                     await waiting.answered.wait()
         except TimeoutError:
@@ -269,7 +274,10 @@ class Hands:
         if kept and kept.id == launch.id:
             return kept.restore
         plan, nodes = self._plan(launch), tuple(seat.node for seat in launch.seats)
-        planned = Planned(id=launch.id, restore=plan, generation=launch.generation, nodes=nodes)
+        number = launch.release.number
+        if plan.sources and kept and kept.release not in (0, number) and plan.step > self.stored:
+            plan = msgspec.structs.replace(plan, store=True)
+        planned = Planned(id=launch.id, restore=plan, generation=launch.generation, nodes=nodes, release=number)
         self.notes.put("plan.json", msgspec.json.encode(planned))
         return plan
 
@@ -311,15 +319,34 @@ class Hands:
 
     async def _finish(self, action: Finish) -> Outcome:
         self._stepping.set()
-        nodes = self.present()
-        errand = Leave(id=action.id, code=action.code, grace_s=action.grace_s, reason=action.reason)
-        outcome = await self._gather(action.id, dict.fromkeys(nodes, errand), action.grace_s + self.limits.stop_s)
+        leave = Leave(id=action.id, code=action.code, grace_s=action.grace_s, reason=action.reason)
+        errands: dict[str, Errand] = dict.fromkeys(self.present(), leave)
+        last_s = 0.0
+        if action.last_s > 0 and (kept := self.planned()):
+            clock = asyncio.get_running_loop().time
+            began_at = clock()
+            found = await self._last(action, kept)
+            last_s = last.within(action.last_s, clock() - began_at) if found else 0.0
+            for node in found:
+                errands[node] = msgspec.structs.replace(leave, last=found[node], last_s=last_s)
+        outcome = await self._gather(action.id, errands, action.grace_s + last_s + self.limits.stop_s)
         stuck = await self._release_all("the job has ended")
         for node, why in stuck.items():
             self.say(f"{node} could not be ended: {why}")
         failed = outcome.failed | stuck
         await self.store.quit()
         return Outcome(action=action.id, ok=not failed, failed=failed)
+
+    async def _last(self, action: Finish, kept: Planned) -> dict[str, tuple[Last, ...]]:
+        """End all ranks, and see what nodes hold then: only that is the same for all, and stays so."""
+        self._stopping = max(self._stopping, kept.generation)
+        id = -(_LAST_IDS + action.id)
+        errand = StopHere(id=id, generation=kept.generation, grace_s=action.grace_s)
+        present = [node for node in self.present() if node in kept.nodes]
+        answers = await self._asked(id, dict.fromkeys(present, errand), action.grace_s + self.limits.stop_s)
+        copies = {node: done.copies for node, done in answers.items()}
+        stored = max((done.stored for done in answers.values()), default=-1)
+        return last.last(copies, stored, action.not_after, verified=action.verified)
 
     async def _release_all(self, reason: str) -> dict[str, str]:
         """All at once; why it did not work, by node."""

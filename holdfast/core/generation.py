@@ -232,9 +232,21 @@ def ask(d: "Decider", now: float, question: str) -> str:
 
 
 def finish(d: "Decider", now: float, code: int, reason: str, grace_s: float | None = None) -> str:
+    doubts = d.course.doubts
+    heard = [alarm.not_after for alarm in d.incident.alarms] if d.incident else []  # perhaps not judged yet
+    limits = [step for step in (*heard, doubts.not_after) if step is not None]
     if d.incident is not None:  # it ends with the job, and its record says so
         close(d, Verdict(remedy=Remedy.GIVE_UP, code=code, reason=reason), now)
-    grace_s = d.limits.stop_grace_s if grace_s is None else grace_s
-    d.phase, d.awaited = Phase.ENDING, next(d.ids)
-    d.actions.append(Finish(id=d.awaited, code=code, grace_s=grace_s, reason=reason))
+    last_s = 0.0 if grace_s == 0 else d.limits.shutdown_grace_s  # who is in a hurry does not wait for storage
+    finish = Finish(
+        id=next(d.ids),
+        code=code,
+        grace_s=d.limits.stop_grace_s if grace_s is None else grace_s,
+        reason=reason,
+        last_s=last_s,
+        not_after=min(limits, default=None),
+        verified=doubts.verified,
+    )
+    d.phase, d.awaited = Phase.ENDING, finish.id
+    d.actions.append(finish)
     return reason

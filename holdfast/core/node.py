@@ -66,6 +66,7 @@ class Carried(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...] = ()
     played: tuple[Played, ...] = ()
     refused: bool = False
+    stored: int = -1  # after a stop: the newest checkpoint that the node has published
 
 
 class Exited(msgspec.Struct, frozen=True):
@@ -260,6 +261,7 @@ class NodeLife:
             findings=news.findings,
             played=news.played,
             refused=news.refused,
+            stored=news.stored,
         )
         return (Remember(done), *self._post(done))
 

@@ -83,12 +83,15 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, tag="replay"):
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True, tag="finish"):
-    """End the job: stop what runs, give back all nodes, exit with this code."""
+    """End the job: stop what runs, put its newest state on storage, give back all nodes, exit with this code."""
 
     id: int
     code: int
     grace_s: float
     reason: str
+    last_s: float = 0.0  # for ranks to end and for storage to take the state; 0: it is not asked to
+    not_after: int | None = None  # later states are doubted
+    verified: bool = False  # and so are those that were not found good some steps later
 
 
 class Say(msgspec.Struct, frozen=True, kw_only=True, tag="say"):

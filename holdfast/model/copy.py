@@ -55,6 +55,7 @@ class Restore(msgspec.Struct, frozen=True, kw_only=True):
     kept: tuple[Kept, ...] = ()  # all that nodes hold of this step, for ranks whose state has to be gathered
     keepers: dict[str, Address] = {}  # of the nodes that hold it
     doubts: tuple[Doubt, ...] = ()
+    store: bool = False  # it becomes a checkpoint: another release goes on with it
     reason: str = ""
 
 

@@ -67,6 +67,14 @@ class PlayHere(msgspec.Struct, frozen=True, kw_only=True, tag="play"):
     within_s: float
 
 
+class Last(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that every rank holds in memory, to be on storage before the job ends; these ranks are of one node."""
+
+    step: int
+    ranks: tuple[int, ...]
+    doubted: bool = False  # written apart: nobody is to go on from it by mistake
+
+
 class Leave(msgspec.Struct, frozen=True, kw_only=True, tag="leave"):
     """The job needs this node no more: end everything and exit with this code."""
 
@@ -74,6 +82,8 @@ class Leave(msgspec.Struct, frozen=True, kw_only=True, tag="leave"):
     code: int
     grace_s: float
     reason: str
+    last: tuple[Last, ...] = ()
+    last_s: float = 0.0  # for storage to take it
 
 
 Errand = LaunchHere | StopHere | StageHere | ProbeHere | MeetHere | PlayHere | Leave
@@ -91,3 +101,4 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     findings: tuple[Finding, ...] = ()  # of probes
     played: tuple[Played, ...] = ()  # by ranks of a replay
     refused: bool = False  # a release that did not pass its check: nobody is to have it
+    stored: int = -1  # after a stop: the newest checkpoint that the node has published

@@ -13,7 +13,7 @@ import pytest
 from holdfast.agent.keeper import Keeper, Place
 from holdfast.agent.persisting import Persisting
 from holdfast.checkpoint import load, persist, retention
-from holdfast.checkpoint.arena import Arena
+from holdfast.checkpoint.arena import DUE, Arena
 from holdfast.checkpoint.manifest import Author, StorageError
 from holdfast.model.copy import Restore, Source
 from holdfast.model.errand import LaunchHere
@@ -118,8 +118,8 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
             os.close(fd)
 
 
-def snapshot(arena: Arena, step: int, generation: int = 1) -> bytes:
-    slot = arena.begin(step, generation)
+def snapshot(arena: Arena, step: int, generation: int = 1, flags: int = 0) -> bytes:
+    slot = arena.begin(step, generation, flags)
     assert slot is not None
     content = os.urandom(IMAGE_BYTES)
     slot.image[:] = content
@@ -242,6 +242,27 @@ async def test_due_steps_become_checkpoints(bench: Bench, tmp_path: Path) -> Non
     into = bytearray(IMAGE_BYTES)
     load.read_part(found.url, 0, memoryview(into))
     assert bytes(into) == content
+
+
+async def test_a_step_that_is_forced_becomes_a_checkpoint_too(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "metadata").write_bytes(b"blob")
+    storage = Storage(url=str(tmp_path / "ckpt"), every_steps=1000)
+    bench.keeper.launched(launch(1))
+    arena = await bench.arena(want(1, storage, str(tmp_path / "metadata")))
+    snapshot(arena, 6)
+    snapshot(arena, 7, flags=DUE)
+    await until(partial(published, storage.url, 7))
+    assert [found.step for found in retention.find(storage.url)] == [7]
+
+
+async def test_what_another_release_goes_on_with_becomes_a_checkpoint(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "metadata").write_bytes(b"blob")
+    storage = Storage(url=str(tmp_path / "ckpt"), every_steps=1000)
+    bench.keeper.launched(launch(1))
+    snapshot(await bench.arena(want(1, storage, str(tmp_path / "metadata"))), 7)
+    bench.keeper.launched(launch(2, msgspec.structs.replace(from_own_memory(7), store=True)))
+    await bench.arena(want(2, storage, str(tmp_path / "metadata")))
+    await until(partial(published, storage.url, 7))
 
 
 async def test_storage_that_fails_costs_a_sentence(bench: Bench, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def main() -> None:
             dist.barrier()  # or the others might hear of the death within this step, and not get to save it
             if mine:
                 os.kill(os.getpid(), signal.SIGKILL)
-        ckpt.close()
+        ckpt.wait()
     rest = schedule.get_last_lr(), seen.tolist(), torch.rand(1).item()
     print(start, ckpt.restored_from, digest(model, optimizer), *rest, flush=True)
     os._exit(0)  # how a rank ends is not asked here, and to take all of torch apart costs more than the steps

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +67,77 @@ def test_misuse_of_steps() -> None:
         ckpt.save(5)
     with pytest.raises(RuntimeError, match="restore comes before the first save"):
         ckpt.restore()
+
+
+def stored(path: Path, model: nn.Module, *, optimized: bool = True) -> None:
+    """A checkpoint of step 4."""
+    optimizer = torch.optim.AdamW(model.parameters()) if optimized else None
+    ckpt = Checkpointer(model=model, optimizer=optimizer, path=path)
+    ckpt.save(4)
+    ckpt.close()
+
+
+def told(model: nn.Module, path: Path, *, optimized: bool = True) -> str:
+    """What restoring it raises; nothing is removed."""
+    before = sorted(path.rglob("*"))
+    optimizer = torch.optim.AdamW(model.parameters()) if optimized else None
+    ckpt = Checkpointer(model=model, optimizer=optimizer, path=path)
+    with pytest.raises(StateError) as raised:
+        ckpt.restore()
+    assert sorted(path.rglob("*")) == before
+    assert raised.value.__cause__ is None and raised.value.__context__ is None, "one fact, one traceback"
+    return str(raised.value)
+
+
+def test_an_optimizer_that_was_forgotten(tmp_path: Path) -> None:
+    stored(tmp_path, nn.Linear(3, 2))
+    wanted = "holds the state of an optimizer (optimizer.state.bias.exp_avg and 5 more tensors)"
+    sentence = told(nn.Linear(3, 2), tmp_path, optimized=False)
+    assert sentence.startswith(f"{tmp_path}/step-00000004 {wanted}, and this Checkpointer was given none")
+
+
+def test_an_optimizer_that_was_not_there_before(tmp_path: Path) -> None:
+    stored(tmp_path, nn.Linear(3, 2), optimized=False)
+    assert "optimizer.state.bias.exp_avg is 2 here and not there" in told(nn.Linear(3, 2), tmp_path)
+
+
+def test_a_model_that_was_changed(tmp_path: Path) -> None:
+    stored(tmp_path, nn.Linear(3, 2))
+    assert told(nn.Linear(3, 4), tmp_path) == (
+        f"{tmp_path}/step-00000004 holds the state of another model or optimizer: "
+        "model.bias is 2 there and 4 here, and 5 more tensors differ"
+    )
+    assert "model.bias is 2 there and not here" in told(nn.Linear(3, 2, bias=False), tmp_path)
+
+
+def test_a_path_that_is_in_use(tmp_path: Path) -> None:
+    """Who starts anew beside a newer checkpoint has most likely forgotten to restore it."""
+    stored(tmp_path, nn.Linear(3, 2))
+    ckpt = Checkpointer(model=nn.Linear(3, 2), path=tmp_path, every=1, keep=1)
+    with pytest.raises(StateError, match=f"{tmp_path} holds a checkpoint of step 4, and this is step 1: call restore"):
+        ckpt.save(1)
+    ckpt.close()
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-00000004"]
+    later = Checkpointer(model=nn.Linear(3, 2), path=tmp_path, every=1)
+    assert later.save(5), "who goes on by means of his own may"
+    later.close()
+
+
+@pytest.mark.parametrize("where", ["file/ckpt", "/proc/nobody/makes/this", "/proc/self/cmdline"])
+def test_a_path_that_cannot_be_written(tmp_path: Path, where: str) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StateError, match=f"no checkpoints can be written: {tmp_path / where}"):
+        Checkpointer(model=nn.Linear(1, 1), path=tmp_path / where)
+
+
+def test_a_path_that_could_be_written_before(
+    tmp_path: Path, keeper: FakeKeeper, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A job that has come far is not ended for storage that is away for a while."""
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("HOLDFAST_GENERATION", "2")
+    Checkpointer(model=nn.Linear(1, 1), path=tmp_path / "file" / "ckpt")
+    assert "no checkpoints can be written" in capfd.readouterr().err
 
 
 def test_many_ranks_without_a_group(monkeypatch: pytest.MonkeyPatch) -> None:

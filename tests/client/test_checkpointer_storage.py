@@ -1,10 +1,13 @@
 """A Checkpointer without an agent: checkpoints are made by the rank itself."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast.checkpoint.retention import find
 from holdfast.checkpoint.state import StateError
 from tests.client.job import OPTIMIZERS, Job, same
 
@@ -49,13 +52,55 @@ def _flip(path: Path) -> None:
 
 
 def test_storage_that_fails_stops_nobody(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").write_text("in the way")
-    job = Job(0, path=tmp_path / "file" / "checkpoints", every=1)
+    job = Job(0, path=tmp_path / "checkpoints", every=1)
+    (tmp_path / "checkpoints").rmdir()
+    (tmp_path / "checkpoints").write_text("in the way")
     job.train(1, 1)
     job.ckpt.close()
     assert job.ckpt.save(2)
     job.ckpt.close()
     assert "step 1 was not written" in capfd.readouterr().err
+
+
+def steps_in(folder: Path) -> list[int]:
+    return [found.step for found in find(str(folder)) if found.ok]
+
+
+def test_the_end_keeps_the_newest_step(tmp_path: Path) -> None:
+    job = Job(0, path=tmp_path, every=20).train(1, 49)
+    job.ckpt.wait()
+    assert steps_in(tmp_path) == [40, 20]
+    job.ckpt.close()
+    assert steps_in(tmp_path) == [49, 40, 20]
+    job.ckpt.close()
+    assert steps_in(tmp_path) == [49, 40, 20], "once"
+    again = Job(1, path=tmp_path, every=20)
+    assert again.ckpt.restore() == 49
+    again.ckpt.close()
+    assert steps_in(tmp_path) == [49, 40, 20], "what was restored lies there"
+
+
+@pytest.mark.slow
+def test_a_script_that_does_not_close_keeps_it_too(tmp_path: Path) -> None:
+    script = f"""
+import torch, holdfast
+net = torch.nn.Linear(2, 2)
+ckpt = holdfast.Checkpointer(model=net, path={str(tmp_path / "ckpt")!r}, every=1000)
+ckpt.restore()
+ckpt.save(7)
+raise SystemExit(3)
+"""
+    assert subprocess.run([sys.executable, "-c", script], timeout=120, check=False).returncode == 3
+    assert steps_in(tmp_path / "ckpt") == [7]
+
+
+def test_a_step_that_is_forced(tmp_path: Path) -> None:
+    job = Job(0, path=tmp_path, every=1000).train(1, 3)
+    assert job.ckpt.save(4, force=True) and job.ckpt.save(5, force=True)
+    job.ckpt.wait()
+    assert steps_in(tmp_path) == [5, 4]
+    with pytest.raises(ValueError, match="path, which tells where, is missing"):
+        Job(0).ckpt.save(1, force=True)
 
 
 def test_retention(tmp_path: Path) -> None:

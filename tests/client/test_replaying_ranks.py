@@ -38,7 +38,7 @@ while step < last:
     optimizer.zero_grad()
     holdfast.step(step, loss=loss.item())
     ckpt.save(step)
-    ckpt.close()  # or the next might come while this one is still being written
+    ckpt.wait()  # or the next might come while this one is still being written
 dist.barrier()
 with open(replay.path(sys.argv[2]), "a") as file:
     print(step, file=file)

@@ -120,6 +120,7 @@ async def test_orders(desk_of: Open) -> None:
         answer = await desk.client.post("/api/v1/orders", json=order, headers=HEADERS)
         assert answer.status == 200
         assert (await answer.json())["seq"] == desk.controller.seq
+        await agent.answer(await agent.errand())  # ranks are stopped first
         leave = await agent.errand()
         assert (leave.reason, leave.code) == ("stopped by Ada", 5)  # type: ignore[union-attr]
         await agent.answer(leave)

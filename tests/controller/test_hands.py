@@ -5,11 +5,12 @@ import asyncio
 import msgspec
 import pytest
 
-from holdfast.controller.hands import EVICTED, Hands
+from holdfast.controller.hands import EVICTED, Hands, Planned
 from holdfast.model.action import Acquire, Dismiss, Finish, Launch, Say, Stop
 from holdfast.model.copy import Copy, Restore
-from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
+from holdfast.model.errand import Done, Errand, Last, LaunchHere, Leave, StopHere
 from holdfast.model.event import Limits, Outcome
+from holdfast.model.release import Release
 from holdfast.model.topology import Job, Seat
 from tests.controller.fakes import FakeFleet, FakeStore
 
@@ -193,6 +194,30 @@ async def test_finish() -> None:
     assert bench.fleet.here == [] and bench.store.over
 
 
+async def test_the_end_puts_the_newest_common_step_on_storage() -> None:
+    """Ranks are ended first, as only then all nodes hold what they hold for good; who has no ranks is not asked."""
+    bench = Bench("a", "b", "standby")
+    bench.hands.limits = Limits()
+    planned = Planned(id=7, restore=Restore(), generation=3, nodes=("a", "b"))
+    bench.hands.notes.put("plan.json", msgspec.json.encode(planned))
+    carried = asyncio.create_task(bench.hands.carry(msgspec.structs.replace(FINISH, last_s=30.0)))
+    await settle()
+    assert [(node, type(errand)) for node, errand in bench.told] == [("a", StopHere), ("b", StopHere)]
+    id = bench.told[0][1].id
+    for rank, (node, steps) in enumerate((("a", (6, 5)), ("b", (5, 4)))):
+        held = tuple(Copy(rank=rank, step=step, node=node, layout="l", world=2, whole=True) for step in steps)
+        bench.hands.done(Done(id=id, node=node, ok=True, copies=held, stored=4))
+    await settle()
+    leaves = {node: errand for node, errand in bench.told[2:] if isinstance(errand, Leave)}
+    wanted = {"a": (Last(step=5, ranks=(0,)),), "b": (Last(step=5, ranks=(1,)),), "standby": ()}
+    assert {node: leave.last for node, leave in leaves.items()} == wanted
+    assert 29 < leaves["a"].last_s <= 30
+    for node in leaves:
+        bench.done(node, 9)
+    await carried
+    assert bench.outcomes == [Outcome(action=9, ok=True)]
+
+
 async def test_a_node_that_cannot_be_ended_does_not_keep_the_others() -> None:
     bench = Bench("a", "b")
     bench.fleet.error = OSError("pid 5 does not die")
@@ -214,10 +239,42 @@ async def test_hurry() -> None:
     assert bench.outcomes == [Outcome(action=9, ok=True)]
 
 
+async def test_hurry_amid_the_stop_that_an_end_begins_with() -> None:
+    bench = Bench("a", "b")
+    bench.hands.limits = Limits()
+    planned = Planned(id=7, restore=Restore(), generation=3, nodes=("a", "b"))
+    bench.hands.notes.put("plan.json", msgspec.json.encode(planned))
+    carried = asyncio.create_task(bench.hands.carry(msgspec.structs.replace(FINISH, grace_s=30.0, last_s=30.0)))
+    await settle()
+    await bench.hands.hurry()
+    async with asyncio.timeout(5):
+        await carried
+    assert bench.outcomes == [Outcome(action=9, ok=True)]
+
+
 async def test_say() -> None:
     bench = Bench()
     await bench.hands.carry(Say(text="a sentence"))
     assert bench.said == ["a sentence"] and not bench.outcomes
+
+
+async def test_the_state_that_another_release_goes_on_with_is_stored() -> None:
+    bench = Bench()
+    bench.hands.copies = {
+        seat.node: tuple(
+            Copy(rank=rank, step=9, node=seat.node, layout="l", world=4, whole=True)
+            for rank in range(seat.first_rank, seat.first_rank + seat.nproc)
+        )
+        for seat in LAUNCH.seats
+    }
+    stored = []
+    for id, release in ((7, 1), (8, 1), (9, 2)):
+        launch = msgspec.structs.replace(LAUNCH, id=id, release=Release(number=release))
+        bench.hands.stepping()
+        stored.append(bench.hands._planned(launch).store)
+    assert stored == [False, False, True]
+    bench.hands.stored = 9
+    assert not bench.hands._planned(msgspec.structs.replace(LAUNCH, id=10, release=Release(number=3))).store
 
 
 async def test_a_launch_restores_what_the_nodes_hold() -> None:

@@ -39,6 +39,9 @@ async def test_from_hello_to_the_end(desk_of: Open) -> None:
         await agent.beat(3)
         await desk.phase(Phase.TRAINING)
         await agent.post(Ended(node="a", generation=1))
+        stop = await agent.errand()
+        assert isinstance(stop, StopHere) and stop.generation == 1
+        await agent.answer(stop)
         leave = await agent.errand()
         assert leave == Leave(id=leave.id, code=0, grace_s=2.0, reason="all ranks ended well")
         await agent.answer(leave)

@@ -243,8 +243,10 @@ def show_action(action: Action) -> str:
             return f"Probe {id} level {level} of {' '.join(nodes)}"
         case Replay(id=id, seats=seats):
             return f"Replay {id} on {' '.join(seat.node for seat in seats)}"
-        case Finish(id=id, code=code, grace_s=grace_s, reason=reason):
-            return f"Finish {id} code {code}, grace {grace_s:g}: {reason}"
+        case Finish(id=id, code=code, grace_s=grace_s, reason=reason, last_s=last_s, not_after=not_after):
+            lost = "" if last_s else ", nothing goes to storage"
+            doubted = "" if not_after is None else f", states after {not_after} in doubt"
+            return f"Finish {id} code {code}, grace {grace_s:g}{lost}{doubted}: {reason}"
 
 
 class Scenario:

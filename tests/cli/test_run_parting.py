@@ -1,0 +1,39 @@
+"""A job that ends on purpose leaves its newest state on storage, and the next run goes on exactly there."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint import retention
+from tests.cli.conftest import Start
+from tests.cli.test_run_state import TRAIN, said
+
+pytestmark = pytest.mark.e2e
+SELDOM = TRAIN.replace('"every": 5', '"every": 1000')
+
+
+def steps_at(path: Path) -> list[int]:
+    return [found.step for found in retention.find(str(path)) if found.ok]
+
+
+def test_a_stopped_run_goes_on_bit_for_bit_in_the_next(start: Start, tmp_path: Path) -> None:
+    """Two nodes, as each holds a part; and the step is no multiple of `every`, which never comes."""
+    store = tmp_path / "store"
+    calm = start("--nproc-per-node", "2", script=SELDOM, name="calm", HOLDFAST_STEPS="40")
+    calm.ends(0)
+    calm.run_dir.rename(calm.folder / "calm-run")
+    job = start("--nnodes", "2", script=SELDOM, name="stopped", HOLDFAST_STORE=str(store))
+    job.trains()
+    job.until(lambda: job.status()["step"] > 5, "some steps")
+    job.process.send_signal(signal.SIGTERM)
+    job.ends(143)
+    [step] = steps_at(store)
+    assert 5 < step < 40
+    assert f"holdfast: n0: step {step} is on storage: {store}/step-" in job.text()
+    job.run_dir.rename(job.folder / "stopped-run")
+    again = start("--nnodes", "2", script=SELDOM, name="again", HOLDFAST_STORE=str(store), HOLDFAST_STEPS="40")
+    again.ends(0)
+    assert said(again, "from") == [[str(step), "storage"]] * 2
+    assert {words[0] for words in said(again, "weights")} == {words[0] for words in said(calm, "weights")}
+    assert steps_at(store) == [40, step]  # the end of a run is no multiple either
