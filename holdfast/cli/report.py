@@ -36,6 +36,7 @@ _COLOURS = {
     Use.WAIT: "bright_black",
     Use.UPDATE: "blue",
     Use.HOLD: "white",
+    Use.STALL: "red",
 }
 # Where there are no colours, as in a file or a mail.
 _LETTERS = {
@@ -49,6 +50,7 @@ _LETTERS = {
     Use.WAIT: ".",
     Use.UPDATE: "u",
     Use.HOLD: "h",
+    Use.STALL: "!",
 }
 
 

@@ -27,6 +27,7 @@ class Use(StrEnum):
     WAIT = "wait"
     UPDATE = "update"
     HOLD = "hold"
+    STALL = "stall"  # it stood, and went on by itself
 
 
 _USES = {
@@ -100,7 +101,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
         lost: dict[str, float] = {}
         for span in self.spans:
             if span.use is not Use.TRAIN:
-                beside = PLANNED if span.change else "start and end"
+                beside = PLANNED if span.change else "stall" if span.use is Use.STALL else "start and end"
                 cause = causes.get(span.incident, "open incident") if span.incident else beside
                 lost[cause] = lost.get(cause, 0.0) + span.seconds
         return lost
@@ -149,6 +150,8 @@ class Ledger:
         if decision.changed:
             self.changes.append(decision.changed)
             self._mended(decision.changed)
+        if decision.stood_since is not None and self.progress:
+            self._stood(decision.stood_since, self.progress.at)
         if self.progress is not before and self.progress:
             self._stepped(before, self.progress)
         for action in decision.actions:
@@ -195,6 +198,12 @@ class Ledger:
         if at > self._at and self.phase in _USES:
             self._spans.append(self._span(self._use(), self._at, at))
             self._at = at
+
+    def _stood(self, since: float, until: float) -> None:
+        self._mark(since)
+        if until > self._at:
+            self._spans.append(self._span(Use.STALL, self._at, until))
+            self._at = until
 
     def _turn(self, at: float, phase: Phase) -> None:
         if phase is Phase.TRAINING and self.progress:

@@ -59,6 +59,7 @@ class Decider:
         self.actions: list[Action] = []
         self.closed: Record | None = None
         self.changed: Change | None = None
+        self.stood_since: float | None = None
 
     def made(self, release: Release) -> None:
         self.nodes = Nodes(self.job, self.limits, self.ids)
@@ -98,7 +99,7 @@ class Decider:
         return self.nodes.standbys.checking
 
     def step(self, now: float, event: Event) -> Decision:
-        self.actions, self.closed, self.changed = [], None, None
+        self.actions, self.closed, self.changed, self.stood_since = [], None, None, None
         reason = self._hear(now, event)
         if self.phase in (Phase.STARTING, Phase.TRAINING):
             reason = "; ".join(part for part in (reason, wishes.wanted(self, now)) if part)
@@ -117,6 +118,7 @@ class Decider:
             phase=self.phase,
             closed=self.closed,
             changed=self.changed,
+            stood_since=self.stood_since,
         )
 
     def _hear(self, now: float, event: Event) -> str:

@@ -182,9 +182,9 @@ def started(d: "Decider", now: float, event: Outcome) -> str:
 def progressed(d: "Decider", now: float, event: Progress) -> str:
     if event.generation != d.generation:
         return ""
+    if d.named is not None and event.at > d.named.at:
+        went_on(d, d.named, event)
     d.progress = event
-    if d.named is not None and event.at > d.named.at:  # it came back
-        d.named = None
     d.failures.gets_further(event)
     d.releases.stepped(event)
     d.nodes.stepped()
@@ -202,6 +202,16 @@ def progressed(d: "Decider", now: float, event: Progress) -> str:
         d.actions.append(Say(text=d.changed.sentence))
         return d.changed.sentence
     return f"training, first step after {event.first_step - 1} done" if not event.counted else "training"
+
+
+def went_on(d: "Decider", named: Alarm, event: Progress) -> None:
+    """A job that stood makes steps again by itself: told, as the stand was, and no time of training."""
+    d.named = None
+    if d.phase is not Phase.TRAINING:
+        return
+    d.stood_since = named.at
+    who = f"rank {', '.join(map(str, named.ranks))}" if named.ranks else "the job"
+    d.actions.append(Say(text=f"{who} went on after {event.at - d.stood_since:.0f} s, at step {event.step}"))
 
 
 def node_ended(d: "Decider", now: float, event: Ended) -> str:

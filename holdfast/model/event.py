@@ -144,6 +144,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     phase: Phase = Phase.NEW
     closed: Record | None = None
     changed: Change | None = None
+    stood_since: float | None = None  # of a job that makes steps again, though nobody did anything about it
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

@@ -79,6 +79,14 @@ def test_a_first_report_that_comes_late_counts_only_what_was_done_before_as_redo
     assert found.step == 36
 
 
+def test_a_stand_that_ends_by_itself_is_no_training() -> None:
+    stood = ("20 progress 16 at 20", "33 alarm hang n1 since 20 stance notify said standing", "41 progress 17 at 40")
+    found = account(*START, *stood, now=50.0)
+    assert spans(found)[-3:] == [("train", 5, 20, 0), ("stall", 20, 40, 0), ("train", 40, 50, 0)]
+    assert found.lost_s() == {"start and end": 5.0, "stall": 20.0}
+    assert found.ettr == pytest.approx(25 / 50)
+
+
 def test_counted_steps_cannot_be_compared_so_nothing_is_called_redone() -> None:
     start = (*START[:4], "6 progress 1 at 5 counted")
     crash = ("30 progress 21 at 25 from 1 since 5 counted", *CRASH[1:])
