@@ -30,7 +30,7 @@ def log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_it_is_asked_only_with_the_flag(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(answering(ANSWER)) as model:
         settings = ["--set", f"model.url={model.url}", "--set", "model.name=zorb-7b", "--json"]
-        assert main(["diagnose", str(log), *settings]) == 0
+        assert main(["diagnose", str(log), *settings]) == 1  # nothing was found
         assert json.loads(capsys.readouterr().out)["class"] == "unknown_child_failure"
         assert model.bodies == []
         assert main(["diagnose", str(log), "--ask", *settings]) == 0
@@ -49,7 +49,7 @@ def test_it_is_asked_only_with_the_flag(log: Path, capsys: pytest.CaptureFixture
 def test_a_server_that_does_not_help(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(sending(500)) as model:
         settings = ["--set", f"model.url={model.url}", "--set", "model.name=zorb-7b"]
-        assert main(["diagnose", str(log), "--ask", "--json", *settings]) == 0
+        assert main(["diagnose", str(log), "--ask", "--json", *settings]) == 1
     shown = capsys.readouterr()
     assert json.loads(shown.out)["class"] == "unknown_child_failure"
     assert shown.err.count("\n") == 1
