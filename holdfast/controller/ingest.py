@@ -291,8 +291,8 @@ class Ingest:
         return node in self._links
 
     def counts(self, node: str, serial: str) -> bool:
-        """Whether this certificate is the node's, and the node has not left."""
-        return self.serials.get(node) == serial and node not in self.decider.gone
+        """Whether this certificate is the node's, and the node has not left, or may come back."""
+        return self.serials.get(node) == serial and self.decider.nodes.standbys.welcomes(node)
 
     def _revoked(self) -> tuple[str, ...]:
         """Whose certificates count no more: of nodes that have left; by name too, for a user may have signed others."""

@@ -77,16 +77,16 @@ class Standbys:
             took_s = now - self.coming.get(node, now)
             self._came, self._patience_s = True, max(self.limits.ready_s, 2 * took_s)
 
-    def ready(self, event: Ready, level: int) -> tuple[Dismiss | Probe, ...]:
-        """Take a node that reports, once it has passed probes of this level; one that left before is sent away again.
+    def welcomes(self, node: str) -> bool:
+        """Where the fleet cannot acquire, a node that had fallen silent may come back: nobody else will."""
+        return node not in self.gone or (not self.job.can_acquire and self.gone[node] is Kind.SILENCE)
 
-        Only where the fleet cannot acquire, a node that had fallen silent is welcome: nobody else will come.
-        """
+    def ready(self, event: Ready, level: int) -> tuple[Dismiss | Probe, ...]:
+        """Take a node that reports, once it has passed probes of this level; one that left before is sent away again."""
         self.coming.pop(event.node, None)
-        if event.node in self.gone:
-            if self.job.can_acquire or self.gone[event.node] is not Kind.SILENCE:
-                return (Dismiss(id=next(self._ids), node=event.node, reason="it had left the job before"),)
-            del self.gone[event.node]
+        if not self.welcomes(event.node):
+            return (Dismiss(id=next(self._ids), node=event.node, reason="it had left the job before"),)
+        self.gone.pop(event.node, None)
         self._met[event.node] = event
         if event.node in self.tried:
             return ()

@@ -16,6 +16,7 @@ from holdfast.config import Settings
 from holdfast.controller.audit import Audit
 from holdfast.controller.certified import Certified
 from holdfast.controller.door import AtPort, Caller
+from holdfast.model.alarm import Kind
 from holdfast.wire import enrolment, identity
 from holdfast.wire.enrolment import Known
 from holdfast.wire.identity import Keys
@@ -181,6 +182,15 @@ async def test_nodes_are_told_who_has_left(desk_of: Open) -> None:
         assert isinstance(welcome, Welcome) and welcome.revoked == ("0B", "holdfast:node:b")
         assert [ingest.counts(node, "0B") for node in ("a", "b")] == [False, False] and ingest.counts("c", "0C")
         assert ingest.is_linked("a") and not ingest.is_linked("c")
+
+
+async def test_a_node_that_fell_silent_may_come_back_where_nobody_else_will(desk_of: Open) -> None:
+    async with desk_of() as desk:  # whose fleet cannot acquire
+        ingest = desk.controller.ingest
+        ingest.serials = {"b": "0B"}
+        for kind, may in ((Kind.SILENCE, True), (Kind.CRASH, False), (None, False)):
+            desk.controller.decider.gone["b"] = kind
+            assert ingest.counts("b", "0B") is may, kind
 
 
 async def test_a_disk_that_is_full_keeps_new_nodes_out_and_no_other(ours: Organisation, tmp_path: Path) -> None:
