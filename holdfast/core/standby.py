@@ -82,7 +82,7 @@ class Standbys:
         return node not in self.gone or (not self.job.can_acquire and self.gone[node] is Kind.SILENCE)
 
     def ready(self, event: Ready, level: int) -> tuple[Dismiss | Probe, ...]:
-        """Take a node that reports, once it has passed probes of this level; one that left before is sent away again."""
+        """Take a node that reports, once it has passed probes of this level; one that left for good is sent away."""
         self.coming.pop(event.node, None)
         if not self.welcomes(event.node):
             return (Dismiss(id=next(self._ids), node=event.node, reason="it had left the job before"),)
