@@ -10,6 +10,7 @@ from pathlib import Path
 
 _BEGINS = re.compile(rb"(?:  \+ Exception Group )?Traceback \(most recent call last\):")
 _CHAINED = re.compile(rb"During handling of the above exception|The above exception was the direct cause")
+_FRAME = re.compile(rb"frame #\d+: ")  # of C++, as torch prints them by the dozen
 _MOST_LINES = 2_000
 _HELD_S = 0.5  # for the rest of a traceback: another may follow from it
 _LINE_BYTES = 400
@@ -25,13 +26,21 @@ class Traceback:
 
     def takes(self, line: bytes) -> bool:
         """Whether this line belongs to it."""
+        if self.is_native:
+            return _FRAME.match(line) is not None
         if self.last:
             return not line.strip() or _CHAINED.match(line) is not None
         return True
 
+    @property
+    def is_native(self) -> bool:
+        return bool(self.lines) and _FRAME.match(self.lines[0]) is not None
+
     def add(self, line: bytes, now: float) -> None:
         self.lines.append(line)
         self.at = now
+        if self.is_native:
+            return
         if _CHAINED.match(line):
             self.last = b""
         elif len(self.lines) > 1 and line.strip() and not line[:1].isspace() and not _BEGINS.match(line):
@@ -57,7 +66,7 @@ class Folding:
         done: list[bytes] = []
         if held is not None and (not held.takes(line) or len(held.lines) >= _MOST_LINES):
             done, held = self.end(path), None
-        if held is None and not _BEGINS.match(line):
+        if held is None and not (_BEGINS.match(line) or _FRAME.match(line)):
             return [*done, line]
         self._open.setdefault(path, held or Traceback(now)).add(line, now)
         return done
@@ -72,9 +81,13 @@ class Folding:
         if held is None:
             return []
         generation, rank = path.parent.parent, path.parent.name.replace("-", " ")
-        if not held.last or not any(other != path.parent for other in generation.glob("rank-*")):
+        if not any(other != path.parent for other in generation.glob("rank-*")):
             return held.lines
         where = b"%d lines in %s" % (len(held.lines), bytes(path))
+        if held.is_native:
+            return [b"(frames of C++: " + where + b")"]
+        if not held.last:
+            return held.lines
         if self._is_echo(held.last):
             return [held.last[:_LINE_BYTES] + b" (of a rank that lost another; " + where + b")"]
         first = self._first.setdefault((generation, held.last), rank)

@@ -78,6 +78,13 @@ def test_torchs_own_prefix_is_not_shown_twice(ranks: Ranks) -> None:
     assert ranks.said(1, [b"[rank2]: hello"]) == [b"[rank2]: hello"]
 
 
+def test_frames_of_native_code_are_one_line(ranks: Ranks) -> None:
+    frames = [b"[rank1]: frame #%d: c10::Error + 0x1f (0x7f in libc10.so)" % number for number in range(20)]
+    said = ranks.said(1, [b"Exception raised from checkForNCCLErrors", *frames, b"after"])
+    where = f"(frames of C++: 20 lines in {ranks.paths[1]})".encode()
+    assert said == [b"Exception raised from checkForNCCLErrors", where, b"after"]
+
+
 def test_one_that_is_cut_off_is_shown(ranks: Ranks) -> None:
     cut = traceback("ValueError: lr")[:-1]
     assert ranks.said(0, cut) == cut
