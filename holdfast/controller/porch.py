@@ -15,6 +15,7 @@ _IN_ALL = 1024
 _QUEUED = 4096  # links that are not attended to yet
 _IDLE_S = 2.0  # who has not proved itself by then makes room where others wait
 _AT_ONCE = 16  # links that are taken before those that are in get their turn
+_TICK_S = 0.01
 _BREATH_S = 0.1  # where there are no more files to be had
 _READ_BYTES = 32 << 10  # at once from a link; two records of TLS, and more than an agent says
 _log = logging.getLogger("holdfast.porch")
@@ -29,6 +30,7 @@ class Porch:
         self._strangers: dict[str, dict[asyncio.Task[None], float]] = {}  # by host, the oldest first, and since when
         self._count = 0  # of all these
         self._queues: dict[str, deque[socket.socket]] = {}  # by host
+        self._armed: set[str] = set()  # hosts whose queue is looked at again
         self._waiting: dict[asyncio.BaseTransport, asyncio.Event] = {}
 
     def proved(self, transport: asyncio.BaseTransport | None) -> None:
@@ -62,24 +64,24 @@ class Porch:
     def _enter(self, link: socket.socket, host: str) -> None:
         """Where many come at once, as after a restart of ours, they wait for their turn: a handshake that is broken off
         for the next one is work for nothing."""
-        if self._count >= _IN_ALL or sum(map(len, self._queues.values())) >= _QUEUED:
-            link.close()
-            return
         queue = self._queues.setdefault(host, deque())
         queue.append(link)
         self._call_next(host)
-        if queue:
-            asyncio.get_running_loop().call_later(_IDLE_S, self._call_next, host)
+        if sum(map(len, self._queues.values())) > _QUEUED:
+            longest = max(self._queues.values(), key=len)  # whoever calls most often waits in vain, and nobody else
+            longest.popleft().close()
 
     def _call_next(self, host: str) -> None:
         queue, loop = self._queues.get(host, deque()), asyncio.get_running_loop()
         while queue:
             ours = self._strangers.setdefault(host, {})
-            if len(ours) >= _FROM_ONE_HOST:
-                oldest, since = next(iter(ours.items()))
+            if len(ours) >= _FROM_ONE_HOST or self._count >= _IN_ALL:
+                crowded = host if len(ours) >= _FROM_ONE_HOST else max(self._strangers, key=self._strangers_of)
+                oldest, since = next(iter(self._strangers[crowded].items()))
                 if loop.time() < since + _IDLE_S:
+                    self._call_later(host, since + _IDLE_S)
                     return
-                self._leave(host, oldest)
+                self._leave(crowded, oldest)
                 oldest.cancel()
                 continue
             task = asyncio.create_task(self._attend(queue.popleft(), host))
@@ -87,6 +89,18 @@ class Porch:
             self._count += 1
             task.add_done_callback(lambda done: self._ended(host, done))
         self._queues.pop(host, None)
+
+    def _strangers_of(self, host: str) -> int:
+        return len(self._strangers[host])
+
+    def _call_later(self, host: str, at: float) -> None:
+        if host not in self._armed:
+            self._armed.add(host)
+            asyncio.get_running_loop().call_at(at + _TICK_S, self._call_again, host)
+
+    def _call_again(self, host: str) -> None:
+        self._armed.discard(host)
+        self._call_next(host)
 
     def _ended(self, host: str, task: "asyncio.Task[None]") -> None:
         self._leave(host, task)
@@ -117,7 +131,7 @@ class Porch:
             elif isinstance(e, asyncio.CancelledError):
                 link.close()
         except OSError as e:  # it went away, or does not speak TLS
-            _log.info("a link from %s came to nothing: %s", host, e)
+            _log.debug("a link from %s came to nothing: %s", host, e)
         finally:
             if transport is not None:
                 self._waiting.pop(transport, None)

@@ -130,7 +130,7 @@ class Releases:
             self._meets(old.number, Fate.REPLACED, f"by release {self.running.number}")
             self._made, self.mixed = 0, machines
         self._since.setdefault(self.running.number, now)  # one that is gone back to is as old as it is
-        self.fates[self.running.number] = Fate.RUNNING
+        self._meets(self.running.number, Fate.RUNNING, "")
         return self.running
 
     def stepped(self, event: Progress) -> None:

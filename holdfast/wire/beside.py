@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.core.decoding import from_json
 from holdfast.wire import spec, tree
-from holdfast.wire.listing import ListingError, is_stale, listing
+from holdfast.wire.listing import ListingError, is_stale, listing, readable
 from holdfast.wire.staged import within
 
 _FILES = ".files"
@@ -165,14 +165,14 @@ def gather(at: Path) -> tuple[Index, Gathered]:
 
     def visit(path: str) -> None:
         ours, theirs = at / path, Path(index.home, path)
-        if path in index.files or is_stale(path) or _is_link_to(ours, (theirs, Path(index.root, path))):
+        if path in index.files or is_stale(path) or _leads_home(ours, (index.home, index.root)):
             return
         if ours.is_dir() and not ours.is_symlink() and (path in folders or theirs.is_dir()):
             _each(ours, path, visit)
             return
         try:
-            if _move(ours, theirs):
-                moved.append(path)
+            if to := _move(ours, theirs):
+                moved.append(os.path.join(os.path.dirname(path), to.name))
             else:
                 _each(ours, path, visit)
         except FileNotFoundError:
@@ -194,12 +194,18 @@ def _folders(path: str) -> Iterator[str]:
         yield path
 
 
-def _is_link_to(path: Path, targets: tuple[Path, ...]) -> bool:
-    return path.is_symlink() and os.readlink(path) in {str(target) for target in targets}
+def _leads_home(path: Path, homes: tuple[str, ...]) -> bool:
+    """A link that we made, though what it led to be gone."""
+    if not path.is_symlink():
+        return False
+    to = os.readlink(path)
+    return os.path.isabs(to) and any(within(to, home) for home in homes if home)
 
 
-def _move(ours: Path, theirs: Path) -> bool:
-    """By a rename, so that a rank that still writes goes on writing to the same file. False: what is in it must go."""
+def _move(ours: Path, theirs: Path) -> Path | None:
+    """By a rename, so that a rank that still writes goes on writing to the same file. None: what is in it must go."""
+    if os.path.realpath(ours.parent) == os.path.realpath(theirs.parent):
+        raise FileNotFoundError(ours)  # it is there already
     theirs.parent.mkdir(parents=True, exist_ok=True)
     to = theirs
     if os.path.lexists(theirs) and (theirs.is_dir() or os.lstat(theirs).st_mtime > os.lstat(ours).st_mtime):
@@ -211,11 +217,11 @@ def _move(ours: Path, theirs: Path) -> bool:
             raise
         if ours.is_dir() and not ours.is_symlink():
             theirs.mkdir(exist_ok=True)
-            return False
+            return None
         _copy(ours, to)
     with contextlib.suppress(FileExistsError):  # a rank was faster, and its file comes next time
         ours.symlink_to(theirs)
-    return True
+    return to
 
 
 def _copy(ours: Path, to: Path) -> None:
@@ -239,4 +245,4 @@ def told(index: Index, gathered: Gathered) -> str:
         more = len(gathered.moved) - 3
         names = ", ".join(gathered.moved[:3]) + (f" and {more} more" if more > 0 else "")
         said.insert(0, f"what ranks made beside the script is now in {index.home}: {names}")
-    return "; ".join(said)
+    return readable("; ".join(said))

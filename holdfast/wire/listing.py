@@ -26,6 +26,8 @@ _STATE = tuple(  # what training leaves behind; nobody writes it by hand
     ".out .err .metadata".split()
 )
 
+_CHECKPOINT = ("holdfast.json", ".metadata")  # of a folder that holds one: all in it is state
+
 
 class ListingError(Exception):
     """Why a folder cannot be listed: one sentence."""
@@ -54,6 +56,11 @@ class Listing(msgspec.Struct, frozen=True):
         places = {folder for path in (*odd, *self.left_out) for folder in _folders(path)}
         places -= {folder for path in self.kept if path.endswith(_PYTHON) for folder in _folders(path)}
         return frozenset(odd | {path for path in came if places & {*_folders(path)}})
+
+
+def readable(path: str) -> str:
+    """A name may be any bytes; nothing that is not UTF-8 can be written to a journal or sent to a node."""
+    return path.encode("utf-8", "replace").decode()
 
 
 def is_stale(name: str) -> bool:
@@ -91,11 +98,13 @@ def listing(root: Path, apart: Collection[Path] = (), most: int = 1 << 20) -> Li
     except OSError as e:
         raise ListingError(f"{e.filename or root} cannot be read: {e.strerror}") from None
     found = set(_left(kept, not_ours))
-    outside = {path for path in found if _leads_out(root, path) or (path not in tracked and _is_state(root, path))}
+    saved = {os.path.dirname(path) for path in found if os.path.basename(path) in _CHECKPOINT} - {""}
+    work = {path for path in found - tracked if _is_state(root, path) or saved & {*_folders(path)}}
+    outside = work | {path for path in found if _leads_out(root, path) or readable(path) != path}
     inside = sorted(found - outside)
     if len(inside) > most:
         raise ListingError(f"{root} has more than {most} files")
-    rest = tuple(sorted({*_left(left_out, not_ours), *outside}))
+    rest = tuple(sorted(map(readable, {*_left(left_out, not_ours), *outside})))
     return Listing(tuple(inside), rest, git, frozenset(tracked.intersection(inside)))
 
 

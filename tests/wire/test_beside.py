@@ -147,3 +147,29 @@ def test_links_follow_the_tree(tmp_path: Path) -> None:
     os.rename(root / "out", root / "results")
     beside.link(at, index)
     assert (at / "results").is_symlink()
+
+
+def test_links_of_ours_are_never_moved(tmp_path: Path) -> None:
+    """What they led to may have been removed since, as old checkpoints are."""
+    root = plant(tmp_path / "proj", {**CODE, "ckpt/step-1.txt": "old"})
+    at, _ = copied(tmp_path, root)
+    (at / "new").mkdir()
+    (at / "new" / "step-2").mkdir()
+    assert beside.gather(at)[1].moved == ("new",)
+    assert (at / "new").is_symlink() and (root / "new" / "step-2").is_dir()
+    (root / "new" / "step-2").rmdir()
+    (root / "new").rmdir()
+    assert beside.gather(at)[1] == Gathered()
+    assert not os.path.lexists(root / "new")
+
+
+def test_what_is_told_is_where_it_lies(tmp_path: Path) -> None:
+    root = plant(tmp_path / "proj", CODE)
+    at, index = copied(tmp_path, root)
+    (at / "ckpt.pt").write_text("ours")
+    os.utime(at / "ckpt.pt", (1, 1))
+    (root / "ckpt.pt").write_text("made by another run since")
+    name = f"ckpt.pt.of-{at.name}"
+    gathered = beside.gather(at)[1]
+    assert gathered.moved == (name,) and (root / name).read_text() == "ours"
+    assert beside.told(index, gathered).endswith(name)

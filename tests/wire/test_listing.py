@@ -115,3 +115,14 @@ def test_without_git_a_work_tree_is_a_folder(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PATH", str(tmp_path))
     found = listing(root)
     assert "train.py" in found.kept and ".git" in found.left_out and not found.git
+
+
+@pytest.mark.parametrize("made", [repo, lambda root: plant(root, CODE)], ids=["git", "folder"])
+def test_checkpoints_and_names_that_are_no_text_are_no_code(tmp_path: Path, made: Callable[[Path], Path]) -> None:
+    root = made(tmp_path / "proj")
+    plant(root, {"ckpt/step-1/holdfast.json": "", "ckpt/step-1/layout.json": "", "ckpt/note.txt": ""})
+    Path(os.fsdecode(os.fsencode(root) + b"/bad\xff.py")).touch()
+    found = listing(root)
+    assert {*found.kept} >= {"train.py", "ckpt/note.txt"}
+    assert not [path for path in found.kept if "step-1" in path or "bad" in path]
+    assert {"ckpt/step-1/holdfast.json", "ckpt/step-1/layout.json", "bad?.py"} <= {*found.left_out}
