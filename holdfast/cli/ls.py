@@ -19,6 +19,7 @@ from holdfast.wire.spec import Ended
 
 _ANSWER_S = 2.0  # one controller that does not answer must not hide the others
 _NEWEST = 10
+_OLD = ("token", "env.json", "run.json")  # run.json is written anew by --resume, the others are gone when it has ended
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +53,7 @@ def main(argv: list[str]) -> int:
 
 
 def _row(run_dir: Path) -> Row:
-    started_at = (run_dir / "run.json").stat().st_mtime
+    started_at = min((run_dir / name).stat().st_mtime for name in _OLD if (run_dir / name).exists())
     try:
         run = rundir.read_spec(run_dir)
         name, script, (state, detail) = run.job.run_id, " ".join(run.entry.argv), _stands(run_dir)

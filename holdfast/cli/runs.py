@@ -28,8 +28,14 @@ def named(args: argparse.Namespace) -> str | None:
 
 
 def looked_at(args: argparse.Namespace) -> Path:
-    """The run directory of a command that only looks."""
-    return rundir.find(named(args))
+    """The run directory of a command that only looks: the newest, or the only one alive if that has ended."""
+    if (name := named(args)) is not None:
+        return rundir.find(name)
+    newest = rundir.find(None)
+    if not (newest / "exit.json").exists():
+        return newest
+    alive = [run_dir for run_dir in known() if rundir.listening(run_dir)]
+    return alive[0] if len(alive) == 1 else newest
 
 
 def ordered(args: argparse.Namespace) -> Path:

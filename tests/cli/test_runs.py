@@ -62,9 +62,12 @@ def test_an_order_is_never_a_guess(two: tuple[Path, Path], capsys: pytest.Captur
 
 def test_the_only_one_alive_is_meant(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, newest = published(None, "first"), published(None, "second")
+    assert runs.looked_at(asked()) == newest
+    spec.write(newest / "exit.json", Ended(code=0, reason="done"))
     listening = Listening(url="http://127.0.0.1:1", pid=1, started_at=0.0)
     monkeypatch.setattr(rundir, "listening", lambda run_dir: listening if run_dir == first else None)
     assert runs.ordered(asked()) == first
+    assert runs.looked_at(asked()) == first
     monkeypatch.setattr(rundir, "listening", lambda run_dir: None)
     assert runs.ordered(asked()) == newest
 

@@ -130,8 +130,9 @@ class Slow:
             f"makes the others wait: for {100 * ahead:.0f} % of the time they wait for it alone in collectives, "
             f"latest in {votes} of {len(self.rounds)} rounds"
         )
-        if not self._toll.is_due and ahead < WORTH_TELLING and ratio < 1 + self.limits.margin:
-            return None  # somebody is always the last, and now one, now another
+        lost = 1 - 1 / ratio if ratio > 1 + self.limits.margin else 1.0  # of the time, since the job was faster
+        if not self._toll.is_due and ahead < min(WORTH_TELLING, lost / 2):
+            return None  # somebody is always the last, and now one, now another; a busy machine is slow as a whole
         if not self._toll.is_due:
             return self._alarm(now, (rank,), reason)
         reason += f"; steps take {ratio:.2f} times as long as they did, of which it has cost {self._toll.lost_s:.0f} s"

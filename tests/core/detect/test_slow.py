@@ -131,7 +131,8 @@ def test_of_a_job_that_became_slower_a_rank_answers_for_its_own_part() -> None:
     """Sequences became twice as long, and one rank a little slower than the others: that is cheap to bear."""
     factor = lambda node, step: (2.0 if step > 400 else 1.0) * (1.12 if node == 2 and step > 400 else 1.0)  # noqa: E731
     alarms = run(factor, noise=0.02, seed=1, steps=600, limits=DEAR)
-    assert (2,) in {alarm.ranks for alarm in alarms} and {alarm.stance for alarm in alarms} == {Stance.NOTIFY}
+    assert {alarm.ranks for alarm in alarms} == {()}, "the job as a whole is slower; that rank has little part in it"
+    assert {alarm.stance for alarm in alarms} == {Stance.NOTIFY}
 
 
 def test_who_is_waited_for_from_the_beginning_is_no_slow_machine() -> None:
