@@ -34,11 +34,11 @@ def follow() -> None:
     if getattr(plain, "tells_holdfast", False):
         return
 
-    def get_preparation_data(name: str) -> dict[str, Any]:
+    def prepared(name: str) -> dict[str, Any]:
         return {**plain(name), "holdfast": Note()}
 
-    vars(get_preparation_data)["tells_holdfast"] = True
-    multiprocessing.spawn.get_preparation_data = get_preparation_data
+    vars(prepared)["tells_holdfast"] = True
+    multiprocessing.spawn.get_preparation_data = prepared
 
 
 def begin() -> None:

@@ -1,5 +1,7 @@
 """Who is named when a job is at its end and does not end, how soon, and when it has ended well without them."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -16,7 +18,7 @@ SEATS = tuple(Seat(node=f"n{i}", group_rank=i, first_rank=2 * i, nproc=2) for i 
 JOIN = (("_shutdown", "/usr/lib/python3.11/threading.py", 1590),)
 
 
-def at_end(rank: int, ending: str = "returned", **more: object) -> Process:
+def at_end(rank: int, ending: str = "returned", **more: Any) -> Process:
     return msgspec.structs.replace(process(rank, JOIN), ending=ending, **more)
 
 
@@ -57,7 +59,8 @@ def test_all_ranks_of_all_nodes_may_stand() -> None:
 
 @pytest.mark.parametrize("life", ["cpu_s", "io_bytes"])
 def test_who_shows_life_is_waited_for(life: str) -> None:
-    looks = [trace(at_end(1, **{life: 100_000 * number})) for number in range(100)]
+    lives: list[dict[str, Any]] = [{life: 100_000 * number} for number in range(100)]
+    looks = [trace(at_end(1, **one)) for one in lives]
     assert goes_on(*looks) == []
 
 
