@@ -23,7 +23,7 @@ from holdfast.agent.procs import Seen
 from holdfast.core.decoding import decoder
 from holdfast.core.diagnose.folding import short
 from holdfast.model.stacks import Arrival, Flight, Frame, Process, Thread, Trace
-from holdfast.wire import flight
+from holdfast.wire import flight, slot
 from holdfast.wire.flightlog import place
 from holdfast.wire.holding import Held
 
@@ -99,9 +99,11 @@ class Tracer:
             stacks = [look.result() for look in looks]
         stacks += [((), f"not looked at: the node has more than {TRACED} processes")] * (len(subjects) - len(stacks))
         told = self._flights(arena, asked) if arena is not None else {}
+        slots: dict[int, slot.Reading] = {}
         if arena is not None:
             stacks = self._ask_them(arena, subjects, stacks, until)
-        found = [self._process(s, one) for s, one in zip(subjects, stacks, strict=True)]
+            slots = {r.rank: r for i in range(self._nproc) if (r := slot.read(arena, i))}
+        found = [self._process(s, one, slots.get(s[0])) for s, one in zip(subjects, stacks, strict=True)]
         return Trace(
             node=self._node,
             at=began + asked.offset_s,
@@ -125,11 +127,13 @@ class Tracer:
                 lost.append(Process(node=self._node, rank=rank, pid=held.pid, state="X", error=f"gone: {why}"))
         return alive, lost
 
-    def _process(self, subject: Subject, stacks: Stacks) -> Process:
+    def _process(self, subject: Subject, stacks: Stacks, told: slot.Reading | None) -> Process:
         rank, seen, child = subject
         now = procs.see(seen.pid)
-        if now is None or now.start != seen.start:  # while we looked, so what we saw may be another's
-            gone = Process(node=self._node, rank=rank, pid=seen.pid, child=child, name=seen.name, state="X")
+        ending = told.ending if told is not None and not child else ""
+        if now is None or now.start != seen.start:
+            # While we looked, so what we saw may be another's. It is no case for this look: how it ended will be told.
+            gone = Process(node=self._node, rank=rank, pid=seen.pid, child=child, name=seen.name, ending=ending)
             return msgspec.structs.replace(gone, error="gone: it ended while it was looked at")
         return Process(
             node=self._node,
@@ -142,6 +146,8 @@ class Tracer:
             io_bytes=procs.io_bytes(seen.pid),
             threads=stacks[0],
             error=stacks[1],
+            steps=child and told is not None and told.claimed and told.pid == seen.pid,
+            ending=ending,
         )
 
     # --- py-spy ------------------------------------------------------------------------------------------------

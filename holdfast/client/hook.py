@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
+from holdfast.client import children
 from holdfast.client.progress import Progress, here
 
 
@@ -38,24 +39,39 @@ def install(progress: Progress) -> None:
     register_optimizer_step_post_hook(torch.compiler.disable(Count(progress).see))
     if "torch.distributed.distributed_c10d" in sys.modules:
         tell_groups()
+    children.follow()
 
 
 def tell_groups() -> None:
-    """Have `init_process_group` tell when it is done, wherever PyTorch itself keeps it; once is enough."""
+    """Have PyTorch tell when it has made its process group, and when it takes it apart; once is enough."""
     from torch.distributed import distributed_c10d as c10d
 
-    plain = c10d.init_process_group
-    if getattr(plain, "tells_holdfast", False):
+    made, ended = c10d.init_process_group, c10d.destroy_process_group
+    if getattr(made, "tells_holdfast", False):
         return
 
-    @functools.wraps(plain)
+    @functools.wraps(made)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        made = plain(*args, **kwargs)
+        group = made(*args, **kwargs)
         here.grouped()
-        return made
+        return group
 
-    vars(init_process_group)["tells_holdfast"] = True
-    for name in ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh"):
-        module = sys.modules.get(name)
-        if module is not None and vars(module).get("init_process_group") is plain:
-            vars(module)["init_process_group"] = init_process_group
+    @functools.wraps(ended)
+    def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+        here.parting(True)
+        try:
+            return ended(*args, **kwargs)
+        finally:
+            here.parting(False)
+
+    _replace("init_process_group", made, init_process_group)
+    _replace("destroy_process_group", ended, destroy_process_group)
+
+
+def _replace(name: str, plain: Any, telling: Any) -> None:
+    """Wherever PyTorch itself keeps it."""
+    vars(telling)["tells_holdfast"] = True
+    for place in ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh"):
+        module = sys.modules.get(place)
+        if module is not None and vars(module).get(name) is plain:
+            vars(module)[name] = telling

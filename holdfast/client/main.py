@@ -39,6 +39,7 @@ def run_script(argv: Sequence[str], module: bool, path: str = "") -> None:
         failure = e
     if failure is not None:
         _end(failure)
+    here.returned()  # threads that do not end, or something at exit, may still keep the process
 
 
 def _fresh_main() -> types.ModuleType:

@@ -7,7 +7,7 @@ copied on the current stream and reported by a later call, so it shows a step or
 import os
 import sys
 
-from holdfast.wire.record import SLOT_BYTES, Slot, open_arena, owner
+from holdfast.wire.record import RING_AT, SLOT_BYTES, Busy, Slot, claim, lives, newest, open_arena, owner, was_claimed
 from holdfast.wire.replaying import is_replay
 from holdfast.wire.skipping import EASE
 
@@ -35,6 +35,8 @@ class Progress:
     def __init__(self) -> None:
         self._slot: Slot | None = None
         self._sought = False  # the environment is looked at once
+        self._claimed = self._refused = False  # whether this process makes the rank's steps, or another one does
+        self._before = 0  # steps that were counted by a process of the rank that is gone
         self._told = False  # the script tells its steps itself
         self._copies: Copies | None = None
         self._marking: Marking | None = None
@@ -42,7 +44,8 @@ class Progress:
         self._easing: Easing | None = None
         self._on_first: Callable[[], None] | None = None
         self._unread: set[str] = set()  # of what is told to `step`, what cannot be read; said once
-        # Children are not the rank: what they say would overwrite what it said.
+        # Children are not the rank: what they say would overwrite what it said. Only the first that makes a step is,
+        # where the rank itself has made none.
         os.register_at_fork(after_in_child=self._leave)
 
     def attach(self, model: "Model" = None, replicas: object = None, mesh: object = None) -> "Model":  # type: ignore[assignment]
@@ -86,7 +89,7 @@ class Progress:
     def step(self, step: int, loss: object = None, grad_norm: object = None) -> None:
         """Step number `step` is done."""
         try:
-            slot = self._slot or self.slot()
+            slot = self._slot if self._claimed else self._claim()
             if slot is None and self._easing is None:
                 return
             if type(step) is not int:
@@ -115,12 +118,12 @@ class Progress:
 
     def count(self, steps: int) -> None:
         """The optimizer hook has seen this many steps; superseded for good once the script tells its own."""
-        if self._slot is None or self._told:
+        if self._told or (slot := self._slot if self._claimed else self._claim()) is None:
             return
-        if steps == 1:
-            self._slot.hold(steps)
+        if steps == 1 and not self._before:
+            slot.hold(steps)
         else:
-            self._slot.step(steps, counted=True)
+            slot.step(steps + self._before, counted=True)
             if self._on_first is not None:
                 self._first()
 
@@ -156,6 +159,16 @@ class Progress:
             slot.restored()
         if self._easing is not None:
             self._easing.done = step
+
+    def returned(self) -> None:
+        """The script is over, and well."""
+        if self._slot is not None:
+            self._slot.returned()
+
+    def parting(self, begins: bool) -> None:
+        """The script takes its process groups apart, or has done so."""
+        if self._slot is not None:
+            self._slot.parting(begins)
 
     def fail(self, text: str) -> None:
         """The rank ends by this failure."""
@@ -194,8 +207,28 @@ class Progress:
             flight.start(os.environ[FLIGHT], int(os.environ.get(GENERATION, "0")), int(os.environ.get("RANK", "0")))
         return self._slot
 
+    def _claim(self) -> Slot | None:
+        """The slot, for a process of the rank that makes its first step; None if another makes the rank's steps."""
+        mine = self.slot()
+        place = os.environ.get(SLOT, "")
+        if self._refused or not place:
+            return None
+        path, _, index = place.rpartition(":")
+        try:
+            slot = claim(path, int(index), int(os.environ.get(GENERATION, "0")), mine)
+        except Busy:
+            return None  # the next step asks again
+        except (OSError, ValueError):
+            slot = None
+        if slot is None:
+            self._refused = True
+            return None
+        self._slot, self._claimed, self._before = slot, True, slot.counted
+        return slot
+
     def _leave(self) -> None:
         self._slot, self._sought, self._copies, self._on_first = None, True, None, None
+        self._claimed = self._refused = False
         self._marking = self._watching = self._easing = None
 
     def _ease(self, told: str) -> None:
@@ -282,8 +315,9 @@ def _open(environ: "os._Environ[str]") -> Slot | None:
     image = arena[index * SLOT_BYTES : (index + 1) * SLOT_BYTES]
     if len(image) < SLOT_BYTES:
         raise ValueError(f"{place} has no slot {index}")
-    before = owner(image)
-    if before and before[0] == generation and before[1] != os.getpid() and os.path.exists(f"/proc/{before[1]}"):
+    before = newest(image[:RING_AT])
+    told = owner(before) if before else (0, 0, 0)
+    if before and told[0] == generation and told[2] != os.getpid() and (was_claimed(before) or lives(told[2])):
         return None  # the environment is inherited; this is some child of the rank
     return Slot(arena, index, generation=generation, rank=rank)
 

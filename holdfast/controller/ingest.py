@@ -262,9 +262,9 @@ class Ingest:
         if beat.step >= 0:  # before that nobody looks
             self.hands.replaying.allowed = beat.replayable
 
-    def _cry(self, alarm: Alarm) -> None:
+    def _cry(self, news: Alarm | Ended) -> None:
         self.flush()
-        self.hear(alarm)
+        self.hear(news)
 
     def launched(self, launch: Launch) -> None:
         """A generation is about to start."""

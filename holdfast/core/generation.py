@@ -54,7 +54,7 @@ def tried_beside(d: "Decider", now: float, found: tuple[str, tuple[Action, ...]]
 
 def told(d: "Decider", alarm: Alarm, more: str = "") -> str:
     """Naming is cheap: a person may hear of it, nobody is stopped. Who keeps the others waiting is remembered."""
-    if alarm.kind is Kind.HANG and alarm.generation == d.generation:
+    if alarm.kind is Kind.HANG and alarm.suspects and alarm.generation == d.generation:
         d.named = alarm
     if alarm.stance is not Stance.OBSERVE:
         d.actions.append(Say(text=story.cause(alarm) + more))
@@ -218,11 +218,13 @@ def node_ended(d: "Decider", now: float, event: Ended) -> str:
     if event.generation != d.generation:
         return ""
     d.nodes.ended.add(event.node)
+    if event.reason:
+        d.actions.append(Say(text=event.reason))
     if not d.nodes.active <= d.nodes.ended:
         return f"all ranks of {event.node} ended well"
     if d.verdict is not None:  # its ranks had nothing left to do: that, too, is recovery
         close(d, d.verdict, now)
-    return finish(d, now, 0, "all ranks ended well")
+    return finish(d, now, 0, "all ranks had come to their end" if event.left else "all ranks ended well")
 
 
 def close(d: "Decider", verdict: Verdict, resumed_at: float, resumed_from: int | None = None) -> str:

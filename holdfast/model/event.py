@@ -81,10 +81,12 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
-    """All ranks of a node have ended well."""
+    """All ranks of a node have ended well, or have nothing left to do but end, and stand."""
 
     node: str
     generation: int
+    left: tuple[int, ...] = ()  # who stand
+    reason: str = ""  # what was seen of them
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):

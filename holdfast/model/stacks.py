@@ -31,6 +31,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     io_bytes: int = 0  # read and written so far
     threads: tuple[Thread, ...] = ()
     error: str = ""  # why there are no frames
+    steps: bool = False  # a child that makes the steps of its rank
+    ending: str = ""  # of a rank whose script has nothing left to do but end: "returned", or "parting" with its groups
 
 
 class Collective(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ barriers, which Python does not have. Behind them the values of the last steps g
 now and then misses none. Every training script pays for the imports here, so there are few.
 """
 
+import fcntl
 import mmap
 import os
 import struct
@@ -31,12 +32,16 @@ MARK = struct.Struct("<HHQqQQI")  # the same up to the step; then hash, group an
 
 COUNTED, LOSS, GRAD_NORM, FAILED = 1, 2, 4, 8
 OWN_NORM, UPDATE, MARKED, SKIPPABLE = 16, 32, 64, 128
+CLAIMED, RETURNED, PARTING = 256, 512, 1024  # somebody makes the rank's steps; its script is over; or about to be
 
 
 class Slot:
-    """One per rank and generation, used by one process alone."""
+    """One per rank and generation, used by one process alone: the rank's own, or the child that makes its steps."""
 
-    def __init__(self, buf: mmap.mmap | memoryview, index: int, *, generation: int, rank: int) -> None:
+    def __init__(
+        self, buf: mmap.mmap | memoryview, index: int, *, generation: int, rank: int, heir: bool = False
+    ) -> None:
+        """`heir`: what stands there was told by the same rank, and is gone on from."""
         self._buf = buf
         self._at = index * SLOT_BYTES
         before = newest(bytes(buf[self._at : self._at + RING_AT]))
@@ -56,6 +61,8 @@ class Slot:
         self._grouped_at = self._restored_at = 0.0
         self._skipped = self._skipped_samples = 0
         self._passed = -1  # first step that was left out, if no step came before it
+        if heir and before:
+            self._inherit(before)
         self._refresh()
         self._write()
 
@@ -66,6 +73,18 @@ class Slot:
     @property
     def phase(self) -> str:
         return self._phase.decode("ascii")
+
+    @property
+    def counted(self) -> int:
+        """Steps that were counted up to now."""
+        return max(0, self._step) if self._flags & COUNTED else 0
+
+    def claim(self) -> None:
+        """From now on this process makes the rank's steps."""
+        if self._is_ours():
+            self._flags |= CLAIMED
+            self._refresh()
+            self._write()
 
     def step(self, step: int, *, counted: bool = False) -> None:
         """A step is done; the first told one is the first, whatever was counted before."""
@@ -128,14 +147,16 @@ class Slot:
 
     def enter(self, phase: str) -> None:
         """The rank is in this phase from now on."""
-        self._phase, self._phase_at = phase.encode("ascii", "replace")[:PHASE_BYTES], monotonic()
-        self._refresh()
-        self._write()
+        if self._is_ours():
+            self._phase, self._phase_at = phase.encode("ascii", "replace")[:PHASE_BYTES], monotonic()
+            self._refresh()
+            self._write()
 
     def fail(self, text: str) -> None:
         """The rank is about to end by this failure; the first one stays."""
         if self._flags & FAILED:
             return
+        self._is_ours(whoever=True)
         self._flags |= FAILED
         self._failure, self._failed_at = text.encode("utf-8", "replace")[:FAILURE_BYTES], monotonic()
         self._refresh()
@@ -143,21 +164,57 @@ class Slot:
 
     def grouped(self) -> None:
         """The rank has its process group; the first one counts."""
-        if not self._grouped_at:
+        if not self._grouped_at and self._is_ours():
             self._grouped_at = monotonic()
             self._refresh()
             self._write()
 
     def restored(self) -> None:
         """The rank has its state, or knows that there is none."""
-        self._restored_at = monotonic()
-        self._refresh()
-        self._write()
+        if self._is_ours():
+            self._restored_at = monotonic()
+            self._refresh()
+            self._write()
 
     def asks(self) -> None:
         """The script asks which batches to leave out."""
-        self._flags |= SKIPPABLE
-        self._write()
+        self._mark_as(SKIPPABLE)
+
+    def returned(self) -> None:
+        """The script is over, and well; what is left is the interpreter's own end."""
+        self._mark_as(RETURNED)
+
+    def parting(self, begins: bool) -> None:
+        """The script takes its process groups apart, or has done so."""
+        self._mark_as(PARTING, begins)
+
+    def _mark_as(self, flag: int, yes: bool = True) -> None:
+        if self._is_ours():
+            self._flags = self._flags | flag if yes else self._flags & ~flag
+            self._refresh()
+            self._write()
+
+    def _is_ours(self, *, whoever: bool = False) -> bool:
+        """Whether no other process of this rank writes here. What one has written that is gone is gone on from; with
+        `whoever`, so is that of one that lives."""
+        body = newest(bytes(self._buf[self._at : self._at + RING_AT]))
+        if body is None or COLD.unpack_from(body, HOT.size)[:3] == self._owner:
+            return True
+        ours = whoever or not is_claimed(body)
+        if ours:
+            self._inherit(body)
+            self._refresh()
+        return ours
+
+    def _inherit(self, body: bytes) -> None:
+        """Go on from what another process of the rank has told."""
+        self._seq, flags, *hot = HOT.unpack_from(body)
+        self._flags = flags & ~CLAIMED
+        self._step, self._step_at, self._loss_step, self._loss, self._grad_norm = hot
+        self._first_step, self._first_at, self._first_bad_step, *rest = COLD.unpack_from(body, HOT.size)[3:]
+        self._phase_at, self._failed_at, phase, failure, *rest = rest
+        self._phase, self._failure = phase.rstrip(b"\0"), failure.rstrip(b"\0")
+        self._grouped_at, self._restored_at, self._skipped, self._skipped_samples = rest
 
     def skip(self, step: int, batches: int, samples: int) -> None:
         """This step was left out, and so many up to now; shown with the next write."""
@@ -187,13 +244,58 @@ def newest(image: bytes) -> bytes | None:
     return max(whole, key=lambda body: HOT.unpack_from(body)[0], default=None)
 
 
-def owner(image: bytes) -> tuple[int, int] | None:
-    """Generation and pid of who wrote last."""
-    body = newest(image)
-    if body is None:
-        return None
-    generation, _, pid, *_ = COLD.unpack_from(body, HOT.size)
-    return generation, pid
+def owner(body: bytes) -> tuple[int, int, int]:
+    """Generation, rank and pid of who wrote it."""
+    generation, rank, pid, *_ = COLD.unpack_from(body, HOT.size)
+    return generation, rank, pid
+
+
+def is_claimed(body: bytes) -> bool:
+    """Whether whoever wrote it makes the rank's steps, and lives."""
+    return was_claimed(body) and lives(owner(body)[2])
+
+
+def was_claimed(body: bytes) -> bool:
+    """Whether whoever wrote it makes the rank's steps, or did so to its end."""
+    return bool(HOT.unpack_from(body)[1] & CLAIMED)
+
+
+def lives(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
+
+
+class Busy(Exception):
+    """Another process is at the same at this moment."""
+
+
+def claim(path: str, index: int, generation: int, mine: Slot | None) -> Slot | None:
+    """The slot, for a process that is about to make the first step of its rank; None if another one makes them.
+
+    The rank's own process, which has written there before, brings its slot along; a child takes the rank's place.
+    """
+    at = index * SLOT_BYTES
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, SLOT_BYTES, at)
+        arena = mmap.mmap(fd, 0)
+        body = newest(arena[at : at + RING_AT])
+        told = owner(body) if body else (generation, 0, 0)
+        if told[0] != generation or (body and told[2] != os.getpid() and is_claimed(body)):
+            return None
+        if body is None and mine is None:
+            return None  # a child of nobody
+        slot = mine or Slot(arena, index, generation=generation, rank=told[1], heir=True)
+        slot.claim()
+        return slot
+    except BlockingIOError:
+        raise Busy from None
+    finally:
+        os.close(fd)
 
 
 def open_arena(path: str) -> mmap.mmap:

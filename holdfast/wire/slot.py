@@ -7,6 +7,7 @@ import msgspec
 
 from holdfast.model.signal import Mark, Values
 from holdfast.wire.record import (
+    CLAIMED,
     COLD,
     COUNTED,
     ENTRY_BYTES,
@@ -17,6 +18,8 @@ from holdfast.wire.record import (
     MARK,
     MARKED,
     OWN_NORM,
+    PARTING,
+    RETURNED,
     RING,
     RING_AT,
     SKIPPABLE,
@@ -62,6 +65,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     skippable: bool  # the script asks which batches to leave out
     skipped: int  # batches that it has left out
     skipped_samples: int  # in these, as far as they could be counted
+    claimed: bool = False  # the process of this pid makes the rank's steps
+    ending: str = ""  # of a script that has nothing left to do but end: "returned", or "parting" with its groups
 
 
 def read(buf: mmap.mmap | memoryview, index: int) -> Reading | None:
@@ -143,4 +148,6 @@ def _reading(body: bytes) -> Reading:
         skippable=bool(flags & SKIPPABLE),
         skipped=skipped,
         skipped_samples=skipped_samples,
+        claimed=bool(flags & CLAIMED),
+        ending="returned" if flags & RETURNED else "parting" if flags & PARTING else "",
     )

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,9 @@ import pytest
 from holdfast.agent import procs, tracer
 from holdfast.agent.tracer import Asked, Tracer, fitted
 from holdfast.core.diagnose.folding import frames_of
+from holdfast.core.diagnose.stacks import name
 from holdfast.model.stacks import Frame, Process, Thread, Trace
+from holdfast.wire import slot
 from holdfast.wire.flightlog import Log, arena_bytes, place
 from holdfast.wire.holding import Held
 
@@ -175,6 +178,29 @@ def test_a_py_spy_that_is_of_no_use(start: Start, tmp_path: Path, body: str, wor
     pid = start(SLEEPER)
     (process,) = take(pid, spy=fake_spy(tmp_path, body), deadline_s=2.0).processes
     assert process.threads == () and process.error.startswith(words) and process.state in "RS"
+
+
+def test_a_rank_that_ends_while_it_is_looked_at_is_not_gone(start: Start, tmp_path: Path) -> None:
+    """How it ended will be told: it may have ended well."""
+    pid = start(SLEEPER)
+    reaper = threading.Thread(target=os.waitpid, args=(pid, 0))
+    reaper.start()
+    spy = fake_spy(tmp_path, f"kill -9 {pid} 2>/dev/null; while [ -d /proc/{pid} ]; do sleep 0.05; done; exit 1")
+    (process,) = take(pid, spy=spy).processes
+    reaper.join(PATIENCE_S)
+    assert (process.state, process.error) == ("", "gone: it ended while it was looked at")
+    other = Process(node="n1", rank=1, pid=1, state="S")
+    assert name([Trace(node="n0", at=1.0, processes=(process, other))]).ranks == ()
+
+
+def test_what_a_rank_tells_of_its_end(start: Start) -> None:
+    pid = start(SLEEPER)
+    with mmap.mmap(-1, arena_bytes(1)) as memory:
+        told = slot.Slot(memory, 0, generation=1, rank=0)
+        asked = Asked(ranks=held(pid), deadline_s=PATIENCE_S)
+        for tell, ending in ((lambda: told.parting(True), "parting"), (told.returned, "returned")):
+            tell()
+            assert [p.ending for p in Tracer("n0", 1, SPY).take(asked, memory).processes] == [ending]
 
 
 def test_no_py_spy(start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

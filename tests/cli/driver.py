@@ -224,6 +224,11 @@ class Job:
     def ranks(self, count: int, generation: int = 1) -> list[int]:
         return [self.rank(rank, generation) for rank in range(count)]
 
+    def children(self, rank: int) -> list[int]:
+        """Pids of what this process has started to train, not of what Python needs for it."""
+        found = psutil.Process(rank).children()
+        return [child.pid for child in found if not any("resource_tracker" in word for word in child.cmdline())]
+
     def holder(self, node: str) -> int:
         return self._pid(self.run_dir / "nodes" / node / "holder.pid")
 

@@ -224,4 +224,4 @@ def test_a_good_end_is_no_failure(bare: Zygote, tmp_path: Path, arena: tuple[str
     (tmp_path / "script.py").write_text(script)
     assert bare.run("script.py", cwd=tmp_path, HOLDFAST_SLOT=f"{arena[0]}:0").code == 0
     now = read(arena[1], 0)
-    assert now and not now.failed
+    assert now and not now.failed and now.ending == "returned"

@@ -3,6 +3,7 @@
 import math
 import mmap
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -113,6 +114,79 @@ def test_children_of_the_rank_say_nothing(progress: Progress, arena: Arena) -> N
     code = "import holdfast; holdfast.step(3); holdfast.phase('x')"
     subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, timeout=60)
     assert (told(arena).step, told(arena).pid, told(arena).phase) == (1, os.getpid(), "")
+
+
+def stepped(progress: Progress, *steps: int) -> int:
+    """A child of the rank that makes these steps, lives until it is told to end, and then has a code; its pid."""
+    said, says = os.pipe()
+    child = os.fork()
+    if child == 0:
+        for step in steps:
+            progress.step(step)
+        os.write(says, b".")
+        signal.pause()
+    assert os.read(said, 1) == b"."
+    os.close(said)
+    os.close(says)
+    return child
+
+
+def test_the_first_child_that_steps_speaks_for_a_rank_that_does_not(progress: Progress, arena: Arena) -> None:
+    assert progress.slot()
+    first = stepped(progress, 1, 2)
+    try:
+        assert (told(arena).step, told(arena).pid, told(arena).claimed) == (2, first, True)
+        second = stepped(progress, 7)
+        os.kill(second, signal.SIGKILL)
+        os.waitpid(second, 0)
+        progress.step(9)  # the rank itself, while another makes its steps
+        progress.grouped()
+        progress.phase("eval")
+        progress.returned()
+        now = told(arena)
+        assert (now.step, now.pid, now.rank, now.phase, now.ending) == (2, first, 11, "", "")
+    finally:
+        os.kill(first, signal.SIGKILL)
+        os.waitpid(first, 0)
+    progress.returned()
+    now = told(arena)
+    assert (now.step, now.pid, now.ending) == (2, os.getpid(), "returned")  # what the child told is not lost
+    progress.fail("ValueError: no")
+    assert (told(arena).failure, told(arena).step) == ("ValueError: no", 2)
+
+
+def test_a_failure_is_told_whoever_makes_the_steps(progress: Progress, arena: Arena) -> None:
+    assert progress.slot()
+    child = stepped(progress, 4)
+    try:
+        progress.fail("ProcessRaisedException")
+        assert (told(arena).failed, told(arena).step) == (True, 4)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_counting_goes_on_where_a_child_has_ended(progress: Progress, arena: Arena) -> None:
+    assert progress.slot()
+    for _ in range(2):
+        child = os.fork()
+        if child == 0:
+            for step in range(1, 6):
+                progress.count(step)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    assert (told(arena).step, told(arena).counted, told(arena).first_step) == (10, True, 1)
+
+
+def test_a_child_takes_the_ranks_place_under_the_ranks_number(
+    progress: Progress, arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scripts that start processes of their own give them numbers of their own."""
+    assert progress.slot()
+    monkeypatch.setenv("RANK", "3")
+    code = "import holdfast; holdfast.phase('x'); holdfast.step(5, loss=1.0)"
+    subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, timeout=60)
+    assert (told(arena).step, told(arena).rank, told(arena).loss) == (5, 11, 1.0)
 
 
 def test_the_next_generation_takes_the_slot(progress: Progress, arena: Arena) -> None:

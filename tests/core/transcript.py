@@ -159,7 +159,9 @@ def _progress(words: Words, now: float, generation: int) -> Event:
 
 
 def _ended(words: Words, now: float, generation: int) -> Event:
-    return Ended(node=words.next(), generation=int(words.after("generation", str(generation))))
+    node, number = words.next(), int(words.after("generation", str(generation)))
+    left = tuple(int(rank) for rank in words.after("left", "").split(",") if rank)
+    return Ended(node=node, generation=number, left=left, reason=" ".join(words.after_all("said")))
 
 
 def _outcome(words: Words, now: float, generation: int) -> Event:

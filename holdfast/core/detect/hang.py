@@ -11,19 +11,19 @@ collectives, as in an evaluation. A pause that ends by itself teaches it: the ne
 or at its place in the code, may last as long. What stands elsewhere is named as soon as ever.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from holdfast.core.diagnose.folding import frames_of
-from holdfast.core.diagnose.stacks import Motion, Naming, moved
+from holdfast.core.diagnose.stacks import Motion, Naming, mains_of, moved
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.signal import Beat
 from holdfast.model.stacks import Frame, Trace
 
 _STEPS = 64  # durations that are remembered
 _STILL_CPU = 0.02  # of a core: what threads that only wait use up
-_STILL_BYTES = 4096
+STILL_BYTES = 4096
 _SOON = 4  # looks that follow one another closely
 _PLACES = 64  # at which pauses are remembered
 _EARLY_S = 10.0  # from look to look for stopped ranks, before the first step
@@ -42,6 +42,30 @@ class HangLimits(msgspec.Struct, frozen=True, kw_only=True):
     start_s: float = 900.0  # before the first step
 
 
+class Stillness:
+    """Since when ranks show no life, as looks at them tell."""
+
+    def __init__(self) -> None:
+        self._since: dict[int, float] = {}
+        self._last: tuple[float, tuple[Trace, ...]] = (0.0, ())
+
+    def watch(self, now: float, traces: Sequence[Trace]) -> dict[int, Motion]:
+        """Who has shown life since the last look."""
+        (last_at, last), self._last = self._last, (now, tuple(traces))
+        motions = moved(last, traces)
+        for rank, motion in motions.items():
+            used = motion.cpu_s > _STILL_CPU * max(now - last_at, 0.1)
+            if used or motion.frames or motion.collectives or motion.io_bytes > STILL_BYTES:
+                self._since.pop(rank, None)
+            else:
+                self._since.setdefault(rank, last_at)
+        return motions
+
+    def lasts_s(self, now: float, ranks: Iterable[int]) -> float:
+        """For how long none of these has shown any."""
+        return min(now - self._since.get(rank, now) for rank in ranks)
+
+
 class Hang:
     def __init__(self, limits: HangLimits) -> None:
         self.limits = limits
@@ -58,8 +82,7 @@ class Hang:
         self._phase = ""
         self._look_at = 0.0  # not before this
         self._looks = 0  # since the step last rose
-        self._still: dict[int, float] = {}  # rank -> since when it shows no life
-        self._last: tuple[float, tuple[Trace, ...]] = (0.0, ())
+        self._stillness = Stillness()
         self._seen: tuple[int, ...] = ()  # whom the last look named
         self._named: tuple[int, ...] = ()  # whom an alarm did
         self._place: Place = ()  # where those stand that the others wait for, as far as all looks agree
@@ -116,8 +139,7 @@ class Hang:
 
     def _rose(self, now: float) -> None:
         self._moved_at, self._looks, self._look_at = now, 0, 0.0
-        self._still.clear()
-        self._last = (0.0, ())
+        self._stillness = Stillness()
         self._seen = self._named = ()
         self._place = ()
 
@@ -146,7 +168,7 @@ class Hang:
         self._looks += 1
         soon = self._looks < _SOON and not self._named
         self._look_at = now + self.limits.again_s * (1 if soon else min(30.0, 2 ** (self._looks // 2)))
-        motions = self._watch(now, traces)
+        motions = self._stillness.watch(now, traces)
         before, self._seen = self._seen, named.ranks
         if not named.ranks:
             self._named = ()
@@ -154,7 +176,7 @@ class Hang:
         if named.how in ("stopped", "gone"):
             return self._alarm(now, named, Stance.ACT, named.reason)
         self._place = self._find(named, traces)
-        still_s = min(now - self._still.get(rank, now) for rank in named.ranks)
+        still_s = self._stillness.lasts_s(now, named.ranks)
         longest_s = self.limits.pause * max([*self._phases.values(), *self._places.values()], default=0.0)
         if still_s >= max(self.limits.act_s, longest_s):
             return self._alarm(now, named, Stance.ACT, f"{named.reason}, without a sign of life for {still_s:.0f} s")
@@ -171,7 +193,7 @@ class Hang:
 
         But not where the others are, too: at the last look of a pause it may be on its way again.
         """
-        mains = {p.rank: frames_of(p) for trace in traces for p in trace.processes if not p.child}
+        mains = {rank: frames_of(p) for rank, p in mains_of(traces).items()}
         own = mains.get(named.ranks[0], ())
         if not self._place:
             return own
@@ -184,18 +206,6 @@ class Hang:
         """Until when it may stand there, as it has done before."""
         usual_s = max((s for place, s in self._places.items() if shared(place, self._place) == place), default=0.0)
         return self._moved_at + self.limits.pause * usual_s
-
-    def _watch(self, now: float, traces: Sequence[Trace]) -> dict[int, Motion]:
-        """Who has shown life since the last look."""
-        (last_at, last), self._last = self._last, (now, tuple(traces))
-        motions = moved(last, traces)
-        for rank, motion in motions.items():
-            used = motion.cpu_s > _STILL_CPU * max(now - last_at, 0.1)
-            if used or motion.frames or motion.collectives or motion.io_bytes > _STILL_BYTES:
-                self._still.pop(rank, None)
-            else:
-                self._still.setdefault(rank, last_at)
-        return motions
 
     def _alarm(self, now: float, named: Naming, stance: Stance, reason: str) -> Alarm:
         order = [Stance.OBSERVE, Stance.NOTIFY, Stance.ACT]

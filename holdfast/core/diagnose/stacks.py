@@ -50,8 +50,8 @@ class Motion(msgspec.Struct, frozen=True, kw_only=True):
 
 def name(traces: Sequence[Trace], seats: tuple[Seat, ...] = (), mesh: Dims = ()) -> Naming:
     """Whom the processes of a job that stands are waiting for; seats and mesh tell what can be evicted together."""
-    mains = {p.rank: p for trace in traces for p in trace.processes if not p.child}
-    children = [p for trace in traces for p in trace.processes if p.child]
+    mains = mains_of(traces)
+    children = [p for trace in traces for p in trace.processes if p is not mains.get(p.rank)]
     places = clusters(tuple(mains.values()))
     waiting = waits_of([flight for trace in traces for flight in trace.flights])
     silent = {trace.node: trace.error for trace in traces if trace.error}
@@ -67,6 +67,12 @@ def name(traces: Sequence[Trace], seats: tuple[Seat, ...] = (), mesh: Dims = ())
     )
     found = msgspec.structs.replace(found, clusters=places)
     return _widened(found, node_of, seats, mesh) if found.ranks else found
+
+
+def mains_of(traces: Sequence[Trace]) -> dict[int, Process]:
+    """The process of each rank that trains: its own, or the child that makes its steps."""
+    found = {p.rank: p for trace in traces for p in trace.processes if not p.child}
+    return found | {p.rank: p for trace in traces for p in trace.processes if p.steps}
 
 
 def vote(rounds: Sequence[Naming], margin: float = 0.4, share: float = 0.6) -> Naming:
@@ -132,10 +138,15 @@ def ranks_said(ranks: Sequence[int]) -> str:
 
 def _by_state(mains: dict[int, Process], children: list[Process]) -> Naming | None:
     for how, states, said in (("stopped", STOPPED, "stopped"), ("gone", GONE, "gone")):
-        own = {rank for rank, p in mains.items() if p.state in states}
-        lent = {p.rank: p for p in children if p.state in STOPPED} if how == "stopped" else {}
+        # Who is gone after its script has returned was about to go.
+        own = {
+            rank for rank, p in mains.items() if p.state in states and not p.steps and not (p.ending and how == "gone")
+        }
+        below = [*children, *(p for p in mains.values() if p.steps)]
+        lent = {p.rank: p for p in below if p.state in STOPPED} if how == "stopped" else {}
         ranks = own | lent.keys()
-        if ranks and ranks != mains.keys():
+        alone = len(mains) == 1 and not own  # one rank whose children train: it is not wholly stopped
+        if ranks and (alone or ranks != mains.keys()):
             through = next((p for rank, p in lent.items() if rank not in own), None)
             what = f"{through.name or 'child'} (pid {through.pid}) of rank {through.rank} is stopped" if through else ""
             also = f"{ranks_said(tuple(own))} {'is' if len(own) == 1 else 'are'} {said}" if own else ""

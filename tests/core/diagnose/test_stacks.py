@@ -25,6 +25,30 @@ def test_a_stopped_child_names_its_rank() -> None:
     assert "of rank 1 is stopped" in found.reason
 
 
+def test_a_child_that_makes_the_steps_is_looked_at_in_place_of_its_rank() -> None:
+    parents = [process(rank, (("join", "torch/multiprocessing/spawn.py", 1),)) for rank in range(4)]
+    children = [process(rank, SLEEP if rank == 2 else REDUCE, child=True) for rank in range(4)]
+    assert name(trace(*parents, *children)).ranks == ()
+    train = [msgspec.structs.replace(child, steps=True) for child in children]
+    found = name(trace(*parents, *train))
+    assert (found.ranks, found.how) == ((2,), "apart")
+    train[1] = msgspec.structs.replace(train[1], state="T")
+    found = name(trace(*parents, *train))
+    assert (found.ranks, found.how) == ((1,), "stopped") and "(pid 1501) of rank 1 is stopped" in found.reason
+
+
+def test_a_stopped_child_of_the_only_rank_is_named() -> None:
+    stopped = process(0, child=True, state="T")
+    found = name(trace(process(0), stopped))
+    assert (found.ranks, found.how) == ((0,), "stopped")
+    assert name(trace(process(0, state="T"), stopped)).reason == "every rank is stopped"
+
+
+def test_a_rank_that_goes_after_its_script_has_returned_is_not_gone() -> None:
+    over = msgspec.structs.replace(process(3, (), state="Z"), ending="returned")
+    assert name(trace(process(0), process(1), process(2), over)).how != "gone"
+
+
 def test_a_rank_that_is_gone_is_named_for_certain() -> None:
     gone = process(3, (), state="X")
     found = name(trace(process(0), process(1), process(2), gone))
