@@ -1,6 +1,6 @@
 """What the ranks of a node have told, in one beat: the slowest rank's step speaks for the node."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from holdfast.model.signal import Beat
 from holdfast.wire.slot import Reading
@@ -31,3 +31,8 @@ def beat_of(node: str, readings: Sequence[Reading], wall_s: float) -> Beat:
 def _latest(instants: list[float], wall_s: float) -> float:
     """The latest of those that were told; 0: none was."""
     return max(instants) + wall_s if any(instants) else 0.0
+
+
+def returned(readings: Iterable[Reading], generation: int) -> set[int]:
+    """Ranks whose script has come to its end, though their process may still be about to."""
+    return {reading.rank for reading in readings if reading.generation == generation and reading.ending == "returned"}

@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.agent import judge, memory, remembering, words
 from holdfast.agent.asking import Asking
-from holdfast.agent.beating import beat_of
+from holdfast.agent.beating import beat_of, returned
 from holdfast.agent.dialing import Dialing
 from holdfast.agent.keeper import Keeper
 from holdfast.agent.latching import Latches
@@ -280,6 +280,7 @@ class Agent:
             generation = errand.generation if isinstance(errand, StopHere) else self.life.generation
             remembering.stop(self.node_dir, generation)
             self._beat()  # the last steps, before the ranks are gone
+            self.life.returned = returned(self._readings().values(), generation)
             error = await self.ranks.stop(generation, errand.grace_s)
             await self.staging.gather()
         if isinstance(errand, Leave):
@@ -324,8 +325,7 @@ class Agent:
 
     def _readings(self) -> dict[str, slot.Reading]:
         """What the ranks last told, by their keys."""
-        arena = self.ranks.arena
-        found = [slot.read(arena, index) for index in range(self.spec.nproc)] if arena is not None else []
+        found = [slot.read(arena, at) for at in range(self.spec.nproc)] if (arena := self.ranks.arena) else []
         return {f"{r.generation}:{r.rank}": r for r in found if r is not None}
 
     def _beat(self) -> None:

@@ -146,6 +146,7 @@ class NodeLife:
         self.on_bad_loss = Stance.ACT
         self._over: set[int] = set()  # ranks of it that have
         self._departed: set[int] = set()  # of these, who ended well
+        self.returned: set[int] = set()  # whose scripts had come to their end before they were stopped
         self._begun = 0  # a generation that an earlier agent launched, perhaps not wholly
         self._spoiled = 0  # the generation in which a rank of ours had a loss that is not finite
         self._failed = 0  # the generation in which a rank of ours ended badly
@@ -231,6 +232,7 @@ class NodeLife:
             seat = errand.seat
             if errand.generation != self.generation:
                 self.generation, self._over, self._departed = errand.generation, set(), set()
+                self.returned = set()
             self._begun = 0
             self.expected = set(range(seat.first_rank, seat.first_rank + seat.nproc)) - self._over
         elif isinstance(errand, StopHere):
@@ -257,7 +259,7 @@ class NodeLife:
             ok=news.ok,
             detail=news.detail,
             copies=news.copies,
-            departed=tuple(sorted(self._departed)) if isinstance(news.errand, StopHere) else (),
+            departed=tuple(sorted(self._departed | self.returned)) if isinstance(news.errand, StopHere) else (),
             findings=news.findings,
             played=news.played,
             refused=news.refused,
