@@ -21,6 +21,7 @@ _CODE = (".py", ".pyc", ".so")
 _BUILT = ("/torchinductor_", "/.triton/")  # what compilers keep
 _KERNEL = ("/proc/", "/sys/")
 _LOOKED_AT = 64  # parameters of an optimizer
+_ODD = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)  # of what is not as expected
 
 
 class Reads:
@@ -52,7 +53,7 @@ class Reads:
                 self._found |= self._is_new(args[0])
             elif event == "socket.connect":
                 self._found |= _is_far(args[1])
-        except Exception:
+        except _ODD:
             self._found = True  # what raises here would make the script's call fail
 
     def _is_new(self, path: object) -> bool:
@@ -90,7 +91,7 @@ def of(optimizer: Any, reads: Reads | None) -> int:
     """Steps that were made before the one that this optimizer has just made, the first of this rank."""
     try:
         before = _made(optimizer) - 1
-    except Exception:  # its state is whatever its author wants it to be
+    except _ODD:  # its state is whatever its author wants it to be
         return UNKNOWN
     if before > 0:
         return before

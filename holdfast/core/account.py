@@ -93,8 +93,9 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def at_most(self) -> str:
         """What to say before the ETTR: work that was done again without our knowing is in it."""
-        mended = [r for r in self.incidents if r.verdict.remedy is not Remedy.GIVE_UP]
-        return "at most " if any(map(story.unknown, (*mended, *self.changes))) else ""
+        mended = (r for r in self.incidents if r.verdict.remedy is not Remedy.GIVE_UP)
+        sure = not any(story.unknown(r) for r in mended) and not any(story.unknown(c) for c in self.changes)
+        return "" if sure else "at most "
 
     @property
     def mttr_s(self) -> float | None:

@@ -53,8 +53,8 @@ def sentence(record: Record) -> str:
     elif record.resumed_from is None:
         text += f"{unknown(record)}, lost {lost_s:.1f} s"
     else:
-        again = redone(record)
-        lost = f"{steps(again)} and " if again is not None else ""
+        made = redone(record)
+        lost = f"{steps(made)} and " if made is not None else ""
         text += f" from step {record.resumed_from}, lost {lost}{lost_s:.1f} s"
     return f"{text} ({phases(record)})"
 
