@@ -31,8 +31,13 @@ ALL = WEIGHTS + "optimizer.load_state_dict(torch.load('state.pt')[1])\n"
 
 def origin(zygote: Zygote, arena: Arena, script: str, *, generation: int = 2, began_at: float = 0.0) -> int:
     (zygote.folder / "trains.py").write_text(script)
-    env = {"HOLDFAST_GENERATION": str(generation), "HOLDFAST_BEGAN": str(began_at or time.time()), "RANK": "0"}
-    ended = zygote.run("trains.py", HOLDFAST_SLOT=f"{arena[0]}:1", **env)
+    ended = zygote.run(
+        "trains.py",
+        HOLDFAST_SLOT=f"{arena[0]}:1",
+        HOLDFAST_GENERATION=str(generation),
+        HOLDFAST_BEGAN=str(began_at or time.time()),
+        RANK="0",
+    )
     assert ended.code == 0, ended.err
     now = read(arena[1], 1)
     assert now and now.counted and now.first_step == 1
