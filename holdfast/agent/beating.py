@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from holdfast.core.detect.pace import agreed
 from holdfast.model.signal import Beat
 from holdfast.wire.slot import Reading
 
@@ -17,6 +18,7 @@ def beat_of(node: str, readings: Sequence[Reading], wall_s: float) -> Beat:
         first_step=min(r.first_step for r in readings),
         first_at=max(r.first_at for r in readings) + wall_s,
         counted=slowest.counted,
+        origin=agreed(r.origin if r.counted else -1 for r in readings),
         loss=slowest.loss,
         phase=slowest.phase,
         # One rank that does not ask would make the step that all the others leave out, and wait for them in it.

@@ -272,6 +272,7 @@ class Ranks:
             "HOLDFAST_NODE": self.spec.node,
             "HOLDFAST_KEEPER": self.keeper_path,
             "HOLDFAST_GENERATION": errand.generation,
+            "HOLDFAST_BEGAN": errand.began_at,
             "HOLDFAST_REPLICA_EVERY": self.spec.settings.replica.every,
             "HOLDFAST_SLOT": f"{self._arena_path}:{local}",
             "HOLDFAST_FLIGHT": f"{self._arena_path}:{flightlog.place(self.spec.nproc, local)}",

@@ -294,7 +294,8 @@ class Teller:
     def end(self, account: Account, code: int) -> None:
         what = "done" if code == 0 else f"ended with code {code}"
         count = incidents(len(account.incidents), failed(account.incidents))
-        self._say(f"{what}: {count}, ETTR {100 * account.ettr:.1f} %; more: holdfast report {self._run_dir}")
+        ettr = f"ETTR {account.at_most}{100 * account.ettr:.1f} %"
+        self._say(f"{what}: {count}, {ettr}; more: holdfast report {self._run_dir}")
 
 
 if __name__ == "__main__":

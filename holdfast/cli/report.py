@@ -18,7 +18,7 @@ from holdfast.cli.wording import counted, duration, incidents
 from holdfast.core.account import Use, fold
 from holdfast.core.plain import plain_tree
 from holdfast.core.report import Report, report_of
-from holdfast.core.story import failed, phases
+from holdfast.core.story import failed, phases, redone
 from holdfast.core.succession import sentence
 from holdfast.journal.sqlite import JournalError, SqliteJournal
 from holdfast.model.verdict import Change, Record
@@ -90,7 +90,7 @@ def render(report: Report, width: int = _BAR, *, letters: bool = False) -> Group
     mttr = f", mean time to recover {report.mttr_s:.1f} s" if report.mttr_s is not None else ""
     planned = f", {counted(len(report.changes), 'planned restart')}" if report.changes else ""
     head = Text.assemble(
-        (f"ETTR {100 * report.ettr:.1f} %", "bold green"),
+        (f"ETTR {report.at_most}{100 * report.ettr:.1f} %", "bold green"),
         f" of {duration(report.wall_s)}{_since_start(report)}: ",
         f"{incidents(len(report.incidents), failed(report.incidents))}{mttr}{planned}; ",
         f"step {max(report.step, 0)}, generation {report.generation}; {ended}",
@@ -206,6 +206,5 @@ def _clock(at: float) -> str:
 
 def _lost(record: Record | Change) -> str:
     lost = f"{record.resumed_at - record.good_at:.1f} s ({phases(record)})"
-    if record.resumed_from is None:
-        return lost
-    return f"{lost}, {counted(max(0, record.good_step - record.resumed_from), 'step')} redone"
+    again = redone(record)
+    return lost if again is None else f"{lost}, {counted(again, 'step')} redone"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from holdfast.client import children
+from holdfast.client import children, origin
 from holdfast.client.progress import Progress, here
 
 
@@ -27,6 +27,8 @@ class Count:
         elif first is not optimizer:
             return
         self._steps += 1
+        if self._steps == 1:
+            self._progress.goes_on_from(origin.of(optimizer, self._progress.reads))
         self._progress.count(self._steps)
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from holdfast.client.device import Copies
     from holdfast.client.easing import Easing
     from holdfast.client.marking import Marking
+    from holdfast.client.origin import Reads
     from holdfast.client.watching import Watching
 
     Model = TypeVar("Model")
@@ -43,6 +44,7 @@ class Progress:
         self._watching: Watching | None = None
         self._easing: Easing | None = None
         self._on_first: Callable[[], None] | None = None
+        self.reads: Reads | None = None  # what this rank reads up to its first step
         self._unread: set[str] = set()  # of what is told to `step`, what cannot be read; said once
         # Children are not the rank: what they say would overwrite what it said. Only the first that makes a step is,
         # where the rank itself has made none.
@@ -127,6 +129,11 @@ class Progress:
             if self._on_first is not None:
                 self._first()
 
+    def goes_on_from(self, step: int) -> None:
+        """So many steps were made before the first that is counted; -1: nobody knows. Shown with the next."""
+        if self._slot is not None:
+            self._slot.goes_on_from(step)
+
     def phase(self, name: str) -> "Phase":
         """The rank is in phase `name` from now on; as a context manager, until the block ends."""
         try:
@@ -178,7 +185,13 @@ class Progress:
     def begin(self, on_first: "Callable[[], None] | None" = None) -> Slot | None:
         """Look at the environment anew, as a rank that was just forked must; `on_first` is called at its first step."""
         self._sought, self._on_first = False, on_first
-        return self.slot()
+        slot, generation = self.slot(), int(os.environ.get(GENERATION, "0"))
+        if slot is not None and generation > 1:
+            from holdfast.client import origin
+
+            self.reads = origin.watch(os.environ)
+            self._on_first = origin.until_first(self.reads, self._on_first)
+        return slot
 
     def _first(self) -> None:
         on_first, self._on_first = self._on_first, None

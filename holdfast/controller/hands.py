@@ -76,6 +76,7 @@ class Hands:
         self.staging = Staging(self._asked)
         self.job = Job(run_id="", min_nodes=1, max_nodes=1)
         self.limits = Limits()
+        self.began_at = 0.0  # the job
         self.say: Callable[[str], None] = print
         self.tell: Callable[[str, Errand], bool] = lambda node, errand: False
         self.present: Callable[[], tuple[str, ...]] = tuple
@@ -255,6 +256,7 @@ class Hands:
                 run_id=self.job.run_id,
                 mark=self.job.mark,
                 max_restarts=self.job.max_restarts or 0,
+                began_at=self.began_at,
                 restore=self._restore_on(seat, plan),
                 astray=seat.node in action.astray,
                 aim=self.aim(seat.node),

@@ -127,6 +127,7 @@ class Controller:
 
     def _prepare(self) -> None:
         self.hands.job, self.hands.limits = self.decider.job, self.decider.limits
+        self.hands.began_at = self.ledger.began_at
 
     def _releases(self) -> tuple[Release, ...]:
         """What a node is to have before it can take ranks."""

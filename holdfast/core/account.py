@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import msgspec
 
+from holdfast.core import story
 from holdfast.model.action import Finish, Launch
 from holdfast.model.event import Begin, Entry, Phase, Progress
 from holdfast.model.release import Release
@@ -90,6 +91,13 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
         return self.spent_s(Use.TRAIN) / self.wall_s if self.wall_s > 0 else 0.0
 
     @property
+    def at_most(self) -> str:
+        """What to say before the ETTR: work that was done again without our knowing is in it."""
+        mended = (r for r in self.incidents if r.verdict.remedy is not Remedy.GIVE_UP)
+        sure = not any(story.unknown(r) for r in mended) and not any(story.unknown(c) for c in self.changes)
+        return "" if sure else "at most "
+
+    @property
     def mttr_s(self) -> float | None:
         """Mean time from the last good step to the next one, of what was repaired."""
         times = [r.resumed_at - r.good_at for r in self.incidents if r.verdict.remedy is not Remedy.GIVE_UP]
@@ -159,6 +167,11 @@ class Ledger:
                 self.finish = action
             elif isinstance(action, Launch):
                 self._launched(action)
+
+    @property
+    def began_at(self) -> float:
+        """When the job began; 0: it has not."""
+        return self._start_at or 0.0
 
     def account(self, now: float | None = None) -> Account:
         """The account so far; `now` extends it beyond the last entry of a job that still runs."""
@@ -244,6 +257,8 @@ class Ledger:
         if self._redo_to is not None and event.step >= self._redo_to:
             self._mark(_reached(self._redo_to, before, event))
             self._redo_to, self._incident, self._change = None, 0, 0
+        if event.renumbers(before):
+            self.best = -1
         self.step = event.step
         done = before.step if before else event.first_step - 1
         if not event.counted:

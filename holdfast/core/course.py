@@ -1,11 +1,12 @@
 """What the next launch goes on from, and which steps it makes otherwise: doubts about states, batches left out."""
 
+from holdfast.core import story
 from holdfast.core.doubts import Doubts
-from holdfast.model.action import Launch
+from holdfast.model.action import Launch, Say
 from holdfast.model.event import Progress
 from holdfast.model.release import Ease, Release, Skip
 from holdfast.model.topology import Seat
-from holdfast.model.verdict import Remedy, Verdict
+from holdfast.model.verdict import Change, Record, Remedy, Verdict
 
 _KEPT = 64  # skips, and eases
 
@@ -17,6 +18,7 @@ class Course:
         self.doubts = Doubts()
         self.skips: tuple[Skip, ...] = ()
         self.eases: tuple[Ease, ...] = ()
+        self.anew = 0  # restarts after which the script began at step 0
 
     def arise(self, generation: int, not_after: int, progress: Progress | None) -> None:
         """States after this step are in doubt."""
@@ -28,6 +30,11 @@ class Course:
             self.doubts.acquit(not_after)
         self.skips = (*self.skips, *verdict.skips)[-_KEPT:]
         self.eases = (*self.eases, *verdict.eases)[-_KEPT:]
+
+    def resumed(self, over: Record | Change) -> tuple[Say, ...]:
+        """What to do about a script that begins at step 0 again, the second time; not if it asked us for its state."""
+        self.anew += story.is_anew(over)
+        return (Say(text=story.ADVICE),) if story.is_anew(over) and self.anew == 2 and not over.restored_at else ()
 
     def settle(self) -> None:
         self.doubts.settle()

@@ -45,6 +45,8 @@ class Failures:
         told, self._told = self._told, event
         since = told.at if told and told.generation == event.generation else event.first_at
         took_s = max(0.0, event.at - since)
+        if event.renumbers(told):
+            self.best = -1
         if not event.counted and event.step <= self.best:
             self.lost_s += took_s
             return

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from holdfast.core import story
 from holdfast.core.diagnose.ladder import GAVE_UP
 from holdfast.core.fence import Fence
+from holdfast.core.people import went_on_from
 from holdfast.core.standby import BRIEF, CHECK
 from holdfast.core.triage import names_node
 from holdfast.model.action import Action, Finish, Say
@@ -194,12 +195,11 @@ def progressed(d: "Decider", now: float, event: Progress) -> str:
     d.course.settle()
     if d.incident is not None and d.verdict is not None:
         d.pause = None
-        resumed_from = None if event.counted or d.incident.counted else event.first_step - 1
         d.incident.settled(event)
-        return close(d, d.verdict, event.first_at, resumed_from)
+        return close(d, d.verdict, event.first_at, went_on_from(event, d.incident))
     if d.pause is not None:
         d.changed, d.pause = d.pause.change(event, d.releases.running.number), None
-        d.actions.append(Say(text=d.changed.sentence))
+        d.actions += (Say(text=d.changed.sentence), *d.course.resumed(d.changed))
         return d.changed.sentence
     return f"training, first step after {event.first_step - 1} done" if not event.counted else "training"
 
@@ -232,7 +232,7 @@ def close(d: "Decider", verdict: Verdict, resumed_at: float, resumed_from: int |
     d.closed = d.incident.record(verdict, resumed_at, resumed_from)
     d.failures.recovered(d.closed.resumed_at - d.closed.good_at)  # what was lost begins at the last good step
     if verdict.remedy is not Remedy.GIVE_UP:
-        d.actions.append(Say(text=d.closed.sentence))
+        d.actions += (Say(text=d.closed.sentence), *d.course.resumed(d.closed))
     d.incident, d.verdict = None, None
     return d.closed.sentence
 

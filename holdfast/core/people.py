@@ -4,6 +4,8 @@ from collections.abc import Set
 
 import msgspec
 
+from holdfast.core import story
+from holdfast.core.triage import Incident
 from holdfast.model.event import Progress
 from holdfast.model.verdict import Change
 
@@ -50,6 +52,7 @@ class Pause(msgspec.Struct, kw_only=True):
     good_step: int
     good_at: float
     counted: bool
+    numbered: bool = False
     stopped_at: float = 0.0
     released_at: float = 0.0  # when it was no longer held
     launched_at: float = 0.0
@@ -59,19 +62,27 @@ class Pause(msgspec.Struct, kw_only=True):
     @classmethod
     def of(cls, now: float, why: str, generation: int, good: Progress | None) -> "Pause":
         good_step, good_at = (good.step, min(good.at, now)) if good else (-1, now)
-        counted = good.counted if good else False
-        return cls(why=why, generation=generation, asked_at=now, good_step=good_step, good_at=good_at, counted=counted)
+        counted, numbered = (good.counted, good.numbered) if good else (False, False)
+        return cls(
+            why=why,
+            generation=generation,
+            asked_at=now,
+            good_step=good_step,
+            good_at=good_at,
+            counted=counted,
+            numbered=numbered,
+        )
 
     def stepped(self, event: Progress) -> None:
         """Steps made before the ranks ended, told after the order."""
         if event.step > self.good_step or self.good_step < 0:
-            self.good_step, self.counted, self.good_at = event.step, event.counted, max(self.good_at, event.at)
+            self.good_step, self.good_at = event.step, max(self.good_at, event.at)
+            self.counted, self.numbered = event.counted, event.numbered
 
     def change(self, event: Progress, release: int) -> Change:
         """What remains of it, at the first step of the next generation."""
         stopped_at = max(self.stopped_at, self.asked_at)
         launched_at = max(self.launched_at, stopped_at)
-        known = not (event.counted or self.counted)
         change = Change(
             why=self.why,
             generation=self.generation,
@@ -82,14 +93,22 @@ class Pause(msgspec.Struct, kw_only=True):
             stopped_at=stopped_at,
             launched_at=launched_at,
             resumed_at=max(event.first_at, launched_at),
-            resumed_from=event.first_step - 1 if known else None,
+            resumed_from=went_on_from(event, self),
             held_s=max(0.0, self.released_at - stopped_at) if self.released_at else 0.0,
             grouped_at=event.grouped_at,
             restored_at=event.restored_at,
             evicted=self.evicted,
             admitted=self.admitted,
+            counted=self.counted and self.good_step >= 0,
         )
         return msgspec.structs.replace(change, sentence=sentence(change))
+
+
+def went_on_from(event: Progress, after: Incident | Pause) -> int | None:
+    """The step that a generation goes on from; None: not known, or by other numbers than those of the one before."""
+    before = event.first_step - 1
+    alike = after.good_step < 0 or after.counted or after.numbered == event.numbered
+    return before if not event.counted and (alike or before <= 0) else None
 
 
 def sentence(change: Change) -> str:
@@ -98,7 +117,9 @@ def sentence(change: Change) -> str:
     nodes = f"; {', '.join(change.evicted)} left" if change.evicted else ""
     nodes += f"; {', '.join(change.admitted)} admitted" if change.admitted else ""
     held = f", held for {change.held_s:.1f} s" if change.held_s else ""
-    at = f" from step {change.resumed_from}" if change.resumed_from is not None else ""
-    redone = change.good_step - change.resumed_from if change.resumed_from is not None else 0
-    steps = f"{redone} step{'s' if redone > 1 else ''} and " if redone > 0 else ""
+    if story.is_anew(change):
+        return f"{change.why}: restarted{nodes}{held}, {story.anew(change)} and {lost_s:.1f} s"
+    at = f" from step {change.resumed_from}" if change.resumed_from is not None else story.unknown(change)
+    redone = story.redone(change) or 0
+    steps = f"{story.steps(redone)} and " if redone > 0 else ""
     return f"{change.why}: restarted{at}{nodes}{held}, lost {steps}{lost_s:.1f} s"

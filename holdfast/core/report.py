@@ -25,6 +25,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     start_at: float
     wall_s: float
     ettr: float
+    at_most: str
     mttr_s: float | None
     spent_s: dict[str, float]  # by use
     lost_s: dict[str, float]  # by cause
@@ -45,6 +46,7 @@ def report_of(account: Account) -> Report:
         start_at=account.start_at,
         wall_s=account.wall_s,
         ettr=account.ettr,
+        at_most=account.at_most,
         mttr_s=account.mttr_s,
         spent_s={use.value: account.spent_s(use) for use in Use},
         lost_s=account.lost_s(),

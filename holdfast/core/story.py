@@ -8,6 +8,10 @@ from holdfast.model.verdict import Change, Record, Remedy
 
 _SIGNALS = {1: "SIGHUP", 2: "SIGINT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL"}
 _SIGNALS |= {11: "SIGSEGV", 13: "SIGPIPE", 15: "SIGTERM"}
+ADVICE = (
+    "the script has started from step 0 twice: have it save checkpoints and load the newest one when it starts, "
+    "or let holdfast do both (holdfast.Checkpointer)"
+)
 _OPTIONAL = ("probe", "held", "last step")  # told of only if they took time
 
 
@@ -39,24 +43,56 @@ def lost_standby(alarm: Alarm) -> str:
 
 
 def sentence(record: Record) -> str:
-    at = f" at step {record.good_step}" if record.good_step >= 0 else " before its first step"
-    if record.kind == Kind.LOSS:  # which names its step itself
-        at = f" (last good step: {record.good_step})" if record.good_step >= 0 else " (no step was good)"
-    if record.cause.endswith(WHILE_OTHERS):  # so does this
-        at = ""
     again = f", then failed {_times(record.failures - 1)} more before the next step" if record.failures > 1 else ""
-    text = f"{record.cause}{at}{again}; {_done(record)}"
+    text = f"{record.cause}{_when(record)}{again}; {_done(record)}"
     if record.verdict.remedy is Remedy.GIVE_UP:
         return text
     lost_s = record.resumed_at - record.good_at
-    if record.resumed_from is not None:
-        redone = _steps(max(0, record.good_step - record.resumed_from))
-        text += f" from step {record.resumed_from}, lost {redone} and {lost_s:.1f} s"
-    elif record.good_step > 0:
-        text += f" (the script restores itself, at most {_steps(record.good_step)} redone), lost {lost_s:.1f} s"
+    if is_anew(record):
+        text = f"{text.rstrip(',')}, {anew(record)} and {lost_s:.1f} s"
+    elif record.resumed_from is None:
+        text += f"{unknown(record)}, lost {lost_s:.1f} s"
     else:
-        text += f", lost {lost_s:.1f} s"
+        made = redone(record)
+        lost = f"{steps(made)} and " if made is not None else ""
+        text += f" from step {record.resumed_from}, lost {lost}{lost_s:.1f} s"
     return f"{text} ({phases(record)})"
+
+
+def is_anew(record: Record | Change) -> bool:
+    """Whether the script began at step 0, though steps had been made."""
+    return record.resumed_from is not None and record.resumed_from <= 0 and record.resumed_from < record.good_step
+
+
+def anew(record: Record | Change) -> str:
+    made = redone(record)
+    return f"but the script started from step 0: lost {steps(made) if made is not None else 'all steps'}"
+
+
+def unknown(record: Record | Change) -> str:
+    """Where nobody knows what the script went on from."""
+    if record.resumed_from is not None or record.good_step <= 0:
+        return ""
+    most = "" if record.counted else f": at most {steps(record.good_step)} redone"
+    return f" (whether the script resumed is not known{most})"
+
+
+def redone(record: Record | Change) -> int | None:
+    """How many steps have to be made again; None: that is not known."""
+    if record.resumed_from is None or record.counted:
+        return None
+    return max(0, record.good_step - record.resumed_from)
+
+
+def _when(record: Record) -> str:
+    """How far it was."""
+    if record.cause.endswith(WHILE_OTHERS):  # which names its step itself
+        return ""
+    if record.kind == Kind.LOSS:  # so does this
+        return f" (last good step: {record.good_step})" if record.good_step >= 0 else " (no step was good)"
+    if record.counted:
+        return f" {steps(record.good_step)} after its launch"
+    return f" at step {record.good_step}" if record.good_step >= 0 else " before its first step"
 
 
 def failed(records: Iterable[Record]) -> int:
@@ -96,16 +132,17 @@ def _done(record: Record) -> str:
         return f"restarted in place, the batches of {left_out} left out,"
     if not record.evicted:
         return "restarted in place" + (f" with {', '.join(record.admitted)} admitted" if record.admitted else "")
+    went_on = "restarted" if is_anew(record) or record.resumed_from is None else "resumed"
     if record.admitted:
-        return f"evicted {', '.join(record.evicted)}, admitted {', '.join(record.admitted)} and resumed"
-    return f"evicted {', '.join(record.evicted)} and resumed on fewer nodes"
+        return f"evicted {', '.join(record.evicted)}, admitted {', '.join(record.admitted)} and {went_on}"
+    return f"evicted {', '.join(record.evicted)} and {went_on} on fewer nodes"
 
 
 def _from_to(skip: Skip) -> str:
     return f"step {skip.first}" if skip.first == skip.last else f"steps {skip.first} to {skip.last}"
 
 
-def _steps(count: int) -> str:
+def steps(count: int) -> str:
     return "1 step" if count == 1 else f"{count} steps"
 
 

@@ -30,6 +30,7 @@ class Incident(msgspec.Struct, kw_only=True):
     good_step: int
     good_at: float
     counted: bool
+    numbered: bool = False
     alarms: list[Alarm] = []  # of this round; once judged, the cause comes first
     dropped: int = 0  # alarms no longer kept that were no cause
     rounds: int = 0  # failures judged so far
@@ -63,7 +64,8 @@ class Incident(msgspec.Struct, kw_only=True):
         """Whether a step was made before the first alarm that was not known of."""
         if event.generation != self.generation or event.step <= self.good_step:
             return False
-        self.good_step, self.counted, self.good_at = event.step, event.counted, min(event.at, self.opened_at)
+        self.good_step, self.good_at = event.step, min(event.at, self.opened_at)
+        self.counted, self.numbered = event.counted, event.numbered
         return True
 
     def settled(self, event: Progress) -> None:
@@ -163,6 +165,7 @@ class Incident(msgspec.Struct, kw_only=True):
             grouped_at=self.grouped_at,
             restored_at=self.restored_at,
             rolled_back=self.rolled_back,
+            counted=self.counted and self.good_step >= 0,
             skipped=self.skipped,
         )
         return msgspec.structs.replace(record, sentence=story.sentence(record))
@@ -176,6 +179,7 @@ def opened(now: float, number: int, generation: int, good: Progress | None, alar
         good_step=good.step if good else -1,
         good_at=min(good.at if good else alarm.at, now),
         counted=good.counted if good else False,
+        numbered=good.numbered if good else False,
     )
 
 

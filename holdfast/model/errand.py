@@ -20,6 +20,7 @@ class LaunchHere(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     run_id: str
     mark: str = ""  # of the run
     max_restarts: int
+    began_at: float = 0.0  # the job; 0: unknown
     restore: Restore = Restore()  # of this node's ranks
     astray: bool = False  # the node was away while others went on: all that it holds is of a line that was left
     aim: Aim = Aim(generation=0)

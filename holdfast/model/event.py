@@ -71,13 +71,18 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     at: float
     first_step: int
     first_at: float
-    counted: bool
+    counted: bool  # since the launch: neither told by the script, nor is it known where that began
     grouped_at: float = 0.0  # when the last rank of this generation had its process group; 0: nobody told
     restored_at: float = 0.0  # and its state
     skippable: bool = False  # on every rank the script asks which batches to leave out
     skipped: int = 0  # batches that each rank has left out in this generation
     skipped_samples: int = 0  # in these, of all ranks, as far as they could be counted
     backed: bool = False  # every node has copied its state to a peer
+    numbered: bool = False  # not told by the script, but counted by us, and it is known from where on
+
+    def renumbers(self, before: "Progress | None") -> bool:
+        """Whether the script tells its steps only now, by other numbers than ours."""
+        return before is not None and before.numbered and not self.numbered and self.step < before.step
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):

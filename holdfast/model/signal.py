@@ -65,6 +65,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     first_step: int = -1
     first_at: float = 0.0
     counted: bool = True  # steps counted by us since launch, not told by the script
+    origin: int = -1  # where counted: steps made before the first; -1: nobody knows
     loss: float | None = None
     phase: str = ""
     arrivals: dict[int, tuple[Arrival, ...]] = {}  # by rank: when it came to its newest collectives

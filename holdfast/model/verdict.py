@@ -46,7 +46,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     stopped_at: float
     launched_at: float
     resumed_at: float  # first step of the next generation
-    resumed_from: int | None  # None: the script restores itself and did not say
+    resumed_from: int | None  # None: it is not known what the script went on from
     probed_s: float = 0.0  # of the time between stop and launch
     failures: int = 1  # until a step was made again
     echoes: int = 0
@@ -57,6 +57,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     grouped_at: float = 0.0  # when ranks of the next generation had their process groups; 0: nobody told
     restored_at: float = 0.0  # and their state
     rolled_back: int = 0  # the release that was given up for it
+    counted: bool = False  # its last good step is a count since the launch, and nobody knows where that began
     skipped: tuple[Skip, ...] = ()
     sentence: str = ""
 
@@ -79,4 +80,5 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     restored_at: float = 0.0
     evicted: tuple[str, ...] = ()
     admitted: tuple[str, ...] = ()
+    counted: bool = False
     sentence: str = ""

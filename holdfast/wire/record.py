@@ -21,7 +21,7 @@ SLOT_BYTES = RING_AT + RING * ENTRY_BYTES
 
 SUM = struct.Struct("<I")
 HOT = struct.Struct("<QIqdqdd")  # seq, flags, step, at, loss_step, loss, grad_norm
-COLD = struct.Struct("<qiiqdqdd24s120sddQQ")  # generation, rank, pid, first step and at, first bad step, the rest below
+COLD = struct.Struct("<qiiqdqdd24s120sddQQq")  # generation, rank, pid, first step and at, first bad step, the rest
 BODY = slice(SUM.size, SUM.size + HOT.size + COLD.size)
 PHASE_BYTES = 24
 _MOST = 1 << 62
@@ -60,6 +60,7 @@ class Slot:
         self._failure, self._failed_at = b"", 0.0
         self._grouped_at = self._restored_at = 0.0
         self._skipped = self._skipped_samples = 0
+        self._origin = -1
         self._passed = -1  # first step that was left out, if no step came before it
         if heir and before:
             self._inherit(before)
@@ -101,6 +102,11 @@ class Slot:
         """Remember a counted first step without showing it: the script may be about to tell its own number."""
         self._first_step, self._first_at = step, monotonic()
         self._flags |= COUNTED
+        self._refresh()
+
+    def goes_on_from(self, step: int) -> None:
+        """So many steps were made before the first that is counted; shown with the next write."""
+        self._origin = step
         self._refresh()
 
     def note(
@@ -226,7 +232,7 @@ class Slot:
     def _refresh(self) -> None:
         first = (self._first_step, self._first_at, self._first_bad_step)
         rest = (self._phase_at, self._failed_at, self._phase, self._failure, self._grouped_at, self._restored_at)
-        self._cold = COLD.pack(*self._owner, *first, *rest, self._skipped, self._skipped_samples)
+        self._cold = COLD.pack(*self._owner, *first, *rest, self._skipped, self._skipped_samples, self._origin)
 
     def _write(self) -> None:
         self._seq = seq = self._seq + 1

@@ -65,6 +65,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     skippable: bool  # the script asks which batches to leave out
     skipped: int  # batches that it has left out
     skipped_samples: int  # in these, as far as they could be counted
+    origin: int  # steps that were made before the first counted one; -1: nobody knows
     claimed: bool = False  # the process of this pid makes the rank's steps
     ending: str = ""  # of a script that has nothing left to do but end: "returned", or "parting" with its groups
 
@@ -123,7 +124,7 @@ def _entry(image: bytes, reading: Reading) -> tuple[int, Values | Mark] | None:
 def _reading(body: bytes) -> Reading:
     seq, flags, step, at, loss_step, loss, grad_norm = HOT.unpack_from(body)
     generation, rank, pid, first_step, first_at, first_bad_step, *rest = COLD.unpack_from(body, HOT.size)
-    phase_at, failed_at, phase, failure, grouped_at, restored_at, skipped, skipped_samples = rest
+    phase_at, failed_at, phase, failure, grouped_at, restored_at, skipped, skipped_samples, origin = rest
     return Reading(
         seq=seq,
         generation=generation,
@@ -148,6 +149,7 @@ def _reading(body: bytes) -> Reading:
         skippable=bool(flags & SKIPPABLE),
         skipped=skipped,
         skipped_samples=skipped_samples,
+        origin=origin,
         claimed=bool(flags & CLAIMED),
         ending="returned" if flags & RETURNED else "parting" if flags & PARTING else "",
     )

@@ -93,6 +93,22 @@ def test_counted_steps_cannot_be_compared_so_nothing_is_called_redone() -> None:
     found = account(*start, *crash, "36 progress 1 at 35 counted", now=40.0)
     assert found.spent_s(Use.REDO) == 0.0
     assert spans(found)[3:5] == [("train", 5, 25, 0), ("detect", 25, 30, 1)]
+    assert found.at_most == "at most ", "and the ETTR may be too good"
+
+
+def test_counted_steps_are_redone_where_it_is_known_from_where_on() -> None:
+    start = (*START[:4], "6 progress 1 at 5 numbered")
+    crash = ("30 progress 21 at 25 from 1 since 5 numbered", *CRASH[1:])
+    found = account(*start, *crash, "36 progress 1 at 35 numbered", "56 progress 21 at 55 from 1 since 35 numbered")
+    assert spans(found)[-2:] == [("redo", 35, 55, 1), ("train", 55, 56, 0)]
+    assert not found.at_most
+    assert found.ettr == pytest.approx(21 / 56)
+
+
+def test_a_script_that_tells_its_epochs_late_is_not_taken_for_one_that_redoes_its_work() -> None:
+    late = ("30 progress 21 at 25 from 1 since 5 numbered", "40 progress 1 at 38 from 1 since 30")
+    found = account(*START[:4], "6 progress 1 at 5 numbered", *late, "50 progress 2 at 48 from 1 since 30", now=50.0)
+    assert found.ran[0].steps == 21 + 1
 
 
 def test_chained_failures_redo_the_same_work_twice() -> None:

@@ -1,3 +1,5 @@
+import msgspec
+
 from holdfast.core.people import Pause, People
 from holdfast.model.event import Progress
 
@@ -32,10 +34,22 @@ def test_a_script_that_restores_itself_leaves_open_from_where() -> None:
     pause = Pause.of(10.0, "release 2", 1, None)
     change = pause.change(step(2, 12.0, counted=True), release=2)
     assert (change.good_step, change.good_at, change.resumed_from) == (-1, 10.0, None)
+    known = Pause.of(10.0, "release 2", 1, step(52, 10.0)).change(step(2, 12.0, counted=True), release=2)
+    assert "restarted (whether the script resumed is not known: at most 52 steps redone), lost" in known.sentence
+
+
+def test_our_numbers_are_not_compared_with_those_of_the_script() -> None:
+    pause = Pause.of(10.0, "release 2", 1, step(3, 10.0))  # it tells its epochs, and late
+    ours = msgspec.structs.replace(step(301, 12.0, first=301), numbered=True)
+    assert pause.change(ours, release=2).resumed_from is None
+    anew = msgspec.structs.replace(step(1, 12.0), numbered=True)
+    assert pause.change(anew, release=2).resumed_from == 0, "what begins at 0 does so by any numbers"
 
 
 def test_steps_that_are_made_again_are_told_as_lost() -> None:
     pause = Pause.of(10.0, "release 2", 1, step(52, 10.0))
     pause.stopped_at, pause.launched_at = 10.1, 10.2
     change = pause.change(step(1, 11.0), release=2)
-    assert change.sentence == "release 2: restarted from step 0, lost 52 steps and 1.0 s"
+    assert change.sentence == "release 2: restarted, but the script started from step 0: lost 52 steps and 1.0 s"
+    change = pause.change(step(42, 11.0, first=42), release=2)
+    assert change.sentence == "release 2: restarted from step 41, lost 11 steps and 1.0 s"

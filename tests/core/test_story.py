@@ -43,10 +43,24 @@ def test_a_standby_that_joins_at_a_restart_is_told() -> None:
     assert "restarted in place with n9 admitted from step 40" in told(admitted=("n9",))
 
 
-def test_a_script_that_restores_itself_gets_a_bound() -> None:
+def test_where_nobody_knows_what_the_script_went_on_from_it_says_so() -> None:
     text = told(resumed_from=None)
-    assert "restarted in place (the script restores itself, at most 41 steps redone), lost 1.2 s" in text
+    assert "at step 41; restarted in place (whether the script resumed is not known: at most 41 steps redone)" in text
     assert "at most 1 step redone" in told(resumed_from=None, good_step=1)
+    text = told(resumed_from=None, counted=True)
+    assert (
+        " 41 steps after its launch; restarted in place (whether the script resumed is not known), lost 1.2 s" in text
+    )
+    assert "evicted n2 and restarted on fewer nodes (whether" in told(resumed_from=None, evicted=("n2",))
+
+
+def test_a_script_that_starts_from_the_beginning_is_not_called_resumed() -> None:
+    lost = "but the script started from step 0: lost 41 steps and 1.2 s ("
+    assert f"at step 41; restarted in place, {lost}" in told(resumed_from=0)
+    assert f"evicted n2, admitted n9 and restarted, {lost}" in told(resumed_from=0, evicted=("n2",), admitted=("n9",))
+    assert "started from step 0: lost 42 steps" in told(resumed_from=-1), "steps may be told from 0 on"
+    assert "started from step 0: lost all steps and 1.2 s" in told(resumed_from=0, counted=True)
+    assert "restarted in place from step 0, lost 0 steps" in told(resumed_from=0, good_step=0), "nothing is lost"
 
 
 def test_before_the_first_step_nothing_can_be_redone() -> None:

@@ -153,6 +153,7 @@ def _progress(words: Words, now: float, generation: int) -> Event:
         first_step=int(words.after("from", str(step))),
         first_at=float(words.after("since", str(at))),
         counted=words.has("counted"),
+        numbered=words.has("numbered"),
         skippable=words.has("skippable"),
         backed=words.has("backed"),
     )

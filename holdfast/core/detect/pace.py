@@ -1,5 +1,7 @@
 """pace: the job's progress from the beats of its nodes; the slowest node speaks for the job."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 from holdfast.model.event import Progress
@@ -10,13 +12,19 @@ class PaceLimits(msgspec.Struct, frozen=True, kw_only=True):
     progress_s: float = 10.0  # how often progress goes into the journal while nothing happens
 
 
+def agreed(origins: Iterable[int]) -> int:
+    """What all say; -1 where they do not agree: one rank may have read what it then gave to the others."""
+    first, *others = set(origins)
+    return -1 if others else first
+
+
 class Pace:
     """Told beats by the thousand, it speaks at the first step, at the end of redone work, and now and then."""
 
     def __init__(self, limits: PaceLimits) -> None:
         self.limits = limits
         self.generation = 0
-        self.best = -1  # furthest step of any generation, as told by the script
+        self.best = -1  # furthest step of any generation, as far as steps have numbers
         self._beats: dict[str, Beat] = {}
         self._missing: set[str] = set()  # nodes with a rank that has made no step yet
         self._behind: set[str] = set()  # nodes that redo what was done before
@@ -34,7 +42,7 @@ class Pace:
         first, redoing = bool(self._missing), bool(self._behind)
         self._beats[beat.node] = beat
         self._missing.discard(beat.node)
-        if beat.step >= self.best:
+        if beat.step + max(0, beat.origin) >= self.best:
             self._behind.discard(beat.node)
         if self._missing:
             return None
@@ -46,26 +54,42 @@ class Pace:
     @property
     def step(self) -> int:
         """The newest step of this generation that every rank has made; -1: none, or not all have told."""
-        return -1 if self._missing else min((beat.step for beat in self._beats.values()), default=-1)
+        if self._missing or not self._beats:
+            return -1
+        slowest = self._slowest
+        return slowest.step + max(0, self._origin(slowest))
+
+    @property
+    def _slowest(self) -> Beat:
+        return min(self._beats.values(), key=lambda b: (b.step, -b.at))
+
+    def _origin(self, slowest: Beat) -> int:
+        """What to add to its step; -1: it was counted, and nobody knows from where on."""
+        if not slowest.counted:
+            return 0
+        return agreed(beat.origin if beat.counted else -1 for beat in self._beats.values())
 
     def flush(self, now: float) -> Progress | None:
         """The newest job-level step, if it has not been said yet: exact news must precede an alarm."""
         if self._missing or not self._beats:
             return None
-        slowest = min(self._beats.values(), key=lambda b: (b.step, -b.at))
+        slowest = self._slowest
         if slowest.step == self._said_step:
             return None
         self._said_at, self._said_step = now, slowest.step
-        if not slowest.counted:
-            self.best = max(self.best, slowest.step)
+        origin = self._origin(slowest)
+        counted, before = origin < 0, max(0, origin)
+        if not counted:
+            self.best = max(self.best, slowest.step + before)
         beats = self._beats.values()
         return Progress(
             generation=self.generation,
-            step=slowest.step,
+            step=slowest.step + before,
             at=slowest.at,
-            first_step=min(b.first_step for b in beats),
+            first_step=min(b.first_step for b in beats) + before,
             first_at=max(b.first_at for b in beats),
-            counted=slowest.counted,
+            counted=counted,
+            numbered=slowest.counted and not counted,
             grouped_at=max(b.grouped_at for b in beats),
             restored_at=max(b.restored_at for b in beats),
             skippable=all(b.skippable for b in beats),

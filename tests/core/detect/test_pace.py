@@ -112,3 +112,28 @@ def test_the_last_rank_counts_for_groups_and_states_and_every_one_must_ask() -> 
     job.heard(4.0, replace(one, node="b", step=6))
     found = job.flush(4.0)
     assert found is not None and not found.skippable
+
+
+def test_counted_steps_have_numbers_where_every_node_knows_from_where_on() -> None:
+    job = pace()
+    job.heard(1.0, replace(beat("a", 3, 1.0, counted=True), origin=240))
+    found = job.heard(1.1, replace(beat("b", 2, 1.1, counted=True), origin=240))
+    assert found is not None
+    assert (found.step, found.first_step, found.counted) == (242, 241, False)
+    assert (job.step, job.best) == (242, 242)
+
+
+def test_counted_steps_have_none_where_nodes_do_not_agree() -> None:
+    for origins in ((240, 0), (0, -1), (-1, -1)):  # one rank may have read what it gave to the others
+        job = pace()
+        job.heard(1.0, replace(beat("a", 3, 1.0, counted=True), origin=origins[0]))
+        found = job.heard(1.1, replace(beat("b", 2, 1.1, counted=True), origin=origins[1]))
+        assert found is not None
+        assert (found.step, found.first_step, found.counted, job.step, job.best) == (2, 1, True, 2, -1)
+
+
+def test_told_steps_are_taken_as_told() -> None:
+    job = pace("a")
+    found = job.heard(1.0, replace(beat("a", 3, 1.0), origin=240))
+    assert found is not None
+    assert (found.step, found.counted) == (3, False)

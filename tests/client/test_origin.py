@@ -1,0 +1,140 @@
+"""What a rank goes on from, known without a word of its script."""
+
+import mmap
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.wire.slot import read
+from tests.client.conftest import Zygote
+
+pytestmark = pytest.mark.e2e
+
+Arena = tuple[str, mmap.mmap]
+
+TRAIN = """
+import os, sys, torch
+net = torch.nn.Linear(2, 2)
+optimizer = torch.optim.{optimizer}(net.parameters())
+def train(steps):
+    for _ in range(steps):
+        net(torch.ones(2)).sum().backward()
+        optimizer.step()
+{then}
+os._exit(0)  # what counts is in the slot by then
+"""
+SAVE = "train(7)\ntorch.save([net.state_dict(), optimizer.state_dict()], 'state.pt')"
+WEIGHTS = "net.load_state_dict(torch.load('state.pt')[0])\n"
+ALL = WEIGHTS + "optimizer.load_state_dict(torch.load('state.pt')[1])\n"
+
+
+def origin(zygote: Zygote, arena: Arena, script: str, *, generation: int = 2, began_at: float = 0.0) -> int:
+    (zygote.folder / "trains.py").write_text(script)
+    ended = zygote.run(
+        "trains.py",
+        HOLDFAST_SLOT=f"{arena[0]}:1",
+        HOLDFAST_GENERATION=str(generation),
+        HOLDFAST_BEGAN=str(began_at or time.time()),
+        RANK="0",
+    )
+    assert ended.code == 0, ended.err
+    now = read(arena[1], 1)
+    assert now and now.counted and now.first_step == 1
+    return now.origin
+
+
+@pytest.fixture
+def saved(warm: Zygote, arena: Arena) -> None:
+    (warm.folder / "state.pt").unlink(missing_ok=True)
+    assert origin(warm, arena, TRAIN.format(optimizer="AdamW", then=SAVE), generation=1) == 0
+
+
+@pytest.mark.usefixtures("saved")
+def test_a_restored_optimizer_tells_its_step(warm: Zygote, arena: Arena) -> None:
+    assert origin(warm, arena, TRAIN.format(optimizer="AdamW", then=ALL + "train(2)")) == 7
+    assert origin(warm, arena, TRAIN.format(optimizer="AdamW", then=ALL + "train(2)"), generation=1) == 7
+
+
+@pytest.mark.usefixtures("saved")
+def test_a_script_that_reads_nothing_starts_at_the_beginning(warm: Zygote, arena: Arena) -> None:
+    for optimizer in ("AdamW", "SGD"):
+        then = "import json, logging.config\nopen('log', 'a').write('anew')\ntrain(2)"
+        assert origin(warm, arena, TRAIN.format(optimizer=optimizer, then=then)) == 0
+
+
+@pytest.mark.usefixtures("saved")
+def test_what_is_read_may_have_been_gone_on_from(warm: Zygote, arena: Arena) -> None:
+    for optimizer in ("AdamW", "SGD"):  # the weights alone: how far they are only the script knows
+        assert origin(warm, arena, TRAIN.format(optimizer=optimizer, then=WEIGHTS + "train(2)")) == -1
+    later = time.time() + 1000.0
+    script = TRAIN.format(optimizer="SGD", then=WEIGHTS + "train(2)")
+    assert origin(warm, arena, script, began_at=later) == 0, "it was there before the job was"
+
+
+def test_what_is_read_after_the_first_step_is_no_restore(warm: Zygote, arena: Arena) -> None:
+    then = "open('fresh', 'w').write('x')\ntrain(1)\nopen('fresh').read()\ntrain(1)"
+    assert origin(warm, arena, TRAIN.format(optimizer="SGD", then=then)) == 0
+
+
+WAYS = """
+import io, mmap, os, pathlib, socket, sqlite3, sys, time, zipfile
+import numpy, torch
+import torch.distributed.checkpoint as dcp
+from holdfast.client.origin import Reads
+
+def dials(family, address):
+    with socket.socket(family) as s:
+        s.settimeout(0.001)
+        try:
+            s.connect(address)
+        except OSError:
+            pass
+
+numpy.save("a.npy", numpy.ones(3))
+torch.save({"a": torch.ones(3)}, "a.pt")
+dcp.save({"a": torch.ones(3)}, checkpoint_id="a.dcp", no_dist=True)
+pathlib.Path("a.log").write_text("x")
+sqlite3.connect("a.db").execute("create table t (x)").connection.close()
+pathlib.Path("a.py").write_text("x = 1")
+seen = {
+    "open": lambda: open("a.log").close(),
+    "open to read and write": lambda: open("a.log", "r+").close(),
+    "os.open": lambda: os.close(os.open("a.log", os.O_RDONLY)),
+    "pathlib": lambda: pathlib.Path("a.pt").read_bytes(),
+    "torch.load": lambda: torch.load("a.pt"),
+    "torch.load by mmap": lambda: torch.load("a.pt", mmap=True),
+    "numpy": lambda: numpy.load("a.npy"),
+    "numpy by mmap": lambda: numpy.load("a.npy", mmap_mode="r"),
+    "zipfile": lambda: zipfile.ZipFile("a.pt").close(),
+    "dcp": lambda: dcp.load({"a": torch.ones(3)}, checkpoint_id="a.dcp", no_dist=True),
+    "sqlite": lambda: sqlite3.connect("a.db").close(),
+    "the network": lambda: dials(socket.AF_INET, ("192.0.2.1", 9)),
+}
+unseen = {
+    "appended to": lambda: open("a.log", "a").close(),
+    "written": lambda: open("b.log", "w").close(),
+    "missing": lambda: os.path.exists("nothing") or dials(socket.AF_UNIX, "nothing"),
+    "a module": lambda: open("a.py").close(),
+    "the kernel's": lambda: open("/proc/self/status").close(),
+    "this machine": lambda: dials(socket.AF_INET, ("127.0.0.1", 9)),
+}
+reads = Reads(time.time())
+reads.start()
+def found(way):
+    reads._found = False
+    way()
+    return reads.found
+wrong = [name for name, way in seen.items() if not found(way)]
+wrong += [name for name, way in unseen.items() if found(way)]
+sys.modules["safetensors"] = sys
+wrong += [] if reads.found else ["what Python cannot see"]
+os.write(1, repr(wrong).encode())
+os._exit(0)
+"""
+
+
+def test_ways_to_read(warm: Zygote, tmp_path: Path) -> None:
+    (tmp_path / "ways.py").write_text(WAYS)
+    ended = warm.run("ways.py", cwd=tmp_path)
+    assert (ended.code, ended.out) == (0, "[]"), ended.err
