@@ -220,7 +220,7 @@ class Slot:
         self._first_step, self._first_at, self._first_bad_step, *rest = COLD.unpack_from(body, HOT.size)[3:]
         self._phase_at, self._failed_at, phase, failure, *rest = rest
         self._phase, self._failure = phase.rstrip(b"\0"), failure.rstrip(b"\0")
-        self._grouped_at, self._restored_at, self._skipped, self._skipped_samples = rest
+        self._grouped_at, self._restored_at, self._skipped, self._skipped_samples, self._origin = rest
 
     def skip(self, step: int, batches: int, samples: int) -> None:
         """This step was left out, and so many up to now; shown with the next write."""

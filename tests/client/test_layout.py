@@ -1,5 +1,6 @@
 """A relaunch sums gradients in the same order: checked bit for bit with four ranks and several buckets."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,10 +52,14 @@ os._exit(0)
 """
 
 
+_GENERATIONS = itertools.count(1)
+
+
 def train(zygote: Zygote, group: Group, arena: str, *argv: str) -> Ended:
     script = zygote.folder / "train.py"
     script.write_text(TRAIN)
-    envs = [env | {"HOLDFAST_SLOT": f"{arena}:{env['RANK']}"} for env in group()]
+    generation = str(next(_GENERATIONS))  # as slots are used again by another
+    envs = [env | {"HOLDFAST_SLOT": f"{arena}:{env['RANK']}", "HOLDFAST_GENERATION": generation} for env in group()]
     ended = [zygote.wait(rank) for rank in zygote.forks(envs, str(script), *argv)]
     assert len(set(ended)) == 1, ended  # weights and all
     return ended[0]
