@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.wire.slot import read
+from holdfast.wire.slot import clear, read
 from tests.client.conftest import Zygote
 
 pytestmark = pytest.mark.e2e
@@ -31,6 +31,7 @@ ALL = WEIGHTS + "optimizer.load_state_dict(torch.load('state.pt')[1])\n"
 
 def origin(zygote: Zygote, arena: Arena, script: str, *, generation: int = 2, began_at: float = 0.0) -> int:
     (zygote.folder / "trains.py").write_text(script)
+    clear(arena[1], 1)  # as an agent does before it starts a rank
     ended = zygote.run(
         "trains.py",
         HOLDFAST_SLOT=f"{arena[0]}:1",
