@@ -72,6 +72,7 @@ def test_tokens_that_nobody_can_make(start: Start, capsys: pytest.CaptureFixture
     assert "has ended with code 0" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_hosts_of_one_authority_need_no_token(start: Start, port: int, tmp_path: Path) -> None:
     ours = Organisation(tmp_path / "ours")
     flags = ("--rdzv-endpoint", f"127.0.0.2:{port}", "--nnodes", "2")
