@@ -102,7 +102,7 @@ class Trainer:
 
     def _judge(self, number: int, loss: float, norm: float) -> None:
         began = time.thread_time()
-        self.watching._see(self.optimizer, (), {})
+        self.watching._see(self.optimizer)
         own, update = self.watching.own_norm, self.watching.update
         assert own is not None and update is not None
         self._spend("watch", began)
