@@ -35,7 +35,7 @@ _LATE = (signal.SIGPROF, signal.SIGALRM)  # what ends who takes longer
 # What is mostly said: the patterns that look at it are compiled once, not in every fork.
 _USUAL = (
     "Traceback (most recent call last):",
-    '  File "/work/train.py", line 88, in main',
+    '  File "train.py", line 88, in main',
     "ValueError: bad value",
     "RuntimeError: CUDA error: device-side assert triggered",
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",

@@ -63,6 +63,7 @@ class Ingest:
         self._spiked = Told(_SPIKE_S)
         self.beats: dict[str, Beat] = {}  # the newest of each node, for people
         self._links: dict[str, Outbox] = {}
+        self._here: set[str] = set()  # nodes that called by the socket of this host
         self.tracing = Tracing(lambda: tuple(sorted(self._links)), self._look)
         self.watching = Watching(settings, decider, self.tracing, self._cry)
         self._exposed: tuple[str, ...] = ()
@@ -105,6 +106,8 @@ class Ingest:
                     await ws.close(code=1008, message=b"this link is another node's")
                     break
                 node = self._heard(heard, outbox, node)
+                if isinstance(heard, Hello):
+                    (self._here.add if caller.node == ANY_NODE else self._here.discard)(node)
         except msgspec.DecodeError:
             await ws.close(code=1003, message=b"not a message of this version of holdfast")
         finally:
@@ -148,11 +151,21 @@ class Ingest:
                     self._tell_aims()
             case Looked() if node:
                 self.tracing.heard(node, message)
-            case Post() if node and _is_about(node, message.body):
+            case Post() if node:
                 self._alive(now, node)
-                self._post(now, message)
+                if self._may_say(node, message.body):
+                    self._post(now, message)
+                else:
+                    self.hands.say(f"{node} spoke of nodes that are not its own; it was not heeded")
                 self._unkept.append((outbox, Ack(seq=message.seq)))
         return node
+
+    def _may_say(self, node: str, body: Alarm | Ended | Done) -> bool:
+        """A node can accuse nobody else; but one agent of a host tells what is wrong with the host, which concerns all
+        nodes there. That it is the same host is proved where both called by this host's socket."""
+        if isinstance(body, Alarm):
+            return set(body.suspects) <= ({node} | self._here if node in self._here else {node})
+        return body.node == node
 
     def kept(self) -> None:
         """The journal is on disk as far as we have told it: what we were told need not be told again."""
@@ -371,11 +384,6 @@ class Ingest:
             while not outbox.empty():
                 outbox.get_nowait()
             outbox.put_nowait(_HANG_UP)
-
-
-def _is_about(node: str, body: Alarm | Ended | Done) -> bool:
-    """A node speaks of itself alone: it can accuse nobody else."""
-    return set(body.suspects) <= {node} if isinstance(body, Alarm) else body.node == node
 
 
 async def _send_all(ws: Socket, outbox: Outbox) -> None:

@@ -4,8 +4,10 @@ import asyncio
 
 import msgspec
 import pytest
+from aiohttp import web
 
 from holdfast.config import Settings
+from holdfast.controller.door import ANY_NODE, Caller
 from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.detect.silence import SilenceLimits
 from holdfast.core.floor import BackupLimits
@@ -18,7 +20,7 @@ from holdfast.model.signal import Mark
 from holdfast.model.topology import Job
 from holdfast.wire import messages
 from holdfast.wire.messages import Ack, Hold, Marked, Tell, Welcome
-from tests.controller.conftest import HEADERS, Agent, Open
+from tests.controller.conftest import HEADERS, Agent, Desk, Open
 
 QUICK = Settings(silence=SilenceLimits(beat_s=0.1, silence_s=0.5), recovery=Limits(stop_s=0.5, stop_grace_s=0.0))
 
@@ -98,6 +100,44 @@ async def test_nobody_speaks_for_another_node(desk_of: Open) -> None:
         await desk.until(lambda: "b" in desk.controller.ingest.beats, "a beat")
         assert set(desk.controller.ingest.beats) == {"b"}
         assert not any(isinstance(event, Ended) for event in desk.events())
+
+
+def _about(*nodes: str) -> Alarm:
+    return Alarm(kind=Kind.HEALTH, at=1.0, suspects=nodes, reason=" ".join(nodes), stance=Stance.NOTIFY)
+
+
+def _told(desk: Desk) -> list[str]:
+    return [event.reason for event in desk.events() if isinstance(event, Alarm) and event.kind is Kind.HEALTH]
+
+
+async def test_what_is_wrong_with_a_host_is_told_by_one_of_its_nodes(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        agents = {node: await desk.link(node) for node in "ab"}
+        for agent in agents.values():
+            await agent.hello(ready=False)
+            await agent.hear()
+        await agents["a"].post(_about("a", "b"))
+        await desk.until(lambda: _told(desk) == ["a b"], "an alarm")
+
+
+async def test_a_node_of_another_host_accuses_itself_alone(desk_of: Open) -> None:
+    def port(request: web.Request) -> Caller:
+        node = request.query["node"]
+        return Caller(name=node, node=ANY_NODE if node == "here" else node)
+
+    async with desk_of(port=port) as desk:
+        agents = {}
+        for node in ("here", "far", "farther"):
+            agents[node] = Agent(await desk.client.ws_connect(f"/agent?node={node}"), node)
+            await agents[node].hello(ready=False)
+            await agents[node].hear()
+        await agents["far"].post(_about("far", "farther"))
+        await agents["far"].post(_about("here"))
+        await agents["here"].post(_about("far"))
+        for node in ("here", "far"):
+            await agents[node].post(_about(node))
+        await desk.until(lambda: len(_told(desk)) >= 2, "two alarms")
+        assert sorted(_told(desk)) == ["far", "here"]
 
 
 async def test_a_node_that_comes_back_is_emptied_before_it_is_ready(desk_of: Open) -> None:
