@@ -24,7 +24,7 @@ def fill(disk: Path) -> Path:
 def main(folder: Path) -> None:
     disk = folder / "run"  # where the driver looks
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m,mode=0700", "tmpfs", str(disk)], check=True)
     (folder / "job.py").write_text(TRAIN)
     flags = ("--run-dir", str(disk), "--no-zygote", "--set", "recovery.wait_s=20", "--set", "node.lost_s=60")
     job = Job(folder, *flags, "job.py", str(folder), env=dict(os.environ))

@@ -175,7 +175,8 @@ def _remedy(case: Case) -> Verdict:
     if case.replaceable and cause.klass == NOT_STARTED:
         return Verdict(remedy=Remedy.EVICT, nodes=cause.suspects, reason=f"{where} could not start its ranks: evicted")
     if case.is_choice and not case.ever and case.recent:
-        if case.max_restarts is None:
+        # Amid failures of other kinds it may be their echo.
+        if case.max_restarts is None and case.rounds <= len(case.recent):
             return _give_up(f"it {cause.reason} again before any step was made, which no machine does by itself")
         return _capped(case) if case.capped else Verdict(remedy=Remedy.RESTART, reason=_NOBODY)
     # An echo names a node that lost its peer, which is no reason to blame it however often it happens.

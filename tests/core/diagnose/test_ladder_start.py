@@ -22,6 +22,12 @@ def test_a_code_of_its_own_before_any_step_costs_no_node(cap: int | None) -> Non
     assert judge(case(CHOSEN, past=past(10))).remedy is Remedy.EVICT, "after steps it may be the machine"
 
 
+def test_a_code_of_its_own_amid_other_failures_may_be_their_echo() -> None:
+    mixed = case(CHOSEN, ever=False, step=-1, past=past(-1), rounds=2)
+    assert judge(mixed).remedy is Remedy.RESTART
+    assert judge(msgspec.structs.replace(mixed, rounds=3)).remedy is Remedy.GIVE_UP
+
+
 def test_what_the_environment_lacks_is_not_tried_again() -> None:
     lacking = msgspec.structs.replace(
         SCRIPT, action="fix_config", hint="install a CUDA build of torch", confidence=0.84
