@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.flagvalues import settings as pairs
+from holdfast.cli.parsing import CommandParser
 from holdfast.cli.wording import counted
 from holdfast.config import ConfigError, Settings, load
 from holdfast.core.words.prefixes import said_of
@@ -29,8 +30,8 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="holdfast catalog", description="Look after what is known about last words.")
-    settings = argparse.ArgumentParser(add_help=False)
+    parser = CommandParser(prog="holdfast catalog", description="Look after what is known about last words.")
+    settings = CommandParser(add_help=False)
     settings.add_argument("--config", metavar="FILE", help="settings, of which words.catalog says where your rows are")
     settings.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one setting")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")

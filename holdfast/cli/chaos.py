@@ -18,6 +18,7 @@ from holdfast.chaos.sight import Sight
 from holdfast.chaos.striking import NAME, Striker, good
 from holdfast.cli import rundir, runs
 from holdfast.cli.flagtable import UsageError
+from holdfast.cli.parsing import CommandParser
 
 _NOTHING = 3
 _CODES = """Exit code 0: every fault that was to be noticed was, on the right node, and the job came back each time; 1:
@@ -50,7 +51,7 @@ def _walk(args: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="holdfast chaos", description="Strike a job with faults, and see what follows.", epilog=_CODES
     )
     what = parser.add_subparsers(dest="what", required=True)

@@ -12,6 +12,7 @@ from holdfast.checkpoint.manifest import MANIFEST, StorageError
 from holdfast.checkpoint.retention import Found, clean, find
 from holdfast.checkpoint.storage import at
 from holdfast.cli.flagtable import UsageError
+from holdfast.cli.parsing import CommandParser
 from holdfast.cli.wording import counted
 
 BROKEN = 1
@@ -29,7 +30,7 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="holdfast ckpt", description="Look after checkpoints on storage.")
+    parser = CommandParser(prog="holdfast ckpt", description="Look after checkpoints on storage.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     what = "List checkpoints, newest first; the exit code is 1 if there is none."
     ls = verbs.add_parser("ls", help="list the checkpoints of a job", description=what)

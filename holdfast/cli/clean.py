@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast.cli import rundir, runs
 from holdfast.cli.flagtable import UsageError
+from holdfast.cli.parsing import CommandParser
 from holdfast.cli.leftovers import Found, Leftover, clean
 from holdfast.cli.wording import counted
 from holdfast.core.memory import size
@@ -17,7 +18,7 @@ LEFT = 1  # something that was named, or that is dead, is still there
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="holdfast clean",
         description="Remove what runs that were killed have left: sockets, notes, processes, unfinished checkpoints. "
         "A run is touched only if its locks prove that none of its processes is alive. Journals, logs and checkpoints "

@@ -19,6 +19,7 @@ from holdfast.agent import words
 from holdfast.cli import rundir
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.flagvalues import settings as pairs
+from holdfast.cli.parsing import CommandParser
 from holdfast.config import ConfigError, Settings, load
 from holdfast.journal.sqlite import JournalError, SqliteJournal
 from holdfast.logs import catalog
@@ -61,7 +62,7 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="holdfast diagnose", description="Read logs and say which failure it was, whose, and what to do next."
     )
     what = "logs of ranks and kernels, a folder of them, - for standard input, or one run directory or id"

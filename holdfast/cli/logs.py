@@ -11,6 +11,7 @@ from pathlib import Path
 from holdfast.cli import rundir, runs
 from holdfast.cli.console import Console, Style, generations, ranks_of, show
 from holdfast.cli.flagtable import UsageError
+from holdfast.cli.parsing import CommandParser
 from holdfast.core.plain import harmless
 from holdfast.wire import spec
 from holdfast.wire.spec import Ended, RunSpec
@@ -38,14 +39,14 @@ def main(argv: list[str]) -> int:
 def _attach_parser() -> argparse.ArgumentParser:
     about = "Follow a run as the terminal that started it does: its ranks' output, and what holdfast says. "
     about += "Ctrl-C leaves it running. The exit code is the run's, if it ends meanwhile."
-    parser = argparse.ArgumentParser(prog="holdfast attach", description=about)
+    parser = CommandParser(prog="holdfast attach", description=about)
     runs.add_run(parser)
     return parser
 
 
 def _parser() -> argparse.ArgumentParser:
     about = "Show what ranks have printed. Their files are in the run's log directory, one folder for each rank."
-    parser = argparse.ArgumentParser(prog="holdfast logs", description=about)
+    parser = CommandParser(prog="holdfast logs", description=about)
     runs.add_run(parser)
     parser.add_argument("-f", "--follow", action="store_true", help="go on with what they print from now on")
     parser.add_argument(

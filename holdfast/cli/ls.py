@@ -11,7 +11,8 @@ import msgspec
 from holdfast.cli import rundir, runs
 from holdfast.cli.api import ask
 from holdfast.cli.flagtable import UsageError
-from holdfast.cli.wording import duration
+from holdfast.cli.parsing import CommandParser
+from holdfast.cli.wording import duration, step_said
 from holdfast.core.plain import plain
 from holdfast.wire import spec
 from holdfast.wire.controller_call import NotRunning
@@ -32,7 +33,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="holdfast ls", description="Show your runs on this host, the newest last.")
+    parser = CommandParser(prog="holdfast ls", description="Show your runs on this host, the newest last.")
     parser.add_argument("--all", action="store_true", help=f"not only those alive and the {_NEWEST} newest")
     parser.add_argument("--json", action="store_true", help="print them as JSON")
     args = parser.parse_args(argv)

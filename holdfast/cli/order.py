@@ -10,6 +10,8 @@ from typing import Any
 from holdfast.cli import rundir, runs
 from holdfast.cli.api import ask
 from holdfast.cli.flagtable import UsageError
+from holdfast.cli.parsing import CommandParser
+from holdfast.cli.wording import step_said
 from holdfast.wire.controller_call import NotRunning, Refused
 
 GONE_S = 15.0  # a controller that crashed is back by then
@@ -54,7 +56,7 @@ def main(argv: list[str]) -> int:
 
 
 def _parser(verb: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"holdfast {verb}", description=_ABOUT[verb])
+    parser = CommandParser(prog=f"holdfast {verb}", description=_ABOUT[verb])
     if verb in _WITH_NODE:
         parser.add_argument("node", metavar="NODE", help="as holdfast status names it")
     runs.add_run(parser, order=True, positional=False)
@@ -118,12 +120,12 @@ def _wait(run_dir: Path, body: dict[str, Any]) -> str:
 
 def _done(status: Status, body: dict[str, Any]) -> str:
     """That it is so, in words; "" while it is not."""
-    trains, step = status["phase"] == "training", max(status["step"], 0)
+    step = step_said(status["step"])
     match body["verb"]:
         case "hold" if status["phase"] == "held":
-            return f"held at step {step}; holdfast resume lets it go on"
-        case "resume" | "approve" if trains and not (status["held"] or status["asking"]):
-            return f"training, step {step}"
+            return f"held{f' at {step}' if status['step'] >= 0 else ''}; holdfast resume lets it go on"
+        case "resume" | "approve" if goes_on(status) and not (status["held"] or status["asking"]):
+            return f"{status['phase']}, {step}"
         case "evict" | "drain":
             return _gone(status, body["node"])
     return ""
@@ -133,4 +135,9 @@ def _gone(status: Status, node: str) -> str:
     here = any(view["node"] == node and view["role"] in _HERE for view in status["nodes"])
     if here:
         return f"{node} leaves when the job goes on" if status["phase"] == "held" else ""
-    return f"{node} has left; training, step {max(status['step'], 0)}" if status["phase"] == "training" else ""
+    return f"{node} has left; {status['phase']}, {step_said(status['step'])}" if goes_on(status) else ""
+
+
+def goes_on(status: Status) -> bool:
+    """Whether ranks make steps again; of a script that never made one, whether they run."""
+    return status["phase"] == "training" or (status["phase"] == "starting" and status["ettr"] is None)

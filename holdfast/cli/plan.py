@@ -9,6 +9,7 @@ from rich.table import Table
 
 from holdfast.cli import plan_scale
 from holdfast.cli.flagtable import UsageError
+from holdfast.cli.parsing import CommandParser
 from holdfast.core.sizing import Losses, Sizing, size
 
 # What ByteRobust's authors saw: of 175 incidents of a dense job 15 evicted a group of 8, and a switch has 32 machines.
@@ -41,7 +42,7 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     what = "How many standbys to hold, so that in 99 of 100 days nobody has to be waited for."
-    parser = argparse.ArgumentParser(prog="holdfast plan", description=what)
+    parser = CommandParser(prog="holdfast plan", description=what)
     parser.add_argument("--nodes", type=int, metavar="N", help="of the job: standbys alone, and of smaller ones too")
     parser.add_argument(
         "--p-day", type=float, metavar="P", help="a node fails on a day (default 0.0012; with --gpus the mix's)"

@@ -13,6 +13,7 @@ from rich.text import Text
 from holdfast.agent.probes import PROBES
 from holdfast.agent.probing import Terms, run_probes
 from holdfast.cli.flagtable import UsageError
+from holdfast.cli.parsing import CommandParser
 from holdfast.cli.wording import counted
 from holdfast.core.diagnose.probes import Judged, golden_rows, judge, sentence
 from holdfast.logs import golden
@@ -47,7 +48,7 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     what = "Try this machine: processors, GPUs, memory, disk, clock. The exit code is 1 if something failed."
-    parser = argparse.ArgumentParser(prog="holdfast probe", description=what)
+    parser = CommandParser(prog="holdfast probe", description=what)
     levels = "; ".join(f"{level}: {said}" for level, said in _LEVELS.items())
     parser.add_argument("--level", type=int, default=1, metavar="1..3", help=f"how much (default 1). {levels}")
     parser.add_argument("--only", default="", metavar="NAME,...", help=f"of {', '.join(p.name for p in PROBES)}")

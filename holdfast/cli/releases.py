@@ -1,6 +1,5 @@
 """`holdfast releases`: which versions of the user's code a job had, and what became of them."""
 
-import argparse
 import contextlib
 import sys
 import time
@@ -16,6 +15,7 @@ from holdfast.cli import rundir, runs
 from holdfast.cli.api import ask
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.order import Unheard, patiently
+from holdfast.cli.parsing import CommandParser
 from holdfast.cli.wording import duration
 from holdfast.controller.replay import ReplayError, replay
 from holdfast.core.decider import Decider
@@ -29,7 +29,7 @@ _COLOURS = {Fate.RUNNING: "green", Fate.REFUSED: "red", Fate.ROLLED_BACK: "red",
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="holdfast releases", description="Show the releases of a job.")
+    parser = CommandParser(prog="holdfast releases", description="Show the releases of a job.")
     runs.add_run(parser)
     parser.add_argument("--json", action="store_true", help="print them as JSON")
     args = parser.parse_args(argv)

@@ -14,7 +14,8 @@ from rich.text import Text
 
 from holdfast.cli import rundir, runs
 from holdfast.cli.flagtable import UsageError
-from holdfast.cli.wording import counted, duration, incidents
+from holdfast.cli.parsing import CommandParser
+from holdfast.cli.wording import NO_STEP, counted, duration, ettr_of, incidents, step_said
 from holdfast.core.account import Use, fold
 from holdfast.core.plain import plain_tree
 from holdfast.core.report import Report, report_of
@@ -55,7 +56,7 @@ _LETTERS = {
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="holdfast report", description="Show what a job did and what it cost.")
+    parser = CommandParser(prog="holdfast report", description="Show what a job did and what it cost.")
     runs.add_run(parser)
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     args = parser.parse_args(argv)

@@ -1,6 +1,5 @@
 """`holdfast rollback`: go back to an older release, by hand."""
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -8,14 +7,15 @@ from pathlib import Path
 from holdfast.cli import releases, rundir, runs
 from holdfast.cli.api import ask
 from holdfast.cli.flagtable import UsageError
-from holdfast.cli.order import Unheard, give, patiently
+from holdfast.cli.order import Unheard, give, goes_on, patiently
+from holdfast.cli.parsing import CommandParser
 from holdfast.wire.controller_call import NotRunning, Refused
 
 _LOOK_S = 0.1
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="holdfast rollback", description="Go back to an older release, now.")
+    parser = CommandParser(prog="holdfast rollback", description="Go back to an older release, now.")
     parser.add_argument("release", nargs="?", type=int, default=0, metavar="REL", help="default: the one before")
     runs.add_run(parser, order=True, positional=False)
     parser.add_argument("--no-wait", action="store_true", help="do not wait until it makes steps")
@@ -48,6 +48,6 @@ def _wait(run_dir: Path, before: int) -> str:
             status = patiently(run_dir, lambda: ask(run_dir, "/api/v1/status"))
         except NotRunning:
             raise Unheard(f"the run in {run_dir} {rundir.ending(run_dir)}") from None
-        if status["release"] != before and status["phase"] == "training":
+        if status["release"] != before and goes_on(status):
             return f"release {status['release']} runs; it took {time.monotonic() - began:.1f} s"
         time.sleep(_LOOK_S)

@@ -10,6 +10,7 @@ import msgspec
 
 from holdfast.cli import sim_dst, sim_replay, sim_scale
 from holdfast.cli.flagtable import UsageError
+from holdfast.cli.parsing import CommandParser
 from holdfast.cli.wording import duration
 from holdfast.core.account import Use
 from holdfast.core.report import report_of
@@ -59,7 +60,7 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="holdfast sim", description="Run the same decisions in virtual time.")
+    parser = CommandParser(prog="holdfast sim", description="Run the same decisions in virtual time.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     what = "simulate a job with faults: is it always safe, does it recover, and what do the faults cost?"
     run = commands.add_parser("run", help="simulate one job", description=what)

@@ -15,7 +15,8 @@ from rich.text import Text
 from holdfast.cli import runs
 from holdfast.cli.api import ask
 from holdfast.cli.flagtable import UsageError
-from holdfast.cli.wording import counted, duration, incidents
+from holdfast.cli.parsing import CommandParser
+from holdfast.cli.wording import NO_STEP, counted, duration, ettr_of, incidents, step_said
 from holdfast.core.plain import plain_tree
 from holdfast.wire.controller_call import NotRunning
 
@@ -26,7 +27,7 @@ _COLOURS |= {"probing": "magenta", "pausing": "blue", "held": "bright_blue"}
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="holdfast status", description="Show what a job is doing now.")
+    parser = CommandParser(prog="holdfast status", description="Show what a job is doing now.")
     runs.add_run(parser)
     parser.add_argument("-w", "--watch", action="store_true", help="keep showing it until the job ends")
     parser.add_argument("--json", action="store_true", help="print the status as JSON")

@@ -1,19 +1,19 @@
 """`holdfast stop`: end a job, with grace or without."""
 
-import argparse
 import sys
 import time
 
 from holdfast.cli import rundir, runs
 from holdfast.cli.api import ask
 from holdfast.cli.flagtable import UsageError
+from holdfast.cli.parsing import CommandParser
 from holdfast.wire.controller_call import NotRunning
 
 _GONE_S = 10.0  # a controller that crashed is back by then
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="holdfast stop", description="Stop a job and everything it started.")
+    parser = CommandParser(prog="holdfast stop", description="Stop a job and everything it started.")
     runs.add_run(parser, order=True)
     parser.add_argument("--now", action="store_true", help="without grace: SIGKILL at once")
     parser.add_argument("--no-wait", action="store_true", help="do not wait until it has ended")

@@ -10,6 +10,7 @@ from holdfast.cli import rundir, runs
 from holdfast.cli.api import ask
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.order import patiently
+from holdfast.cli.parsing import CommandParser
 from holdfast.controller import badges
 from holdfast.controller.badges import BadgeError
 from holdfast.controller.door import Right
@@ -20,7 +21,7 @@ _RIGHTS = {right.name.lower(): right for right in Right}
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="holdfast token",
         description="Tokens that open the ports of all your jobs: on this host commands need none, but pages, scrapers "
         "and people elsewhere do. Rights: view (look), operate (hold, resume, approve, evict, drain, stop), "

@@ -15,6 +15,7 @@ from rich.tree import Tree
 from holdfast.cli import flame, runs
 from holdfast.cli.api import ask
 from holdfast.cli.flagtable import UsageError
+from holdfast.cli.parsing import CommandParser
 from holdfast.cli.wording import counted
 from holdfast.controller.api import Traced
 from holdfast.core.diagnose.stacks import Naming, moved, ranks_said, vote
@@ -78,7 +79,7 @@ def acquitted(found: Traced, later: Traced, steps: int) -> Naming:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="holdfast trace", description="Show where all processes of a job are now.")
+    parser = CommandParser(prog="holdfast trace", description="Show where all processes of a job are now.")
     runs.add_run(parser)
     parser.add_argument("--native", action="store_true", help="frames of C and C++ too; stops each rank for a moment")
     parser.add_argument("--rounds", type=int, default=1, help="look this often, and name who stands out in most rounds")

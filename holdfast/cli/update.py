@@ -15,6 +15,7 @@ from holdfast.cli import packing, releases, rundir, runs
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.order import Unheard, give
 from holdfast.cli.packing import Brought
+from holdfast.cli.parsing import CommandParser
 from holdfast.cli.wording import duration
 from holdfast.core.history import Chapter
 from holdfast.model.release import Fate, Release
@@ -47,7 +48,7 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="holdfast update",
         usage="holdfast update [flags] [PATH|GIT_REF] [-- SCRIPT [arguments of the script]]",
         description="Bring newer code to a job that runs: checked on one node, staged on all, then launched.",

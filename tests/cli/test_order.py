@@ -52,6 +52,14 @@ def seats(job: Job) -> dict[str, str]:
     return {view["ranks"]: view["node"] for view in job.status()["nodes"] if view["role"] == "active"}
 
 
+def test_a_script_without_steps_goes_on_when_its_ranks_run() -> None:
+    runs = {"phase": "starting", "ettr": None, "step": -1, "held": "", "asking": "", "nodes": []}
+    assert order._done(runs, {"verb": "resume"}) == "starting, no step seen"
+    assert order._done(runs, {"verb": "evict", "node": "n1"}) == "n1 has left; starting, no step seen"
+    assert order._done(runs | {"ettr": 0.5, "step": 7}, {"verb": "resume"}) == "", "its next step is waited for"
+    assert order._done(runs | {"phase": "held"}, {"verb": "hold"}) == "held; holdfast resume lets it go on"
+
+
 @e2e
 @pytest.mark.slow
 def test_hold_and_resume_with_a_controller_killed_in_between(start: Start) -> None:

@@ -188,6 +188,36 @@ def test_a_job_without_a_terminal(start: Start, tmp_path: Path) -> None:
 
 
 _PRINTS = """
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["logs", "--ranks", "1"], "holdfast logs: there is no flag --ranks; did you mean --rank?"),
+        (["report", "--rnu", "r"], "holdfast report: there is no flag --rnu; did you mean --run?"),
+        (["status", "--wach"], "holdfast status: there is no flag --wach; did you mean --watch?"),
+        (["diagnose", "--exit_cod=1"], "holdfast diagnose: there is no flag --exit_cod; did you mean --exit-code?"),
+        (["ckpt", "ls", "here", "--jsn"], "holdfast ckpt ls: there is no flag --jsn; did you mean --json?"),
+        (["ckpt", "ls", "here", "--stp"], "holdfast ckpt ls: there is no flag --stp; see holdfast ckpt ls --help"),
+        (["update", "--nwo"], "holdfast update: there is no flag --nwo; did you mean --now?"),
+        (["ls", "--zzz"], "holdfast ls: there is no flag --zzz; see holdfast ls --help"),
+        (["ls", "what"], "holdfast ls: there is no use for what here; see holdfast ls --help"),
+        (["run", "--standbis", "1"], "holdfast run: there is no flag --standbis; did you mean --standbys?"),
+    ],
+)
+def test_misspelt_flags(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code: object = main(words)
+    except SystemExit as e:
+        code = e.code
+    assert (code, capsys.readouterr().err) == (2, f"{told}\n")
+
+
+def test_every_command_suggests_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in COMMANDS.keys() - {"run"}:
+        with pytest.raises(SystemExit) as caught:
+            main([name, "--hepl"])
+        assert caught.value.code == 2 and capsys.readouterr().err.count("\n") == 1, name
+
+
 import os, sys, time
 import holdfast
 step = 0

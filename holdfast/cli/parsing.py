@@ -1,0 +1,36 @@
+"""The command lines of all commands but `run`: argparse, and one sentence about what it cannot read."""
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+USAGE = 2  # the exit code of a command line that cannot be read
+
+
+class CommandParser(argparse.ArgumentParser):
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
+        found, unread = self.parse_known_args(args, namespace)
+        if unread:
+            self._chosen(found)._refuse(unread[0])
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+    def _refuse(self, word: str) -> NoReturn:
+        written = word.partition("=")[0]
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        if not written.startswith("-"):
+            self.error(f"there is no use for {written} here")
+        if near := difflib.get_close_matches(written.replace("_", "-"), flags, n=1):
+            self.exit(USAGE, f"{self.prog}: there is no flag {written}; did you mean {near[0]}?\n")
+        self.error(f"there is no flag {written}")
+
+    def _chosen(self, found: argparse.Namespace) -> "CommandParser":
+        """That of the verb, where a command has verbs: its flags are those that may be meant."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                below: CommandParser = action.choices[getattr(found, action.dest)]
+                return below._chosen(found)
+        return self
