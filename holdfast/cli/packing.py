@@ -159,13 +159,18 @@ def _bring_commit(what: str, root: str, run_dir: Path) -> Brought:
     return Brought(digest=packed.digest, root=root, source=f"{root} (git {commit[:10]})", files=packed.files)
 
 
-def difference(run_dir: Path, before: str, after: str) -> str:
-    """In words: what is new, changed and gone between two archives; empty if nothing is."""
+def difference(run_dir: Path, before: str, after: Release) -> str:
+    """In words: what an archive brings that is not in the one before; empty if nothing differs.
+
+    What the release does not hold and still lies in the user's tree is linked into every copy: it is not removed.
+    """
     old = tree.contents(run_dir / "releases" / f"{before}.tar")
-    new = tree.contents(run_dir / "releases" / f"{after}.tar")
+    new = tree.contents(run_dir / "releases" / f"{after.digest}.tar")
+    places = [place for place in (after.root, after.home) if place]
+    missing = [path for path in old.keys() - new.keys() if not any(os.path.lexists(f"{p}/{path}") for p in places)]
     counts = {
         "changed": sum(1 for path in old.keys() & new.keys() if old[path] != new[path]),
-        "new": len(new.keys() - old.keys()),
-        "gone": len(old.keys() - new.keys()),
+        "added": len(new.keys() - old.keys()),
+        "removed": len(missing),
     }
     return ", ".join(f"{counted(count, 'file')} {what}" for what, count in counts.items() if count)

@@ -147,9 +147,9 @@ def _changes(run_dir: Path, base: Release, release: Release, brought: Brought) -
     there = tree.contents(run_dir / "releases" / f"{release.digest}.tar")
     if release.script and release.script not in there and f"{release.script}/__main__.py" not in there:
         raise UsageError(f"{brought.source} has no {release.script}, which the job runs; name another after --")
-    changed = f"{brought.files} files" if not base.digest else packing.difference(run_dir, base.digest, release.digest)
+    changed = f"{brought.files} files" if not base.digest else packing.difference(run_dir, base.digest, release)
     own = [what for what, one, other in _words(base, release) if one != other]
-    what = ", ".join([*([changed] if changed else []), *own])
+    what = ", ".join([*([changed] if changed else []), *own]) or "no file that ranks find is another"
     return f"{what} since release {base.number}, from {brought.source}{_left_out(brought)}"
 
 

@@ -103,14 +103,33 @@ def test_a_folder_or_a_commit_is_brought(tmp_path: Path) -> None:
     assert (own.digest, own.root) == (begun.digest, str(root)), "nothing has changed"
     (root / "train.py").write_text("print(2)")
     changed = packing.bring(None, begun, tmp_path / "run", ())
-    assert packing.difference(tmp_path / "run", begun.digest, changed.digest) == "1 file changed"
+    assert differs(tmp_path, begun, changed) == "1 file changed"
     git(root, "tag", "v1")
     commit = packing.bring("v1", begun, tmp_path / "run", ())
     assert names(tmp_path, commit.digest) == {".gitignore", "train.py"}, "what was committed, not what lies there"
     assert commit.root == str(root) and "(git " in commit.source
-    assert packing.difference(tmp_path / "run", begun.digest, commit.digest) == "2 files gone"
+    assert differs(tmp_path, begun, commit) == "", "what was never committed lies in the tree, and is linked"
     other = plant(tmp_path / "other", {"train.py": "", "new.py": ""})
     assert packing.bring(str(other), begun, tmp_path / "run", ()).root == str(other)
+
+
+def differs(folder: Path, base: Release, brought: packing.Brought) -> str:
+    later = msgspec.structs.replace(base, digest=brought.digest, root=brought.root, home=base.home or base.root)
+    return packing.difference(folder / "run", base.digest, later)
+
+
+def test_only_what_differs_between_two_releases_is_told(tmp_path: Path) -> None:
+    root = plant(tmp_path / "proj", {"train.py": "1", "old.py": "", "ds.json": "{}", "notes/a.md": ""})
+    begun = first(entry_of(root), tmp_path).release
+    fixed = plant(tmp_path / "fixed", {"train.py": "2", "new.py": ""})
+    other = packing.bring(str(fixed), begun, tmp_path / "run", ())
+    assert differs(tmp_path, begun, other) == "1 file changed, 1 file added", "the rest is linked from the job's tree"
+    (root / "old.py").unlink()
+    (root / "big.bin").write_text("state of the job, and no part of any release")
+    own = packing.bring(None, begun, tmp_path / "run", ())
+    assert differs(tmp_path, begun, own) == "1 file removed"
+    (root / "big.bin").unlink()
+    assert differs(tmp_path, begun, packing.bring(None, begun, tmp_path / "run", ())) == "1 file removed"
 
 
 def test_what_cannot_be_brought(tmp_path: Path) -> None:
