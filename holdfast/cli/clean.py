@@ -1,6 +1,5 @@
 """`holdfast clean`: remove what runs that were killed have left, and only what a lock proves dead."""
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -8,8 +7,8 @@ import msgspec
 
 from holdfast.cli import rundir, runs
 from holdfast.cli.flagtable import UsageError
-from holdfast.cli.parsing import CommandParser
 from holdfast.cli.leftovers import Found, Leftover, clean
+from holdfast.cli.parsing import CommandParser
 from holdfast.cli.wording import counted
 from holdfast.core.memory import size
 
@@ -24,7 +23,9 @@ def main(argv: list[str]) -> int:
         "A run is touched only if its locks prove that none of its processes is alive. Journals, logs and checkpoints "
         "are kept.",
     )
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="run directories or ids (default: the newest run)")
+    parser.add_argument(
+        "runs", nargs="*", metavar="RUN", help="run directories, ids or parts of ids (default: the newest run)"
+    )
     parser.add_argument("--run", action="append", default=[], metavar="RUN", help="the same as RUN alone; repeatable")
     parser.add_argument("--all", action="store_true", help="every run of yours on this host")
     parser.add_argument("--dry-run", action="store_true", help="say what would be removed, and remove nothing")
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
 
 def _chosen(names: list[str], every: bool) -> list[Path]:
     if not every:
-        found = [rundir.find(name) for name in names] or [rundir.find(None)]
+        found = [runs.find(name) for name in names] or [rundir.find(None)]
     elif names:
         raise UsageError("name runs, or say --all, not both")
     else:

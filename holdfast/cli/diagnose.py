@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.agent import words
-from holdfast.cli import rundir
+from holdfast.cli import rundir, runs
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.flagvalues import settings as pairs
 from holdfast.cli.parsing import CommandParser
@@ -65,9 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="holdfast diagnose", description="Read logs and say which failure it was, whose, and what to do next."
     )
-    what = "logs of ranks and kernels, a folder of them, - for standard input, or one run directory or id"
+    what = "logs of ranks and kernels, a folder of them, - for standard input, or one run (directory, id, part of it)"
     parser.add_argument("logs", nargs="*", metavar="FILE", help=f"{what} (default: the newest run)")
-    parser.add_argument("--run", metavar="RUN", help="run directory or id, instead of files")
+    parser.add_argument("--run", metavar="RUN", help="run directory, or id or part of it, instead of files")
     parser.add_argument("--exit-code", type=int, metavar="N", help="of the launcher, or of the only process")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     parser.add_argument("--ask", action="store_true", help="ask the model of model.url if the rules are unsure")
@@ -82,7 +82,7 @@ def _found(args: argparse.Namespace) -> Diagnosis:
         raise UsageError("--ask needs an endpoint: give model.url and model.name with --set or in a --config file")
     if args.run and args.logs:
         raise UsageError(f"name files or a run, not both {args.logs[0]} and --run {args.run}")
-    run_dir = rundir.find(args.run) if args.run else _run_dir(args.logs)
+    run_dir = runs.find(args.run) if args.run else _run_dir(args.logs)
     logs, ends = _of_run(run_dir) if run_dir else (_of_files(args.logs), Ends())
     if args.exit_code is not None:
         ends = msgspec.structs.replace(ends, code=args.exit_code)
@@ -104,7 +104,9 @@ def _run_dir(names: list[str]) -> Path | None:
     if Path(names[0]).is_dir() and not (Path(names[0]) / "run.json").exists():
         return None
     try:
-        return rundir.find(names[0])
+        return runs.find(names[0])
+    except runs.AmbiguousRun:
+        raise
     except UsageError:
         raise UsageError(f"there is no file, folder or run called {names[0]}") from None
 

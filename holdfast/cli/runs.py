@@ -3,13 +3,20 @@
 import argparse
 import contextlib
 import hashlib
+import time
 from pathlib import Path
 
 from holdfast.cli import rundir
 from holdfast.cli.flagtable import UsageError
+from holdfast.cli.wording import duration
 
-_HELP = "run directory or id (default: the newest run)"
-_HELP_ORDER = "run directory or id (default: the only run that is alive)"
+_SHOWN = 10  # runs that are listed where several may be meant
+_HELP = "run directory, or id or part of it (default: the newest run)"
+_HELP_ORDER = "run directory, or id or part of it (default: the only run that is alive)"
+
+
+class AmbiguousRun(UsageError):
+    """A part of an id that several runs have."""
 
 
 def add_run(parser: argparse.ArgumentParser, *, order: bool = False, positional: bool = True) -> None:
@@ -27,10 +34,44 @@ def named(args: argparse.Namespace) -> str | None:
     return alone if args.named is None else str(args.named)
 
 
+def find(name: str | None) -> Path:
+    """By its directory or its id, which may be cut short at either end while it names one run; None: the newest."""
+    try:
+        return rundir.find(name)
+    except UsageError:
+        if not name:
+            raise
+    ids = {run_dir: _id_of(run_dir) for run_dir in known()}
+    meant = [run_dir for run_dir, id in ids.items() if id == name]
+    meant = meant or [run_dir for run_dir, id in ids.items() if _has_part(name, id, run_dir.name)]
+    if len(meant) == 1:
+        return meant[0]
+    if not meant:
+        why = "(it has no run.json), and no run's id begins or ends so; holdfast ls lists your runs"
+        raise UsageError(f"{name} is no run directory {why}")
+    alike = len({ids[run_dir] for run_dir in meant}) < len(meant)
+    shown = [str(run_dir) if alike else ids[run_dir] for run_dir in meant]
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    raise AmbiguousRun(
+        f"{name} may be any of {len(shown)} runs: {', '.join(shown[-_SHOWN:])}{more}; write more of its id"
+    )
+
+
+def _has_part(part: str, *names: str) -> bool:
+    return any(name.startswith(part) or name.endswith(part) for name in names)
+
+
+def _id_of(run_dir: Path) -> str:
+    try:
+        return rundir.read_spec(run_dir).job.run_id
+    except UsageError:
+        return run_dir.name
+
+
 def looked_at(args: argparse.Namespace) -> Path:
     """The run directory of a command that only looks: the newest, or the only one alive if that has ended."""
     if (name := named(args)) is not None:
-        return rundir.find(name)
+        return find(name)
     newest = rundir.find(None)
     if not (newest / "exit.json").exists():
         return newest
@@ -41,12 +82,30 @@ def looked_at(args: argparse.Namespace) -> Path:
 def ordered(args: argparse.Namespace) -> Path:
     """The run directory of a command that changes something: never a guess between two that are alive."""
     if (name := named(args)) is not None:
-        return rundir.find(name)
+        run_dir = find(name)
+        if since := _ended_since(run_dir):
+            code = rundir.ending(run_dir).partition(":")[0]
+            raise UsageError(f"the run in {run_dir} {code}, {since} ago")
+        return run_dir
     alive = [run_dir for run_dir in known() if rundir.listening(run_dir)]
     if len(alive) > 1:
         shown = ", ".join(str(run_dir) for run_dir in alive)
         raise UsageError(f"{len(alive)} runs are alive; name one with --run: {shown}")
-    return alive[0] if alive else rundir.find(None)
+    if alive:
+        return alive[0]
+    newest = rundir.find(None)
+    if since := _ended_since(newest):
+        raise UsageError(f"no run is alive here; the last one, {newest.name}, ended {since} ago")
+    return newest  # its controller may be back presently
+
+
+def _ended_since(run_dir: Path) -> str:
+    """For how long it has been over, in words; "": it may still be alive."""
+    try:
+        at = (run_dir / "exit.json").stat().st_mtime
+    except OSError:
+        return ""
+    return "" if rundir.listening(run_dir) else duration(max(0.0, time.time() - at))
 
 
 def known() -> list[Path]:

@@ -163,8 +163,8 @@ def test_holdfast_stop(start: Start, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert any(f"stopped by {rundir.user()}" in line for line in job.sentences())
     for command in ("stop", "status"):
         assert main([command, str(job.run_dir)]) == (2 if command == "stop" else 1)
-        said = capsys.readouterr().err
-        assert said.startswith(f"holdfast {command}: the run in {job.run_dir} has ended with code 143: stopped by ")
+        said, how = capsys.readouterr().err, {"stop": ", ", "status": ": stopped by "}[command]
+        assert said.startswith(f"holdfast {command}: the run in {job.run_dir} has ended with code 143{how}")
         assert said.count("\n") == 1
 
 

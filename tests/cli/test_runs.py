@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -69,7 +70,43 @@ def test_the_only_one_alive_is_meant(home: Path, monkeypatch: pytest.MonkeyPatch
     assert runs.ordered(asked()) == first
     assert runs.looked_at(asked()) == first
     monkeypatch.setattr(rundir, "listening", lambda run_dir: None)
-    assert runs.ordered(asked()) == newest
+    (newest / "exit.json").unlink()
+    assert runs.ordered(asked()) == newest, "its controller may be back presently"
+
+
+def test_an_order_to_nobody_says_since_when(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    newest = published(None, "second")
+    spec.write(newest / "exit.json", Ended(code=93, reason="rank 3 failed, and a long story"))
+    os.utime(newest / "exit.json", (time.time() - 300.5,) * 2)
+    for words in (["stop"], ["hold"], ["resume"], ["approve"], ["evict", "n1"], ["drain", "n1"], ["update"]):
+        assert main(words) == 2
+        told = f"holdfast {words[0]}: no run is alive here; the last one, second, ended 5 min 00 s ago\n"
+        assert capsys.readouterr().err == told
+    assert main(["rollback"]) == 2
+    assert "no run is alive here" in capsys.readouterr().err
+    assert main(["stop", "second"]) == 2
+    told = f"holdfast stop: the run in {newest} has ended with code 93, 5 min 00 s ago\n"
+    assert capsys.readouterr().err == told, "what it died of is for the report"
+
+
+def test_a_part_of_an_id_will_do(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As long as it names one run; an id as a whole comes first, and a run may lie anywhere."""
+    first, second = published(None, "20261117-101112-a1b2"), published(None, "20261117-131415-c3d4")
+    own, short = published(str(tmp_path / "own"), "nightly-7"), published(None, "night")
+    for name, meant in (("a1b2", first), ("20261117-13", second), ("nightly", own), ("-7", own), ("night", short)):
+        assert runs.find(name) == meant, name
+    listed = "2026 may be any of 2 runs: 20261117-101112-a1b2, 20261117-131415-c3d4; write more of its id\n"
+    for words in (["logs"], ["report"], ["status"], ["trace"], ["releases"], ["stop"], ["clean"], ["diagnose"]):
+        assert main([*words, "2026"]) == 2
+        assert capsys.readouterr().err == f"holdfast {words[0]}: {listed}", words
+    for words in (["hold"], ["evict", "n1"], ["update"], ["rollback"], ["diagnose"]):
+        assert main([*words, "--run", "2026"]) == 2
+        assert capsys.readouterr().err.endswith(listed), words
+    with pytest.raises(UsageError, match=r"101112 is no run directory .*no run's id begins or ends so"):
+        runs.find("101112")
+    twin = published(str(tmp_path / "twin"), "nightly-7")
+    with pytest.raises(UsageError, match=f"nightly-7 may be any of 2 runs: {own}, {twin}; write"):
+        runs.find("nightly-7")
 
 
 def test_one_way_to_name_a_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,6 +188,36 @@ def test_misspelt(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "holdfast: there is no command 'reprot'; did you mean report?\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["logs", "--ranks", "1"], "holdfast logs: there is no flag --ranks; did you mean --rank?"),
+        (["report", "--rnu", "r"], "holdfast report: there is no flag --rnu; did you mean --run?"),
+        (["status", "--wach"], "holdfast status: there is no flag --wach; did you mean --watch?"),
+        (["diagnose", "--exit_cod=1"], "holdfast diagnose: there is no flag --exit_cod; did you mean --exit-code?"),
+        (["ckpt", "ls", "here", "--jsn"], "holdfast ckpt ls: there is no flag --jsn; did you mean --json?"),
+        (["ckpt", "ls", "here", "--stp"], "holdfast ckpt ls: there is no flag --stp; see holdfast ckpt ls --help"),
+        (["update", "--nwo"], "holdfast update: there is no flag --nwo; did you mean --now?"),
+        (["ls", "--zzz"], "holdfast ls: there is no flag --zzz; see holdfast ls --help"),
+        (["ls", "what"], "holdfast ls: there is no use for what here; see holdfast ls --help"),
+        (["run", "--standbis", "1"], "holdfast run: there is no flag --standbis; did you mean --standbys?"),
+    ],
+)
+def test_misspelt_flags(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code: object = main(words)
+    except SystemExit as e:
+        code = e.code
+    assert (code, capsys.readouterr().err) == (2, f"{told}\n")
+
+
+def test_every_command_suggests_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in COMMANDS.keys() - {"run"}:
+        with pytest.raises(SystemExit) as caught:
+            main([name, "--hepl"])
+        assert caught.value.code == 2 and capsys.readouterr().err.count("\n") == 1, name
+
+
 def test_attach_to_what_has_ended(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec.write(published(None, "r") / "exit.json", Ended(code=3, reason="because"))
     assert main(["attach"]) == 2
@@ -188,36 +255,6 @@ def test_a_job_without_a_terminal(start: Start, tmp_path: Path) -> None:
 
 
 _PRINTS = """
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["logs", "--ranks", "1"], "holdfast logs: there is no flag --ranks; did you mean --rank?"),
-        (["report", "--rnu", "r"], "holdfast report: there is no flag --rnu; did you mean --run?"),
-        (["status", "--wach"], "holdfast status: there is no flag --wach; did you mean --watch?"),
-        (["diagnose", "--exit_cod=1"], "holdfast diagnose: there is no flag --exit_cod; did you mean --exit-code?"),
-        (["ckpt", "ls", "here", "--jsn"], "holdfast ckpt ls: there is no flag --jsn; did you mean --json?"),
-        (["ckpt", "ls", "here", "--stp"], "holdfast ckpt ls: there is no flag --stp; see holdfast ckpt ls --help"),
-        (["update", "--nwo"], "holdfast update: there is no flag --nwo; did you mean --now?"),
-        (["ls", "--zzz"], "holdfast ls: there is no flag --zzz; see holdfast ls --help"),
-        (["ls", "what"], "holdfast ls: there is no use for what here; see holdfast ls --help"),
-        (["run", "--standbis", "1"], "holdfast run: there is no flag --standbis; did you mean --standbys?"),
-    ],
-)
-def test_misspelt_flags(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        code: object = main(words)
-    except SystemExit as e:
-        code = e.code
-    assert (code, capsys.readouterr().err) == (2, f"{told}\n")
-
-
-def test_every_command_suggests_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in COMMANDS.keys() - {"run"}:
-        with pytest.raises(SystemExit) as caught:
-            main([name, "--hepl"])
-        assert caught.value.code == 2 and capsys.readouterr().err.count("\n") == 1, name
-
-
 import os, sys, time
 import holdfast
 step = 0
