@@ -23,7 +23,7 @@ def main() -> None:
         start = time.perf_counter()
         result = simulate(Setup(seed=seed, nodes=1250, standbys=4, days=30.0))
         taken.append(time.perf_counter() - start)
-        shares.append(result.account.ettr)
+        shares.append(result.account.ettr or 0.0)
         counts = (str(result.entries), str(len(result.account.incidents)))
         table.add_row(str(seed), f"{taken[-1]:.1f}", *counts, f"{100 * shares[-1]:.2f} %", result.digest[:12])
     figures = {

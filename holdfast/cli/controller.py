@@ -16,7 +16,7 @@ from aiohttp import web
 
 from holdfast.cli import rundir
 from holdfast.cli.flagtable import UsageError
-from holdfast.cli.wording import incidents
+from holdfast.cli.wording import NO_STEP, ettr_said, incidents
 from holdfast.controller.api import Door, make_app
 from holdfast.controller.audit import Audit
 from holdfast.controller.badges import Badges
@@ -32,7 +32,7 @@ from holdfast.controller.node_tokens import NodeTokens
 from holdfast.controller.porch import Porch
 from holdfast.controller.replay import ReplayError
 from holdfast.controller.store import Store
-from holdfast.core.account import Account
+from holdfast.core.account import Account, Use
 from holdfast.core.plain import plain
 from holdfast.core.story import failed
 from holdfast.fleet.join import JoinFleet
@@ -294,7 +294,8 @@ class Teller:
     def end(self, account: Account, code: int) -> None:
         what = "done" if code == 0 else f"ended with code {code}"
         count = incidents(len(account.incidents), failed(account.incidents))
-        ettr = f"ETTR {account.at_most}{100 * account.ettr:.1f} %"
+        ettr = ettr_said(account.ettr, account.at_most)
+        ettr += f", as {NO_STEP}" if account.spent_s(Use.RUN) else ""
         self._say(f"{what}: {count}, {ettr}; more: holdfast report {self._run_dir}")
 
 

@@ -1,6 +1,5 @@
 """`holdfast ls`: the runs of this user on this host, and how it stands with each."""
 
-import argparse
 import contextlib
 import time
 from pathlib import Path
@@ -67,7 +66,7 @@ def _stands(run_dir: Path) -> tuple[str, str]:
     if rundir.listening(run_dir):
         try:
             status: dict[str, Any] = ask(run_dir, "/api/v1/status", wait_s=_ANSWER_S)
-            return str(status["phase"]), f", step {max(status['step'], 0)}"
+            return str(status["phase"]), f", {step_said(status['step'])}"
         except (NotRunning, KeyError):
             return "alive", ", but its controller does not answer now"
     with contextlib.suppress(OSError, msgspec.DecodeError):

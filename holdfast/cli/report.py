@@ -1,6 +1,5 @@
 """`holdfast report`: what a job did and what it cost, live or finished, from its journal alone."""
 
-import argparse
 import contextlib
 import sys
 import time
@@ -17,10 +16,12 @@ from holdfast.cli.flagtable import UsageError
 from holdfast.cli.parsing import CommandParser
 from holdfast.cli.wording import NO_STEP, counted, duration, ettr_of, incidents, step_said
 from holdfast.core.account import Use, fold
+from holdfast.core.bill import Bill, draw_bill
 from holdfast.core.plain import plain_tree
 from holdfast.core.report import Report, report_of
-from holdfast.core.story import failed, phases, redone
+from holdfast.core.story import failed, phases_s, redone
 from holdfast.core.succession import sentence
+from holdfast.core.tenths import share_tenths
 from holdfast.journal.sqlite import JournalError, SqliteJournal
 from holdfast.model.verdict import Change, Record
 
@@ -38,6 +39,7 @@ _COLOURS = {
     Use.UPDATE: "blue",
     Use.HOLD: "white",
     Use.STALL: "red",
+    Use.RUN: "bright_green",
 }
 # Where there are no colours, as in a file or a mail.
 _LETTERS = {
@@ -52,6 +54,7 @@ _LETTERS = {
     Use.UPDATE: "u",
     Use.HOLD: "h",
     Use.STALL: "!",
+    Use.RUN: "o",
 }
 
 
@@ -91,16 +94,18 @@ def render(report: Report, width: int = _BAR, *, letters: bool = False) -> Group
     mttr = f", mean time to recover {report.mttr_s:.1f} s" if report.mttr_s is not None else ""
     planned = f", {counted(len(report.changes), 'planned restart')}" if report.changes else ""
     head = Text.assemble(
-        (f"ETTR {report.at_most}{100 * report.ettr:.1f} %", "bold green"),
-        f" of {duration(report.wall_s)}{_since_start(report)}: ",
+        (ettr_of(report.wall_s, report.ettr, report.at_most), "bold green"),
+        f"{_since_start(report)}: ",
         f"{incidents(len(report.incidents), failed(report.incidents))}{mttr}{planned}; ",
-        f"step {max(report.step, 0)}, generation {report.generation}; {ended}",
+        f"{step_said(report.step)}, generation {report.generation}; {ended}",
     )
-    parts: list[Text | Table] = [head, _bar(report, width, letters), _spent(report, letters), _lost_by_cause(report)]
+    bill = draw_bill(report)
+    parts: list[Text | Table] = [head, _bar(report, width, letters), _spent(report, bill, letters), _by_cause(bill)]
+    parts += [Text(NO_STEP)] if report.spent_s[Use.RUN] else []
     parts.append(_standbys(report))
     parts += [_releases(report)] if len(report.releases) > 1 else []
-    parts += [_incidents(report)] if report.incidents else []
-    parts += [_changes(report)] if report.changes else []
+    parts += [_incidents(report, bill)] if report.incidents else []
+    parts += [_changes(report, bill)] if report.changes else []
     return Group(*(part for part in parts if part))
 
 
@@ -138,22 +143,22 @@ def _bar(report: Report, width: int, letters: bool) -> Text:
     return bar
 
 
-def _spent(report: Report, letters: bool) -> Text:
+def _spent(report: Report, bill: Bill, letters: bool) -> Text:
     text = Text()
     for use in Use:
-        seconds = report.spent_s[use]
+        seconds = bill.uses.get(use, report.spent_s[use])
         if seconds > 0:
             text.append(f"{_mark(use, letters)} ", style=_COLOURS[use])
             text.append(f"{use.value} {duration(seconds)}   ")
     return text
 
 
-def _lost_by_cause(report: Report) -> Text:
-    lost = sorted(((seconds, cause) for cause, seconds in report.lost_s.items() if seconds > 0), reverse=True)
+def _by_cause(bill: Bill) -> Text:
+    lost = sorted(((seconds, cause) for cause, seconds in bill.causes.items() if seconds > 0), reverse=True)
     if not lost:
         return Text("")
     shares = ", ".join(f"{cause} {duration(seconds)}" for seconds, cause in lost)
-    return Text(f"lost {duration(sum(report.lost_s.values()))}: {shares}")
+    return Text(f"lost {duration(bill.lost_s)}: {shares}")
 
 
 def _standbys(report: Report) -> Text:
@@ -174,23 +179,27 @@ def _releases(report: Report) -> Text:
     return Text(f"releases: {', '.join(said)}", style="dim")
 
 
-def _incidents(report: Report) -> Table:
+def _incidents(report: Report, bill: Bill) -> Table:
     table = _table("#", "at", "what happened", "why and what was done", "lost")
     for record in report.incidents:
-        step = f" at step {record.good_step}" if record.good_step >= 0 else " before its first step"
+        step = f" at step {record.good_step}" if record.good_step >= 0 else " before any step was seen"
         swapped = f"; {', '.join(record.admitted)} took its place" if record.admitted else ""
         why = f"{record.verdict.reason}{swapped}"
-        table.add_row(str(record.number), _clock(record.alarm_at), f"{record.cause}{step}", why, _lost(record))
+        redo_s = sum(s.seconds for s in report.spans if s.use is Use.REDO and s.incident == record.number)
+        lost = _lost(record, bill.incidents.get(record.number, 0.0), redo_s)
+        table.add_row(str(record.number), _clock(record.alarm_at), f"{record.cause}{step}", why, lost)
     return table
 
 
-def _changes(report: Report) -> Table:
+def _changes(report: Report, bill: Bill) -> Table:
     table = _table("planned", "at", "why", "release", "took")
-    for change in report.changes:
+    for number, change in enumerate(report.changes, 1):
+        redo_s = sum(s.seconds for s in report.spans if s.use is Use.REDO and s.change == number)
+        took = _lost(change, bill.changes.get(number, 0.0), redo_s)
         swapped = [f"{', '.join(change.evicted)} left"] if change.evicted else []
         swapped += [f"{', '.join(change.admitted)} came"] if change.admitted else []
         why = "; ".join([change.why, *swapped])
-        table.add_row("", _clock(change.asked_at), why, str(change.release), _lost(change))
+        table.add_row("", _clock(change.asked_at), why, str(change.release), took)
     return table
 
 
@@ -205,7 +214,8 @@ def _clock(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).astimezone().strftime("%H:%M:%S")
 
 
-def _lost(record: Record | Change) -> str:
-    lost = f"{record.resumed_at - record.good_at:.1f} s ({phases(record)})"
+def _lost(record: Record | Change, lost_s: float, redo_s: float) -> str:
     again = redone(record)
-    return lost if again is None else f"{lost}, {counted(again, 'step')} redone"
+    parts = phases_s(record) | ({"redo": redo_s} if redo_s else {})
+    shown = ", ".join(f"{name} {seconds:.1f}" for name, seconds in share_tenths(parts, lost_s).items())
+    return f"{lost_s:.1f} s ({shown})" + (f", {counted(again, 'step')} redone" if again is not None else "")

@@ -194,9 +194,10 @@ def _json(result: Result) -> str:
 def _text(setup: Setup, result: Result) -> str:
     account = result.account
     mttr = f", mean time to recover {duration(account.mttr_s)}" if account.mttr_s is not None else ""
+    ettr = account.ettr or 0.0  # a world in which no step was made
     struck = ", ".join(f"{count} {kind}" for kind, count in result.struck.items()) or "none"
     lines = [
-        f"ETTR {100 * account.ettr:.2f} % of {duration(account.wall_s)} on {setup.nodes} nodes of {setup.nproc} ranks",
+        f"ETTR {ettr:.2%} of {duration(account.wall_s)} on {setup.nodes} nodes of {setup.nproc} ranks",
         f"incidents {len(account.incidents)}{mttr}; faults: {struck}",
         "where the time went",
         *(f"  {use.value:<22} {duration(account.spent_s(use))}" for use in Use if account.spent_s(use) > 0),

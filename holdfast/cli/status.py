@@ -1,6 +1,5 @@
 """`holdfast status`: what a job is doing now, once or live."""
 
-import argparse
 import json
 import sys
 import time
@@ -65,9 +64,9 @@ def render(status: dict[str, Any]) -> Group:
     phase = status["phase"]
     head = Text.assemble(
         (f" {phase} ", f"bold reverse {_COLOURS.get(phase, 'white')}"),
-        f"  generation {status['generation']}, step {max(status['step'], 0)}, ",
-        (f"ETTR {100 * status['ettr']:.1f} %", "bold"),
-        f" of {duration(status['wall_s'])}, {incidents(status['incidents'], status.get('failures', 0))}",
+        f"  generation {status['generation']}, {step_said(status['step'])}, ",
+        (ettr_of(status["wall_s"], status["ettr"]), "bold"),
+        f", {incidents(status['incidents'], status.get('failures', 0))}",
         _planned(status),
         f"   run {status['run_id']}",
     )
@@ -78,7 +77,9 @@ def render(status: dict[str, Any]) -> Group:
         loss = f"{node['loss']:.4f}" if node["loss"] is not None else ""
         step = str(node["step"]) if node["step"] >= 0 else ""
         table.add_row(node["node"], node["role"], node["ranks"], step, loss, node["phase"])
-    lines: list[Text | Table] = [head, Text(f"now: {status['reason']}", style="dim"), *_people(status), table]
+    lines: list[Text | Table] = [head, Text(f"now: {status['now']}", style="dim"), *_people(status), table]
+    if status["ettr"] is None and phase == "starting":
+        lines.append(Text(NO_STEP, style="dim"))
     if release := _release(status):
         lines.append(Text(release, style="dim"))
     if status.get("floor", -1) >= 0:

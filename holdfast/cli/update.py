@@ -89,7 +89,7 @@ def _update(args: argparse.Namespace, words: tuple[str, ...]) -> int:
     if args.no_wait:
         print("holdfast update: it is being checked and staged; holdfast releases shows what becomes of it")
         return 0
-    return _watch(run_dir, release, len(chapters), args.now, window_s)
+    return _watch(run_dir, release, chapters, args.now, window_s)
 
 
 def _signed(release: Release, key: Path) -> Release:
@@ -169,13 +169,15 @@ def _words(base: Release, release: Release) -> tuple[tuple[str, Any, Any], ...]:
 # --- what becomes of it ----------------------------------------------------------------------------------------
 
 
-def _watch(run_dir: Path, release: Release, before: int, now: bool, window_s: float) -> int:
-    """Until it is staged or, if it is to run now, until it has made a step."""
+def _watch(run_dir: Path, release: Release, before: tuple[Chapter, ...], now: bool, window_s: float) -> int:
+    """Until it is staged or, if it is to run now, until it has made a step; a job that makes none need only run."""
     began, said = time.monotonic(), ""
+    stepless = not any(chapter.steps for chapter in before)
     while True:
-        chapter = _find(run_dir, release, before)
+        chapter = _find(run_dir, release, len(before))
         if chapter is not None:
-            line, code = _line(chapter, now, window_s, time.monotonic() - began)
+            ran = bool(chapter.steps or (stepless and chapter.launched_at))
+            line, code = _line(chapter, now, ran, window_s, time.monotonic() - began)
             if line != said:
                 print(f"holdfast update: {line}", file=sys.stderr if code else sys.stdout, flush=True)
             if code is not None:
@@ -191,7 +193,7 @@ def _find(run_dir: Path, release: Release, before: int) -> Chapter | None:
     return mine[-1] if mine else None
 
 
-def _line(chapter: Chapter, now: bool, window_s: float, took_s: float) -> tuple[str, int | None]:
+def _line(chapter: Chapter, now: bool, ran: bool, window_s: float, took_s: float) -> tuple[str, int | None]:
     """How it stands, and the exit code if that is the end of it."""
     name = f"release {chapter.release.number}"
     match chapter.fate:
@@ -201,7 +203,7 @@ def _line(chapter: Chapter, now: bool, window_s: float, took_s: float) -> tuple[
             return f"{name} is staged; the job is restarted with it", None
         case Fate.WAITING:
             return f"{name} is staged, and rides on the next restart or gets its own in {duration(window_s)}", 0
-        case Fate.RUNNING if chapter.steps or not now:
+        case Fate.RUNNING if ran or not now:
             return f"{name} runs; it took {took_s:.1f} s", 0
         case Fate.RUNNING:
             return f"{name} is launched", None

@@ -19,6 +19,7 @@ from holdfast.core.decoding import from_json
 from holdfast.core.diagnose import stacks
 from holdfast.core.diagnose.stacks import Naming
 from holdfast.core.history import Told
+from holdfast.core.present import tell_present
 from holdfast.core.report import Report, report_of
 from holdfast.core.roles import roles_of
 from holdfast.core.story import failed
@@ -47,10 +48,11 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     phase: str
-    reason: str
+    reason: str  # of the newest decision that has one
+    now: str  # what the job is doing
     generation: int
     step: int  # newest that every rank has made
-    ettr: float
+    ettr: float | None  # None: no step was ever seen, so it is not known
     wall_s: float
     incidents: int  # one that is open included
     last_incident: str
@@ -95,11 +97,13 @@ def status_of(controller: Controller) -> Status:
         phase = current.phase if current else ""
         views.append(NodeView(node=seat.node, role=role, ranks=ranks, step=step, loss=loss, phase=phase))
     views += [NodeView(node=node, role=role) for node, role in roles.items()]
-    releases, people = decider.releases, decider.people
+    releases, people, finish = decider.releases, decider.people, controller.ledger.finish
+    ending = finish.reason if finish else ""
     return Status(
         run_id=decider.job.run_id,
         phase=decider.phase,
         reason=controller.reason,
+        now=tell_present(decider, controller.clock(), controller.reached, ending),
         generation=decider.generation,
         step=controller.reached,
         ettr=account.ettr,

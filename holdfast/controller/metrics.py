@@ -18,7 +18,8 @@ class JobMetrics:
     def collect(self) -> Iterator[Metric]:
         c = self._controller
         account, decider = c.ledger.account(c.clock()), c.decider
-        yield GaugeMetricFamily("holdfast_ettr", "Productive share of the wall time.", account.ettr)
+        if account.ettr is not None:
+            yield GaugeMetricFamily("holdfast_ettr", "Productive share of the wall time.", account.ettr)
         yield GaugeMetricFamily("holdfast_step", "Newest step that every rank has made.", max(c.reached, 0))
         yield GaugeMetricFamily("holdfast_generation", "Launches of all ranks so far.", decider.generation)
         yield CounterMetricFamily("holdfast_incidents", "Incidents that are over.", len(account.incidents))

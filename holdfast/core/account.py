@@ -29,6 +29,7 @@ class Use(StrEnum):
     UPDATE = "update"
     HOLD = "hold"
     STALL = "stall"  # it stood, and went on by itself
+    RUN = "run"  # ranks ran in a job that has shown no step: what they did is not known
 
 
 _USES = {
@@ -75,6 +76,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     phase: Phase
     generation: int
     step: int
+    stepped: bool = False  # whether a step was ever seen; without one nobody knows which time was productive
     code: int | None = None  # of a finished job
     ending: str = ""
 
@@ -86,9 +88,9 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
         return sum(s.seconds for s in self.spans if s.use is use)
 
     @property
-    def ettr(self) -> float:
-        """Productive share of the wall time."""
-        return self.spent_s(Use.TRAIN) / self.wall_s if self.wall_s > 0 else 0.0
+    def ettr(self) -> float | None:
+        """Productive share of the wall time; None: it is not known."""
+        return self.spent_s(Use.TRAIN) / self.wall_s if self.stepped and self.wall_s > 0 else None
 
     @property
     def at_most(self) -> str:
@@ -108,7 +110,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
         causes = {r.number: r.klass or r.kind for r in self.incidents}
         lost: dict[str, float] = {}
         for span in self.spans:
-            if span.use is not Use.TRAIN:
+            if span.use not in (Use.TRAIN, Use.RUN):
                 beside = PLANNED if span.change else "stall" if span.use is Use.STALL else "start and end"
                 cause = causes.get(span.incident, "open incident") if span.incident else beside
                 lost[cause] = lost.get(cause, 0.0) + span.seconds
@@ -128,6 +130,7 @@ class Ledger:
         self.changes: list[Change] = []
         self.admitting: frozenset[str] = frozenset()  # nodes that are new in this generation, which has no step yet
         self.finish: Finish | None = None
+        self._stepped_ever = False
         self._ran: dict[int, Ran] = {}
         self._release = 0
         self._seated: frozenset[str] = frozenset()
@@ -149,7 +152,7 @@ class Ledger:
         if isinstance(event, Begin):
             self._runs(event.release)
         if isinstance(event, Progress) and event.generation == self.generation:
-            self.progress = event
+            self.progress, self._stepped_ever = event, True
         if decision.phase is not self.phase:
             self._turn(entry.at, decision.phase)
         if decision.closed:
@@ -182,6 +185,8 @@ class Ledger:
             spans.append(self._span(self._use(), self._at, end_at))
         elif self._start_at is not None:
             end_at = self._at
+        if not self._stepped_ever:  # ranks that make no steps restore nothing that we know of
+            spans = [msgspec.structs.replace(s, use=Use.RUN) if s.use is Use.RESTORE else s for s in spans]
         assert all(a.end_at == b.start_at for a, b in pairwise(spans)), "spans leave a gap or overlap"
         assert not spans or (spans[0].start_at == start_at and spans[-1].end_at == end_at), "spans miss an end"
         return Account(
@@ -194,6 +199,7 @@ class Ledger:
             phase=self.phase,
             generation=self.generation,
             step=self.step,
+            stepped=self._stepped_ever,
             code=self.finish.code if self.finish else None,
             ending=self.finish.reason if self.finish else "",
         )

@@ -24,7 +24,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     start_at: float
     wall_s: float
-    ettr: float
+    ettr: float | None  # None: no step was ever seen, so it is not known
     at_most: str
     mttr_s: float | None
     spent_s: dict[str, float]  # by use

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from holdfast.core.tenths import share_tenths
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.release import Skip
 from holdfast.model.verdict import Change, Record, Remedy
@@ -92,7 +93,7 @@ def _when(record: Record) -> str:
         return f" (last good step: {record.good_step})" if record.good_step >= 0 else " (no step was good)"
     if record.counted:
         return f" {steps(record.good_step)} after its launch"
-    return f" at step {record.good_step}" if record.good_step >= 0 else " before its first step"
+    return f" at step {record.good_step}" if record.good_step >= 0 else " before any step was seen"
 
 
 def failed(records: Iterable[Record]) -> int:
@@ -101,7 +102,8 @@ def failed(records: Iterable[Record]) -> int:
 
 
 def phases(record: Record | Change) -> str:
-    return ", ".join(f"{name} {seconds:.1f}" for name, seconds in phases_s(record).items())
+    """In tenths that add up to what the whole is said to have taken."""
+    return ", ".join(f"{name} {seconds:.1f}" for name, seconds in share_tenths(phases_s(record)).items())
 
 
 def phases_s(record: Record | Change) -> dict[str, float]:

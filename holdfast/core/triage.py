@@ -92,7 +92,7 @@ class Incident(msgspec.Struct, kw_only=True):
         here = tuple(rank for rank in ranks if rank in nodes)
         if not here or len(here) == len(nodes):
             return
-        when = f"after step {self.good_step}" if self.good_step >= 0 else "before the first step"
+        when = f"after step {self.good_step}" if self.good_step >= 0 else "before any step was seen"
         self.hear(
             Alarm(
                 kind=Kind.CRASH,

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from holdfast.cli import main, report, rundir, status
+from holdfast.cli import controller, main, report, rundir, status
 from holdfast.cli.wording import duration
 from holdfast.config import Settings
 from holdfast.core.account import Span, Use
@@ -17,7 +17,7 @@ from holdfast.model.event import Entry, Phase
 from holdfast.model.topology import Job
 from holdfast.wire.spec import Entry as What
 from holdfast.wire.spec import RunSpec
-from tests.core.test_account import CHANGE, NEW, Book
+from tests.core.test_account import CHANGE, NEW, START, Book, account
 from tests.core.transcript import parse
 
 LINES = (
@@ -144,7 +144,34 @@ def test_a_job_that_has_not_ended(run_dir: Path) -> None:
 def test_a_journal_with_nothing_in_it(run_dir: Path) -> None:
     write(run_dir)
     shown = printed(report.render(report.load(run_dir)))
-    assert "ETTR 0.0 %" in shown and "0 incidents" in shown
+    assert "ETTR not known in 0.0 s" in shown and "0 incidents" in shown
+
+
+def test_a_script_without_steps(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(run_dir, *LINES[:6], "200 ended n0", "200 ended n1", "201 outcome 3 ok")
+    found = report.load(run_dir)
+    shown = printed(report.render(found))
+    assert "ETTR not known in 3 min 21 s: 0 incidents; no step seen, generation 1" in shown
+    assert "no step was seen: no torch optimizer made one, and nothing called holdfast.step" in shown
+    assert "run 3 min 16 s" in shown and "restore" not in shown and "lost 5.0 s: start and end 5.0 s" in shown
+    assert main(["report", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ettr"] is None
+
+
+def test_status_of_a_script_without_steps() -> None:
+    bare = {"phase": "starting", "generation": 1, "step": -1, "ettr": None, "wall_s": 40, "incidents": 0, "run_id": "r"}
+    shown = printed(status.render(bare | {"now": "the ranks run", "nodes": [], "last_incident": ""}))
+    assert "generation 1, no step seen, ETTR not known in 40.0 s, 0 incidents" in shown
+    assert "no step was seen: no torch optimizer made one, and nothing called holdfast.step" in shown
+
+
+def test_an_end_without_steps(tmp_path: Path) -> None:
+    said: list[str] = []
+    controller.Teller(tmp_path, said.append).end(account(*START[:4], "30 ended n0", "31 outcome 3 ok"), 0)
+    assert said == [
+        "done: 0 incidents, ETTR not known, as no step was seen: no torch optimizer made one, and nothing called "
+        f"holdfast.step; more: holdfast report {tmp_path}"
+    ]
 
 
 def printed(what: object) -> str:
@@ -168,7 +195,7 @@ def test_status_fits_one_screen() -> None:
                 "incidents": 2,
                 "failures": 5,
                 "run_id": "r",
-                "reason": "training",
+                "now": "training; every rank has made step 12",
                 "nodes": [node, standby],
                 "last_incident": "rank 3 on n0 was killed",
             }
@@ -182,7 +209,7 @@ def test_status_fits_one_screen() -> None:
 def test_status_names_whom_the_job_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time", lambda: 1000.0)
     bare = {"phase": "held", "generation": 3, "step": 12, "ettr": 0.9, "wall_s": 10, "incidents": 0, "run_id": "r"}
-    bare |= {"reason": "held", "nodes": [], "last_incident": "", "changes": 2, "last_change": "release 2: restarted"}
+    bare |= {"now": "held", "nodes": [], "last_incident": "", "changes": 2, "last_change": "release 2: restarted"}
     held = printed(
         status.render(bare | {"held": "ann (holdfast hold)", "release": 2, "source": "git 1a2b", "waiting": 0})
     )

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.e2e
 FAILURES = {
     "its own code": ("import sys; sys.exit(3)", ("--max-restarts", "0"), 3, "--max-restarts 0 used up"),
     "a signal": ("import os; os.kill(os.getpid(), 11)", ("--max-restarts", "0"), 139, "was killed by SIGSEGV"),
-    "before the first step": ("raise ValueError('no such thing')", (), 93, "before its first step"),
+    "before the first step": ("raise ValueError('no such thing')", (), 93, "before any step was seen"),
     "one of two": (
         "import os, sys; sys.exit(int(os.environ['RANK']))",
         ("--nnodes", "2", "--max-restarts", "0"),
@@ -44,7 +44,7 @@ def test_a_script_that_ends_itself_before_its_first_step_is_not_tried_again(star
     script = "import os, sys; sys.exit(3 * int(os.environ['RANK']))"
     job = start("--nproc-per-node", "2", script=script, zygote=True)
     job.ends(93)
-    assert "exited with code 3 (SystemExit: 3); the script failed before its first step" in job.text()
+    assert "exited with code 3 (SystemExit: 3); the script failed before any step was seen" in job.text()
     [record] = job.report().incidents
     assert (record.failures, record.evicted) == (1, ())
 

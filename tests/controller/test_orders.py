@@ -6,7 +6,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
+from holdfast.cli.status import render
 from holdfast.config import Settings
 from holdfast.core.detect.silence import SilenceLimits
 from holdfast.model.alarm import Alarm, Kind
@@ -88,6 +90,36 @@ async def test_an_incident_that_is_open_is_one(desk_of: Open) -> None:
         desk.controller.hear(crash)
         status = await status_of(desk)
         assert (status["incidents"], status["failures"], status["last_incident"]) == (1, 1, "")
+
+
+async def test_status_says_what_is_so_now_not_what_has_been(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        agent = await desk.train()
+        desk.controller.hear(Alarm(kind=Kind.CRASH, at=1.0, suspects=("a",), ranks=(0,), generation=1, reason="ended"))
+        await does(agent, StopHere)
+        await steps(desk, agent, step=2)
+        shown = Console(width=200)
+        with shown.capture() as captured:
+            shown.print(render(await status_of(desk)))
+        [now] = [line for line in captured.get().splitlines() if line.startswith("now: ")]
+        assert now.strip() == "now: training; every rank has made step 2"
+        assert "last incident: rank 0 on a ended" in captured.get()
+
+
+async def test_before_any_step_the_ettr_is_not_known(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        agent = await desk.link("a")
+        await agent.hello()
+        await agent.answer(await agent.errand())
+        await desk.phase(Phase.STARTING)
+        status = await status_of(desk)
+        assert (status["ettr"], status["step"]) == (None, -1)
+        assert status["now"] == "the ranks of generation 1 run; no step was seen yet"
+        metrics = await (await desk.client.get("/metrics", headers=HEADERS)).text()
+        assert "holdfast_step" in metrics and "holdfast_ettr" not in metrics
+        await agent.beat(1)
+        await desk.phase(Phase.TRAINING)
+        assert 0 <= (await status_of(desk))["ettr"] <= 1 and await metric(desk, "holdfast_ettr") <= 1
 
 
 async def test_what_cannot_be_done_is_refused_in_one_sentence(desk_of: Open) -> None:

@@ -181,7 +181,18 @@ def test_a_stale_report_is_not_progress() -> None:
 
 def test_nothing_at_all() -> None:
     found = fold([])
-    assert (found.wall_s, found.ettr, found.spans, found.step) == (0.0, 0.0, (), -1)
+    assert (found.wall_s, found.ettr, found.spans, found.step) == (0.0, None, (), -1)
+
+
+def test_without_a_step_nobody_knows_what_was_productive() -> None:
+    """Ranks run, and no step is seen: that is neither training nor the restore of anything."""
+    ran = account(*START[:4], now=40.0)
+    assert spans(ran) == [("wait", 0, 3, 0), ("launch", 3, 4, 0), ("run", 4, 40, 0)]
+    assert (ran.ettr, ran.lost_s()) == (None, {"start and end": 4.0})
+    again = account(*START[:4], "30 alarm crash n0 rank 0 code -9", "31 outcome 3 ok", "33 outcome 4 ok", now=40.0)
+    assert spans(again)[2:] == [("run", 4, 30, 0), ("stop", 30, 31, 1), ("launch", 31, 33, 1), ("run", 33, 40, 1)]
+    assert (again.ettr, again.lost_s()) == (None, {"start and end": 4.0, "open incident": 3.0})
+    assert spans(account(*START, now=40.0))[2] == ("restore", 4, 5, 0), "with the first step it is known"
 
 
 def test_it_may_be_asked_at_any_time() -> None:

@@ -65,7 +65,7 @@ def test_a_script_that_starts_from_the_beginning_is_not_called_resumed() -> None
 
 def test_before_the_first_step_nothing_can_be_redone() -> None:
     text = told(good_step=-1, resumed_from=None)
-    assert " before its first step; restarted in place, lost 1.2 s (" in text
+    assert " before any step was seen; restarted in place, lost 1.2 s (" in text
 
 
 def test_a_loss_has_one_step() -> None:

@@ -6,9 +6,10 @@ children must have shown no processor time, no bytes read or written and no fram
 any pause this run has come back from.
 
 Refuses to judge before the first step of a generation, where compilation and data may take any time (`start_s`): only a
-rank that is stopped is acted on then. Nor while its own clock stood still; nor does it name ranks that still come to
-collectives, as in an evaluation. A pause that ends by itself teaches it: the next one of its phase, if that has a name,
-or at its place in the code, may last as long. What stands elsewhere is named as soon as ever.
+rank that is stopped is acted on then. A script that makes no steps is judged by the collectives that its ranks come to.
+Nor does it judge while its own clock stood still; nor does it name ranks that still come to collectives, as in an
+evaluation. A pause that ends by itself teaches it: the next one of its phase, if that has a name, or at its place in
+the code, may last as long. What stands elsewhere is named as soon as ever.
 """
 
 from collections.abc import Iterable, Sequence
@@ -60,6 +61,10 @@ class Stillness:
             else:
                 self._since.setdefault(rank, last_at)
         return motions
+
+    def begin(self) -> None:
+        """What was still so far does not count."""
+        self._since.clear()
 
     def lasts_s(self, now: float, ranks: Iterable[int]) -> float:
         """For how long none of these has shown any."""
@@ -162,13 +167,17 @@ class Hang:
 
     def looked(self, now: float, traces: Sequence[Trace], named: Naming) -> Alarm | None:
         """What one look found. The first ones come close together, later ones further and further apart."""
+        motions = self._stillness.watch(now, traces)
+        goes_on = any(motions[rank].collectives for rank in named.ranks or motions if rank in motions)
+        if self._step < 0 and goes_on:  # no step is counted, as in an evaluation: collectives tell that it moves
+            self._moved_at, self._looks, self._named = now, 0, ()
         if self._step < 0 and now < self._moved_at + self.limits.start_s:
             self._look_at = now + _EARLY_S
+            self._stillness.begin()
             return self._alarm(now, named, Stance.ACT, named.reason) if named.how == "stopped" else None
         self._looks += 1
         soon = self._looks < _SOON and not self._named
         self._look_at = now + self.limits.again_s * (1 if soon else min(30.0, 2 ** (self._looks // 2)))
-        motions = self._stillness.watch(now, traces)
         before, self._seen = self._seen, named.ranks
         if not named.ranks:
             self._named = ()
@@ -182,7 +191,6 @@ class Hang:
             return self._alarm(now, named, Stance.ACT, f"{named.reason}, without a sign of life for {still_s:.0f} s")
         if now - self._moved_at >= max(self.limits.last_s, longest_s):
             return self._alarm(now, named, Stance.ACT, named.reason)
-        goes_on = any(motions[rank].collectives for rank in named.ranks if rank in motions)
         if named.ranks == self._named or named.ranks != before or goes_on or now < self._usual_until:
             return None
         self._named = named.ranks
@@ -209,14 +217,14 @@ class Hang:
 
     def _alarm(self, now: float, named: Naming, stance: Stance, reason: str) -> Alarm:
         order = [Stance.OBSERVE, Stance.NOTIFY, Stance.ACT]
-        where = f"at step {self._step}" if self._step >= 0 else "before the first step"
+        where = f" at step {self._step}" if self._step >= 0 else ", no step seen yet,"
         return Alarm(
             kind=Kind.HANG,
             at=self._moved_at,
             suspects=named.wide or named.nodes,
             ranks=named.ranks,
             generation=self.generation,
-            reason=f"keeps the others waiting {where} for {now - self._moved_at:.0f} s: {reason}",
+            reason=f"keeps the others waiting{where} for {now - self._moved_at:.0f} s: {reason}",
             signature=f"hang {named.ranks}",
             stance=min(stance, Stance(self.limits.stance), key=order.index),
             hard=named.how in ("stopped", "gone"),

@@ -197,7 +197,7 @@ def _user_code(case: Case) -> Verdict:
         return _capped(case)
     if not case.ever:
         hint = f"; {case.cause.hint}" if case.cause.action == SETTING and case.cause.hint else ""
-        return _give_up(f"the script failed before its first step; a restart would fail the same way{hint}")
+        return _give_up(f"the script failed before any step was seen; a restart would fail the same way{hint}")
     if case.no_further:
         return _give_up("the script failed the same way again without getting further")
     if case.stuck:

@@ -78,7 +78,7 @@ def test_before_the_first_step_nothing_counts_but_a_stopped_rank() -> None:
     assert 10.0 <= later - now <= 10.5
     alarm = made.looked(later, seen(later), STOPPED)
     assert alarm is not None and (alarm.stance, alarm.hard, alarm.ranks) == (Stance.ACT, True, (1,))
-    assert "before the first step" in alarm.reason
+    assert "keeps the others waiting, no step seen yet, for 2" in alarm.reason
 
 
 def test_named_at_the_second_look() -> None:
@@ -214,6 +214,23 @@ def test_who_still_comes_to_collectives_is_not_named() -> None:
         n0, n1 = seen(now)
         flight = Flight(node="n1", rank=1, groups=(Collective(group="0", entered=100 + turn, completed=99 + turn),))
         assert made.looked(now, (n0, msgspec.structs.replace(n1, flights=(flight,))), NAMED) is None
+
+
+def test_a_script_without_steps_is_judged_by_its_collectives() -> None:
+    """Pure collectives, or an evaluation, for hours: somebody is always last. Then rank 1 stands for good."""
+    made, now, stands_at = Hang(LIMITS), 100.0, 100.0 + 9000.0
+    made.launched(now, 1, ("n0", "n1"))
+    alarm = None
+    while alarm is None and now < stands_at + 3000.0:
+        now += 0.25
+        if made.suspicious(now):
+            n0, n1 = seen(now, cpu_s=now)
+            entered = int(min(now, stands_at))
+            flight = Flight(node="n1", rank=1, groups=(Collective(group="0", entered=entered, completed=entered - 1),))
+            alarm = made.looked(now, (n0, msgspec.structs.replace(n1, flights=(flight,))), NAMED)
+    assert alarm is not None and alarm.stance is Stance.NOTIFY
+    assert stands_at < now < stands_at + LIMITS.start_s + 60.0
+    assert abs(alarm.at - stands_at) < 21.0, "the others have waited since then, not since the launch"
 
 
 def test_nobody_is_an_answer() -> None:

@@ -1,0 +1,29 @@
+"""Seconds as people read them: tenths that add up to the tenths of their sum."""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+K = TypeVar("K")
+
+
+def in_tenths(seconds: float) -> float:
+    """As `.1f` writes it."""
+    return float(f"{seconds:.1f}")
+
+
+def share_tenths(parts: Mapping[K, float], total: float | None = None) -> dict[K, float]:
+    """Parts in tenths whose sum is the total, rounded once: who loses most by rounding down gets what is left.
+
+    A total that is itself a sum of rounded rows may be further off; then the largest parts bear it.
+    """
+    whole = round(10 * in_tenths(sum(parts.values()) if total is None else total))
+    shared = {key: int(10 * seconds + 1e-6) for key, seconds in parts.items()}
+    by_loss = sorted(parts, key=lambda key: 10 * parts[key] - shared[key], reverse=True)
+    for key in by_loss[: max(0, whole - sum(shared.values()))]:
+        shared[key] += 1
+    while shared and (left := whole - sum(shared.values())):
+        largest = max(shared, key=lambda key: shared[key])
+        if left < 0 and not shared[largest]:
+            break
+        shared[largest] += 1 if left > 0 else -1
+    return {key: tenths / 10 for key, tenths in shared.items()}
