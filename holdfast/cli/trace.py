@@ -18,7 +18,7 @@ from holdfast.cli.flagtable import UsageError
 from holdfast.cli.parsing import CommandParser
 from holdfast.cli.wording import counted
 from holdfast.controller.api import Traced
-from holdfast.core.diagnose.stacks import Naming, moved, ranks_said, vote
+from holdfast.core.diagnose.stacks import STOPPED, Naming, mains_of, moved, ranks_said, vote
 from holdfast.core.diagnose.tree import Branch, grow, ways
 from holdfast.core.diagnose.waits import waits_of
 from holdfast.model.stacks import Process
@@ -44,9 +44,11 @@ def main(argv: list[str]) -> int:
         if len(rounds) == 1 and rounds[0].naming.ranks and rounds[0].naming.how not in _STANDING:
             step = _step(run_dir)
             time.sleep(_AGAIN_S)
-            named = acquitted(rounds[0], _ask(run_dir, args), _step(run_dir) - step)
+            later = _ask(run_dir, args)
+            named = find_stopped(later) or acquitted(rounds[0], later, _step(run_dir) - step)
         else:
-            named = vote([r.naming for r in rounds]) if len(rounds) > 1 else rounds[0].naming
+            voted = vote([r.naming for r in rounds]) if len(rounds) > 1 else rounds[0].naming
+            named = find_stopped(rounds[-1]) or voted
         if args.svg:
             _write(Path(args.svg), picture(rounds[-1], named))
     except (UsageError, NotRunning) as e:
@@ -57,6 +59,16 @@ def main(argv: list[str]) -> int:
     else:
         Console(markup=False, highlight=False, soft_wrap=True).print(render(rounds[-1], named))
     return 0
+
+
+def find_stopped(found: Traced) -> Naming | None:
+    """Who is stopped now: a fact, whatever was seen before and whatever the others do, be it every rank."""
+    stopped = {p.rank: p.node for p in mains_of(found.traces).values() if p.state in STOPPED}
+    if found.naming.how == "stopped" or not stopped:
+        return found.naming if found.naming.how == "stopped" else None
+    ranks, nodes = tuple(sorted(stopped)), tuple(sorted(set(stopped.values())))
+    reason = f"{ranks_said(ranks)} {'is' if len(ranks) == 1 else 'are'} stopped, and no rank runs"
+    return Naming(ranks=ranks, nodes=nodes, wide=nodes, how="stopped", hard=True, reason=reason)
 
 
 def _step(run_dir: Path) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.cli import main
+from holdfast.cli import main, trace
 from holdfast.cli.api import ask
 from holdfast.cli.trace import acquitted
 from holdfast.controller.api import Traced
@@ -183,3 +183,43 @@ def test_without_a_run(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert "there is no run yet" in capsys.readouterr().err
     assert main(["trace", "--rounds", "0"]) == 2
     assert "--rounds takes 1 to 100" in capsys.readouterr().err
+
+
+def look_of(named: Naming, **states: str) -> Traced:
+    """Ranks on one node, by their states."""
+    found = [Process(node="n0", rank=int(name[1:]), pid=1, state=state) for name, state in states.items()]
+    return Traced(at=0.0, naming=named, traces=(Trace(node="n0", at=0.0, processes=tuple(found)),))
+
+
+LATE = Naming(ranks=(0,), nodes=("n0",), how="missing", reason="rank 0 has not come")
+STOPPED = Naming(ranks=(1,), nodes=("n0",), how="stopped", hard=True, reason="rank 1 is stopped")
+
+
+@pytest.mark.parametrize(
+    ("looks", "flags", "told"),
+    [
+        # The others still made a step after the first look: the second one knows who keeps them from more.
+        ([look_of(LATE, r0="S", r1="S"), look_of(STOPPED, r0="S", r1="T")], [], "rank 1 is stopped"),
+        ([look_of(LATE, r0="S", r1="S"), look_of(LATE, r0="S", r1="S")], [], "the job goes on"),
+        ([look_of(Naming(reason="every rank is stopped"), r0="T")], [], "rank 0 is stopped, and no rank runs"),
+        (
+            [look_of(LATE, r0="S"), look_of(LATE, r0="S"), look_of(STOPPED, r0="S", r1="T")],
+            ["--rounds", "3"],
+            "rank 1 is stopped",
+        ),
+    ],
+)
+def test_a_stopped_process_is_told_at_once(
+    looks: list[Traced],
+    flags: list[str],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    answers, steps = iter(looks), iter((5, 7))
+    monkeypatch.setattr(trace.runs, "looked_at", lambda args: None)
+    monkeypatch.setattr(trace, "_ask", lambda run_dir, args: next(answers))
+    monkeypatch.setattr(trace, "_step", lambda run_dir: next(steps))
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    assert main(["trace", *flags]) == 0
+    assert told in capsys.readouterr().out.splitlines()[0]
