@@ -231,10 +231,12 @@ class Ledger:
         if phase in (Phase.STOPPING, Phase.PAUSING):
             # An incident that has not come to a step goes on through a pause.
             mending = self._incident and self._redo_to is None
+            ran = self.phase is Phase.STARTING and not self._stepped_ever and not (self._incident or self._change)
             stopping, self._redo_to = phase is Phase.STOPPING, None
             trouble = stopping or mending
             self._incident, self._change = (len(self.incidents) + 1, 0) if trouble else (0, len(self.changes) + 1)
-            if self.phase is Phase.TRAINING and self._spans and self._spans[-1].use in (Use.TRAIN, Use.REDO):
+            uses = (Use.RESTORE,) if ran else (Use.TRAIN, Use.REDO) if self.phase is Phase.TRAINING else ()
+            if self._spans and self._spans[-1].use in uses:
                 use = Use.DETECT if stopping else Use.UPDATE
                 self._cut = len(self._spans) - 1, self._span(use, self._at, self._at)
         if phase is Phase.LAUNCHING:

@@ -223,7 +223,7 @@ def node_ended(d: "Decider", now: float, event: Ended) -> str:
     if not d.nodes.active <= d.nodes.ended:
         return f"all ranks of {event.node} ended well"
     if d.verdict is not None:  # its ranks had nothing left to do: that, too, is recovery
-        close(d, d.verdict, now)
+        close(d, d.verdict, now if d.failures.ever else 0.0)  # who never makes steps had recovered when ranks ran
     return finish(d, now, 0, "all ranks had come to their end" if event.left else "all ranks ended well")
 
 

@@ -13,7 +13,7 @@ ADVICE = (
     "the script has started from step 0 twice: have it save checkpoints and load the newest one when it starts, "
     "or let holdfast do both (holdfast.Checkpointer)"
 )
-_OPTIONAL = ("probe", "held", "last step")  # told of only if they took time
+_OPTIONAL = ("probe", "held", "last step", "first step")  # told of only if they took time
 
 
 def ending(code: int) -> str:

@@ -195,6 +195,16 @@ def test_without_a_step_nobody_knows_what_was_productive() -> None:
     assert spans(account(*START, now=40.0))[2] == ("restore", 4, 5, 0), "with the first step it is known"
 
 
+def test_an_incident_of_a_script_without_steps_is_over_when_its_ranks_run() -> None:
+    hang = ("30 alarm hang n0 rank 0 since 20", "31 outcome 3 ok", "33 outcome 4 ok", "90 ended n0", "91 outcome 5 ok")
+    found = account(*START[:4], *hang)
+    assert spans(found)[2:6] == [("run", 4, 20, 0), ("detect", 20, 30, 1), ("stop", 30, 31, 1), ("launch", 31, 33, 1)]
+    assert spans(found)[6:] == [("run", 33, 90, 1), ("stop", 90, 91, 0)]
+    [record] = found.incidents
+    assert record.sentence.endswith("lost 13.0 s (detect 10.0, stop 1.0, launch 2.0)")
+    assert found.lost_s() == {"start and end": 5.0, "hang": 13.0} and found.mttr_s == 13.0
+
+
 def test_it_may_be_asked_at_any_time() -> None:
     ledger = Ledger()
     for entry in entries(*START, *CRASH, "36 progress 16 at 35", "46 progress 26 at 45 from 16 since 35"):
