@@ -12,16 +12,16 @@ from holdfast.cli.parsing import CommandParser
 from holdfast.cli.wording import counted
 from holdfast.core.memory import size
 
-_NOUNS = {"process": "left process", "write": "unfinished checkpoint", "file": "file"}
+_NOUNS = {"process": "process", "write": "unfinished checkpoint", "file": "file"}
 LEFT = 1  # something that was named, or that is dead, is still there
 
 
 def main(argv: list[str]) -> int:
     parser = CommandParser(
         prog="holdfast clean",
-        description="Remove what runs that were killed have left: sockets, notes, processes, unfinished checkpoints. "
-        "A run is touched only if its locks prove that none of its processes is alive. Journals, logs and checkpoints "
-        "are kept.",
+        description="Remove what a run that is over has left behind: processes, sockets, working files of its nodes, "
+        "checkpoints that were never finished. Keep its journal, its logs, its finished checkpoints and, if it can be "
+        "resumed, what that takes. A run of which any process is alive is left alone.",
     )
     parser.add_argument(
         "runs", nargs="*", metavar="RUN", help="run directories, ids or parts of ids (default: the newest run)"
@@ -58,15 +58,32 @@ def _chosen(names: list[str], every: bool) -> list[Path]:
 
 def _lines(found: Found, dry_run: bool) -> list[str]:
     if found.state != "dead":
-        alive = "alive" if found.state == "alive" else "left alone, for nothing proves it dead"
-        return [f"{found.run}: {alive}: {found.why}"]
-    did = "would remove" if dry_run else "removed"
-    what = f"{did} {_counted(found.left)}, {size(found.bytes)}" if found.left else "there is nothing to remove"
-    lines = [f"{found.run}: {found.why}; {what}; kept: {', '.join(found.kept)}"]
-    lines += [f"  {_NOUNS[one.kind]} {one.name}, {size(one.bytes)}" for one in found.left if one.kind != "file"]
-    files = [str(Path(one.name).relative_to(found.run)) for one in found.left if one.kind == "file"]
-    lines += [f"  in it: {', '.join(files)}"] if files else []
-    return lines + [f"  not removed: {sentence}" for sentence in found.failed]
+        alive = "is alive" if found.state == "alive" else "may be alive"
+        return [f"{found.run} {alive}, so nothing of it is removed: {found.why}"]
+    lines = [f"{found.run} {found.why}"]
+    if found.left:
+        lines.append(
+            f"  {'would remove' if dry_run else 'removed'} {_counted(found.left)}, {size(found.bytes)} in all:"
+        )
+        lines += [f"    {_NOUNS[one.kind]} {one.name}, {size(one.bytes)}" for one in found.left if one.kind != "file"]
+        lines += [f"    {line}" for line in _files(found)]
+    else:
+        lines.append("  nothing is left to remove")
+    lines += [f"  not removed: {sentence}" for sentence in found.failed]
+    return lines + [f"  {'would keep' if dry_run else 'kept'} {k.what}, {size(k.bytes)}: {k.why}" for k in found.kept]
+
+
+def _files(found: Found) -> list[str]:
+    """By their folders: every node has the same ones."""
+    names: dict[str, list[str]] = {}
+    total: dict[str, int] = {}
+    for one in found.left:
+        if one.kind == "file":
+            path = Path(one.name).relative_to(found.run)
+            folder = "" if path.parent == Path() else f"{path.parent}/"
+            names.setdefault(folder, []).append(path.name)
+            total[folder] = total.get(folder, 0) + one.bytes
+    return [f"{folder or 'files'}: {', '.join(found)}, {size(total[folder])}" for folder, found in names.items()]
 
 
 def _counted(left: tuple[Leftover, ...]) -> str:

@@ -32,6 +32,14 @@ class Leftover(msgspec.Struct, frozen=True):
     bytes: int  # on disk or, for a process, in memory
 
 
+class Kept(msgspec.Struct, frozen=True):
+    """Something of a run that stays, and what for."""
+
+    what: str
+    bytes: int
+    why: str
+
+
 class Found(msgspec.Struct, frozen=True, kw_only=True):
     """How it stands with a run. Only of a dead one something is ever removed."""
 
@@ -39,7 +47,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     state: str  # "alive", "dead", "unknown"
     why: str
     left: tuple[Leftover, ...] = ()
-    kept: tuple[str, ...] = ()
+    kept: tuple[Kept, ...] = ()
     failed: tuple[str, ...] = ()  # one sentence each: what could not be looked at or removed
 
     @property
@@ -53,7 +61,7 @@ def clean(run_dir: Path, *, dry_run: bool) -> Found:
         try:
             alive = _alive(run_dir, locks)
         except lock.LockError as e:
-            return Found(run=str(run_dir), state="unknown", why=f"it {e}")
+            return Found(run=str(run_dir), state="unknown", why=f"the run {e}")
         if alive:
             return Found(run=str(run_dir), state="alive", why=alive)
         found = _look(run_dir)
@@ -70,10 +78,10 @@ def _alive(run_dir: Path, locks: contextlib.ExitStack) -> str:
     if os.path.realpath(os.environ.get(MARK, "/")).startswith(os.path.realpath(run_dir) + "/"):
         return "this command was started by one of its ranks"
     if not _take(run_dir, locks):
-        return "holdfast run, its controller or its store holds its lock"
+        return "holdfast run, its controller or its store is running"
     for node in _nodes(run_dir):
         if (node / lock.NAME).exists() and not _take(node, locks):
-            return f"the holder of node {node.name} holds its lock"
+            return f"node {node.name} is running"
     return ""
 
 
@@ -101,9 +109,9 @@ def _look(run_dir: Path) -> Found:
     return Found(
         run=str(run_dir),
         state="dead",
-        why=ending or "was killed, and can be resumed",
+        why=ending or f"was killed; holdfast run --resume {run_dir} takes it up",
         left=(*processes, *writes, *files),
-        kept=tuple(_kept(bool(ending), urls)),
+        kept=tuple(_kept(run_dir, Path(run.log_dir), bool(ending), urls)),
         failed=tuple(failed),
     )
 
@@ -137,15 +145,29 @@ def _storages(run_dir: Path) -> Iterator[str]:
                 yield want.storage.url
 
 
-def _kept(ended: bool, urls: list[str]) -> Iterator[str]:
-    yield "the journal"
-    yield "all logs"
+def _kept(run_dir: Path, log_dir: Path, ended: bool, urls: list[str]) -> Iterator[Kept]:
+    yield Kept("the journal", sum(_size(path) for path in run_dir.glob("journal.*")), "holdfast report reads it")
+    yield Kept("the logs", _size(log_dir), "holdfast logs and holdfast diagnose read them")
+    if copies := _size(run_dir / "releases"):
+        yield Kept("copies of your code", copies, "they are what the ranks ran")
     if not ended:
-        yield "what --resume needs"
+        notes = sum(_size(run_dir / name) for name in ("run.json", *_SECRET))
+        yield Kept("the command line and the environment", notes, "holdfast run --resume needs them")
     with contextlib.suppress(StorageError):
         for url in urls:
-            if count := len(retention.find(url)):
-                yield f"{counted(count, 'checkpoint')} in {url}"
+            if found := retention.find(url):
+                total = sum(one.bytes for one in found)
+                yield Kept(f"{counted(len(found), 'checkpoint')} in {url}", total, "training goes on from them")
+
+
+def _size(place: Path) -> int:
+    """Of a file, or of all files below a folder; 0 of what is not there."""
+    files = [place] if place.is_file() else [p for p in place.rglob("*") if p.is_file() and not p.is_symlink()]
+    total = 0
+    for path in files:
+        with contextlib.suppress(OSError):
+            total += path.lstat().st_size
+    return total
 
 
 def _process(pid: int) -> Leftover:

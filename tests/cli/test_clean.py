@@ -1,6 +1,7 @@
 """`holdfast clean` after real runs and kill -9: what is dead goes, what is alive or worth keeping stays."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from holdfast.cli import main, rundir
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.leftovers import Found
 from holdfast.config import Settings
+from holdfast.core.memory import size
 from holdfast.fleet.local import left_of
 from holdfast.model.topology import Job as JobSpec
 from holdfast.wire import lock, spec
@@ -64,7 +66,7 @@ def test_a_run_killed_with_all_its_holders(start: Start, no_orphans: str, capfd:
     before = tree(job.run_dir)
     [found] = clean(capfd, job.run_dir, code=1)
     assert (found.state, found.left) == ("alive", ())
-    assert "holds its lock" in found.why
+    assert found.why == "holdfast run, its controller or its store is running"
 
     for pid in (job.process.pid, job.controller(), job.store(), job.holder("n0"), job.holder("n1")):
         os.kill(pid, signal.SIGKILL)
@@ -73,9 +75,13 @@ def test_a_run_killed_with_all_its_holders(start: Start, no_orphans: str, capfd:
 
     assert main(["clean", "--dry-run", str(job.run_dir)]) == 0
     said = capfd.readouterr().out
-    assert f"{job.run_dir}: was killed, and can be resumed; would remove 1 left process, " in said
-    assert f"left process {litter}, " in said
-    assert "nodes/n1/holder.pid" in said and "; kept: the journal, all logs, what --resume needs\n" in said
+    assert (
+        f"{job.run_dir} was killed; holdfast run --resume {job.run_dir} takes it up\n  would remove 1 process, " in said
+    )
+    assert f"    process {litter}, " in said and "    nodes/n1/: " in said and "holder.pid" in said
+    kept = re.findall(r"  would keep (.*), [\d.]+ \w+: (.*)", said)
+    assert ("the journal", "holdfast report reads it") in kept
+    assert ("the command line and the environment", "holdfast run --resume needs them") in kept
     assert tree(job.run_dir) >= before - {"journal.db-shm", "journal.db-wal"} and not gone(litter)
 
     [found] = clean(capfd, job.run_dir)
@@ -164,12 +170,37 @@ def test_all_runs(home: Path, tenant: list[subprocess.Popen[bytes]], capfd: Capt
     found = clean(capfd, "--all")
     assert [one.state for one in found] == ["dead", "alive", "alive", "unknown"]
     assert [Path(one.name).name for one in found[0].left] == [".run.json.123", "store.sock"]
-    assert found[2].why == "the holder of node n0 holds its lock"
-    assert found[3].why == "it has no lock"
+    assert found[2].why == "node n0 is running"
+    assert found[3].why == "the run has no lock"
     assert [(run_dir / "store.sock").exists() for run_dir in (dead, living, noded, old)] == [False, True, True, True]
     assert main(["clean", str(old)]) == 1
     said = capfd.readouterr().out
-    assert said == f"{old}: left alone, for nothing proves it dead: it has no lock\n"
+    assert said == f"{old} may be alive, so nothing of it is removed: the run has no lock\n"
+
+
+def test_what_is_removed_and_what_is_kept_is_told_with_sizes_and_reasons(home: Path, capfd: Capture) -> None:
+    run_dir = made("r")
+    spec.write(run_dir / "exit.json", Ended(code=0, reason="all ranks ended well"))
+    for name, text in (("store.sock", ""), ("nodes/n0/spec.json", "x" * 2048), ("nodes/n0/epoch", "1")):
+        (run_dir / name).parent.mkdir(parents=True, exist_ok=True)
+        (run_dir / name).write_text(text)
+    (run_dir / "journal.db").write_bytes(bytes(3072))
+    (run_dir / "releases").mkdir()
+    (run_dir / "releases" / "a.tar").write_bytes(bytes(1024))
+    secret = sum((run_dir / name).stat().st_size for name in ("token", "env.json"))
+    for dry, (did, stay) in ((True, ("would remove", "would keep")), (False, ("removed", "kept"))):
+        assert main(["clean", *(["--dry-run"] if dry else []), "r"]) == 0
+        assert capfd.readouterr().out.splitlines() == [
+            f"{run_dir} has ended with code 0: all ranks ended well",
+            f"  {did} 5 files, {size(2049 + secret)} in all:",
+            f"    files: env.json, store.sock, token, {size(secret)}",
+            "    nodes/n0/: epoch, spec.json, 2.0 KiB",
+            f"  {stay} the journal, 3.0 KiB: holdfast report reads it",
+            f"  {stay} the logs, 0 bytes: holdfast logs and holdfast diagnose read them",
+            f"  {stay} copies of your code, 1.0 KiB: they are what the ranks ran",
+        ]
+    assert main(["clean", "r"]) == 0
+    assert "\n  nothing is left to remove\n" in capfd.readouterr().out
 
 
 def test_nobody_moves_in_meanwhile(home: Path) -> None:
@@ -187,7 +218,7 @@ def test_secrets_of_a_run_that_cannot_be_resumed(home: Path, capfd: Capture) -> 
     for place, why in ((run_dir, "has ended with code 93: enough"), (node, "was a node of a job whose controller is ")):
         [found] = clean(capfd, place)
         assert found.why.startswith(why)
-        assert found.kept == ("the journal", "all logs")
+        assert [one.what for one in found.kept] == ["the journal", "the logs"]
         assert not {"token", "env.json"} & tree(place)
 
 
@@ -232,7 +263,7 @@ def test_unfinished_checkpoints(home: Path, tmp_path: Path, capfd: Capture) -> N
         [found] = clean(capfd, run_dir, "--dry-run")
         [write] = [one for one in found.left if one.kind == "write"]
         assert write.name == persist.staging(str(base), 1, author) and write.bytes > 9000
-        assert f"1 checkpoint in {base}" in found.kept
+        assert (f"1 checkpoint in {base}", True) in [(one.what, one.bytes >= 9000) for one in found.kept]
         before = sorted(os.listdir(base))
         [found] = clean(capfd, run_dir)
         assert not found.failed
