@@ -1,10 +1,5 @@
 """State that survives, as a training script uses it.
 
-    ckpt = holdfast.Checkpointer(model=model, optimizer=optimizer, extra={"schedule": schedule, "loader": loader})
-    for step in range(ckpt.restore() + 1, steps + 1):
-        ...
-        ckpt.save(step)
-
 Every rank makes one, after wrapping the model, and calls both. What was saved is a snapshot in memory that outlives the
 rank; the node's keeper copies it to a peer and, where `path` is given, makes checkpoints of it. Without an agent the
 snapshots are the process's own, and checkpoints are made by a thread.
@@ -55,7 +50,15 @@ _ENDING_S = 120.0  # a write that is under way when the script ends is waited fo
 
 
 class Checkpointer:
-    """The state of one rank. `save` never raises because of storage or memory; both raise when they are misused."""
+    """The state of one rank. `save` never raises because of storage or memory; both raise when they are misused.
+
+    >>> import holdfast, torch
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> ckpt = holdfast.Checkpointer(model=model, optimizer=optimizer, extra={"epoch": 1}, path="ckpt", every=100)
+    >>> for step in range(ckpt.restore() + 1, 4):
+    ...     saved = ckpt.save(step)
+    """
 
     def __init__(
         self,
@@ -112,6 +115,9 @@ class Checkpointer:
         """Take a snapshot: when this returns, the state may change again. False: it was skipped, training goes on.
 
         `force`: it becomes a checkpoint, whatever `every` says; all ranks force the same steps.
+
+        >>> holdfast.Checkpointer(model=torch.nn.Linear(2, 1), path="saved", every=100).save(7, force=True)
+        True
         """
         if type(step) is not int or step < 0:
             raise ValueError(f"a step is a number from 0 on, not {step!r}")
@@ -140,7 +146,11 @@ class Checkpointer:
         return True
 
     def restore(self) -> int:
-        """Take the newest state that every rank can get; returns the step it was saved as, 0 if there is none."""
+        """Take the newest state that every rank can get; returns the step it was saved as, 0 if there is none.
+
+        >>> holdfast.Checkpointer(model=torch.nn.Linear(2, 1), path="nothing-yet").restore()
+        0
+        """
         if self._last >= 0:
             raise RuntimeError("restore comes before the first save")
         self._unread = False
@@ -157,7 +167,11 @@ class Checkpointer:
         return step
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """For copies and for a write that are under way; False: they did not come to their end in time."""
+        """For copies and for a write that are under way; False: they did not come to their end in time.
+
+        >>> holdfast.Checkpointer(model=torch.nn.Linear(2, 1), path="waited-for").wait(timeout_s=60)
+        True
+        """
         if self._snapshots:
             self._snapshots.close()
         whole = self._storing is None or self._storing.wait(timeout_s)
@@ -166,7 +180,10 @@ class Checkpointer:
         return whole
 
     def close(self, timeout_s: float | None = None) -> None:
-        """All ranks call it at the end. The newest snapshot becomes a checkpoint; with an agent, as the job ends."""
+        """All ranks call it at the end. The newest snapshot becomes a checkpoint; with an agent, as the job ends.
+
+        >>> holdfast.Checkpointer(model=torch.nn.Linear(2, 1), path="closed").close()
+        """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         if self.wait(timeout_s) and self._storing and self._newest and self._newest.step > self._storing.offered:
             self._store(self._storing, self._newest)

@@ -57,6 +57,8 @@ class Progress:
         `replicas` (True for all ranks, or a process group) parameters are compared with those of these ranks now and
         then; with a Checkpointer that is done without it, and without the rank. `mesh` tells the parallel groups, where
         --mesh does not: a DeviceMesh over all ranks, or {"pp": 2, "dp": 4}; those of Megatron are found without it.
+
+        >>> model = holdfast.attach(torch.nn.Linear(2, 1))
         """
         try:
             if self.slot() is not None and (mesh is not None or "megatron.core.parallel_state" in sys.modules):
@@ -79,6 +81,8 @@ class Progress:
         """Have updates of this optimizer (Adam or its kin) judged, too: a pass over its state at every step.
 
         With a DistributedDataParallel model also the norm of the rank's own gradient, which takes a communication hook.
+
+        >>> holdfast.watch(torch.optim.AdamW(torch.nn.Linear(2, 1).parameters()))
         """
         try:
             if self.slot() is not None:
@@ -89,7 +93,11 @@ class Progress:
             print(f"holdfast: the optimizer is not watched: {e!r}", file=sys.stderr)
 
     def step(self, step: int, loss: object = None, grad_norm: object = None) -> None:
-        """Step number `step` is done."""
+        """Step number `step` is done, with this loss and this gradient norm, if they are told.
+
+        >>> for step in range(1, 4):
+        ...     holdfast.step(step, loss=1 / step, grad_norm=0.5)
+        """
         try:
             slot = self._slot if self._claimed else self._claim()
             if slot is None and self._easing is None:
@@ -135,7 +143,11 @@ class Progress:
             self._slot.goes_on_from(step)
 
     def phase(self, name: str) -> "Phase":
-        """The rank is in phase `name` from now on; as a context manager, until the block ends."""
+        """The rank is in phase `name` from now on; as a context manager, until the block ends.
+
+        >>> with holdfast.phase("eval"):
+        ...     accuracy = 0.5
+        """
         try:
             slot = self.slot()
             before = slot.phase if slot else ""

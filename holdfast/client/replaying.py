@@ -106,6 +106,10 @@ def replayable(seed: int | None = None) -> Replaying:
     `seed`: all its random numbers and batches follow from this, the step and the rank, so that the same work can be
     compared bit for bit between machines. In a replay the generators of python, numpy and torch are seeded with it;
     in training nothing is changed. Without one only a crash or a loss that is not finite shows a fault.
+
+    >>> replay = holdfast.replayable(seed=1)
+    >>> replay.is_replay
+    False
     """
     if _this.name != os.environ.get(replaying.REPLAY, ""):  # forked from a zygote, which knew nothing of it
         _this.look()

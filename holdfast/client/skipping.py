@@ -113,12 +113,20 @@ class Batches:
 
 
 def batches(loader: "Iterable[Any]", first: int = 1) -> Batches:
-    """Yield (step, batch) from this loader, whose next batch is the one of step `first`."""
+    """Yield (step, batch) from this loader, whose next batch is the one of step `first`.
+
+    >>> list(holdfast.batches(["a", "b"], first=5))
+    [(5, 'a'), (6, 'b')]
+    """
     return Batches(loader, first)
 
 
 def skip(step: int) -> bool:
-    """Whether the batch of this step is to be left out: go on with the next one, and do not tell of this step."""
+    """Whether the batch of this step is to be left out: go on with the next one, and do not tell of this step.
+
+    >>> [step for step in range(1, 4) if not holdfast.skip(step)]
+    [1, 2, 3]
+    """
     return _this.skip(step)
 
 

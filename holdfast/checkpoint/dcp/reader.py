@@ -35,6 +35,12 @@ class Reader(StorageReader):
 
     `url` is a checkpoint, or where they lie: then the newest is meant, or that of the step in the checkpoint id. No
     byte of ours is believed before it is checked; what torch's own writer wrote has no checksums: it is read as it is.
+
+    >>> import torch.distributed.checkpoint as dcp
+    >>> from holdfast.checkpoint.dcp import Reader, Writer
+    >>> state = {"weight": torch.ones(2)}
+    >>> saved = dcp.save(state, checkpoint_id="step-1", storage_writer=Writer("read"), no_dist=True)
+    >>> dcp.load(state, storage_reader=Reader("read"), no_dist=True)
     """
 
     def __init__(self, url: "str | os.PathLike[str]") -> None:

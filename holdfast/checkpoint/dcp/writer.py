@@ -53,6 +53,11 @@ class Writer(StorageWriter):
     The step is the number at the end of the id; without an id it is one more than the newest there is. With an agent
     the state is copied into the node's memory, whole, and the keeper does the rest; without, and where only some ranks
     of the job save, this rank's part is written to `url` before save returns. `overwrite=False`: no step twice.
+
+    >>> import torch.distributed.checkpoint as dcp
+    >>> from holdfast.checkpoint.dcp import Writer
+    >>> state = {"weight": torch.ones(2)}
+    >>> saved = dcp.save(state, checkpoint_id="step-10", storage_writer=Writer("written"), no_dist=True)
     """
 
     _reached: ClassVar[dict[str, int]] = {}  # the last step of this process, by url: memory may be ahead of storage
