@@ -40,6 +40,19 @@ _SHARED = {  # modules that are told which command they are
 
 def main(argv: list[str] | None = None) -> int:
     args = sys.argv[1:] if argv is None else argv
+    try:
+        try:
+            return _obey(args)
+        finally:  # whatever way it ends, argparse's own included
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # nobody reads on, as in `holdfast report | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _obey(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
         print(_usage())
         return 0 if args else 2
@@ -53,16 +66,9 @@ def main(argv: list[str] | None = None) -> int:
         meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
         print(f"holdfast: there is no command '{args[0]}'; {meant}", file=sys.stderr)
         return 2
-    try:
-        shared = _SHARED.get(args[0])
-        command = importlib.import_module(f"holdfast.cli.{shared or args[0]}")
-        code: int = command.main(args if shared else args[1:])
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # nobody reads on, as in `holdfast report | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    shared = _SHARED.get(args[0])
+    command = importlib.import_module(f"holdfast.cli.{shared or args[0]}")
+    code: int = command.main(args if shared else args[1:])
     return code
 
 

@@ -1,6 +1,9 @@
 """`holdfast report` and `holdfast status`: what they print, from a journal and from a status."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -17,6 +20,7 @@ from holdfast.model.event import Entry, Phase
 from holdfast.model.topology import Job
 from holdfast.wire.spec import Entry as What
 from holdfast.wire.spec import RunSpec
+from tests.cli.driver import ROOT
 from tests.core.test_account import CHANGE, NEW, START, Book, account
 from tests.core.transcript import parse
 
@@ -230,6 +234,34 @@ def test_status_names_whom_the_job_waits_for(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_who_reads_on_no_more_sees_no_traceback(run_dir: Path, unbuffered: str) -> None:
+    """As in `holdfast report | head`: nobody is at the other end of the pipe."""
+    write(run_dir, *LINES, *END)
+    log = run_dir / "logs" / "gen-1" / "rank-0" / "stdout.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("a line\n" * 20_000)
+    env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
+    commands = ("ls", "logs -n 0", "report", "report --json", "diagnose --json", "status", "--help", "logs --help")
+    reader, writer = os.pipe()
+    os.close(reader)
+    running = {
+        words: subprocess.Popen(
+            [sys.executable, "-m", "holdfast", *words.split()],
+            env=env,
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for words in commands
+    }
+    os.close(writer)
+    for words, process in running.items():
+        _, err = process.communicate(timeout=120)
+        assert process.returncode in (0, 1, 2), (words, err)
+        assert err.count("\n") <= 1 and "BrokenPipe" not in err, (words, err)
 
 
 def test_a_journal_that_lost_its_end_says_so(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
