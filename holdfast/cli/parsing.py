@@ -10,6 +10,7 @@ USAGE = 2  # the exit code of a command line that cannot be read
 
 class CommandParser(argparse.ArgumentParser):
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
+        found: argparse.Namespace
         found, unread = self.parse_known_args(args, namespace)
         if unread:
             self._chosen(found)._refuse(unread[0])

@@ -5,6 +5,7 @@ import re
 import time
 
 from holdfast.cli.flagtable import UsageError
+from holdfast.cli.parsing import CommandParser
 from holdfast.controller import orders
 from holdfast.controller.hands import Hands
 from holdfast.controller.loop import Controller
@@ -49,7 +50,7 @@ def build(parts: Parts) -> Brain:
     return Controlled(parts)
 
 
-def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     what = "break the control plane of small jobs in every way that a seed can think of, and see whether it heals"
     dst = commands.add_parser("dst", help="break the control plane, seed by seed", description=what)
     dst.add_argument("--seed", type=int, help="one seed; the same seed is always the same")

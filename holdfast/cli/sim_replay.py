@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast.cli.flagtable import UsageError
+from holdfast.cli.parsing import CommandParser
 from holdfast.core.diagnose.grid import UnfitError
 from holdfast.sim.replay import Crossing, Rate, Study, Trying, study
 
@@ -25,7 +26,7 @@ _NUMBERS = {
 }
 
 
-def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     what = "name a faulty machine by replaying: dual-phase, and two halves with a referee, by how often the fault shows"
     parser = commands.add_parser("replay", help="find one faulty machine by replaying", description=what)
     for name, help in _NUMBERS.items():

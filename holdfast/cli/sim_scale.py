@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast.cli.flagtable import UsageError
+from holdfast.cli.parsing import CommandParser
 from holdfast.cli.wording import duration
 from holdfast.sim.scale import mixes, plots, study, validate
 from holdfast.sim.scale.result import Summary, missed
@@ -36,7 +37,7 @@ def add(run: argparse.ArgumentParser) -> None:
     scale.add_argument("--plot", type=Path, metavar="DIR", help="draw what came of it there, as PNG and SVG")
 
 
-def add_validate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add_validate(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     what = "put the simulator beside what was published, and say where they disagree"
     parser = commands.add_parser("validate", help=what, description=what)
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="of each simulation (default 3)")

@@ -13,7 +13,7 @@ ADVICE = (
     "the script has started from step 0 twice: have it save checkpoints and load the newest one when it starts, "
     "or let holdfast do both (holdfast.Checkpointer)"
 )
-_OPTIONAL = ("probe", "held", "last step", "first step")  # told of only if they took time
+_OPTIONAL = ("probe", "held", "last step")  # told of only if they took time
 
 
 def ending(code: int) -> str:
@@ -113,8 +113,10 @@ def phases_s(record: Record | Change) -> dict[str, float]:
     else:
         ends = {"last step": record.asked_at, "stop": record.stopped_at, "held": record.stopped_at + record.held_s}
     ends |= {"launch": record.launched_at, "group set-up": record.grouped_at, "restore": record.restored_at}
+    if record.resumed_from is not None or record.resumed_at > record.launched_at:  # else its ranks make no steps
+        ends["first step"] = record.resumed_at
     found, at = {}, record.good_at
-    for name, end_at in (ends | {"first step": record.resumed_at}).items():
+    for name, end_at in ends.items():
         untold = name in ("group set-up", "restore") and not end_at
         end_at = min(max(end_at, at), record.resumed_at)  # ranks may be further than the news of their launch
         if not untold and (end_at > at or name not in _OPTIONAL):

@@ -53,7 +53,7 @@ def seats(job: Job) -> dict[str, str]:
 
 
 def test_a_script_without_steps_goes_on_when_its_ranks_run() -> None:
-    runs = {"phase": "starting", "ettr": None, "step": -1, "held": "", "asking": "", "nodes": []}
+    runs: dict[str, Any] = {"phase": "starting", "ettr": None, "step": -1, "held": "", "asking": "", "nodes": []}
     assert order._done(runs, {"verb": "resume"}) == "starting, no step seen"
     assert order._done(runs, {"verb": "evict", "node": "n1"}) == "n1 has left; starting, no step seen"
     assert order._done(runs | {"ettr": 0.5, "step": 7}, {"verb": "resume"}) == "", "its next step is waited for"

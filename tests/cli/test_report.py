@@ -170,12 +170,13 @@ def test_status_of_a_script_without_steps() -> None:
 
 
 def test_an_end_without_steps(tmp_path: Path) -> None:
-    said: list[str] = []
-    controller.Teller(tmp_path, said.append).end(account(*START[:4], "30 ended n0", "31 outcome 3 ok"), 0)
-    assert said == [
-        "done: 0 incidents, ETTR not known, as no step was seen: no torch optimizer made one, and nothing called "
-        f"holdfast.step; more: holdfast report {tmp_path}"
-    ]
+    told = account(*START[:4], "30 ended n0", "31 outcome 3 ok")
+    console = controller.Said(tmp_path)
+    controller.Teller(tmp_path, console).end(told, 0)
+    console._file.close()
+    [said] = (tmp_path / "said.log").read_text().splitlines()
+    why = "no step was seen: no torch optimizer made one, and nothing called holdfast.step"
+    assert f"done: 0 incidents, ETTR not known, as {why}; more: holdfast report {tmp_path}" in said
 
 
 def printed(what: object) -> str:

@@ -217,7 +217,7 @@ def test_a_stopped_process_is_told_at_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     answers, steps = iter(looks), iter((5, 7))
-    monkeypatch.setattr(trace.runs, "looked_at", lambda args: None)
+    monkeypatch.setattr("holdfast.cli.runs.looked_at", lambda args: None)
     monkeypatch.setattr(trace, "_ask", lambda run_dir, args: next(answers))
     monkeypatch.setattr(trace, "_step", lambda run_dir: next(steps))
     monkeypatch.setattr("time.sleep", lambda seconds: None)
