@@ -15,6 +15,7 @@ from holdfast.cli.wording import step_said
 from holdfast.wire.controller_call import NotRunning, Refused
 
 GONE_S = 15.0  # a controller that crashed is back by then
+STEPLESS_S = 20.0  # ranks of a job that never made a step count as going on when they have run for so long
 _LOOK_S = 0.1
 _ABOUT = {
     "hold": "End all ranks and keep nodes and state, until holdfast resume.",
@@ -104,13 +105,13 @@ def _is_taken(run_dir: Path, seq: int, body: dict[str, Any]) -> bool:
 
 def _wait(run_dir: Path, body: dict[str, Any]) -> str:
     """Until it is so, with a line whenever the job says something new."""
-    said = ""
+    said, gait = "", Gait()
     while True:
         try:
             status = patiently(run_dir, lambda: ask(run_dir, "/api/v1/status"))
         except NotRunning:
             raise Unheard(f"the run in {run_dir} {rundir.ending(run_dir)}") from None
-        if done := _done(status, body):
+        if done := _done(status, body, gait.goes_on(status)):
             return done
         if status["reason"] != said:
             said = status["reason"]
@@ -118,26 +119,35 @@ def _wait(run_dir: Path, body: dict[str, Any]) -> str:
         time.sleep(_LOOK_S)
 
 
-def _done(status: Status, body: dict[str, Any]) -> str:
+class Gait:
+    """Whether ranks make steps again; of a job that never made one, whether they have run for a while."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def goes_on(self, status: Status) -> bool:
+        if status["phase"] != "starting" or status["ettr"] is not None:
+            self._since = None
+            return bool(status["phase"] == "training")
+        self._since = self._since or time.monotonic()
+        return time.monotonic() >= self._since + STEPLESS_S
+
+
+def _done(status: Status, body: dict[str, Any], goes_on: bool) -> str:
     """That it is so, in words; "" while it is not."""
     step = step_said(status["step"])
     match body["verb"]:
         case "hold" if status["phase"] == "held":
             return f"held{f' at {step}' if status['step'] >= 0 else ''}; holdfast resume lets it go on"
-        case "resume" | "approve" if goes_on(status) and not (status["held"] or status["asking"]):
+        case "resume" | "approve" if goes_on and not (status["held"] or status["asking"]):
             return f"{status['phase']}, {step}"
         case "evict" | "drain":
-            return _gone(status, body["node"])
+            return _gone(status, body["node"], goes_on)
     return ""
 
 
-def _gone(status: Status, node: str) -> str:
+def _gone(status: Status, node: str, goes_on: bool) -> str:
     here = any(view["node"] == node and view["role"] in _HERE for view in status["nodes"])
     if here:
         return f"{node} leaves when the job goes on" if status["phase"] == "held" else ""
-    return f"{node} has left; {status['phase']}, {step_said(status['step'])}" if goes_on(status) else ""
-
-
-def goes_on(status: Status) -> bool:
-    """Whether ranks make steps again; of a script that never made one, whether they run."""
-    return status["phase"] == "training" or (status["phase"] == "starting" and status["ettr"] is None)
+    return f"{node} has left; {status['phase']}, {step_said(status['step'])}" if goes_on else ""

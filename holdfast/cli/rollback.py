@@ -7,7 +7,7 @@ from pathlib import Path
 from holdfast.cli import releases, rundir, runs
 from holdfast.cli.api import ask
 from holdfast.cli.flagtable import UsageError
-from holdfast.cli.order import Unheard, give, goes_on, patiently
+from holdfast.cli.order import Gait, Unheard, give, patiently
 from holdfast.cli.parsing import CommandParser
 from holdfast.wire.controller_call import NotRunning, Refused
 
@@ -42,12 +42,12 @@ def main(argv: list[str]) -> int:
 
 def _wait(run_dir: Path, before: int) -> str:
     """Until another release makes steps."""
-    began = time.monotonic()
+    began, gait = time.monotonic(), Gait()
     while True:
         try:
             status = patiently(run_dir, lambda: ask(run_dir, "/api/v1/status"))
         except NotRunning:
             raise Unheard(f"the run in {run_dir} {rundir.ending(run_dir)}") from None
-        if status["release"] != before and goes_on(status):
+        if status["release"] != before and gait.goes_on(status):
             return f"release {status['release']} runs; it took {time.monotonic() - began:.1f} s"
         time.sleep(_LOOK_S)

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.cli import packing, releases, rundir, runs
 from holdfast.cli.flagtable import UsageError
-from holdfast.cli.order import Unheard, give
+from holdfast.cli.order import STEPLESS_S, Unheard, give
 from holdfast.cli.packing import Brought
 from holdfast.cli.parsing import CommandParser
 from holdfast.cli.wording import duration
@@ -176,7 +176,8 @@ def _watch(run_dir: Path, release: Release, before: tuple[Chapter, ...], now: bo
     while True:
         chapter = _find(run_dir, release, len(before))
         if chapter is not None:
-            ran = bool(chapter.steps or (stepless and chapter.launched_at))
+            for_s = time.time() - chapter.launched_at if chapter.launched_at else 0.0
+            ran = chapter.steps > 0 or (stepless and for_s >= STEPLESS_S)
             line, code = _line(chapter, now, ran, window_s, time.monotonic() - began)
             if line != said:
                 print(f"holdfast update: {line}", file=sys.stderr if code else sys.stdout, flush=True)

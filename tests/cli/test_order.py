@@ -52,12 +52,18 @@ def seats(job: Job) -> dict[str, str]:
     return {view["ranks"]: view["node"] for view in job.status()["nodes"] if view["role"] == "active"}
 
 
-def test_a_script_without_steps_goes_on_when_its_ranks_run() -> None:
+def test_a_script_without_steps_goes_on_when_its_ranks_run(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: dict[str, Any] = {"phase": "starting", "ettr": None, "step": -1, "held": "", "asking": "", "nodes": []}
-    assert order._done(runs, {"verb": "resume"}) == "starting, no step seen"
-    assert order._done(runs, {"verb": "evict", "node": "n1"}) == "n1 has left; starting, no step seen"
-    assert order._done(runs | {"ettr": 0.5, "step": 7}, {"verb": "resume"}) == "", "its next step is waited for"
-    assert order._done(runs | {"phase": "held"}, {"verb": "hold"}) == "held; holdfast resume lets it go on"
+    now, gait = 100.0, order.Gait()
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    assert not gait.goes_on(runs), "a first step may come presently"
+    now += order.STEPLESS_S
+    assert gait.goes_on(runs) and not gait.goes_on(runs | {"ettr": 0.5, "step": 7}), "its next step is waited for"
+    assert not gait.goes_on(runs), "that was another generation"
+    assert gait.goes_on(runs | {"phase": "training"}) and not gait.goes_on(runs | {"phase": "launching"})
+    assert order._done(runs, {"verb": "resume"}, True) == "starting, no step seen"
+    assert order._done(runs, {"verb": "evict", "node": "n1"}, True) == "n1 has left; starting, no step seen"
+    assert order._done(runs | {"phase": "held"}, {"verb": "hold"}, False) == "held; holdfast resume lets it go on"
 
 
 @e2e
