@@ -20,7 +20,7 @@ class Known(Enum):
 # How the sentence about an incident must begin, by what was done to rank 1.
 CAUSES = {
     "killed": r"rank 1 on n0 was killed by SIGKILL \(sender unknown\)",
-    "frozen": r"rank 1 on n0 has stood at step \d+ for \d+ s: rank 1 is stopped",
+    "frozen": r"rank 1 on n0 has stood at step {good} for \d+ s: rank 1 is stopped",
 }
 
 
@@ -117,7 +117,7 @@ SCRIPTS = {
             causes={
                 "killed": r"rank 0 on n0 exited with code 1 \(torch.multiprocessing.spawn.ProcessExitedException: "
                 r"process 1 terminated with signal SIGKILL\)",
-                "frozen": r"rank 0 on n0 has stood at step \d+ for \d+ s: python \(pid \d+\) of rank 0 is stopped",
+                "frozen": r"rank 0 on n0 has stood at step {good} for \d+ s: python \(pid \d+\) of rank 0 is stopped",
             },
         ),
         Script(
