@@ -220,13 +220,14 @@ class Hang:
     def _alarm(self, now: float, named: Naming, stance: Stance, reason: str) -> Alarm:
         order = [Stance.OBSERVE, Stance.NOTIFY, Stance.ACT]
         hard = named.how in ("stopped", "gone")  # by the kernel's word, whether or not anybody waits for it
+        what = "has stood" if hard else "keeps the others waiting"
         return Alarm(
             kind=Kind.HANG,
             at=self._moved_at,
             suspects=named.wide or named.nodes,
             ranks=named.ranks,
             generation=self.generation,
-            reason=f"{'has stood' if hard else 'keeps the others waiting'} {self._where()} for {now - self._moved_at:.0f} s: {reason}",
+            reason=f"{what} {self._where()} for {now - self._moved_at:.0f} s: {reason}",
             signature=f"hang {named.ranks}",
             stance=min(stance, Stance(self.limits.stance), key=order.index),
             hard=hard,

@@ -39,10 +39,9 @@ class Net(nn.Module):
         return F.log_softmax(self.fc1(torch.flatten(self.dropout1(x), 1)), dim=1)
 
 
-def train(args, model, device, train_loader, optimizer, epoch):
+def train(args, model, train_loader, optimizer, epoch):
     model.train()
     for batch_idx, (data, target) in enumerate(train_loader):
-        data, target = data.to(device), target.to(device)
         optimizer.zero_grad()
         loss = F.nll_loss(model(data), target)
         loss.backward()
@@ -53,12 +52,12 @@ def train(args, model, device, train_loader, optimizer, epoch):
             print(f"Train Epoch: {epoch} [{done}/{size} ({share:.0f}%)]\tLoss: {loss.item():.6f}")
 
 
-def test(model, device, data, target):
+def test(model, data, target):
     model.eval()
     with torch.no_grad():
-        output = model(data.to(device))
+        output = model(data)
     correct = output.argmax(dim=1).eq(target).sum().item()
-    loss = F.nll_loss(output, target.to(device)).item()
+    loss = F.nll_loss(output, target).item()
     print(f"\nTest set: Average loss: {loss:.4f}, Accuracy: {correct}/{len(target)}\n")
 
 
@@ -73,15 +72,14 @@ def main():
     parser.add_argument("--save-model", action="store_true", help="For Saving the current Model")
     args = parser.parse_args()
     torch.manual_seed(args.seed)
-    device = torch.device("cpu")
     dataset = Digits(80)
     train_loader = torch.utils.data.DataLoader(dataset, batch_size=args.batch_size, shuffle=True)
-    model = Net().to(device)
+    model = Net()
     optimizer = optim.Adadelta(model.parameters(), lr=args.lr)
     scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
     for epoch in range(1, args.epochs + 1):
-        train(args, model, device, train_loader, optimizer, epoch)
-        test(model, device, dataset.data, dataset.targets)
+        train(args, model, train_loader, optimizer, epoch)
+        test(model, dataset.data, dataset.targets)
         scheduler.step()
     if args.save_model:
         torch.save(model.state_dict(), "mnist_cnn.pt")
