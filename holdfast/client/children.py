@@ -51,6 +51,7 @@ def begin() -> None:
             from holdfast.client import hook
             from holdfast.client.progress import here
 
+            here.begin_child()
             hook.install(here)
         return plain(process, *args, **kwargs)
 

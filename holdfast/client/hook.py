@@ -3,6 +3,7 @@
 import functools
 import sys
 import weakref
+from types import FrameType
 from typing import Any
 
 import torch
@@ -10,6 +11,9 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from holdfast.client import children, origin
 from holdfast.client.progress import Progress, here
+
+_MAKES_STATE = "_init_optim_state"  # of torch.distributed.checkpoint.state_dict
+_FRAMES = 16  # from our hook up to it, profilers and compilers included
 
 
 class Count:
@@ -26,10 +30,32 @@ class Count:
             self._first = weakref.ref(optimizer)
         elif first is not optimizer:
             return
+        if _is_made_up(optimizer):
+            return
         self._steps += 1
         if self._steps == 1:
             self._progress.goes_on_from(origin.of(optimizer, self._progress.reads))
         self._progress.count(self._steps)
+
+
+def _is_made_up(optimizer: Optimizer) -> bool:
+    """Whether torch has an optimizer without state make one, to be saved or to be filled by a restore.
+
+    Such a step has a rate of 0. So may the first one of a warm-up, so it is also asked who makes it.
+    """
+    if any(_is_rate(group.get("lr")) for group in optimizer.param_groups):
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_FRAMES):
+        if frame is None or frame.f_code.co_name == _MAKES_STATE:
+            break
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == _MAKES_STATE
+
+
+def _is_rate(rate: Any) -> bool:
+    """A rate that a device has is not the one that torch puts there meanwhile, and is not waited for."""
+    return bool(getattr(rate, "is_cuda", False) or rate)
 
 
 def install(progress: Progress) -> None:

@@ -34,10 +34,14 @@ class Reads:
     def start(self) -> None:
         """An audit hook stays for good, so it has little to do once the first step is made."""
         sys.addaudithook(self._see)
-        os.register_at_fork(after_in_child=self.end)
+        os.register_at_fork(after_in_child=self.lose)
 
     def end(self) -> None:
         self._is_over = True
+
+    def lose(self) -> None:
+        """In a child: what it reads from now on is not seen, so it may be anything."""
+        self._is_over = self._found = True
 
     @property
     def found(self) -> bool:

@@ -138,9 +138,13 @@ class Progress:
                 self._first()
 
     def goes_on_from(self, step: int) -> None:
-        """So many steps were made before the first that is counted; -1: nobody knows. Shown with the next."""
-        if self._slot is not None:
-            self._slot.goes_on_from(step)
+        """So many steps were made before the first that is counted; -1: nobody knows. Shown with the next.
+
+        A process that goes on for another one of its rank does not know.
+        """
+        slot = self._slot if self._claimed else self._claim()
+        if slot is not None and not self._before:
+            slot.goes_on_from(step)
 
     def phase(self, name: str) -> "Phase":
         """The rank is in phase `name` from now on; as a context manager, until the block ends.
@@ -204,6 +208,14 @@ class Progress:
             self.reads = origin.watch(os.environ)
             self._on_first = origin.until_first(self.reads, self._on_first)
         return slot
+
+    def begin_child(self) -> None:
+        """In a child of a rank that was started afresh, whose steps may be the rank's: what it reads nobody sees."""
+        if int(os.environ.get(GENERATION, "0")) > 1:
+            from holdfast.client import origin
+
+            self.reads = origin.Reads(0.0)
+            self.reads.lose()
 
     def _first(self) -> None:
         on_first, self._on_first = self._on_first, None

@@ -139,3 +139,71 @@ def test_ways_to_read(warm: Zygote, tmp_path: Path) -> None:
     (tmp_path / "ways.py").write_text(WAYS)
     ended = warm.run("ways.py", cwd=tmp_path)
     assert (ended.code, ended.out) == (0, "[]"), ended.err
+
+
+# As torch's own recipe for distributed checkpoints does it.
+BY_STATE_DICT = """
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+held = get_optimizer_state_dict(net, optimizer)
+"""
+RESTORED = "set_optimizer_state_dict(net, optimizer, torch.load('held.pt'))\n"
+
+
+def test_a_step_that_only_makes_state_is_none(warm: Zygote, arena: Arena) -> None:
+    """Before a restore, torch has the new optimizer make a step without gradients, so that it has state to fill."""
+    saved = "train(7)\n" + BY_STATE_DICT + "torch.save(held, 'held.pt')"
+    assert origin(warm, arena, TRAIN.format(optimizer="AdamW", then=saved), generation=1) == 0
+    then = BY_STATE_DICT + RESTORED + "train(2)"
+    assert origin(warm, arena, TRAIN.format(optimizer="AdamW", then=then)) == 7
+    now = read(arena[1], 1)
+    assert now and now.step == 2
+
+
+def test_saving_an_optimizer_without_state_is_no_step(warm: Zygote, arena: Arena) -> None:
+    then = "train(2)\noptimizer.zero_grad()\n" + BY_STATE_DICT + "optimizer.param_groups[0]['lr'] = 0.0\ntrain(1)"
+    assert origin(warm, arena, TRAIN.format(optimizer="SGD", then=then), generation=1) == 0
+    now = read(arena[1], 1)
+    assert now and now.step == 3, "a step at a rate of 0 is one all the same"
+
+
+CHILD = """
+import multiprocessing, os, torch
+{train}
+if __name__ == "__main__":
+    for _ in range({children}):
+        child = multiprocessing.get_context("{method}").Process(target=work)
+        child.start()
+        child.join()
+    os._exit(child.exitcode)
+"""
+METHODS = pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+
+
+def in_child(method: str, then: str, children: int = 1) -> str:
+    lines = TRAIN.format(optimizer="AdamW", then=then).replace("os._exit(0)  # what counts is in the slot by then", "")
+    body = "".join(f"    {line}\n" for line in lines.strip().splitlines())
+    return CHILD.format(train=f"def work():\n{body}", method=method, children=children)
+
+
+@METHODS
+@pytest.mark.usefixtures("saved")
+def test_a_child_that_restores_its_optimizer_tells_its_step(warm: Zygote, arena: Arena, method: str) -> None:
+    assert origin(warm, arena, in_child(method, ALL + "train(2)")) == 7
+    assert origin(warm, arena, in_child(method, ALL + "train(2)"), generation=1) == 7
+
+
+@METHODS
+@pytest.mark.usefixtures("saved")
+def test_what_a_child_reads_is_not_seen(warm: Zygote, arena: Arena, method: str) -> None:
+    assert origin(warm, arena, in_child(method, WEIGHTS + "train(2)")) == -1
+    assert origin(warm, arena, in_child(method, "train(2)")) == -1
+    assert origin(warm, arena, in_child(method, "train(2)"), generation=1) == 0
+
+
+def test_a_child_after_another_does_not_count_what_that_one_did_twice(warm: Zygote, arena: Arena) -> None:
+    (warm.folder / "both.pt").unlink(missing_ok=True)
+    then = "if os.path.exists('both.pt'):\n    optimizer.load_state_dict(torch.load('both.pt'))\ntrain(2)\n"
+    then += "torch.save(optimizer.state_dict(), 'both.pt')"
+    assert origin(warm, arena, in_child("fork", then, children=2), generation=1) == 0
+    now = read(arena[1], 1)
+    assert now and now.step == 4

@@ -16,8 +16,10 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from holdfast.core.detect.pace import agreed
 from holdfast.core.diagnose.folding import frames_of
 from holdfast.core.diagnose.stacks import Motion, Naming, mains_of, moved
+from holdfast.core.story import steps
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.signal import Beat
 from holdfast.model.stacks import Frame, Trace
@@ -215,19 +217,28 @@ class Hang:
         usual_s = max((s for place, s in self._places.items() if shared(place, self._place) == place), default=0.0)
         return self._moved_at + self.limits.pause * usual_s
 
+    def _where(self) -> str:
+        """How far the job is, by the numbers of its steps as far as these are known."""
+        if self._step < 0:
+            return ", no step seen yet,"
+        counted = self._beats[self._slowest].counted
+        origin = agreed(beat.origin if beat.counted else -1 for beat in self._beats.values()) if counted else 0
+        return f" at step {self._step + origin}" if origin >= 0 else f" {steps(self._step)} after its launch"
+
     def _alarm(self, now: float, named: Naming, stance: Stance, reason: str) -> Alarm:
         order = [Stance.OBSERVE, Stance.NOTIFY, Stance.ACT]
-        where = f" at step {self._step}" if self._step >= 0 else ", no step seen yet,"
+        hard = named.how in ("stopped", "gone")  # by the kernel's word, whether or not anybody waits for it
+        what = "has stood" if hard else "keeps the others waiting"
         return Alarm(
             kind=Kind.HANG,
             at=self._moved_at,
             suspects=named.wide or named.nodes,
             ranks=named.ranks,
             generation=self.generation,
-            reason=f"keeps the others waiting{where} for {now - self._moved_at:.0f} s: {reason}",
+            reason=f"{what}{self._where()} for {now - self._moved_at:.0f} s: {reason}",
             signature=f"hang {named.ranks}",
             stance=min(stance, Stance(self.limits.stance), key=order.index),
-            hard=named.how in ("stopped", "gone"),
+            hard=hard,
         )
 
 

@@ -17,7 +17,7 @@ STOPPED = msgspec.structs.replace(NAMED, how="stopped", hard=True, reason="rank 
 
 
 def beat(node: str, step: int, phase: str = "", generation: int = 1) -> Beat:
-    return Beat(node=node, generation=generation, step=step, at=0.0, phase=phase)
+    return Beat(node=node, generation=generation, step=step, at=0.0, phase=phase, origin=0)
 
 
 def trained(steps: int = 40, step_s: float = 0.2, limits: HangLimits = LIMITS) -> tuple[Hang, float]:
@@ -78,7 +78,7 @@ def test_before_the_first_step_nothing_counts_but_a_stopped_rank() -> None:
     assert 10.0 <= later - now <= 10.5
     alarm = made.looked(later, seen(later), STOPPED)
     assert alarm is not None and (alarm.stance, alarm.hard, alarm.ranks) == (Stance.ACT, True, (1,))
-    assert "keeps the others waiting, no step seen yet, for 2" in alarm.reason
+    assert "has stood, no step seen yet, for 2" in alarm.reason
 
 
 def test_named_at_the_second_look() -> None:
@@ -90,8 +90,26 @@ def test_named_at_the_second_look() -> None:
     alarm = made.looked(now + 1.1, seen(now + 1.1), NAMED)
     assert alarm is not None
     assert (alarm.stance, alarm.ranks, alarm.suspects, alarm.hard) == (Stance.NOTIFY, (1,), ("n1",), False)
-    assert "at step 40" in alarm.reason and "user code" in alarm.reason
+    assert "keeps the others waiting at step 40" in alarm.reason and "user code" in alarm.reason
     assert made.looked(now + 3.0, seen(now + 3.0), NAMED) is None, "once"
+
+
+@pytest.mark.parametrize(
+    ("origins", "counted", "said"),
+    [
+        ((20, 20), True, "has stood at step 61 for "),
+        ((20, -1), True, "has stood 41 steps after its launch for "),
+        ((-1, -1), False, "has stood at step 41 for "),
+    ],
+)
+def test_the_step_has_the_number_that_the_script_gives_it(origins: tuple[int, int], counted: bool, said: str) -> None:
+    """What is counted in a generation that went on from step 20 is no step of the job."""
+    made, now = trained()
+    for node, origin in zip(("n0", "n1"), origins, strict=True):
+        made.heard(now, msgspec.structs.replace(beat(node, 41), origin=origin, counted=counted))
+    now = passes(made, now, 10.0)
+    alarm = made.looked(now, seen(now), STOPPED)
+    assert alarm is not None and alarm.reason.startswith(said)
 
 
 def test_a_stopped_rank_is_acted_on_at_once() -> None:
@@ -99,7 +117,8 @@ def test_a_stopped_rank_is_acted_on_at_once() -> None:
     now = passes(made, now, 10.0)
     alarm = made.looked(now, seen(now), STOPPED)
     assert alarm is not None and (alarm.stance, alarm.hard) == (Stance.ACT, True)
-    assert "stopped" in alarm.reason
+    # Whether anybody waits for it is not known: ranks may train each for themselves.
+    assert alarm.reason.startswith("has stood at step 40 for ") and alarm.reason.endswith(" s: rank 1 is stopped")
 
 
 def look_on(made: Hang, now: float, until: float, look: "dict[str, float]") -> tuple[float, list[Stance]]:
