@@ -164,6 +164,8 @@ class Ranks:
 
     async def launch(self, errand: LaunchHere) -> str:
         """Start every rank of the seat; an error in words, or nothing."""
+        if errand.generation > 1:
+            self.learn()  # a fault so early that nobody has yet: once for all ranks is sooner than in each of them
         for key, rank in list(self.held.items()):
             if rank.code is not None and generation_of(key) < errand.generation:
                 del self.held[key]

@@ -284,3 +284,19 @@ async def test_a_launch_waits_for_a_zygote_that_is_being_made(tmp_path: Path) ->
     await bench.say(Started(key="2:4", pid=9))
     assert await launching == ""
     await close(bench)
+
+
+async def test_a_restart_before_the_zygote_has_all_asks_for_that_first(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, zygote=True)
+    entry = msgspec.structs.replace(bench.ranks.spec.entry, later=("a_module_that_nobody_has",))
+    bench.ranks._preloading._entry = entry
+    await bench.begin(Held(key="1:4", pid=50, code=-9), warm=True)
+    launching = asyncio.create_task(bench.ranks.launch(launch_of(2, nproc=1)))
+    asked = await bench.hear()
+    assert isinstance(asked, Preload) and asked.modules == entry.later
+    await bench.say(Warmed(ok=True))
+    while not isinstance(await bench.hear(), Fork):
+        pass
+    await bench.say(Started(key="2:4", pid=9))
+    assert await launching == ""
+    await close(bench)
