@@ -116,8 +116,9 @@ class Holder:
                 sys.stderr.write(f"the agent cannot be started: {e}\n")
         self._watch(self._agent[1], self._asked)
         arenas = tuple(self._arenas.values())
-        warm, key = self._zygotes.warm, self._zygotes.key
-        self._tell(Listing(ranks=tuple(self.ranks.values()), arena=self.arena, arenas=arenas, warm=warm, key=key))
+        warm, key, modules = self._zygotes.warm, self._zygotes.key, self._zygotes.modules
+        ranks = tuple(self.ranks.values())
+        self._tell(Listing(ranks=ranks, arena=self.arena, arenas=arenas, warm=warm, key=key, modules=modules))
 
     def _agent_started(self) -> tuple[int, socket.socket]:
         """Its pid, and our end of the line to it.

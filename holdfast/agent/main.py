@@ -76,9 +76,8 @@ class Agent:
         self.keeper = Keeper(place_of(self.spec, self.ranks.keeper_path), self.ranks.make_arena, budget)
         self.dialing = Dialing(self.spec)
         self.staging = Staging(self.spec, node_dir, self.dialing)
-        self.ranks.staged, self.keeper.told = self.staging.place, self._beat
+        self.ranks.staged, self.keeper.told, self.keeper.hashing.told = self.staging.place, self._beat, self._marked
         self.ranks.say = self.staging.say = self.keeper.say = self._notice
-        self.keeper.hashing.told = self._marked
         self.losses = Losses(self.spec.node, self.spec.settings.loss)
         self.tracer = Tracer(self.spec.node, self.spec.nproc)
         self.trying = Trying(self.spec, node_dir, self.ranks.environment)
@@ -366,7 +365,8 @@ class Agent:
             due = now >= self._beat_at + self.beat_s
             if due or (self._first_said != self.life.generation and self._summary().step >= 0):
                 if due:
-                    self.ranks.learn()
+                    self.ranks.learn(trains := self._first_said == self.life.generation)
+                    self.staging.complete(trains)
                     self.tracer.watch(self.ranks.held.values())
                 else:
                     self._first_said = self.life.generation

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent import words
+from holdfast.agent.preloading import Preloading
 from holdfast.core.decoding import from_json
 from holdfast.linux import process_control
 from holdfast.model.errand import LaunchHere
@@ -32,7 +33,6 @@ from holdfast.wire.holding import (
     Made,
     MakeArena,
     Over,
-    Preload,
     Quit,
     Refused,
     Started,
@@ -77,7 +77,7 @@ class Ranks:
         self._made: dict[str, asyncio.Future[str]] = {}
         self._imports = node_dir / "imports.json"  # written by a rank at its first step
         self._mesh = node_dir / "mesh.json"  # parallel groups, if the script tells them
-        self._learned: tuple[str, ...] = ()
+        self._preloading = Preloading(node, self._imports)
 
     # --- talking to the holder ---------------------------------------------------------------------------------
 
@@ -106,6 +106,7 @@ class Ranks:
                     if self.warm.is_set():
                         _log.info("zygote: %s", detail)
                     self.warm.set()
+                    self._preloading.warmed()
                 case Made(arena=arena):
                     made = self._made.pop(arena.name, None)
                     if made and not made.done():
@@ -124,9 +125,10 @@ class Ranks:
         os.close(fd)
         if listing.warm:
             self._key = listing.key
+            self._preloading.found(listing.modules)
             self.warm.set()
         elif self.spec.entry.zygote:
-            self._send(Preload(modules=self.spec.entry.preload, env=rank_environment(os.environ)))
+            self._send(self._preloading.first())
         else:
             self.cold = "not asked for"
             self.warm.set()
@@ -162,6 +164,8 @@ class Ranks:
 
     async def launch(self, errand: LaunchHere) -> str:
         """Start every rank of the seat; an error in words, or nothing."""
+        if errand.generation > 1:
+            self.learn()  # a fault so early that nobody has yet: once for all ranks is sooner than in each of them
         for key, rank in list(self.held.items()):
             if rank.code is not None and generation_of(key) < errand.generation:
                 del self.held[key]
@@ -170,16 +174,16 @@ class Ranks:
             await self._have_zygote(errand.release.env)
         except ValueError as e:
             return str(e)
+        await self._preloading.made()
         errors = await asyncio.gather(*(self._start(errand, local) for local in range(errand.seat.nproc)))
         return "; ".join(e for e in errors if e)
 
     async def _have_zygote(self, env: dict[str, str]) -> None:
-        """What a program is started with, and what its modules find while they are imported, a fork cannot change."""
+        """One that was started in the environment of the release."""
         key = json.dumps(env, sort_keys=True) if env else ""
         if not self.spec.entry.zygote or key == self._key:
             return
-        modules = (*self.spec.entry.preload, *self._learned)
-        self._send(Preload(modules=modules, env=rank_environment(os.environ) | env, key=key))
+        self._send(self._preloading.changed(env, key))
         self._key, self.cold = key, ""
         self.warm.clear()
         await self.warm.wait()
@@ -304,26 +308,15 @@ class Ranks:
         own = environment_of(rank_environment(os.environ), self.spec.entry, errand.release, staged)
         return own | self._rank_env(errand, local) | skipped(errand.skips, errand.eases)
 
-    def learn(self) -> None:
-        """Have a zygote that holds what the script imported up to its first step, for the next generation.
-
-        A node without ranks, as a standby, takes over what another one on its host has learned.
-        """
-        if self.cold:
+    def learn(self, trains: bool = True) -> None:
+        """Have a zygote with all that the next generation will import."""
+        if self.cold or not self.warm.is_set():
             return
-        names = _names(self._imports)
-        self._imports.unlink(missing_ok=True)
-        if not names and not self.held and self.spec.learned:
-            names = _names(Path(self.spec.learned))
-        modules = tuple(dict.fromkeys((*self.spec.entry.preload, *self._learned, *names)))
-        if len(modules) > len(self.spec.entry.preload) + len(self._learned):
-            self._learned = modules[len(self.spec.entry.preload) :]
-            if self.held and self.spec.learned:
-                with contextlib.suppress(OSError):
-                    spec.put(Path(self.spec.learned), json.dumps(self._learned).encode())
-            with contextlib.suppress(ValueError):  # too many to tell: the zygote stays as it is
-                env = rank_environment(os.environ) | (json.loads(self._key) if self._key else {})
-                self._send(Preload(modules=modules, env=env, key=self._key))
+        if preload := self._preloading.better(bool(self.held), trains, self._key):
+            try:
+                self._send(preload)
+            except ValueError:  # too many to tell: the zygote stays as it is
+                self._preloading.warmed()
 
     # --- watching and ending -----------------------------------------------------------------------------------
 
@@ -372,11 +365,3 @@ class Ranks:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await self._changed.wait()
-
-
-def _names(path: Path) -> tuple[str, ...]:
-    """Of the modules listed in a file; none if it is not there."""
-    try:
-        return tuple(map(str, json.loads(path.read_bytes())))
-    except (OSError, ValueError):
-        return ()

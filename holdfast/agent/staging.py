@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Callable
@@ -18,15 +17,14 @@ from holdfast.agent.dialing import Dialing
 from holdfast.model.errand import StageHere
 from holdfast.model.release import Release
 from holdfast.wire import beside, tree
+from holdfast.wire.release_folder import NAME, ReleaseFolder
 from holdfast.wire.spec import NodeSpec
 from holdfast.wire.staged import Staged, environment_of
-from holdfast.wire.tree import MIB, TreeError
+from holdfast.wire.tree import TreeError
 
 _FETCH_S = 600.0
 _STALLED_S = 30.0
 _CHUNK = 1 << 20
-_SPARE_BYTES = 1 << 20  # of a disk, beside what a release takes: with less it counts as full
-_NAME = 16  # characters of a digest
 _KEPT = 5  # releases that nobody needs now, for a rollback
 _log = logging.getLogger("holdfast.agent")
 
@@ -38,9 +36,11 @@ class Staging:
         self._node = node
         self._dialing = dialing
         self._folder = Path(node.releases) if node.releases else node_dir / "releases"
+        self._kept = ReleaseFolder(self._folder)
         self._having: dict[str, asyncio.Task[str]] = {}
         self._wanted: list[str] = []  # digests, the newest last: what may run next is never removed
         self._launched: list[str] = []  # the same: nor what runs, and what ran before
+        self._later: dict[str, Release] = {}  # not here yet, as the user's own tree will do
         self._in_place = ""  # the digest of what is run from the user's own tree
         self._differs = ""  # what was said of that tree
         self.say: Callable[[str], None] = _log.warning
@@ -53,18 +53,18 @@ class Staging:
 
     def copy(self, release: Release) -> Staged:
         root = os.path.realpath(release.root) if release.root else ""
-        return Staged(root=root, at=str(self._at(release.digest)))
+        return Staged(root=root, at=str(self._kept.copy_of(release.digest)))
 
     async def launched(self, release: Release, *, first: bool = True) -> str:
         """Ranks of it are about to be started; the node with the first of them tells of what concerns all."""
         self._launched = [*(d for d in self._launched if d != release.digest), release.digest][-2:]
-        if (error := await self.have(release)) or not release.digest:
+        if (error := await self._have_or_stand(release)) or not release.digest:
             self._in_place = ""
             return error
         await self.gather()
         try:
             differs = await asyncio.to_thread(self._choose, release)
-        except OSError as e:
+        except (OSError, TreeError) as e:
             return f"release {release.number} cannot be run: {e}"
         if first and differs and differs != self._differs:
             self.say(differs)
@@ -81,12 +81,11 @@ class Staging:
 
     def _choose(self, release: Release) -> str:
         """Where ranks are run from: the user's own tree while it is what was staged. What is said if it is not."""
-        at = self._at(release.digest)
+        at = self._kept.copy_of(release.digest)
         self._in_place = ""
         if (index := beside.read(at)) is None:
             raise FileNotFoundError(f"what {at} holds is not known any more")
-        own = os.path.isdir(index.root) and os.path.realpath(index.root) == os.path.realpath(index.home)
-        here = own and not release.signature  # what was signed is run, whoever can write to the tree
+        here = _is_own(index, release)
         differ, seen = beside.edited(index) if here else ([], index)
         if seen != index:
             with contextlib.suppress(OSError):  # a full disk: then all is read again next time
@@ -94,6 +93,8 @@ class Staging:
         if here and not differ:
             self._in_place = release.digest
         else:
+            if not at.is_dir():  # it was edited just now
+                self._kept.put(release, self._folder / f"{release.digest}.tar")
             with beside.alone(self._folder):
                 beside.use(at, index)
         if not differ:
@@ -101,13 +102,6 @@ class Staging:
         others = f" and {len(differ) - 1} more were" if len(differ) > 1 else " was"
         said = f"{differ[0]}{others} edited since release {release.number} was taken: "
         return f"{said}release {release.number} is run as it was, from a copy; holdfast update brings the edit"
-
-    def _at(self, digest: str) -> Path:
-        return self._folder / digest[:_NAME]  # it stands in every traceback
-
-    def _draft(self, name: str, kind: str) -> Path:
-        """What is put together or taken apart, and by whom; nobody else has it."""
-        return self._folder / f"{name}.{kind}-{os.getpid()}-{secrets.token_hex(4)}"
 
     async def have(self, release: Release) -> str:
         """Bring it here if it is not; what went wrong, if anything did."""
@@ -121,9 +115,33 @@ class Staging:
         error = await asyncio.shield(task)
         return f"release {release.number} cannot be staged: {error}" if error else ""
 
+    async def _have_or_stand(self, release: Release) -> str:
+        """A copy of a tree that stands here as it was can wait until ranks train: they need the processors more."""
+        stands = await asyncio.to_thread(self._stands, release)
+        if stands:
+            self._later[release.digest] = release
+            return ""
+        return await self.have(release)
+
+    def _stands(self, release: Release) -> bool:
+        """Whether the user's own tree is known to be what the release is."""
+        if not tree.DIGEST.fullmatch(release.digest):
+            return False
+        at = self._kept.copy_of(release.digest)
+        index = beside.read(at)
+        if index is None or at.exists() or not _is_own(index, release):
+            return False
+        return not beside.edited(index)[0]
+
+    def complete(self, trains: bool) -> None:
+        """Have what was left for later."""
+        for digest in [*self._later] if trains else ():
+            release = self._later.pop(digest)
+            self._having[digest] = asyncio.create_task(self._brought(release))
+
     async def all(self, releases: tuple[Release, ...]) -> str:
         """What a node must have before it is ready."""
-        errors = [await self.have(release) for release in releases]
+        errors = [await self._have_or_stand(release) for release in releases]
         return "; ".join(error for error in errors if error)
 
     async def carry(self, errand: StageHere) -> tuple[str, bool]:
@@ -142,15 +160,15 @@ class Staging:
         self._wanted = [*(d for d in self._wanted if d != release.digest), release.digest][-3:]
         began = time.monotonic()
         try:
-            if await asyncio.to_thread(self._is_here, release):
+            if await asyncio.to_thread(self._kept.holds, release):
                 return ""
-            fetched = self._draft(release.digest, "fetched")
+            fetched = self._kept.draft(release.digest, "fetched")
             archive = self._folder / f"{release.digest}.tar"
             try:
                 if not archive.exists():
                     await self._fetch(release.digest, fetched)
                     archive = fetched
-                await asyncio.to_thread(self._put, release, archive)
+                await asyncio.to_thread(self._kept.put, release, archive)
             finally:
                 fetched.unlink(missing_ok=True)
             await asyncio.to_thread(self._prune)
@@ -159,88 +177,31 @@ class Staging:
         _log.info("release %d staged in %.2f s", release.number, time.monotonic() - began)
         return ""
 
-    def _is_here(self, release: Release) -> bool:
-        """A tree from before the machine was started anew may lack what had not reached the disk."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        at = self._at(release.digest)
-        if not at.is_dir():
-            return False
-        mark = at.with_name(f"{at.name}.mark")
-        if mark.exists() and mark.read_bytes() == _mark(release.digest) and beside.read(at) is not None:
-            os.utime(at)
-            return True
-        self._remove(at)
-        return False
-
     async def _fetch(self, digest: str, to: Path) -> None:
         timeout = aiohttp.ClientTimeout(total=_FETCH_S, sock_read=_STALLED_S)
         url = self._dialing.url(f"/api/v1/releases/{digest}")
         async with self._dialing.session(timeout) as session, session.get(url) as answer:
             if answer.status != 200:
                 raise TreeError(f"the controller does not have it (HTTP {answer.status})")
-            await asyncio.to_thread(self._check_room, 2 * (answer.content_length or 0))
+            await asyncio.to_thread(self._kept.check_room, 2 * (answer.content_length or 0))
             with to.open("wb") as file:
                 async for chunk in answer.content.iter_chunked(_CHUNK):
                     await asyncio.to_thread(file.write, chunk)
 
-    def _check_room(self, size_bytes: int) -> None:
-        disk = os.statvfs(self._folder)
-        free = disk.f_bavail * disk.f_frsize
-        if free < size_bytes + _SPARE_BYTES:
-            raise TreeError(
-                f"it takes {size_bytes / MIB:.0f} MiB beside {_SPARE_BYTES // MIB} to spare, "
-                f"and the disk that holds {self._folder} has {free / MIB:.0f} MiB"
-            )
-
-    def _put(self, release: Release, archive: Path) -> None:
-        self._check_room(tree.unpacked_bytes(archive))
-        at = self._at(release.digest)
-        partial = self._draft(at.name, "partial")
-        try:
-            tree.unpack(archive, partial, release.digest)
-            index = beside.make(archive, partial, release.root, release.home)
-            beside.link(partial, index)
-            if not at.exists():
-                beside.write(at, index)
-            mark = self._draft(at.name, "mark")
-            mark.write_bytes(_mark(release.digest))
-            mark.replace(at.with_name(f"{at.name}.mark"))
-            with contextlib.suppress(FileExistsError):  # another node of this host was faster
-                _rename(partial, at)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-
     def _prune(self) -> None:
         """Of trees that nobody needs now the newest are kept, and nothing of agents that died amid their work."""
-        trees = [path for path in self._folder.iterdir() if len(path.name) == _NAME and path.is_dir()]
-        needed = {digest[:_NAME] for digest in (*self._wanted, *self._launched)}
+        trees = [path for path in self._folder.iterdir() if len(path.name) == NAME and path.is_dir()]
+        needed = {digest[:NAME] for digest in (*self._wanted, *self._launched)}
         spare = sorted((p for p in trees if p.name not in needed), key=lambda p: p.stat().st_mtime)
         for path in spare[: max(0, len(spare) - _KEPT)]:
-            self._remove(path)
+            self._kept.remove(path)
         for path in self._folder.glob("*.*-*"):
             owner = path.name.rpartition(".")[2].split("-")[1]
             if owner.isdigit() and not Path(f"/proc/{owner}").exists():
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
-    def _remove(self, at: Path) -> None:
-        """But for work that is nowhere else."""
-        gone = self._draft(at.name, "old")
-        with contextlib.suppress(OSError), beside.alone(self._folder):  # another node of this host was faster
-            if stuck := beside.gather(at)[1].stuck:
-                _log.warning("%s", "; ".join(stuck))
-            at.rename(at.with_name(f"{at.name}.saved") if stuck else gone)
-            beside.forget(at)
-        shutil.rmtree(gone, ignore_errors=True)
 
-
-def _rename(partial: Path, to: Path) -> None:
-    try:
-        partial.rename(to)
-    except OSError as e:
-        if to.is_dir():
-            raise FileExistsError from e
-        raise
-
-
-def _mark(digest: str) -> bytes:
-    return f"{digest} {Path('/proc/sys/kernel/random/boot_id').read_text()}".encode()
+def _is_own(index: beside.Index, release: Release) -> bool:
+    """Whether it may be run from the job's own tree; what was signed is run, whoever can write to the tree."""
+    own = os.path.isdir(index.root) and os.path.realpath(index.root) == os.path.realpath(index.home)
+    return own and not release.signature

@@ -6,6 +6,8 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from holdfast.agent import process
 from holdfast.core.story import ending
 from holdfast.linux import python_fork
@@ -41,9 +43,11 @@ class Zygotes:
         self._now: Zygote | None = None
         self._next: Zygote | None = None
         self._retired: set[int] = set()  # ended by themselves presently
-        self._preload: Preload | None = None
+        self._preload: Preload | None = None  # of the one that ranks are forked from
+        self._better: Preload | None = None  # of the next one
         self._tries = 0
         self._ended = ""  # how the last one did that was not meant to
+        self._done_without = ""  # why some modules are not in the one that is being made
 
     @property
     def warm(self) -> bool:
@@ -53,6 +57,12 @@ class Zygotes:
     def key(self) -> str:
         """Of the environment that the zygote was started with."""
         return self._preload.key if self._preload else ""
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """What the newest one was asked to have."""
+        asked = self._better or self._preload
+        return asked.names() if asked else ()
 
     @property
     def forking(self) -> bool:
@@ -66,13 +76,13 @@ class Zygotes:
         """Have a zygote with these modules; one that is warm serves until the new one is, unless its key is another."""
         if self._now and self._now.warm and preload.key == self.key:
             self._close(self._next)
-            self._next = self._start(preload)
+            self._better, self._next = preload, self._start(preload)
             return
         for key in sorted(self._now.forking) if self._now else ():
             self.tell(Refused(key=key, error="another zygote is being made"))
         self._retire(self._now)
         self._close(self._next)
-        self._next = None
+        self._next = self._better = None
         self._preload, self._tries = preload, 1
         self._now = self._start(preload)
 
@@ -105,7 +115,7 @@ class Zygotes:
     def _start(self, preload: Preload) -> Zygote:
         ours, theirs = holding.pair()
         log = os.open(self._node_dir / "zygote.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        preloads = [word for module in preload.modules for word in ("--preload", module)]
+        preloads = [word for module in preload.names() for word in ("--preload", module)]
         end = theirs.detach()
         args = ("--fd", str(end), *preloads)
         program = Program(module="holdfast.client.zygote", args=args, env=preload.env, bare=True)
@@ -164,12 +174,18 @@ class Zygotes:
 
     def _warmed(self, source: Zygote, warm: zygote.Warm) -> None:
         left_out = f"; could not import {', '.join(warm.skipped)}" if warm.skipped else ""
-        detail = f"{warm.modules} modules{left_out}"
+        detail = f"{warm.modules} modules{left_out}{self._done_without}"
+        self._done_without = ""
         if source is self._next and self._now and warm.threads > self._now.threads:
             # Threads do not survive a fork: what they hold stays locked for ever in the rank.
             self._close(source)
-            self._next = None
+            self._next, better = None, self._better
             detail = f"the zygote stays as it was: with more modules it had {warm.threads} threads"
+            if better and better.learned and set(better.modules) - set(self._preload.modules if self._preload else ()):
+                self._done_without = f"; without what the script imports, as with that it had {warm.threads} threads"
+                plain = msgspec.structs.replace(better, learned=())
+                self._better, self._next = plain, self._start(plain)
+                return
         else:
             source.threads, self._tries = max(warm.threads, 1), 1
         self.tell(Warmed(ok=True, detail=detail, key=self.key, lost=self._ended))
@@ -181,3 +197,4 @@ class Zygotes:
             return
         self._retire(self._now)
         self._now, self._next = self._next, None
+        self._preload = self._better  # one that comes in its place is to have as much

@@ -18,6 +18,8 @@ from holdfast.core.plain import harmless, plain
 from holdfast.wire.spec import RunSpec
 
 _PUMP_S = 0.1
+_EAGER_PUMP_S = 0.03  # until a rank has printed something: that is what a person waits for
+_EAGER_S = 60.0  # but not for ever: many scripts print nothing
 _CHUNK = 1 << 18
 _KEEP = 1 << 14  # of a skipped flood, this much of its end is shown
 _BAR_S = 5.0  # how often the state of a progress bar is shown
@@ -74,6 +76,7 @@ class Console:
         self._look_at = 0.0
         self._budget = float(style.bytes_s)
         self._pumped_at = time.monotonic()
+        self._eager_until = self._pumped_at + _EAGER_S
         self._folding = Folding(_is_echo)
 
     def skip_to_end(self) -> None:
@@ -88,13 +91,17 @@ class Console:
         now = time.monotonic()
         self._budget = min(self._style.bytes_s, self._budget + (now - self._pumped_at) * self._style.bytes_s)
         self._pumped_at = now
-        if now >= self._look_at:
+        if now >= self._look_at or now < self._eager_until:
             self._look_at = now + _LOOK_S
             self._look()
         for file in (*self._files.values(), self._said):
             self._follow(file)
         for path in self._folding.late():
             self._unfold(self._files[path])
+
+    def pause_s(self) -> float:
+        """How long to wait before the next look."""
+        return _EAGER_PUMP_S if time.monotonic() < self._eager_until else _PUMP_S
 
     def drain(self) -> None:
         """The last words of everybody, when all are gone."""
@@ -178,6 +185,8 @@ class Console:
         folds = file.fd == _STDERR and file is not self._said
         self._put(file, self._folding.shown(file.path, newest) if folds else newest)
         file.shown_at = time.monotonic()
+        if file is not self._said:
+            self._eager_until = 0.0
 
     def _unfold(self, file: _File) -> None:
         self._put(file, self._folding.end(file.path))
@@ -217,7 +226,7 @@ class Pump:
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._over.wait(_PUMP_S):
+        while not self._over.wait(self._console.pause_s()):
             self._console.pump()
         self._console.drain()
 

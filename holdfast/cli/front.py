@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.cli import rundir
 from holdfast.cli.console import Console, Pump, say
-from holdfast.client.zygote import DEFAULT_PRELOAD
+from holdfast.cli.forking import start_fork_server
 from holdfast.core.story import ending
 from holdfast.fleet.local import end_node
 from holdfast.linux import process_control
@@ -60,20 +60,23 @@ class Asked:
 
 
 class Front:
-    def __init__(self, run_dir: Path, listener: socket.socket, console: Console) -> None:
+    def __init__(
+        self, run_dir: Path, listener: socket.socket, console: Console, server: ForkServer | None = None
+    ) -> None:
+        """`server`: one that was started before, so that it has imported something by now."""
         self._run_dir = run_dir
         self._listener = listener
         self._console = console
         self._lock = rundir.occupy(run_dir)
         self._asked = Asked()
         self._passed = 0  # to the present controller
-        self._server: ForkServer | None = None
+        self._server = server
 
     def run(self) -> int:
         (self._run_dir / "exit.json").unlink(missing_ok=True)
         process_control.note_input(self._run_dir / rundir.STDIN)
         pump = Pump(self._console)
-        self._server = self._start_fork_server()
+        self._server = self._server or self._start_fork_server()
         code = self._keep_controller()
         self._end_nodes()
         _gather(self._run_dir / "releases")
@@ -85,18 +88,10 @@ class Front:
         return code
 
     def _start_fork_server(self) -> ForkServer | None:
-        """Nodes on this host come from one process; without it they are started one by one."""
         run = rundir.read_spec(self._run_dir)
-        if run.fleet != "local" or os.environ.get(fork_server.NAMED):
+        if run.fleet != "local":
             return None
-        preload = DEFAULT_PRELOAD if run.entry.zygote else ()
-        with (self._run_dir / "fork.log").open("ab") as log:
-            env = rundir.node_environment(self._run_dir)
-            try:
-                return ForkServer(fork_server.path_of(self._run_dir), preload, env, log.fileno())
-            except OSError as e:
-                log.write(f"there is no fork server: {e}\n".encode())
-                return None
+        return start_fork_server(self._run_dir, run.entry.zygote, run.job.max_nodes + run.job.standbys)
 
     def _look_at_fork_server(self) -> None:
         if self._server is not None and (code := self._server.code()) is not None:

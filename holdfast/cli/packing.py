@@ -1,5 +1,6 @@
 """What the user's code is, as a release: its tree, where it comes from, and an archive of it in the run directory."""
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -12,8 +13,9 @@ from holdfast.cli import rundir
 from holdfast.cli.flags import UsageError
 from holdfast.cli.wording import counted
 from holdfast.model.release import Release
-from holdfast.wire import tree
+from holdfast.wire import beside, tree
 from holdfast.wire.listing import Listing, ListingError, listing, repository, run_git
+from holdfast.wire.release_folder import ReleaseFolder
 from holdfast.wire.spec import Entry
 from holdfast.wire.tree import MIB, Bounds, Packed, TreeError
 
@@ -56,9 +58,19 @@ def _pack_first(
     found = listing(root, (*apart, run_dir, rundir.home()), FIRST.files)
     _check(entry, root, script, found)
     packed = tree.pack(root, found.kept, run_dir / "releases", FIRST)
+    _note_files(run_dir, root, found, packed)
     source = f"{root}{_commit(root) if found.git else ''}"
     release = Release(number=1, root=str(root), script=script, argv=entry.argv, source=source, who=rundir.user())
     return msgspec.structs.replace(release, digest=packed.digest), packed
+
+
+def _note_files(run_dir: Path, root: Path, found: Listing, packed: Packed) -> None:
+    """So that nodes of this host can see that the tree is as it was, and run it, before they have a copy of it."""
+    loose = found.loose()
+    files = {path: word for path, word in packed.words.items() if path not in loose}
+    index = beside.Index(root=str(root), home=str(root), files=files)
+    with contextlib.suppress(OSError):  # they will wait for the copy
+        beside.write(ReleaseFolder(run_dir / "releases").copy_of(packed.digest), beside.edited(index)[1])
 
 
 def _tree_of(entry: Entry) -> tuple[Path, str]:

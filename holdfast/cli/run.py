@@ -1,48 +1,47 @@
 """`holdfast run`: torchrun's command line, and a job that heals itself."""
 
 import contextlib
-import errno
 import os
 import secrets
-import socket
 import sys
 from pathlib import Path
 
-import msgspec
-
 from holdfast import config
-from holdfast.cli import flags, packing, rundir, runs
-from holdfast.cli.console import console_of, say, shape
+from holdfast.cli import flags, rundir
 from holdfast.cli.flags import RunArgs, UsageError
-from holdfast.cli.front import Front, leave_terminal
-from holdfast.cli.joining import join
-from holdfast.client.zygote import DEFAULT_PRELOAD
+from holdfast.cli.forking import start_fork_server
+from holdfast.cli.listening import listen
+from holdfast.client.zygote import FIRST_PRELOAD, LATER_PRELOAD
 from holdfast.config import ConfigError, Settings
-from holdfast.controller.replay import ReplayError, replay
-from holdfast.core.decider import Decider
-from holdfast.journal.sqlite import JournalDamagedError, JournalError, SqliteJournal
 from holdfast.logs import catalog
 from holdfast.model.topology import Job
-from holdfast.wire import spec
+from holdfast.wire.fork_server import ForkServer
 from holdfast.wire.spec import Entry, RunSpec
 
 
 def main(argv: list[str]) -> int:
     try:
         args = flags.parse(argv, os.environ)
-        for note in args.notes:
-            say(note)
+        if args.notes:
+            from holdfast.cli.console import say
+
+            for note in args.notes:
+                say(note)
         if args.resume is not None:
-            return _resume(args)
+            from holdfast.cli.resuming import resume
+
+            return resume(args, _settings(args) if args.settings or args.config else None)
         settings = _settings(args)
         if args.fleet == "join":
+            from holdfast.cli.joining import join
+
             return join(args, settings, _entry(args))
         if settings.door.key:
             raise UsageError(
                 "door.key and its like are for jobs that span hosts: give --rdzv-endpoint, or leave them out"
             )
         return _local(args, settings)
-    except (UsageError, ConfigError, JournalError) as e:
+    except (UsageError, ConfigError) as e:
         print(f"holdfast run: {e}", file=sys.stderr)
         return 2
 
@@ -72,7 +71,8 @@ def _entry(args: RunArgs) -> Entry:
         module=args.module,
         python="" if args.no_python else args.python,
         zygote=args.zygote and not args.no_python and args.python == sys.executable,
-        preload=(*DEFAULT_PRELOAD, *args.preload),
+        preload=(*FIRST_PRELOAD, *args.preload),
+        later=LATER_PRELOAD,
         cwd=os.getcwd(),
         role=args.role,
     )
@@ -84,25 +84,43 @@ def _local(args: RunArgs, settings: Settings) -> int:
         run_id = args.run_id or rundir.new_id()
         run_dir = rundir.make(args.run_dir, run_id)
         log_dir = rundir.make_log_dir(args.log_dir, run_dir, run_id)
-        entry = _entry(args)
-        begun = packing.first(entry, run_dir, (log_dir,), copied=args.release)
-        run = RunSpec(
-            job=_job(args, run_id, settings),
-            entry=entry,
-            settings=settings,
-            fleet="local",
-            nproc=nproc,
-            log_dir=str(log_dir),
-            port=listener.getsockname()[1],
-            release=begun.release,
-        )
-        rundir.publish(run_dir, run)
-        runs.note(run_dir)
-        say(f"local fleet: {shape(args, run.nproc)} on this host; run directory {run_dir}")
-        say(begun.said)
-        if args.detach:
-            leave_terminal(run_dir)
-        return Front(run_dir, listener, console_of(args, run, run_dir)).run()
+        with contextlib.ExitStack() as closing:
+            server = _early_server(args, run_dir, closing)
+            # What is imported from here on, and done, costs no time: the fork server has more to import.
+            from holdfast.cli import packing, runs
+            from holdfast.cli.console import console_of, say, shape
+            from holdfast.cli.front import Front, leave_terminal
+
+            entry = _entry(args)
+            begun = packing.first(entry, run_dir, (log_dir,), copied=args.release)
+            run = RunSpec(
+                job=_job(args, run_id, settings),
+                entry=entry,
+                settings=settings,
+                fleet="local",
+                nproc=nproc,
+                log_dir=str(log_dir),
+                port=listener.getsockname()[1],
+                release=begun.release,
+            )
+            rundir.publish(run_dir, run)
+            runs.note(run_dir)
+            say(f"local fleet: {shape(args, run.nproc)} on this host; run directory {run_dir}")
+            say(begun.said)
+            if args.detach:
+                leave_terminal(run_dir)
+            return Front(run_dir, listener, console_of(args, run, run_dir), server).run()
+
+
+def _early_server(args: RunArgs, run_dir: Path, closing: contextlib.ExitStack) -> ForkServer | None:
+    """A fork server that imports while we see to the rest; it would not outlive a front that leaves its terminal."""
+    if args.detach:
+        return None
+    rundir.save_env(run_dir)
+    server = start_fork_server(run_dir, _entry(args).zygote, args.max_nodes + args.standbys)
+    if server is not None:
+        closing.callback(server.close)
+    return server
 
 
 def _job(args: RunArgs, run_id: str, settings: Settings) -> Job:
@@ -119,54 +137,3 @@ def _job(args: RunArgs, run_id: str, settings: Settings) -> Job:
         checks=settings.probe.allow,
         replays=settings.replay.allow,
     )
-
-
-def listen(host: str, port: int, mend: str) -> socket.socket:
-    """The controller's port, bound here: it outlives controllers, and trouble with it is told before all else."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(4096)
-    except OSError as e:
-        listener.close()
-        why = "is in use" if e.errno == errno.EADDRINUSE else f"cannot be used: {e.strerror}"
-        raise UsageError(f"port {port} on {host} {why}; {mend}") from None
-    return listener
-
-
-def _resume(args: RunArgs) -> int:
-    run_dir = rundir.find(args.resume)
-    run = rundir.read_spec(run_dir)
-    if alive := rundir.listening(run_dir):
-        raise UsageError(f"this run has a controller already (pid {alive.pid}); look with holdfast status {run_dir}")
-    if (run_dir / "exit.json").exists():
-        raise UsageError(f"this run has ended; see holdfast report {run_dir}, or start a new one")
-    _check_replay(run_dir)
-    if args.settings or args.config:
-        run = msgspec.structs.replace(run, settings=_settings(args))
-    with listen(run.host, run.port, "this run's nodes look for it there, so that must be free") as listener:
-        spec.write(run_dir / "run.json", run)
-        console = console_of(args, run, run_dir)
-        console.skip_to_end()
-        say(f"resuming {run.job.run_id} in {run_dir}")
-        if args.detach:
-            leave_terminal(run_dir)
-        return Front(run_dir, listener, console).run()
-
-
-def _check_replay(run_dir: Path) -> None:
-    """Before anything is touched: what runs is not to be ended because of a journal that we cannot go on with."""
-    path = run_dir / "journal.db"
-    if not path.exists():
-        return
-    try:
-        # The controller goes on without what is damaged, and says so.
-        with (
-            contextlib.closing(SqliteJournal(path, read_only=True)) as journal,
-            contextlib.suppress(JournalDamagedError),
-        ):
-            for _ in replay(journal, Decider()):
-                pass
-    except ReplayError as e:
-        raise UsageError(f"{e}; resume with the version that wrote it") from None

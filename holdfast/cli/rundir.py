@@ -95,7 +95,10 @@ def new_id() -> str:
 
 def save_env(run_dir: Path) -> None:
     """Nodes that come later, even after a resume from another shell, run in the environment of the first hour."""
-    identity.put_secret(run_dir / "env.json", json.dumps(dict(os.environ)).encode())
+    try:
+        identity.put_secret(run_dir / "env.json", json.dumps(dict(os.environ)).encode())
+    except OSError as e:
+        raise UsageError(f"cannot write to the run directory {run_dir}: {e.strerror}; give another --run-dir") from None
 
 
 def node_environment(run_dir: Path) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import functools
 import sys
 import weakref
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -64,10 +65,21 @@ def install(progress: Progress) -> None:
     The hook is never taken out again: that might happen while PyTorch goes through its hooks. The compiler must not
     look into it: it would trace the count once and run it never.
     """
-    register_optimizer_step_post_hook(torch.compiler.disable(Count(progress).see))
+    count = Count(progress)
+
+    def see(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        count.see(optimizer, args, kwargs)
+
+    register_optimizer_step_post_hook(_untraced()(see))
     if "torch.distributed.distributed_c10d" in sys.modules:
         tell_groups()
     children.follow()
+
+
+def _untraced() -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """What keeps the compiler out of a function, as torch does it for its own: without importing the compiler now."""
+    at_once: Callable[[Callable[..., None]], Callable[..., None]] = torch.compiler.disable
+    return at_once if "torch._dynamo" in sys.modules else getattr(torch, "_disable_dynamo", at_once)
 
 
 def tell_groups() -> None:

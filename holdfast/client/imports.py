@@ -21,9 +21,7 @@ def watch(environ: "os._Environ[str]") -> Callable[[], None] | None:
 
 def installed(before: frozenset[str]) -> list[str]:
     """Modules that came since, in their order: only of installed packages, never of the user's own tree."""
-    paths = sysconfig.get_paths()
-    libraries = {os.path.realpath(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    roots = tuple(root + os.sep for root in {*libraries, _OURS})
+    roots = tuple(root + os.sep for root in {*library_roots(), _OURS})
     found = []
     for name, module in list(sys.modules.items()):
         spec = getattr(module, "__spec__", None)
@@ -33,6 +31,14 @@ def installed(before: frozenset[str]) -> list[str]:
         if os.path.realpath(origin).startswith(roots):
             found.append(name)
     return found
+
+
+def library_roots() -> set[str]:
+    """Where packages are installed: by this interpreter, and by those it takes over from, as its user's or a base's."""
+    paths = sysconfig.get_paths()
+    folders = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
+    return {os.path.realpath(folder) for folder in folders}
 
 
 def _write(path: str, names: list[str]) -> None:

@@ -3,16 +3,15 @@
 import functools
 import os
 import sys
-import sysconfig
 
 from holdfast.client import naming
+from holdfast.client.imports import library_roots
 from holdfast.wire.staged import Staged, editable, within
 
 
 def strays() -> tuple[str, ...]:
     """Modules that were preloaded and are not installed: they may be of a user's tree, which changes."""
-    paths = sysconfig.get_paths()
-    roots = [os.path.realpath(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    roots = library_roots()
     folder_of = functools.cache(os.path.realpath)  # of two thousand modules in four hundred folders
     found = []
     for name, module in list(sys.modules.items()):

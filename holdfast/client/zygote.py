@@ -24,10 +24,10 @@ from holdfast.client.progress import here
 from holdfast.linux import process_control
 from holdfast.wire.zygote import PACKET_BYTES, Fork, Forked, ForkFailed, Warm, encode, to_zygote
 
-# What DDP and FSDP2 scripts import by themselves up to the end of their first steps, a checkpoint and a data loader
-# included: found by comparing sys.modules. The second alone takes longer than torch, and brings the third.
-DEFAULT_PRELOAD = (
-    "torch",
+FIRST_PRELOAD = ("torch",)  # what every script imports before it prints anything
+# What DDP and FSDP2 scripts import besides up to the end of their first steps, a checkpoint and a data loader
+# included: found by comparing sys.modules. The first alone takes longer than torch, and brings the second.
+LATER_PRELOAD = (
     "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.distributed.checkpoint.state_dict",
@@ -37,6 +37,7 @@ DEFAULT_PRELOAD = (
     "multiprocessing.queues",
     "multiprocessing.synchronize",
 )
+DEFAULT_PRELOAD = (*FIRST_PRELOAD, *LATER_PRELOAD)
 
 _NO_MORE = 3  # exit code of an usher whose socket has ended
 
@@ -80,7 +81,7 @@ def warm_up(fd: int, preload: list[str]) -> Serving:
     gc.collect()
     gc.freeze()
     gc.enable()
-    serving.socket.send(encode(Warm(modules=len(sys.modules), threads=process_control.threads(), skipped=skipped)))
+    serving.socket.send(encode(Warm(modules=len(sys.modules), threads=_lasting_threads(), skipped=skipped)))
     return serving._replace(strays=strays)
 
 
@@ -159,6 +160,16 @@ def _imported(name: str) -> bool:
         print(f"holdfast: {name} is not preloaded: {e!r}", file=sys.stderr)
         return False
     return True
+
+
+def _lasting_threads() -> int:
+    """How many threads there are, but for those of libraries that are ready for a fork, as OpenBLAS: it ends them."""
+    if process_control.threads() > 1:
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+    return process_control.threads()
 
 
 def _coerced() -> dict[str, str]:

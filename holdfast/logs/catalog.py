@@ -93,13 +93,16 @@ def load_health(path: str = "") -> tuple[health.Row, ...]:
 
 
 def check(settings: Settings) -> None:
-    """Before anything starts: what the settings name can be used."""
-    load(settings.words)
-    load_lines(settings.lines.catalog)
+    """Before anything starts: what the settings name can be used. Our own can, and to read it takes half a second."""
+    if settings.words.catalog or own.place(settings.words).exists():
+        load(settings.words)
+    if settings.lines.catalog:
+        load_lines(settings.lines.catalog)
     for rule in settings.rules.rule:
         if fault := explosive(rule.pattern):
             raise ConfigError(f"rules.rule '{rule.name}' {fault}")
-    load_health(settings.health.catalog)
+    if settings.health.catalog:
+        load_health(settings.health.catalog)
 
 
 def _once(rows: Iterable[health.Row], where: str) -> list[health.Row]:

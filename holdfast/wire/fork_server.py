@@ -1,9 +1,10 @@
 """The fork server: a process that has imported what nodes, the store and the controller need, and forks them.
 
-    python -u -m holdfast.wire.fork_server FD PARENT RANKS_MODULE... -- MODULE...
+    python -u -m holdfast.wire.fork_server FD PARENT RANKS_MODULE... -- MODULE... [-- RANKS_MODULE... -- MODULE... -- S]
 
 It listens at FD and answers its own user only; who asks looks, too, whose it is. It dies with PARENT, who started it;
-what it has forked lives on. Ten nodes on a laptop so import torch once, not twenty-one times.
+what it has forked lives on. Ten nodes on a laptop so import torch once, not twenty-one times. What is named last it
+imports when nobody has asked for S seconds: whoever comes first does not wait for that.
 
 Who asks sends a program and its files, hears that the server is at it, says that it still wants it, and is told the
 pid. A server that is not at it yet may be given up: it forks nothing for somebody who has left.
@@ -34,7 +35,7 @@ from holdfast.wire import unixpath
 NAMED = "HOLDFAST_FORK_SERVER"  # in the environment: the socket of one that is there already
 _NAME = "fork.sock"
 _HOLDER = "holdfast.agent.holder"
-_PROGRAMS = (_HOLDER, "holdfast.cli.controller")  # what is forked here, but for ranks
+_CONTROLLER = "holdfast.cli.controller"
 _REQUEST_S = 10.0  # for all of a request to arrive
 _BEGIN_S = 120.0  # until it is at it: the first one waits for all imports
 _ANSWER_S = 60.0
@@ -53,14 +54,25 @@ class ForkAnswer(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
+class Later(msgspec.Struct, frozen=True):
+    """Modules to be imported when nobody has asked for a while: then ranks that were started are likely to train."""
+
+    modules: tuple[str, ...]
+    quiet_s: float = 10.0
+
+
 class ForkServer:
     """One that was started here; it ends with us, or when it is closed."""
 
-    def __init__(self, path: Path, preload: Sequence[str], env: dict[str, str], log: int) -> None:
-        """`preload`: what ranks import besides what is ours."""
+    def __init__(
+        self, path: Path, preload: Sequence[str], env: dict[str, str], log: int, later: "Later | None" = None
+    ) -> None:
+        """`preload`: what ranks import besides what is ours; `later`: the same, but nobody waits for it."""
         self.path = path
-        store = ("holdfast.client.store",) if "torch" in preload else ()
-        modules = ("holdfast.client.zygote", *preload, "--", *_PROGRAMS, *store)
+        programs = (_HOLDER, *(("holdfast.client.store",) if "torch" in preload else ()))
+        # The first controller is executed, and the first holders prepare themselves, so there is time for that.
+        rest = ("--", *later.modules, "--", _HOLDER, _CONTROLLER, "--", f"{later.quiet_s}") if later else (_CONTROLLER,)
+        modules = ("holdfast.client.zygote", *preload, "--", *programs, *rest)
         with unixpath.listen(path, backlog=_BACKLOG) as listener:
             args = (str(listener.fileno()), str(os.getpid()), *modules)
             self._process = subprocess.Popen(
@@ -196,22 +208,48 @@ def main() -> NoReturn:
     listener.listen(_BACKLOG)  # once more, so that who asks is told our pid and not our parent's
     if not sys.flags.safe_path:
         sys.path.pop(0)  # in the place of the working directory, from which nothing is imported
+    ranks, programs, *later = _groups(sys.argv[3:])
+    _have(ranks, programs, prepares=not later)
+    rest = [(name, False) for name in later[0]] + [(name, True) for name in later[1]] if later else []
+    quiet_s = float(later[2][0]) if later else 0.0
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that none of our children has to be reaped
+    asked = False  # whoever started us will ask, however long that takes
+    while True:
+        if rest and asked and not select.select([listener], [], [], quiet_s)[0]:
+            name, is_program = rest.pop(0)
+            _have(() if is_program else (name,), (name,) if is_program else (), prepares=True)
+            quiet_s = 0.0
+            continue
+        client, _ = listener.accept()
+        _serve(client, (listener, client))
+        asked = True
+
+
+def _groups(words: list[str]) -> list[list[str]]:
+    """What stands between the dashes."""
+    found: list[list[str]] = [[]]
+    for word in words:
+        if word == "--":
+            found.append([])
+        else:
+            found[-1].append(word)
+    return found
+
+
+def _have(ranks: Sequence[str], programs: Sequence[str], prepares: bool) -> None:
+    """Import what ranks need, and what programs do, which ranks are to be without."""
     gc.disable()  # imports make no garbage worth looking for
-    _import(sys.argv[3 : sys.argv.index("--")])
+    _import(ranks, prepares)
     seen = set(sys.modules)
-    _import(sys.argv[sys.argv.index("--") + 1 :])
+    _import(programs, prepares)
     python_fork.set_apart(set(sys.modules) - seen)
     gc.collect()
     gc.freeze()
     gc.enable()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that none of our children has to be reaped
-    while True:
-        client, _ = listener.accept()
-        _serve(client, (listener, client))
 
 
-def _import(names: list[str]) -> None:
+def _import(names: Sequence[str], prepares: bool) -> None:
     """And do what the module wants done before anybody is forked. What cannot be had, whoever needs it will miss."""
     for name in names:
         try:
@@ -219,7 +257,7 @@ def _import(names: list[str]) -> None:
         except ImportError as e:
             print(f"holdfast: {name} is not imported ahead: {e}", file=sys.stderr)
             continue
-        if name == _HOLDER:
+        if name == _HOLDER and prepares:
             module.prepare()
 
 

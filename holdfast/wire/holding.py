@@ -26,8 +26,12 @@ class Preload(msgspec.Struct, frozen=True, kw_only=True, tag="preload"):
     """Keep a zygote with these modules; one of another key is of no use any more."""
 
     modules: tuple[str, ...]
+    learned: tuple[str, ...] = ()  # the same, but they are done without if a rank could not be forked with them
     env: dict[str, str]
     key: str = ""
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.modules, *self.learned)))
 
 
 class MakeArena(msgspec.Struct, frozen=True, kw_only=True, tag="make_arena"):
@@ -88,6 +92,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True, tag="listing"):
     arenas: tuple[KeptArena, ...]  # of snapshots
     warm: bool
     key: str = ""  # of the zygote
+    modules: tuple[str, ...] = ()  # that the newest zygote was asked to have
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True, tag="made"):

@@ -19,7 +19,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     module: bool = False
     python: str = ""  # the interpreter; "": argv is executed as it is
     zygote: bool = True
-    preload: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()  # by a zygote, before ranks are forked from it
+    later: tuple[str, ...] = ()  # by the next one, which is made beside ranks that train
     cwd: str = "."
     role: str = "default"
     copied: bool = False  # it is run from the copy of a release

@@ -33,6 +33,7 @@ class Packed(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     files: int
     bytes: int
+    words: dict[str, str]  # for the content of every file, by its path
 
 
 class _Sum:
@@ -40,11 +41,13 @@ class _Sum:
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256(b"holdfast tree 1\n")
+        self.words: dict[str, str] = {}
 
     def add(self, path: str, kind: str, content: bytes) -> None:
         name = os.fsencode(path)
         self._hash.update(f"{kind} {len(name)} {len(content)}\n".encode() + name)
         self._hash.update(content)
+        self.words[path] = word(kind, content)
 
     def __str__(self) -> str:
         return self._hash.hexdigest()
@@ -66,7 +69,7 @@ def pack(root: Path, paths: Iterable[str], folder: Path, bounds: Bounds) -> Pack
         raise TreeError(f"{e.filename or draft} cannot be packed: {e.strerror}") from None
     finally:
         draft.unlink(missing_ok=True)
-    return Packed(digest=str(sum), files=count, bytes=size_bytes)
+    return Packed(digest=str(sum), files=count, bytes=size_bytes, words=sum.words)
 
 
 def _check_bounds(root: Path, paths: list[str], bounds: Bounds) -> int:

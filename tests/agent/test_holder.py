@@ -23,6 +23,7 @@ from holdfast.wire.holding import (
     Made,
     MakeArena,
     Over,
+    Preload,
     Refused,
     Started,
     Warmed,
@@ -220,6 +221,58 @@ def test_a_zygote_with_more_threads_is_not_taken(bench: Bench, monkeypatch: pyte
     [told] = bench.heard()
     assert isinstance(told, Warmed) and told.ok and "stays as it was" in told.detail
     end.close()
+
+
+def test_what_starts_threads_is_done_without(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the script imports may start threads; the rest is preloaded all the same."""
+    monkeypatch.setattr("holdfast.agent.process.signal_group", lambda pid, number: None)
+    asked: list[tuple[str, ...]] = []
+    ends: list[socket.socket] = []
+
+    def start(preload: Preload) -> Zygote:
+        asked.append(preload.names())
+        better, end = bench.better()
+        ends.append(end)
+        return better
+
+    monkeypatch.setattr(bench.zygotes, "_start", start)
+    bench.zygotes.want(Preload(modules=("torch", "more"), learned=("threaded",), env={}))
+    for threads in (5, 1):
+        warm(ends[-1], threads=threads)
+        assert bench.zygotes._next
+        bench.zygotes._said(bench.zygotes._next.sock)
+    assert asked == [("torch", "more", "threaded"), ("torch", "more")]
+    [told] = bench.heard()
+    assert isinstance(told, Warmed) and told.ok and "threads" in told.detail
+    assert bench.zygotes.modules == ("torch", "more") and bench.zygotes._next is None
+    for end in ends:
+        end.close()
+
+
+def test_a_zygote_that_is_lost_is_made_again_with_all_that_it_had(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.agent.process.signal_group", lambda pid, number: None)
+    asked: list[tuple[str, ...]] = []
+    ends: list[socket.socket] = []
+
+    def start(preload: Preload) -> Zygote:
+        asked.append(preload.names())
+        better, end = bench.better()
+        ends.append(end)
+        return better
+
+    bench.zygotes._preload = Preload(modules=("torch",), env={})
+    monkeypatch.setattr(bench.zygotes, "_start", start)
+    bench.zygotes.want(Preload(modules=("torch", "more"), env={}))
+    better, bench.zygotes._tries = bench.zygotes._next, 0
+    assert better
+    better.threads = 1
+    bench.zygotes._swap()
+    bench.holder._ended(better.pid, -9, 1.0)
+    assert asked == [("torch", "more")] * 2
+    for end in ends:
+        end.close()
 
 
 def test_a_better_zygote_that_dies_is_no_loss(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -255,13 +255,48 @@ async def test_a_standby_preloads_what_others_have_learned(tmp_path: Path) -> No
     imports.write_text('["numpy", "rich"]')
     trains.ranks.learn()
     own = await trains.hear()
-    assert isinstance(own, Preload) and own.modules[-2:] == ("numpy", "rich")
+    assert isinstance(own, Preload) and own.names()[-2:] == ("numpy", "rich")
     assert not imports.exists()
     waits.ranks.learn()
     taken = await waits.hear()
-    assert isinstance(taken, Preload) and taken.modules == own.modules
+    assert isinstance(taken, Preload) and taken.names() == own.names()
     for bench in (waits, trains):
         bench.ranks.learn()  # once is enough
         with pytest.raises(BlockingIOError):
             bench.holder.recv(1)
         await close(bench)
+
+
+async def test_a_launch_waits_for_a_zygote_that_is_being_made(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, zygote=True)
+    (tmp_path / "logs").mkdir()
+    await bench.begin(Held(key="1:4", pid=50), warm=True)
+    (tmp_path / "logs" / "imports.json").write_text('["rich"]')
+    bench.ranks.learn()
+    assert isinstance(await bench.hear(), Preload)
+    launching = asyncio.create_task(bench.ranks.launch(launch_of(2, nproc=1)))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    with pytest.raises(BlockingIOError):
+        bench.holder.recv(1)  # what it has yet to import, the rank would have to import itself
+    await bench.say(Warmed(ok=True))
+    assert isinstance(await bench.hear(), Fork)
+    await bench.say(Started(key="2:4", pid=9))
+    assert await launching == ""
+    await close(bench)
+
+
+async def test_a_restart_before_the_zygote_has_all_asks_for_that_first(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, zygote=True)
+    entry = msgspec.structs.replace(bench.ranks.spec.entry, later=("a_module_that_nobody_has",))
+    bench.ranks._preloading._entry = entry
+    await bench.begin(Held(key="1:4", pid=50, code=-9), warm=True)
+    launching = asyncio.create_task(bench.ranks.launch(launch_of(2, nproc=1)))
+    asked = await bench.hear()
+    assert isinstance(asked, Preload) and asked.modules == entry.later
+    await bench.say(Warmed(ok=True))
+    while not isinstance(await bench.hear(), Fork):
+        pass
+    await bench.say(Started(key="2:4", pid=9))
+    assert await launching == ""
+    await close(bench)

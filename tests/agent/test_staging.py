@@ -12,16 +12,16 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from holdfast.agent import staging
 from holdfast.agent.dialing import Dialing
 from holdfast.agent.staging import Staging
+from holdfast.cli import packing
 from holdfast.config import Settings
 from holdfast.controller.api import Door, make_app
 from holdfast.controller.audit import Audit
 from holdfast.controller.door import by_socket
 from holdfast.model.errand import StageHere
 from holdfast.model.release import Release
-from holdfast.wire import tree, unixpath
+from holdfast.wire import release_folder, tree, unixpath
 from holdfast.wire.listing import listing
 from holdfast.wire.spec import Entry, NodeSpec
 from holdfast.wire.tree import Bounds
@@ -107,7 +107,7 @@ async def test_what_goes_wrong_is_said(desk: Desk, tmp_path: Path, monkeypatch: 
     os.chmod(tmp_path, 0o770)
     assert "others may write to" in await desk.node().have(release)
     os.chmod(tmp_path, 0o700)
-    monkeypatch.setattr(staging, "_SPARE_BYTES", 1 << 60)
+    monkeypatch.setattr(release_folder, "_SPARE_BYTES", 1 << 60)
     assert "MiB to spare" in (await desk.node().have(release)).replace(f"{(1 << 60) >> 20} to", "MiB to")
     monkeypatch.undo()
     archive = tmp_path / "archives" / f"{release.digest}.tar"
@@ -234,3 +234,34 @@ async def test_checks(desk: Desk, tmp_path: Path) -> None:
     nowhere = msgspec.structs.replace(good, digest="0" * 64)
     fault, refused = await node.carry(StageHere(id=4, release=nowhere, check=True))
     assert "HTTP 404" in fault and not refused
+
+
+async def test_a_tree_that_stands_as_it_was_needs_no_copy_before_ranks_train(tmp_path: Path) -> None:
+    """To unpack some thousand files takes seconds, and the first line of a script does not wait for that."""
+    root, run_dir = plant(tmp_path / "proj"), tmp_path / "run"
+    (root / "train.py").write_text("print()")
+    entry = Entry(argv=("train.py",), python=sys.executable, cwd=str(root))
+    release = packing.first(entry, run_dir, (), copied=True).release
+    nodes = [Desk(tmp_path).node("run/releases") for _ in range(2)]
+    for node in nodes:
+        assert await node.all((release,)) == "" and await node.launched(release) == ""
+        assert node.place(release).at == ""
+        assert not [path for path in (run_dir / "releases").iterdir() if path.is_dir()], "there is no copy"
+    for trains in (False, True):
+        nodes[0].complete(trains)
+    assert await nodes[0].have(release) == ""
+    assert (Path(nodes[0].copy(release).at) / "train.py").read_text() == "print()"
+
+
+async def test_a_tree_that_was_edited_at_once_is_run_as_it_was(tmp_path: Path) -> None:
+    root, run_dir = plant(tmp_path / "proj"), tmp_path / "run"
+    (root / "train.py").write_text("print()")
+    entry = Entry(argv=("train.py",), python=sys.executable, cwd=str(root))
+    release = packing.first(entry, run_dir, (), copied=True).release
+    node = Desk(tmp_path).node("run/releases")
+    assert await node.all((release,)) == ""
+    (root / "train.py").write_text("edited")
+    assert node._choose(release).startswith("train.py was edited since release 1 was taken"), "even between two looks"
+    assert (Path(node.place(release).at) / "train.py").read_text() == "print()"
+    assert await node.launched(release) == ""
+    assert node.place(release).at

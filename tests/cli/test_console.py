@@ -229,3 +229,13 @@ def test_the_pump_can_be_left(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> 
     held.set()
     pump.end(lambda: False)
     assert not pump._thread.is_alive()
+
+
+def test_until_a_rank_has_printed_it_is_looked_at_often(ranks: Ranks) -> None:
+    shown = ranks.console()
+    ranks.said.write_text("holdfast: something\n")
+    shown.pump()
+    often_s = shown.pause_s()
+    ranks.write(b"first line\n")  # in a folder that was not there: it is found at the very next look
+    shown.pump()
+    assert shown._files and often_s < 0.05 < shown.pause_s()

@@ -89,6 +89,24 @@ def test_what_the_script_imports_is_preloaded_for_the_next_generation(start: Sta
     assert readiness(job) == ["False", "True"]
 
 
+# It prints, as many scripts do, before it needs what takes longest to import.
+EARLY = DDP.replace("import torch\n", "import torch\nprint('ready', 'torch._dynamo' in sys.modules, flush=True)\n", 1)
+
+
+@pytest.mark.slow
+def test_the_first_line_waits_for_torch_alone_and_a_restart_for_nothing(start: Start) -> None:
+    job = start("--nproc-per-node", "2", "--max-restarts", "99", script=EARLY, SOME_VARIABLE="1")  # its own fork server
+    job.trains()
+    zygotes = job.run_dir / "nodes" / "n0" / "agent.log"
+    job.until(lambda: "zygote: " in zygotes.read_text(), "a zygote with more modules")
+    job.kill(job.rank(0))
+    job.trains(generation=2)
+    job.finish()
+    job.ends(0)
+    assert readiness(job) == ["False", "False", "True", "True"]
+    assert "started afresh" not in zygotes.read_text()
+
+
 @pytest.mark.slow
 def test_a_standby_has_it_ready_too(start: Start) -> None:
     job = start("--standbys", "1", script=TELLS, zygote=True)

@@ -141,3 +141,27 @@ def test_a_fresh_interpreter_tells_once_it_has_imported_holdfast(
     subprocess.run([sys.executable, str(script)], env=env, check=True, timeout=100)
     now = read(arena[1], 1)
     assert now and now.step == 1 and bool(now.grouped_at) == told
+
+
+EARLY = """
+import sys
+print("torch._dynamo" in sys.modules, flush=True)
+"""
+COMPILED = """
+step = torch.compile(lambda: first.step(), backend="eager")
+for _ in range(4):
+    nets[0](torch.ones(2)).sum().backward()
+    step()
+"""
+
+
+@pytest.mark.parametrize("more", ["", pytest.param(COMPILED, marks=pytest.mark.slow)])
+def test_steps_are_counted_without_the_compiler_imported_first(tmp_path: Path, arena: Arena, more: str) -> None:
+    """It takes longer to import than torch, and many scripts print something before they need it."""
+    zygote = Zygote(("torch",), tmp_path)
+    (tmp_path / "counted.py").write_text(EARLY + SCRIPT + more + END)
+    ended = zygote.run("counted.py", HOLDFAST_SLOT=f"{arena[0]}:1", HOLDFAST_GENERATION="2", RANK="6")
+    zygote.close()
+    assert (ended.code, ended.out) == (0, "False\n"), ended.err
+    now = read(arena[1], 1)
+    assert now and (now.step, now.counted) == (7 if more else 3, True)

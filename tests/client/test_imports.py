@@ -1,9 +1,12 @@
 """What a script imports up to its first step is noted, and nothing of its own tree."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
+from holdfast.client.imports import library_roots
 from tests.client.conftest import Zygote
 
 pytestmark = pytest.mark.e2e
@@ -36,3 +39,10 @@ def test_nobody_asked(bare: Zygote) -> None:
     (bare.folder / "silent.py").write_text("import holdfast\nholdfast.step(1)\n")
     assert bare.run("silent.py").code == 0
     assert not (bare.folder / "imports.json").exists()
+
+
+def test_libraries_of_a_base_environment_are_installed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with `venv --system-site-packages`, or with pip install --user."""
+    base, own = tmp_path / "base" / "site-packages", tmp_path / "project"
+    monkeypatch.setattr(sys, "path", [str(own), *sys.path, str(base)])
+    assert str(base) in library_roots() and str(own) not in library_roots()

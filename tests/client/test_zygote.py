@@ -201,3 +201,25 @@ def test_threads_work_in_a_rank(warm: Zygote) -> None:
         "import torch\ntorch.set_num_threads(2)\na = torch.rand(600, 600)\nprint((a @ a).shape)"
     )
     assert warm.run("threads.py").out == "torch.Size([600, 600])\n"
+
+
+ENDS_ITS_THREAD = """
+import os, threading
+wake = threading.Event()
+thread = threading.Thread(target=wake.wait, daemon=True)
+thread.start()
+def end():
+    wake.set()
+    thread.join()
+os.register_at_fork(before=end)
+"""
+KEEPS_ITS_THREAD = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+
+
+@pytest.mark.parametrize(("library", "threads"), [(ENDS_ITS_THREAD, 1), (KEEPS_ITS_THREAD, 2)])
+def test_threads_that_a_library_ends_before_a_fork_do_not_count(tmp_path: Path, library: str, threads: int) -> None:
+    (tmp_path / "threaded.py").write_text(library)
+    zygote = Zygote(("threaded",), tmp_path, ENV | {"PYTHONPATH": f"{ENV['PYTHONPATH']}:{tmp_path}"})
+    found = zygote.warm
+    zygote.close()
+    assert (found["threads"], found["skipped"]) == (threads, [])

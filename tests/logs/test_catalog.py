@@ -103,3 +103,12 @@ def test_two_meanings_of_one_gauge(tmp_path: Path) -> None:
     assert "two rows for queue.depth" in refused("health", GAUGE + GAUGE, tmp_path)
     assert "exactly one of above" in refused("health", GAUGE + "below = 0.0\n", tmp_path)
     assert "not met by its own sample" in refused("health", GAUGE.replace("[2.0]", "[0.0]"), tmp_path)
+
+
+def test_what_is_ours_is_not_read_before_every_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It takes half a second, in which nothing can start yet."""
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
+    for name in ("_with", "_ours", "classes"):
+        monkeypatch.setattr(catalog, name, lambda *_: pytest.fail("our own catalog was read"))
+    catalog.built_in.cache_clear()
+    catalog.check(Settings())

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.linux.python_fork import OpenFiles, Program
 from holdfast.wire import fork_server, unixpath
-from holdfast.wire.fork_server import ForkServer
+from holdfast.wire.fork_server import ForkServer, Later
 from tests.cli.driver import gone, until
 from tests.conftest import job_environment
 
@@ -234,3 +234,20 @@ def test_many_at_once(shared: Place, no_orphans: str) -> None:
         process.kill()
         process.close()
     assert len({process.pid for process in found}) == 20 and time.monotonic() - began_at < 60
+
+
+LATE = "from pathlib import Path\nPath(__file__).with_name('late').touch()\n"
+
+
+def test_what_nobody_waits_for_is_imported_when_nobody_asks(place: Place) -> None:
+    (place.folder / "latecomer.py").write_text(LATE)
+    late = place.folder / "late"
+    place.server = ForkServer(place.path, ("sleeper",), place.env, 2, Later(("latecomer",), quiet_s=2.0))
+    first = place.start("first")
+    assert is_forked(first.pid, place.server) and not late.exists()
+    until(late.exists, "the module that nobody waits for")
+    second = place.start("second")
+    assert is_forked(second.pid, place.server)
+    for process in (first, second):
+        process.kill()
+        process.close()

@@ -1,0 +1,94 @@
+"""Which modules a node's zygote has: few before the first launch, and once ranks train what their script imports."""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from holdfast.wire import spec
+from holdfast.wire.environment import rank_environment
+from holdfast.wire.holding import Preload
+from holdfast.wire.spec import NodeSpec
+
+_IDLE_S = 5.0  # a node that has been without ranks for so long is a standby
+_BETTER_S = 10.0  # for a zygote that is being made: what it has yet to import, ranks would import themselves
+
+
+class Preloading:
+    def __init__(self, node: NodeSpec, imports: Path) -> None:
+        self._entry = node.entry
+        self._shared = Path(node.learned) if node.learned else None
+        self._imports = imports  # written by a rank at its first step
+        self._learned: tuple[str, ...] = ()
+        self._asked: tuple[str, ...] = ()  # what the zygote has, or the one that is being made will have
+        self._idle_since = time.monotonic()
+        self._made = asyncio.Event()
+        self._made.set()
+
+    def first(self) -> Preload:
+        """Ranks wait for it, so it imports little; what the process that it is forked from has costs nothing."""
+        self._asked = (*self._entry.preload, *(name for name in self._entry.later if name in sys.modules))
+        return Preload(modules=self._asked, env=rank_environment(os.environ))
+
+    def found(self, modules: tuple[str, ...]) -> None:
+        """An agent before this one has asked for these."""
+        own = {*self._entry.preload, *self._entry.later}
+        self._asked, self._learned = modules, tuple(name for name in modules if name not in own)
+
+    def changed(self, env: dict[str, str], key: str) -> Preload:
+        """What a program is started with, and what its modules find while they are imported, a fork cannot change."""
+        return self._ask((*self._entry.preload, *self._entry.later), rank_environment(os.environ) | env, key)
+
+    def warmed(self) -> None:
+        """The zygote that was asked for is there, or will not be."""
+        self._idle_since = time.monotonic()
+        self._made.set()
+
+    async def made(self) -> None:
+        """Wait a little for a zygote that is being made; who did so in vain does not do it again."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_BETTER_S):
+                await self._made.wait()
+        self._made.set()
+
+    def better(self, held: bool, trains: bool, key: str) -> Preload | None:
+        """A zygote that holds what the script imported up to its first step, for the next generation.
+
+        A node without ranks, as a standby, takes over what another one on its host has learned. Until the first step
+        (not `trains`) ranks need all processors, and a node that has just come will have ranks at once.
+        """
+        self._learn(held)
+        calm = trains if held else time.monotonic() > self._idle_since + _IDLE_S
+        modules = (*self._entry.preload, *(self._entry.later if calm else ()))
+        if {*modules, *self._learned} <= set(self._asked):
+            return None
+        self._made.clear()
+        return self._ask(modules, rank_environment(os.environ) | (json.loads(key) if key else {}), key)
+
+    def _ask(self, modules: tuple[str, ...], env: dict[str, str], key: str) -> Preload:
+        preload = Preload(modules=modules, learned=self._learned, env=env, key=key)
+        self._asked = tuple(dict.fromkeys((*self._asked, *preload.names())))
+        return preload
+
+    def _learn(self, held: bool) -> None:
+        names = _names(self._imports)
+        self._imports.unlink(missing_ok=True)
+        if not names and not held and self._shared:
+            names = _names(self._shared)
+        known = {*self._asked, *self._learned}
+        if new := tuple(name for name in dict.fromkeys(names) if name not in known):
+            self._learned += new
+            if held and self._shared:
+                with contextlib.suppress(OSError):
+                    spec.put(self._shared, json.dumps(self._learned).encode())
+
+
+def _names(path: Path) -> tuple[str, ...]:
+    """Of the modules listed in a file; none if it is not there."""
+    try:
+        return tuple(map(str, json.loads(path.read_bytes())))
+    except (OSError, ValueError):
+        return ()
