@@ -104,11 +104,10 @@ class Agent:
             await listed.wait()
             self._recall()
             self.keeper.recall(self.ranks.arenas)
-            keeper = self.keeper
-            for deed in (keeper.serve, keeper.watch, keeper.check, keeper.hashing.run, self._poll, self.monitor.run):
+            own = (self._poll, self.monitor.run, self.staging.watch, self._say_when_warm)
+            for deed in (self.keeper.serve, self.keeper.watch, self.keeper.check, self.keeper.hashing.run, *own):
                 self._tasks.create_task(deed())
             self._tasks.create_task(Rotating(self.spec).run(self.ranks.running))
-            self._tasks.create_task(self._say_when_warm())
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._asked_to_leave)
             await self._link()
 
