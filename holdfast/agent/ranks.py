@@ -8,6 +8,7 @@ import mmap
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ from holdfast.model.errand import LaunchHere
 from holdfast.model.release import Release
 from holdfast.model.topology import Dims
 from holdfast.wire import flight, flightlog, holding, replaying, slot, spec
-from holdfast.wire.environment import rank_environment
+from holdfast.wire.environment import rank_environment, with_whole_paths
 from holdfast.wire.holding import (
     Exec,
     Forget,
@@ -48,6 +49,7 @@ _log = logging.getLogger("holdfast.agent")
 # Together less than recovery.stop_s, so that our answer comes before nobody waits for it any more.
 _UNKILLABLE_S = 10.0
 _SWEPT_S = 8.0  # the holder takes less
+_EXECUTED = str(Path(__file__).parents[1] / "client" / "executed.py")
 
 
 def generation_of(key: str) -> int:
@@ -179,10 +181,13 @@ class Ranks:
         if not self.spec.entry.zygote or key == self._key:
             return
         modules = (*self.spec.entry.preload, *self._learned)
-        self._send(Preload(modules=modules, env=rank_environment(os.environ) | env, key=key))
+        self._send(Preload(modules=modules, env=self._zygote_env(env), key=key))
         self._key, self.cold = key, ""
         self.warm.clear()
         await self.warm.wait()
+
+    def _zygote_env(self, env: dict[str, str]) -> dict[str, str]:
+        return with_whole_paths(rank_environment(os.environ) | env, self.spec.entry.cwd)
 
     async def _start(self, errand: LaunchHere, local: int) -> str:
         rank = errand.seat.first_rank + local
@@ -223,7 +228,7 @@ class Ranks:
             )
             if not await self._request(key, fork):
                 return self._note_pid(where, rank, key)
-        program = (*entry.interpreter(), *argv)
+        program = (*_interpreter(entry, staged), *argv)
         files = {"stdin": reads, "stdout": out, "stderr": err}
         error = await self._request(key, Exec(key=key, argv=program, env=env, cwd=entry.cwd, **files))
         return f"rank {rank}: {error}" if error else self._note_pid(where, rank, key)
@@ -322,7 +327,7 @@ class Ranks:
                 with contextlib.suppress(OSError):
                     spec.put(Path(self.spec.learned), json.dumps(self._learned).encode())
             with contextlib.suppress(ValueError):  # too many to tell: the zygote stays as it is
-                env = rank_environment(os.environ) | (json.loads(self._key) if self._key else {})
+                env = self._zygote_env(json.loads(self._key) if self._key else {})
                 self._send(Preload(modules=modules, env=env, key=self._key))
 
     # --- watching and ending -----------------------------------------------------------------------------------
@@ -372,6 +377,13 @@ class Ranks:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await self._changed.wait()
+
+
+def _interpreter(entry: Entry, staged: Staged) -> tuple[str, ...]:
+    """What goes before the words of a rank that is executed; another Python may not have what is ours."""
+    if entry.python != sys.executable:
+        return entry.interpreter()
+    return (entry.python, "-u", _EXECUTED, staged.moved(entry.cwd) if entry.module else "script")
 
 
 def _names(path: Path) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from holdfast.journal.sqlite import JournalDamagedError, JournalError, SqliteJou
 from holdfast.logs import catalog
 from holdfast.model.topology import Job
 from holdfast.wire import spec
+from holdfast.wire.environment import with_whole_paths
 from holdfast.wire.spec import Entry, RunSpec
 
 
@@ -35,6 +36,7 @@ def main(argv: list[str]) -> int:
         if args.resume is not None:
             return _resume(args)
         settings = _settings(args)
+        os.environ.update(with_whole_paths(os.environ, os.getcwd()))  # nothing of ours is started from this folder
         if args.fleet == "join":
             return join(args, settings, _entry(args))
         if settings.door.key:
