@@ -310,6 +310,7 @@ class Agent:
             code=code,
             at=held.at + self.clock.offset_s,
             starved=code == -signal.SIGKILL and self.monitor.kills.lately(),
+            pressed=self.monitor.scarcely() if code == -signal.SIGKILL else "",
             latched=reading.failure if reading and reading.failed else "",
         )
         self._beat()
