@@ -103,11 +103,10 @@ class Agent:
             await listed.wait()
             self._recall()
             self.keeper.recall(self.ranks.arenas)
-            keeper = self.keeper
-            for deed in (keeper.serve, keeper.watch, keeper.check, keeper.hashing.run, self._poll, self.monitor.run):
+            own = (self._poll, self.monitor.run, self.staging.watch, self._say_when_warm)
+            for deed in (self.keeper.serve, self.keeper.watch, self.keeper.check, self.keeper.hashing.run, *own):
                 self._tasks.create_task(deed())
             self._tasks.create_task(Rotating(self.spec).run(self.ranks.running))
-            self._tasks.create_task(self._say_when_warm())
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._asked_to_leave)
             await self._link()
 
@@ -310,6 +309,7 @@ class Agent:
             code=code,
             at=held.at + self.clock.offset_s,
             starved=code == -signal.SIGKILL and self.monitor.kills.lately(),
+            pressed=self.monitor.scarcely() if code == -signal.SIGKILL else "",
             latched=reading.failure if reading and reading.failed else "",
         )
         self._beat()

@@ -57,11 +57,18 @@ def room(node_dir: Path, node: NodeSpec, root: Path = _ROOT) -> Room:
 def available_bytes(root: Path = _ROOT) -> int:
     """What can be taken without harm: of the machine, or of the tightest cgroup that this process is in."""
     meminfo = _numbers(root / "proc/meminfo")
-    return max(0, min([1024 * meminfo["MemAvailable:"], *_cgroups(root)]))
+    return max(0, min([1024 * meminfo["MemAvailable:"], *(left for left, _ in _cgroups(root))]))
 
 
-def _cgroups(root: Path) -> Iterator[int]:
-    """What each cgroup above us has left. Page cache that nobody uses is given back when memory is wanted."""
+def used_part(root: Path = _ROOT) -> float:
+    """Of the machine's memory, or of what a cgroup above us may take: where there is least left of it."""
+    meminfo = _numbers(root / "proc/meminfo")
+    rooms = [(meminfo["MemAvailable:"], meminfo["MemTotal:"]), *_cgroups(root)]
+    return max(1.0 - left / most for left, most in rooms if most > 0)
+
+
+def _cgroups(root: Path) -> Iterator[tuple[int, int]]:
+    """What each cgroup above us has left, and its limit. Cache that nobody uses is given back when memory is wanted."""
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
@@ -84,11 +91,11 @@ def _folders(root: Path, mount: str, path: str) -> Iterator[Path]:
         yield folder
 
 
-def _left(folder: Path, limit: int, usage: str, cache: str) -> Iterator[int]:
+def _left(folder: Path, limit: int, usage: str, cache: str) -> Iterator[tuple[int, int]]:
     if limit < _NO_LIMIT:
         try:
             used = int((folder / usage).read_text())
-            yield limit - used + _numbers(folder / "memory.stat").get(cache, 0)
+            yield limit - used + _numbers(folder / "memory.stat").get(cache, 0), limit
         except (OSError, ValueError):
             return  # the group was removed meanwhile, or does not count
 

@@ -130,6 +130,10 @@ class Monitor:
         for name in (_GPUS, _HOST):
             self._feeds[name].wake.set()
 
+    def scarcely(self) -> str:
+        """Where the kernel tells nobody whom it kills: the sign that memory was scarce just now, if there was one."""
+        return self.kills.scarcely(time.monotonic()) if self._feeds[_KERNEL].absent else ""
+
     # --- threads -----------------------------------------------------------------------------------------------
 
     def _follow(self, feed: Feed) -> None:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from holdfast.wire import spec
-from holdfast.wire.environment import rank_environment
+from holdfast.wire.environment import rank_environment, with_whole_paths
 from holdfast.wire.holding import Preload
 from holdfast.wire.spec import NodeSpec
 
@@ -31,7 +31,7 @@ class Preloading:
     def first(self) -> Preload:
         """Ranks wait for it, so it imports little; what the process that it is forked from has costs nothing."""
         self._asked = (*self._entry.preload, *(name for name in self._entry.later if name in sys.modules))
-        return Preload(modules=self._asked, env=rank_environment(os.environ))
+        return Preload(modules=self._asked, env=self._environment({}))
 
     def found(self, modules: tuple[str, ...]) -> None:
         """An agent before this one has asked for these."""
@@ -40,7 +40,7 @@ class Preloading:
 
     def changed(self, env: dict[str, str], key: str) -> Preload:
         """What a program is started with, and what its modules find while they are imported, a fork cannot change."""
-        return self._ask((*self._entry.preload, *self._entry.later), rank_environment(os.environ) | env, key)
+        return self._ask((*self._entry.preload, *self._entry.later), self._environment(env), key)
 
     def warmed(self) -> None:
         """The zygote that was asked for is there, or will not be."""
@@ -66,12 +66,15 @@ class Preloading:
         if {*modules, *self._learned} <= set(self._asked):
             return None
         self._made.clear()
-        return self._ask(modules, rank_environment(os.environ) | (json.loads(key) if key else {}), key)
+        return self._ask(modules, self._environment(json.loads(key) if key else {}), key)
 
     def _ask(self, modules: tuple[str, ...], env: dict[str, str], key: str) -> Preload:
         preload = Preload(modules=modules, learned=self._learned, env=env, key=key)
         self._asked = tuple(dict.fromkeys((*self._asked, *preload.names())))
         return preload
+
+    def _environment(self, changes: dict[str, str]) -> dict[str, str]:
+        return with_whole_paths(rank_environment(os.environ) | changes, self._entry.cwd)
 
     def _learn(self, held: bool) -> None:
         names = _names(self._imports)

@@ -8,6 +8,7 @@ import mmap
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,7 @@ _log = logging.getLogger("holdfast.agent")
 # Together less than recovery.stop_s, so that our answer comes before nobody waits for it any more.
 _UNKILLABLE_S = 10.0
 _SWEPT_S = 8.0  # the holder takes less
+_EXECUTED = str(Path(__file__).parents[1] / "client" / "executed.py")
 
 
 def generation_of(key: str) -> int:
@@ -227,7 +229,7 @@ class Ranks:
             )
             if not await self._request(key, fork):
                 return self._note_pid(where, rank, key)
-        program = (*entry.interpreter(), *argv)
+        program = (*_interpreter(entry, staged), *argv)
         files = {"stdin": reads, "stdout": out, "stderr": err}
         error = await self._request(key, Exec(key=key, argv=program, env=env, cwd=entry.cwd, **files))
         return f"rank {rank}: {error}" if error else self._note_pid(where, rank, key)
@@ -365,3 +367,10 @@ class Ranks:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await self._changed.wait()
+
+
+def _interpreter(entry: Entry, staged: Staged) -> tuple[str, ...]:
+    """What goes before the words of a rank that is executed; another Python may not have what is ours."""
+    if entry.python != sys.executable:
+        return entry.interpreter()
+    return (entry.python, "-u", _EXECUTED, staged.moved(entry.cwd) if entry.module else "script")

@@ -14,6 +14,7 @@ import msgspec
 
 from holdfast.agent import checking
 from holdfast.agent.dialing import Dialing
+from holdfast.agent.homecoming import Homecoming
 from holdfast.model.errand import StageHere
 from holdfast.model.release import Release
 from holdfast.wire import beside, tree
@@ -43,6 +44,7 @@ class Staging:
         self._later: dict[str, Release] = {}  # not here yet, as the user's own tree will do
         self._in_place = ""  # the digest of what is run from the user's own tree
         self._differs = ""  # what was said of that tree
+        self._homecoming = Homecoming(self._folder)
         self.say: Callable[[str], None] = _log.warning
 
     def place(self, release: Release) -> Staged:
@@ -74,10 +76,24 @@ class Staging:
     async def gather(self) -> None:
         """What ranks have made in copies goes to where the user looks for it."""
         try:
-            for index, gathered in await asyncio.to_thread(lambda: [*beside.gather_all(self._folder)]):
+            found = await asyncio.to_thread(lambda: [*beside.gather_all(self._folder)])
+            for index, gathered in found:
                 self.say(beside.told(index, gathered))
+            if not any(gathered.stuck for _, gathered in found):
+                await self._homecoming.close()
         except OSError as e:
             self.say(f"what ranks made beside the script stays in {self._folder}: {e}")
+
+    async def watch(self) -> None:
+        """The same while they run, without a stop."""
+        await self._homecoming.run(self._in_copy, lambda text: self.say(text))
+
+    def _in_copy(self) -> Path | None:
+        """Where ranks of this node run, if not in the user's own tree."""
+        if not self._launched:
+            return beside.newest(self._folder)  # they were started before this agent was
+        digest = self._launched[-1]
+        return self._at(digest) if digest and digest != self._in_place else None
 
     def _choose(self, release: Release) -> str:
         """Where ranks are run from: the user's own tree while it is what was staged. What is said if it is not."""

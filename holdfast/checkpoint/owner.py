@@ -41,8 +41,11 @@ def _holder(storage: Storage) -> Author | None:
 
 
 def _refusal(url: str, holder: Author, author: Author) -> str:
-    who = f"generation {holder.generation}" + (f" of run {holder.run}" if holder.run != author.run else "")
-    return f"{who} has taken over {url}, so generation {author.generation} may not publish there"
+    said = f"has taken over {url}, so generation {author.generation} may not publish there"
+    if holder.run == author.run:
+        return f"generation {holder.generation} {said}"
+    mend = "of groups or writers that save at the same time each needs a path of its own"
+    return f"generation {holder.generation} of run {holder.run} {said}; {mend}"
 
 
 def this_process() -> Process:

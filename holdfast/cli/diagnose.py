@@ -21,6 +21,7 @@ from holdfast.cli.flagtable import UsageError
 from holdfast.cli.flagvalues import settings as pairs
 from holdfast.cli.parsing import CommandParser
 from holdfast.config import ConfigError, Settings, load
+from holdfast.core.detect.crash import PROBABLY
 from holdfast.journal.sqlite import JournalError, SqliteJournal
 from holdfast.logs import catalog
 from holdfast.logs.diagnosing import Ends, Log, diagnose, log_of, whole
@@ -152,6 +153,7 @@ def _of_run(run_dir: Path) -> tuple[list[Log], Ends]:
         codes={alarm.ranks[0]: alarm.code for alarm in last if alarm.ranks and alarm.code is not None},
         at={alarm.ranks[0]: alarm.at for alarm in last if alarm.ranks},
         starved=_starved(events, last),
+        pressed=next((text for alarm in last if (text := alarm.reason.partition(PROBABLY)[2].rstrip(")"))), ""),
     )
     here = words.folder(rundir.read_spec(run_dir).log_dir, generation, 0).parent
     logs = [log_of(path) for path in sorted(here.rglob("*.log"))]
@@ -163,7 +165,7 @@ def _of_run(run_dir: Path) -> tuple[list[Log], Ends]:
 def _starved(events: Sequence[object], last: Sequence[Alarm]) -> bool:
     """Whether nodes were told by the kernel that it killed these for want of memory."""
     since, ranks = min(alarm.at for alarm in last) - _BEFORE_S, {rank for alarm in last for rank in alarm.ranks}
-    told = (event for event in events if isinstance(event, Alarm) and event.klass == "host_oom_kill")
+    told = (e for e in events if isinstance(e, Alarm) and e.klass == "host_oom_kill" and PROBABLY not in e.reason)
     return any(event.at >= since and ranks & set(event.ranks) for event in told)
 
 

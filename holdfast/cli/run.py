@@ -15,6 +15,7 @@ from holdfast.client.zygote import FIRST_PRELOAD, LATER_PRELOAD
 from holdfast.config import ConfigError, Settings
 from holdfast.logs import catalog
 from holdfast.model.topology import Job
+from holdfast.wire.environment import with_whole_paths
 from holdfast.wire.fork_server import ForkServer
 from holdfast.wire.spec import Entry, RunSpec
 
@@ -32,6 +33,7 @@ def main(argv: list[str]) -> int:
 
             return resume(args, _settings(args) if args.settings or args.config else None)
         settings = _settings(args)
+        os.environ.update(with_whole_paths(os.environ, os.getcwd()))  # nothing of ours is started from this folder
         if args.fleet == "join":
             from holdfast.cli.joining import join
 

@@ -14,7 +14,7 @@ import types
 from collections.abc import Sequence
 from importlib.machinery import BuiltinImporter, SourceFileLoader, SourcelessFileLoader
 
-from holdfast.client import naming, shadows
+from holdfast.client import shadows
 from holdfast.client.progress import here
 
 
@@ -76,7 +76,9 @@ def _run_file(path: str, main: types.ModuleType) -> None:
     _add_path(os.path.dirname(os.path.realpath(path)))
     main.__loader__ = (SourcelessFileLoader if code else SourceFileLoader)("__main__", path)
     vars(main).update(__file__=path, __cached__=None)
-    exec(code or compile(source, naming.shown(path, source), "exec", dont_inherit=True), vars(main))
+    naming = sys.modules.get("holdfast.client.naming")  # who may have names to change has imported it
+    name = naming.shown(path, source) if naming else path
+    exec(code or compile(source, name, "exec", dont_inherit=True), vars(main))
 
 
 def _end(failure: BaseException) -> None:

@@ -185,8 +185,8 @@ class Progress:
 
     def returned(self) -> None:
         """The script is over, and well."""
-        if self._slot is not None:
-            self._slot.returned()
+        if (slot := self._last_slot()) is not None:
+            slot.returned()
 
     def parting(self, begins: bool) -> None:
         """The script takes its process groups apart, or has done so."""
@@ -195,8 +195,15 @@ class Progress:
 
     def fail(self, text: str) -> None:
         """The rank ends by this failure."""
-        if self._slot is not None:
-            self._slot.fail(text)
+        if (slot := self._last_slot()) is not None:
+            slot.fail(text)
+
+    def _last_slot(self) -> Slot | None:
+        """At the end, whether or not the script has ever told anything."""
+        try:
+            return self._slot if self._sought else _open(os.environ)
+        except (OSError, ValueError):
+            return None
 
     def begin(self, on_first: "Callable[[], None] | None" = None) -> Slot | None:
         """Look at the environment anew, as a rank that was just forked must; `on_first` is called at its first step."""

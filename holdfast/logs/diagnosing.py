@@ -35,6 +35,7 @@ class Ends(msgspec.Struct, frozen=True, kw_only=True):
     codes: Mapping[int, int] = {}  # by rank
     at: Mapping[int, float] = {}  # by rank: when
     starved: bool | None = None  # whether the kernel killed for want of memory; None: nobody has looked
+    pressed: str = ""  # where nobody can know that: the sign that memory was scarce just before
 
 
 def log_of(path: Path) -> Log:
@@ -55,7 +56,14 @@ def diagnose(
         for said in heard if log.kernel else ():
             said.kernel = True
         lines += heard
-    case = Case(lines=lines, code=ends.code, codes=ends.codes, ended_at=ends.at, starved=ends.starved)
+    case = Case(
+        lines=lines,
+        code=ends.code,
+        codes=ends.codes,
+        ended_at=ends.at,
+        starved=ends.starved,
+        pressed=ends.pressed,
+    )
     return judge(case, catalog)
 
 

@@ -17,6 +17,7 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
     words: tuple[str, ...] = ()  # its last lines, newest last
     latched: str = ""  # what it wrote into its slot before it went
     starved: bool = False  # the kernel has just counted a kill for want of memory among what is this node's own
+    pressed: str = ""  # where nobody can know that: the sign that memory was scarce just before
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):

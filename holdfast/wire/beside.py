@@ -141,7 +141,14 @@ class Gathered(msgspec.Struct, frozen=True, kw_only=True):
     """Of what ranks have made in a copy: what is now beside the original, and what could not be brought there."""
 
     moved: tuple[str, ...] = ()
+    both: tuple[str, ...] = ()  # of those moved: something newer has the name, and each is kept
     stuck: tuple[str, ...] = ()
+
+
+def newest(folder: Path) -> Path | None:
+    """The copy that ranks were last started from."""
+    ran = max(folder.glob("*" + _RAN), key=lambda path: path.stat().st_mtime_ns, default=None)
+    return ran and ran.with_name(ran.name.removesuffix(_RAN))
 
 
 def gather_all(folder: Path) -> Iterator[tuple[Index, Gathered]]:
@@ -161,18 +168,25 @@ def gather(at: Path) -> tuple[Index, Gathered]:
         return index, Gathered()
     folders = {part for path in index.files for part in _folders(path)}
     moved: list[str] = []
+    both: list[str] = []
     stuck: list[str] = []
 
     def visit(path: str) -> None:
         ours, theirs = at / path, Path(index.home, path)
-        if path in index.files or is_stale(path) or _leads_home(ours, (index.home, index.root)):
+        if path in index.files or is_stale(path) or leads_home(ours, index):
             return
         if ours.is_dir() and not ours.is_symlink() and (path in folders or theirs.is_dir()):
             _each(ours, path, visit)
+            if path not in folders:
+                _fold(ours, theirs, index)
             return
         try:
-            if to := _move(ours, theirs):
+            if same(ours, theirs):
+                ours.unlink()
+                _leave_link(ours, theirs)
+            elif to := _move(ours, theirs, at.name):
                 moved.append(os.path.join(os.path.dirname(path), to.name))
+                both.extend(moved[-1:] if to != theirs else ())
             else:
                 _each(ours, path, visit)
         except FileNotFoundError:
@@ -181,7 +195,7 @@ def gather(at: Path) -> tuple[Index, Gathered]:
             stuck.append(f"{path} stays in {at}: {e.strerror}")
 
     _each(at, "", visit)
-    return index, Gathered(moved=tuple(moved), stuck=tuple(stuck))
+    return index, Gathered(moved=tuple(moved), both=tuple(both), stuck=tuple(stuck))
 
 
 def _each(folder: Path, path: str, visit: Callable[[str], None]) -> None:
@@ -194,22 +208,60 @@ def _folders(path: str) -> Iterator[str]:
         yield path
 
 
-def _leads_home(path: Path, homes: tuple[str, ...]) -> bool:
+def leads_home(path: Path, index: Index) -> bool:
     """A link that we made, though what it led to be gone."""
     if not path.is_symlink():
         return False
     to = os.readlink(path)
-    return os.path.isabs(to) and any(within(to, home) for home in homes if home)
+    return os.path.isabs(to) and any(within(to, home) for home in (index.home, index.root) if home)
 
 
-def _move(ours: Path, theirs: Path) -> Path | None:
+def same(ours: Path, theirs: Path) -> bool:
+    """Whether it is there already: the very file, or a copy of it on another disk."""
+    try:
+        here, there = os.lstat(ours), os.lstat(theirs)
+    except OSError:
+        return False
+    if os.path.samestat(here, there):
+        return True
+    files = stat.S_ISREG(here.st_mode) and stat.S_ISREG(there.st_mode)
+    exact = here.st_mtime_ns % 10**9 != 0  # there are file systems whose clocks know whole seconds only
+    return files and exact and (here.st_size, here.st_mtime_ns) == (there.st_size, there.st_mtime_ns)
+
+
+def _fold(ours: Path, theirs: Path, index: Index) -> None:
+    """A folder of which all is at home becomes a link, so that what the script removes from it is removed there."""
+    with os.scandir(ours) as entries:
+        paths = [Path(entry.path) for entry in entries]
+    if not theirs.is_dir() or not all(leads_home(path, index) for path in paths):
+        return
+    with contextlib.suppress(OSError):  # a rank has made something in it meanwhile
+        for path in paths:
+            path.unlink()
+        ours.rmdir()
+        ours.symlink_to(theirs)
+
+
+def destination(ours: Path, theirs: Path, name: str) -> Path:
+    """Where work from the copy of this name goes. Somebody may have made something newer: then both are kept."""
+    try:
+        there = os.lstat(theirs).st_mtime_ns
+    except FileNotFoundError:
+        return theirs
+    links = ours.is_symlink() and theirs.is_symlink()
+    if not links:
+        with contextlib.suppress(OSError):  # a link that leads nowhere
+            there = max(there, os.stat(theirs).st_mtime_ns)
+    apart = there > os.lstat(ours).st_mtime_ns or (theirs.is_dir() and not links)
+    return theirs.with_name(f"{theirs.name}.of-{name}") if apart else theirs
+
+
+def _move(ours: Path, theirs: Path, name: str) -> Path | None:
     """By a rename, so that a rank that still writes goes on writing to the same file. None: what is in it must go."""
     if os.path.realpath(ours.parent) == os.path.realpath(theirs.parent):
         raise FileNotFoundError(ours)  # it is there already
     theirs.parent.mkdir(parents=True, exist_ok=True)
-    to = theirs
-    if os.path.lexists(theirs) and (theirs.is_dir() or os.lstat(theirs).st_mtime > os.lstat(ours).st_mtime):
-        to = theirs.with_name(f"{theirs.name}.of-{ours.parent.name}")  # somebody made another; both are kept
+    to = destination(ours, theirs, name)
     try:
         os.rename(ours, to)
     except OSError as e:
@@ -218,13 +270,18 @@ def _move(ours: Path, theirs: Path) -> Path | None:
         if ours.is_dir() and not ours.is_symlink():
             theirs.mkdir(exist_ok=True)
             return None
-        _copy(ours, to)
-    with contextlib.suppress(FileExistsError):  # a rank was faster, and its file comes next time
-        ours.symlink_to(theirs)
+        copy(ours, to)
+        ours.unlink()
+    _leave_link(ours, theirs)
     return to
 
 
-def _copy(ours: Path, to: Path) -> None:
+def _leave_link(ours: Path, theirs: Path) -> None:
+    with contextlib.suppress(FileExistsError):  # a rank was faster, and its file comes next time
+        ours.symlink_to(theirs)
+
+
+def copy(ours: Path, to: Path) -> None:
     """To another disk, whole or not at all."""
     draft = to.with_name(f".{to.name}.{os.getpid()}")
     before = _stamp(str(ours))
@@ -232,10 +289,12 @@ def _copy(ours: Path, to: Path) -> None:
         shutil.copy2(ours, draft, follow_symlinks=False)
         if _stamp(str(ours)) != before:
             raise OSError(errno.EBUSY, "it is being written")
+        if not draft.is_symlink():
+            with draft.open("rb") as file:
+                os.fsync(file.fileno())  # the name must not come to lead to less than it did
         os.replace(draft, to)
     finally:
         draft.unlink(missing_ok=True)
-    ours.unlink()
 
 
 def told(index: Index, gathered: Gathered) -> str:
@@ -245,4 +304,7 @@ def told(index: Index, gathered: Gathered) -> str:
         more = len(gathered.moved) - 3
         names = ", ".join(gathered.moved[:3]) + (f" and {more} more" if more > 0 else "")
         said.insert(0, f"what ranks made beside the script is now in {index.home}: {names}")
+    for path in gathered.both[:3]:
+        theirs, ours = path.rpartition(".of-")[0], os.path.basename(path)
+        said.append(f"{theirs} there is newer and stays, and what ranks made is beside it as {ours}")
     return readable("; ".join(said))

@@ -1,5 +1,6 @@
 """The environment that ranks, and whatever imports modules for them, are started in."""
 
+import os
 from collections.abc import Mapping
 
 _SECRET = ("HOLDFAST_TOKEN", "HOLDFAST_TOKEN_FILE")
@@ -12,6 +13,15 @@ def rank_environment(env: Mapping[str, str]) -> dict[str, str]:
     found.setdefault("OMP_NUM_THREADS", "1")
     if not found.keys() & set(_FR_BUFFER):
         found[_FR_BUFFER[0]] = "64"  # entries: what is read once a second must not be 2,000
+    return found
+
+
+def with_whole_paths(env: Mapping[str, str], cwd: str) -> dict[str, str]:
+    """Folders of PYTHONPATH are meant from where the command was typed, wherever they are read."""
+    found = dict(env)
+    if given := found.get("PYTHONPATH"):
+        paths = (os.path.normpath(os.path.join(cwd, path)) for path in given.split(os.pathsep))
+        found["PYTHONPATH"] = os.pathsep.join(paths)
     return found
 
 

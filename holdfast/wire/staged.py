@@ -6,6 +6,7 @@ import sys
 import msgspec
 
 from holdfast.model.release import Ease, Release, Skip
+from holdfast.wire.environment import with_whole_paths
 from holdfast.wire.skipping import EASE, SKIP
 from holdfast.wire.spec import Entry
 
@@ -43,13 +44,13 @@ def entry_of(entry: Entry, release: Release, staged: Staged) -> Entry:
 
 def environment_of(env: dict[str, str], entry: Entry, release: Release, staged: Staged) -> dict[str, str]:
     """The environment of a rank, with the release's own on top."""
-    env = env | release.env
+    env = with_whole_paths(env | release.env, entry.cwd)
     if release.number:
         env["HOLDFAST_RELEASE"] = str(release.number)
     if not staged.at:
         return env
     given = env.get("PYTHONPATH", "")
-    paths = [staged.moved(os.path.join(entry.cwd, path)) for path in given.split(os.pathsep)] if given else []
+    paths = [staged.moved(path) for path in given.split(os.pathsep)] if given else []
     if entry.module and not env.get("PYTHONSAFEPATH"):
         paths.insert(0, staged.moved(entry.cwd))  # as `python -m` has the working directory first
     if entry.python == sys.executable:

@@ -53,3 +53,56 @@ def test_where_nobody_counts_nothing_is_said(tmp_path: Path) -> None:
     write(tmp_path / "proc/self/cgroup", "0::/\n")
     events(tmp_path, ".", 3)
     assert not kills.lately(), "there is nothing to compare it with"
+
+
+def pressure(root: Path, full: float) -> None:
+    some = "some avg10=80.00 avg60=9.00 avg300=1.00 total=9"
+    write(root / "proc/pressure/memory", f"{some}\nfull avg10={full:.2f} avg60=0.10 avg300=0.00 total=7\n")
+
+
+def memory(root: Path, available_kib: int) -> None:
+    write(root / "proc/meminfo", f"MemTotal: 1000000 kB\nMemAvailable: {available_kib} kB\n")
+
+
+def test_where_nobody_counts_scarce_memory_is_a_sign(tmp_path: Path) -> None:
+    write(tmp_path / "proc/self/cgroup", "0::/\n")
+    memory(tmp_path, 600_000)
+    pressure(tmp_path, 0.5)
+    kills = Kills(tmp_path)
+    kills.look(0.0)
+    assert kills.scarcely(1.0) == ""
+    pressure(tmp_path, 43.2)
+    assert kills.scarcely(1.0) == "memory pressure was 43 %"
+    pressure(tmp_path, 0.0)
+    memory(tmp_path, 12_000)
+    kills.look(2.0)
+    memory(tmp_path, 600_000)
+    assert kills.scarcely(5.0) == "99 % of the memory was in use", "what it took is free again"
+    assert kills.scarcely(60.0) == "", "long ago"
+    (tmp_path / "proc/pressure/memory").unlink()
+    assert kills.scarcely(5.0) == "99 % of the memory was in use", "a kernel without PSI"
+    (tmp_path / "proc/meminfo").unlink()
+    assert kills.scarcely(60.0) == ""
+
+
+def test_a_group_near_its_limit_is_a_sign(tmp_path: Path) -> None:
+    write(tmp_path / "proc/self/cgroup", "4:memory:/docker/7\n")
+    memory(tmp_path, 600_000)
+    group = tmp_path / "sys/fs/cgroup/memory"
+    write(group / "memory.limit_in_bytes", "1000000")
+    write(group / "memory.usage_in_bytes", "990000")
+    write(group / "memory.stat", "total_inactive_file 10000\n")
+    kills = Kills(tmp_path)
+    assert kills.scarcely(0.0) == "98 % of the memory was in use"
+    write(group / "memory.stat", "total_inactive_file 400000\n")
+    assert kills.scarcely(0.0) == "", "cache that nobody uses is no want"
+
+
+def test_who_counts_knows_better(tmp_path: Path) -> None:
+    write(tmp_path / "proc/self/cgroup", "0::/job/step\n")
+    events(tmp_path, "job/step", 0)
+    memory(tmp_path, 1000)
+    pressure(tmp_path, 90.0)
+    kills = Kills(tmp_path)
+    kills.look(0.0)
+    assert kills.scarcely(0.0) == "" and not kills.lately(), "none was counted: it was somebody else"

@@ -89,11 +89,12 @@ async def test_another_environment_needs_another_zygote(tmp_path: Path) -> None:
     staged(bench)
     await bench.begin(warm=True)
     assert isinstance(await started(bench, launch(1)), Fork)
-    changed = msgspec.structs.replace(RELEASE, number=3, env={"MALLOC_ARENA_MAX": "1"})
+    changed = msgspec.structs.replace(RELEASE, number=3, env={"MALLOC_ARENA_MAX": "1", "PYTHONPATH": "src"})
     launching = asyncio.create_task(bench.ranks.launch(launch(2, changed)))
     preload = await bench.hear()
     assert isinstance(preload, Preload)
     assert preload.env["MALLOC_ARENA_MAX"] == "1" and preload.key
+    assert preload.env["PYTHONPATH"] == "/proj/sub/src", "the holder is elsewhere"
     await bench.say(Warmed(ok=True))  # late news of the zygote that there was
     await asyncio.sleep(0.05)
     with pytest.raises(BlockingIOError):

@@ -153,6 +153,15 @@ def test_a_killed_rank_takes_the_kernels_word(
     assert ("killed by SIGKILL, sender unknown" in str(found["explanation"])) is not starved
 
 
+def test_a_killed_rank_where_memory_was_scarce(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exit = Exit(node="n0", generation=1, rank=1, code=-9, at=2.0, pressed="memory pressure was 43 %")
+    write(made_run(tmp_path), alarm_of(exit, catalog.load()))
+    found = told(capsys)
+    assert found["class"] == "host_oom_kill" and float(str(found["confidence"])) == 0.6
+    explained = "killed by SIGKILL, probably by the OOM killer: memory pressure was 43 %, and the kernel tells nobody"
+    assert explained in str(found["explanation"])
+
+
 def test_words_in_which_nothing_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "hello.txt"
     log.write_text("hello\n")

@@ -39,10 +39,10 @@ def test_a_failure_gives_its_code(start: Start, what: str) -> None:
     job.check_replay()
 
 
-@pytest.mark.slow
-def test_a_script_that_ends_itself_before_its_first_step_is_not_tried_again(start: Start) -> None:
+@pytest.mark.parametrize("zygote", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["executed", "forked"])
+def test_a_script_that_ends_itself_before_its_first_step_is_not_tried_again(start: Start, zygote: bool) -> None:
     script = "import os, sys; sys.exit(3 * int(os.environ['RANK']))"
-    job = start("--nproc-per-node", "2", script=script, zygote=True)
+    job = start("--nproc-per-node", "2", script=script, zygote=zygote)
     job.ends(93)
     assert "exited with code 3 (SystemExit: 3); the script failed before any step was seen" in job.text()
     [record] = job.report().incidents

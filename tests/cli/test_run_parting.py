@@ -8,6 +8,7 @@ import pytest
 from holdfast.checkpoint import retention
 from tests.cli.conftest import Start
 from tests.cli.test_run_state import TRAIN, said
+from tests.cli.test_update import holdfast
 
 pytestmark = pytest.mark.e2e
 SELDOM = TRAIN.replace('"every": 5', '"every": 1000')
@@ -37,3 +38,28 @@ def test_a_stopped_run_goes_on_bit_for_bit_in_the_next(start: Start, tmp_path: P
     assert said(again, "from") == [[str(step), "storage"]] * 2
     assert {words[0] for words in said(again, "weights")} == {words[0] for words in said(calm, "weights")}
     assert steps_at(store) == [40, step]  # the end of a run is no multiple either
+
+
+@pytest.mark.slow
+def test_a_run_that_a_person_ends_is_on_storage(start: Start, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    job = start("--nnodes", "2", script=SELDOM, HOLDFAST_STORE=str(store))
+    job.trains()
+    job.until(lambda: job.status()["step"] > 5, "some steps")
+    done = holdfast("stop", "--run", "run", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    job.until(lambda: job.process.poll() is not None, "the end of the job")
+    [step] = steps_at(store)
+    assert step > 5 and f"holdfast: n0: step {step} is on storage: {store}/step-" in job.text()
+
+
+@pytest.mark.slow
+def test_a_run_that_is_given_up_is_on_storage(start: Start, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    always = "    if step == 12: raise KeyError('always')\n    optimizer.zero_grad()\n"
+    script = SELDOM.replace("    optimizer.zero_grad()\n", always)
+    job = start("--nnodes", "2", script=script, HOLDFAST_STORE=str(store))
+    job.ends(93)
+    [step] = steps_at(store)
+    assert step == 11, "what all ranks held when it was raised"
+    assert f"holdfast: n0: step {step} is on storage: {store}/step-" in job.text()

@@ -10,6 +10,7 @@ from holdfast.wire import tree
 from tests.cli.conftest import Start
 from tests.cli.driver import Job
 from tests.cli.test_update import age, holdfast
+from tests.conftest import ROOT
 from tests.wire.test_tree import plant
 
 pytestmark = pytest.mark.e2e
@@ -74,6 +75,8 @@ def test_an_edit_a_crash_an_update_and_a_rollback(tmp_path: Path, start: Start) 
     assert (crashed["name"], crashed["config"]) == ("one", "one"), "a restart brings no edit by accident"
     assert crashed["begun"] > 0, "and loses no work"
     assert job.says("edited since release 1 was taken: release 1 is run as it was, from a copy")
+    job.until(lambda: (root / "made-2").exists(), "work in the copy, brought home while ranks run")
+    assert job.says(f"what ranks made beside the script is now in {root}: made-2")
 
     done = holdfast("update", "--now", "--run", "run", folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -83,7 +86,6 @@ def test_an_edit_a_crash_an_update_and_a_rollback(tmp_path: Path, start: Start) 
     assert updated["begun"] >= crashed["begun"]
     assert (root / "made-2").read_text() == "x" and not (root / "made-2").is_symlink()
     assert (root / "more" / "2").read_text() == "x"
-    assert job.says(f"what ranks made beside the script is now in {root}: made-2")
     assert archived(job, 1) == code and archived(job, 2) == code, "work is no part of a release"
     assert "left out, as the job may have written it: checkpoints/latest, made-1" in done.stdout
 
@@ -101,6 +103,31 @@ def test_an_edit_a_crash_an_update_and_a_rollback(tmp_path: Path, start: Start) 
     again.ends(0)
     assert notes(tmp_path)[-1]["begun"] == reached, "the next run goes on from what lies beside the script"
     assert notes(tmp_path)[-1]["name"] == "two"
+
+
+FROM_SRC = """
+import torch, ours, os, sys, time
+import holdfast
+print(ours.NAME, os.environ["PYTHONPATH"], os.environ.get("LR"))
+step = 0
+while not os.path.exists(f"{sys.argv[1]}/finish"):
+    time.sleep(0.02)
+    step += 1
+    holdfast.step(step)
+"""
+
+
+@pytest.mark.slow
+def test_folders_of_pythonpath_are_meant_from_where_the_command_was_typed(tmp_path: Path, start: Start) -> None:
+    """Our own processes are elsewhere, and import what ranks are forked with."""
+    plant(tmp_path, {"src/ours.py": "NAME = 'from src'\n"})
+    job = start(script=FROM_SRC, PYTHONPATH=f"src:{ROOT}", OWN_SERVER="1")
+    job.trains()
+    done = holdfast("update", "--now", "--env", "LR=2", "--run", "run", folder=tmp_path)
+    assert done.returncode == 0, f"a zygote that is executed: {done.stdout}{done.stderr}"
+    job.finish()
+    job.ends(0)
+    assert f"[rank 0] from src {tmp_path}/src:{ROOT} 2" in job.text().splitlines()
 
 
 SHADOWED = """

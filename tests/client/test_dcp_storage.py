@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
+from holdfast.checkpoint import persist
 from holdfast.checkpoint.dcp import Reader, Writer, read
 from holdfast.wire import keeping
 from tests.client.conftest import ROOT, Ended, Zygote
@@ -46,6 +47,25 @@ def test_on_storage(tmp_path: Path) -> None:
     older = state_of(1)
     torch_dcp.load(older, checkpoint_id=tmp_path / "step-00000005")  # by torch's own reader
     assert same(older, state_of(5))
+
+
+def test_two_writers_of_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other is well; of two at the same time one is refused, and told what it needs."""
+    first, second = Writer(str(tmp_path)), Writer(str(tmp_path))
+    torch_dcp.save(state_of(1), checkpoint_id="step-1", storage_writer=first)
+    torch_dcp.save(state_of(2), checkpoint_id="step-2", storage_writer=second)
+    collect = persist.collect
+
+    def interrupted(*args: Any) -> Any:
+        monkeypatch.undo()
+        torch_dcp.save(state_of(4), checkpoint_id="step-4", storage_writer=second)
+        return collect(*args)
+
+    monkeypatch.setattr(persist, "collect", interrupted)
+    mend = "of groups or writers that save at the same time each needs a path of its own"
+    with pytest.raises(CheckpointException, match=mend):
+        torch_dcp.save(state_of(3), checkpoint_id="step-3", storage_writer=first)
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == [f"step-0000000{n}" for n in (1, 2, 4)]
 
 
 def test_steps_count_by_themselves(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ class Known(Enum):
     ANEW = "its optimizer is new, and nothing was read"
     NOT = "its optimizer counts nothing, and something was read"
 
+
 # How the sentence about an incident must begin, by what was done to rank 1.
 CAUSES = {
     "killed": r"rank 1 on n0 was killed by SIGKILL \(sender unknown\)",

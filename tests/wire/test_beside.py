@@ -173,3 +173,28 @@ def test_what_is_told_is_where_it_lies(tmp_path: Path) -> None:
     gathered = beside.gather(at)[1]
     assert gathered.moved == (name,) and (root / name).read_text() == "ours"
     assert beside.told(index, gathered).endswith(name)
+
+
+def test_both_are_kept_and_told(tmp_path: Path) -> None:
+    root = plant(tmp_path / "proj", CODE)
+    at, index = copied(tmp_path, root)
+    (at / "lib" / "notes").write_text("of a rank")
+    os.utime(at / "lib" / "notes", (LONG_AGO, LONG_AGO))
+    (root / "elsewhere").write_text("of the user")
+    (root / "lib" / "notes").symlink_to(root / "elsewhere")
+    os.utime(root / "lib" / "notes", (1, 1), follow_symlinks=False)  # the link is old, and what it leads to is not
+    gathered = beside.gather(at)[1]
+    assert gathered.both == (f"lib/notes.of-{at.name}",) and (root / "lib" / "notes").read_text() == "of the user"
+    assert (root / gathered.both[0]).read_text() == "of a rank"
+    said = f"lib/notes there is newer and stays, and what ranks made is beside it as notes.of-{at.name}"
+    assert beside.told(index, gathered).endswith(said)
+
+
+def test_a_link_that_a_script_turns_to_another_folder(tmp_path: Path) -> None:
+    root = plant(tmp_path / "proj", {**CODE, "out/1/x": "", "out/2/x": ""})
+    (root / "latest").symlink_to("out/1")
+    at, _ = copied(tmp_path, root)
+    (at / "new").symlink_to("out/2")
+    os.replace(at / "new", at / "latest")
+    assert beside.gather(at)[1] == Gathered(moved=("latest",))
+    assert os.readlink(root / "latest") == "out/2"

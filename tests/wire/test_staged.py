@@ -50,6 +50,9 @@ def test_the_environment(tmp_path: Path) -> None:
     assert module.interpreter() == ("py", "-u", "-m") and entry_of(entry, bare, staged).interpreter() == ("py", "-u")
     assert entry_of(module, bare, Staged(root=str(tmp_path))).interpreter() == ("py", "-u", "-m"), "in place"
     assert environment_of({"A": "1"}, entry, Release(number=0), Staged()) == {"A": "1"}
+    given = {"PYTHONPATH": "src:.::/opt:../lib"}
+    paths = f"{tmp_path}/sub/src:{tmp_path}/sub:{tmp_path}/sub:/opt:{tmp_path}/lib"
+    assert environment_of(given, entry, Release(number=0), Staged()) == {"PYTHONPATH": paths}, "in place, too"
 
 
 def test_packages_installed_in_place_come_from_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

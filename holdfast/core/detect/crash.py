@@ -16,27 +16,31 @@ _EVIDENCE = 12  # lines kept in the journal
 _LINE_CHARS = 400
 _ENOUGH = 0.5  # confidence below which no class is named
 _RAISED_CHARS = 200
+PROBABLY = "probably the OOM killer: "
 _ITS_OWN, _SCRIPT = "SystemExit", "script"  # nobody but the script itself raises it
 
 
 def alarm_of(exit: Exit, catalog: Catalog) -> Alarm:
     heard = (*(() if exit.code in _MUTE else exit.words), *((exit.latched,) if exit.latched else ()))
     lines = said_of(sifted("\n".join(heard).encode("utf-8", "replace"), catalog), 0, exit.rank)
-    found = judge(Case(lines=lines, codes={exit.rank: exit.code}, starved=exit.starved), catalog)
+    found = judge(_case(exit, lines), catalog)
     return _alarm(exit, found, exit.latched or _raised(lines))
 
 
 def unjudged(exit: Exit, catalog: Catalog) -> Alarm:
     """What is known where its words cannot be judged in time: how it ended, and what it latched."""
-    return _alarm(
-        exit, judge(Case(lines=(), codes={exit.rank: exit.code}, starved=exit.starved), catalog), exit.latched
-    )
+    return _alarm(exit, judge(_case(exit, []), catalog), exit.latched)
+
+
+def _case(exit: Exit, lines: list[Said]) -> Case:
+    return Case(lines=lines, codes={exit.rank: exit.code}, starved=exit.starved, pressed=exit.pressed)
 
 
 def _alarm(exit: Exit, found: Diagnosis, raised: str) -> Alarm:
     reason = ending(exit.code) + (f" ({raised[:_RAISED_CHARS]})" if raised and exit.code > 0 else "")
     if exit.code == _MUTE[0]:
-        reason += " (the kernel killed for want of memory)" if exit.starved else " (sender unknown)"
+        guess = f"{PROBABLY}{exit.pressed}" if exit.pressed else "sender unknown"
+        reason += " (the kernel killed for want of memory)" if exit.starved else f" ({guess})"
     klass = found.klass if found.klass != UNKNOWN and found.confidence >= _ENOUGH else ""
     return Alarm(
         kind=Kind.CRASH,

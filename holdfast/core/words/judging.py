@@ -32,6 +32,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     codes: Mapping[int, int] = {}  # by rank
     ended_at: Mapping[int, float] = {}  # by rank
     starved: bool | None = None  # whether the kernel killed for want of memory; None: nobody has looked
+    pressed: str = ""  # where nobody can know that: the sign that memory was scarce just before
 
 
 def judge(case: Case, catalog: Catalog) -> Diagnosis:
@@ -173,6 +174,9 @@ def _killed(case: Case, summary: Summary, catalog: Catalog) -> Diagnosis:
     if case.starved:
         told = f"{who} {ending(_KILL)} as the kernel counted a kill for want of memory."
         return msgspec.structs.replace(found, confidence=0.8, explanation=told)
+    if case.pressed:
+        told = f"{who} {ending(_KILL)}, probably by the OOM killer: {case.pressed}, and the kernel tells nobody here."
+        return msgspec.structs.replace(found, confidence=0.6, explanation=told)
     unknown = f"{who} {ending(_KILL)}, sender unknown"
     if case.starved is None:
         guess = f"{unknown}; {found.title} is the usual reason, and nothing here shows it."

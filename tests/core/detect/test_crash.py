@@ -1,8 +1,10 @@
 """What a rank's end is taken for."""
 
+import msgspec
 import pytest
 
 from holdfast.core.detect.crash import alarm_of
+from holdfast.core.diagnose.case import TOLD
 from holdfast.logs import catalog
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.signal import Exit
@@ -65,6 +67,16 @@ def test_want_of_memory_takes_the_kernels_word() -> None:
     assert (alarm.klass, alarm.action) == ("host_oom_kill", "fix_config")
     assert alarm.reason == "was killed by SIGKILL (the kernel killed for want of memory)"
     assert alarm.signature != ended(-9).signature
+
+
+def test_scarce_memory_is_a_guess_where_the_kernel_says_nothing() -> None:
+    exit = Exit(node="n1", generation=2, rank=3, code=-9, at=5.0, pressed="memory pressure was 43 %")
+    alarm = alarm_of(exit, CATALOG)
+    assert (alarm.klass, alarm.action) == ("host_oom_kill", "fix_config")
+    assert alarm.confidence < TOLD, "no node goes for it, and none is called too small"
+    assert alarm.reason == "was killed by SIGKILL (probably the OOM killer: memory pressure was 43 %)"
+    sure = alarm_of(msgspec.structs.replace(exit, starved=True), CATALOG)
+    assert sure.confidence > alarm.confidence and "want of memory" in sure.reason
 
 
 def test_a_script_that_chooses_to_end_is_the_scripts_doing() -> None:
