@@ -249,7 +249,9 @@ def _guard(door: Door) -> Any:
         caller = door.admit(request)
         if isinstance(caller, Refusal):
             door.audit.turned_away(request.remote or "", f"{request.method} {request.path}", caller.why)
-            return _error(caller.status, caller.why)
+            answer = _error(caller.status, caller.why)
+            answer.force_close()  # or he asks a thousand times a second by a link that he has
+            return answer
         if why := _beyond(caller, request):
             door.audit.order(caller.name, caller.origin, {"path": request.path}, why)
             return _error(403, why)

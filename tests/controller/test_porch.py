@@ -112,6 +112,18 @@ def test_complaints_are_one_a_second_and_bugs_keep_their_traceback() -> None:
     assert brief.filter(logging.LogRecord("holdfast.porch", logging.INFO, "", 0, "as ever", (), None))
 
 
+async def test_whoever_is_refused_has_to_call_again(desk_of: Open, tmp_path: Path) -> None:
+    """A link that is there already costs its caller nothing, and us an answer each time."""
+
+    def answers(address: tuple[str, int]) -> int:
+        with socket.create_connection(address, timeout=30) as link:
+            link.sendall(_STATUS * 50)
+            return b"".join(iter(lambda: link.recv(1 << 16), b"")).count(b"HTTP/1.1 401")
+
+    async with _port(desk_of, tmp_path, locked=False) as listener:
+        assert await asyncio.to_thread(answers, listener.getsockname()) == 1
+
+
 async def test_links_of_tls_take_little_memory(desk_of: Open, tmp_path: Path) -> None:
     proof = identity.unproved()
     async with _port(desk_of, tmp_path, locked=True) as listener:
