@@ -33,7 +33,7 @@ from holdfast.controller.porch import Porch
 from holdfast.controller.replay import ReplayError
 from holdfast.controller.store import Store
 from holdfast.core.account import Account
-from holdfast.core.plain import plain
+from holdfast.core.plain import sentence_of_ours
 from holdfast.core.story import failed
 from holdfast.fleet.join import JoinFleet
 from holdfast.fleet.local import LocalFleet
@@ -62,7 +62,7 @@ class Said:
 
     def __call__(self, text: str) -> None:
         with contextlib.suppress(OSError):  # nor must a full disk
-            self._file.write(f"holdfast: {plain(text)}\n")
+            self._file.write(f"holdfast: {sentence_of_ours(text)}\n")
             self._file.flush()
 
 
