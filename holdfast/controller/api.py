@@ -31,6 +31,7 @@ _MAX_BODY = 1 << 16
 _MAX_ENTRIES = 1000
 _MAX_TRACE_S = 60.0
 _MOST_SEQ = 1 << 63
+_SHUTDOWN_S = 1.0
 _AGENT = "/agent"
 _ARCHIVES = "/api/v1/releases/"
 
@@ -179,6 +180,11 @@ def make_app(controller: Controller, door: Door) -> web.Application:
         app.router.add_get(enrolment.PATH, door.enrolling.challenge)
         app.router.add_post(enrolment.PATH, door.enrolling.enrol)
     return app
+
+
+def make_runner(app: web.Application) -> web.AppRunner:
+    """Nobody who belongs here sends what is compressed, and a stranger's megabyte may unpack to a thousand."""
+    return web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S, auto_decompress=False)
 
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
