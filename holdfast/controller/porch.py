@@ -27,7 +27,7 @@ class Porch:
         # asyncio keeps so much for every link of TLS, and has no other way to be told: its 256 KiB are half a gigabyte
         # where there are two thousand agents. Without TLS they are kept with every request that is none.
         sslproto.SSLProtocol.max_size = _READ_BYTES
-        selector_events._SelectorTransport.max_size = _READ_BYTES
+        selector_events._SelectorTransport.max_size = _READ_BYTES  # type: ignore[attr-defined]
         self._strangers: dict[str, dict[asyncio.Task[None], float]] = {}  # by host, the oldest first, and since when
         self._count = 0  # of all these
         self._queues: dict[str, deque[socket.socket]] = {}  # by host

@@ -133,7 +133,6 @@ def test_whoever_does_not_belong_is_refused(start: Start, port: int) -> None:
     friend.ends(0)
 
 
-@pytest.mark.slow
 def test_not_enough_hosts(start: Start, port: int) -> None:
     job = host(start, f"127.0.0.1:{port}", "--nnodes", "2", "--rdzv-conf", "join_timeout=2", name="lonely")
     job.ends(93)

@@ -72,6 +72,7 @@ def test_tokens_that_nobody_can_make(start: Start, capsys: pytest.CaptureFixture
     assert "has ended with code 0" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_hosts_of_one_authority_need_no_token(start: Start, port: int, tmp_path: Path) -> None:
     """Whoever comes first: one that may not carry the controller waits for it, though it could have the port."""
     ours = Organisation(tmp_path / "ours")
