@@ -14,7 +14,7 @@ import msgspec
 from holdfast.cli.flags import RunArgs, Streams
 from holdfast.cli.folding import Folding
 from holdfast.cli.wording import counted
-from holdfast.core.plain import harmless, plain
+from holdfast.core.plain import harmless, sentence_of_ours
 from holdfast.wire.spec import RunSpec
 
 _PUMP_S = 0.1
@@ -33,7 +33,7 @@ _closed: set[int] = set()  # nobody reads these any more
 
 def say(text: str) -> None:
     """One sentence of ours to the person at the console."""
-    show(_STDERR, f"holdfast: {plain(text)}\n".encode())
+    show(_STDERR, f"holdfast: {sentence_of_ours(text)}\n".encode())
 
 
 def show(fd: int, content: bytes) -> None:

@@ -17,7 +17,7 @@ from aiohttp import web
 from holdfast.cli import rundir
 from holdfast.cli.flagtable import UsageError
 from holdfast.cli.wording import NO_STEP, ettr_said, incidents
-from holdfast.controller.api import Door, make_app
+from holdfast.controller.api import Door, make_app, make_runner
 from holdfast.controller.audit import Audit
 from holdfast.controller.badges import Badges
 from holdfast.controller.brief import Brief
@@ -33,7 +33,7 @@ from holdfast.controller.porch import Porch
 from holdfast.controller.replay import ReplayError
 from holdfast.controller.store import Store
 from holdfast.core.account import Account, Use
-from holdfast.core.plain import plain
+from holdfast.core.plain import sentence_of_ours
 from holdfast.core.story import failed
 from holdfast.fleet.join import JoinFleet
 from holdfast.fleet.local import LocalFleet
@@ -47,7 +47,6 @@ from holdfast.ports import Fleet
 from holdfast.wire import fork_server, identity, lock, spec, unixpath
 from holdfast.wire.spec import Ended, Listening, RunSpec
 
-_SHUTDOWN_S = 1.0
 _BACKLOG = 4096
 _LOG_BYTES = 32 << 20
 _PREDECESSOR_S = 5.0  # for one that was killed to be gone
@@ -62,7 +61,7 @@ class Said:
 
     def __call__(self, text: str) -> None:
         with contextlib.suppress(OSError):  # nor must a full disk
-            self._file.write(f"holdfast: {plain(text)}\n")
+            self._file.write(f"holdfast: {sentence_of_ours(text)}\n")
             self._file.flush()
 
 
@@ -169,7 +168,7 @@ async def _run(run_dir: Path, listener: socket.socket, say: Said) -> Ended:
 
 async def _open_door(controller: Controller, run_dir: Path, door: Door) -> web.AppRunner:
     """For everybody on this host: the kernel says who they are."""
-    runner = web.AppRunner(make_app(controller, door), access_log=None, shutdown_timeout=_SHUTDOWN_S)
+    runner = make_runner(make_app(controller, door))
     await runner.setup()
     await web.SockSite(runner, unixpath.listen(rundir.door(run_dir), backlog=_BACKLOG)).start()
     return runner
@@ -194,8 +193,7 @@ class Port:
             self.porch = Porch(self._protocol, identity.accepting(keys, strangers=True))
             admit = AtPort(badges, run.host, taking.refusal)
             door = Door(admit, audit, taking, self.porch.proved, self.minting)
-        app = make_app(controller, door)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
+        self._runner = make_runner(make_app(controller, door))
 
     def _taking(self, run_id: str, run_dir: Path, audit: Audit) -> Enrolling | Certified:
         """Who says which hosts are nodes of this job."""

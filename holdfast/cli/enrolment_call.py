@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.decoding import from_json
+from holdfast.core.plain import plain
 from holdfast.wire import authority, enrolment, identity, node_token, secret
 from holdfast.wire.enrolment import Challenge, Enrol, Enrolled, Known
 from holdfast.wire.identity import Keys
@@ -42,13 +43,13 @@ class Line:
         """`context` says how the controller proves itself; EnrolmentError if it does not."""
         self.where, self._shows = f"{address[0]}:{address[1]}", context.verify_mode is not ssl.CERT_NONE
         try:
-            plain = socket.create_connection(address, timeout=_WAIT_S)
+            bare = socket.create_connection(address, timeout=_WAIT_S)
         except OSError as e:
             raise AbsentError(f"the controller at {self.where} does not answer: {e}") from None
         try:
-            self._link = context.wrap_socket(plain, server_hostname=identity.CONTROLLER)
+            self._link = context.wrap_socket(bare, server_hostname=identity.CONTROLLER)
         except OSError as e:
-            plain.close()
+            bare.close()
             raise self._no_answer(e) from None
         self._http = http.client.HTTPConnection(identity.CONTROLLER)
         self._http.sock = self._link
@@ -163,6 +164,7 @@ def introduce(address: tuple[str, int], keys: Keys, run_id: str) -> Known:
 
 def _why(content: bytes, status: int) -> str:
     try:
-        return str(from_json(content, dict[str, object])["error"])[:500]
+        said = str(from_json(content, dict[str, object])["error"])  # by who may not have proved itself yet
+        return " ".join(plain(said).split())[:500]
     except (msgspec.DecodeError, KeyError, TypeError):
         return f"HTTP {status}"

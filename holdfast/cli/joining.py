@@ -73,6 +73,12 @@ class Joining:
         )
 
     @property
+    def may_lead(self) -> bool:
+        """Who may not waits for another, though the endpoint be its own: several nodes may have one address, and which
+        of them comes first is chance."""
+        return self.given.leads if self.given else self.own_token is None
+
+    @property
     def node_dir(self) -> Path:
         return self.run_dir / "nodes" / self.name
 
@@ -159,13 +165,22 @@ class Joining:
             return False
         except AbsentError as e:
             if last_try:
-                raise UsageError(f"{e}; nobody answered for {self.settings.recovery.wait_s:g} s") from None
+                why = f"{e}; nobody answered for {self.settings.recovery.wait_s:g} s{self._hint()}"
+                raise UsageError(why) from None
             return False
         except ForeignError as e:
             raise UsageError(f"{e}; {_ANOTHER_PORT}") from None
         except EnrolmentError as e:
             raise UsageError(str(e)) from None
         return True
+
+    def _hint(self) -> str:
+        if self.given is None or self.given.leads:
+            return ""
+        return (
+            f"; this host cannot carry the controller: door.certificate {self.given.keys.certificate} lacks the DNS "
+            f"name {identity.CONTROLLER} among its alternative names"
+        )
 
     def _call(self) -> None:
         address = (self.host, self.port)
@@ -182,15 +197,10 @@ class Joining:
 def join(args: RunArgs, settings: Settings, entry: Entry) -> int:
     joining = Joining(args, settings, entry)
     console = console_of(args, joining.run, joining.run_dir)
-    if joining.own_token or (listener := _try_to_lead(joining.host, joining.port, args.node_rank)) is None:
-        return joining.follow(console)
-    with listener:
-        if joining.given and not joining.given.leads:
-            raise UsageError(
-                f"{joining.host}:{joining.port} is this host's, but door.certificate {joining.given.keys.certificate} "
-                f"is not for a controller: it needs the DNS name {identity.CONTROLLER} as an alternative name"
-            )
-        return joining.lead(listener, console)
+    if joining.may_lead and (listener := _try_to_lead(joining.host, joining.port, args.node_rank)) is not None:
+        with listener:
+            return joining.lead(listener, console)
+    return joining.follow(console)
 
 
 def _given(args: RunArgs, settings: Settings) -> Given | None:

@@ -20,6 +20,7 @@ from holdfast.cli.wording import duration
 from holdfast.controller.replay import ReplayError, replay
 from holdfast.core.decider import Decider
 from holdfast.core.history import History, Told
+from holdfast.core.plain import plain_tree
 from holdfast.journal.sqlite import JournalError, SqliteJournal
 from holdfast.model.release import Fate
 from holdfast.wire.controller_call import NotRunning
@@ -71,6 +72,7 @@ def load(run_dir: Path) -> Told:
 
 
 def render(told: Told, now: float) -> Group:
+    told = msgspec.convert(plain_tree(msgspec.to_builtins(told)), Told, strict=False)  # messages are people's own words
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("release", "fate", "who", "when", "steps", "from", "message"):
         table.add_column(column, justify="right" if column in ("release", "steps") else "left", overflow="fold")

@@ -21,6 +21,7 @@ from holdfast.controller.api import Traced
 from holdfast.core.diagnose.stacks import STOPPED, Naming, mains_of, moved, ranks_said, vote
 from holdfast.core.diagnose.tree import Branch, grow, ways
 from holdfast.core.diagnose.waits import waits_of
+from holdfast.core.plain import plain_tree
 from holdfast.model.stacks import Process
 from holdfast.wire.controller_call import NotRunning
 
@@ -103,7 +104,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _ask(run_dir: Path, args: argparse.Namespace) -> Traced:
     body: dict[str, Any] = {"deadline_s": args.deadline, "native": args.native}
-    return msgspec.convert(ask(run_dir, "/api/v1/trace", body, args.deadline + _ROAD_S), Traced)
+    found = ask(run_dir, "/api/v1/trace", body, args.deadline + _ROAD_S)
+    return msgspec.convert(plain_tree(found), Traced)  # names of functions and threads are the script's own
 
 
 def _write(path: Path, svg: str) -> None:

@@ -32,6 +32,7 @@ _MAX_BODY = 1 << 16
 _MAX_ENTRIES = 1000
 _MAX_TRACE_S = 60.0
 _MOST_SEQ = 1 << 63
+_SHUTDOWN_S = 1.0
 _AGENT = "/agent"
 _ARCHIVES = "/api/v1/releases/"
 
@@ -185,6 +186,11 @@ def make_app(controller: Controller, door: Door) -> web.Application:
     return app
 
 
+def make_runner(app: web.Application) -> web.AppRunner:
+    """Nobody who belongs here sends what is compressed, and a stranger's megabyte may unpack to a thousand."""
+    return web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S, auto_decompress=False)
+
+
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -253,7 +259,9 @@ def _guard(door: Door) -> Any:
         caller = door.admit(request)
         if isinstance(caller, Refusal):
             door.audit.turned_away(request.remote or "", f"{request.method} {request.path}", caller.why)
-            return _error(caller.status, caller.why)
+            answer = _error(caller.status, caller.why)
+            answer.force_close()  # or he asks a thousand times a second by a link that he has
+            return answer
         if why := _beyond(caller, request):
             door.audit.order(caller.name, caller.origin, {"path": request.path}, why)
             return _error(403, why)

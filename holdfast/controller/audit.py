@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 _MOST_BYTES = 64 << 20  # then refusals are no longer written; orders are
+_MOST_SHOWN = 4096  # characters of what was refused
 HIDDEN = "..."  # in the place of a value that may be a secret
 _REFUSALS_S = 1.0  # at most one in so long
 
@@ -26,8 +27,14 @@ class Audit:
         self._unwritten = 0
 
     def order(self, who: str, origin: str, body: object, refused: str = "") -> None:
-        """What was ordered, whole but for what may be a secret."""
-        self._put(Deed(at=time.time(), who=who, origin=origin, what=_shown(body), refused=refused))
+        """What was ordered, whole but for what may be a secret; of what was refused the beginning, for as long as there
+        is room: a token that opens little must not fill the disk."""
+        what = _shown(body)
+        if refused and self._size() > _MOST_BYTES:
+            self._unwritten += 1
+            return
+        what = what if len(what) <= _MOST_SHOWN or not refused else f"{what[:_MOST_SHOWN]}..."
+        self._put(Deed(at=time.time(), who=who, origin=origin, what=what, refused=refused))
 
     def turned_away(self, origin: str, path: str, why: str) -> None:
         """Somebody who has not proved anything; a flood of them is one line a second."""

@@ -1,11 +1,13 @@
 """Hosts that know the job's secret, or have a token of their own, become nodes: the controller's side of
 wire/enrolment.py."""
 
+import asyncio
 import os
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import msgspec
 from aiohttp import web
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from holdfast.wire.authority import Authority
 
 _OPEN_S = 30.0  # from the challenge to the answer
-_MOST_OPEN = 4096
 _A_SECOND, _AT_ONCE = 0.1, 20.0  # refusals with one token that get a line each
 
 
@@ -33,13 +34,17 @@ class _Open(NamedTuple):
     token: str  # the id of a node's token; "": the job's secret is meant
 
 
+_NONE = _Open(("", ""), 0.0, "")
+
+
 class Enrolling:
     def __init__(self, authority: "Authority", token: str, run_id: str, audit: Audit, tokens: NodeTokens) -> None:
         self._authority, self._token, self._run_id = authority, token, run_id
         self._audit, self._tokens = audit, tokens
         self._rates = Rates(_A_SECOND, _AT_ONCE)
         self._certificate = ssl.PEM_cert_to_DER_cert(authority.keys.certificate.read_text())
-        self._open: dict[object, _Open] = {}  # by link
+        # By link, and gone with it: whoever asks for many fills nothing but the links that the porch lets him have.
+        self._open: MutableMapping[asyncio.BaseTransport, _Open] = WeakKeyDictionary()
         self.serials = authority.serials()  # of the nodes, by name
         self.counts: Callable[[str, str], bool] = lambda node, serial: self.serials.get(node) == serial
 
@@ -52,12 +57,10 @@ class Enrolling:
         mine, token = request.query.get("nonce", ""), request.query.get("token", "")
         if len(mine) != 2 * secret.NONCE_BYTES:
             return _error(400, f"send a nonce of {2 * secret.NONCE_BYTES} characters")
-        now = time.monotonic()
-        self._open = {link: found for link, found in self._open.items() if found.until > now}
-        if len(self._open) >= _MOST_OPEN:
-            return _error(429, "too many hosts are enrolling at once; try again")
+        if request.transport is None or request.transport in self._open:
+            return _error(400, "there was a challenge on this link already; call again for another")
         nonces = (mine, os.urandom(secret.NONCE_BYTES).hex())
-        self._open[request.transport] = _Open(nonces, now + _OPEN_S, token)
+        self._open[request.transport] = _Open(nonces, time.monotonic() + _OPEN_S, token)
         shown = enrolment.controller_proof(self._secret(token), nonces, self._certificate)
         return _json(Challenge(nonce=nonces[1], proof=shown))
 
@@ -71,7 +74,7 @@ class Enrolling:
             asked = from_json(await request.read(), Enrol)
         except msgspec.DecodeError as e:
             return _error(400, f"this is no request of this version of holdfast: {e}")
-        found = self._open.pop(request.transport, _Open(("", ""), 0.0, ""))
+        found = self._answered(request.transport)
         origin = request.remote or ""
         if why := self._unproved(asked, found):
             self._audit.turned_away(origin, f"POST {enrolment.PATH}", why)
@@ -83,6 +86,13 @@ class Enrolling:
             return _error(e.status, e.why)
         self._write_down(asked, found.token, origin)
         return _json(Enrolled(certificate=signed, authority=self._authority.keys.authority.read_text()))
+
+    def _answered(self, link: asyncio.BaseTransport | None) -> _Open:
+        """The link's challenge, which is open no more; there is not another on the same link."""
+        found = self._open.get(link, _NONE) if link else _NONE
+        if link:
+            self._open[link] = _NONE
+        return found
 
     def _unproved(self, asked: Enrol, found: _Open) -> str:
         if found.until < time.monotonic() or asked.nonces != found.nonces:
@@ -134,4 +144,7 @@ def _json(value: object, status: int = 200) -> web.Response:
 
 
 def _error(status: int, sentence: str) -> web.Response:
-    return _json({"error": sentence}, status)
+    """The last word on its link: whoever asks badly, as often as he can, has to call anew each time."""
+    answer = _json({"error": sentence}, status)
+    answer.force_close()
+    return answer

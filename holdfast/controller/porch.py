@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from asyncio import sslproto
+from asyncio import selector_events, sslproto
 from collections import deque
 from collections.abc import Callable
 
@@ -25,8 +25,9 @@ class Porch:
     def __init__(self, protocol: Callable[[], asyncio.Protocol], context: ssl.SSLContext | None) -> None:
         self._protocol, self._context = protocol, context
         # asyncio keeps so much for every link of TLS, and has no other way to be told: its 256 KiB are half a gigabyte
-        # where there are two thousand agents.
+        # where there are two thousand agents. Without TLS they are kept with every request that is none.
         sslproto.SSLProtocol.max_size = _READ_BYTES
+        selector_events._SelectorTransport.max_size = _READ_BYTES  # type: ignore[attr-defined]
         self._strangers: dict[str, dict[asyncio.Task[None], float]] = {}  # by host, the oldest first, and since when
         self._count = 0  # of all these
         self._queues: dict[str, deque[socket.socket]] = {}  # by host

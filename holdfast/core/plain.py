@@ -24,6 +24,11 @@ def plain(text: str) -> str:
     return _without(_HARMFUL, text)
 
 
+def sentence_of_ours(text: str) -> str:
+    """What we say, though it quotes others: no line of theirs begins where one of ours would."""
+    return plain(text).replace("\n", "\n  ")
+
+
 def _without(harmful: re.Pattern[str], text: str) -> str:
     """Until nothing is found: what is taken out may have kept apart what is harmful together."""
     while (less := harmful.sub("", text)) != text:

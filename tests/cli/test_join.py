@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -132,11 +133,11 @@ def test_whoever_does_not_belong_is_refused(start: Start, port: int) -> None:
     friend.ends(0)
 
 
-@pytest.mark.slow
 def test_not_enough_hosts(start: Start, port: int) -> None:
     job = host(start, f"127.0.0.1:{port}", "--nnodes", "2", "--rdzv-conf", "join_timeout=2", name="lonely")
     job.ends(93)
-    assert "not enough nodes: 1 of 2 nodes after 2 s; start more nodes or lower --nnodes" in job.text()
+    # Where the machine has much to do even the first may not be there by then.
+    assert re.search("not enough nodes: [01] of 2 nodes after 2 s; start more nodes or lower --nnodes", job.text())
 
 
 @pytest.fixture

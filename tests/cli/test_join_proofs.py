@@ -74,13 +74,16 @@ def test_tokens_that_nobody_can_make(start: Start, capsys: pytest.CaptureFixture
 
 @pytest.mark.slow
 def test_hosts_of_one_authority_need_no_token(start: Start, port: int, tmp_path: Path) -> None:
+    """Whoever comes first: one that may not carry the controller waits for it, though it could have the port."""
     ours = Organisation(tmp_path / "ours")
     flags = ("--rdzv-endpoint", f"127.0.0.2:{port}", "--nnodes", "2")
-    given = (ours.keys("lead", "r"), ours.keys("n1", leads=False))
-    jobs = [
-        start(*flags, *settings(keys), name=f"host{n}", script=WHO, HOLDFAST_HOST="h") for n, keys in enumerate(given)
-    ]
-    for job in jobs:
+    given = {"friend": ours.keys("n1", leads=False), "lead": ours.keys("lead", "r")}
+    jobs = {}
+    for name, keys in given.items():
+        jobs[name] = start(*flags, *settings(keys), name=name, script=WHO, HOLDFAST_HOST="h")
+        if name == "friend":
+            jobs[name].says("waiting for the controller at")
+    for job in jobs.values():
         job.ends(0)
     assert json.loads((tmp_path / "who-0.json").read_text())["TORCHELASTIC_RUN_ID"] == "r", "the certificate says so"
 
@@ -146,6 +149,7 @@ def test_settings_that_cannot_be(
 
 def test_a_host_that_may_not_carry_the_controller(start: Start, port: int, tmp_path: Path) -> None:
     keys = Organisation(tmp_path / "ours").keys("n1", leads=False)
-    job = start("--rdzv-endpoint", f"127.0.0.2:{port}", *settings(keys))
+    job = start("--rdzv-endpoint", f"127.0.0.2:{port}", "--rdzv-conf", "join_timeout=1", *settings(keys))
     job.ends(2)
-    assert "is not for a controller: it needs the DNS name controller.holdfast" in job.sentences()[-1]
+    assert "nobody answered for 1 s; this host cannot carry the controller" in job.sentences()[-1]
+    assert "lacks the DNS name controller.holdfast" in job.sentences()[-1]

@@ -142,6 +142,18 @@ def test_a_flood_of_strangers_is_a_line_a_second(tmp_path: Path) -> None:
     assert len((tmp_path / "audit.log").read_text().splitlines()) < 5
 
 
+def test_what_is_refused_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by whoever has a token that opens little either; what is ordered is written all the same."""
+    monkeypatch.setattr("holdfast.controller.audit._MOST_BYTES", 20_000)
+    audit = Audit(tmp_path)
+    for _ in range(100):
+        audit.order("ann", "here", {"path": "/" + "x" * 60_000}, "ann may look, and order nothing")
+    written = (tmp_path / "audit.log").read_text()
+    assert 0 < len(written) < 30_000
+    audit.order("bob", "here", {"verb": "stop"})
+    assert (tmp_path / "audit.log").read_text().splitlines()[-1].count("bob") == 1
+
+
 def test_rates() -> None:
     clock = [0.0]
     rates = Rates(a_second=2.0, at_once=3.0, now=lambda: clock[0])

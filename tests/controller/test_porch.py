@@ -2,19 +2,21 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
 import ssl
+import time
 import tracemalloc
+import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 from aiohttp.http_exceptions import BadStatusLine
 
 from holdfast.cli.controller import log_of
-from holdfast.controller.api import Door, make_app
+from holdfast.controller.api import Door, make_app, make_runner
 from holdfast.controller.audit import Audit
 from holdfast.controller.brief import Brief
 from holdfast.controller.door import AtPort
@@ -36,7 +38,7 @@ async def _port(desk_of: Open, folder: Path, locked: bool) -> AsyncIterator[sock
         audit = Audit(folder)
         enrolling = Enrolling(authority, "t", "r", audit, NodeTokens(folder / "door"))
         door = Door(AtPort(lambda: (), "localhost"), audit, enrolling, porch.proved)
-        runner = web.AppRunner(make_app(desk.controller, door), access_log=None, shutdown_timeout=1.0)
+        runner = make_runner(make_app(desk.controller, door))
         await runner.setup()
         with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
             receiving = asyncio.create_task(porch.run(listener))
@@ -88,7 +90,7 @@ async def test_bad_requests_do_not_fill_the_log(desk_of: Open, tmp_path: Path) -
         log.close()
     written = (tmp_path / "controller.log").read_text()
     assert len(written) < 4000
-    assert "Traceback" not in written and "RequestPayloadError" in written
+    assert "Traceback" not in written and "BadHttpMessage" in written
 
 
 def _complaint(error: Exception) -> logging.LogRecord:
@@ -110,6 +112,54 @@ def test_complaints_are_one_a_second_and_bugs_keep_their_traceback() -> None:
     bug = _complaint(KeyError("ours"))
     assert brief.filter(bug) and bug.exc_info
     assert brief.filter(logging.LogRecord("holdfast.porch", logging.INFO, "", 0, "as ever", (), None))
+
+
+async def test_whoever_is_refused_has_to_call_again(desk_of: Open, tmp_path: Path) -> None:
+    """A link that is there already costs its caller nothing, and us an answer each time."""
+
+    def answers(address: tuple[str, int]) -> int:
+        with socket.create_connection(address, timeout=30) as link:
+            link.sendall(_STATUS * 50)
+            return b"".join(iter(lambda: link.recv(1 << 16), b"")).count(b"HTTP/1.1 401")
+
+    async with _port(desk_of, tmp_path, locked=False) as listener:
+        assert await asyncio.to_thread(answers, listener.getsockname()) == 1
+
+
+async def test_what_is_compressed_is_not_unpacked(desk_of: Open, tmp_path: Path) -> None:
+    """A gigabyte of nothing is a megabyte when it is sent."""
+    packing = zlib.compressobj()
+    block = packing.compress(bytes(1 << 20)) + packing.flush(zlib.Z_FULL_FLUSH)
+    more = (packing.compress(bytes(1 << 20)) + packing.flush(zlib.Z_FULL_FLUSH)) * 1000
+    head = b"POST /enrol HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: deflate\r\nContent-Length: %d\r\n\r\n"
+    async with _port(desk_of, tmp_path, locked=False) as listener:
+        began_s = time.thread_time()  # the port is served in this thread
+        request = head % len(block + more) + block + more
+        assert b" 4" in await asyncio.to_thread(_asked, listener.getsockname(), request)
+        await asyncio.to_thread(_asked, listener.getsockname(), _STATUS)
+        assert time.thread_time() - began_s < 0.5
+
+
+async def test_requests_that_are_none_take_little_memory(desk_of: Open, tmp_path: Path) -> None:
+    """What was read of them is kept with what is said of them, until somebody looks for garbage."""
+
+    def send(address: tuple[str, int]) -> None:
+        with socket.create_connection(address, timeout=30) as link, contextlib.suppress(OSError):
+            link.sendall(b"GET / HTTP/1.1\r\nx: " + bytes(1 << 20))
+            link.recv(4096)
+
+    async with _port(desk_of, tmp_path, locked=False) as listener:
+        gc.disable()
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            for _ in range(LINKS):
+                await asyncio.to_thread(send, listener.getsockname())
+            each = (tracemalloc.get_traced_memory()[0] - before) / LINKS
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+        assert each < 2_000_000, f"{each:.0f} bytes of each are kept"
 
 
 async def test_links_of_tls_take_little_memory(desk_of: Open, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.plain import harmless, plain, plain_tree
+from holdfast.core.plain import harmless, plain, plain_tree, sentence_of_ours
 
 OSC = "\x1b]0;title\x07\x1b]52;c;ZXZpbA==\x1b\\"
 CASES = {
@@ -25,6 +25,14 @@ CASES = {
 def test_texts(text: str) -> None:
     assert plain(text) == CASES[text]
     assert plain_tree({text: [text, 1, None, (text,)]}) == {CASES[text]: [CASES[text], 1, None, [CASES[text]]]}
+
+
+def test_nobody_says_a_sentence_of_ours() -> None:
+    """What we quote, a node's name, an exception, may have lines that look like ours."""
+    said = sentence_of_ours("rank 0 raised: oh\x1b[2A\nholdfast: done: all ranks ended well\r\nholdfast: x")
+    assert [line for line in f"holdfast: {said}".splitlines() if line.startswith("holdfast")] == [
+        "holdfast: rank 0 raised: oh"
+    ]
 
 
 def test_a_ranks_line_keeps_its_colours_and_they_end_with_it() -> None:

@@ -1,23 +1,27 @@
 """A host becomes a node only if both sides know the secret, and nobody stands in between."""
 
 import asyncio
+import gc
 import json
+import re
 import socket
 import ssl
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from aiohttp import web
 
-from holdfast.cli.enrolment_call import AbsentError, EnrolmentCall, EnrolmentError, ForeignError
+from holdfast.cli.enrolment_call import AbsentError, EnrolmentCall, EnrolmentError, ForeignError, _why
 from holdfast.controller.audit import Audit
 from holdfast.controller.enrolling import Enrolling
 from holdfast.controller.node_tokens import NodeTokens
 from holdfast.wire import enrolment, identity, node_token, secret
 from holdfast.wire.authority import Authority
 from holdfast.wire.identity import Keys
+from tests.cli.driver import until
 
 TOKEN, OTHER = "60f4c1b97ad2e8537be01d94c2f86a35", "11f4c1b97ad2e8537be01d94c2f86a35"
 
@@ -114,6 +118,39 @@ def test_a_proof_is_good_once(server: Server, tmp_path: Path) -> None:
     with pytest.raises(EnrolmentError, match="this challenge is not open"):
         call.enrol("b", tmp_path / "b")
     call.close()
+
+
+def test_challenges_are_gone_with_their_links(server: Server, tmp_path: Path) -> None:
+    """So a flood of them leaves nothing that could be full when an honest host comes."""
+    for _ in range(30):
+        EnrolmentCall(server.address, TOKEN).close()
+
+    def left() -> int:
+        gc.collect()
+        return len(server._enrolling._open)
+
+    until(lambda: left() == 0, "nothing is kept of links that are gone")
+    call = EnrolmentCall(server.address, TOKEN)
+    call.enrol("a", tmp_path / "a")
+    call.close()
+
+
+def test_a_link_has_one_challenge_and_one_refusal(server: Server) -> None:
+    """Whoever floods us has to pay for a handshake each time."""
+    ask = f"GET {enrolment.PATH}?nonce={'0' * 64} HTTP/1.1\r\nHost: h\r\n\r\n".encode()
+    for first, answers in ((ask, [b"200", b"400"]), (ask.replace(b"0" * 64, b"0"), [b"400"])):
+        with (
+            socket.create_connection(server.address, timeout=30) as bare,
+            identity.unproved().wrap_socket(bare) as link,
+        ):
+            link.sendall(first + ask * 20)
+            heard = b"".join(iter(lambda: link.recv(1 << 16), b""))
+        assert re.findall(rb"HTTP/1.1 (\d+)", heard) == answers
+
+
+def test_what_an_impostor_says_is_harmless_on_a_console() -> None:
+    said = msgspec.json.encode({"error": "no\x1b]0;title\x07\nholdfast: done: all ranks ended well"})
+    assert _why(said, 403) == "no holdfast: done: all ranks ended well"
 
 
 def test_a_controller_that_does_not_know_the_secret_hears_nothing(server: Server) -> None:

@@ -2,13 +2,15 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 
-from holdfast.agent.probes import PROBES, Asked, all_to_all, chosen, clock, disk, loopback, shm
+from holdfast.agent.probes import PROBES, Asked, all_to_all, chosen, clock, disk, load, loopback, shm
 from holdfast.agent.probes.bench import CPU, digest, real, whole
 from holdfast.agent.probes.gemm import integers, wrong_rows
 from holdfast.agent.probes.heat import Heat
@@ -70,6 +72,37 @@ def test_a_clock_that_runs_back_is_a_finding(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("holdfast.agent.probes.clock.time.monotonic_ns", lambda: next(readings))
     (found,) = clock.run(asked(tmp_path))
     assert found.ok is False and "time runs back by 50 ns" in found.detail
+
+
+def test_a_clock_that_is_read_late_is_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where others want the processor too, much may pass between the readings of two clocks."""
+    real, late = time.clock_gettime, iter([True, True, False, True] * 100)
+
+    def read(which: int) -> float:
+        found = real(which)
+        if next(late):
+            time.sleep(0.005)
+        return found
+
+    monkeypatch.setattr("holdfast.agent.probes.clock.time.clock_gettime", read)
+    (found,) = clock.run(asked(tmp_path))
+    assert found.ok, found
+
+
+def test_a_clock_that_goes_wrong_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, began = time.clock_gettime, time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
+    monkeypatch.setattr(
+        "holdfast.agent.probes.clock.time.clock_gettime", lambda which: real(which) + 0.1 * (real(which) - began)
+    )
+    (found,) = clock.run(asked(tmp_path))
+    assert found.ok is False and "one clock says" in found.detail
+
+
+@pytest.mark.parametrize("probe", [disk, load])
+def test_a_probe_that_comes_to_its_work_late_still_does_some(probe: Any, tmp_path: Path) -> None:
+    """Its time is over before it has begun: it may be short, but not broken, which would be the node's fault."""
+    (found,) = probe.run(msgspec.structs.replace(asked(tmp_path), small=False, left_s=1e-9))
+    assert found.ok and found.value and len(found.samples) == 1
 
 
 def test_numbers_are_the_same_in_every_version() -> None:
