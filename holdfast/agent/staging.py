@@ -93,7 +93,7 @@ class Staging:
         if not self._launched:
             return beside.newest(self._folder)  # they were started before this agent was
         digest = self._launched[-1]
-        return self._at(digest) if digest and digest != self._in_place else None
+        return self._kept.copy_of(digest) if digest and digest != self._in_place else None
 
     def _choose(self, release: Release) -> str:
         """Where ranks are run from: the user's own tree while it is what was staged. What is said if it is not."""

@@ -65,7 +65,7 @@ def check_bill(seen: Witness, script: Script, report: Report, ended_at: float) -
         assert report.at_most == ""
         assert abs(redo_s - again_s) < slack_s, (redo_s, again_s)
     assert new_s - slack_s <= train_s <= most_s, (train_s, new_s, again_s, last_s)
-    assert abs(report.ettr - train_s / report.wall_s) < 1e-6
+    assert report.ettr is not None and abs(report.ettr - train_s / report.wall_s) < 1e-6
 
 
 def check_losses(seen: Sequence[Witness], script: Script, calm: dict[int, str] | None) -> None:
