@@ -50,8 +50,9 @@ def launch_of(generation: int, nproc: int = 2) -> LaunchHere:
 class Bench:
     """Ranks, and the other end of their socket."""
 
-    def __init__(self, folder: Path, zygote: bool = False, learned: str = "") -> None:
+    def __init__(self, folder: Path, zygote: bool = False, learned: str = "", cwd: str = TEMPLATE.entry.cwd) -> None:
         entry = msgspec.structs.replace(TEMPLATE.entry, zygote=zygote, argv=("t.py", "--l=${local_rank}"), python="py")
+        entry = msgspec.structs.replace(entry, cwd=cwd)
         node = msgspec.structs.replace(TEMPLATE, node="n0", nproc=2, log_dir=str(folder / "logs"), entry=entry)
         node = msgspec.structs.replace(node, learned=learned)
         ours, self.holder = holding.pair()

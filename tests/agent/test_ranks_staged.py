@@ -85,7 +85,7 @@ async def test_a_module_is_looked_for_in_the_copy(tmp_path: Path, monkeypatch: p
 
 
 async def test_another_environment_needs_another_zygote(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, zygote=True)
+    bench = Bench(tmp_path, zygote=True, cwd="/proj/sub")
     staged(bench)
     await bench.begin(warm=True)
     assert isinstance(await started(bench, launch(1)), Fork)
