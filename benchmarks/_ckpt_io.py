@@ -20,10 +20,10 @@ import torch.distributed.checkpoint as dcp
 from rich.table import Table
 
 from benchmarks._report import FULL, Findings, report
-from holdfast.checkpoint.direct import THREADS, make_room, spread
-from holdfast.checkpoint.load import read_part
+from holdfast.checkpoint.checkpoint_load import read_part
+from holdfast.checkpoint.checkpoint_save import publish_checkpoint, staging_folder, write_part
+from holdfast.checkpoint.direct_io import THREADS, make_room, run_in_threads
 from holdfast.checkpoint.manifest import BLOCK_BYTES, Author
-from holdfast.checkpoint.persist import publish, staging, write_part
 
 STATE_BYTES = int(os.environ.get("BENCH_STATE_BYTES", "536870912"))
 ROUNDS = 19 if FULL else 10  # the first is not counted: caches and allocators settle
@@ -67,7 +67,7 @@ def raw_write(path: Path, image: memoryview) -> None:
             os.pwrite(fd, whole[at * BLOCK_BYTES : (at + 1) * BLOCK_BYTES], at * BLOCK_BYTES)
 
     make_room(fd, len(whole))
-    spread(len(whole) // BLOCK_BYTES, THREADS, work)
+    run_in_threads(len(whole) // BLOCK_BYTES, THREADS, work)
     os.fsync(fd)
     os.close(fd)
 
@@ -79,7 +79,7 @@ def raw_read(path: Path, into: memoryview) -> None:
         for at in turns:
             os.preadv(fd, [into[at * BLOCK_BYTES : (at + 1) * BLOCK_BYTES]], at * BLOCK_BYTES)
 
-    spread(os.fstat(fd).st_size // BLOCK_BYTES, THREADS, work)
+    run_in_threads(os.fstat(fd).st_size // BLOCK_BYTES, THREADS, work)
     os.close(fd)
 
 
@@ -95,8 +95,8 @@ def drop_cache(base: Path) -> None:
 
 def persist(base: Path, step: int, image: memoryview, metadata: bytes) -> str:
     author = Author(1)
-    part = write_part(staging(str(base), step, author), 0, [image])
-    return publish(str(base), step, [part], metadata, author=author)
+    part = write_part(staging_folder(str(base), step, author), 0, [image])
+    return publish_checkpoint(str(base), step, [part], metadata, author=author)
 
 
 def turned(names: list[str], by: int) -> list[str]:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from benchmarks._ckpt_io import ratio, timed, turned
 from benchmarks._report import FULL, Findings, report
-from holdfast.checkpoint import serving, transport
+from holdfast.checkpoint import peer_server, peer_transport
 
 STATE_BYTES = int(os.environ.get("BENCH_STATE_BYTES", "536870912"))
 ROUNDS = 15 if FULL else 8  # the first is not counted
@@ -37,10 +37,12 @@ def measure(size: int = STATE_BYTES) -> Sides:
         memory = _touched(size)
         ways: dict[str, Callable[[], object]] = {
             "raw": lambda: _raw_send(raw, memory),
-            "push": lambda: transport.push(
-                transport.Callee(keeper, None, 1), _ask("push", size), [memory], transport.Pacer(0)
+            "push": lambda: peer_transport.push_state(
+                peer_transport.PeerKeeper(keeper, None, 1), _ask("push", size), [memory], peer_transport.BytePacer(0)
             ),
-            "pull": lambda: transport.pull(transport.Callee(keeper, None, 1), _ask("pull", size), [memory]),
+            "pull": lambda: peer_transport.pull_state(
+                peer_transport.PeerKeeper(keeper, None, 1), _ask("pull", size), [memory]
+            ),
         }
         took: Sides = {name: [] for name in ways}
         for turn in range(ROUNDS):
@@ -70,13 +72,13 @@ def _other_node(parent: Connection, size: int) -> None:
     raw, keeper = socket.create_server(("127.0.0.1", 0)), socket.create_server(("127.0.0.1", 0))
     memory = _touched(size)
 
-    def take(ask: transport.Ask) -> serving.Holding:
-        return serving.Holding(views=[memory], done=0, finish=lambda: None)
+    def take(ask: peer_transport.PeerRequest) -> peer_server.PushTarget:
+        return peer_server.PushTarget(views=[memory], done=0, finish=lambda: None)
 
-    def give(ask: transport.Ask) -> tuple[Sequence[memoryview], Callable[[], None]]:
+    def give(ask: peer_transport.PeerRequest) -> tuple[Sequence[memoryview], Callable[[], None]]:
         return [memory], lambda: None
 
-    serving.Serving(keeper, None, take, give).start()
+    peer_server.PeerServer(keeper, None, take, give).start()
     parent.send((raw.getsockname(), keeper.getsockname()))
     while True:
         link, _ = raw.accept()
@@ -100,8 +102,8 @@ def _touched(size: int) -> memoryview:
     return memoryview(memory)
 
 
-def _ask(verb: Literal["push", "pull"], size: int) -> transport.Ask:
-    return transport.Ask(verb=verb, rank=0, layout="", bytes=size, ranges=((0, size),))
+def _ask(verb: Literal["push", "pull"], size: int) -> peer_transport.PeerRequest:
+    return peer_transport.PeerRequest(verb=verb, rank=0, layout="", bytes=size, ranges=((0, size),))
 
 
 def main() -> int:

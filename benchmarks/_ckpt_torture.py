@@ -26,8 +26,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
-from holdfast.checkpoint import arena, copying
-from holdfast.checkpoint.link import generation
+from holdfast.checkpoint import arena, memory_copy
+from holdfast.checkpoint.keeper_client import current_generation
 
 PAGE_BYTES = 4096
 START, RESTORE, TRAIN, COPY, COPIED, SEALED = range(6)  # what a rank does; COPIED: all but the seal is done
@@ -41,7 +41,7 @@ class Page:
             file.truncate(PAGE_BYTES)
         with path.open("r+b") as file:
             self._words = memoryview(mmap.mmap(file.fileno(), PAGE_BYTES)).cast("q")
-        self._words[0], self._words[1], self._words[2], self._words[3] = START, os.getpid(), generation(), 0
+        self._words[0], self._words[1], self._words[2], self._words[3] = START, os.getpid(), current_generation(), 0
 
     @property
     def phase(self) -> int:
@@ -56,9 +56,9 @@ class Page:
 
 def tell_of_saves(page: Page, stretch_s: float) -> None:
     """Have a save say where it is; its own work is done as ever, in pieces where time is to be had between them."""
-    run, seal = copying.Copier.run, arena.Slot.seal
+    run, seal = memory_copy.MemoryCopier.copy_moves, arena.SnapshotSlot.seal
 
-    def copy(self: copying.Copier, moves: Iterable[copying.Move], **how: bool) -> None:
+    def copy(self: memory_copy.MemoryCopier, moves: Iterable[memory_copy.Move], **how: bool) -> None:
         if page.phase != TRAIN:  # restoring copies too
             return run(self, moves, **how)
         page.mark(COPY)
@@ -70,13 +70,13 @@ def tell_of_saves(page: Page, stretch_s: float) -> None:
         page.mark(COPIED)
         return time.sleep(stretch_s)
 
-    def sealed(self: arena.Slot) -> None:
+    def sealed(self: arena.SnapshotSlot) -> None:
         seal(self)
         page.mark(SEALED)
         time.sleep(stretch_s)
 
-    copying.Copier.run = copy  # type: ignore[method-assign]
-    arena.Slot.seal = sealed  # type: ignore[method-assign]
+    memory_copy.MemoryCopier.copy_moves = copy  # type: ignore[method-assign]
+    arena.SnapshotSlot.seal = sealed  # type: ignore[method-assign]
 
 
 def wrapped(how: str, width: int) -> nn.Module:

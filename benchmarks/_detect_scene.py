@@ -15,10 +15,10 @@ import msgspec
 
 from benchmarks._detect_rank import FOR_EVER_S, PAGE
 from benchmarks._harness import Job, holdfast
-from holdfast.cli.api import ask
-from holdfast.journal.sqlite import SqliteJournal
+from holdfast.cli.run_dirs.controller_client import ask_controller
+from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.wire.controller_call import NotRunning
+from holdfast.wire.controller_socket import ControllerNotRunning
 
 SCRIPT = Path(__file__).with_name("_detect_rank.py")
 RANKS = 4
@@ -105,8 +105,8 @@ class Scene:
 
     def status(self) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = ask(self.run_dir, "/api/v1/status")
-        except (NotRunning, OSError):
+            found: dict[str, Any] = ask_controller(self.run_dir, "/api/v1/status")
+        except (ControllerNotRunning, OSError):
             return {}
         return found
 

@@ -25,33 +25,34 @@ from aiohttp import web
 
 from benchmarks.ingest import NoStore
 from holdfast.config import Settings
-from holdfast.controller.api import Door, make_app
-from holdfast.controller.audit import Audit
-from holdfast.controller.door import AtPort, by_socket
-from holdfast.controller.enrolling import Enrolling
-from holdfast.controller.hands import Hands
-from holdfast.controller.loop import Controller
-from holdfast.controller.node_tokens import NodeTokens
-from holdfast.controller.porch import Porch
-from holdfast.core.node import Post
+from holdfast.controller.access.access_control import PortAccess, admit_by_socket
+from holdfast.controller.access.audit_log import AuditLog
+from holdfast.controller.access.connection_gate import ConnectionGate
+from holdfast.controller.access.node_enrolment import NodeEnrolment
+from holdfast.controller.access.node_tokens import NodeTokens
+from holdfast.controller.actions.action_executor import ActionExecutor
+from holdfast.controller.api import ApiEntrance, make_api
+from holdfast.controller.control_loop import Controller
+from holdfast.core.agent_protocol import Post
 from holdfast.fleet.join import JoinFleet
-from holdfast.journal.sqlite import SqliteJournal
+from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.linux import process_control
 from holdfast.model.errand import Done
 from holdfast.model.event import Entry, Phase
 from holdfast.model.signal import Beat
 from holdfast.model.topology import Job
-from holdfast.wire import identity, messages, unixpath
-from holdfast.wire.authority import Authority, enrol_here
-from holdfast.wire.identity import Keys
-from holdfast.wire.messages import Hello, Tell, Welcome
+from holdfast.wire import agent_messages, unix_sockets
+from holdfast.wire.agent_messages import ErrandMessage, Hello, Welcome
+from holdfast.wire.credentials import mutual_tls
+from holdfast.wire.credentials.certificate_authority import CertificateAuthority, enrol_local_node
+from holdfast.wire.credentials.mutual_tls import KeyFiles
 
 AGENTS = int(os.environ.get("BENCH_AGENTS", "2000"))
 _PROCESSES = 2
 _JOINING_S = 8.0  # over which they come the first time, which is not what is measured
 _LIMIT_S = 60.0  # for everybody to be there
 _QUIET_S = 8.0  # after the last came: who was forgotten would be silent for too long by then
-_DIAL_S = 10.0  # as agent/dialing.py
+_DIAL_S = 10.0  # as agent/connection/controller_dialer.py
 _REDIAL_S, _SLOWEST_S = 0.05, 1.0  # as agent/main.py
 _BINARY, _PING, _PONG = 2, 9, 10
 
@@ -95,19 +96,21 @@ class Told(NamedTuple):
 
 async def _control(listener: socket.socket, out: Connection, folder: Path) -> None:
     controller = Controller(
-        SqliteJournal(folder / "journal.db"), Settings(), lambda c: Hands(JoinFleet(), NoStore(), c.report)
+        SqliteJournal(folder / "journal.db"), Settings(), lambda c: ActionExecutor(JoinFleet(), NoStore(), c.on_outcome)
     )
     controller.hands.say = lambda sentence: None
-    door = web.AppRunner(make_app(controller, Door(by_socket, Audit(folder))), access_log=None)
+    door = web.AppRunner(make_api(controller, ApiEntrance(admit_by_socket, AuditLog(folder))), access_log=None)
     await door.setup()
-    await web.SockSite(door, unixpath.listen(folder / "door", backlog=4096)).start()
-    authority = Authority(folder / "authority")
-    porch = Porch(lambda: port.server(), identity.accepting(authority.keys, strangers=True))  # type: ignore[misc]
-    audit = Audit(folder)
-    enrolling = Enrolling(authority, "token", "bench", audit, NodeTokens(folder / "authority"))
-    controller.ingest.serials, enrolling.counts = enrolling.serials, controller.ingest.counts
-    at_port = Door(AtPort(lambda: (), "127.0.0.1", enrolling.refusal), audit, enrolling, porch.proved)
-    port = web.AppRunner(make_app(controller, at_port))
+    await web.SockSite(door, unix_sockets.listen(folder / "door", backlog=4096)).start()
+    authority = CertificateAuthority(folder / "authority")
+    porch = ConnectionGate(lambda: port.server(), mutual_tls.server_tls(authority.keys, strangers=True))  # type: ignore[misc]
+    audit = AuditLog(folder)
+    enrolling = NodeEnrolment(authority, "token", "bench", audit, NodeTokens(folder / "authority"))
+    controller.ingest.serials, enrolling.counts = enrolling.serials, controller.ingest.is_valid_certificate
+    at_port = ApiEntrance(
+        PortAccess(lambda: (), "127.0.0.1", enrolling.certificate_refusal), audit, enrolling, porch.note_proved
+    )
+    port = web.AppRunner(make_api(controller, at_port))
     await port.setup()
 
     def heard(entry: Entry) -> None:
@@ -119,7 +122,7 @@ async def _control(listener: socket.socket, out: Connection, folder: Path) -> No
         """Whatever is asked: how it stands."""
         while True:
             await asyncio.to_thread(out.recv)
-            account = controller.ledger.account(controller.clock())
+            account = controller.ledger.make_account(controller.clock())
             decider = controller.decider
             incidents = len(account.incidents) + (decider.incident is not None)  # one may not be over yet
             gone = AGENTS - len({seat.node for seat in decider.seats} - set(decider.gone))
@@ -141,7 +144,7 @@ def _resident_mb() -> float:
 def _controller(listener: socket.socket, out: Connection, folder: Path) -> None:
     process_control.die_with(os.getppid())
     logging.basicConfig(level=logging.ERROR)
-    process_control.allow_files()
+    process_control.raise_file_limit()
     asyncio.run(_control(listener, out, folder))
 
 
@@ -166,7 +169,7 @@ class Agents:
         """Made once: a real agent has a processor of its own to read its keys at every dial."""
         if not self._where.port:
             return None
-        return identity.calling(Keys.in_folder(Path(self._where.keys) / f"n{number}"), controller=True)
+        return mutual_tls.client_tls(KeyFiles.in_folder(Path(self._where.keys) / f"n{number}"), controller=True)
 
     async def dial(self, number: int, proof: ssl.SSLContext | None) -> tuple[asyncio.StreamReader, Any]:
         self._dials += 1
@@ -174,7 +177,7 @@ class Agents:
             return await asyncio.open_unix_connection(self._where.door)
         here = "127.0.0.1" if self._where.one_host else f"127.1.{number // 250}.{1 + number % 250}"
         return await asyncio.open_connection(
-            "127.0.0.1", self._where.port, ssl=proof, server_hostname=identity.CONTROLLER, local_addr=(here, 0)
+            "127.0.0.1", self._where.port, ssl=proof, server_hostname=mutual_tls.CONTROLLER, local_addr=(here, 0)
         )
 
     def welcomed(self, number: int) -> None:
@@ -214,7 +217,7 @@ class _Agent:
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         hello = Hello(node=self._node, host="h", nproc=8, order=self._number, generation=self._generation, ready=True)
-        _say(writer, messages.encode(hello))
+        _say(writer, agent_messages.encode(hello))
         beating = asyncio.create_task(self._beat(writer))
         try:
             while True:
@@ -222,20 +225,20 @@ class _Agent:
                 if kind == _PING:
                     _say(writer, payload, _PONG)
                 elif kind == _BINARY:
-                    self._heard(writer, messages.decode_from_controller(payload))
+                    self._heard(writer, agent_messages.decode_from_controller(payload))
                 else:
                     return
         finally:
             beating.cancel()
 
-    def _heard(self, writer: asyncio.StreamWriter, told: messages.FromController) -> None:
+    def _heard(self, writer: asyncio.StreamWriter, told: agent_messages.FromController) -> None:
         match told:
             case Welcome():
                 self._all.welcomed(self._number)
-            case Tell(errand=errand):
+            case ErrandMessage(errand=errand):
                 self._generation = getattr(errand, "generation", self._generation)
                 done = Post(seq=errand.id, body=Done(id=errand.id, node=self._node, ok=True))
-                _say(writer, messages.encode(done))
+                _say(writer, agent_messages.encode(done))
 
     async def _beat(self, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(self._number / AGENTS)
@@ -243,14 +246,14 @@ class _Agent:
             now = time.time()
             self._step = self._step + 1 if self._generation else 0
             beat = Beat(node=self._node, generation=self._generation, step=self._step or -1, at=now, first_at=now)
-            _say(writer, messages.encode(beat))
+            _say(writer, agent_messages.encode(beat))
             await asyncio.sleep(1.0)
 
 
 async def _upgrade(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     lines = (
         "GET /agent HTTP/1.1",
-        f"Host: {identity.CONTROLLER}",
+        f"Host: {mutual_tls.CONTROLLER}",
         "Upgrade: websocket",
         "Connection: Upgrade",
         "Sec-WebSocket-Version: 13",
@@ -283,7 +286,7 @@ async def _frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 def _agents(where: Where, numbers: range, out: Connection) -> None:
     process_control.die_with(os.getppid())
-    process_control.allow_files()
+    process_control.raise_file_limit()
     asyncio.run(Agents(where, numbers, out).run())
 
 
@@ -293,9 +296,9 @@ def _agents(where: Where, numbers: range, out: Connection) -> None:
 def certificates(folder: Path) -> float:
     """One for every node; the seconds that it takes."""
     began = time.monotonic()
-    authority = Authority(folder / "authority")
+    authority = CertificateAuthority(folder / "authority")
     for number in range(AGENTS):
-        enrol_here(authority, f"n{number}", folder / "nodes" / f"n{number}")
+        enrol_local_node(authority, f"n{number}", folder / "nodes" / f"n{number}")
     return time.monotonic() - began
 
 

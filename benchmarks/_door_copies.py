@@ -15,13 +15,13 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from benchmarks._door_hosts import Host, Keeper, Verb, copy, everybody, far_host, keeper, touched
 from benchmarks._report import FULL
-from holdfast.checkpoint.transport import Callee, Guard
-from holdfast.core.floor import BackupLimits
+from holdfast.checkpoint.peer_transport import PeerGuard, PeerKeeper
+from holdfast.core.snapshots.recovery_floor import BackupLimits
 from holdfast.linux import process_control
-from holdfast.model.copy import Address
-from holdfast.wire import identity
-from holdfast.wire.authority import Authority, enrol_here
-from holdfast.wire.identity import Keys
+from holdfast.model.state_copy import Address
+from holdfast.wire.credentials import mutual_tls
+from holdfast.wire.credentials.certificate_authority import CertificateAuthority, enrol_local_node
+from holdfast.wire.credentials.mutual_tls import KeyFiles
 
 STATE_BYTES = int(os.environ.get("BENCH_STATE_BYTES", "536870912"))
 ROUNDS = 9 if FULL else 5  # the first is not counted
@@ -36,7 +36,7 @@ class Way(NamedTuple):
     """One way to copy."""
 
     to: Keeper
-    callee: Callee
+    callee: PeerKeeper
     verb: Verb
 
 
@@ -57,8 +57,8 @@ class Found(NamedTuple):
 
 
 def measure(folder: Path, apart: bool) -> Found:
-    authority = Authority(folder / "authority")
-    near, far = (enrol_here(authority, name, folder / name) for name in ("near", "far"))
+    authority = CertificateAuthority(folder / "authority")
+    near, far = (enrol_local_node(authority, name, folder / name) for name in ("near", "far"))
     memory = touched(STATE_BYTES)
     with keeper(folder, STATE_BYTES, far, far_host(apart)) as other:
         beside = Host(address=other.doors.tls[0], beside=other.pid if apart else 0)
@@ -71,12 +71,12 @@ def measure(folder: Path, apart: bool) -> Found:
     return Found(between, within, suites, steps)
 
 
-def _between(keys: Keys, other: Keeper, short: Keeper) -> dict[str, Way]:
+def _between(keys: KeyFiles, other: Keeper, short: Keeper) -> dict[str, Way]:
     """By one link, where no number is named."""
     plain, tls, tls128 = (
-        Callee(other.doors.plain, None, 1),
-        Callee(other.doors.tls, Guard(keys, everybody), 1),
-        Callee(short.doors.tls, Guard(keys, everybody), 1),
+        PeerKeeper(other.doors.plain, None, 1),
+        PeerKeeper(other.doors.tls, PeerGuard(keys, everybody), 1),
+        PeerKeeper(short.doors.tls, PeerGuard(keys, everybody), 1),
     )
     return {
         "plain push": Way(other, plain, "push"),
@@ -92,7 +92,7 @@ def _between(keys: Keys, other: Keeper, short: Keeper) -> dict[str, Way]:
 
 
 def _within(neighbour: Keeper) -> dict[str, Way]:
-    loopback, unix = Callee(neighbour.doors.plain, None, 1), Callee(neighbour.doors.unix)
+    loopback, unix = PeerKeeper(neighbour.doors.plain, None, 1), PeerKeeper(neighbour.doors.unix)
     return {
         "loopback push": Way(neighbour, loopback, "push"),
         "unix push": Way(neighbour, unix, "push"),
@@ -118,10 +118,10 @@ def _cost(way: Way, memory: memoryview) -> Cost:
     return Cost(wall_s, near_s, way.to.cpu_s() - far)
 
 
-def _suite(keys: Keys, address: Address) -> str:
+def _suite(keys: KeyFiles, address: Address) -> str:
     with (
         socket.create_connection(address) as link,
-        identity.calling(keys, controller=False).wrap_socket(link) as proved,
+        mutual_tls.client_tls(keys, controller=False).wrap_socket(link) as proved,
     ):
         agreed = proved.cipher()
         return agreed[0] if agreed else "none"
@@ -130,7 +130,7 @@ def _suite(keys: Keys, address: Address) -> str:
 # --- steps beside copies ---------------------------------------------------------------------------------------
 
 
-def _beside_steps(keys: Keys, other: Keeper) -> dict[str, list[float]]:
+def _beside_steps(keys: KeyFiles, other: Keeper) -> dict[str, list[float]]:
     """Steps with no copies, plain ones and locked ones beside them; this machine is both hosts, as a node is that
     sends its own state and takes another's."""
     spawn = multiprocessing.get_context("spawn")
@@ -140,8 +140,8 @@ def _beside_steps(keys: Keys, other: Keeper) -> dict[str, list[float]]:
     theirs.close()
     callees = {
         "none": None,
-        "plain": Callee(other.doors.plain),
-        "tls": Callee(other.doors.tls, Guard(keys, everybody)),
+        "plain": PeerKeeper(other.doors.plain),
+        "tls": PeerKeeper(other.doors.tls, PeerGuard(keys, everybody)),
     }
     steps: dict[str, list[float]] = {name: [] for name in callees}
     names = list(callees)
@@ -167,7 +167,7 @@ def _send_on(parent: Connection) -> None:
     pause = 1 / BackupLimits().duty - 1
     parent.send(None)
     while True:
-        callee: Callee | None = parent.recv()
+        callee: PeerKeeper | None = parent.recv()
         while callee is not None and not parent.poll():
             began = time.monotonic()
             copy(callee, "push", memory)

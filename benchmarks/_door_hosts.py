@@ -14,14 +14,14 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from holdfast.chaos import spaces
-from holdfast.checkpoint import transport
-from holdfast.checkpoint.serving import Holding, Serving
-from holdfast.checkpoint.transport import Ask, Callee, Guard, Pacer
+from holdfast.chaos import namespaces
+from holdfast.checkpoint import peer_transport
+from holdfast.checkpoint.peer_server import PeerServer, PushTarget
+from holdfast.checkpoint.peer_transport import BytePacer, PeerGuard, PeerKeeper, PeerRequest
 from holdfast.linux import process_control
-from holdfast.model.copy import Address
-from holdfast.wire import unixpath
-from holdfast.wire.identity import Keys
+from holdfast.model.state_copy import Address
+from holdfast.wire import unix_sockets
+from holdfast.wire.credentials.mutual_tls import KeyFiles
 
 Verb = Literal["push", "pull"]
 
@@ -79,7 +79,7 @@ def own_network() -> str:
     if os.geteuid() != 0:
         return "network namespaces take root; both keepers are on loopback"
     try:
-        spaces.unshare(spaces.NEWNET)
+        namespaces.unshare(namespaces.NEWNET)
         _ip("link set lo up")
     except (OSError, subprocess.CalledProcessError) as e:
         return f"no network namespace can be made here ({e}); both keepers are on loopback"
@@ -87,7 +87,7 @@ def own_network() -> str:
 
 
 @contextlib.contextmanager
-def keeper(folder: Path, size: int, keys: Keys, host: Host, short: bool = False) -> Iterator[Keeper]:
+def keeper(folder: Path, size: int, keys: KeyFiles, host: Host, short: bool = False) -> Iterator[Keeper]:
     """A keeper that holds one state; `short`: it takes AES-128 alone, which only a file for OpenSSL can ask for."""
     spawn = multiprocessing.get_context("spawn")
     mine, theirs = spawn.Pipe()
@@ -121,44 +121,44 @@ def far_host(apart: bool) -> Host:
     return Host(address=_FAR, apart=True) if apart else Host()
 
 
-def _keep(parent: Connection, folder: Path, size: int, keys: Keys, host: Host) -> None:
+def _keep(parent: Connection, folder: Path, size: int, keys: KeyFiles, host: Host) -> None:
     process_control.die_with(os.getppid())
     if host.beside:
-        spaces.enter(os.open(f"/proc/{host.beside}/ns/net", os.O_RDONLY), spaces.NEWNET)
+        namespaces.enter_namespace(os.open(f"/proc/{host.beside}/ns/net", os.O_RDONLY), namespaces.NEWNET)
     if host.apart:
-        spaces.unshare(spaces.NEWNET)
+        namespaces.unshare(namespaces.NEWNET)
         parent.send(None)
         parent.recv()
         _ip(f"addr add {host.address}/24 dev far")
         _ip("link set far up")
     memory = touched(size)
 
-    def take(ask: Ask) -> Holding:
-        return Holding(views=_of(memory, ask), done=0, finish=lambda: None)
+    def take(ask: PeerRequest) -> PushTarget:
+        return PushTarget(views=_of(memory, ask), done=0, finish=lambda: None)
 
-    def give(ask: Ask) -> tuple[Sequence[memoryview], Callable[[], None]]:
+    def give(ask: PeerRequest) -> tuple[Sequence[memoryview], Callable[[], None]]:
         return _of(memory, ask), lambda: None
 
     path = folder / f"keeper-{os.getpid()}"
     plain, tls = (socket.create_server((host.address, 0)) for _ in range(2))
-    for listener, proof in ((plain, None), (tls, keys), (unixpath.listen(path), None)):
-        Serving(listener, proof and Guard(proof, everybody), take, give).start()
+    for listener, proof in ((plain, None), (tls, keys), (unix_sockets.listen(path), None)):
+        PeerServer(listener, proof and PeerGuard(proof, everybody), take, give).start()
     parent.send(Doors(plain.getsockname(), tls.getsockname(), (str(path), 0)))
     while True:
         parent.recv()
         parent.send(time.process_time())
 
 
-def copy(callee: Callee, verb: Verb, memory: memoryview) -> None:
+def copy(callee: PeerKeeper, verb: Verb, memory: memoryview) -> None:
     """All of the memory to or from a keeper."""
-    ask = Ask(verb=verb, rank=0, layout="", bytes=len(memory), ranges=((0, len(memory)),))
+    ask = PeerRequest(verb=verb, rank=0, layout="", bytes=len(memory), ranges=((0, len(memory)),))
     if verb == "push":
-        transport.push(callee, ask, [memory], Pacer(0))
+        peer_transport.push_state(callee, ask, [memory], BytePacer(0))
     else:
-        transport.pull(callee, ask, [memory])
+        peer_transport.pull_state(callee, ask, [memory])
 
 
-def _of(memory: memoryview, ask: Ask) -> list[memoryview]:
+def _of(memory: memoryview, ask: PeerRequest) -> list[memoryview]:
     return [memory[start:end] for start, end in ask.ranges]
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import psutil
 
 from benchmarks._harness import STANDBY_LIMIT_S, START_LIMIT_S, Job, executable, holdfast
-from holdfast.cli.api import ask
-from holdfast.core.roles import Role
-from holdfast.journal.sqlite import JournalError, SqliteJournal
+from holdfast.cli.run_dirs.controller_client import ask_controller
+from holdfast.core.decide.node_roles import NodeRole
+from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.verdict import Record
-from holdfast.wire.controller_call import NotRunning
+from holdfast.wire.controller_socket import ControllerNotRunning
 
 SCRIPT = Path(__file__).with_name("_exact_rank.py")
 RANKS = 4
@@ -56,13 +56,13 @@ class Scene:
 
     def status(self) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = ask(self.run_dir, "/api/v1/status")
-        except NotRunning:
+            found: dict[str, Any] = ask_controller(self.run_dir, "/api/v1/status")
+        except ControllerNotRunning:
             return {}
         return found
 
     def standbys(self) -> int:
-        return sum(node["role"] == Role.READY for node in self.status().get("nodes", ()))
+        return sum(node["role"] == NodeRole.READY for node in self.status().get("nodes", ()))
 
     def await_standbys(self, count: int) -> None:
         if self.job.wait(lambda: self.standbys() >= count or None, STANDBY_LIMIT_S) is None:

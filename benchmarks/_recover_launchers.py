@@ -12,9 +12,9 @@ import msgspec
 import psutil
 
 from benchmarks._harness import STANDBY_LIMIT_S, START_LIMIT_S, Job, executable, free_port, holdfast, is_listening
-from holdfast.cli.api import ask
-from holdfast.core.roles import Role
-from holdfast.wire.controller_call import NotRunning
+from holdfast.cli.run_dirs.controller_client import ask_controller
+from holdfast.core.decide.node_roles import NodeRole
+from holdfast.wire.controller_socket import ControllerNotRunning
 
 OTHERS = Path(sys.prefix, "peers")  # where `make bench-recovery` puts the launchers of others
 OLDER = Path(sys.prefix, "peers-dlrover")  # and the torch that DLRover needs
@@ -145,10 +145,10 @@ class Running:
 
     def _has_standby(self) -> bool:
         try:
-            status: dict[str, Any] = ask(self.run_dir, "/api/v1/status")
-        except NotRunning:
+            status: dict[str, Any] = ask_controller(self.run_dir, "/api/v1/status")
+        except ControllerNotRunning:
             return False
-        return any(node["role"] == Role.READY for node in status["nodes"])
+        return any(node["role"] == NodeRole.READY for node in status["nodes"])
 
     def _spawn(self, launch: list[str]) -> subprocess.Popen[bytes]:
         return self.job.start([*launch], self._env, self.launcher.script)

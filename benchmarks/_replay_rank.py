@@ -14,13 +14,13 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from holdfast.client.replaying import Replaying
-from holdfast.core.diagnose.alike import Alike, Told
-from holdfast.core.diagnose.grid import fit, plan
-from holdfast.core.diagnose.halves import Halves, HalvesLimits, Referee, Watch
-from holdfast.core.diagnose.replay import Group, Replay, ReplayLimits, Ruling
-from holdfast.model.replay import ReplayHere
-from holdfast.wire.replaying import environment
+from holdfast.client.training.script_replay import ScriptReplay
+from holdfast.core.replay.dual_phase import DualPhaseReplay, ReplayGroup, ReplayLimits, ReplayRuling
+from holdfast.core.replay.majority import GroupResult, ReplayMajority
+from holdfast.core.replay.node_grid import fit_grid, plan_grid
+from holdfast.core.replay.twin_comparison import Referee, TwinComparison, TwinLimits, WatchTwins
+from holdfast.model.replay_task import ReplayTask
+from holdfast.wire.replay_environment import replay_variables
 
 STEPS = 2  # of one replay
 WIDTH, BATCH = 16, 4
@@ -55,10 +55,10 @@ class Node:
     def __init__(self, rank: int, world: int, stages: int) -> None:
         self.rank, self.world, self.stages = rank, world, stages
         self.names = [f"n{x}" for x in range(world)]
-        m, n = fit(world, stages)
-        self.plan = plan(self.names, m, n)
+        m, n = fit_grid(world, stages)
+        self.plan = plan_grid(self.names, m, n)
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-        self.replay = Replaying()
+        self.replay = ScriptReplay()
         self.replay.opted = True
         torch.manual_seed(7)
         first, second = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
@@ -153,26 +153,26 @@ class Dual:
                 for stage in range(node.stages):
                     node.among(ranks[stage :: node.stages])
 
-    def trial(self, bad: int, rng: Random) -> tuple[Ruling, int]:
+    def trial(self, bad: int, rng: Random) -> tuple[ReplayRuling, int]:
         """The ruling, and how many steps the job has done again."""
         q = self.case.q
-        replay = Replay(self.node.plan, ReplayLimits(q=q or None, most=self.case.most))
-        alike, steps = Alike(), 0
-        while not isinstance(asked := replay.next(), Ruling):
+        replay = DualPhaseReplay(self.node.plan, ReplayLimits(q=q or None, most=self.case.most))
+        alike, steps = ReplayMajority(), 0
+        while not isinstance(asked := replay.next_wave(), ReplayRuling):
             strikes = rng.random() < q, rng.randrange(STEPS), (rng.choice(KINDS), rng.randrange(1 << 16))
             mine = next((group for group in asked.groups if self.node.names[self.node.rank] in group.nodes), None)
             struck = (strikes[1], strikes[2]) if strikes[0] and self.node.rank == bad else None
             marks = self._replayed(mine, struck) if mine else [0] * STEPS
             everybody = self.node.gather(marks)
             told = {group.name: _told(group, everybody) for group in asked.groups}
-            judged = alike.heard(told)
+            judged = alike.judge_wave(told)
             for group in asked.groups:
-                replay.heard(group, judged[group.name])
+                replay.on_group_result(group, judged[group.name])
                 self.misjudged += judged[group.name] != (strikes[0] and self.node.names[bad] in group.nodes)
             steps += STEPS
         return asked, steps
 
-    def _replayed(self, group: Group, struck: tuple[int, tuple[str, int]] | None) -> list[int]:
+    def _replayed(self, group: ReplayGroup, struck: tuple[int, tuple[str, int]] | None) -> list[int]:
         """What this node signed at each step."""
         node = self.node
         ranks = tuple(int(name[1:]) for name in group.nodes)
@@ -181,7 +181,7 @@ class Dual:
         pipeline = ranks[replica * node.stages : (replica + 1) * node.stages]
         peers = ranks[stage :: node.stages]
         parameters = node.put_back(stage)
-        node.replay.look()
+        node.replay.read_environment()
         node.bad = False
         marks = []
         for step in range(STEPS):
@@ -212,25 +212,25 @@ class Twins:
         first = 0 if replica < self.half else self.half
         return tuple(r * self.node.stages + stage for r in range(first, first + self.half))
 
-    def trial(self, bad: int, rng: Random) -> tuple[Ruling, int]:
+    def trial(self, bad: int, rng: Random) -> tuple[ReplayRuling, int]:
         node = self.node
         q = 1.0 - (1.0 - self.case.q) ** (1.0 / STEPS)  # of a step
-        halves = Halves(self.nodes, HalvesLimits(steps=2 * STEPS * self.case.most))
+        halves = TwinComparison(self.nodes, TwinLimits(steps=2 * STEPS * self.case.most))
         replica, stage = divmod(node.rank, node.stages)
         parameters = node.put_back(stage)
         step = 0
-        while not isinstance(asked := halves.next(), Ruling):
+        while not isinstance(asked := halves.next_move(), ReplayRuling):
             strikes, kind = rng.random() < q, (rng.choice(KINDS), rng.randrange(1 << 16))
             node.struck = kind if strikes and node.rank == bad else None
             if isinstance(asked, Referee):
                 told = self._signed(asked.replica, step, asked.pair[0] % self.half)
-                halves.refereed(told[asked.replica][asked.stage])
+                halves.on_referee_signature(told[asked.replica][asked.stage])
                 continue
-            assert isinstance(asked, Watch)
+            assert isinstance(asked, WatchTwins)
             step += 1
-            halves.heard(step, self._signed(None, step, replica % self.half))
-            self.misjudged += strikes != isinstance(halves.next(), Referee)
-            if isinstance(halves.next(), Watch):
+            halves.on_signatures(step, self._signed(None, step, replica % self.half))
+            self.misjudged += strikes != isinstance(halves.next_move(), Referee)
+            if isinstance(halves.next_move(), WatchTwins):
                 update(parameters, node.among(self._peers(replica, stage)), self.half)
         return asked, halves.steps
 
@@ -238,7 +238,7 @@ class Twins:
         """Compute without updating; what every stage of every replica signed."""
         node = self.node
         replica, stage = divmod(node.rank, node.stages)
-        node.replay.look()
+        node.replay.read_environment()
         for layer in node._layers:
             layer.zero_grad(set_to_none=True)
         node.replay.marks.clear()
@@ -250,7 +250,7 @@ class Twins:
         return {r: [told[r * node.stages + s][0] for s in range(node.stages)] for r in range(self.replicas)}
 
 
-def _told(group: Group, everybody: list[list[int]]) -> Told:
+def _told(group: ReplayGroup, everybody: list[list[int]]) -> GroupResult:
     marks = {}
     bad = -1
     for place, name in enumerate(group.nodes):
@@ -258,7 +258,7 @@ def _told(group: Group, everybody: list[list[int]]) -> Told:
             if value == _NAN:
                 bad = step
             marks[step, place] = value
-    return Told(bad_step=bad, marks=marks)
+    return GroupResult(bad_step=bad, marks=marks)
 
 
 def conduct(node: Node, case: Case, seed: int) -> Result:
@@ -275,7 +275,7 @@ def conduct(node: Node, case: Case, seed: int) -> Result:
     return Result(case=case, **counts, misjudged=misjudged, steps=done / case.trials, seconds=seconds)
 
 
-def _outcome(ruling: Ruling, bad: str) -> str:
+def _outcome(ruling: ReplayRuling, bad: str) -> str:
     if not ruling.nodes:
         return "nobody"
     if ruling.nodes == (bad,):
@@ -285,7 +285,7 @@ def _outcome(ruling: Ruling, bad: str) -> str:
 
 def run(rank: int, world: int, folder: Path, cases: list[Case]) -> None:
     """The life of one process."""
-    os.environ |= environment(ReplayHere(name="bench", steps=STEPS), str(folder / "replay"))
+    os.environ |= replay_variables(ReplayTask(name="bench", steps=STEPS), str(folder / "replay"))
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / f"store-{world}"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)

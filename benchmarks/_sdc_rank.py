@@ -22,12 +22,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks._sdc_faults import Fault, faults, flip, pick
 from examples.gpt import GPT, SPAN, make_text
-from holdfast.client.layout import fix
-from holdfast.client.marking import Marking
-from holdfast.client.watching import Watching
-from holdfast.core.detect.replica import ReplicaLimits, Replicas
-from holdfast.core.detect.spikes import LossLimits, Spikes
-from holdfast.model.signal import Mark, Values
+from holdfast.client.training.ddp_buckets import fix_buckets
+from holdfast.client.training.parameter_hash import ParameterHash
+from holdfast.client.training.update_norm import UpdateWatch
+from holdfast.core.detect.loss_spikes import LossLimits, SpikeDetector
+from holdfast.core.detect.replica import ReplicaDetector, ReplicaLimits
+from holdfast.model.signal import Mark, StepValues
 
 EVERY = ReplicaLimits().every
 BATCH, CLIP = 8, 1.0
@@ -50,10 +50,10 @@ class Trainer:
         self.model = GPT(len(letters))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
         self.ddp = DistributedDataParallel(self.model)
-        fix(self.ddp)
+        fix_buckets(self.ddp)
         self.ddp.register_comm_hook(dist.group.WORLD, self._reduce)
-        self.watching = Watching(self.optimizer)
-        self.spikes = Spikes(LossLimits())
+        self.watching = UpdateWatch(self.optimizer)
+        self.spikes = SpikeDetector(LossLimits())
         self.optimizer._optimizer_step_post_hooks.clear()  # what it does is called, and timed, by hand
         self.spent = dict.fromkeys(("train", "update", "watch", "rules", "parameters", "optimizer"), 0.0)
         self._fault: Fault | None = None
@@ -63,7 +63,7 @@ class Trainer:
     def _reduce(self, group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         if self._fault and self._fault.place == "gradient before":
             flip(bucket.buffer(), self._fault.flips)
-        return self.watching._reduce(group, bucket)
+        return self.watching._reduce_bucket(group, bucket)
 
     def moments(self) -> list[torch.Tensor]:
         kept = self.optimizer.state.values()
@@ -102,14 +102,14 @@ class Trainer:
 
     def _judge(self, number: int, loss: float, norm: float) -> None:
         began = time.thread_time()
-        self.watching._see(self.optimizer)
+        self.watching._measure_update(self.optimizer)
         own, update = self.watching.own_norm, self.watching.update
         assert own is not None and update is not None
         self._spend("watch", began)
         began = time.thread_time()
         values = {"loss": loss, "grad_norm": norm, "own_norm": float(own), "update": float(update)}
-        told = Values(generation=1, rank=self.rank, step=number, at=0.0, **values)
-        fired = [rule for rule, _ in self.spikes.heard(told)]
+        told = StepValues(generation=1, rank=self.rank, step=number, at=0.0, **values)
+        fired = [rule for rule, _ in self.spikes.on_values(told)]
         self._spend("rules", began)
         if not torch.isfinite(torch.tensor(loss)):
             fired.append("not finite")
@@ -124,7 +124,7 @@ class Trainer:
     def _hash(self, part: str) -> int:
         began = time.thread_time()
         tensors = list(self.model.parameters()) if part == "parameters" else self.moments()
-        value = int(Marking(tensors, None, EVERY).value()) & (2**64 - 1)
+        value = int(ParameterHash(tensors, None, EVERY).compute_hash()) & (2**64 - 1)
         self._spend(part, began)
         return value
 
@@ -164,18 +164,21 @@ def gathered(thing: object) -> list[Any]:
 
 
 def told(trainer: Trainer) -> dict[str, Any]:
-    values = (int(Marking(tensors, None, 1).value()) for tensors in (trainer.model.parameters(), trainer.moments()))
+    values = (
+        int(ParameterHash(tensors, None, 1).compute_hash())
+        for tensors in (trainer.model.parameters(), trainer.moments())
+    )
     return {"fired": trainer.fired, "marks": trainer.marks, "end": list(values), "loss": trainer.evaluate()}
 
 
 def named(all_marks: list[list[tuple[int, int, int]]], column: int) -> tuple[int, list[int]] | None:
     """At which step replicas were found to differ, and which ranks were named; none without a majority."""
-    replicas = Replicas(ReplicaLimits())
-    replicas.launched(1)
+    replicas = ReplicaDetector(ReplicaLimits())
+    replicas.on_launch(1)
     count = len(all_marks)
     for row in zip(*all_marks, strict=True):
         marks = tuple(Mark(rank, one[0], "all", count, "state", one[column]) for rank, one in enumerate(row))
-        for alarm in replicas.heard(0.0, "node", 1, marks):
+        for alarm in replicas.on_marks(0.0, "node", 1, marks):
             return row[0][0], list(alarm.ranks) if alarm.hard else []
     return None
 

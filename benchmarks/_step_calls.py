@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import holdfast
-from holdfast.client.progress import here
+from holdfast.client.training.progress import here
 
 CALLS, WARM = 20_000, 1_000
 
@@ -20,7 +20,7 @@ def main() -> None:
         holdfast.step(step, loss=loss)
         took.append(time.perf_counter_ns() - began)
     cuts = statistics.quantiles(took[WARM:], n=100)
-    found = {"attached": here.slot() is not None, "median_us": cuts[49] / 1e3, "p99_us": cuts[98] / 1e3}
+    found = {"attached": here.find_slot() is not None, "median_us": cuts[49] / 1e3, "p99_us": cuts[98] / 1e3}
     Path(sys.argv[1]).write_text(json.dumps(found))
 
 

@@ -12,8 +12,8 @@ import psutil
 
 from benchmarks._harness import Job, holdfast
 from benchmarks._torture_scene import KEEP_NODES, SCRIPT, Failed, Scene, Struck, at_random, differing
-from holdfast.chaos import faulty
-from holdfast.checkpoint import load, retention
+from holdfast.chaos import faulty_storage
+from holdfast.checkpoint import checkpoint_load, retention
 
 RANKS = 4
 STRETCH_S = 0.006
@@ -59,10 +59,10 @@ class Round:
             folder.mkdir()
 
     def start(self) -> None:
-        faulty.known_in(self.job.folder / "site")
+        faulty_storage.register_in(self.job.folder / "site")
         self.control.write_text("slow")
         path = os.pathsep.join([str(self.job.folder / "site"), str(ROOT)])
-        env = {"PYTHONPATH": path, faulty.CONTROL: str(self.control)}
+        env = {"PYTHONPATH": path, faulty_storage.CONTROL: str(self.control)}
         told = [str(self.work), f"--stretch-s={STRETCH_S}", f"--store=faulty://{self.store}", "--every=20"]
         self.job.spawn([*holdfast(self.scene.run_dir, *FLAGS), str(SCRIPT), *told], env)
         self.scene.trains(1)
@@ -123,7 +123,7 @@ class Round:
         rank = 0 if publishing else rank
         mark = self.control.with_name("publishing" if publishing else f"writing-{rank}")
         self._await(mark.exists)
-        at_random(self.rng, faulty.SLOW_S if publishing else 3 * faulty.SLOW_S)
+        at_random(self.rng, faulty_storage.SLOW_S if publishing else 3 * faulty_storage.SLOW_S)
         if kind.startswith("keeper"):
             self._kill_keeper(rank)
             at_random(self.rng, 0.2)
@@ -133,7 +133,7 @@ class Round:
     def _strike_copying(self, kind: str, rank: int) -> Struck:
         """While two snapshots of a rank are held: the floor, and the one that is on its way to the peer."""
         arena = self.scene.arena(rank)
-        self._await(lambda: arena.pinned() > 1)
+        self._await(lambda: arena.count_pinned() > 1)
         if kind.startswith("keeper"):
             self._kill_keeper(rank)
             self._await(lambda: self.scene.look(rank).phase == "train")
@@ -154,8 +154,8 @@ class Round:
 
     def _torn_on_storage(self) -> str:
         """What is wrong with the newest published checkpoint: whatever else was written half does not count as one."""
-        found = [one for one in retention.find(str(self.store)) if one.ok][:1]
-        return "; ".join(why for one in found for why in load.verify(one.url))
+        found = [one for one in retention.find_checkpoints(str(self.store)) if one.ok][:1]
+        return "; ".join(why for one in found for why in checkpoint_load.verify_checkpoint(one.url))
 
     def judged(self) -> dict[str, int]:
         """End the job, run it once more with nobody striking, and count what differs."""

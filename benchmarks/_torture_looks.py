@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks._harness import Job, holdfast
 from benchmarks._torture_mutate import TENSORS, WORDS
 from benchmarks._torture_scene import Failed, Scene
-from holdfast.checkpoint.arena import Arena, Sealed
+from holdfast.checkpoint.arena import Arena, SealedSnapshot
 
 SCRIPT = Path(__file__).with_name("_torture_mutate.py")
 
@@ -36,7 +36,7 @@ class Watcher:
     def look(self, promised: int, *, pins: bool) -> None:
         """`promised`: the step of the last save that had returned before this look began."""
         before = self._seqs()
-        found = self.arena.sealed()
+        found = self.arena.list_sealed()
         # Between looks at one slot and the next one much can happen. And while others are pinned, the newest may be
         # written anew, so that an older one is all there is until that is done.
         if before == self._seqs() and not (pins and any(seq % 2 for seq in before)):
@@ -46,15 +46,15 @@ class Watcher:
             self._read(one, pinned=pins and bool((self.seen.looks + turn) % 2))
 
     def _seqs(self) -> list[int]:
-        return [self.arena.seq(slot) for slot in range(self.arena.slots)]
+        return [self.arena.slot_seq(slot) for slot in range(self.arena.slots)]
 
-    def _read(self, one: Sealed, *, pinned: bool) -> None:
+    def _read(self, one: SealedSnapshot, *, pinned: bool) -> None:
         if pinned and not self.arena.pin(one.slot, one.seq):
             self.seen.moved += 1
             return
-        image = self.arena.image(one.slot)
+        image = self.arena.slot_image(one.slot)
         words = np.frombuffer(image[: len(image) // 4 * 4], dtype=np.int32).copy()
-        stayed = self.arena.seq(one.slot) == one.seq
+        stayed = self.arena.slot_seq(one.slot) == one.seq
         if pinned:
             self.arena.unpin(one.slot)
         if not stayed:

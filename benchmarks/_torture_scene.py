@@ -111,7 +111,7 @@ class Scene:
     def held(self) -> dict[int, list[int]]:
         """The steps of which each rank has a whole snapshot in its own node's memory."""
         try:
-            return {rank: sorted(one.step for one in self.arena(rank).sealed()) for rank in self.ranks}
+            return {rank: sorted(one.step for one in self.arena(rank).list_sealed()) for rank in self.ranks}
         except (Failed, ArenaError):
             return {rank: [] for rank in self.ranks}
 

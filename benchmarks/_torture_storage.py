@@ -11,7 +11,7 @@ import psutil
 
 from benchmarks._harness import Job, holdfast
 from benchmarks._torture_scene import KEEP_NODES, SCRIPT, Failed, Scene
-from holdfast.chaos import faulty
+from holdfast.chaos import faulty_storage
 from holdfast.checkpoint import retention
 
 RANKS = 2
@@ -58,11 +58,11 @@ class Study:
         self.control = job.folder / "control"
         self.control.write_text("ok")
         self.scene = Scene(self.work, job.folder / "run", RANKS, lambda: job.launchers[0].poll() is None)
-        faulty.known_in(job.folder / "site")
+        faulty_storage.register_in(job.folder / "site")
         path = os.pathsep.join([str(job.folder / "site"), str(ROOT)])
         told = [str(self.work), f"--width={WIDTH}", f"--work={WORK}", "--every=40"]
         launch = [*holdfast(self.scene.run_dir, *FLAGS), str(SCRIPT), *told, f"--store=faulty://{self.store}"]
-        job.spawn(launch, {"PYTHONPATH": path, faulty.CONTROL: str(self.control)})
+        job.spawn(launch, {"PYTHONPATH": path, faulty_storage.CONTROL: str(self.control)})
         self.scene.trains(1, steps=WARM_STEPS)
 
     # --- steps -------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ class Study:
 
     def _published(self) -> int:
         """The newest step that is there as a checkpoint."""
-        return max((one.step for one in retention.find(str(self.store)) if one.ok), default=0)
+        return max((one.step for one in retention.find_checkpoints(str(self.store)) if one.ok), default=0)
 
     def _steps(self, start: float, end: float) -> list[float]:
         """How long the steps of rank 0 took that ended between these instants."""

@@ -19,8 +19,8 @@ import xxhash  # noqa: E402
 from torch import nn  # noqa: E402
 
 import holdfast  # noqa: E402
-from holdfast.checkpoint.link import Link  # noqa: E402
-from holdfast.wire.keeping import Resume, State  # noqa: E402
+from holdfast.checkpoint.keeper_client import KeeperClient  # noqa: E402
+from holdfast.wire.keeper_messages import StateGrant, StateRequest  # noqa: E402
 
 imported_at = time.time()
 ON_GPU = torch.cuda.is_available()
@@ -73,14 +73,14 @@ def main() -> None:
         if ON_GPU:
             torch.cuda.synchronize()
         note("made")
-        ask = Link.resume
+        ask = KeeperClient.request_state
 
-        def resume(link: Link, asked: Resume) -> State:
+        def resume(link: KeeperClient, asked: StateRequest) -> StateGrant:
             answer = ask(link, asked)
             note("answered")
             return answer
 
-        Link.resume = resume  # type: ignore[method-assign, assignment]
+        KeeperClient.request_state = resume  # type: ignore[method-assign, assignment]
         ckpt = holdfast.Checkpointer(model=model, optimizer=optimizer)
         note("laid")
         start = ckpt.restore()

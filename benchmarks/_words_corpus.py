@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.core.words.rows import Catalog
-from holdfast.logs.diagnosing import Ends, diagnose, log_of
+from holdfast.core.log_analysis.failure_catalog import FailureCatalog
+from holdfast.logs.log_diagnosis import ProcessEnds, diagnose_logs, open_log
 from holdfast.model.diagnosis import Diagnosis
 
 CORPUS = Path(__file__).parents[1] / "tests" / "corpus"
@@ -54,13 +54,15 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     evicted: int
 
 
-def judged(folder: Path, catalog: Catalog, every: int = 1) -> Iterator[Judged]:
+def judged(folder: Path, catalog: FailureCatalog, every: int = 1) -> Iterator[Judged]:
     """All the cases of a folder, or every n-th of them."""
     for label_file in sorted(folder.glob("*/label.toml"))[::every]:
         label = msgspec.convert(tomllib.loads(label_file.read_text(encoding="utf-8")), Label)
-        logs = [log_of(path) for path in sorted(label_file.parent.glob("*.txt"))]
+        logs = [open_log(path) for path in sorted(label_file.parent.glob("*.txt"))]
         yield Judged(
-            name=label_file.parent.name, label=label, found=diagnose(logs, Ends(code=label.exit_code), catalog)
+            name=label_file.parent.name,
+            label=label,
+            found=diagnose_logs(logs, ProcessEnds(code=label.exit_code), catalog),
         )
 
 

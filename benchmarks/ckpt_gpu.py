@@ -22,7 +22,7 @@ from torch import nn
 
 from benchmarks._harness import Fault, Job
 from benchmarks._report import FULL, Findings, report
-from holdfast.client.checkpointer import Checkpointer
+from holdfast.client.checkpointing.checkpointer import Checkpointer
 
 SCRIPT = Path(__file__).with_name("_train_snapshots.py")
 LAYERS, WIDTH = 13, 2048

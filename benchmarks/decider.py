@@ -9,19 +9,19 @@ import time
 from rich.table import Table
 
 from benchmarks._report import FULL, Findings, report
-from holdfast.core.decider import Decider
+from holdfast.core.decide.decider import Decider
 from holdfast.model.event import Entry
-from holdfast.sim.faults import Rates
-from holdfast.sim.run import simulate
-from holdfast.sim.world import Setup
+from holdfast.sim.fault_source import FaultRates
+from holdfast.sim.job_world import SimSetup
+from holdfast.sim.simulation import simulate
 
 GOAL_US = 100.0
 ROUNDS = 5 if FULL else 2
 MIXES = {
-    "month": Setup(seed=1, nodes=1250, standbys=4, days=30.0),
-    "bad_day": Setup(
+    "month": SimSetup(seed=1, nodes=1250, standbys=4, days=30.0),
+    "bad_day": SimSetup(
         seed=1, nodes=1250, standbys=8, days=1.0, save_steps=5, progress_s=600.0,
-        rates=Rates(loss=0.02, crash=0.03, cut=0.02, fleet_fails=0.2, dud=0.05),
+        rates=FaultRates(loss=0.02, crash=0.03, cut=0.02, fleet_fails=0.2, dud=0.05),
     ),
 }  # fmt: skip
 

@@ -18,12 +18,12 @@ import msgspec
 from rich.table import Table
 
 from benchmarks._report import FULL, Findings, report
-from holdfast.agent.tracer import Asked, Tracer
-from holdfast.core.diagnose.stacks import name
+from holdfast.agent.rank.stack_tracer import StackRequest, StackTracer
+from holdfast.core.diagnose.blocking_ranks import find_blocking
 from holdfast.model.stacks import Collective, Flight, Frame, Process, Thread, Trace
 from holdfast.model.topology import Seat
-from holdfast.wire.flightlog import arena_bytes, place
-from holdfast.wire.holding import Held
+from holdfast.wire.holder_messages import HolderRank
+from holdfast.wire.rank_memory.flight_log_writer import flight_log_offset, slot_memory_bytes
 
 WORLD, NPROC, DEPTH = 16384, 8, 40
 RANKS = 8
@@ -66,7 +66,7 @@ def process(node: str, rank: int, scattered: bool) -> Process:
 
 def naming_s(traces: list[Trace], seats: tuple[Seat, ...]) -> float:
     began = time.perf_counter()
-    found = name(traces, seats, (("pp", 8), ("dp", 256), ("tp", 8)))
+    found = find_blocking(traces, seats, (("pp", 8), ("dp", 256), ("tp", 8)))
     took_s = time.perf_counter() - began
     assert found.ranks == SUSPECTS and found.hard, found
     return took_s
@@ -78,14 +78,14 @@ class Ranks:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         fd = os.memfd_create("holdfast-bench")
-        os.ftruncate(fd, arena_bytes(RANKS))
+        os.ftruncate(fd, slot_memory_bytes(RANKS))
         self.arena = mmap.mmap(fd, 0)
         script = str(Path(__file__).with_name("_trace_ranks.py"))
         root = str(Path(__file__).parents[1])
         env = os.environ | {"WORLD_SIZE": str(RANKS), "TORCH_FR_BUFFER_SIZE": "64", "OMP_NUM_THREADS": "1"}
         self.started = [
             subprocess.Popen(
-                [sys.executable, script, str(folder), f"/proc/{os.getpid()}/fd/{fd}:{place(RANKS, rank)}"],
+                [sys.executable, script, str(folder), f"/proc/{os.getpid()}/fd/{fd}:{flight_log_offset(RANKS, rank)}"],
                 env=env | {"RANK": str(rank), "PYTHONPATH": root},
                 start_new_session=True,
             )
@@ -100,8 +100,8 @@ class Ranks:
                 raise SystemExit("the ranks did not come up")
             time.sleep(0.1)
 
-    def held(self) -> tuple[Held, ...]:
-        return tuple(Held(key=f"1:{rank}", pid=process.pid) for rank, process in enumerate(self.started))
+    def held(self) -> tuple[HolderRank, ...]:
+        return tuple(HolderRank(key=f"1:{rank}", pid=process.pid) for rank, process in enumerate(self.started))
 
     def end(self) -> list[dict[str, object]]:
         (self.folder / "finish").touch()
@@ -121,12 +121,12 @@ Window = tuple[float, float]
 
 def traces_s(ranks: Ranks) -> tuple[list[float], list[Window], list[Window]]:
     """What each trace took, and the windows with and without one."""
-    tracer = Tracer("n0", RANKS)
+    tracer = StackTracer("n0", RANKS)
     took, busy, idle = [], [], []
     for _ in range(TRACES):
         time.sleep(0.3)
         began = time.monotonic()
-        trace = tracer.take(Asked(ranks=ranks.held(), deadline_s=5.0), ranks.arena)
+        trace = tracer.take_trace(StackRequest(ranks=ranks.held(), deadline_s=5.0), ranks.arena)
         ended = time.monotonic()
         assert len(trace.processes) == RANKS and not any(p.error for p in trace.processes), trace
         assert len(trace.flights) == RANKS

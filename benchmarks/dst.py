@@ -7,19 +7,19 @@ from concurrent.futures import ProcessPoolExecutor
 from rich.table import Table
 
 from benchmarks._report import FULL, Findings, report
-from holdfast.cli.sim_dst import build, command
-from holdfast.logs import catalog
-from holdfast.sim.dst.run import Result, play
-from holdfast.sim.dst.setup import setup_of
+from holdfast.cli.commands.sim_dst import build_controller, repeat_command
+from holdfast.logs import catalog_files
+from holdfast.sim.dst.seed_run import SeedResult, play_seed
+from holdfast.sim.dst.seed_setup import draw_setup
 
 SEEDS = 10_000 if FULL else 1_000
 GOAL_S = 600.0 * SEEDS / 10_000
 CHUNK = 50
 
 
-def some(first: int) -> list[Result]:
-    known = catalog.load()
-    return [play(setup_of(seed), build, known) for seed in range(first, min(first + CHUNK, SEEDS))]
+def some(first: int) -> list[SeedResult]:
+    known = catalog_files.load_failures()
+    return [play_seed(draw_setup(seed), build_controller, known) for seed in range(first, min(first + CHUNK, SEEDS))]
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     took_s = time.perf_counter() - began_at
     broken = [result for result in results if result.failure]
     for result in broken:
-        print(f"seed {result.seed} is broken {result.failure}\nto see it: {command(result.seed)}")
+        print(f"seed {result.seed} is broken {result.failure}\nto see it: {repeat_command(result.seed)}")
     table = Table(title=f"{SEEDS} seeds of the control plane on {os.cpu_count()} cores")
     for column in ("seconds", "broken", "virtual hours", "entries", "steps", "generations", "lives of controllers"):
         table.add_column(column, justify="right")

@@ -24,21 +24,21 @@ from rich.table import Table
 
 from benchmarks._report import FULL, Findings, report
 from holdfast.config import Settings
-from holdfast.controller.api import Door, make_app
-from holdfast.controller.audit import Audit
-from holdfast.controller.door import ANY_NODE, Caller, Right
-from holdfast.controller.hands import Hands
-from holdfast.controller.loop import Controller
-from holdfast.core.node import Post
+from holdfast.controller.access.access_control import ANY_NODE, Caller, Right
+from holdfast.controller.access.audit_log import AuditLog
+from holdfast.controller.actions.action_executor import ActionExecutor
+from holdfast.controller.api import ApiEntrance, make_api
+from holdfast.controller.control_loop import Controller
+from holdfast.core.agent_protocol import Post
 from holdfast.fleet.join import JoinFleet
-from holdfast.journal.sqlite import SqliteJournal
+from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.errand import Done
 from holdfast.model.event import Order, Phase
 from holdfast.model.signal import Beat
 from holdfast.model.topology import Job
-from holdfast.wire import messages
-from holdfast.wire.messages import Hello, Tell
+from holdfast.wire import agent_messages
+from holdfast.wire.agent_messages import ErrandMessage, Hello
 
 AGENTS = 2000
 BEATING_S = 60.0 if FULL else 20.0
@@ -68,9 +68,11 @@ class Measured(msgspec.Struct):
 async def _control(listener: socket.socket, out: Connection, folder: Path) -> None:
     journal = SqliteJournal(folder / "journal.db")
     store = NoStore()
-    controller = Controller(journal, Settings(), lambda c: Hands(JoinFleet(), store, c.report))
+    controller = Controller(journal, Settings(), lambda c: ActionExecutor(JoinFleet(), store, c.on_outcome))
     everybody = Caller(name="bench", right=Right.ADMIN, node=ANY_NODE)
-    runner = web.AppRunner(make_app(controller, Door(lambda request: everybody, Audit(folder))), access_log=None)
+    runner = web.AppRunner(
+        make_api(controller, ApiEntrance(lambda request: everybody, AuditLog(folder))), access_log=None
+    )
     await runner.setup()
     await web.SockSite(runner, listener).start()
     job = Job(run_id="bench", min_nodes=AGENTS, max_nodes=AGENTS, can_acquire=False)
@@ -86,10 +88,10 @@ async def _control(listener: socket.socket, out: Connection, folder: Path) -> No
             await asyncio.sleep(SAMPLE_S)
             lags.append(time.monotonic() - before - SAMPLE_S)
         spent_s, wall_s = time.process_time() - started_s, time.monotonic() - started_at
-        account = controller.ledger.account(controller.clock())
+        account = controller.ledger.make_account(controller.clock())
         measured = Measured(lags, spent_s, wall_s, controller.decider.generation, len(account.incidents), account.step)
         out.send_bytes(msgspec.json.encode(measured))
-        controller.hear(Order(verb="stop", who="the benchmark", now=True))
+        controller.process_event(Order(verb="stop", who="the benchmark", now=True))
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(sample())
@@ -121,15 +123,15 @@ class Agents:
         node = f"n{number}"
         async with session.ws_connect(f"{self.url}/agent") as ws:
             hello = Hello(node=node, host="h", nproc=8, order=number, generation=0, ready=True)
-            await ws.send_bytes(messages.encode(hello))
+            await ws.send_bytes(agent_messages.encode(hello))
             state = {"generation": 0}
             beating = asyncio.create_task(self._beat(ws, node, number, state))
             async for message in ws:
-                told = messages.decode_from_controller(message.data)
-                if isinstance(told, Tell):
+                told = agent_messages.decode_from_controller(message.data)
+                if isinstance(told, ErrandMessage):
                     state["generation"] = getattr(told.errand, "generation", state["generation"])
                     done = Post(seq=told.errand.id, body=Done(id=told.errand.id, node=node, ok=True))
-                    await ws.send_bytes(messages.encode(done))
+                    await ws.send_bytes(agent_messages.encode(done))
             beating.cancel()
 
     async def _beat(self, ws: aiohttp.ClientWebSocketResponse, node: str, number: int, state: dict[str, int]) -> None:
@@ -146,9 +148,9 @@ class Agents:
                 self.crash_at = float("inf")
                 reason = "was killed by SIGKILL"
                 crash = Alarm(kind=Kind.CRASH, at=now, suspects=(node,), generation=generation, reason=reason)
-                await ws.send_bytes(messages.encode(Post(seq=1, body=crash)))
+                await ws.send_bytes(agent_messages.encode(Post(seq=1, body=crash)))
             beat = Beat(node=node, generation=generation, step=step or -1, at=now, first_at=now)
-            await ws.send_bytes(messages.encode(beat))
+            await ws.send_bytes(agent_messages.encode(beat))
             await asyncio.sleep(1.0)
 
 

@@ -20,10 +20,10 @@ import torch
 from rich.table import Table
 
 from benchmarks._report import FULL, Findings, report
-from holdfast.agent.probes import bench, minigpt
-from holdfast.agent.probing import Terms, run_probes
-from holdfast.core.diagnose import baseline
-from holdfast.core.diagnose.probes import judge
+from holdfast.agent.diagnostics.probe_runner import ProbeTerms, run_probes
+from holdfast.agent.probes import minigpt, reproducible_math
+from holdfast.core.diagnose import fleet_baseline
+from holdfast.core.diagnose.probe_assessment import assess_probes
 from holdfast.model.probe import Finding
 from tests.agent.probes import faults, lab
 
@@ -35,7 +35,9 @@ BUDGET_S = 2.0
 SCATTERS = {"calm": (0.005, 0.005, 0.02), "usual": (0.007, 0.008, 0.03), "rough": (0.01, 0.01, 0.05)}
 
 
-async def probed(level: int, budget_s: float, only: tuple[str, ...] = (), terms: Terms | None = None) -> list[Finding]:
+async def probed(
+    level: int, budget_s: float, only: tuple[str, ...] = (), terms: ProbeTerms | None = None
+) -> list[Finding]:
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         probes = run_probes(level, budget_s, sys.executable, Path(folder), only=only, terms=terms)
         return [finding async for finding in probes]
@@ -43,7 +45,7 @@ async def probed(level: int, budget_s: float, only: tuple[str, ...] = (), terms:
 
 async def times(findings: Findings, table: Table) -> None:
     """How long the levels take on this machine's processor, at their full sizes."""
-    found = await probed(3, 0.0, terms=Terms(nice=0))
+    found = await probed(3, 0.0, terms=ProbeTerms(nice=0))
     for level in (1, 2, 3):
         took_s = sum(f.took_s for f in found if f.level == level)
         findings.figures[f"level {level}, s"] = round(took_s, 2)
@@ -77,7 +79,7 @@ def clean(findings: Findings, table: Table) -> None:
             command = [sys.executable, "-m", "tests.agent.probes.many", str(CLEAN // PROCESSES), folder]
             told = subprocess.run(command, stdout=subprocess.PIPE, check=True)
             runs += [msgspec.json.decode(line, type=list[Finding]) for line in told.stdout.splitlines()]
-    judged = judge({f"n{number}": run for number, run in enumerate(runs)}, {})
+    judged = assess_probes({f"n{number}": run for number, run in enumerate(runs)}, {})
     failed = sum(f.ok is False for run in runs for f in run)
     findings.figures |= {"clean runs": len(runs), "false findings": failed, "accused": len(judged.bad)}
     goal = len(runs) == CLEAN and not failed and not judged.bad and not judged.suspects
@@ -88,12 +90,12 @@ def clean(findings: Findings, table: Table) -> None:
 async def spoiled(sound: list[list[Finding]], findings: Findings, table: Table) -> None:
     """One node of four, for real: every product of that process has one wrong bit."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
-        bad = await probed(3, BUDGET_S, terms=Terms(env=faults.spoil(Path(folder), faults.ALWAYS)))
+        bad = await probed(3, BUDGET_S, terms=ProbeTerms(env=faults.spoil(Path(folder), faults.ALWAYS)))
     bits = ("gemm_bits", "reference")
     four = {f"n{i}": [f for f in run if f.probe in bits] for i, run in enumerate([*sound[:3], bad])}
-    judged = judge(four, {})
+    judged = assess_probes(four, {})
     findings.goals["a wrong bit on one node of four is found"] = list(judged.bad) == ["n3"]
-    table.add_row("a wrong bit on one node of four", judged.reason)
+    table.add_row("a wrong bit on one node of four", judged.summary_text)
 
 
 class Wrong:
@@ -120,21 +122,24 @@ class Wrong:
 
 def wrong_bits(findings: Findings, table: Table) -> None:
     """How many of single wrong bits, anywhere, show in the digests."""
-    bench.wake()
+    reproducible_math.make_deterministic()
     torch.use_deterministic_algorithms(False)  # of the injector's own writes nothing is asked
     chance = random.Random(5)
     wrong = Wrong(chance)
-    a, b = bench.real((256, 256), bench.CPU, 11), bench.real((256, 256), bench.CPU, 12)
+    a, b = (
+        reproducible_math.float_tensor((256, 256), reproducible_math.CPU, 11),
+        reproducible_math.float_tensor((256, 256), reproducible_math.CPU, 12),
+    )
     ways: dict[str, tuple[int, Callable[[], list[torch.Tensor]]]] = {
         "gemm": (1, lambda: [torch.matmul(a, b)]),
-        "reference": (14, lambda: minigpt.step(64, 2, 32, bench.CPU)),
+        "reference": (14, lambda: minigpt.train_step(64, 2, 32, reproducible_math.CPU)),
     }
     for name, (products, work) in ways.items():
-        right, seen = bench.digest(*work()), 0
+        right, seen = reproducible_math.tensor_digest(*work()), 0
         torch.matmul = wrong  # type: ignore[assignment]
         for _ in range(TRIALS):
             wrong.arm(products)
-            seen += bench.digest(*work()) != right
+            seen += reproducible_math.tensor_digest(*work()) != right
         torch.matmul = wrong._real
         findings.figures[f"wrong bits seen, {name}"] = round(seen / TRIALS, 3)
         table.add_row(f"single wrong bits seen by {name}", f"{seen} of {TRIALS}")
@@ -187,7 +192,7 @@ def mean_rule(measured: dict[str, list[float]]) -> set[str]:
 
 def fleets(findings: Findings, table: Table) -> None:
     rules: dict[str, Callable[[dict[str, list[float]]], set[str]]] = {
-        "baseline": lambda measured: set(baseline.fleet(measured)),
+        "baseline": lambda measured: set(fleet_baseline.below_fleet(measured)),
         "5 % mean rule": mean_rule,
     }
     for scatter, sizes in SCATTERS.items():

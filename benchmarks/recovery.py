@@ -13,7 +13,7 @@ from benchmarks._harness import START_LIMIT_S, Fault, Job
 from benchmarks._kept import Kept
 from benchmarks._recover_launchers import Launcher, Running, launchers
 from benchmarks._report import FULL, Findings, brief, median, report
-from holdfast.journal.sqlite import SqliteJournal
+from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.verdict import Record
 
 RANKS, VICTIM, OTHER = 4, 2, 1  # where there are two nodes these two are on different ones

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from benchmarks._replay_rank import STEPS, Case, Result, run
 from benchmarks._report import FULL, Findings, report
-from holdfast.core.diagnose import chances
-from holdfast.sim.replay import Study, Trying, study
+from holdfast.core.replay import detection_odds
+from holdfast.sim.replay_study import ReplaySetup, ReplayStudy, run_study
 
 MORE = 4 if FULL else 1
 LIMIT_S = 720.0 * MORE
@@ -57,13 +57,13 @@ def live(folder: Path, world: int, chosen: list[Case]) -> list[Result]:
 
 def reckoned(case: Case) -> float:
     if case.way == "dual":
-        return chances.success(case.q, case.most)
-    return chances.shown(chances.per_step(case.q, STEPS), 2 * STEPS * case.most)
+        return detection_odds.dual_phase_odds(case.q, case.most)
+    return detection_odds.shown_odds(detection_odds.step_odds(case.q, STEPS), 2 * STEPS * case.most)
 
 
 def row(world: int, result: Result) -> list[str]:
     case = result.case
-    low, high = chances.wilson(result.named, case.trials)
+    low, high = detection_odds.wilson_interval(result.named, case.trials)
     others = f"{result.held} in a set, {result.nobody} nobody, {result.wrong} wrong"
     what = "nobody struck" if case.q == 0 else f"{result.named / case.trials:.3f} [{low:.3f}, {high:.3f}]"
     return [
@@ -79,13 +79,13 @@ def row(world: int, result: Result) -> list[str]:
     ]
 
 
-def judge(found: list[tuple[int, Result]], simulated: Study, findings: Findings) -> None:
+def judge(found: list[tuple[int, Result]], simulated: ReplayStudy, findings: Findings) -> None:
     struck = [(world, one) for world, one in found if one.case.q]
     inside = outside = 0
     for world, one in struck:
-        low, high = chances.wilson(one.named, one.case.trials)
+        low, high = detection_odds.wilson_interval(one.named, one.case.trials)
         inside += low <= reckoned(one.case) <= high
-        low, high = chances.wilson(one.named, one.case.trials, SURE)
+        low, high = detection_odds.wilson_interval(one.named, one.case.trials, SURE)
         outside += not low <= reckoned(one.case) <= high
         name = f"{one.case.way} {world} nodes {one.case.stages} stages q={one.case.q:g} R={one.case.most}"
         findings.figures[name] = round(one.named / one.case.trials, 4)
@@ -115,7 +115,7 @@ def judge(found: list[tuple[int, Result]], simulated: Study, findings: Findings)
 
 
 def _near(found: int, trials: int, wanted: float) -> bool:
-    low, high = chances.wilson(found, trials, SURE)
+    low, high = detection_odds.wilson_interval(found, trials, SURE)
     return low <= wanted <= high
 
 
@@ -124,7 +124,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         for world, stages in ((6, 1), (12, 2)):
             found += [(world, one) for one in live(Path(folder), world, cases(stages))]
-    simulated = study(Trying(trials=150 * MORE), (1.0, 0.5, 0.2, 0.1))
+    simulated = run_study(ReplaySetup(trials=150 * MORE), (1.0, 0.5, 0.2, 0.1))
     table = Table(title=f"{(__doc__ or '').partition(chr(10))[0]} Replays of {STEPS} steps.")
     for column in ("job", "way", "q", "repeats", "named, 95 %", "reckoned", "else", "steps", "a trial"):
         table.add_column(column, justify="left" if column in ("job", "way", "else") else "right")

@@ -10,10 +10,10 @@ from rich.table import Table
 
 from benchmarks._report import FULL, Figure, Findings, report
 from benchmarks._scale_doubts import DOUBTS
-from holdfast.sim.scale import mixes, prices, study
-from holdfast.sim.scale.ours import NAME
-from holdfast.sim.scale.result import Summary, missed
-from holdfast.sim.scale.weather import MECHANISMS, Setup
+from holdfast.sim.scale import failure_mixes, policy_study, price_sheet
+from holdfast.sim.scale.failure_schedule import MECHANISMS, ScaleSetup
+from holdfast.sim.scale.holdfast_policy import NAME
+from holdfast.sim.scale.scale_result import ScaleSummary, missed_ettr
 
 PUBLISHED = 0.97  # ByteRobust's cumulative ETTR of 9,600 GPUs over three months
 GOAL = 0.99
@@ -21,13 +21,15 @@ SPEED_S, MEMORY_MIB = 10.0, 1024.0
 LIMIT_S = float(os.environ.get("BENCH_DURATION_S", "inf"))  # nothing more is begun after so long
 SEEDS = range(1, 6) if FULL else range(1, 4)
 FEW = range(1, 4)
-BYTEROBUST, LLAMA = mixes.load("byterobust"), mixes.load("llama3")
-USUAL, LARGE = Setup(gpus=9600), Setup(gpus=16384, days=54.0)
+BYTEROBUST, LLAMA = failure_mixes.load_mix("byterobust"), failure_mixes.load_mix("llama3")
+USUAL, LARGE = ScaleSetup(gpus=9600), ScaleSetup(gpus=16384, days=54.0)
 READINGS = {
-    "machine incidents only": Setup(gpus=9600, updates=False),
+    "machine incidents only": ScaleSetup(gpus=9600, updates=False),
     "with changes of code counted": USUAL,
-    "as many incidents as its dense job had (175)": Setup(gpus=9600, rate=175 / (1200 * 90)),
-    "as many bad machines as it evicted (128)": Setup(gpus=9600, rate=128 / (1200 * 90) / BYTEROBUST.machines),
+    "as many incidents as its dense job had (175)": ScaleSetup(gpus=9600, rate=175 / (1200 * 90)),
+    "as many bad machines as it evicted (128)": ScaleSetup(
+        gpus=9600, rate=128 / (1200 * 90) / BYTEROBUST.machine_share
+    ),
 }
 
 
@@ -41,7 +43,7 @@ class Found:
         self.figures: dict[str, Figure] = {"published_byterobust": PUBLISHED}
         self.runs: dict[str, list[float | None]] = {}
 
-    def row(self, world: str, policy: str, found: Summary, name: str) -> None:
+    def row(self, world: str, policy: str, found: ScaleSummary, name: str) -> None:
         lost = [f"{cause} {seconds / 3600:.1f} h" for cause, seconds in list(found.lost_by_cause.items())[:3]]
         self.table.add_row(
             world,
@@ -57,8 +59,8 @@ class Found:
         self.figures[name] = round(found.ettr, 5)
         self.runs[name] = [round(ettr, 5) for ettr in found.ettrs]
 
-    def apart(self, name: str, whole: Summary, without: Summary) -> None:
-        loses, error = missed(whole, without)
+    def apart(self, name: str, whole: ScaleSummary, without: ScaleSummary) -> None:
+        loses, error = missed_ettr(whole, without)
         self.figures[f"{name}: loses"] = round(loses, 5)
         self.figures[f"{name}: standard error"] = round(error, 5)
 
@@ -88,29 +90,31 @@ def main() -> None:
 
 def _readings(found: Found) -> None:
     for reading, setup in READINGS.items():
-        for policy in study.POLICIES:
-            one = study.over(policy, setup, BYTEROBUST, SEEDS)
+        for policy in policy_study.POLICIES:
+            one = policy_study.play_seeds(policy, setup, BYTEROBUST, SEEDS)
             found.row(f"9,600 GPUs, {reading}", policy, one, f"9600 {policy} {reading}")
 
 
 def _large(found: Found) -> None:
-    for policy in study.POLICIES:
-        one = study.over(policy, LARGE, LLAMA, SEEDS)
+    for policy in policy_study.POLICIES:
+        one = policy_study.play_seeds(policy, LARGE, LLAMA, SEEDS)
         found.row("16,384 GPUs, Llama 3, 54 days", policy, one, f"16384 {policy} llama3")
 
 
 def _largest(found: Found) -> None:
     for mix in (LLAMA, BYTEROBUST):
-        for policy in study.POLICIES:
-            one = study.over(policy, Setup(gpus=131072, days=5.0), mix, [1])
+        for policy in policy_study.POLICIES:
+            one = policy_study.play_seeds(policy, ScaleSetup(gpus=131072, days=5.0), mix, [1])
             found.row(f"131,072 GPUs, {mix.name}, 5 days", policy, one, f"131072 {policy} {mix.name}")
 
 
 def _ablations(found: Found) -> None:
     """Every mechanism off, one at a time."""
-    whole = study.over(NAME, USUAL, BYTEROBUST, SEEDS)
+    whole = policy_study.play_seeds(NAME, USUAL, BYTEROBUST, SEEDS)
     for mechanism in MECHANISMS:
-        without = study.over(NAME, msgspec.structs.replace(USUAL, off=frozenset({mechanism})), BYTEROBUST, SEEDS)
+        without = policy_study.play_seeds(
+            NAME, msgspec.structs.replace(USUAL, off=frozenset({mechanism})), BYTEROBUST, SEEDS
+        )
         name = f"9600 without {mechanism}"
         found.row("9,600 GPUs", f"without {mechanism}", without, name)
         found.apart(name, whole, without)
@@ -118,11 +122,11 @@ def _ablations(found: Found) -> None:
 
 def _doubts(found: Found) -> None:
     """What comes of it if an assumption is wrong, for us and for ByteRobust's tables."""
-    sheet = prices.load()
-    whole = study.over(NAME, USUAL, BYTEROBUST, FEW)
+    sheet = price_sheet.load_sheet()
+    whole = policy_study.play_seeds(NAME, USUAL, BYTEROBUST, FEW)
     for doubt, times in DOUBTS.items():
         for policy in (NAME, "byterobust"):
-            one = study.over(policy, USUAL, BYTEROBUST, FEW, prices.scaled(sheet, times))
+            one = policy_study.play_seeds(policy, USUAL, BYTEROBUST, FEW, price_sheet.scale_sheet(sheet, times))
             found.row(f"9,600 GPUs, {doubt}", policy, one, f"9600 {policy} if {doubt}")
             if policy == NAME:
                 found.apart(f"9600 if {doubt}", whole, one)
@@ -131,7 +135,7 @@ def _doubts(found: Found) -> None:
 def _speed() -> tuple[float, float]:
     """Processor time of one seed, and the peak of memory up to then."""
     start = time.process_time()
-    study.over(NAME, Setup(gpus=16384), LLAMA, [1])
+    policy_study.play_seeds(NAME, ScaleSetup(gpus=16384), LLAMA, [1])
     return time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

@@ -22,7 +22,7 @@ from benchmarks._report import FULL, Findings, report
 from benchmarks._sdc_faults import PLACES
 from benchmarks._sdc_rank import EVERY, PIECE, RULES
 from examples.gpt import GPT, make_text
-from holdfast.core.detect.replica import ReplicaLimits, stride
+from holdfast.core.detect.replica import ReplicaLimits, hash_stride
 
 RANKS, WARMUP = 4, 300
 TRIALS, PIECES = (240, 10_000 // PIECE) if FULL else (40, 1)
@@ -101,7 +101,7 @@ def spent(study: Study, what: str) -> float:
 def hashing(study: Study, what: str) -> tuple[int, float]:
     """Every how many steps a rank would hash this itself, and which part of its time that is."""
     train_s, hash_s = spent(study, "train"), spent(study, what)
-    steps = stride(ReplicaLimits(), hash_s, train_s)
+    steps = hash_stride(ReplicaLimits(), hash_s, train_s)
     return steps, hash_s / (steps * train_s)
 
 

@@ -7,8 +7,8 @@ import time
 from rich.table import Table
 
 from benchmarks._report import FULL, Findings, report
-from holdfast.sim.run import simulate
-from holdfast.sim.world import Setup
+from holdfast.sim.job_world import SimSetup
+from holdfast.sim.simulation import simulate
 
 GOAL_S = 60.0
 SEEDS = range(1, 6) if FULL else range(1, 3)
@@ -21,7 +21,7 @@ def main() -> None:
     taken, shares = [], []
     for seed in SEEDS:
         start = time.perf_counter()
-        result = simulate(Setup(seed=seed, nodes=1250, standbys=4, days=30.0))
+        result = simulate(SimSetup(seed=seed, nodes=1250, standbys=4, days=30.0))
         taken.append(time.perf_counter() - start)
         shares.append(result.account.ettr or 0.0)
         counts = (str(result.entries), str(len(result.account.incidents)))

@@ -18,9 +18,9 @@ from rich.table import Table
 
 from benchmarks._report import Findings, median, report
 from benchmarks._words_corpus import CORPUS, Score, judged, score
-from holdfast.agent import words
+from holdfast.agent.rank import log_files
 from holdfast.core.detect.crash import alarm_of
-from holdfast.logs import catalog
+from holdfast.logs import catalog_files
 from holdfast.model.signal import Exit
 
 GIB = 1 << 30
@@ -91,14 +91,14 @@ def read_long(size: int, seed: int) -> tuple[float, float, int, bool]:
 
 def read_tail(seed: int) -> float:
     """Seconds from a rank's end to its alarm, with all that it may have said."""
-    known = catalog.load()
+    known = catalog_files.load_failures()
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         text = "\n".join(line(rng, n) for n in range(10_000)).encode()[-TAIL_BYTES // 2 :]
         for name in ("stdout.log", "stderr.log"):
             (Path(folder) / name).write_bytes(text + END.encode())
         start = time.perf_counter()
-        said = words.last_words(Path(folder))
+        said = log_files.last_words(Path(folder))
         alarm = alarm_of(Exit(node="n1", generation=1, rank=3, code=1, at=0.0, words=said), known)
         took_s = time.perf_counter() - start
     assert alarm.klass == "python_exception"
@@ -123,7 +123,7 @@ def main() -> None:
     args = parser.parse_args()
     table = Table("what", "measured", "goal", title="last words")
     findings = Findings()
-    known = catalog.load()
+    known = catalog_files.load_failures()
     for half in args.half or ("ours", "held"):
         cases = list(judged(CORPUS / half, known))
         if cases:

@@ -22,10 +22,10 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from holdfast.cli import report
-from holdfast.cli.api import ask
-from holdfast.cli.status import render
-from holdfast.wire.controller_call import NotRunning
+from holdfast.cli.commands import report
+from holdfast.cli.commands.status import render_status
+from holdfast.cli.run_dirs.controller_client import ask_controller
+from holdfast.wire.controller_socket import ControllerNotRunning
 
 GPT = Path(__file__).parent / "gpt.py"
 SHOWN = 8  # newest lines of the job's own output
@@ -60,8 +60,8 @@ class Run:
 
     def status(self) -> dict[str, Any] | None:
         try:
-            found: dict[str, Any] = ask(self.run_dir, "/api/v1/status")
-        except (NotRunning, OSError):
+            found: dict[str, Any] = ask_controller(self.run_dir, "/api/v1/status")
+        except (ControllerNotRunning, OSError):
             return None
         return found
 
@@ -101,7 +101,9 @@ def watch(run: Run, title: str, faults: list[tuple[int, Strike]]) -> list[str]:
             if faults and status["phase"] == "training" and status["step"] >= faults[0][0]:
                 struck.append(faults.pop(0)[1](run, status))
             news = [Text(f"> {what}", style="bold red") for what in struck]
-            live.update(Panel(Group(render(status), *news, Text("\n".join(run.lines), style="dim")), title=title))
+            live.update(
+                Panel(Group(render_status(status), *news, Text("\n".join(run.lines), style="dim")), title=title)
+            )
     run.read()
     return struck
 
@@ -130,7 +132,7 @@ def _demo(folder: Path, steps: int) -> int:
     console.rule("what happened")
     for what in struck:
         console.print(f"> {what}", style="bold red")
-    console.print(report.render(report.load(second.run_dir), min(console.width, 100)))
+    console.print(report.render_report(report.load_report(second.run_dir), min(console.width, 100)))
     equal = bool(first.weights) and first.weights == second.weights
     console.print(f"final weights undisturbed {first.weights[:16]}, with faults {second.weights[:16]}: ", end="")
     console.print("equal, bit for bit" if equal else "NOT EQUAL", style="bold green" if equal else "bold red")

@@ -10,13 +10,13 @@ if holdfast.skip(n): continue             # before step n: its batch is to be le
 for n, batch in holdfast.batches(loader)  # the same for who has a loader
 """
 
-from holdfast.client.progress import here as _here
-from holdfast.client.replaying import replayable
-from holdfast.client.skipping import batches, skip
+from holdfast.client.training.progress import here as _here
+from holdfast.client.training.script_replay import replayable
+from holdfast.client.training.skipped_batches import batches, skip
 
 TYPE_CHECKING = False  # importing typing would take longer than all the rest
 if TYPE_CHECKING:
-    from holdfast.client.checkpointer import Checkpointer
+    from holdfast.client.checkpointing.checkpointer import Checkpointer
 
 __version__ = "0.1.0"
 __all__ = ["Checkpointer", "attach", "batches", "phase", "replayable", "skip", "step", "watch"]
@@ -36,6 +36,6 @@ def __getattr__(name: str) -> object:
     """Checkpointer brings torch with it, so it comes when it is asked for."""
     if name != "Checkpointer":
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
-    from holdfast.client.checkpointer import Checkpointer
+    from holdfast.client.checkpointing.checkpointer import Checkpointer
 
     return Checkpointer

@@ -8,23 +8,23 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
+from holdfast.core.agent_protocol import NodeLimits
 from holdfast.core.decoding import from_toml
 from holdfast.core.detect.hang import HangLimits
 from holdfast.core.detect.health import HealthLimits
 from holdfast.core.detect.lines import LineLimits
+from holdfast.core.detect.loss_spikes import LossLimits
 from holdfast.core.detect.pace import PaceLimits
 from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.detect.rules import RuleLimits
-from holdfast.core.detect.rules import fault as fault_of_rules
+from holdfast.core.detect.rules import find_rule_fault as fault_of_rules
 from holdfast.core.detect.silence import SilenceLimits
 from holdfast.core.detect.slow import SlowLimits
-from holdfast.core.detect.spikes import LossLimits
-from holdfast.core.diagnose.probes import ProbeLimits
-from holdfast.core.diagnose.replay import ReplayLimits
-from holdfast.core.floor import BackupLimits
-from holdfast.core.memory import SnapshotLimits, cap_of
-from holdfast.core.node import NodeLimits
-from holdfast.core.notices import FORMATS, HookLimits
+from holdfast.core.diagnose.probe_assessment import ProbeLimits
+from holdfast.core.record.hook_notices import FORMATS, HookLimits
+from holdfast.core.replay.dual_phase import ReplayLimits
+from holdfast.core.snapshots.memory_grant import SnapshotLimits, parse_cap
+from holdfast.core.snapshots.recovery_floor import BackupLimits
 from holdfast.model.event import Limits
 
 
@@ -115,12 +115,12 @@ def load(path: str | None, overrides: Iterable[tuple[str, str]]) -> Settings:
         if isinstance(fields, dict):  # else _known says so
             fields[field] = value
     for section, fields in tree.items():
-        _known(section, fields)
+        _check_known(section, fields)
     try:
         settings = msgspec.convert(tree, Settings, strict=False)
     except (msgspec.ValidationError, UnicodeError) as e:  # words of a shell may be any bytes
         raise ConfigError(f"bad setting: {e}") from None
-    _check(settings)
+    _check_relations(settings)
     hooked = bool(settings.hook.command or settings.hook.url)
     if hooked and "ask_s" not in tree.get("recovery", {}):  # somebody can be reached
         recovery = msgspec.structs.replace(settings.recovery, ask_s=ASK_S)
@@ -128,7 +128,7 @@ def load(path: str | None, overrides: Iterable[tuple[str, str]]) -> Settings:
     return settings
 
 
-def _known(section: str, fields: object) -> None:
+def _check_known(section: str, fields: object) -> None:
     sections = {f.name: f.type for f in msgspec.structs.fields(Settings)}
     if section not in sections:
         raise ConfigError(f"there is no section '{section}' of settings; there are {', '.join(sections)}")
@@ -140,7 +140,7 @@ def _known(section: str, fields: object) -> None:
             raise ConfigError(f"there is no setting '{section}.{name}'; {section} has {', '.join(names)}")
 
 
-def _web(url: str) -> SplitResult | None:
+def _parse_url(url: str) -> SplitResult | None:
     """An address that can be called; None also for half an IPv6 address, or a port that there is not."""
     try:
         found = urlsplit(url)
@@ -150,7 +150,7 @@ def _web(url: str) -> SplitResult | None:
 
 
 def _model_rules(m: ModelLimits) -> tuple[tuple[bool, str], ...]:
-    url = _web(m.url)
+    url = _parse_url(m.url)
     return (
         (not m.url or url is not None, "model.url must begin with http(s)://"),
         (
@@ -166,7 +166,7 @@ def _model_rules(m: ModelLimits) -> tuple[tuple[bool, str], ...]:
 
 def _hook_rules(h: HookLimits) -> tuple[tuple[bool, str], ...]:
     return (
-        (not h.url or _web(h.url) is not None, "hook.url must begin with http(s)://"),
+        (not h.url or _parse_url(h.url) is not None, "hook.url must begin with http(s)://"),
         (h.format in FORMATS, f"hook.format must be one of {', '.join(FORMATS)}"),
         (h.timeout_s > 0, "hook.timeout_s must be above 0"),
         ("\0" not in h.command, "hook.command must not hold a NUL"),
@@ -190,7 +190,7 @@ def _door_rules(d: DoorLimits) -> tuple[tuple[bool, str], ...]:
     )
 
 
-def _check(s: Settings) -> None:
+def _check_relations(s: Settings) -> None:
     """Relations between limits."""
     for section in msgspec.structs.fields(Settings):
         limits = getattr(s, section.name)
@@ -224,6 +224,6 @@ def _check(s: Settings) -> None:
         if not holds:
             raise ConfigError(sentence)
     try:
-        cap_of(s.snapshot.memory)
+        parse_cap(s.snapshot.memory)
     except ValueError as e:
         raise ConfigError(f"snapshot.memory: {e}") from None

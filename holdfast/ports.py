@@ -31,10 +31,10 @@ class Journal(Protocol):
 class Notes(Protocol):
     """What a controller must find again as it was when it comes back, beside the journal."""
 
-    def put(self, name: str, content: bytes) -> None:
+    def put_tensor(self, name: str, content: bytes) -> None:
         """Write it down, whole, in the place of what was there under this name."""
 
-    def get(self, name: str) -> bytes:
+    def get_tensor(self, name: str) -> bytes:
         """What was written down; nothing if nothing was."""
 
 
@@ -46,7 +46,7 @@ class Fleet(Protocol):
     async def acquire(self, count: int) -> tuple[str, ...]:
         """Start this many nodes and name them; each dials the controller when it is up. OSError if none can be had."""
 
-    async def release(self, node: str, reason: str) -> None:
+    async def give_back(self, node: str, reason: str) -> None:
         """End the node and everything below it; unknown or ended nodes are no error.
 
         When this returns, nothing of it lives: the next generation relies on that. OSError if it is not known. A fleet

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 import pytest
 
-from holdfast.client.zygote import DEFAULT_PRELOAD
-from holdfast.wire.environment import rank_environment
+from holdfast.client.boot.zygote import DEFAULT_PRELOAD
 from holdfast.wire.fork_server import ForkServer
+from holdfast.wire.rank_environment import make_rank_environment
 
 if TYPE_CHECKING:
     from tests.client.conftest import Zygote
@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def start_server(folder: Path) -> ForkServer:
     """A fork server that jobs share: torch is imported once, not once for each."""
-    env, preload = rank_environment(job_environment()), (*DEFAULT_PRELOAD, "tests.cli.front_program")
+    env, preload = make_rank_environment(job_environment()), (*DEFAULT_PRELOAD, "tests.cli.front_program")
     with (folder / "log").open("wb") as log:
         return ForkServer(folder / "fork.sock", preload, env, log.fileno())
 

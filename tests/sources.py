@@ -34,6 +34,7 @@ class Source(NamedTuple):
     scopes: tuple[tuple[int, str], ...]  # line and name of every function and class
     catch_alls: tuple[str, ...]  # the functions that catch everything
     imports: tuple[Import, ...]
+    import_lines: int  # at module level
 
 
 @cache
@@ -47,6 +48,7 @@ def look(text: str) -> Source:
         tuple((node.lineno, node.name) for node in found if isinstance(node, SCOPES)),
         tuple(catch_alls(tree, functions) if "except" in text or "suppress" in text else ()),
         tuple(one for node in found for one in imports(node)),
+        sum((n.end_lineno or n.lineno) - n.lineno + 1 for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)),
     )
 
 

@@ -1,6 +1,8 @@
 """Holds the sizes: of files, functions and the whole; and the words that are no names here."""
 
+import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -20,15 +22,17 @@ PACKAGE = ROOT / "holdfast"
 # world, in which everything around it fails, 2,200; the simulator at scale 2,500; who is let in, and how both sides
 # of a link prove themselves, 1,200, and by tokens of one node and certificates of the user's own 600 more; a journal
 # that knows what it has lost, and a controller that goes on, 800; code that is run where it stands, and work that
-# finds its way home from copies, 500; what status, report and every command line say, and examples in docstrings, 400.
-TOTAL_LINES = 55_500
+# finds its way home from copies, 1,000; what status, report and every command line say, and docstrings, 400;
+# a first line that waits for little, 300; names of two words instead of one, and the lines that these break, 900.
+TOTAL_LINES = 56_500
 SETTINGS = 98  # a detector has about five: its stance, its pace, its limits; hooks have five
 NOUNS = 70  # structs in holdfast/model/
 
-FILE_LINES = 400
+FILE_LINES = 400  # without imports, which are a list
 FUNCTION_LINES = 50
 PARAMETERS = 5  # by position; self does not count
 DEPTH = 3
+ONE_WORD_SHARE = 0.15  # of functions: those that everybody knows, such as run, close, read; the rest say what to what
 
 NOT_NAMES = frozenset("manager handler helper util common base info data context worker master scheduler".split())
 TERMS = re.compile("data_(parallel|loader)|(read|write)_data")  # PyTorch's own words for these things
@@ -40,22 +44,22 @@ TERMS = re.compile("data_(parallel|loader)|(read|write)_data")  # PyTorch's own 
 # controller is a finding.
 CATCH_ALL = frozenset(
     {
-        "checkpoint/remote.py::_told",
-        "client/flight.py::run",
-        "client/main.py::_show",
-        "client/main.py::run_script",
-        "client/progress.py::attach",
-        "client/progress.py::phase",
-        "client/progress.py::step",
-        "client/progress.py::watch",
-        "client/skipping.py::skip",
-        "client/watching.py::_after",  # torch calls these inside of the script's own calls
-        "client/watching.py::_reduce",
-        "client/watching.py::seen",
-        "client/zygote.py::_imported",
+        "checkpoint/remote_storage.py::_as_storage_error",
+        "client/training/flight_recorder.py::run",
+        "client/boot/script_runner.py::_show_failure",
+        "client/boot/script_runner.py::run_script",
+        "client/training/progress.py::attach",
+        "client/training/progress.py::phase",
+        "client/training/progress.py::step",
+        "client/training/progress.py::watch",
+        "client/training/skipped_batches.py::skip",
+        "client/training/update_norm.py::_after_step",  # torch calls these inside of the script's own calls
+        "client/training/update_norm.py::_reduce_bucket",
+        "client/training/update_norm.py::seen",
+        "client/boot/zygote.py::_try_import",
         "linux/python_fork.py::fork",
-        "sim/dst/office.py::_attend",
-        "sim/dst/office.py::_run",
+        "sim/dst/controller_process.py::_serve_link",
+        "sim/dst/controller_process.py::_run_life",
     }
 )
 
@@ -63,9 +67,9 @@ CATCH_ALL = frozenset(
 def shapeless(path: Path) -> Iterator[str]:
     """Everything in a file that is too long, too wide or too deep."""
     text = path.read_text()
-    if (lines := text.count("\n")) > FILE_LINES:
-        yield f"{path}: {lines} lines"
     source = look(text)
+    if (lines := text.count("\n") - source.import_lines) > FILE_LINES:
+        yield f"{path}: {lines} lines"
     if source.depth > DEPTH:
         yield f"{path}: module level is {source.depth} deep"
     for function in source.functions:
@@ -106,6 +110,23 @@ def test_names() -> None:
     assert not [fault for path in PACKAGE.rglob("*.py") for fault in misnamed(path)]
 
 
+def test_no_two_classes_share_a_name() -> None:
+    where = defaultdict(list)
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                where[node.name].append(path.relative_to(PACKAGE).as_posix())
+    assert len(where) > 500
+    assert {name: paths for name, paths in where.items() if len(paths) > 1} == {}
+
+
+def test_few_functions_have_a_name_of_one_word() -> None:
+    found = [function.name for path in PACKAGE.rglob("*.py") for function in look(path.read_text()).functions]
+    names = [name for name in found if not name.startswith("__")]
+    short = [name for name in names if "_" not in name.strip("_")]
+    assert len(names) > 3000 and len(short) <= ONE_WORD_SHARE * len(names), len(short) / len(names)
+
+
 def test_nobody_else_catches_everything() -> None:
     assert set(catch_alls(PACKAGE)) == CATCH_ALL  # an entry that is no longer needed goes too
 
@@ -139,6 +160,7 @@ def test_shapes_are_seen(tmp_path: Path) -> None:
 
     assert "401 lines" in seen("\n" * 401)
     assert seen("\n" * 400) == ""
+    assert seen("import a\nfrom b import (\n    c,\n    d,\n)\n" + "\n" * 400) == ""
     assert "51 lines" in seen("def f():\n" + "    a()\n" * 50)
     assert seen("def f():\n" + "    a()\n" * 49) == ""
     assert seen("def f(a):\n match a:\n" + "  case 1:\n   return a\n" * 40) == ""

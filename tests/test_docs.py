@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple, get_args
 
+from tests.module_map import render_map
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 
@@ -61,6 +63,10 @@ def test_events_and_actions_are_written_up() -> None:
 def test_detectors_are_written_up() -> None:
     found = (ROOT / "holdfast/core/detect").glob("*.py")
     assert unwritten(sorted(path.stem for path in found if path.stem[0] != "_"), PAGES) == []
+
+
+def test_the_map_of_modules_is_of_these_modules() -> None:
+    assert (ROOT / "docs/MODULES.md").read_text() == render_map(), "python -m tests.module_map > docs/MODULES.md"
 
 
 def test_commands_are_written_up() -> None:

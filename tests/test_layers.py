@@ -20,9 +20,8 @@ WORLD |= {"datetime", "secrets", "uuid", "socket", "multiprocessing", "concurren
 OURS = {"holdfast", "msgspec"}
 TORCH = (
     "client/",
-    "checkpoint/state.py",
+    "checkpoint/state_image.py",
     "checkpoint/dcp/",
-    "checkpoint/export.py",
     "agent/probes/",
     "chaos/inrank/",
 )
@@ -103,9 +102,9 @@ GOOD = {
     "core/detect/__init__.py": "from . import crash\nfrom .. import plan\nfrom holdfast.core.detect.crash import Crash",
     "config.py": "import tomllib, os\nfrom .core import plan",
     "agent/probes/gemm.py": "import torch",
-    "checkpoint/state.py": "from torch import Tensor\nfrom ..wire import beat",
+    "checkpoint/state_image.py": "from torch import Tensor\nfrom ..wire import beat",
     "client/b.py": "import torch\nfrom holdfast.checkpoint.arena import Arena",
-    "cli/run.py": "import holdfast\nfrom ..agent import ranks\nfrom holdfast.fleet import local",
+    "cli/commands/run.py": "import holdfast\nfrom ..agent import ranks\nfrom holdfast.fleet import local",
     "__init__.py": "from holdfast.client import step",
 }
 

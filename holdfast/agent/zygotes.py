@@ -8,12 +8,12 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.agent import process
-from holdfast.core.story import ending
+from holdfast.agent.system import child_process
+from holdfast.core.incident.incident_text import describe_exit
 from holdfast.linux import python_fork
 from holdfast.linux.python_fork import OpenFiles, Program
-from holdfast.wire import holding, zygote
-from holdfast.wire.holding import Preload, Refused, Warmed
+from holdfast.wire import holder_messages, zygote_messages
+from holdfast.wire.holder_messages import PreloadZygote, StartRefused, ZygoteWarmed
 
 _TRIES = 2  # of a zygote that ends before it is warm
 
@@ -34,7 +34,7 @@ class Zygotes:
     """Kept by the holder; `watch` and `drop` are its selector, `started` and `tell` its news."""
 
     def __init__(self, node_dir: Path, watch: Callable[[socket.socket, Callable[[socket.socket], None]], None]) -> None:
-        self.tell: Callable[[holding.ToAgent], None] = lambda message: None
+        self.tell: Callable[[holder_messages.ToAgent], None] = lambda message: None
         self.started: Callable[[str, int], None] = lambda key, pid: None
         self.drop: Callable[[socket.socket], None] = lambda sock: None
         self.let_go: Callable[[socket.socket], None] = lambda sock: None  # in a fork: close what the holder has open
@@ -43,8 +43,8 @@ class Zygotes:
         self._now: Zygote | None = None
         self._next: Zygote | None = None
         self._retired: set[int] = set()  # ended by themselves presently
-        self._preload: Preload | None = None  # of the one that ranks are forked from
-        self._better: Preload | None = None  # of the next one
+        self._preload: PreloadZygote | None = None  # of the one that ranks are forked from
+        self._better: PreloadZygote | None = None  # of the next one
         self._tries = 0
         self._ended = ""  # how the last one did that was not meant to
         self._done_without = ""  # why some modules are not in the one that is being made
@@ -72,129 +72,129 @@ class Zygotes:
     def pids(self) -> set[int]:
         return {z.pid for z in (self._now, self._next) if z is not None} | self._retired
 
-    def want(self, preload: Preload) -> None:
+    def ensure_zygote(self, preload: PreloadZygote) -> None:
         """Have a zygote with these modules; one that is warm serves until the new one is, unless its key is another."""
         if self._now and self._now.warm and preload.key == self.key:
-            self._close(self._next)
-            self._better, self._next = preload, self._start(preload)
+            self._kill_zygote(self._next)
+            self._better, self._next = preload, self._start_zygote(preload)
             return
         for key in sorted(self._now.forking) if self._now else ():
-            self.tell(Refused(key=key, error="another zygote is being made"))
-        self._retire(self._now)
-        self._close(self._next)
+            self.tell(StartRefused(key=key, error="another zygote is being made"))
+        self._retire_zygote(self._now)
+        self._kill_zygote(self._next)
         self._next = self._better = None
         self._preload, self._tries = preload, 1
-        self._now = self._start(preload)
+        self._now = self._start_zygote(preload)
 
-    def fork(self, request: zygote.Fork) -> None:
+    def fork(self, request: zygote_messages.ForkRank) -> None:
         if self._now is None or not self._now.warm:
-            self.tell(Refused(key=request.key, error="there is no zygote"))
+            self.tell(StartRefused(key=request.key, error="there is no zygote"))
             return
         self._now.forking.add(request.key)
         try:
-            self._now.sock.send(zygote.encode(request))
+            self._now.sock.send(zygote_messages.encode(request))
         except OSError as e:
-            self._lost(f"went away ({e})")
+            self._on_lost(f"went away ({e})")
 
-    def ended(self, pid: int, code: int) -> bool:
+    def on_child_exit(self, pid: int, code: int) -> bool:
         """Whether the process that ended was a zygote of ours."""
         if pid in self._retired:
             self._retired.discard(pid)
             return True
         if self._next and pid == self._next.pid:
-            self._close(self._next)
+            self._kill_zygote(self._next)
             self._next = None
             detail = f"the zygote stays as it was: the new one ended with code {code}"
-            self.tell(Warmed(ok=self.warm, detail=detail, key=self.key))
+            self.tell(ZygoteWarmed(ok=self.warm, detail=detail, key=self.key))
             return True
         if self._now and pid == self._now.pid:
-            self._lost(ending(code))
+            self._on_lost(describe_exit(code))
             return True
         return False
 
-    def _start(self, preload: Preload) -> Zygote:
-        ours, theirs = holding.pair()
+    def _start_zygote(self, preload: PreloadZygote) -> Zygote:
+        ours, theirs = holder_messages.make_socket_pair()
         log = os.open(self._node_dir / "zygote.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         preloads = [word for module in preload.names() for word in ("--preload", module)]
         end = theirs.detach()
         args = ("--fd", str(end), *preloads)
-        program = Program(module="holdfast.client.zygote", args=args, env=preload.env, bare=True)
+        program = Program(module="holdfast.client.boot.zygote", args=args, env=preload.env, bare=True)
         files = OpenFiles(stdout=log, stderr=log, keep=(end,))
         pid = python_fork.fork(program, files, lambda: self.let_go(ours), tied=True)
         os.close(log)
         os.close(end)
         ours.settimeout(10.0)
-        self._watch(ours, self._said)
+        self._watch(ours, self._on_packet)
         return Zygote(pid, ours)
 
-    def _close(self, old: Zygote | None) -> None:
+    def _kill_zygote(self, old: Zygote | None) -> None:
         if old is not None:
             self.drop(old.sock)
-            process.signal_group(old.pid, signal.SIGKILL)
+            child_process.signal_group(old.pid, signal.SIGKILL)
 
-    def _retire(self, old: Zygote | None) -> None:
+    def _retire_zygote(self, old: Zygote | None) -> None:
         """Let one end by itself that owes us no answer: it may yet have to tell ranks that they may run."""
         if old is None or old.forking or not old.warm:
-            self._close(old)
+            self._kill_zygote(old)
             return
         self._retired.add(old.pid)
         self.drop(old.sock)
 
-    def _lost(self, why: str) -> None:
+    def _on_lost(self, why: str) -> None:
         lost, self._now, self._ended = self._now, None, why
-        self._close(lost)
+        self._kill_zygote(lost)
         for key in sorted(lost.forking) if lost else ():
-            self.tell(Refused(key=key, error=f"the zygote {why}"))
+            self.tell(StartRefused(key=key, error=f"the zygote {why}"))
         if self._preload and self._tries < _TRIES:
             self._tries += 1
-            self._now = self._start(self._preload)
+            self._now = self._start_zygote(self._preload)
         else:
             detail = f"the zygote does not stay up (it {why}); see zygote.log"
-            self.tell(Warmed(ok=False, detail=detail, key=self.key, lost=why))
+            self.tell(ZygoteWarmed(ok=False, detail=detail, key=self.key, lost=why))
 
-    def _said(self, sock: socket.socket) -> None:
-        packet = process.receive(sock, holding.PACKET_BYTES)
+    def _on_packet(self, sock: socket.socket) -> None:
+        packet = child_process.receive_packet(sock, holder_messages.PACKET_BYTES)
         if not packet:
             self.drop(sock)  # it is reaped presently
             return
         source = self._next if self._next and self._next.sock is sock else self._now
         if source is None:
             return
-        match zygote.from_zygote(packet):
-            case zygote.Forked(key=key, pid=pid):
+        match zygote_messages.from_zygote(packet):
+            case zygote_messages.RankForked(key=key, pid=pid):
                 source.forking.discard(key)
                 self.started(key, pid)
-            case zygote.ForkFailed(key=key, error=error):
+            case zygote_messages.ForkFailed(key=key, error=error):
                 source.forking.discard(key)
-                self.tell(Refused(key=key, error=error))
-            case zygote.Warm() as warm:
-                self._warmed(source, warm)
+                self.tell(StartRefused(key=key, error=error))
+            case zygote_messages.ZygoteReady() as warm:
+                self._on_warm(source, warm)
         if self._next and self._next.warm:
-            self._swap()
+            self._swap_zygotes()
 
-    def _warmed(self, source: Zygote, warm: zygote.Warm) -> None:
+    def _on_warm(self, source: Zygote, warm: zygote_messages.ZygoteReady) -> None:
         left_out = f"; could not import {', '.join(warm.skipped)}" if warm.skipped else ""
         detail = f"{warm.modules} modules{left_out}{self._done_without}"
         self._done_without = ""
         if source is self._next and self._now and warm.threads > self._now.threads:
             # Threads do not survive a fork: what they hold stays locked for ever in the rank.
-            self._close(source)
+            self._kill_zygote(source)
             self._next, better = None, self._better
             detail = f"the zygote stays as it was: with more modules it had {warm.threads} threads"
             if better and better.learned and set(better.modules) - set(self._preload.modules if self._preload else ()):
                 self._done_without = f"; without what the script imports, as with that it had {warm.threads} threads"
                 plain = msgspec.structs.replace(better, learned=())
-                self._better, self._next = plain, self._start(plain)
+                self._better, self._next = plain, self._start_zygote(plain)
                 return
         else:
             source.threads, self._tries = max(warm.threads, 1), 1
-        self.tell(Warmed(ok=True, detail=detail, key=self.key, lost=self._ended))
+        self.tell(ZygoteWarmed(ok=True, detail=detail, key=self.key, lost=self._ended))
         self._ended = ""
 
-    def _swap(self) -> None:
+    def _swap_zygotes(self) -> None:
         """The new zygote takes over as soon as the old one owes nobody an answer."""
         if self._now and self._now.forking:
             return
-        self._retire(self._now)
+        self._retire_zygote(self._now)
         self._now, self._next = self._next, None
         self._preload = self._better  # one that comes in its place is to have as much

@@ -4,61 +4,61 @@ import itertools
 import os
 from pathlib import Path
 
-from holdfast.chaos import hold
-from holdfast.chaos.fault import Cannot, Leave
+from holdfast.chaos import process_handles
+from holdfast.chaos.fault import CannotInject, LeaveCgroup
 
 _NAMES = {"cpu": "cpu", "memory": "memory", "io": "blkio"}  # of v2 and v1
 _count = itertools.count()
 
 
-class Group:
+class Cgroup:
     """One cgroup that we made for one process."""
 
     def __init__(self, path: Path, back: Path, *, v2: bool) -> None:
         self.path, self.back, self.v2 = path, back, v2
 
-    def leave(self) -> Leave:
-        return Leave(str(self.path), str(self.back))
+    def leave_undo(self) -> LeaveCgroup:
+        return LeaveCgroup(str(self.path), str(self.back))
 
-    def set(self, name: str, value: str) -> None:
+    def write_setting(self, name: str, value: str) -> None:
         try:
             (self.path / name).write_text(value)
         except OSError as e:
-            raise Cannot(f"{self.path / name} cannot be set to {value}: {e.strerror}") from None
+            raise CannotInject(f"{self.path / name} cannot be set to {value}: {e.strerror}") from None
 
-    def join(self, pid: int, born: int) -> None:
-        with hold.Held(pid, born):
-            self.set("cgroup.procs", str(pid))
+    def add_process(self, pid: int, born: int) -> None:
+        with process_handles.ProcessHandle(pid, born):
+            self.write_setting("cgroup.procs", str(pid))
 
 
-def make(controller: str, pid: int) -> Group:
+def make_cgroup(controller: str, pid: int) -> Cgroup:
     """An empty cgroup beside or below the one the process is in; nobody is moved yet."""
-    back, v2 = _place(controller, pid)
+    back, v2 = _find_cgroup(controller, pid)
     # In v2 a cgroup with processes in it cannot have children with controllers, so ours stands beside it.
     parent = back.parent if v2 else back
     path = parent / f"holdfast-chaos-{os.getpid()}-{next(_count)}"
     try:
         path.mkdir()
     except OSError as e:
-        raise Cannot(f"no cgroup can be made in {parent} ({e.strerror}); this takes root") from None
+        raise CannotInject(f"no cgroup can be made in {parent} ({e.strerror}); this takes root") from None
     if v2 and controller not in (path / "cgroup.controllers").read_text().split():
         path.rmdir()
-        raise Cannot(f"the cgroup controller {controller} is not enabled in {parent}")
-    return Group(path, back, v2=v2)
+        raise CannotInject(f"the cgroup controller {controller} is not enabled in {parent}")
+    return Cgroup(path, back, v2=v2)
 
 
-def missing(controller: str) -> str:
+def missing_reason(controller: str) -> str:
     """Why there can be no such cgroup here; empty if there can."""
     try:
-        back, v2 = _place(controller, os.getpid())
-    except Cannot as e:
+        back, v2 = _find_cgroup(controller, os.getpid())
+    except CannotInject as e:
         return str(e)
     parent = back.parent if v2 else back
     return "" if os.access(parent, os.W_OK) else f"no cgroup can be made in {parent}; this takes root"
 
 
-def _place(controller: str, pid: int) -> tuple[Path, bool]:
-    mounts = _mounts()
+def _find_cgroup(controller: str, pid: int) -> tuple[Path, bool]:
+    mounts = _cgroup_mounts()
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if _NAMES[controller] in controllers.split(",") and _NAMES[controller] in mounts:
@@ -66,10 +66,10 @@ def _place(controller: str, pid: int) -> tuple[Path, bool]:
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         if line.startswith("0::") and "" in mounts and line != "0::/":
             return mounts[""] / line[3:].lstrip("/"), True
-    raise Cannot(f"this kernel offers no cgroup controller {controller} here")
+    raise CannotInject(f"this kernel offers no cgroup controller {controller} here")
 
 
-def _mounts() -> dict[str, Path]:
+def _cgroup_mounts() -> dict[str, Path]:
     """Where each controller of v1 is mounted, and v2 under no name."""
     found: dict[str, Path] = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
@@ -83,23 +83,23 @@ def _mounts() -> dict[str, Path]:
     return found
 
 
-def slow(group: Group, share: float) -> None:
+def limit_cpu(group: Cgroup, share: float) -> None:
     """Processor time, as a part of one core."""
     period_us = 100_000
     quota_us = max(1000, int(share * period_us))
     if group.v2:
-        group.set("cpu.max", f"{quota_us} {period_us}")
+        group.write_setting("cpu.max", f"{quota_us} {period_us}")
     else:
-        group.set("cpu.cfs_period_us", str(period_us))
-        group.set("cpu.cfs_quota_us", str(quota_us))
+        group.write_setting("cpu.cfs_period_us", str(period_us))
+        group.write_setting("cpu.cfs_quota_us", str(quota_us))
 
 
-def starve(group: Group, limit_bytes: int) -> None:
+def limit_memory(group: Cgroup, limit_bytes: int) -> None:
     """Memory: whoever asks for more than this from here on is killed by the kernel."""
-    group.set("memory.max" if group.v2 else "memory.limit_in_bytes", str(limit_bytes))
+    group.write_setting("memory.max" if group.v2 else "memory.limit_in_bytes", str(limit_bytes))
 
 
-def slow_disk(group: Group, path: Path, bytes_s: int) -> None:
+def limit_disk(group: Cgroup, path: Path, bytes_s: int) -> None:
     """What goes to the disk below a path, past the page cache."""
     number = os.stat(path).st_dev
     device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
@@ -107,9 +107,9 @@ def slow_disk(group: Group, path: Path, bytes_s: int) -> None:
     try:
         numbers = (whole / "dev").read_text().strip()
     except OSError:
-        raise Cannot(f"{path} is on no disk of this host") from None
+        raise CannotInject(f"{path} is on no disk of this host") from None
     if group.v2:
-        group.set("io.max", f"{numbers} wbps={bytes_s} rbps={bytes_s}")
+        group.write_setting("io.max", f"{numbers} wbps={bytes_s} rbps={bytes_s}")
     else:
-        group.set("blkio.throttle.write_bps_device", f"{numbers} {bytes_s}")
-        group.set("blkio.throttle.read_bps_device", f"{numbers} {bytes_s}")
+        group.write_setting("blkio.throttle.write_bps_device", f"{numbers} {bytes_s}")
+        group.write_setting("blkio.throttle.read_bps_device", f"{numbers} {bytes_s}")

@@ -3,7 +3,7 @@
 import msgspec
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class InjectedFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """One fault; whom it strikes is drawn by lot where nobody is named. `docs/CHAOS.md` has which kind takes what."""
 
     kind: str
@@ -33,23 +33,23 @@ NEUTRAL = ("kind", "rank", "node", "at_step", "after_s", "when", "for_s", "overl
 MOMENTS = ("", "saving", "restoring", "updating")
 
 
-def named(fault: Fault) -> list[str]:
+def given_fields(fault: InjectedFault) -> list[str]:
     """The fields that somebody has set."""
-    blank = Fault(kind=fault.kind)
+    blank = InjectedFault(kind=fault.kind)
     return [name for name in fault.__struct_fields__ if getattr(fault, name) != getattr(blank, name)]
 
 
 # --- what undoes a fault: plain facts, so that a process which outlives the injector can act on them ------------------
 
 
-class Continue(msgspec.Struct, frozen=True, tag="continue"):
+class ContinueProcess(msgspec.Struct, frozen=True, tag="continue"):
     """A process is let go on."""
 
     pid: int
     started: int
 
 
-class Duty(msgspec.Struct, frozen=True, tag="duty"):
+class DutyCycle(msgspec.Struct, frozen=True, tag="duty"):
     """Not an undo but a deed that ends with it: a process is stopped for a part of every period."""
 
     pid: int
@@ -57,25 +57,25 @@ class Duty(msgspec.Struct, frozen=True, tag="duty"):
     share: float  # of the time in which it may run
 
 
-class Remove(msgspec.Struct, frozen=True, tag="remove"):
+class RemoveFile(msgspec.Struct, frozen=True, tag="remove"):
     path: str
 
 
-class Write(msgspec.Struct, frozen=True, tag="write"):
+class RewriteFile(msgspec.Struct, frozen=True, tag="write"):
     """A file gets its old text back, if it is still there."""
 
     path: str
     text: str
 
 
-class Forget(msgspec.Struct, frozen=True, tag="forget"):
+class ForgetEntry(msgspec.Struct, frozen=True, tag="forget"):
     """An entry of a JSON object in a file goes away, if both are still there; other entries stay."""
 
     path: str
     key: str
 
 
-class Patch(msgspec.Struct, frozen=True, tag="patch"):
+class PatchByte(msgspec.Struct, frozen=True, tag="patch"):
     """A byte gets its old value back, if the file is still the same one and nobody has changed it since."""
 
     path: str
@@ -85,14 +85,14 @@ class Patch(msgspec.Struct, frozen=True, tag="patch"):
     then: int
 
 
-class Leave(msgspec.Struct, frozen=True, tag="leave"):
+class LeaveCgroup(msgspec.Struct, frozen=True, tag="leave"):
     """Whoever is in our cgroup goes back to where it was, and the cgroup goes away."""
 
     group: str
     back: str
 
 
-class Writable(msgspec.Struct, frozen=True, tag="writable"):
+class RemountWritable(msgspec.Struct, frozen=True, tag="writable"):
     """A file system of ours, in a mount namespace of ours, may be written again."""
 
     pid: int  # somebody who lives in that namespace
@@ -100,7 +100,7 @@ class Writable(msgspec.Struct, frozen=True, tag="writable"):
     path: str
 
 
-class Freed(msgspec.Struct, frozen=True, tag="freed"):
+class FreeDisk(msgspec.Struct, frozen=True, tag="freed"):
     """What fills a file system of ours goes away."""
 
     pid: int
@@ -108,17 +108,27 @@ class Freed(msgspec.Struct, frozen=True, tag="freed"):
     path: str
 
 
-Undo = Continue | Duty | Remove | Write | Forget | Patch | Leave | Writable | Freed
+Undo = (
+    ContinueProcess
+    | DutyCycle
+    | RemoveFile
+    | RewriteFile
+    | ForgetEntry
+    | PatchByte
+    | LeaveCgroup
+    | RemountWritable
+    | FreeDisk
+)
 
 
 # --- RUN_DIR/chaos.jsonl: one line each -------------------------------------------------------------------------------
 
 
-class Truth(msgspec.Struct, frozen=True, kw_only=True, tag="struck", tag_field="line"):
+class GroundTruth(msgspec.Struct, frozen=True, kw_only=True, tag="struck", tag_field="line"):
     """What was done, to whom and when."""
 
     id: int
-    fault: Fault  # with what was drawn by lot filled in
+    fault: InjectedFault  # with what was drawn by lot filled in
     at: float
     generation: int
     step: int  # of the job, when it happened
@@ -130,14 +140,14 @@ class Truth(msgspec.Struct, frozen=True, kw_only=True, tag="struck", tag_field="
     blind: str = ""  # why nobody can see it
 
 
-class Skipped(msgspec.Struct, frozen=True, kw_only=True, tag="skipped", tag_field="line"):
+class SkippedFault(msgspec.Struct, frozen=True, kw_only=True, tag="skipped", tag_field="line"):
     id: int
-    fault: Fault
+    fault: InjectedFault
     at: float
     why: str
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class NoticedAlarm(msgspec.Struct, frozen=True, kw_only=True):
     """An alarm as the job's journal has it."""
 
     kind: str
@@ -148,7 +158,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True, tag="result", tag_field="line"):
+class FaultResult(msgspec.Struct, frozen=True, kw_only=True, tag="result", tag_field="line"):
     """What became of it."""
 
     id: int
@@ -157,19 +167,19 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag="result", tag_field=
     named: bool | None  # and it named a node that was struck
     seen_s: float | None  # from the strike to the alarm
     back_s: float | None  # and to the next step of the whole job; None: it did not come back in time
-    alarms: tuple[Told, ...] = ()
+    alarms: tuple[NoticedAlarm, ...] = ()
     evicted: tuple[str, ...] = ()
     sentences: tuple[str, ...] = ()  # of the incidents that were closed
 
 
-class Undone(msgspec.Struct, frozen=True, kw_only=True, tag="undone", tag_field="line"):
+class UndoRecord(msgspec.Struct, frozen=True, kw_only=True, tag="undone", tag_field="line"):
     id: int
     at: float
     trouble: str = ""
 
 
-Line = Truth | Skipped | Result | Undone
+ChaosRecord = GroundTruth | SkippedFault | FaultResult | UndoRecord
 
 
-class Cannot(Exception):
+class CannotInject(Exception):
     """One sentence: why this fault cannot be injected here."""

@@ -10,49 +10,49 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.chaos import links, making, spaces
-from holdfast.chaos.fault import Cannot
-from holdfast.chaos.making import Made, flags_of, tie
-from holdfast.chaos.scenario import Job
-from holdfast.chaos.switch import address
+from holdfast.chaos import lab_job, link_faults, namespaces
+from holdfast.chaos.fault import CannotInject
+from holdfast.chaos.lab_job import LabJob, job_flags, tie_to_parent
+from holdfast.chaos.network_switch import port_address
+from holdfast.chaos.scenario import ScenarioJob
 
 _PORT = 29400  # nobody else is in this network
 
 
 @contextlib.contextmanager
-def made(job: Job, folder: Path, env: dict[str, str] | None = None) -> Iterator[Made]:
+def run_lab_job(job: ScenarioJob, folder: Path, env: dict[str, str] | None = None) -> Iterator[LabJob]:
     """A job in this folder that ends with the block."""
-    if why := missing(job):
-        raise Cannot(why)
+    if why := missing_reason(job):
+        raise CannotInject(why)
     folder.mkdir(parents=True, exist_ok=True)
-    made = Made(folder)
+    made = LabJob(folder)
     switch = None
     try:
         if job.hosts:
             switch = _start_hosts(made, job, env or {})
         else:
-            making.start(made, job, env or {})
+            lab_job.start_job(made, job, env or {})
         yield made
     finally:
-        made.end()
+        made.end_job()
         _end_switch(made, switch)
 
 
-def missing(job: Job) -> str:
+def missing_reason(job: ScenarioJob) -> str:
     """Why such a job cannot be made here; empty: it can."""
     if (job.disk_mib or job.shm_mib) and os.geteuid() != 0:
         return "a job with a disk or a /dev/shm of its own takes root, to mount them where nobody else sees them"
     if job.hosts and (job.disk_mib or job.shm_mib or job.machines):
         return "a job of several hosts has no disks or machines of its own; leave disk_mib, shm_mib and machines out"
-    return links.missing() if job.hosts else ""
+    return link_faults.missing_reason() if job.hosts else ""
 
 
-def _start_hosts(made: Made, job: Job, env: dict[str, str]) -> subprocess.Popen[bytes]:
+def _start_hosts(made: LabJob, job: ScenarioJob, env: dict[str, str]) -> subprocess.Popen[bytes]:
     """Every host runs the same command; the switch ends with what is returned, and all networks with the switch."""
     made.links = made.folder / "links.json"
     made.links.write_text("{}")
     switch = subprocess.Popen(
-        [sys.executable, "-m", "holdfast.chaos.switch", str(job.hosts), str(made.links)],
+        [sys.executable, "-m", "holdfast.chaos.network_switch", str(job.hosts), str(made.links)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
@@ -61,15 +61,22 @@ def _start_hosts(made: Made, job: Job, env: dict[str, str]) -> subprocess.Popen[
     told = switch.stdout.readline()
     if not told:
         _end_switch(made, switch)
-        raise Cannot(f"no networks for {job.hosts} hosts can be made here; what the switch said stands above")
+        raise CannotInject(f"no networks for {job.hosts} hosts can be made here; what the switch said stands above")
     fds = json.loads(told)
-    flags, more = flags_of(made, job)
+    flags, more = job_flags(made, job)
     more |= {"HOLDFAST_TOKEN": secrets.token_hex(16), "GLOO_SOCKET_IFNAME": "eth0"}
     for port, fd in enumerate(fds):
         space = os.open(f"/proc/{switch.pid}/fd/{fd}", os.O_RDONLY)
         made.spaces.append(space)
-        place = ("--rdzv-endpoint", f"{address(0)}:{_PORT}", "--node-rank", str(port), "--run-dir", str(made.run_dir))
-        argv = [sys.executable, "-m", "holdfast.cli", "run", *place, *flags, *made.words_of(job)]
+        place = (
+            "--rdzv-endpoint",
+            f"{port_address(0)}:{_PORT}",
+            "--node-rank",
+            str(port),
+            "--run-dir",
+            str(made.run_dir),
+        )
+        argv = [sys.executable, "-m", "holdfast.cli", "run", *place, *flags, *made.command_words(job)]
         with (made.folder / f"output-{port}").open("ab") as output:
             made.fronts.append(
                 subprocess.Popen(
@@ -79,21 +86,21 @@ def _start_hosts(made: Made, job: Job, env: dict[str, str]) -> subprocess.Popen[
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                     env=os.environ | more | env,
-                    preexec_fn=functools.partial(_before, port, space, os.getpid()),  # noqa: PLW1509 - no threads here
+                    preexec_fn=functools.partial(_enter_host, port, space, os.getpid()),  # noqa: PLW1509 - no threads here
                 )
             )
     return switch
 
 
-def _before(port: int, space: int, parent: int) -> None:
+def _enter_host(port: int, space: int, parent: int) -> None:
     """In the child, before it becomes `holdfast run` of one host."""
-    tie(parent)
-    spaces.unshare(spaces.NEWUTS)
-    links.name_host(port)
-    spaces.enter(space, spaces.NEWNET)
+    tie_to_parent(parent)
+    namespaces.unshare(namespaces.NEWUTS)
+    link_faults.name_host(port)
+    namespaces.enter_namespace(space, namespaces.NEWNET)
 
 
-def _end_switch(made: Made, switch: subprocess.Popen[bytes] | None) -> None:
+def _end_switch(made: LabJob, switch: subprocess.Popen[bytes] | None) -> None:
     for space in made.spaces:
         os.close(space)
     if switch is not None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from holdfast.chaos.catalog import KINDS
-from holdfast.chaos.fault import MOMENTS, NEUTRAL, Fault, named
-from holdfast.chaos.switch import PORTS
+from holdfast.chaos.fault import MOMENTS, NEUTRAL, InjectedFault, given_fields
+from holdfast.chaos.fault_catalog import KINDS
+from holdfast.chaos.network_switch import PORTS
 from holdfast.core.decoding import from_toml
 
 WEEK = 7 * 24 * 60.0  # minutes, more than any walk lasts
@@ -24,7 +24,7 @@ class BadScenario(Exception):
     """One sentence: what is wrong with it, and how to mend it."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ScenarioJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A job that is made for the scenario, and ends with it."""
 
     run: tuple[str, ...]  # what would stand after `holdfast run`
@@ -35,13 +35,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    fault: tuple[Fault, ...] = ()
+    fault: tuple[InjectedFault, ...] = ()
     seed: int = 0
     patience_s: float = 90.0  # for the job to come back from one fault
-    job: Job | None = None
+    job: ScenarioJob | None = None
 
 
-def read(path: Path) -> Scenario:
+def read_scenario(path: Path) -> Scenario:
     try:
         found = msgspec.convert(from_toml(path.read_text()), Scenario)
     except OSError as e:
@@ -54,27 +54,27 @@ def read(path: Path) -> Scenario:
         raise BadScenario(f"{path} has no [[fault]]; docs/CHAOS.md has the format")
     if not 0 < found.patience_s < math.inf:
         raise BadScenario(f"{path}: patience_s is a number of seconds above 0, not {found.patience_s}")
-    if found.job and (why := _wrong_job(found.job)):
+    if found.job and (why := _job_mistake(found.job)):
         raise BadScenario(f"{path}: [job]: {why}")
     for number, fault in enumerate(found.fault, 1):
-        if why := wrong(fault):
+        if why := fault_mistake(fault):
             raise BadScenario(f"{path}: fault {number}: {why}")
     return found
 
 
-def _wrong_job(job: Job) -> str:
+def _job_mistake(job: ScenarioJob) -> str:
     for name, most in (("disk_mib", _MIB), ("shm_mib", _MIB), ("hosts", PORTS)):
         if not 0 <= getattr(job, name) <= most:
             return f"{name} lies between 0, for none, and {most}, not at {getattr(job, name)}"
     return ""
 
 
-def wrong(fault: Fault) -> str:
+def fault_mistake(fault: InjectedFault) -> str:
     """What is wrong with a fault that was asked for; empty: nothing."""
     if fault.kind not in KINDS:
         return f"there is no kind '{fault.kind}'; holdfast chaos list shows all"
     may = {*NEUTRAL, *KINDS[fault.kind].takes}
-    if strange := [name for name in named(fault) if name not in may]:
+    if strange := [name for name in given_fields(fault) if name not in may]:
         takes = ", ".join(KINDS[fault.kind].takes) or "nothing of its own"
         return f"{fault.kind} has no use for {', '.join(strange)}; it takes {takes}"
     if fault.when not in MOMENTS:
@@ -89,13 +89,13 @@ def wrong(fault: Fault) -> str:
     return ""
 
 
-def walk(seed: int, minutes: float, kinds: dict[str, int] | None = None) -> Scenario:
+def draw_scenario(seed: int, minutes: float, kinds: dict[str, int] | None = None) -> Scenario:
     """The same seed gives the same faults; whom they strike is drawn with the same dice as the job goes on."""
     if not 0 < minutes <= WEEK:
         raise BadScenario(f"--minutes lies above 0 and not beyond {WEEK:g}, a week; not at {minutes:g}")
     dice = random.Random(seed)
     weights = kinds or WALK
-    faults: list[Fault] = []
+    faults: list[InjectedFault] = []
     at = 0.0
     while True:
         gap_s = min(dice.expovariate(1 / _GAP_S), 4 * _GAP_S)
@@ -103,14 +103,14 @@ def walk(seed: int, minutes: float, kinds: dict[str, int] | None = None) -> Scen
         if at > 60 * minutes:
             break
         kind = dice.choices(list(weights), list(weights.values()))[0]
-        faults.append(Fault(kind=kind, after_s=round(gap_s, 1)))
+        faults.append(InjectedFault(kind=kind, after_s=round(gap_s, 1)))
     return Scenario(fault=tuple(faults), seed=seed)
 
 
-def shown(scenario: Scenario) -> list[str]:
+def fault_lines(scenario: Scenario) -> list[str]:
     """One line for each fault, for whoever has to say yes to it."""
     lines = []
     for fault in scenario.fault:
-        more: dict[str, Any] = {name: getattr(fault, name) for name in named(fault) if name != "kind"}
+        more: dict[str, Any] = {name: getattr(fault, name) for name in given_fields(fault) if name != "kind"}
         lines.append(" ".join([fault.kind, *(f"{name}={value}" for name, value in more.items())]))
     return lines

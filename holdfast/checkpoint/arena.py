@@ -15,7 +15,7 @@ from collections import deque
 import msgspec
 import xxhash
 
-from holdfast.checkpoint.header import (
+from holdfast.checkpoint.arena_header import (
     BLOCK_BYTES,
     LAYOUT_BYTES,
     LOW,
@@ -23,14 +23,14 @@ from holdfast.checkpoint.header import (
     MOST_SLOTS,
     PAGE_BYTES,
     VERSION,
-    ArenaHead,
-    SlotHead,
+    ArenaHeader,
+    SlotHeader,
     arena_bytes,
     block_count,
-    fence,
     head_bytes,
-    lives,
-    pages,
+    is_alive,
+    memory_fence,
+    round_to_pages,
 )
 
 __all__ = [
@@ -40,10 +40,10 @@ __all__ = [
     "VERIFIED",
     "Arena",
     "ArenaError",
-    "Claim",
-    "Name",
-    "Sealed",
-    "Slot",
+    "SealedSnapshot",
+    "SlotClaim",
+    "SnapshotName",
+    "SnapshotSlot",
     "arena_bytes",
 ]
 
@@ -56,7 +56,7 @@ class ArenaError(Exception):
     """One sentence: why this memory is no arena, or not the one it should be."""
 
 
-class Sealed(msgspec.Struct, frozen=True, kw_only=True):
+class SealedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot that was whole when it was looked at; whoever reads it looks at its seq again afterwards."""
 
     slot: int
@@ -67,7 +67,7 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
     at: float  # wall clock
 
 
-class Name(msgspec.Struct, frozen=True, kw_only=True):
+class SnapshotName(msgspec.Struct, frozen=True, kw_only=True):
     """What a snapshot is known by."""
 
     step: int
@@ -75,12 +75,12 @@ class Name(msgspec.Struct, frozen=True, kw_only=True):
     flags: int = 0
 
 
-class Claim(msgspec.Struct, frozen=True, kw_only=True):
+class SlotClaim(msgspec.Struct, frozen=True, kw_only=True):
     """A slot promised to work that is queued on a device, which seals it itself: this seq before, seq + 1 after."""
 
     slot: int
     seq: int
-    name: Name
+    name: SnapshotName
     at: float
 
 
@@ -90,14 +90,14 @@ class Arena:
     def __init__(self, memory: mmap.mmap) -> None:
         self.memory = memory
         whole = memoryview(memory)
-        head = ArenaHead(whole[:PAGE_BYTES])
+        head = ArenaHeader(whole[:PAGE_BYTES])
         self.rank, self.world = head.rank, head.world
-        self.layout = bytes(whole[ArenaHead.LAYOUT])
+        self.layout = bytes(whole[ArenaHeader.LAYOUT])
         self.image_bytes, self.slots = head.image_bytes, head.slots
         self.skipped = 0  # snapshots for which no slot was free
         self._whole = whole
-        self._heads = [SlotHead(whole[self.head_at(slot) : self.image_at(slot)]) for slot in range(self.slots)]
-        self._claims: deque[Claim] = deque()
+        self._heads = [SlotHeader(whole[self.head_at(slot) : self.image_at(slot)]) for slot in range(self.slots)]
+        self._claims: deque[SlotClaim] = deque()
         self._pins = [0] * self.slots
         self._lock = threading.Lock()
 
@@ -116,14 +116,14 @@ class Arena:
         finally:
             os.close(fd)
         whole = memoryview(memory)
-        head = ArenaHead(whole[:PAGE_BYTES])
+        head = ArenaHeader(whole[:PAGE_BYTES])
         head.version, head.slots, head.rank, head.world = VERSION, slots, rank, world
-        head.image_bytes, head.slot_bytes = image_bytes, pages(image_bytes)
-        whole[ArenaHead.LAYOUT] = layout
+        head.image_bytes, head.slot_bytes = image_bytes, round_to_pages(image_bytes)
+        whole[ArenaHeader.LAYOUT] = layout
         arena = cls(memory)
         for slot in arena._heads:
             slot.block_bytes, slot.blocks = BLOCK_BYTES, block_count(image_bytes)
-        fence()
+        memory_fence()
         whole[: len(MAGIC)] = MAGIC
         return arena
 
@@ -145,7 +145,7 @@ class Arena:
             os.close(fd)
         if memory[: len(MAGIC)] != MAGIC:
             raise ArenaError(f"{path} is no arena: it begins with other bytes")
-        head = ArenaHead(memoryview(memory)[:PAGE_BYTES])
+        head = ArenaHeader(memoryview(memory)[:PAGE_BYTES])
         if head.version != VERSION:
             raise ArenaError(f"{path} is an arena of version {head.version}, and this is version {VERSION}")
         if not 0 < head.slots <= MOST_SLOTS or size != arena_bytes(head.image_bytes, head.slots):
@@ -156,17 +156,17 @@ class Arena:
         """Where a slot begins in the arena."""
         if not 0 <= slot < self.slots:
             raise ArenaError(f"there is no slot {slot} in an arena of {self.slots}")
-        return PAGE_BYTES + slot * (head_bytes(self.image_bytes) + pages(self.image_bytes))
+        return PAGE_BYTES + slot * (head_bytes(self.image_bytes) + round_to_pages(self.image_bytes))
 
     def image_at(self, slot: int) -> int:
         """Where a slot's image begins in the arena."""
         return self.head_at(slot) + head_bytes(self.image_bytes)
 
-    def image(self, slot: int) -> memoryview:
+    def slot_image(self, slot: int) -> memoryview:
         start = self.image_at(slot)
         return self._whole[start : start + self.image_bytes]
 
-    def touch(self) -> None:
+    def populate_pages(self) -> None:
         """Have every page at hand now, so that no later write waits for one."""
         try:
             self.memory.madvise(mmap.MADV_HUGEPAGE)
@@ -180,27 +180,27 @@ class Arena:
 
     # What the one writer does.
 
-    def begin(self, step: int, generation: int, flags: int = 0) -> "Slot | None":
+    def begin_slot(self, step: int, generation: int, flags: int = 0) -> "SnapshotSlot | None":
         """A slot to write, never one that is read. None: skip this snapshot."""
-        for slot in self._free() if self.settled() else ():
+        for slot in self._writable_slots() if self.is_settled() else ():
             head = self._heads[slot]
             before = head.seq
-            self._number(slot, self._next_seq())
-            if not lives(head.pin):
-                return Slot(self, slot, Name(step=step, generation=generation, flags=flags))
-            self._number(slot, before)  # its reader came first; nothing was written yet
+            self._set_seq(slot, self._next_seq())
+            if not is_alive(head.pin):
+                return SnapshotSlot(self, slot, SnapshotName(step=step, generation=generation, flags=flags))
+            self._set_seq(slot, before)  # its reader came first; nothing was written yet
         self.skipped += 1
         return None
 
-    def claim(self, name: Name) -> Claim | None:
+    def claim(self, name: SnapshotName) -> SlotClaim | None:
         """Promise a slot to queued work. Work is done in the order of claims: each starts when the last is sealed."""
-        self.settled()
-        for slot in self._free():
+        self.is_settled()
+        for slot in self._writable_slots():
             head, seq = self._heads[slot], self._next_seq()
             head.writer, head.claim = os.getpid(), (seq + 1) & LOW
-            fence()
-            if not lives(head.pin):
-                self._claims.append(Claim(slot=slot, seq=seq, name=name, at=time.time()))
+            memory_fence()
+            if not is_alive(head.pin):
+                self._claims.append(SlotClaim(slot=slot, seq=seq, name=name, at=time.time()))
                 return self._claims[-1]
             head.claim = head.seq & LOW
         self.skipped += 1
@@ -208,30 +208,30 @@ class Arena:
 
     def drop(self, slot: int) -> None:
         """This snapshot is not to be taken any more."""
-        self._number(slot, self._next_seq())
+        self._set_seq(slot, self._next_seq())
 
     def drop_after(self, step: int) -> None:
         """The same for all later ones: they are of a line that is given up."""
-        for sealed in self.sealed():
+        for sealed in self.list_sealed():
             if sealed.step > step:
                 self.drop(sealed.slot)
 
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether all claimed slots are sealed."""
         while self._claims and self._heads[self._claims[0].slot].seq > self._claims[0].seq:
             self._claims.popleft()
         return not self._claims
 
-    def _free(self) -> list[int]:
+    def _writable_slots(self) -> list[int]:
         """Slots that may be written, the one that is missed least first.
 
         The newest whole one is left alone, unless readers hold all others and one of these is whole: to go without the
         newest while it is written anew is better than to take no snapshots for as long as somebody reads.
         """
-        whole = [sealed for sealed in self.sealed() if not sealed.flags & POISONED]
+        whole = [sealed for sealed in self.list_sealed() if not sealed.flags & POISONED]
         ahead = {claim.slot: claim.seq for claim in self._claims}
         newest = self._claims[-1].slot if self._claims else next((sealed.slot for sealed in whole), -1)
-        open_ = [slot for slot in range(self.slots) if not lives(self._heads[slot].pin)]
+        open_ = [slot for slot in range(self.slots) if not is_alive(self._heads[slot].pin)]
         if open_ == [newest] and newest not in ahead and len(whole) > 1:
             return open_
         worth = {sealed.slot: sealed.seq for sealed in whole} | ahead
@@ -241,28 +241,28 @@ class Arena:
         newest = max([head.seq for head in self._heads] + [claim.seq for claim in self._claims])
         return (newest + 1) | 1
 
-    def _number(self, slot: int, seq: int) -> None:
-        fence()
+    def _set_seq(self, slot: int, seq: int) -> None:
+        memory_fence()
         self._heads[slot].seq = seq
-        fence()
+        memory_fence()
 
     # What readers do.
 
-    def seq(self, slot: int) -> int:
+    def slot_seq(self, slot: int) -> int:
         return self._heads[slot].seq
 
-    def sealed(self) -> tuple[Sealed, ...]:
+    def list_sealed(self) -> tuple[SealedSnapshot, ...]:
         """Every whole snapshot, newest first."""
-        found = [sealed for slot in range(self.slots) if (sealed := self._look(slot))]
+        found = [sealed for slot in range(self.slots) if (sealed := self._read_sealed(slot))]
         return tuple(sorted(found, key=lambda sealed: -sealed.seq))
 
-    def _look(self, slot: int) -> Sealed | None:
+    def _read_sealed(self, slot: int) -> SealedSnapshot | None:
         head = self._heads[slot]
         seq = head.seq
-        fence()
+        memory_fence()
         name = {"step": head.step, "generation": head.generation}
-        looked = Sealed(slot=slot, seq=seq, flags=head.flags, at=head.at, **name)
-        fence()
+        looked = SealedSnapshot(slot=slot, seq=seq, flags=head.flags, at=head.at, **name)
+        memory_fence()
         return looked if seq and seq % 2 == 0 and head.seq == seq else None
 
     def pin(self, slot: int, seq: int) -> bool:
@@ -271,23 +271,23 @@ class Arena:
         with self._lock:
             self._pins[slot] += 1
             head.pin = os.getpid()
-            fence()
+            memory_fence()
             ahead = (head.claim - head.seq) & LOW  # more than 0: queued work will write here
-            if head.seq == seq and not (0 < ahead < LOW // 2 and lives(head.writer)):
+            if head.seq == seq and not (0 < ahead < LOW // 2 and is_alive(head.writer)):
                 return True
-            self._unpin(slot)
+            self._drop_pin(slot)
             return False
 
-    def pinned(self) -> int:
+    def count_pinned(self) -> int:
         """How many slots are read."""
-        return sum(lives(head.pin) for head in self._heads)
+        return sum(is_alive(head.pin) for head in self._heads)
 
     def can_pin(self) -> bool:
         """Whether one more may be read: of four slots two stay with the writer, so that one is always whole and newest;
         of fewer one, and then snapshots are safe, but for a moment a step or two older."""
-        return self.slots - self.pinned() > (2 if self.slots > 3 else 1)
+        return self.slots - self.count_pinned() > (2 if self.slots > 3 else 1)
 
-    def hold(self, slot: int) -> None:
+    def pin_own(self, slot: int) -> None:
         """The writer pins a slot that it has just begun or claimed, for itself; unpin ends it."""
         with self._lock:
             self._pins[slot] += 1
@@ -295,39 +295,39 @@ class Arena:
 
     def unpin(self, slot: int) -> None:
         with self._lock:
-            self._unpin(slot)
+            self._drop_pin(slot)
 
-    def _unpin(self, slot: int) -> None:
+    def _drop_pin(self, slot: int) -> None:
         self._pins[slot] = max(0, self._pins[slot] - 1)
         if not self._pins[slot]:
             self._heads[slot].pin = 0
 
-    def flag(self, slot: int, flag: int) -> None:
+    def flag_slot(self, slot: int, flag: int) -> None:
         """Mark a whole snapshot as VERIFIED or POISONED; the next one in this slot starts without marks."""
         self._heads[slot].flags |= flag
 
-    def check(self, slot: int) -> tuple[int, ...]:
+    def write_checksums(self, slot: int) -> tuple[int, ...]:
         """The checksums of a snapshot, computed and kept with it; () if it is not whole, or changed meanwhile."""
         head = self._heads[slot]
         seq = head.seq
         if seq % 2 or not seq:
             return ()
-        sums = self._sums(slot)
-        fence()
+        sums = self._compute_checksums(slot)
+        memory_fence()
         if head.seq != seq:
             return ()
-        table = head.table(self.image_bytes)
+        table = head.checksum_table(self.image_bytes)
         for block, value in enumerate(sums):
             table[block] = value
-        fence()
+        memory_fence()
         head.checked = seq & LOW
         return sums
 
-    def checked(self, slot: int) -> tuple[int, ...]:
+    def read_checksums(self, slot: int) -> tuple[int, ...]:
         """The checksums kept with a snapshot; () if none were computed yet."""
         head = self._heads[slot]
         kept = head.seq and not head.seq % 2 and head.checked == head.seq & LOW
-        return tuple(head.table(self.image_bytes)) if kept else ()
+        return tuple(head.checksum_table(self.image_bytes)) if kept else ()
 
     def verify(self, slot: int) -> str:
         """What is wrong with a snapshot, in one sentence; empty if nothing is, or if there is nothing to go by."""
@@ -335,33 +335,33 @@ class Arena:
         seq, step = head.seq, head.step
         if seq % 2 or not seq:
             return f"slot {slot} holds no whole snapshot"
-        kept = self.checked(slot)
-        for block, (was, found) in enumerate(zip(kept, self._sums(slot) if kept else (), strict=True)):
+        kept = self.read_checksums(slot)
+        for block, (was, found) in enumerate(zip(kept, self._compute_checksums(slot) if kept else (), strict=True)):
             if was != found:
                 return f"slot {slot}, step {step}: block {block} is not as it was sealed"
         return "" if head.seq == seq else f"slot {slot} was written meanwhile"
 
-    def _sums(self, slot: int) -> tuple[int, ...]:
-        image = self.image(slot)
+    def _compute_checksums(self, slot: int) -> tuple[int, ...]:
+        image = self.slot_image(slot)
         starts = range(0, self.image_bytes, BLOCK_BYTES)
         return tuple(xxhash.xxh3_64_intdigest(image[start : start + BLOCK_BYTES]) for start in starts)
 
 
-class Slot:
+class SnapshotSlot:
     """A slot that is being written. Left alone, as by a rank that dies, it stays torn and is the first to be reused."""
 
-    def __init__(self, arena: Arena, index: int, name: Name) -> None:
+    def __init__(self, arena: Arena, index: int, name: SnapshotName) -> None:
         self._arena = arena
         self.index = index
         self.name = name
 
     @property
     def image(self) -> memoryview:
-        return self._arena.image(self.index)
+        return self._arena.slot_image(self.index)
 
     def seal(self) -> None:
         """The image is whole."""
         head = self._arena._heads[self.index]
         head.step, head.generation, head.flags = self.name.step, self.name.generation, self.name.flags
         head.at = time.time()
-        self._arena._number(self.index, head.seq + 1)
+        self._arena._set_seq(self.index, head.seq + 1)

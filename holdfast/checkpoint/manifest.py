@@ -40,7 +40,7 @@ class Author(msgspec.Struct, frozen=True):
         return f"{run}-{self.generation}" if run else str(self.generation)
 
 
-class Attempt(msgspec.Struct, frozen=True):
+class WriteAttempt(msgspec.Struct, frozen=True):
     """A folder that is not a checkpoint: being written by the author of the tag, or, without one, being removed."""
 
     name: str
@@ -48,7 +48,7 @@ class Attempt(msgspec.Struct, frozen=True):
     tag: str
 
 
-class Process(msgspec.Struct, frozen=True):
+class WriterProcess(msgspec.Struct, frozen=True):
     """One process for all time: a number that is used again has another start."""
 
     host: str  # with its boot and its space of process numbers
@@ -56,13 +56,13 @@ class Process(msgspec.Struct, frozen=True):
     start: int
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointPart(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank wrote: one file, checked block by block. The part file itself lies beside it."""
 
     rank: int
     bytes: int
     blocks: str  # 16 hex digits of XXH3-64 for each block
-    writer: Process
+    writer: WriterProcess
     done: bool = True  # the file is whole and on stable storage
     why: str = ""  # it never will be
 
@@ -74,11 +74,11 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         return part_name(self.rank)
 
-    def checksum(self, block: int) -> str:
+    def block_checksum(self, block: int) -> str:
         return self.blocks[16 * block : 16 * block + 16]
 
 
-class Sealed(msgspec.Struct, frozen=True, kw_only=True):
+class SealedFile(msgspec.Struct, frozen=True, kw_only=True):
     """A small file, with the digest of all of it; a part seals its large one in turn."""
 
     name: str
@@ -97,7 +97,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     layout: str = ""  # hex of the layout's hash
     torch: str = ""  # version that wrote the metadata
     bytes: int = 0  # of all parts
-    files: tuple[Sealed, ...] = ()
+    files: tuple[SealedFile, ...] = ()
     seal: str = ""  # digest of all the above
 
 
@@ -105,11 +105,11 @@ def part_name(rank: int) -> str:
     return f"__{rank}_0.json"
 
 
-def checksum(block: memoryview | bytes) -> str:
+def checksum_block(block: memoryview | bytes) -> str:
     return xxhash.xxh3_64_hexdigest(block)
 
 
-def digest(content: bytes) -> str:
+def content_digest(content: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(content)
 
 
@@ -117,16 +117,16 @@ def block_count(size: int) -> int:
     return -(-size // BLOCK_BYTES)
 
 
-def sealed(name: str, content: bytes) -> Sealed:
-    return Sealed(name=name, bytes=len(content), digest=digest(content))
+def seal_file(name: str, content: bytes) -> SealedFile:
+    return SealedFile(name=name, bytes=len(content), digest=content_digest(content))
 
 
-def encode_part(part: Part) -> bytes:
+def encode_part(part: CheckpointPart) -> bytes:
     return msgspec.json.encode(part)
 
 
-def decode_part(content: bytes) -> Part:
-    part = _decode(content, Part)
+def decode_part(content: bytes) -> CheckpointPart:
+    part = _decode_json(content, CheckpointPart)
     if part.done and len(part.blocks) != 16 * block_count(part.bytes):
         raise CorruptError("is not as it was written")
     return part
@@ -134,7 +134,7 @@ def decode_part(content: bytes) -> Part:
 
 def encode_manifest(manifest: Manifest) -> bytes:
     body = msgspec.json.encode(msgspec.structs.replace(manifest, seal=""))
-    return msgspec.json.encode(msgspec.structs.replace(manifest, seal=digest(body)))
+    return msgspec.json.encode(msgspec.structs.replace(manifest, seal=content_digest(body)))
 
 
 def decode_manifest(content: bytes) -> Manifest:
@@ -143,17 +143,19 @@ def decode_manifest(content: bytes) -> Manifest:
     class Head(msgspec.Struct):
         format: int
 
-    if (found := _decode(content, Head).format) != FORMAT:
+    if (found := _decode_json(content, Head).format) != FORMAT:
         raise CorruptError(f"has format {found}, and this version of holdfast reads format {FORMAT}")
-    manifest = _decode(content, Manifest)
-    known = all(file.name == METADATA or is_part(file.name) for file in manifest.files)  # and no way out of the folder
+    manifest = _decode_json(content, Manifest)
+    known = all(
+        file.name == METADATA or is_part_name(file.name) for file in manifest.files
+    )  # and no way out of the folder
     # Written anew it must be the same: so a change that still parses, even of white space, is seen.
     if not known or encode_manifest(manifest) != content:
         raise CorruptError("is not as it was written")
     return manifest
 
 
-def _decode(content: bytes, kind: type[T]) -> T:
+def _decode_json(content: bytes, kind: type[T]) -> T:
     try:
         return from_json(content, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, OverflowError):
@@ -180,22 +182,22 @@ def step_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def staged_of(name: str) -> Attempt | None:
+def staged_of(name: str) -> WriteAttempt | None:
     """The attempt, if this is the name of a folder being written or removed."""
     found = _STAGED.fullmatch(name)
-    return Attempt(name, int(found[1]), found[3] if found[2] == "tmp" else "") if found else None
+    return WriteAttempt(name, int(found[1]), found[3] if found[2] == "tmp" else "") if found else None
 
 
-def tagged_of(name: str) -> Attempt | None:
+def tagged_of(name: str) -> WriteAttempt | None:
     """The attempt, if this is the name of a folder on remote storage, where none can be renamed."""
     found = _STEP.fullmatch(name)
-    return Attempt(name, int(found[1]), found[2]) if found and found[2] else None
+    return WriteAttempt(name, int(found[1]), found[2]) if found and found[2] else None
 
 
-def is_part(name: str) -> bool:
+def is_part_name(name: str) -> bool:
     return _PART.fullmatch(name) is not None
 
 
-def missing_ranks(parts: Iterable[Part], world: int) -> list[int]:
+def missing_ranks(parts: Iterable[CheckpointPart], world: int) -> list[int]:
     """Of so many ranks, those without a finished part."""
     return sorted(set(range(world)) - {part.rank for part in parts if part.done})

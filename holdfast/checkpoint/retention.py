@@ -5,25 +5,25 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from holdfast.checkpoint.direct import spread
+from holdfast.checkpoint.checkpoint_save import SMALL_AT_ONCE
+from holdfast.checkpoint.direct_io import run_in_threads
 from holdfast.checkpoint.manifest import (
     MANIFEST,
-    Attempt,
     Author,
     CorruptError,
     StorageError,
+    WriteAttempt,
     decode_manifest,
     decode_part,
-    is_part,
+    is_part_name,
     step_of,
 )
-from holdfast.checkpoint.owner import has_ended
-from holdfast.checkpoint.persist import SMALL_AT_ONCE
-from holdfast.checkpoint.storage import Storage, at
-from holdfast.model.copy import Doubt
+from holdfast.checkpoint.storage import Storage, open_storage
+from holdfast.checkpoint.storage_owner import has_ended
+from holdfast.model.state_copy import Doubt
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class StoredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A published checkpoint. `ok`: its manifest is as it was written; its files are another matter, see verify."""
 
     step: int
@@ -37,19 +37,21 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
 
 
-class Unfinished(msgspec.Struct, frozen=True):
+class UnfinishedWrite(msgspec.Struct, frozen=True):
     """What a write that never came to its end has left."""
 
     url: str
     bytes: int
 
 
-def find(base: str) -> tuple[Found, ...]:
+def find_checkpoints(base: str) -> tuple[StoredCheckpoint, ...]:
     """All published checkpoints, newest first."""
-    return _find(at(base))
+    return _find_published(open_storage(base))
 
 
-def doubted(found: Collection[Found], run: str, doubts: Collection[Doubt]) -> tuple[Found, ...]:
+def apply_doubts(
+    found: Collection[StoredCheckpoint], run: str, doubts: Collection[Doubt]
+) -> tuple[StoredCheckpoint, ...]:
     """The same, where those that led a run astray are not ok."""
     told = []
     for one in found:
@@ -60,34 +62,34 @@ def doubted(found: Collection[Found], run: str, doubts: Collection[Doubt]) -> tu
     return tuple(told)
 
 
-def _find(storage: Storage) -> tuple[Found, ...]:
-    names = [name for name in storage.names() if step_of(name) is not None]
-    found: list[Found] = []
+def _find_published(storage: Storage) -> tuple[StoredCheckpoint, ...]:
+    names = [name for name in storage.list_names() if step_of(name) is not None]
+    found: list[StoredCheckpoint] = []
 
     def work(turns: Iterator[int]) -> None:
         for index in turns:
-            if one := _look(storage, names[index]):
+            if one := _read_checkpoint(storage, names[index]):
                 found.append(one)
 
-    spread(len(names), SMALL_AT_ONCE, work)
+    run_in_threads(len(names), SMALL_AT_ONCE, work)
     return tuple(sorted(found, key=lambda one: (one.step, one.at, one.url), reverse=True))
 
 
-def _look(storage: Storage, name: str) -> Found | None:
+def _read_checkpoint(storage: Storage, name: str) -> StoredCheckpoint | None:
     """None: never published."""
     step, url = step_of(name) or 0, storage.url(name)
     try:
         content = storage.read(f"{name}/{MANIFEST}")
         manifest = decode_manifest(content) if content is not None else None
     except CorruptError as e:
-        return Found(step=step, url=url, ok=False, why=f"{MANIFEST} {e}")
+        return StoredCheckpoint(step=step, url=url, ok=False, why=f"{MANIFEST} {e}")
     except StorageError as e:
-        return Found(step=step, url=url, ok=False, why=str(e))
+        return StoredCheckpoint(step=step, url=url, ok=False, why=str(e))
     if manifest is None:
         return None
     if manifest.step != step:
-        return Found(step=step, url=url, ok=False, why=f"{MANIFEST} is that of step {manifest.step}")
-    return Found(
+        return StoredCheckpoint(step=step, url=url, ok=False, why=f"{MANIFEST} is that of step {manifest.step}")
+    return StoredCheckpoint(
         step=step,
         url=url,
         ok=True,
@@ -99,7 +101,7 @@ def _look(storage: Storage, name: str) -> Found | None:
     )
 
 
-def retain(
+def retain_checkpoints(
     base: str, keep: int, every: int = 0, *, newest: int | None = None, doubted: Collection[int] = ()
 ) -> tuple[str, ...]:
     """Remove all but the last `keep` good ones (0: none) and, for good, every so many steps; returns the URLs removed.
@@ -110,20 +112,25 @@ def retain(
     """
     if keep <= 0:
         return ()
-    storage = at(base)
-    removed = surplus(_find(storage), keep, every, newest=newest, doubted=doubted)
+    storage = open_storage(base)
+    removed = find_surplus(_find_published(storage), keep, every, newest=newest, doubted=doubted)
     for one in reversed(removed):  # the oldest first, so that the best are left if this is cut short
-        storage.remove(one.url.rstrip("/").rpartition("/")[2])
+        storage.remove_folder(one.url.rstrip("/").rpartition("/")[2])
     return tuple(one.url for one in removed)
 
 
-def surplus(
-    found: Collection[Found], keep: int, every: int = 0, *, newest: int | None = None, doubted: Collection[int] = ()
-) -> tuple[Found, ...]:
+def find_surplus(
+    found: Collection[StoredCheckpoint],
+    keep: int,
+    every: int = 0,
+    *,
+    newest: int | None = None,
+    doubted: Collection[int] = (),
+) -> tuple[StoredCheckpoint, ...]:
     """What retention removes; `found` is ordered as `find` does, and so is the answer."""
     line = [one for one in found if newest is None or one.step <= newest]
     good: list[int] = []  # distinct steps, newest first
-    removed: list[Found] = []
+    removed: list[StoredCheckpoint] = []
     for one in line:
         if one.ok and one.step in good:
             removed.append(one)  # an earlier write of the same step
@@ -134,34 +141,34 @@ def surplus(
     return tuple(removed)
 
 
-def clean(base: str, author: Author | None, *, force: bool = False) -> tuple[str, ...]:
+def clean_unpublished(base: str, author: Author | None, *, force: bool = False) -> tuple[str, ...]:
     """Remove writes that were never published and, for certain, never will be; returns their URLs.
 
     Without an author only what ended processes have left is certain. By force everything goes.
     """
-    storage = at(base)
-    last = max((one.step for one in _find(storage) if one.author == author), default=-1)
-    attempts = storage.unpublished()
+    storage = open_storage(base)
+    last = max((one.step for one in _find_published(storage) if one.author == author), default=-1)
+    attempts = storage.list_unpublished()
     dead = [one.name for one in attempts if force or _is_dead(storage, one, author, last)]
     for name in dead:
-        storage.remove(name)
+        storage.remove_folder(name)
     return tuple(storage.url(name) for name in dead)
 
 
-def abandoned(base: str, run: str) -> tuple[Unfinished, ...]:
+def find_abandoned(base: str, run: str) -> tuple[UnfinishedWrite, ...]:
     """Writes of a run that were never published, and whose writers have ended for certain; nothing is removed."""
-    storage = at(base)
+    storage = open_storage(base)
     mine = Author(0, run).tag.rpartition("-")[0]
-    attempts = [one for one in storage.unpublished() if one.tag.rpartition("-")[0] == mine]
+    attempts = [one for one in storage.list_unpublished() if one.tag.rpartition("-")[0] == mine]
     dead = [one.name for one in attempts if _is_dead(storage, one, None, -1)]
-    return tuple(Unfinished(url=storage.url(name), bytes=_size(storage, name)) for name in dead)
+    return tuple(UnfinishedWrite(url=storage.url(name), bytes=_folder_bytes(storage, name)) for name in dead)
 
 
-def _size(storage: Storage, folder: str) -> int:
-    return sum(storage.size(f"{folder}/{name}") or 0 for name in storage.names(folder))
+def _folder_bytes(storage: Storage, folder: str) -> int:
+    return sum(storage.file_size(f"{folder}/{name}") or 0 for name in storage.list_names(folder))
 
 
-def _is_dead(storage: Storage, attempt: Attempt, author: Author | None, last: int) -> bool:
+def _is_dead(storage: Storage, attempt: WriteAttempt, author: Author | None, last: int) -> bool:
     if not attempt.tag:
         return True  # taken back already
     run, _, generation = attempt.tag.rpartition("-")
@@ -169,7 +176,9 @@ def _is_dead(storage: Storage, attempt: Attempt, author: Author | None, last: in
         # Within a generation steps only grow, and a step is published after every rank has written its part of it.
         return (int(generation), attempt.step) < (author.generation, last)
     try:
-        contents = [storage.read(f"{attempt.name}/{name}") for name in storage.names(attempt.name) if is_part(name)]
+        contents = [
+            storage.read(f"{attempt.name}/{name}") for name in storage.list_names(attempt.name) if is_part_name(name)
+        ]
         writers = [decode_part(content).writer for content in contents if content is not None]
     except CorruptError:
         return False

@@ -2,17 +2,17 @@
 
 from typing import TypeAlias
 
-from holdfast.checkpoint.direct import Input
-from holdfast.checkpoint.disk import Disk
-from holdfast.checkpoint.remote import Remote, RemoteInput
+from holdfast.checkpoint.direct_io import InputFile
+from holdfast.checkpoint.local_storage import LocalStorage
+from holdfast.checkpoint.remote_storage import RemoteInput, RemoteStorage
 
-Storage: TypeAlias = Disk | Remote
-File: TypeAlias = Input | RemoteInput
+Storage: TypeAlias = LocalStorage | RemoteStorage
+File: TypeAlias = InputFile | RemoteInput
 
 
-def at(url: str) -> Storage:
+def open_storage(url: str) -> Storage:
     if "://" not in url:
-        return Disk(url)
+        return LocalStorage(url)
     if url.startswith(("file://", "local://")):
-        return Disk(url.partition("://")[2])
-    return Remote(url)
+        return LocalStorage(url.partition("://")[2])
+    return RemoteStorage(url)

@@ -33,7 +33,7 @@ COMMANDS = {
     "sim": "run the same decisions in virtual time",
 }
 _SHARED = {  # modules that are told which command they are
-    **dict.fromkeys(("hold", "resume", "approve", "evict", "drain"), "order"),
+    **dict.fromkeys(("hold", "resume", "approve", "evict", "drain"), "job_orders"),
     **dict.fromkeys(("logs", "attach"), "logs"),
 }
 
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _obey(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
-        print(_usage())
+        print(_usage_text())
         return 0 if args else 2
     if args[0] == "--version":
         from holdfast import __version__
@@ -67,12 +67,12 @@ def _obey(args: list[str]) -> int:
         print(f"holdfast: there is no command '{args[0]}'; {meant}", file=sys.stderr)
         return 2
     shared = _SHARED.get(args[0])
-    command = importlib.import_module(f"holdfast.cli.{shared or args[0]}")
+    command = importlib.import_module(f"holdfast.cli.commands.{shared or args[0]}")
     code: int = command.main(args if shared else args[1:])
     return code
 
 
-def _usage() -> str:
+def _usage_text() -> str:
     lines = [f"  {name:<8} {what}" for name, what in COMMANDS.items()]
     return "\n".join(
         [

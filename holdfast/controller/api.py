@@ -6,27 +6,27 @@ from typing import Any, NamedTuple
 import msgspec
 from aiohttp import web
 
-from holdfast.controller import releasing
-from holdfast.controller.audit import HIDDEN, Audit
-from holdfast.controller.certified import Certified
-from holdfast.controller.door import CALLER, Admit, Caller, Proved, Refusal, Right
-from holdfast.controller.enrolling import Enrolling
-from holdfast.controller.loop import Controller
-from holdfast.controller.metrics import render
-from holdfast.controller.minting import ON_ONE_HOST, MintBody, MintedToken, Minting
-from holdfast.controller.orders import OrderBody, Taken, ahead, refusal
+from holdfast.controller import release_api
+from holdfast.controller.access.access_control import CALLER, Admit, Caller, Proved, Refusal, Right
+from holdfast.controller.access.audit_log import HIDDEN, AuditLog
+from holdfast.controller.access.certificate_enrolment import CertificateEnrolment
+from holdfast.controller.access.node_enrolment import NodeEnrolment
+from holdfast.controller.access.token_minting import ON_ONE_HOST, MintBody, MintedToken, TokenMinting
+from holdfast.controller.control_loop import Controller
+from holdfast.controller.metrics import render_metrics
+from holdfast.controller.operator_orders import OrderBody, OrderReceipt, describe_effect, order_refusal
+from holdfast.core.decide.node_roles import assign_roles
+from holdfast.core.decide.present_state import tell_present
 from holdfast.core.decoding import from_json
-from holdfast.core.diagnose import stacks
-from holdfast.core.diagnose.stacks import Naming
-from holdfast.core.history import Told
-from holdfast.core.present import tell_present
-from holdfast.core.report import Report, report_of
-from holdfast.core.roles import roles_of
-from holdfast.core.story import failed
+from holdfast.core.diagnose import blocking_ranks
+from holdfast.core.diagnose.blocking_ranks import BlockingRanks
+from holdfast.core.incident.incident_text import count_failures
+from holdfast.core.record.job_report import Report, report_of
+from holdfast.core.release.release_history import ReleaseOverview
 from holdfast.model.event import Entry, Phase
 from holdfast.model.stacks import Trace
-from holdfast.wire import enrolment
-from holdfast.wire.messages import TOKEN_HEADER
+from holdfast.wire.agent_messages import TOKEN_HEADER
+from holdfast.wire.credentials import enrolment
 
 _MAX_BODY = 1 << 16
 _MAX_ENTRIES = 1000
@@ -39,7 +39,7 @@ _ARCHIVES = "/api/v1/releases/"
 
 class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     node: str
-    role: str  # one of core/roles.py
+    role: str  # one of core/decide/node_roles.py
     ranks: str = ""
     step: int = -1
     loss: float | None = None
@@ -77,18 +77,18 @@ class TraceBody(msgspec.Struct, frozen=True, kw_only=True):
     native: bool = False  # frames of C and C++ too, which stops each rank for a moment
 
 
-class Traced(msgspec.Struct, frozen=True, kw_only=True):
+class JobStacks(msgspec.Struct, frozen=True, kw_only=True):
     """Where everybody is, and whom they wait for if the job stands."""
 
     at: float
-    naming: Naming
+    naming: BlockingRanks
     traces: tuple[Trace, ...]
 
 
 def status_of(controller: Controller) -> Status:
-    decider, account = controller.decider, controller.ledger.account(controller.clock())
+    decider, account = controller.decider, controller.ledger.make_account(controller.clock())
     beats = controller.ingest.beats
-    roles = roles_of(decider, controller.ledger.admitting)
+    roles = assign_roles(decider, controller.ledger.admitting)
     views = []
     for seat in decider.seats:
         beat, role = beats.get(seat.node), roles.pop(seat.node)
@@ -104,13 +104,13 @@ def status_of(controller: Controller) -> Status:
         run_id=decider.job.run_id,
         phase=decider.phase,
         reason=controller.reason,
-        now=tell_present(decider, controller.clock(), controller.reached, ending),
+        now=tell_present(decider, controller.clock(), controller.reached_step, ending),
         generation=decider.generation,
-        step=controller.reached,
+        step=controller.reached_step,
         ettr=account.ettr,
         wall_s=account.wall_s,
         incidents=decider.incidents,
-        failures=failed(account.incidents) + (decider.incident.failures if decider.incident else 0),
+        failures=count_failures(account.incidents) + (decider.incident.failures if decider.incident else 0),
         last_incident=account.incidents[-1].sentence if account.incidents else "",
         floor=controller.ingest.floor.floor,
         nodes=tuple(views),
@@ -127,25 +127,25 @@ def status_of(controller: Controller) -> Status:
     )
 
 
-class Door(NamedTuple):
+class ApiEntrance(NamedTuple):
     """A way in: who is let in by it, and who hears of it."""
 
     admit: Admit
-    audit: Audit
-    enrolling: Enrolling | Certified | None = None  # of hosts that are not nodes yet
+    audit: AuditLog
+    enrolling: NodeEnrolment | CertificateEnrolment | None = None  # of hosts that are not nodes yet
     proved: Proved = lambda transport: None
-    minting: Minting | None = None  # of tokens for such hosts; None: there are none
+    minting: TokenMinting | None = None  # of tokens for such hosts; None: there are none
 
 
-def make_app(controller: Controller, door: Door) -> web.Application:
+def make_api(controller: Controller, door: ApiEntrance) -> web.Application:
     """The same answers at every door."""
-    app = web.Application(middlewares=[_guard(door)], client_max_size=_MAX_BODY)
+    app = web.Application(middlewares=[_guard_routes(door)], client_max_size=_MAX_BODY)
 
     async def status(request: web.Request) -> web.Response:
-        return _json(status_of(controller))
+        return _json_response(status_of(controller))
 
     async def report(request: web.Request) -> web.Response:
-        return _json(report_of(controller.ledger.account(controller.clock())))
+        return _json_response(report_of(controller.ledger.make_account(controller.clock())))
 
     async def entries(request: web.Request) -> web.Response:
         try:
@@ -153,36 +153,36 @@ def make_app(controller: Controller, door: Door) -> web.Application:
         except ValueError:
             after = -1
         if not 0 <= after < _MOST_SEQ:
-            return _error(400, "after must be a number: the sequence number of the last entry you have")
+            return _error_response(400, "after must be a number: the sequence number of the last entry you have")
         controller.journal.flush()
         found = []
         for entry in controller.journal.read(after):
             found.append(entry)
             if len(found) == _MAX_ENTRIES:
                 break
-        return _json(_for_caller(found))
+        return _json_response(_redact_for_caller(found))
 
     async def metrics(request: web.Request) -> web.Response:
-        return web.Response(body=render(controller), content_type="text/plain", charset="utf-8")
+        return web.Response(body=render_metrics(controller), content_type="text/plain", charset="utf-8")
 
     async def openapi(request: web.Request) -> web.Response:
-        return _json(describe())
+        return _json_response(describe_api())
 
-    app.router.add_get(_AGENT, controller.ingest.serve)
+    app.router.add_get(_AGENT, controller.ingest.serve_agent)
     app.router.add_get("/api/v1/status", status)
     app.router.add_get("/api/v1/report", report)
     app.router.add_get("/api/v1/entries", entries)
-    app.router.add_post("/api/v1/orders", _order_of(controller, door.audit))
-    app.router.add_get("/api/v1/releases", _releases_of(controller))
-    app.router.add_get(f"{_ARCHIVES}{{digest}}", _archive_of(controller))
-    app.router.add_post("/api/v1/trace", _trace_of(controller))
+    app.router.add_post("/api/v1/orders", _order_route(controller, door.audit))
+    app.router.add_get("/api/v1/releases", _releases_route(controller))
+    app.router.add_get(f"{_ARCHIVES}{{digest}}", _archive_route(controller))
+    app.router.add_post("/api/v1/trace", _trace_route(controller))
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/openapi.json", openapi)
-    minting = door.minting or Minting(door.audit, None, ON_ONE_HOST)
-    app.router.add_post("/api/v1/node-tokens", minting.mint)
+    minting = door.minting or TokenMinting(door.audit, None, ON_ONE_HOST)
+    app.router.add_post("/api/v1/node-tokens", minting.mint_route)
     if door.enrolling is not None:
-        app.router.add_get(enrolment.PATH, door.enrolling.challenge)
-        app.router.add_post(enrolment.PATH, door.enrolling.enrol)
+        app.router.add_get(enrolment.PATH, door.enrolling.challenge_route)
+        app.router.add_post(enrolment.PATH, door.enrolling.enrol_route)
     return app
 
 
@@ -194,92 +194,94 @@ def make_runner(app: web.Application) -> web.AppRunner:
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def _order_of(controller: Controller, audit: Audit) -> Answer:
+def _order_route(controller: Controller, audit: AuditLog) -> Answer:
     async def take(request: web.Request) -> web.Response:
         try:
             body = from_json(await request.read(), OrderBody)
         except msgspec.DecodeError as e:
-            return _error(400, f'send an order such as {{"verb": "stop"}}: {e}')
-        caller, needed = CALLER.get(), _needed(body.verb)
-        order, decider = body.order(caller.name), controller.decider
+            return _error_response(400, f'send an order such as {{"verb": "stop"}}: {e}')
+        caller, needed = CALLER.get(), _needed_right(body.verb)
+        order, decider = body.make_order(caller.name), controller.decider
         denied = f"{caller.name} may not order '{body.verb}'; that takes the right to {needed.name.lower()}"
         beyond = "" if (caller.right or 0) >= needed else denied
-        why = beyond or refusal(decider, order) or releasing.fault(controller, order)
-        why = why or await releasing.unsigned(controller, order)
-        audit.order(caller.name, caller.origin, body, why)
+        why = beyond or order_refusal(decider, order) or release_api.update_fault(controller, order)
+        why = why or await release_api.signature_fault(controller, order)
+        audit.record_order(caller.name, caller.origin, body, why)
         if why:
-            return _error(403 if beyond else 400, why)
+            return _error_response(403 if beyond else 400, why)
         if body.now and body.verb == "stop" and decider.phase is Phase.ENDING:
-            controller.hurry()  # it is stopping already, and takes too long for somebody
-        next = ahead(decider, order)
-        controller.hear(order)
-        return _json(Taken(seq=controller.seq, next=next))
+            controller.end_at_once()  # it is stopping already, and takes too long for somebody
+        next = describe_effect(decider, order)
+        controller.process_event(order)
+        return _json_response(OrderReceipt(seq=controller.seq, next=next))
 
     return take
 
 
-def _releases_of(controller: Controller) -> Answer:
+def _releases_route(controller: Controller) -> Answer:
     async def releases(request: web.Request) -> web.Response:
-        return _json(_for_caller(releasing.told(controller)))
+        return _json_response(_redact_for_caller(release_api.release_overview(controller)))
 
     return releases
 
 
-def _archive_of(controller: Controller) -> Answer:
+def _archive_route(controller: Controller) -> Answer:
     async def archive(request: web.Request) -> web.StreamResponse:
-        found = releasing.archive_of(controller, request.match_info["digest"])
-        return found or _error(404, "there is no release of this digest; GET /api/v1/releases lists all")
+        found = release_api.release_archive(controller, request.match_info["digest"])
+        return found or _error_response(404, "there is no release of this digest; GET /api/v1/releases lists all")
 
     return archive
 
 
-def _trace_of(controller: Controller) -> Answer:
+def _trace_route(controller: Controller) -> Answer:
     async def trace(request: web.Request) -> web.Response:
         try:
             body = from_json(await request.read() or b"{}", TraceBody)
         except msgspec.DecodeError as e:
-            return _error(400, f'ask for a trace such as {{"deadline_s": 5, "native": false}}: {e}')
+            return _error_response(400, f'ask for a trace such as {{"deadline_s": 5, "native": false}}: {e}')
         if not 0 < body.deadline_s <= _MAX_TRACE_S:
-            return _error(400, f"deadline_s must be above 0 and at most {_MAX_TRACE_S:g}")
+            return _error_response(400, f"deadline_s must be above 0 and at most {_MAX_TRACE_S:g}")
         seats, at = controller.decider.seats, controller.clock()
         nodes = tuple(seat.node for seat in seats)
-        traces = await controller.ingest.tracing.take(body.deadline_s, body.native, nodes)
-        return _json(Traced(at=at, naming=stacks.name(traces, seats, controller.ingest.mesh), traces=traces))
+        traces = await controller.ingest.tracing.take_traces(body.deadline_s, body.native, nodes)
+        return _json_response(
+            JobStacks(at=at, naming=blocking_ranks.find_blocking(traces, seats, controller.ingest.mesh), traces=traces)
+        )
 
     return trace
 
 
-def _guard(door: Door) -> Any:
+def _guard_routes(door: ApiEntrance) -> Any:
     """Nobody comes in unproved, nodes to their own places alone, and nobody orders who may only look."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Answer) -> web.StreamResponse:
         if request.path == enrolment.PATH:  # whoever comes there proves itself there
-            return await _answered(request, handler)
+            return await _answer_request(request, handler)
         caller = door.admit(request)
         if isinstance(caller, Refusal):
-            door.audit.turned_away(request.remote or "", f"{request.method} {request.path}", caller.why)
-            answer = _error(caller.status, caller.why)
+            door.audit.record_refusal(request.remote or "", f"{request.method} {request.path}", caller.why)
+            answer = _error_response(caller.status, caller.why)
             answer.force_close()  # or he asks a thousand times a second by a link that he has
             return answer
-        if why := _beyond(caller, request):
-            door.audit.order(caller.name, caller.origin, {"path": request.path}, why)
-            return _error(403, why)
+        if why := _why_forbidden(caller, request):
+            door.audit.record_order(caller.name, caller.origin, {"path": request.path}, why)
+            return _error_response(403, why)
         CALLER.set(caller)
         door.proved(request.transport)
-        return await _answered(request, handler)
+        return await _answer_request(request, handler)
 
     return guard
 
 
-async def _answered(request: web.Request, handler: Answer) -> web.StreamResponse:
+async def _answer_request(request: web.Request, handler: Answer) -> web.StreamResponse:
     try:
         return await handler(request)
     except web.RequestPayloadError:
-        return _error(400, "the body is not encoded as its headers say, or breaks off")
+        return _error_response(400, "the body is not encoded as its headers say, or breaks off")
 
 
-def _beyond(caller: Caller, request: web.Request) -> str:
+def _why_forbidden(caller: Caller, request: web.Request) -> str:
     """Why this caller may not ask for this."""
     if request.path == _AGENT:
         return "" if caller.node else f"{caller.name} is no node of this job"
@@ -290,38 +292,38 @@ def _beyond(caller: Caller, request: web.Request) -> str:
     return ""
 
 
-def _needed(verb: str) -> Right:
+def _needed_right(verb: str) -> Right:
     """Code and environment are more than when and where they run."""
     return Right.ADMIN if verb in ("update", "rollback") else Right.OPERATE
 
 
-def _for_caller(value: object) -> object:
+def _redact_for_caller(value: object) -> object:
     """Values of environment variables are for those alone who may set them."""
-    return value if CALLER.get().right is Right.ADMIN else _without_values(msgspec.to_builtins(value))
+    return value if CALLER.get().right is Right.ADMIN else _hide_env_values(msgspec.to_builtins(value))
 
 
-def _without_values(tree: Any) -> Any:
+def _hide_env_values(tree: Any) -> Any:
     if isinstance(tree, list | tuple):
-        return [_without_values(inner) for inner in tree]
+        return [_hide_env_values(inner) for inner in tree]
     if not isinstance(tree, dict):
         return tree
     hidden = {"env": dict.fromkeys(tree["env"], HIDDEN)} if isinstance(tree.get("env"), dict) else {}
-    return {key: _without_values(inner) for key, inner in tree.items()} | hidden
+    return {key: _hide_env_values(inner) for key, inner in tree.items()} | hidden
 
 
-def _json(value: object, status: int = 200) -> web.Response:
+def _json_response(value: object, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
 
 
-def _error(status: int, sentence: str) -> web.Response:
+def _error_response(status: int, sentence: str) -> web.Response:
     said = sentence.encode("utf-8", "replace").decode()  # it may quote a header of any bytes
-    return _json({"error": said}, status)
+    return _json_response({"error": said}, status)
 
 
-def describe() -> dict[str, Any]:
+def describe_api() -> dict[str, Any]:
     """The OpenAPI description, its schemas taken from the very structs that are sent."""
-    shown = {"status": Status, "report": Report, "releases": Told, "entries": list[Entry]}
-    sent = (Traced, TraceBody, MintedToken, MintBody, Taken, OrderBody)
+    shown = {"status": Status, "report": Report, "releases": ReleaseOverview, "entries": list[Entry]}
+    sent = (JobStacks, TraceBody, MintedToken, MintBody, OrderReceipt, OrderBody)
     refs, schemas = msgspec.json.schema_components([*shown.values(), *sent], ref_template="#/components/schemas/{name}")
     paths: dict[str, Any] = {}
     for (name, _), ref in zip(shown.items(), refs, strict=False):

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from holdfast.controller.loop import Controller
-from holdfast.core.account import Account, Use
-from holdfast.core.report import report_of
-from holdfast.core.roles import Role, roles_of
+from holdfast.controller.control_loop import Controller
+from holdfast.core.decide.node_roles import NodeRole, assign_roles
+from holdfast.core.record.job_report import report_of
+from holdfast.core.record.ledger import Account, TimeUse
 
 
 class JobMetrics:
@@ -17,10 +17,10 @@ class JobMetrics:
 
     def collect(self) -> Iterator[Metric]:
         c = self._controller
-        account, decider = c.ledger.account(c.clock()), c.decider
+        account, decider = c.ledger.make_account(c.clock()), c.decider
         if account.ettr is not None:
             yield GaugeMetricFamily("holdfast_ettr", "Productive share of the wall time.", account.ettr)
-        yield GaugeMetricFamily("holdfast_step", "Newest step that every rank has made.", max(c.reached, 0))
+        yield GaugeMetricFamily("holdfast_step", "Newest step that every rank has made.", max(c.reached_step, 0))
         yield GaugeMetricFamily("holdfast_generation", "Launches of all ranks so far.", decider.generation)
         yield CounterMetricFamily("holdfast_incidents", "Incidents that are over.", len(account.incidents))
         yield CounterMetricFamily("holdfast_changes", "Planned restarts that are over.", len(account.changes))
@@ -29,7 +29,7 @@ class JobMetrics:
         yield GaugeMetricFamily("holdfast_held", "1 while a person is waited for.", held)
         yield GaugeMetricFamily("holdfast_loop_lag_seconds", "Lag of the controller's event loop.", c.lag_s)
         spent = CounterMetricFamily("holdfast_spent_seconds", "Wall time by use.", labels=["use"])
-        for use in Use:
+        for use in TimeUse:
             spent.add_metric([use.value], account.spent_s(use))
         yield spent
         lost = CounterMetricFamily("holdfast_lost_seconds", "Wall time lost by cause.", labels=["cause"])
@@ -37,8 +37,8 @@ class JobMetrics:
             lost.add_metric([cause], seconds)
         yield lost
         nodes = GaugeMetricFamily("holdfast_nodes", "Nodes by role.", labels=["role"])
-        roles = list(roles_of(decider, c.ledger.admitting).values())
-        for role in Role:
+        roles = list(assign_roles(decider, c.ledger.admitting).values())
+        for role in NodeRole:
             nodes.add_metric([role], roles.count(role))
         yield nodes
         restarts = CounterMetricFamily("holdfast_restart_seconds", "Restarts by phase.", labels=["kind", "phase"])
@@ -56,7 +56,7 @@ def _by_phase(account: Account) -> dict[tuple[str, str], float]:
     return spent
 
 
-def render(controller: Controller) -> bytes:
+def render_metrics(controller: Controller) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(JobMetrics(controller))
     return generate_latest(registry)

@@ -30,7 +30,7 @@ def from_msgpack(content: Content, kind: type[T]) -> T:
         raise msgspec.DecodeError(f"MessagePack data is malformed: {e}") from None
 
 
-def decoder(of: msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T]) -> Callable[[Content], T]:
+def make_decoder(of: msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T]) -> Callable[[Content], T]:
     """The same for what is decoded often, or is one of several structs."""
     decode: Callable[[Any], T] = of.decode
 

@@ -10,5 +10,5 @@ class JoinFleet:
     async def acquire(self, count: int) -> tuple[str, ...]:
         raise OSError(f"this fleet cannot start nodes; start {count} more with the same command on other hosts")
 
-    async def release(self, node: str, reason: str) -> None:
+    async def give_back(self, node: str, reason: str) -> None:
         """Its agent has been told to leave; one that cannot be reached stops by itself."""

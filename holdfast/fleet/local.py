@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 
 from holdfast.linux.python_fork import OpenFiles, Program
-from holdfast.wire import fork_server, lock, spec
-from holdfast.wire.fork_server import Process
-from holdfast.wire.spec import NodeSpec
+from holdfast.wire import folder_lock, fork_server, run_files
+from holdfast.wire.fork_server import ProgramProcess
+from holdfast.wire.run_files import NodeSpec
 
 _NAME = re.compile(r"n\d+")
 _KILL_S = 15.0
@@ -25,16 +25,16 @@ def start_node(node_dir: Path, node: NodeSpec, env: dict[str, str], server: Path
     """Start a holder that outlives us, by the fork server if there is one; its pid."""
     try:
         node_dir.mkdir(parents=True, exist_ok=True)
-        spec.write(node_dir / "spec.json", node)
-        with lock.held(node_dir) as held, (node_dir / "holder.log").open("ab") as log:
+        run_files.write_json(node_dir / "spec.json", node)
+        with folder_lock.shared_lock(node_dir) as held, (node_dir / "holder.log").open("ab") as log:
             program = Program(
                 module="holdfast.agent.holder",
                 args=(str(node_dir),),
-                env=env | {MARK: _mark(node_dir)},
+                env=env | {MARK: _node_mark(node_dir)},
                 cwd=os.getcwd(),
             )
             files = OpenFiles(stdout=log.fileno(), stderr=log.fileno(), keep=held)  # its lock is never let go
-            process = fork_server.start(program, files, server)
+            process = fork_server.start_program(program, files, server)
     except OSError:
         end_node(node_dir, grace_s=0.0)  # whether it was started is not known
         shutil.rmtree(node_dir, ignore_errors=True)  # or it would count as a node that is coming
@@ -43,7 +43,7 @@ def start_node(node_dir: Path, node: NodeSpec, env: dict[str, str], server: Path
     return process.pid
 
 
-_holders: dict[int, Process] = {}  # those we started; polled so that none stays a zombie
+_holders: dict[int, ProgramProcess] = {}  # those we started; polled so that none stays a zombie
 
 
 class LocalFleet:
@@ -62,22 +62,24 @@ class LocalFleet:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def nodes(self) -> tuple[str, ...]:
-        return tuple(f"n{order}" for order in self._orders() if not (self._dir / f"n{order}" / "released").exists())
+        return tuple(
+            f"n{order}" for order in self._used_numbers() if not (self._dir / f"n{order}" / "released").exists()
+        )
 
-    def _orders(self) -> list[int]:
+    def _used_numbers(self) -> list[int]:
         """Of every node there ever was: a name is given once in the life of a run."""
         return sorted(int(path.name[1:]) for path in self._dir.iterdir() if _NAME.fullmatch(path.name))
 
     async def acquire(self, count: int) -> tuple[str, ...]:
         """Names are taken at once, so that whoever ends all nodes knows of those that are still to be started."""
-        first = max(self._orders(), default=-1) + 1
+        first = max(self._used_numbers(), default=-1) + 1
         nodes = [msgspec.structs.replace(self.template, node=f"n{n}", order=n) for n in range(first, first + count)]
         for node in nodes:
             (self._dir / node.node).mkdir()
-        await asyncio.to_thread(self._start, nodes)
+        await asyncio.to_thread(self._start_nodes, nodes)
         return tuple(node.node for node in nodes)
 
-    def _start(self, nodes: list[NodeSpec]) -> None:
+    def _start_nodes(self, nodes: list[NodeSpec]) -> None:
         """In a thread, for a fork server that has just been started takes seconds to answer."""
         while nodes:
             folder = self._dir / nodes[0].node
@@ -94,14 +96,14 @@ class LocalFleet:
                 shutil.rmtree(self._dir / node.node, ignore_errors=True)  # or they would count as nodes that are coming
             raise
 
-    async def release(self, node: str, reason: str) -> None:
+    async def give_back(self, node: str, reason: str) -> None:
         folder = self._dir / node
         if not folder.is_dir():
             return
         (folder / "released").write_text(f"{reason}\n")
-        await asyncio.to_thread(self._end, folder)
+        await asyncio.to_thread(self._end_in_thread, folder)
 
-    def _end(self, folder: Path) -> None:
+    def _end_in_thread(self, folder: Path) -> None:
         with self._starting:  # from here on it is there or will never be
             pass
         end_node(folder)
@@ -109,48 +111,50 @@ class LocalFleet:
 
 def end_node(folder: Path, grace_s: float = 5.0) -> None:
     """End a holder, and whatever carries its mark should it have died before its children; OSError if some will not."""
-    mark = _mark(folder)
-    pid = _pid(folder / "holder.pid")
-    if pid and _kill(pid, signal.SIGTERM, mark):
+    mark = _node_mark(folder)
+    pid = _read_pid(folder / "holder.pid")
+    if pid and _signal_marked(pid, signal.SIGTERM, mark):
         until = time.monotonic() + grace_s
-        while _marked(pid, mark) and time.monotonic() < until:
-            _poll()
+        while _has_mark(pid, mark) and time.monotonic() < until:
+            _reap_children()
             time.sleep(0.01)
-    _poll()
+    _reap_children()
     until = time.monotonic() + _KILL_S
-    while left := [p for p in map(int, filter(str.isdigit, os.listdir("/proc"))) if _kill(p, signal.SIGKILL, mark)]:
+    while left := [
+        p for p in map(int, filter(str.isdigit, os.listdir("/proc"))) if _signal_marked(p, signal.SIGKILL, mark)
+    ]:
         if time.monotonic() > until:
             raise OSError(f"of {folder.name} these processes do not die: {', '.join(map(str, left))}")
-        _poll()
+        _reap_children()
         time.sleep(0.01)
     (folder / "holder.pid").unlink(missing_ok=True)
 
 
-def left_of(folder: Path) -> list[int]:
+def node_processes(folder: Path) -> list[int]:
     """The processes of a node, by its mark: those below a holder, and those that have outlived it."""
-    mark = _mark(folder)
-    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _marked(pid, mark)]
+    mark = _node_mark(folder)
+    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _has_mark(pid, mark)]
 
 
-def _poll() -> None:
+def _reap_children() -> None:
     for pid, process in list(_holders.items()):
         if process.is_over():
             _holders.pop(pid, None)
             process.close()
 
 
-def _pid(path: Path) -> int:
+def _read_pid(path: Path) -> int:
     try:
         return int(path.read_text())
     except (OSError, ValueError):
         return 0
 
 
-def _mark(node_dir: Path) -> str:
+def _node_mark(node_dir: Path) -> str:
     return os.path.realpath(node_dir)  # two runs may have the same id, but not the same folder
 
 
-def _marked(pid: int, mark: str) -> bool:
+def _has_mark(pid: int, mark: str) -> bool:
     try:
         environ = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -158,16 +162,16 @@ def _marked(pid: int, mark: str) -> bool:
     return f"{MARK}={mark}".encode() in environ.split(b"\0")
 
 
-def _kill(pid: int, number: int, mark: str) -> bool:
+def _signal_marked(pid: int, number: int, mark: str) -> bool:
     """Signal the process if it carries the mark; a pid that has been reused meanwhile is not hit."""
-    if not _marked(pid, mark):
+    if not _has_mark(pid, mark):
         return False
     try:
         fd = os.pidfd_open(pid)
     except OSError:
         return False
     try:
-        if not _marked(pid, mark):  # looked at again: the fd now pins the process
+        if not _has_mark(pid, mark):  # looked at again: the fd now pins the process
             return False
         signal.pidfd_send_signal(fd, number)
     except ProcessLookupError:

@@ -9,18 +9,18 @@ _FORM = struct.Struct("3i")
 _ROOT = 0
 
 
-class Peer(NamedTuple):
+class SocketPeer(NamedTuple):
     """As it was when the connection was made; of a server, when it began to listen."""
 
     pid: int
     user: int
 
 
-def peer_of(sock: socket.socket) -> Peer:
+def read_peer(sock: socket.socket) -> SocketPeer:
     pid, user, _ = _FORM.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _FORM.size))
-    return Peer(pid, user)
+    return SocketPeer(pid, user)
 
 
-def may_order(peer: Peer) -> bool:
+def may_order(peer: SocketPeer) -> bool:
     """Whether somebody may tell us what to do: our own user, and root, who can do so anyway."""
     return peer.user in (os.getuid(), _ROOT)

@@ -75,18 +75,18 @@ def die_with(pid: int) -> None:
     threading.Thread(target=wait, name=f"dies-with-{pid}", daemon=True).start()
 
 
-def allow_files() -> None:
+def raise_file_limit() -> None:
     """As many as this process may have open at all: every node is one."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def allow_stacks() -> None:
+def allow_stack_reads() -> None:
     """Let any process of this user read our stack, also where Yama would allow it to parents only."""
     _libc.prctl(_PR_SET_PTRACER, _PTRACER_ANY, 0, 0, 0)  # fails without Yama, where it is not needed
 
 
-def show_as(argv: Sequence[str], environ: Sequence[str]) -> bool:
+def set_command_line(argv: Sequence[str], environ: Sequence[str]) -> bool:
     """Make ps and /proc show this command line and environment; False where the kernel cannot."""
     blocks = ["".join(f"{word}\0" for word in block).encode(errors="surrogateescape") for block in (argv, environ)]
     # The kernel reads them from private anonymous memory only; it must stay for the life of the process.
@@ -110,7 +110,7 @@ def show_as(argv: Sequence[str], environ: Sequence[str]) -> bool:
 _shown: list[mmap.mmap] = []
 
 
-def default_signals() -> None:
+def reset_signals() -> None:
     """Handlers and mask as a fresh interpreter has them."""
     for number in signal.valid_signals() - _FATAL - {signal.SIGKILL, signal.SIGSTOP}:
         fresh = _FRESH.get(number, signal.SIG_DFL)
@@ -128,12 +128,12 @@ def close_all_but(keep: Iterable[int]) -> None:
             pass  # the one that listed the folder
 
 
-def threads() -> int:
+def count_threads() -> int:
     """How many threads this process has."""
     return len(os.listdir("/proc/self/task"))
 
 
-def opened(prefix: str) -> str:
+def find_open_file(prefix: str) -> str:
     """A file of ours whose path begins like this; empty when there is none."""
     for fd in os.listdir("/proc/self/fd"):
         try:
@@ -151,7 +151,7 @@ def opened(prefix: str) -> str:
 _STARTED = 19  # of the fields of _stat: when a process was started, in ticks
 
 
-def _stat(pid: int | str) -> list[str] | None:
+def _read_stat(pid: int | str) -> list[str] | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -159,25 +159,25 @@ def _stat(pid: int | str) -> list[str] | None:
     return text.rpartition(")")[2].split()
 
 
-def state_of(pid: int) -> str:
+def process_state(pid: int) -> str:
     """R, S, D, T, Z ...; empty when there is no such process."""
-    fields = _stat(pid)
+    fields = _read_stat(pid)
     return fields[0] if fields else ""
 
 
-def children() -> list[int]:
+def list_children() -> list[int]:
     """Our children, the adopted ones and the dead that are still to be reaped included."""
     me = str(os.getpid())
     found = []
     for name in os.listdir("/proc"):
-        if name.isdigit() and (fields := _stat(name)) and fields[1] == me:
+        if name.isdigit() and (fields := _read_stat(name)) and fields[1] == me:
             found.append(int(name))
     return found
 
 
-def note_input(note: Path) -> None:
+def leave_input_note(note: Path) -> None:
     """Leave a note by which other processes of this user find what we read from."""
-    stat = _stat("self")
+    stat = _read_stat("self")
     if stat is not None:
         note.write_text(f"{os.getpid()} {stat[_STARTED]}")
 
@@ -189,7 +189,7 @@ def open_input(note: str) -> int:
     """
     try:
         pid, started = Path(note).read_text().split()
-        stat = _stat(int(pid))
+        stat = _read_stat(int(pid))
         path = f"/proc/{pid}/fd/0" if stat is not None and stat[_STARTED] == started else os.devnull
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except (OSError, ValueError):

@@ -34,11 +34,11 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     cwd: str = ""  # "": as it is
     bare: bool = False  # without modules that were imported for other programs: its own are the user's to choose
 
-    def argv(self) -> list[str]:
+    def shown_argv(self) -> list[str]:
         """How it is shown."""
         return [sys.executable, "-u", "-m", self.module, *self.args]
 
-    def command(self) -> list[str]:
+    def exec_command(self) -> list[str]:
         """How it is executed: nothing is imported from the working directory."""
         return [sys.executable, "-u", "-c", _RUN, self.module, *self.args]
 
@@ -50,11 +50,11 @@ class OpenFiles(msgspec.Struct, frozen=True, kw_only=True):
     stderr: int
     keep: tuple[int, ...] = ()
 
-    def told(self) -> dict[str, str]:
+    def kept_env(self) -> dict[str, str]:
         return {KEPT: ",".join(map(str, self.keep))} if self.keep else {}
 
 
-class Reborn(BaseException):
+class ForkedChild(BaseException):
     """In a fresh fork: whoever hears of it is somebody else from here on."""
 
     def __init__(self, program: Program) -> None:
@@ -74,11 +74,11 @@ def run(main: Callable[[], int | None]) -> NoReturn:
     while True:
         try:
             sys.exit(main())
-        except Reborn as reborn:
+        except ForkedChild as reborn:
             main = _program_main(reborn.program)
 
 
-def set_apart(modules: set[str]) -> None:
+def exclude_modules(modules: set[str]) -> None:
     """These were imported for programs that are not bare."""
     _others.update(name for name in modules if name.partition(".")[0] not in {*sys.stdlib_module_names, "holdfast"})
 
@@ -109,34 +109,34 @@ def fork(program: Program, files: OpenFiles, let_go: Callable[[], None], tied: b
         if tied:
             process_control.die_with_parent(parent)
         let_go()
-        _become(program, files, show)
+        _become_program(program, files, show)
         os.close(show)
     except BaseException:  # whatever it is, the parent's frames above are not to hear of it
         traceback.print_exc()
         os._exit(FAILED)
-    raise Reborn(program)
+    raise ForkedChild(program)
 
 
-def _become(program: Program, files: OpenFiles, show: int) -> None:
+def _become_program(program: Program, files: OpenFiles, show: int) -> None:
     os.setsid()
     with open(os.devnull, "rb") as nothing:
         for fd, standard in ((nothing.fileno(), 0), (files.stdout, 1), (files.stderr, 2)):
             os.dup2(fd, standard)
     process_control.close_all_but({0, 1, 2, show, *files.keep})
-    process_control.default_signals()
+    process_control.reset_signals()
     if program.cwd:
         os.chdir(program.cwd)
     shown = [f"{name}={value}" for name, value in program.env.items()]
-    if not _fits(program) or not process_control.show_as(program.argv(), shown):
+    if not _can_fork(program) or not process_control.set_command_line(program.shown_argv(), shown):
         for fd in files.keep:
             os.set_inheritable(fd, True)
-        os.execve(sys.executable, program.command(), program.env | files.told())
+        os.execve(sys.executable, program.exec_command(), program.env | files.kept_env())
     coerced = {name: value for name, value in os.environ.items() if name == "LC_CTYPE"}
     os.environ.clear()
-    os.environ.update(coerced | program.env | files.told())
+    os.environ.update(coerced | program.env | files.kept_env())
 
 
-def _fits(program: Program) -> bool:
+def _can_fork(program: Program) -> bool:
     """Whether it is imported, and would have found the same in its own environment."""
     return program.module in sys.modules and _imported_with(program.env) == _imported_with(_born_env)
 
@@ -151,7 +151,7 @@ def _program_main(program: Program) -> Callable[[], int | None]:
     for name in _others if program.bare else ():
         sys.modules.pop(name, None)
     sys.argv = [module.__file__ or program.module, *program.args]
-    sys.orig_argv = program.argv()
+    sys.orig_argv = program.shown_argv()
     sys.path[:] = _born_path if sys.flags.safe_path else [_NOWHERE, *_born_path]
     main: Callable[[], int | None] = module.main
     return main

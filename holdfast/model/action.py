@@ -2,8 +2,8 @@
 
 import msgspec
 
-from holdfast.model.copy import Doubt
 from holdfast.model.release import Ease, Release, Skip
+from holdfast.model.state_copy import Doubt
 from holdfast.model.topology import Seat
 
 

@@ -2,10 +2,10 @@
 
 import msgspec
 
-from holdfast.model.copy import Aim, Copy, Restore
-from holdfast.model.probe import Finding, Meeting
+from holdfast.model.probe import Finding, PairMeeting
 from holdfast.model.release import Ease, Release, Skip
-from holdfast.model.replay import Played, ReplayHere
+from holdfast.model.replay_task import ReplayResult, ReplayTask
+from holdfast.model.state_copy import Aim, Copy, Restore
 from holdfast.model.topology import Seat
 
 
@@ -52,23 +52,23 @@ class ProbeHere(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
     level: int
 
 
-class MeetHere(msgspec.Struct, frozen=True, kw_only=True, tag="meet"):
+class PairTestHere(msgspec.Struct, frozen=True, kw_only=True, tag="meet"):
     """Try what lies between this node and others, together with them."""
 
     id: int
-    meeting: Meeting
+    meeting: PairMeeting
 
 
-class PlayHere(msgspec.Struct, frozen=True, kw_only=True, tag="play"):
+class ReplayHere(msgspec.Struct, frozen=True, kw_only=True, tag="play"):
     """Do the job's own work again for some steps, with a group of nodes, and keep nothing of it."""
 
     id: int
     launch: LaunchHere  # as the ranks of a job are; only its numbers count, no generation begins
-    replay: ReplayHere
+    replay: ReplayTask
     within_s: float
 
 
-class Last(msgspec.Struct, frozen=True, kw_only=True):
+class FinalState(msgspec.Struct, frozen=True, kw_only=True):
     """A step that every rank holds in memory, to be on storage before the job ends; these ranks are of one node."""
 
     step: int
@@ -83,11 +83,11 @@ class Leave(msgspec.Struct, frozen=True, kw_only=True, tag="leave"):
     code: int
     grace_s: float
     reason: str
-    last: tuple[Last, ...] = ()
+    last: tuple[FinalState, ...] = ()
     last_s: float = 0.0  # for storage to take it
 
 
-Errand = LaunchHere | StopHere | StageHere | ProbeHere | MeetHere | PlayHere | Leave
+Errand = LaunchHere | StopHere | StageHere | ProbeHere | PairTestHere | ReplayHere | Leave
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
@@ -100,6 +100,6 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     copies: tuple[Copy, ...] = ()  # after a stop: the snapshots that the node holds
     departed: tuple[int, ...] = ()  # and its ranks that had ended well by then
     findings: tuple[Finding, ...] = ()  # of probes
-    played: tuple[Played, ...] = ()  # by ranks of a replay
+    played: tuple[ReplayResult, ...] = ()  # by ranks of a replay
     refused: bool = False  # a release that did not pass its check: nobody is to have it
     stored: int = -1  # after a stop: the newest checkpoint that the node has published

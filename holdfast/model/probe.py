@@ -26,7 +26,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     took_s: float = 0.0
 
 
-class Meeting(msgspec.Struct, frozen=True, kw_only=True):
+class PairMeeting(msgspec.Struct, frozen=True, kw_only=True):
     """One node's part in a world of the pair test, which its members find through a store."""
 
     rank: int  # of this node's process in the world

@@ -31,7 +31,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
     at: float
 
 
-class Values(msgspec.Struct, frozen=True, kw_only=True):
+class StepValues(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank told of one step."""
 
     generation: int

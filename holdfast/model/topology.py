@@ -30,7 +30,7 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     first_rank: int
     nproc: int
 
-    def holds(self, rank: int) -> bool:
+    def has_rank(self, rank: int) -> bool:
         return self.first_rank <= rank < self.first_rank + self.nproc
 
 

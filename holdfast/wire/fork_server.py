@@ -28,14 +28,14 @@ import msgspec
 
 from holdfast.core.decoding import from_msgpack
 from holdfast.linux import process_control, python_fork
-from holdfast.linux.peer_credentials import peer_of
+from holdfast.linux.peer_credentials import read_peer
 from holdfast.linux.python_fork import OpenFiles, Program
-from holdfast.wire import unixpath
+from holdfast.wire import unix_sockets
 
 NAMED = "HOLDFAST_FORK_SERVER"  # in the environment: the socket of one that is there already
 _NAME = "fork.sock"
 _HOLDER = "holdfast.agent.holder"
-_CONTROLLER = "holdfast.cli.controller"
+_CONTROLLER = "holdfast.cli.launch.controller_main"
 _REQUEST_S = 10.0  # for all of a request to arrive
 _BEGIN_S = 120.0  # until it is at it: the first one waits for all imports
 _ANSWER_S = 60.0
@@ -69,14 +69,14 @@ class ForkServer:
     ) -> None:
         """`preload`: what ranks import besides what is ours; `later`: the same, but nobody waits for it."""
         self.path = path
-        programs = (_HOLDER, *(("holdfast.client.store",) if "torch" in preload else ()))
+        programs = (_HOLDER, *(("holdfast.client.boot.tcp_store",) if "torch" in preload else ()))
         # The first controller is executed, and the first holders prepare themselves, so there is time for that.
         rest = ("--", *later.modules, "--", _HOLDER, _CONTROLLER, "--", f"{later.quiet_s}") if later else (_CONTROLLER,)
-        modules = ("holdfast.client.zygote", *preload, "--", *programs, *rest)
-        with unixpath.listen(path, backlog=_BACKLOG) as listener:
+        modules = ("holdfast.client.boot.zygote", *preload, "--", *programs, *rest)
+        with unix_sockets.listen(path, backlog=_BACKLOG) as listener:
             args = (str(listener.fileno()), str(os.getpid()), *modules)
             self._process = subprocess.Popen(
-                Program(module=__name__, args=args, env=env).command(),
+                Program(module=__name__, args=args, env=env).exec_command(),
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -85,7 +85,7 @@ class ForkServer:
                 pass_fds=(listener.fileno(),),
             )
 
-    def code(self) -> int | None:
+    def exit_code(self) -> int | None:
         """What it ended with, by itself or by somebody's hand; None: it has not."""
         return self._process.poll()
 
@@ -96,13 +96,13 @@ class ForkServer:
         self.path.unlink(missing_ok=True)
 
 
-def path_of(run_dir: Path) -> Path:
+def socket_path(run_dir: Path) -> Path:
     """Where the fork server of a run is asked."""
     named = os.environ.get(NAMED)
     return Path(named) if named else run_dir / _NAME
 
 
-class Process:
+class ProgramProcess:
     """A program of ours that runs beside us."""
 
     def __init__(self, pid: int, child: "subprocess.Popen[bytes] | None" = None) -> None:
@@ -138,16 +138,16 @@ class Process:
         self._fd = -1
 
 
-def start(program: Program, files: OpenFiles, server: Path | None, begin_s: float = _BEGIN_S) -> Process:
+def start_program(program: Program, files: OpenFiles, server: Path | None, begin_s: float = _BEGIN_S) -> ProgramProcess:
     """Have a program forked, or execute it where no fork server is at it in time. OSError: it may run, or may not."""
     if server is not None:
         try:
-            return Process(_ask(server, program, files, begin_s))
-        except Unserved:
+            return ProgramProcess(_request_fork(server, program, files, begin_s))
+        except NoForkServer:
             pass
     child = subprocess.Popen(
-        program.command(),
-        env=program.env | files.told(),
+        program.exec_command(),
+        env=program.env | files.kept_env(),
         cwd=program.cwd or None,
         stdin=subprocess.DEVNULL,
         stdout=files.stdout,
@@ -155,18 +155,18 @@ def start(program: Program, files: OpenFiles, server: Path | None, begin_s: floa
         start_new_session=True,
         pass_fds=files.keep,
     )
-    return Process(child.pid, child)
+    return ProgramProcess(child.pid, child)
 
 
-class Unserved(Exception):
+class NoForkServer(Exception):
     """There is no fork server, or it ended or was given up before it had begun."""
 
 
-def _wait_for(server: socket.socket, pid: int, begin_s: float) -> None:
+def _await_start(server: socket.socket, pid: int, begin_s: float) -> None:
     """Until it is at it; TimeoutError: it is stopped, or takes too long. ConnectionError: it has ended."""
     until = time.monotonic() + begin_s
     server.settimeout(min(_ASK_S, begin_s))
-    while time.monotonic() < until and process_control.state_of(pid) not in ("T", "t"):
+    while time.monotonic() < until and process_control.process_state(pid) not in ("T", "t"):
         try:
             if not server.recv(1):
                 raise ConnectionResetError
@@ -176,24 +176,24 @@ def _wait_for(server: socket.socket, pid: int, begin_s: float) -> None:
     raise TimeoutError
 
 
-def _ask(path: Path, program: Program, files: OpenFiles, begin_s: float) -> int:
+def _request_fork(path: Path, program: Program, files: OpenFiles, begin_s: float) -> int:
     packet = msgspec.msgpack.encode(program)
     try:
-        server = unixpath.connect(path)
+        server = unix_sockets.connect(path)
     except OSError:
-        raise Unserved from None
+        raise NoForkServer from None
     with server:
-        pid, user = peer_of(server)
+        pid, user = read_peer(server)
         if user != os.getuid():
-            raise Unserved  # what it would be told, and what it would start, is none of its business
+            raise NoForkServer  # what it would be told, and what it would start, is none of its business
         try:
             server.settimeout(_ANSWER_S)
             packet = _LENGTH.pack(len(packet)) + packet
             sent = socket.send_fds(server, [packet], [files.stdout, files.stderr, *files.keep])
             server.sendall(packet[sent:])
-            _wait_for(server, pid, begin_s)
+            _await_start(server, pid, begin_s)
         except OSError:
-            raise Unserved from None
+            raise NoForkServer from None
         server.settimeout(_ANSWER_S)
         server.sendall(_WANTED)
         answer = from_msgpack(b"".join(iter(lambda: server.recv(_PART_BYTES), b"")), ForkAnswer)
@@ -222,7 +222,7 @@ def main() -> NoReturn:
             quiet_s = 0.0
             continue
         client, _ = listener.accept()
-        _serve(client, (listener, client))
+        _serve_client(client, (listener, client))
         asked = True
 
 
@@ -240,16 +240,16 @@ def _groups(words: list[str]) -> list[list[str]]:
 def _have(ranks: Sequence[str], programs: Sequence[str], prepares: bool) -> None:
     """Import what ranks need, and what programs do, which ranks are to be without."""
     gc.disable()  # imports make no garbage worth looking for
-    _import(ranks, prepares)
+    _import_modules(ranks, prepares)
     seen = set(sys.modules)
-    _import(programs, prepares)
-    python_fork.set_apart(set(sys.modules) - seen)
+    _import_modules(programs, prepares)
+    python_fork.exclude_modules(set(sys.modules) - seen)
     gc.collect()
     gc.freeze()
     gc.enable()
 
 
-def _import(names: Sequence[str], prepares: bool) -> None:
+def _import_modules(names: Sequence[str], prepares: bool) -> None:
     """And do what the module wants done before anybody is forked. What cannot be had, whoever needs it will miss."""
     for name in names:
         try:
@@ -261,14 +261,14 @@ def _import(names: Sequence[str], prepares: bool) -> None:
             module.prepare()
 
 
-def _serve(client: socket.socket, ours: tuple[socket.socket, ...]) -> None:
+def _serve_client(client: socket.socket, ours: tuple[socket.socket, ...]) -> None:
     files: list[int] = []
     try:
         client.settimeout(_REQUEST_S)
-        program = _request(client, files)
+        program = _receive_program(client, files)
         stdout, stderr, *keep = files
         opened = OpenFiles(stdout=stdout, stderr=stderr, keep=tuple(keep))
-        answer = ForkAnswer(pid=python_fork.fork(program, opened, lambda: _close(ours), tied=False))
+        answer = ForkAnswer(pid=python_fork.fork(program, opened, lambda: _close_sockets(ours), tied=False))
     except (OSError, ValueError) as e:  # the latter for messages that cannot be decoded
         answer = ForkAnswer(error=f"the fork server cannot start it: {e}")
     for fd in files:
@@ -280,10 +280,10 @@ def _serve(client: socket.socket, ours: tuple[socket.socket, ...]) -> None:
     client.close()
 
 
-def _request(client: socket.socket, files: list[int]) -> Program:
+def _receive_program(client: socket.socket, files: list[int]) -> Program:
     """What shall be started; its files are added to `files`, whatever becomes of it."""
     client.sendall(_BEGUN)
-    if peer_of(client).user != os.getuid():
+    if read_peer(client).user != os.getuid():
         raise PermissionError("the fork server is another user's")
     packet, sent, _, _ = socket.recv_fds(client, _PART_BYTES, _MOST_FILES)
     files.extend(sent)
@@ -298,7 +298,7 @@ def _request(client: socket.socket, files: list[int]) -> Program:
     return from_msgpack(packet[_LENGTH.size : length], Program)
 
 
-def _close(ours: tuple[socket.socket, ...]) -> None:
+def _close_sockets(ours: tuple[socket.socket, ...]) -> None:
     for one in ours:
         one.close()
 

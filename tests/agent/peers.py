@@ -8,23 +8,23 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.agent.keeper import Keeper, Place
-from holdfast.checkpoint.arena import Arena, Sealed
-from holdfast.checkpoint.layout import Layout, Spec, arrange
-from holdfast.checkpoint.link import want_of
-from holdfast.core.parity import halves
-from holdfast.core.restore import choose
-from holdfast.model.copy import Aim, Copy, Half, Restore
+from holdfast.agent.snapshots.keeper import Keeper, KeeperIdentity
+from holdfast.checkpoint.arena import Arena, SealedSnapshot
+from holdfast.checkpoint.image_layout import ImageLayout, RecordSpec, arrange_image
+from holdfast.checkpoint.keeper_client import make_want
+from holdfast.core.snapshots.parity_placement import place_halves
+from holdfast.core.snapshots.restore_plan import choose_restore
 from holdfast.model.errand import LaunchHere
+from holdfast.model.state_copy import Aim, Copy, Half, Restore
 from holdfast.model.topology import Seat
-from holdfast.wire import keeping
-from holdfast.wire.holding import KeptArena
-from holdfast.wire.keeping import Arena as ArenaAt
-from holdfast.wire.keeping import FromKeeper, ToKeeper
+from holdfast.wire import keeper_messages
+from holdfast.wire.holder_messages import KeptArena
+from holdfast.wire.keeper_messages import ArenaGrant as ArenaAt
+from holdfast.wire.keeper_messages import FromKeeper, ToKeeper
 
 
-def spec(key: str, size: int, replicas: tuple[int, ...]) -> Spec:
-    return Spec(
+def spec(key: str, size: int, replicas: tuple[int, ...]) -> RecordSpec:
+    return RecordSpec(
         key=key,
         path=(key,),
         bytes=size,
@@ -37,11 +37,11 @@ def spec(key: str, size: int, replicas: tuple[int, ...]) -> Spec:
     )
 
 
-def layout(rank: int, world: int, shared: bool) -> Layout:
+def layout(rank: int, world: int, shared: bool) -> ImageLayout:
     """Ranks that hold the same weights, or each its own; and something of its own beside."""
     everybody = tuple(range(world)) if shared else (rank,)
     specs = [spec("weights", 3_000_000, everybody), spec("bias", 1000, everybody), spec(f"own.{rank}", 5000, (rank,))]
-    return arrange(specs, lambda one: (64, one.bytes + 128), rank=rank, world=world, form="test")
+    return arrange_image(specs, lambda one: (64, one.bytes + 128), rank=rank, world=world, form="test")
 
 
 class Node:
@@ -52,7 +52,7 @@ class Node:
         self.name = name
         self.memory: dict[str, int] = {}
         self.said: list[str] = []
-        self.keeper = Keeper(Place(node=name, run_id="r", socket_path=folder / "k"), self.make)
+        self.keeper = Keeper(KeeperIdentity(node=name, run_id="r", socket_path=folder / "k"), self.make)
         self.keeper.say = self.said.append
         self.folder = folder
         self.running: list[asyncio.Task[None]] = []
@@ -64,7 +64,7 @@ class Node:
             KeptArena(name=name, bytes=os.fstat(fd).st_size, path=f"/proc/{os.getpid()}/fd/{fd}")
             for name, fd in self.memory.items()
         ]
-        keeper.recall(tuple(kept))
+        keeper.adopt_arenas(tuple(kept))
         return keeper
 
     async def make(self, name: str, size: int) -> str:
@@ -76,11 +76,13 @@ class Node:
         return f"/proc/{os.getpid()}/fd/{self.memory.get(name, -1)}"
 
     async def ask(self, question: ToKeeper) -> FromKeeper:
-        return await self.keeper._answer(keeping.encode(question))
+        return await self.keeper._answer_request(keeper_messages.encode(question))
 
-    async def arena(self, plan: Layout, generation: int, slots: int = 3) -> Arena:
-        (self.folder / keeping.plan_name(plan.rank, plan.digest.hex())).write_bytes(msgspec.msgpack.encode(plan))
-        want = msgspec.structs.replace(want_of(plan, slots, "", None), generation=generation)
+    async def arena(self, plan: ImageLayout, generation: int, slots: int = 3) -> Arena:
+        (self.folder / keeper_messages.layout_file_name(plan.rank, plan.digest.hex())).write_bytes(
+            msgspec.msgpack.encode(plan)
+        )
+        want = msgspec.structs.replace(make_want(plan, slots, "", None), generation=generation)
         answer = await self.ask(want)
         assert isinstance(answer, ArenaAt), answer
         return Arena.open(answer.path)
@@ -102,7 +104,7 @@ class Fleet:
         return node
 
     async def _run(self, node: Node) -> None:
-        node.running = [self._tasks.create_task(work) for work in (node.keeper.serve(), node.keeper.watch())]
+        node.running = [self._tasks.create_task(work) for work in (node.keeper.serve(), node.keeper.watch_snapshots())]
         await until(lambda: node.keeper.address[0])
 
     async def restart(self, name: str) -> None:
@@ -115,7 +117,7 @@ class Fleet:
 
     def launch(self, generation: int, *names: str, restore: Restore | None = None) -> None:
         self.seats = tuple(Seat(node=n, group_rank=i, first_rank=i, nproc=1) for i, n in enumerate(names))
-        laid, _ = halves(self.seats, ()) if self.parity else ({}, "")
+        laid, _ = place_halves(self.seats, ()) if self.parity else ({}, "")
         for number, seat in enumerate(self.seats):
             two = tuple(self._at(half) for half in laid.get(seat.node, ()))
             peer = two[0].keeper if two else names[(number + 1) % len(names)]
@@ -133,7 +135,7 @@ class Fleet:
                 restore=restore or Restore(),
                 aim=aim,
             )
-            self.nodes[seat.node].keeper.launched(errand)
+            self.nodes[seat.node].keeper.begin_launch(errand)
 
     def _at(self, half: Half) -> Half:
         return msgspec.structs.replace(half, keeper_at=self.nodes[half.keeper].keeper.address)
@@ -144,14 +146,14 @@ class Fleet:
             aim = keeper.backing.aim
             two = tuple(self._at(half) for half in aim.halves)
             at = self.nodes[aim.peer].keeper.address
-            await keeper.aimed(msgspec.structs.replace(aim, floor=floor, next=next, peer_at=at, halves=two))
+            await keeper.apply_aim(msgspec.structs.replace(aim, floor=floor, next=next, peer_at=at, halves=two))
 
     def copies(self, *names: str) -> list[Copy]:
-        return [copy for name in names for copy in self.nodes[name].keeper.copies()]
+        return [copy for name in names for copy in self.nodes[name].keeper.list_copies()]
 
     def plan(self, *alive: str) -> Restore:
         """As the controller would, when only these still answer."""
-        plan = choose(self.seats, self.copies(*alive))
+        plan = choose_restore(self.seats, self.copies(*alive))
         keepers = {name: self.nodes[name].keeper.address for name in alive}
         return msgspec.structs.replace(plan, keepers=keepers)
 
@@ -170,9 +172,9 @@ async def until(look: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-def save(arena: Arena, plan: Layout, step: int, generation: int) -> None:
+def save(arena: Arena, plan: ImageLayout, step: int, generation: int) -> None:
     """Shared bytes are the same on all ranks, a rank's own are not."""
-    slot = arena.begin(step, generation)
+    slot = arena.begin_slot(step, generation)
     assert slot is not None
     slot.image[:] = bytes(len(slot.image))
     for item in plan.items:
@@ -183,10 +185,10 @@ def save(arena: Arena, plan: Layout, step: int, generation: int) -> None:
     slot.seal()
 
 
-def image(arena: Arena, plan: Layout, step: int) -> list[bytes]:
+def image(arena: Arena, plan: ImageLayout, step: int) -> list[bytes]:
     """The records; what lies between them is nobody's."""
-    found: Sealed = next(one for one in arena.sealed() if one.step == step)
-    memory = arena.image(found.slot)
+    found: SealedSnapshot = next(one for one in arena.list_sealed() if one.step == step)
+    memory = arena.slot_image(found.slot)
     return [bytes(memory[item.offset : item.end]) for item in plan.items]
 
 
@@ -221,10 +223,10 @@ class Trained:
         return self.fleet.nodes[name].keeper.backing.backed
 
     def steps(self, rank: int) -> set[int]:
-        return {one.step for one in self.arenas[rank].sealed()}
+        return {one.step for one in self.arenas[rank].list_sealed()}
 
 
 def backups(node: Node) -> set[tuple[int, int]]:
     """Ranks and steps that a node holds for others."""
     own = {arena.rank for _, arena in node.keeper._arenas.values()}
-    return {(copy.rank, copy.step) for copy in node.keeper.copies() if copy.rank not in own}
+    return {(copy.rank, copy.step) for copy in node.keeper.list_copies() if copy.rank not in own}

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.homecoming import Homecoming, written
-from holdfast.wire import beside
-from holdfast.wire.beside import Gathered
-from tests.wire.test_beside import CODE, copied
-from tests.wire.test_tree import plant
+from holdfast.agent.releases.homecoming import Homecoming, files_being_written
+from holdfast.wire.releases import tree_sync
+from holdfast.wire.releases.tree_sync import GatheredFiles
+from tests.wire.test_tree_archive import plant
+from tests.wire.test_tree_sync import CODE, copied
 
 LONG_AGO = 10**9
 
@@ -24,9 +24,9 @@ class Place:
         self.homecoming = Homecoming(folder / "releases")
         self.now = 0.0
 
-    def look(self, after_s: float = 3.0) -> Gathered:
+    def look(self, after_s: float = 3.0) -> GatheredFiles:
         self.now += after_s
-        return self.homecoming.look(self.at, self.now)[1]
+        return self.homecoming.look_at(self.at, self.now)[1]
 
     def replace(self, name: str, text: str) -> None:
         """As careful scripts save."""
@@ -47,7 +47,7 @@ def place(tmp_path: Path) -> Place:
 def test_what_has_settled_comes_home(place: Place) -> None:
     place.replace("ckpt.pt", "1")
     plant(place.at, {"out/2/state": "s", "lib/__pycache__/model.pyc": ""})
-    assert place.look() == Gathered() and place.home() == {}, "seen once: it may be half of it"
+    assert place.look() == GatheredFiles() and place.home() == {}, "seen once: it may be half of it"
     with (place.at / "ckpt.pt").open("a") as file:
         file.write("+")
     assert place.look().moved == ("out/2/state",)
@@ -55,10 +55,10 @@ def test_what_has_settled_comes_home(place: Place) -> None:
     assert place.home() == {"ckpt.pt": "1+", "out/2/state": "s"}
     assert not (place.at / "ckpt.pt").is_symlink() and not (place.at / "out").is_symlink(), "ranks keep what they have"
     place.replace("ckpt.pt", "2")
-    assert (place.look(), place.home()["ckpt.pt"]) == (Gathered(), "1+")
+    assert (place.look(), place.home()["ckpt.pt"]) == (GatheredFiles(), "1+")
     assert place.look().moved == ("ckpt.pt",) and place.home()["ckpt.pt"] == "2"
-    assert place.look() == Gathered()
-    assert beside.gather(place.at)[1] == Gathered(), "at the end there is nothing left to do"
+    assert place.look() == GatheredFiles()
+    assert tree_sync.gather_files(place.at)[1] == GatheredFiles(), "at the end there is nothing left to do"
     assert os.readlink(place.at / "ckpt.pt") == str(place.root / "ckpt.pt")
     assert os.readlink(place.at / "out") == str(place.root / "out"), "what is removed from it is removed at home"
     assert place.home() == {"ckpt.pt": "2", "out/2/state": "s"}
@@ -68,9 +68,9 @@ def test_nothing_that_is_being_written(place: Place) -> None:
     with (place.at / "big.pt").open("wb") as file:
         file.write(b"half")
         file.flush()
-        assert str(place.at / "big.pt") in written(str(place.at))
+        assert str(place.at / "big.pt") in files_being_written(str(place.at))
         for _ in range(3):
-            assert place.look() == Gathered(), "a slow disk: nothing new for long, and not whole"
+            assert place.look() == GatheredFiles(), "a slow disk: nothing new for long, and not whole"
     with (place.at / "big.pt").open("rb"):
         assert place.look().moved == ("big.pt",), "who reads it does no harm"
 
@@ -93,8 +93,8 @@ def test_what_is_newer_at_home_stays(place: Place) -> None:
     name = f"lib/notes.of-{place.at.name}"
     assert place.home() == {"lib/notes": "of the user", name: "of a rank"}
     assert (gathered.moved, gathered.both) == ((name,), (name,))
-    assert "lib/notes there is newer and stays" in beside.told(place.index, gathered)
-    assert place.look() == Gathered(), "told once"
+    assert "lib/notes there is newer and stays" in tree_sync.describe_gathered(place.index, gathered)
+    assert place.look() == GatheredFiles(), "told once"
 
 
 def test_a_file_of_ours_is_replaced_whatever_time_it_bears(place: Place) -> None:
@@ -137,7 +137,7 @@ async def test_what_a_script_removes_last(place: Place) -> None:
     place.look()
     place.look()
     os.replace(place.at / "ckpt.tmp", place.at / "ckpt.pt")
-    beside.gather(place.at)
+    tree_sync.gather_files(place.at)
     await place.homecoming.close()
     assert place.home() == {"ckpt.pt": "1", "other.pt": "2"}
 
@@ -163,8 +163,8 @@ def test_to_another_disk(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.replace("ckpt.pt", "1")
     place.look()
     assert place.look().moved == ("ckpt.pt",) and place.home() == {"ckpt.pt": "1"}
-    assert place.look() == Gathered(), "once"
+    assert place.look() == GatheredFiles(), "once"
     assert not os.path.samefile(place.root / "ckpt.pt", place.at / "ckpt.pt")
     inode = (place.root / "ckpt.pt").stat().st_ino
-    assert beside.gather(place.at)[1] == Gathered() and (place.at / "ckpt.pt").is_symlink()
+    assert tree_sync.gather_files(place.at)[1] == GatheredFiles() and (place.at / "ckpt.pt").is_symlink()
     assert (place.root / "ckpt.pt").stat().st_ino == inode, "it is not copied again"

@@ -10,18 +10,26 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.agent.keeper import Keeper, Place
-from holdfast.agent.persisting import Persisting
-from holdfast.checkpoint import load, persist, retention
+from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
+from holdfast.agent.snapshots.keeper import Keeper, KeeperIdentity
+from holdfast.checkpoint import checkpoint_load, checkpoint_save, retention
 from holdfast.checkpoint.arena import DUE, Arena
 from holdfast.checkpoint.manifest import Author, StorageError
-from holdfast.model.copy import Restore, Source
 from holdfast.model.errand import LaunchHere
+from holdfast.model.state_copy import Restore, Source
 from holdfast.model.topology import Seat
-from holdfast.wire import keeping
-from holdfast.wire.holding import KeptArena
-from holdfast.wire.keeping import Arena as ArenaAt
-from holdfast.wire.keeping import Denied, FromKeeper, Resume, State, Storage, ToKeeper, Want
+from holdfast.wire import keeper_messages
+from holdfast.wire.holder_messages import KeptArena
+from holdfast.wire.keeper_messages import ArenaGrant as ArenaAt
+from holdfast.wire.keeper_messages import (
+    ArenaRequest,
+    CheckpointPolicy,
+    FromKeeper,
+    KeeperRefusal,
+    StateGrant,
+    StateRequest,
+    ToKeeper,
+)
 from tests.wire.given import Organisation
 
 LAYOUT = "ab" * 32
@@ -43,8 +51,8 @@ def launch(generation: int, restore: Restore | None = None) -> LaunchHere:
     )
 
 
-def want(generation: int, storage: Storage | None = None, metadata: str = "") -> Want:
-    return Want(
+def want(generation: int, storage: CheckpointPolicy | None = None, metadata: str = "") -> ArenaRequest:
+    return ArenaRequest(
         rank=0,
         world=1,
         generation=generation,
@@ -73,7 +81,7 @@ class Bench:
         self.keeper = self.fresh()
 
     def fresh(self) -> Keeper:
-        place = Place(node="n0", run_id="r", socket_path=self.folder / "keeper.sock")
+        place = KeeperIdentity(node="n0", run_id="r", socket_path=self.folder / "keeper.sock")
         keeper = Keeper(place, self.make)
         keeper.say = self.said.append
         return keeper
@@ -94,12 +102,12 @@ class Bench:
         async with asyncio.timeout(120):
             await until(self.keeper.socket_path.exists)
             reader, writer = await asyncio.open_unix_connection(self.keeper.socket_path)
-            writer.write(keeping.encode(question) + b"\n")
-            answer: FromKeeper = keeping.from_keeper(await reader.readline())
+            writer.write(keeper_messages.encode(question) + b"\n")
+            answer: FromKeeper = keeper_messages.from_keeper(await reader.readline())
             writer.close()
             return answer
 
-    async def arena(self, question: Want) -> Arena:
+    async def arena(self, question: ArenaRequest) -> Arena:
         answer = await self.ask(question)
         assert isinstance(answer, ArenaAt), answer
         return Arena.open(answer.path)
@@ -109,7 +117,7 @@ class Bench:
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     made = Bench(tmp_path)
     async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(made.keeper.serve()), tasks.create_task(made.keeper.watch())]
+        running = [tasks.create_task(made.keeper.serve()), tasks.create_task(made.keeper.watch_snapshots())]
         yield made
         for task in running:
             task.cancel()
@@ -119,7 +127,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 
 def snapshot(arena: Arena, step: int, generation: int = 1, flags: int = 0) -> bytes:
-    slot = arena.begin(step, generation, flags)
+    slot = arena.begin_slot(step, generation, flags)
     assert slot is not None
     content = os.urandom(IMAGE_BYTES)
     slot.image[:] = content
@@ -133,182 +141,184 @@ def from_own_memory(step: int) -> Restore:
 
 def test_who_has_left_is_no_peer(tmp_path: Path, bench: Bench) -> None:
     keys = Organisation(tmp_path / "ca").keys("n0")
-    keeper = Keeper(Place(node="n0", run_id="r", socket_path=tmp_path / "k", keys=keys, host="127.0.0.1"), bench.make)
+    keeper = Keeper(
+        KeeperIdentity(node="n0", run_id="r", socket_path=tmp_path / "k", keys=keys, host="127.0.0.1"), bench.make
+    )
     shown = {"subjectAltName": (("URI", "holdfast:node:b"),), "serialNumber": "0B"}
-    assert keeper._guard and keeper._guard.admits(shown)
-    assert not keeper._guard.admits({**shown, "subjectAltName": ()}), "it names no node"
+    assert keeper._guard and keeper._guard.accepts_certificate(shown)
+    assert not keeper._guard.accepts_certificate({**shown, "subjectAltName": ()}), "it names no node"
     for revoked in ("0B", "holdfast:node:b"):
         keeper.revoked = frozenset({revoked})
-        assert not keeper._guard.admits(shown)
+        assert not keeper._guard.accepts_certificate(shown)
     keeper.revoked = frozenset({"0A", "holdfast:node:a"})
-    assert keeper._guard.admits(shown)
+    assert keeper._guard.accepts_certificate(shown)
 
 
 async def test_a_snapshot_outlives_its_rank(bench: Bench) -> None:
-    bench.keeper.launched(launch(1))
+    bench.keeper.begin_launch(launch(1))
     arena = await bench.arena(want(1))
-    assert await bench.ask(Resume(rank=0, generation=1)) == State(source="none", run="r.")
+    assert await bench.ask(StateRequest(rank=0, generation=1)) == StateGrant(source="none", run="r.")
     snapshot(arena, 6)
     content = snapshot(arena, 7)
-    assert sorted(copy.step for copy in bench.keeper.copies()) == [6, 7]
-    bench.keeper.launched(launch(2, from_own_memory(7)))
+    assert sorted(copy.step for copy in bench.keeper.list_copies()) == [6, 7]
+    bench.keeper.begin_launch(launch(2, from_own_memory(7)))
     again = await bench.arena(want(2))
-    state = await bench.ask(Resume(rank=0, generation=2))
-    assert isinstance(state, State) and (state.source, state.step) == ("memory", 7)
-    assert bytes(again.image(state.slot)) == content
+    state = await bench.ask(StateRequest(rank=0, generation=2))
+    assert isinstance(state, StateGrant) and (state.source, state.step) == ("memory", 7)
+    assert bytes(again.slot_image(state.slot)) == content
 
 
 async def test_what_came_after_the_restored_step_is_dropped(bench: Bench) -> None:
-    bench.keeper.launched(launch(1))
+    bench.keeper.begin_launch(launch(1))
     arena = await bench.arena(want(1))
     snapshot(arena, 6)
     snapshot(arena, 7)
-    bench.keeper.launched(launch(2, from_own_memory(6)))
-    assert [copy.step for copy in bench.keeper.copies()] == [6]
-    bench.keeper.launched(launch(3))
-    assert bench.keeper.copies() == (), "a generation that starts from nothing leaves no line to go back to"
+    bench.keeper.begin_launch(launch(2, from_own_memory(6)))
+    assert [copy.step for copy in bench.keeper.list_copies()] == [6]
+    bench.keeper.begin_launch(launch(3))
+    assert bench.keeper.list_copies() == (), "a generation that starts from nothing leaves no line to go back to"
 
 
 @pytest.mark.parametrize("full", [False, True])
 async def test_one_that_was_away_keeps_nothing_of_the_line_that_was_left(bench: Bench, full: bool) -> None:
-    bench.keeper.launched(launch(1))
+    bench.keeper.begin_launch(launch(1))
     arena = await bench.arena(want(1))
     snapshot(arena, 4)
     if full:  # such a node cannot start ranks, and would hand over what it holds as it leaves
         note = bench.keeper._notes / "launch.json"
         note.unlink()
         (note / "in the way").mkdir(parents=True)
-    error = bench.keeper.launched(msgspec.structs.replace(launch(2, from_own_memory(4)), astray=True))
+    error = bench.keeper.begin_launch(msgspec.structs.replace(launch(2, from_own_memory(4)), astray=True))
     assert ("cannot be written" in error) is full
-    assert bench.keeper.copies() == (), "step 4 was made again by others, and is another one by now"
+    assert bench.keeper.list_copies() == (), "step 4 was made again by others, and is another one by now"
 
 
 async def test_a_damaged_snapshot_is_named_and_not_offered_again(bench: Bench) -> None:
-    bench.keeper.launched(launch(1))
+    bench.keeper.begin_launch(launch(1))
     arena = await bench.arena(want(1))
     snapshot(arena, 6)
     snapshot(arena, 7)
-    newest = arena.sealed()[0]
-    arena.check(newest.slot)
-    arena.image(newest.slot)[5000] ^= 1
-    bench.keeper.launched(launch(2, from_own_memory(7)))
-    answer = await bench.ask(Resume(rank=0, generation=2))
-    assert isinstance(answer, Denied) and "block 0" in answer.why
+    newest = arena.list_sealed()[0]
+    arena.write_checksums(newest.slot)
+    arena.slot_image(newest.slot)[5000] ^= 1
+    bench.keeper.begin_launch(launch(2, from_own_memory(7)))
+    answer = await bench.ask(StateRequest(rank=0, generation=2))
+    assert isinstance(answer, KeeperRefusal) and "block 0" in answer.why
     assert "rank 0 is damaged" in bench.said[0]
-    assert [copy.step for copy in bench.keeper.copies()] == [6]
+    assert [copy.step for copy in bench.keeper.list_copies()] == [6]
 
 
 async def test_another_layout_gets_other_memory(bench: Bench) -> None:
-    bench.keeper.launched(launch(1))
+    bench.keeper.begin_launch(launch(1))
     snapshot(await bench.arena(want(1)), 7)
     other = await bench.arena(msgspec.structs.replace(want(1), layout="cd" * 32))
-    assert other.sealed() == ()
+    assert other.list_sealed() == ()
 
 
 async def test_a_rank_of_a_generation_that_is_over_gets_nothing(bench: Bench) -> None:
-    bench.keeper.launched(launch(2))
+    bench.keeper.begin_launch(launch(2))
     answer = await bench.ask(want(1))
-    assert isinstance(answer, Denied) and "generation 1 is over" in answer.why
+    assert isinstance(answer, KeeperRefusal) and "generation 1 is over" in answer.why
 
 
 async def test_the_next_agent_knows_what_was_kept(bench: Bench) -> None:
-    bench.keeper.launched(launch(1))
+    bench.keeper.begin_launch(launch(1))
     snapshot(await bench.arena(want(1)), 7)
-    bench.keeper.launched(launch(2, from_own_memory(7)))
+    bench.keeper.begin_launch(launch(2, from_own_memory(7)))
     successor = bench.fresh()
-    successor.recall(bench.kept())
-    assert [copy.step for copy in successor.copies()] == [7]
-    answer = await successor._answer(keeping.encode(Resume(rank=0, generation=2)))
-    assert isinstance(answer, State) and answer.step == 7
+    successor.adopt_arenas(bench.kept())
+    assert [copy.step for copy in successor.list_copies()] == [7]
+    answer = await successor._answer_request(keeper_messages.encode(StateRequest(rank=0, generation=2)))
+    assert isinstance(answer, StateGrant) and answer.step == 7
 
 
 def published(url: str, step: int) -> bool:
-    return any(found.step == step for found in retention.find(url))
+    return any(found.step == step for found in retention.find_checkpoints(url))
 
 
 async def test_due_steps_become_checkpoints(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "metadata").write_bytes(b"blob")
-    storage = Storage(url=str(tmp_path / "ckpt"), every_steps=2, keep=1)
-    bench.keeper.launched(launch(1))
+    storage = CheckpointPolicy(url=str(tmp_path / "ckpt"), every_steps=2, keep=1)
+    bench.keeper.begin_launch(launch(1))
     arena = await bench.arena(want(1, storage, str(tmp_path / "metadata")))
     content = b""
     for step in (1, 2, 3, 4):
         content = snapshot(arena, step)
         if step % 2 == 0:
             await until(partial(published, storage.url, step))
-    await until(lambda: len(retention.find(storage.url)) == 1)  # older ones go after the new one is there
-    [found] = retention.find(storage.url)
-    assert found.step == 4 and load.verify(found.url) == ()
+    await until(lambda: len(retention.find_checkpoints(storage.url)) == 1)  # older ones go after the new one is there
+    [found] = retention.find_checkpoints(storage.url)
+    assert found.step == 4 and checkpoint_load.verify_checkpoint(found.url) == ()
     into = bytearray(IMAGE_BYTES)
-    load.read_part(found.url, 0, memoryview(into))
+    checkpoint_load.read_part(found.url, 0, memoryview(into))
     assert bytes(into) == content
 
 
 async def test_a_step_that_is_forced_becomes_a_checkpoint_too(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "metadata").write_bytes(b"blob")
-    storage = Storage(url=str(tmp_path / "ckpt"), every_steps=1000)
-    bench.keeper.launched(launch(1))
+    storage = CheckpointPolicy(url=str(tmp_path / "ckpt"), every_steps=1000)
+    bench.keeper.begin_launch(launch(1))
     arena = await bench.arena(want(1, storage, str(tmp_path / "metadata")))
     snapshot(arena, 6)
     snapshot(arena, 7, flags=DUE)
     await until(partial(published, storage.url, 7))
-    assert [found.step for found in retention.find(storage.url)] == [7]
+    assert [found.step for found in retention.find_checkpoints(storage.url)] == [7]
 
 
 async def test_what_another_release_goes_on_with_becomes_a_checkpoint(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "metadata").write_bytes(b"blob")
-    storage = Storage(url=str(tmp_path / "ckpt"), every_steps=1000)
-    bench.keeper.launched(launch(1))
+    storage = CheckpointPolicy(url=str(tmp_path / "ckpt"), every_steps=1000)
+    bench.keeper.begin_launch(launch(1))
     snapshot(await bench.arena(want(1, storage, str(tmp_path / "metadata"))), 7)
-    bench.keeper.launched(launch(2, msgspec.structs.replace(from_own_memory(7), store=True)))
+    bench.keeper.begin_launch(launch(2, msgspec.structs.replace(from_own_memory(7), store=True)))
     await bench.arena(want(2, storage, str(tmp_path / "metadata")))
     await until(partial(published, storage.url, 7))
 
 
 async def test_storage_that_fails_costs_a_sentence(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    storage = Storage(url=str(tmp_path / "file" / "below"), every_steps=1)
-    bench.keeper.launched(launch(1))
+    storage = CheckpointPolicy(url=str(tmp_path / "file" / "below"), every_steps=1)
+    bench.keeper.begin_launch(launch(1))
     arena = await bench.arena(want(1, storage))
     snapshot(arena, 1)
     await until(lambda: bench.said)
     assert "step 1 was not written" in bench.said[0] and "training goes on" in bench.said[0]
-    assert arena.begin(2, 1) is not None, "the snapshot is not held back"
+    assert arena.begin_slot(2, 1) is not None, "the snapshot is not held back"
 
 
 async def test_a_write_that_the_next_generation_ends_is_no_trouble_of_the_storage(
     bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "holdfast.keeper")
-    storage = Storage(url=str(tmp_path / "ckpt"), every_steps=1)
-    bench.keeper.launched(launch(1))
+    storage = CheckpointPolicy(url=str(tmp_path / "ckpt"), every_steps=1)
+    bench.keeper.begin_launch(launch(1))
     other = msgspec.structs.replace(want(1, storage), rank=1, world=2)  # rank 0 never begins
     snapshot(await bench.arena(other), 1)
     lanes = bench.keeper._persisting._lanes
     await until(lambda: lanes and next(iter(lanes.values()))._pulse.waiting)
-    bench.keeper.launched(launch(2))
+    bench.keeper.begin_launch(launch(2))
     await until(lambda: "the write was given up" in caplog.text)
     assert bench.said == []
 
 
 async def test_what_a_killed_agent_has_not_written_is_not_waited_for(bench: Bench, tmp_path: Path) -> None:
-    storage, author = Storage(url=str(tmp_path / "ckpt"), every_steps=2), Author(1, "r.")
-    two, four = (persist.staging(storage.url, step, author) for step in (2, 4))
-    persist.write_part(two, 0, [memoryview(b"rank 0's")])  # rank 1's agent is killed before its own is there
-    bench.keeper.launched(launch(1))
+    storage, author = CheckpointPolicy(url=str(tmp_path / "ckpt"), every_steps=2), Author(1, "r.")
+    two, four = (checkpoint_save.staging_folder(storage.url, step, author) for step in (2, 4))
+    checkpoint_save.write_part(two, 0, [memoryview(b"rank 0's")])  # rank 1's agent is killed before its own is there
+    bench.keeper.begin_launch(launch(1))
     one = msgspec.structs.replace(want(1), rank=1, world=2)
     arena = await bench.arena(one)
     snapshot(arena, 4)
 
-    successor = Persisting(bench.said.append)
-    successor.begin(author)
-    successor.want(msgspec.structs.replace(one, storage=storage))
-    successor.recalled()
-    waiting = asyncio.create_task(asyncio.to_thread(persist.collect, two, 2, 50.0))
-    writing = asyncio.create_task(successor.write(1, arena, next(iter(arena.sealed()))))
+    successor = CheckpointWriter(bench.said.append)
+    successor.begin_generation(author)
+    successor.on_want(msgspec.structs.replace(one, storage=storage))
+    successor.mark_recalled()
+    waiting = asyncio.create_task(asyncio.to_thread(checkpoint_save.collect_parts, two, 2, 50.0))
+    writing = asyncio.create_task(successor.write_snapshot(1, arena, next(iter(arena.list_sealed()))))
     with pytest.raises(StorageError, match="rank 1 could not write its part: it was ended or passed over"):
         await waiting
-    persist.write_part(four, 0, [memoryview(b"rank 0's")])
-    assert [part.rank for part in persist.collect(four, 2, 20.0)] == [0, 1]
+    checkpoint_save.write_part(four, 0, [memoryview(b"rank 0's")])
+    assert [part.rank for part in checkpoint_save.collect_parts(four, 2, 20.0)] == [0, 1]
     await writing
     assert bench.said == [] and successor._missed == {1: set()}

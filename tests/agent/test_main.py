@@ -10,21 +10,22 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.agent import main, words
+from holdfast.agent import main
+from holdfast.agent.agent_state_files import append_done, write_leave_intent, write_stopped
 from holdfast.agent.main import Agent
-from holdfast.agent.remembering import intend, remember, stop
+from holdfast.agent.rank import log_files
+from holdfast.core.agent_protocol import ClockTick
 from holdfast.core.detect.crash import alarm_of
-from holdfast.core.node import Clock
-from holdfast.logs import catalog
+from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Done, LaunchHere, Leave, StopHere
 from holdfast.model.signal import Exit
 from holdfast.model.topology import Seat
-from holdfast.wire import holding, messages, spec
-from holdfast.wire.flightlog import arena_bytes
-from holdfast.wire.holding import Held, Kill, Over, Quit, Sweep, Swept
-from holdfast.wire.messages import Welcome
-from holdfast.wire.slot import Slot
+from holdfast.wire import agent_messages, holder_messages, run_files
+from holdfast.wire.agent_messages import Welcome
+from holdfast.wire.holder_messages import HolderRank, KillRank, QuitHolder, RankEnded, SweepDone, SweepLeftovers
+from holdfast.wire.rank_memory.flight_log_writer import slot_memory_bytes
+from holdfast.wire.rank_memory.slot_reader import SlotWriter
 from tests.fleet.places import TEMPLATE
 
 LAUNCH = LaunchHere(
@@ -35,13 +36,13 @@ LAUNCH = LaunchHere(
 
 async def judged(exit: Exit, where: Path) -> Alarm:
     """Here and now; how a process of its own does it, test_judge.py shows."""
-    return alarm_of(msgspec.structs.replace(exit, words=words.last_words(where)), catalog.built_in())
+    return alarm_of(msgspec.structs.replace(exit, words=log_files.last_words(where)), catalog_files.load_built_in())
 
 
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
     """The agent's, and the holder's."""
-    ours, theirs = holding.pair()
+    ours, theirs = holder_messages.make_socket_pair()
     yield ours, theirs
     ours.close()
     theirs.close()
@@ -50,35 +51,35 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 @pytest.fixture
 def agent(tmp_path: Path, ends: tuple[socket.socket, socket.socket]) -> Agent:
     node = msgspec.structs.replace(TEMPLATE, node="n0", nproc=2, log_dir=str(tmp_path / "logs"))
-    spec.write(tmp_path / "spec.json", node)
+    run_files.write_json(tmp_path / "spec.json", node)
     made = Agent(tmp_path, ends[0], judged)
-    made.ranks.arena = mmap.mmap(-1, arena_bytes(2))
+    made.ranks.arena = mmap.mmap(-1, slot_memory_bytes(2))
     return made
 
 
 def told(agent: Agent) -> list[object]:
     found = []
     while not agent._outbox.empty():
-        found.append(messages.decode_from_agent(agent._outbox.get_nowait()))
+        found.append(agent_messages.decode_from_agent(agent._outbox.get_nowait()))
     return found
 
 
 async def test_an_agent_goes_on_where_its_predecessor_was(agent: Agent, tmp_path: Path) -> None:
-    remember(tmp_path / "done.jsonl", Done(id=1, node="n0", ok=True))
-    spec.put(tmp_path / "stopped", b"2\n")
+    append_done(tmp_path / "done.jsonl", Done(id=1, node="n0", ok=True))
+    run_files.publish_file(tmp_path / "stopped", b"2\n")
     agent.ranks.held = {
-        "2:0": Held(key="2:0", pid=1, code=-9, at=1.0),
-        "3:0": Held(key="3:0", pid=2, code=-11, at=time.monotonic()),
-        "3:1": Held(key="3:1", pid=3),
+        "2:0": HolderRank(key="2:0", pid=1, code=-9, at=1.0),
+        "3:0": HolderRank(key="3:0", pid=2, code=-11, at=time.monotonic()),
+        "3:1": HolderRank(key="3:1", pid=3),
     }
     (tmp_path / "logs" / "gen-3" / "rank-0").mkdir(parents=True)
     (tmp_path / "logs" / "gen-3" / "rank-0" / "stderr.log").write_text("Segmentation fault\n")
-    agent._recall()
+    agent._recall_state()
     assert (agent.life.generation, agent.life.stopped, agent.life.expected) == (3, 2, {0, 1})
     assert not agent.life._outbox, "nobody has told us the time yet"
     agent._staged = True
     async with asyncio.TaskGroup() as agent._tasks:
-        agent._heard(Welcome(at=500.0, beat_s=1.0))
+        agent._on_message(Welcome(at=500.0, beat_s=1.0))
     assert agent.life.expected == {1}
     posts = [post.body for post in agent.life._outbox.values()]
     assert len(posts) == 1, "the rank of generation 2 was ended by us, and is no news"
@@ -92,28 +93,28 @@ async def test_an_agent_goes_on_where_its_predecessor_was(agent: Agent, tmp_path
 def test_the_time_without_a_controller_is_that_of_the_node_not_of_its_agents(agent: Agent, tmp_path: Path) -> None:
     limits = agent.spec.settings.node
     (tmp_path / "alone").write_text(f"{time.monotonic() - limits.lost_s}\n")
-    ours, theirs = holding.pair()
+    ours, theirs = holder_messages.make_socket_pair()
     second = Agent(tmp_path, ours, judged)
-    assert second.life.step(time.monotonic(), Clock()), "it leaves at once"
+    assert second.life.step(time.monotonic(), ClockTick()), "it leaves at once"
     third = Agent(tmp_path, ours, judged)
     third._staged = True
-    third._heard(Welcome(at=500.0, beat_s=1.0))
+    third._on_message(Welcome(at=500.0, beat_s=1.0))
     assert not (tmp_path / "alone").exists()
-    assert third.life.step(time.monotonic(), Clock()) == ()
+    assert third.life.step(time.monotonic(), ClockTick()) == ()
     ours.close()
     theirs.close()
 
 
 async def test_an_agent_goes_on_with_leaving(agent: Agent, tmp_path: Path) -> None:
     """A controller is there again, and has not been told that the rank was ended; nor will it be."""
-    intend(tmp_path, Leave(id=0, code=7, grace_s=0.0, reason="no controller for 60 s"))
-    stop(tmp_path, 1)
-    agent.ranks.held = {"1:0": Held(key="1:0", pid=1, code=-15, at=1.0)}
+    write_leave_intent(tmp_path, Leave(id=0, code=7, grace_s=0.0, reason="no controller for 60 s"))
+    write_stopped(tmp_path, 1)
+    agent.ranks.held = {"1:0": HolderRank(key="1:0", pid=1, code=-15, at=1.0)}
     agent.ranks._swept = asyncio.get_running_loop().create_future()
     async with asyncio.TaskGroup() as agent._tasks:
-        agent._recall()
+        agent._recall_state()
         agent._staged = True
-        agent._heard(Welcome(at=500.0, beat_s=1.0))
+        agent._on_message(Welcome(at=500.0, beat_s=1.0))
         asyncio.get_running_loop().call_later(0.1, agent.ranks._swept.set_result, ())
     assert not agent.life._outbox
     assert (tmp_path / "left").read_text() == "no controller for 60 s\n"
@@ -125,33 +126,35 @@ async def test_ranks_are_ended_although_the_disk_takes_nothing(
     """Or a node that has lost its controller would go on for ever: its agent died before it had ended any."""
     for name in ("stopped", "left", "leaving.json", "done.jsonl", "launch.json"):
         (tmp_path / name / "in the way").mkdir(parents=True)
-    agent.ranks.held = {"1:0": Held(key="1:0", pid=2**31 - 1)}
-    agent.life.recall((), 1, (0,), 0)
+    agent.ranks.held = {"1:0": HolderRank(key="1:0", pid=2**31 - 1)}
+    agent.life.restore_state((), 1, (0,), 0)
     async with asyncio.TaskGroup() as around:
         listening = around.create_task(agent.ranks.listen(asyncio.Event()))
         asked = around.create_task(_hold(ends[1]))
         for errand in (StopHere(id=5, generation=1, grace_s=1.0), LAUNCH, Leave(id=7, code=3, grace_s=1.0, reason="")):
             async with asyncio.TaskGroup() as agent._tasks:
-                agent._heard(messages.Tell(errand=errand))
+                agent._on_message(agent_messages.ErrandMessage(errand=errand))
         await asked
         listening.cancel()
-    assert asked.result() == [Kill(key="1:0", signal=15), Sweep(), Sweep(), Quit(code=3)]
+    assert asked.result() == [KillRank(key="1:0", signal=15), SweepLeftovers(), SweepLeftovers(), QuitHolder(code=3)]
     stopped, launched, left = (post.body for post in agent.life._outbox.values())
     assert (stopped, left) == (Done(id=5, node="n0", ok=True), Done(id=7, node="n0", ok=True))
     assert isinstance(launched, Done) and "cannot be written" in launched.detail
 
 
-async def _hold(sock: socket.socket) -> list[holding.ToHolder]:
+async def _hold(sock: socket.socket) -> list[holder_messages.ToHolder]:
     """As a holder does whose ranks listen."""
     sock.setblocking(False)
-    asked: list[holding.ToHolder] = []
-    while not asked or not isinstance(asked[-1], Quit):
-        asked.append(holding.to_holder(await asyncio.get_running_loop().sock_recv(sock, holding.PACKET_BYTES)))
+    asked: list[holder_messages.ToHolder] = []
+    while not asked or not isinstance(asked[-1], QuitHolder):
+        asked.append(
+            holder_messages.to_holder(await asyncio.get_running_loop().sock_recv(sock, holder_messages.PACKET_BYTES))
+        )
         match asked[-1]:
-            case Kill(key=key):
-                sock.send(holding.encode(Over(rank=Held(key=key, pid=1, code=-15, at=1.0))))
-            case Sweep():
-                sock.send(holding.encode(Swept(left=())))
+            case KillRank(key=key):
+                sock.send(holder_messages.encode(RankEnded(rank=HolderRank(key=key, pid=1, code=-15, at=1.0))))
+            case SweepLeftovers():
+                sock.send(holder_messages.encode(SweepDone(left=())))
     return asked
 
 
@@ -159,28 +162,28 @@ def test_the_slowest_rank_speaks_for_the_node(agent: Agent) -> None:
     arena = agent.ranks.arena
     assert arena is not None
     agent.life.generation = 2
-    slots = [Slot(arena, index, generation=2, rank=4 + index) for index in range(2)]
-    assert agent._summary().step == -1
+    slots = [SlotWriter(arena, index, generation=2, rank=4 + index) for index in range(2)]
+    assert agent._summarize_ranks().step == -1
     slots[0].step(10)
-    assert agent._summary().step == -1, "not every rank has made a step"
+    assert agent._summarize_ranks().step == -1, "not every rank has made a step"
     slots[1].step(8)
     slots[0].step(11)
-    beat = agent._summary()
+    beat = agent._summarize_ranks()
     assert (beat.node, beat.generation, beat.step, beat.first_step) == ("n0", 2, 8, 8)
     assert abs(beat.at - time.time()) < 5
-    agent.clock.welcomed(time.time() + 1000)
-    assert abs(agent._summary().at - time.time() - 1000) < 5, "told in the controller's time"
+    agent.clock.on_welcome(time.time() + 1000)
+    assert abs(agent._summarize_ranks().at - time.time() - 1000) < 5, "told in the controller's time"
     agent.life.generation = 3
-    assert agent._summary().step == -1, "these were of another generation"
+    assert agent._summarize_ranks().step == -1, "these were of another generation"
 
 
 async def test_a_rank_that_told_of_its_failure_and_stays_is_reported(agent: Agent) -> None:
     arena = agent.ranks.arena
     assert arena is not None
-    agent.clock.welcomed(time.time())
-    agent.ranks.held = {"1:0": Held(key="1:0", pid=1)}
-    agent.life.recall((), 1, (0,), 0)
-    Slot(arena, 0, generation=1, rank=0).fail("ValueError: stuck in its own clean-up")
+    agent.clock.on_welcome(time.time())
+    agent.ranks.held = {"1:0": HolderRank(key="1:0", pid=1)}
+    agent.life.restore_state((), 1, (0,), 0)
+    SlotWriter(arena, 0, generation=1, rank=0).write_failure("ValueError: stuck in its own clean-up")
     now = time.monotonic()
     agent._look_for_latches(now)
     assert not agent.life._outbox, "it is given a moment to end by itself"
@@ -192,28 +195,28 @@ async def test_a_rank_that_told_of_its_failure_and_stays_is_reported(agent: Agen
 
 
 async def test_a_full_outbox_drops_beats_and_keeps_posts(agent: Agent) -> None:
-    agent._beat()
+    agent._send_beat()
     assert told(agent) == [], "nobody has told us the time yet"
-    agent.clock.welcomed(time.time())
+    agent.clock.on_welcome(time.time())
     for _ in range(1000):
-        agent._beat()
+        agent._send_beat()
     assert len(told(agent)) == main._OUTBOX
-    agent.ranks.held = {"1:0": Held(key="1:0", pid=1, code=3, at=1.0)}
-    agent.life.recall((), 1, (0,), 0)
+    agent.ranks.held = {"1:0": HolderRank(key="1:0", pid=1, code=3, at=1.0)}
+    agent.life.restore_state((), 1, (0,), 0)
     async with asyncio.TaskGroup() as agent._tasks:
-        agent._over(agent.ranks.held["1:0"])
+        agent._on_rank_exit(agent.ranks.held["1:0"])
     assert len(agent.life._outbox) == 1
 
 
 def test_a_loss_that_went_wrong_is_told_before_ranks_are_stopped(agent: Agent) -> None:
     """Or the step at which it did would be taken from a node that had it later."""
-    agent.clock.welcomed(time.time())
-    agent.life.recall((Done(id=5, node="n0", ok=True),), generation=1, ranks=(0, 1), stopped=0)
+    agent.clock.on_welcome(time.time())
+    agent.life.restore_state((Done(id=5, node="n0", ok=True),), generation=1, ranks=(0, 1), stopped=0)
     assert agent.ranks.arena is not None
-    mine = Slot(agent.ranks.arena, 1, generation=1, rank=1)
-    mine.note(30, float("nan"), None, None)
+    mine = SlotWriter(agent.ranks.arena, 1, generation=1, rank=1)
+    mine.write_values(30, float("nan"), None, None)
     mine.step(30)
-    agent._heard(messages.Tell(errand=StopHere(id=5, generation=1, grace_s=1.0)))
+    agent._on_message(agent_messages.ErrandMessage(errand=StopHere(id=5, generation=1, grace_s=1.0)))
     alarm, done = (post.body for post in agent.life._outbox.values())
     assert isinstance(alarm, Alarm) and (alarm.ranks, alarm.not_after) == ((1,), 29)
     assert isinstance(done, Done)

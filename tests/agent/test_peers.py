@@ -6,9 +6,9 @@ from functools import partial
 import msgspec
 import pytest
 
-from holdfast.model.copy import Aim
+from holdfast.model.state_copy import Aim
 from holdfast.model.topology import Seat
-from holdfast.wire.keeping import Denied, Resume, State
+from holdfast.wire.keeper_messages import KeeperRefusal, StateGrant, StateRequest
 from tests.agent.peers import Fleet, Trained, backups, image, layout, save, until
 
 
@@ -32,8 +32,8 @@ async def test_a_lost_rank_is_gathered_from_its_peer_and_its_replicas(fleet: Fle
     fleet.launch(2, "a", "spare", "c", restore=restore)
     spare = fleet.nodes["spare"]
     arena = await spare.arena(plans[1], 2)
-    answer = await spare.ask(Resume(rank=1, generation=2))
-    assert isinstance(answer, State), answer
+    answer = await spare.ask(StateRequest(rank=1, generation=2))
+    assert isinstance(answer, StateGrant), answer
     assert (answer.source, answer.step) == ("peer", 5)
     assert image(arena, plans[1], 5) == expected
     assert "rank 1 was given" in spare.said[-1]
@@ -71,11 +71,11 @@ async def test_what_is_let_go_before_it_is_sent_is_not_sent(fleet: Fleet) -> Non
         task.cancel()  # we have the turns of its keeper
     await fleet.aim(-1, 5)
     job.save(5)
-    assert backing.ready()
-    sending = backing.send()
+    assert backing.is_next_ready()
+    sending = backing.send_next()
     backing.step_aside()  # a checkpoint took the slot first
     await sending
-    assert backing.backed == -1 and backing.ready(), "it is held anew"
+    assert backing.backed == -1 and backing.is_next_ready(), "it is held anew"
 
 
 async def test_ranks_of_a_node_agree_on_the_step(fleet: Fleet) -> None:
@@ -85,8 +85,8 @@ async def test_ranks_of_a_node_agree_on_the_step(fleet: Fleet) -> None:
     seat = Seat(node="a", group_rank=0, first_rank=0, nproc=2)
     fleet.launch(1, "a", "b")
     keeper = node.keeper
-    keeper.backing.begin(1, 2, -1)
-    keeper.backing.aimed(Aim(generation=1, peer="b", peer_at=fleet.nodes["b"].keeper.address, next=5))
+    keeper.backing.begin_generation(1, 2, -1)
+    keeper.backing.set_aim(Aim(generation=1, peer="b", peer_at=fleet.nodes["b"].keeper.address, next=5))
     plans = [layout(rank, 2, False) for rank in range(2)]
     arenas = [await node.arena(plan, 1) for plan in plans]
     assert seat.nproc == len(arenas)
@@ -102,8 +102,8 @@ async def test_with_two_slots_nothing_is_copied_and_it_is_said(fleet: Fleet) -> 
     await job.start(slots=2)
     job.save(1, 2)
     backing = fleet.nodes["a"].keeper.backing
-    assert backing.sealed() == -1 and "takes 3 slots" in fleet.nodes["a"].said[0]
-    assert backing.sealed() == -1 and len(fleet.nodes["a"].said) == 1, "once"
+    assert backing.newest_shared_step() == -1 and "takes 3 slots" in fleet.nodes["a"].said[0]
+    assert backing.newest_shared_step() == -1 and len(fleet.nodes["a"].said) == 1, "once"
 
 
 async def test_a_damaged_copy_is_not_given(fleet: Fleet) -> None:
@@ -113,15 +113,15 @@ async def test_a_damaged_copy_is_not_given(fleet: Fleet) -> None:
     await job.back_up(9, floor=5)
     keeper = fleet.nodes["c"].keeper
     copy = keeper._shelf._backups[1].arena
-    newest = copy.sealed()[0]
-    await until(lambda: copy.checked(newest.slot))
-    copy.image(newest.slot)[100] ^= 1
+    newest = copy.list_sealed()[0]
+    await until(lambda: copy.read_checksums(newest.slot))
+    copy.slot_image(newest.slot)[100] ^= 1
     fleet.seats = tuple(Seat(node=n, group_rank=i, first_rank=i, nproc=1) for i, n in enumerate(("a", "spare", "c")))
     fleet.launch(2, "a", "spare", "c", restore=fleet.plan("a", "c"))
     spare = fleet.nodes["spare"]
     await spare.arena(job.plans[1], 2)
-    answer = await spare.ask(Resume(rank=1, generation=2))
-    assert isinstance(answer, Denied) and "step 9 of rank 1 cannot be had" in answer.why
+    answer = await spare.ask(StateRequest(rank=1, generation=2))
+    assert isinstance(answer, KeeperRefusal) and "step 9 of rank 1 cannot be had" in answer.why
     assert "the copy of rank 1 is damaged" in fleet.nodes["c"].said[-1]
     assert fleet.plan("a", "c").step == 5, "the one before"
 
@@ -131,21 +131,21 @@ async def test_a_floor_that_was_damaged_is_held_no_longer(fleet: Fleet) -> None:
     await job.start(slots=4)
     await job.back_up(5)
     own = fleet.nodes["b"].keeper._arenas[1][1]
-    newest = own.sealed()[0]
-    assert own.check(newest.slot) and own.pinned() == 1, "the floor"
-    own.image(newest.slot)[100] ^= 1
+    newest = own.list_sealed()[0]
+    assert own.write_checksums(newest.slot) and own.count_pinned() == 1, "the floor"
+    own.slot_image(newest.slot)[100] ^= 1
     fleet.launch(2, "a", "b", "c", restore=fleet.plan("a", "b", "c"))
-    assert isinstance(await fleet.nodes["b"].ask(Resume(rank=1, generation=2)), Denied)
+    assert isinstance(await fleet.nodes["b"].ask(StateRequest(rank=1, generation=2)), KeeperRefusal)
     fleet.launch(3, "a", "b", "c", restore=fleet.plan("a", "b", "c"))
     for name, plan in zip("abc", job.plans, strict=True):
         await fleet.nodes[name].arena(plan, 3, 4)
-    assert own.pinned() == 0, "it lies there no more"
+    assert own.count_pinned() == 0, "it lies there no more"
     for before, step in ((-1, 7), (7, 9), (9, 11)):  # floors go on, one after the other
         await fleet.aim(before, step)
         for arena, plan in zip(job.arenas, job.plans, strict=True):
             save(arena, plan, step, 3)
         await until(partial(lambda wanted: all(job.backed(name) == wanted for name in "abc"), step))
-    assert own.pinned() == 2, "the floor, and the next"
+    assert own.count_pinned() == 2, "the floor, and the next"
 
 
 async def test_copies_of_a_line_that_was_left_are_dropped(fleet: Fleet) -> None:
@@ -161,7 +161,7 @@ async def test_memory_of_copies_that_nobody_needs_is_given_back(fleet: Fleet) ->
     await job.start()
     await job.back_up(5)
     assert "backup-0" in fleet.nodes["b"].memory
-    await fleet.nodes["b"].keeper.aimed(Aim(generation=1, floor=7))
+    await fleet.nodes["b"].keeper.apply_aim(Aim(generation=1, floor=7))
     assert "backup-0" not in fleet.nodes["b"].memory
 
 
@@ -171,9 +171,9 @@ async def test_the_next_agent_holds_what_was_held(fleet: Fleet) -> None:
     await job.back_up(5)
     node = fleet.nodes["b"]
     successor = node.successor()
-    assert {(copy.rank, copy.step) for copy in successor.copies()} == {(0, 5), (1, 5)}
+    assert {(copy.rank, copy.step) for copy in successor.list_copies()} == {(0, 5), (1, 5)}
     aim = msgspec.structs.replace(node.keeper.backing.aim, floor=5)
-    await successor.aimed(aim)
+    await successor.apply_aim(aim)
     job.save(6, 7, 8)
     assert job.steps(1) == {5, 7, 8}
 
@@ -192,10 +192,12 @@ async def test_a_peer_that_is_gone_is_told_of_once(fleet: Fleet) -> None:
     await job.start()
     for seat in fleet.seats:
         keeper = fleet.nodes[seat.node].keeper
-        await keeper.aimed(Aim(generation=1, peer="gone", peer_at=("127.0.0.1", 1), next=3))
+        await keeper.apply_aim(Aim(generation=1, peer="gone", peer_at=("127.0.0.1", 1), next=3))
     job.save(3)
     await until(lambda: fleet.nodes["a"].said)
     assert "does not get to gone" in fleet.nodes["a"].said[0] and job.backed("a") == -1
-    await fleet.nodes["a"].keeper.aimed(Aim(generation=1, peer="b", peer_at=fleet.nodes["b"].keeper.address, next=4))
+    await fleet.nodes["a"].keeper.apply_aim(
+        Aim(generation=1, peer="b", peer_at=fleet.nodes["b"].keeper.address, next=4)
+    )
     job.save(4)
     await until(lambda: job.backed("a") == 4)

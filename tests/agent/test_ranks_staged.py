@@ -8,10 +8,10 @@ import pytest
 
 from holdfast.model.errand import LaunchHere
 from holdfast.model.release import Ease, Release, Skip
-from holdfast.wire.holding import Exec, Preload, Started, Warmed
-from holdfast.wire.staged import Staged
-from holdfast.wire.zygote import Fork
-from tests.agent.test_ranks import Bench, close, launch_of
+from holdfast.wire.holder_messages import ExecRank, PreloadZygote, RankStarted, ZygoteWarmed
+from holdfast.wire.releases.staged_release import StagedRelease
+from holdfast.wire.zygote_messages import ForkRank
+from tests.agent.test_rank_processes import Bench, close, launch_of
 
 RELEASE = Release(number=2, digest="d", root="/proj", script="src/t.py", argv=("t.py", "--l=${local_rank}", "-x"))
 
@@ -23,14 +23,14 @@ def launch(generation: int, release: Release = RELEASE) -> LaunchHere:
 def staged(bench: Bench, module: bool = False) -> None:
     entry = msgspec.structs.replace(bench.ranks.spec.entry, cwd="/proj/sub", module=module)
     bench.ranks.spec = msgspec.structs.replace(bench.ranks.spec, entry=entry)
-    bench.ranks.staged = lambda r: Staged(root=r.root, at=f"/staged/{r.digest}") if r.digest else Staged()
+    bench.ranks.staged = lambda r: StagedRelease(root=r.root, at=f"/staged/{r.digest}") if r.digest else StagedRelease()
 
 
-async def started(bench: Bench, errand: LaunchHere) -> Exec | Fork:
-    launching = asyncio.create_task(bench.ranks.launch(errand))
-    while not isinstance(asked := await bench.hear(), Exec | Fork):
+async def started(bench: Bench, errand: LaunchHere) -> ExecRank | ForkRank:
+    launching = asyncio.create_task(bench.ranks.launch_ranks(errand))
+    while not isinstance(asked := await bench.hear(), ExecRank | ForkRank):
         pass
-    await bench.say(Started(key=asked.key, pid=9))
+    await bench.say(RankStarted(key=asked.key, pid=9))
     assert await launching == ""
     return asked
 
@@ -46,7 +46,7 @@ async def test_the_script_of_the_copy_is_executed_where_the_user_is(
         launch(1), skips=(Skip(first=3, last=4),), eases=(Ease(first=5, last=6, factor=0.5),)
     )
     asked = await started(bench, errand)
-    assert isinstance(asked, Exec)
+    assert isinstance(asked, ExecRank)
     assert asked.argv == ("py", "-u", "/staged/d/src/t.py", "--l=0", "-x")
     assert asked.cwd == "/proj/sub"
     assert asked.env["PYTHONPATH"] == "/staged/d/lib:/opt"
@@ -57,7 +57,7 @@ async def test_the_script_of_the_copy_is_executed_where_the_user_is(
     ]
     assert asked.env["RANK"] == "4"
     own = await started(bench, launch(2, Release(number=1)))
-    assert isinstance(own, Exec)
+    assert isinstance(own, ExecRank)
     assert own.argv == ("py", "-u", "t.py", "--l=0"), "without a copy all is as it was"
     assert own.env["PYTHONPATH"] == "/proj/lib:/opt" and "HOLDFAST_SKIP" not in own.env
     await close(bench)
@@ -70,7 +70,7 @@ async def test_a_module_is_looked_for_in_the_copy(tmp_path: Path, monkeypatch: p
     staged(bench, module=True)
     await bench.begin()
     asked = await started(bench, launch(1, release))
-    assert isinstance(asked, Exec)
+    assert isinstance(asked, ExecRank)
     assert asked.argv == ("py", "-u", "-P", "-m", "pkg.train", "-x")
     assert asked.env["PYTHONPATH"] == "/staged/d/sub", "the counterpart of the working directory comes first"
     await close(bench)
@@ -78,7 +78,7 @@ async def test_a_module_is_looked_for_in_the_copy(tmp_path: Path, monkeypatch: p
     staged(forking, module=True)
     await forking.begin(warm=True)
     fork = await started(forking, launch(2, release))
-    assert isinstance(fork, Fork)
+    assert isinstance(fork, ForkRank)
     assert (fork.path, fork.root, fork.staged) == ("/staged/d/sub", "/proj", "/staged/d")
     assert fork.argv == ("pkg.train", "-x") and fork.cwd == "/proj/sub"
     await close(forking)
@@ -88,30 +88,30 @@ async def test_another_environment_needs_another_zygote(tmp_path: Path) -> None:
     bench = Bench(tmp_path, zygote=True, cwd="/proj/sub")
     staged(bench)
     await bench.begin(warm=True)
-    assert isinstance(await started(bench, launch(1)), Fork)
+    assert isinstance(await started(bench, launch(1)), ForkRank)
     changed = msgspec.structs.replace(RELEASE, number=3, env={"MALLOC_ARENA_MAX": "1", "PYTHONPATH": "src"})
-    launching = asyncio.create_task(bench.ranks.launch(launch(2, changed)))
+    launching = asyncio.create_task(bench.ranks.launch_ranks(launch(2, changed)))
     preload = await bench.hear()
-    assert isinstance(preload, Preload)
+    assert isinstance(preload, PreloadZygote)
     assert preload.env["MALLOC_ARENA_MAX"] == "1" and preload.key
     assert preload.env["PYTHONPATH"] == "/proj/sub/src", "the holder is elsewhere"
-    await bench.say(Warmed(ok=True))  # late news of the zygote that there was
+    await bench.say(ZygoteWarmed(ok=True))  # late news of the zygote that there was
     await asyncio.sleep(0.05)
     with pytest.raises(BlockingIOError):
         bench.holder.recv(1)
-    await bench.say(Warmed(ok=True, key=preload.key))
+    await bench.say(ZygoteWarmed(ok=True, key=preload.key))
     fork = await bench.hear()
-    assert isinstance(fork, Fork) and fork.env["MALLOC_ARENA_MAX"] == "1"
-    await bench.say(Started(key=fork.key, pid=10))
+    assert isinstance(fork, ForkRank) and fork.env["MALLOC_ARENA_MAX"] == "1"
+    await bench.say(RankStarted(key=fork.key, pid=10))
     assert await launching == ""
-    assert isinstance(await started(bench, launch(3, changed)), Fork), "it is kept for the next generation"
-    launching = asyncio.create_task(bench.ranks.launch(launch(4)))
-    while not isinstance(back := await bench.hear(), Preload):
+    assert isinstance(await started(bench, launch(3, changed)), ForkRank), "it is kept for the next generation"
+    launching = asyncio.create_task(bench.ranks.launch_ranks(launch(4)))
+    while not isinstance(back := await bench.hear(), PreloadZygote):
         pass
     assert back.key == "" and "MALLOC_ARENA_MAX" not in back.env
-    await bench.say(Warmed(ok=False, detail="it does not stay up"))
+    await bench.say(ZygoteWarmed(ok=False, detail="it does not stay up"))
     asked = await bench.hear()
-    assert isinstance(asked, Exec), "where there is none, ranks are executed afresh"
-    await bench.say(Started(key=asked.key, pid=11))
+    assert isinstance(asked, ExecRank), "where there is none, ranks are executed afresh"
+    await bench.say(RankStarted(key=asked.key, pid=11))
     assert await launching == ""
     await close(bench)

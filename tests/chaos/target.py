@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from holdfast.chaos import hold
+from holdfast.chaos import process_handles
 
 BUSY = "while True: pass"
 GREEDY = """
@@ -31,4 +31,4 @@ def target(code: str = "import time; time.sleep(600)") -> Iterator[subprocess.Po
 
 
 def stands(pid: int) -> bool:
-    return hold.state(pid) in ("T", "t")
+    return process_handles.process_state(pid) in ("T", "t")

@@ -14,26 +14,26 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from holdfast.chaos import lab, links, spaces
-from holdfast.chaos.fault import Cannot, Fault, Skipped, Truth
-from holdfast.chaos.guard import Guard
-from holdfast.chaos.scenario import Job, Scenario
-from holdfast.chaos.scene import Scene, Struck
-from holdfast.chaos.sight import Node, Sight, Status
-from holdfast.chaos.striking import Striker
-from holdfast.chaos.switch import Link, Links, address, merged
+from holdfast.chaos import lab, link_faults, namespaces
+from holdfast.chaos.fault import CannotInject, GroundTruth, InjectedFault, SkippedFault
+from holdfast.chaos.injection_scene import InjectionReport, InjectionScene
+from holdfast.chaos.job_observer import JobObserver, ObservedNode, ObservedStatus
+from holdfast.chaos.network_switch import LinkFaults, PortFault, merge_faults, port_address
+from holdfast.chaos.scenario import Scenario, ScenarioJob
+from holdfast.chaos.striker import Striker
+from holdfast.chaos.undo_guard import UndoGuard
 from tests.cli.driver import ROOT, TRAIN, until
 
 pytestmark = pytest.mark.e2e
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces and mounts take root")
-needs_lab = pytest.mark.skipif(bool(links.missing()), reason=links.missing())
+needs_lab = pytest.mark.skipif(bool(link_faults.missing_reason()), reason=link_faults.missing_reason())
 
 
 @pytest.fixture
 def network(tmp_path: Path) -> Iterator[tuple[list[int], Path]]:
     control = tmp_path / "links.json"
     control.write_text("{}")
-    argv = [sys.executable, "-m", "holdfast.chaos.switch", "3", str(control)]
+    argv = [sys.executable, "-m", "holdfast.chaos.network_switch", "3", str(control)]
     switch = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert switch.stdin and switch.stdout
     fds = json.loads(switch.stdout.readline())
@@ -48,11 +48,11 @@ def network(tmp_path: Path) -> Iterator[tuple[list[int], Path]]:
 
 def reaches(ends: list[int], one: int, other: int, wait_s: float) -> bool:
     """Whether a datagram comes through."""
-    with spaces.network(ends[other]):
+    with namespaces.in_network(ends[other]):
         heard = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        heard.bind((address(other), 0))
+        heard.bind((port_address(other), 0))
         heard.settimeout(0.2)
-    with spaces.network(ends[one]):
+    with namespaces.in_network(ends[one]):
         said = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with heard, said:
         for _ in range(int(wait_s / 0.2)):
@@ -64,7 +64,7 @@ def reaches(ends: list[int], one: int, other: int, wait_s: float) -> bool:
     return False
 
 
-def obey(control: Path, wanted: Links) -> None:
+def obey(control: Path, wanted: LinkFaults) -> None:
     part = control.with_suffix(".part")
     part.write_bytes(msgspec.json.encode({"1": wanted}))
     part.replace(control)
@@ -74,13 +74,13 @@ def obey(control: Path, wanted: Links) -> None:
 def test_links_are_cut_and_mended(network: tuple[list[int], Path]) -> None:
     ends, control = network
     assert reaches(ends, 0, 1, 20) and reaches(ends, 2, 1, 20)
-    obey(control, Links(ports={"1": Link(loss=1.0)}))
+    obey(control, LinkFaults(ports={"1": PortFault(loss=1.0)}))
     until(lambda: not reaches(ends, 0, 1, 0.4), "the cut")
     assert reaches(ends, 0, 2, 20), "others are not concerned"
-    obey(control, Links(apart=((0, 2),)))
+    obey(control, LinkFaults(apart=((0, 2),)))
     until(lambda: not reaches(ends, 0, 2, 0.4), "the partition")
     assert reaches(ends, 0, 1, 20) and reaches(ends, 1, 2, 20)
-    obey(control, Links())
+    obey(control, LinkFaults())
     assert reaches(ends, 0, 2, 20)
 
 
@@ -88,44 +88,44 @@ def test_links_are_cut_and_mended(network: tuple[list[int], Path]) -> None:
 def test_frames_are_late(network: tuple[list[int], Path]) -> None:
     ends, control = network
     assert reaches(ends, 0, 1, 20)
-    obey(control, Links(ports={"1": Link(delay_s=0.5)}))
+    obey(control, LinkFaults(ports={"1": PortFault(delay_s=0.5)}))
     until(lambda: handshake_s(ends, 0, 1) >= 1.0, "a handshake that takes two delays")
 
 
 def handshake_s(ends: list[int], one: int, other: int) -> float:
     """The kernel shakes hands without us."""
-    with spaces.network(ends[other]), socket.create_server((address(other), 0)) as server:
+    with namespaces.in_network(ends[other]), socket.create_server((port_address(other), 0)) as server:
         began = time.monotonic()
-        with spaces.network(ends[one]), socket.create_connection(server.getsockname(), 20):
+        with namespaces.in_network(ends[one]), socket.create_connection(server.getsockname(), 20):
             return time.monotonic() - began
 
 
 class Seen:
     """A job with a node on each host."""
 
-    def status(self) -> Status:
-        nodes = tuple(Node(node=f"host{port}-a", role="active", ranks=str(port)) for port in range(3))
-        return Status(phase="training", generation=1, step=5, floor=1, nodes=nodes)
+    def read_status(self) -> ObservedStatus:
+        nodes = tuple(ObservedNode(node=f"host{port}-a", role="active", ranks=str(port)) for port in range(3))
+        return ObservedStatus(phase="training", generation=1, step=5, floor=1, nodes=nodes)
 
 
-def strike(guard: Guard, control: Path, id: int, fault: Fault) -> Struck:
-    scene = Scene(cast(Sight, cast(Any, Seen())), guard, random.Random(id))
+def strike(guard: UndoGuard, control: Path, id: int, fault: InjectedFault) -> InjectionReport:
+    scene = InjectionScene(cast(JobObserver, cast(Any, Seen())), guard, random.Random(id))
     scene.links, scene.id = control, id
-    return links.link(scene, fault)
+    return link_faults.strike_link(scene, fault)
 
 
 @needs_lab
 def test_hosts_are_parted_and_a_link_made_slow_by_faults(network: tuple[list[int], Path]) -> None:
     ends, control = network
     assert reaches(ends, 0, 1, 20) and reaches(ends, 0, 2, 20)
-    with Guard() as guard:
-        struck = strike(guard, control, 1, Fault(kind="partition", node="host1-a"))
+    with UndoGuard() as guard:
+        struck = strike(guard, control, 1, InjectedFault(kind="partition", node="host1-a"))
         assert struck.nodes == ("host1-a",)
         until(lambda: not reaches(ends, 0, 1, 0.4), "the partition")
         assert reaches(ends, 2, 1, 20) and reaches(ends, 0, 2, 20), "others reach both"
-        strike(guard, control, 2, Fault(kind="link.slow", node="host2-a", delay_s=0.5))
+        strike(guard, control, 2, InjectedFault(kind="link.slow", node="host2-a", delay_s=0.5))
         until(lambda: handshake_s(ends, 0, 2) >= 1.0, "the slow link")
-        assert guard.drop(1) == ""
+        assert guard.run_undo(1) == ""
         assert reaches(ends, 0, 1, 20), "together again"
         assert handshake_s(ends, 0, 2) >= 1.0, "and the other link as slow as before"
     until(lambda: handshake_s(ends, 0, 2) < 0.5, "a link as it was")
@@ -136,36 +136,45 @@ def test_an_undone_link_fault_takes_away_its_own_alone(tmp_path: Path, order: tu
     control = tmp_path / "links.json"
     control.write_text("{}")
     faults = {
-        1: Fault(kind="link.cut", node="host1-a"),
-        2: Fault(kind="link.slow", node="host1-a", delay_s=0.5),
-        3: Fault(kind="partition", node="host2-a"),
+        1: InjectedFault(kind="link.cut", node="host1-a"),
+        2: InjectedFault(kind="link.slow", node="host1-a", delay_s=0.5),
+        3: InjectedFault(kind="partition", node="host2-a"),
     }
-    own = {1: Links({"1": Link(loss=1.0)}), 2: Links({"1": Link(delay_s=0.5)}), 3: Links(apart=((0, 2),))}
+    own = {
+        1: LinkFaults({"1": PortFault(loss=1.0)}),
+        2: LinkFaults({"1": PortFault(delay_s=0.5)}),
+        3: LinkFaults(apart=((0, 2),)),
+    }
     left = set(faults)
-    with Guard() as guard:
+    with UndoGuard() as guard:
         for id, fault in faults.items():
             strike(guard, control, id, fault)
         for id in order:
-            assert guard.drop(id) == ""
+            assert guard.run_undo(id) == ""
             left.remove(id)
-            found = msgspec.json.decode(control.read_bytes(), type=dict[str, Links])
+            found = msgspec.json.decode(control.read_bytes(), type=dict[str, LinkFaults])
             assert found == {str(one): own[one] for one in left}
 
 
 def test_the_controllers_host_is_not_parted_from_itself(tmp_path: Path) -> None:
     control = tmp_path / "links.json"
     control.write_text("{}")
-    with Guard() as guard:
-        with pytest.raises(Cannot, match="name a node of another host"):
-            strike(guard, control, 1, Fault(kind="partition", node="host0-a"))
+    with UndoGuard() as guard:
+        with pytest.raises(CannotInject, match="name a node of another host"):
+            strike(guard, control, 1, InjectedFault(kind="partition", node="host0-a"))
         for id in range(1, 9):
-            assert strike(guard, control, id, Fault(kind="partition")).nodes != ("host0-a",), "nor by lot"
+            assert strike(guard, control, id, InjectedFault(kind="partition")).nodes != ("host0-a",), "nor by lot"
     assert control.read_text() == "{}"
 
 
 def test_faults_of_one_link_add_up() -> None:
-    both = merged([Links({"1": Link(loss=0.3, delay_s=0.5)}), Links({"1": Link(loss=0.1, delay_s=0.2)}, ((0, 2),))])
-    assert both == Links({"1": Link(loss=0.3, delay_s=0.7)}, ((0, 2),))
+    both = merge_faults(
+        [
+            LinkFaults({"1": PortFault(loss=0.3, delay_s=0.5)}),
+            LinkFaults({"1": PortFault(loss=0.1, delay_s=0.2)}, ((0, 2),)),
+        ]
+    )
+    assert both == LinkFaults({"1": PortFault(loss=0.3, delay_s=0.7)}, ((0, 2),))
 
 
 @needs_root
@@ -176,27 +185,27 @@ def test_a_small_disk_fills_up_and_is_read_only(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
     (tmp_path / "job.py").write_text(TRAIN)
     run = ("--no-zygote", str(tmp_path / "job.py"), str(tmp_path))
-    with Guard() as guard, lab.made(Job(run=run, disk_mib=8, shm_mib=4), tmp_path / "made") as made:
-        sight = made.sight()
+    with UndoGuard() as guard, lab.run_lab_job(ScenarioJob(run=run, disk_mib=8, shm_mib=4), tmp_path / "made") as made:
+        sight = made.observe_job()
         front = made.fronts[0].pid
         disk = Path(f"/proc/{front}/root{made.disk}")
         striker = Striker(sight, guard, 1, lambda text: None)
-        struck = striker.strike(Fault(kind="disk.full"), 60)
-        assert isinstance(struck, Truth), struck
+        struck = striker.strike_fault(InjectedFault(kind="disk.full"), 60)
+        assert isinstance(struck, GroundTruth), struck
         assert os.statvfs(disk).f_bavail == 0
-        striker.strike(Fault(kind="shm.full"), 60)
+        striker.strike_fault(InjectedFault(kind="shm.full"), 60)
         shm = Path(f"/proc/{front}/root") / "dev/shm"
         assert os.statvfs(shm).f_bavail == 0
-        striker.undo()
+        striker.undo_all()
         assert os.statvfs(disk).f_bavail > 0 and os.statvfs(shm).f_bavail > 0
-        striker.strike(Fault(kind="disk.readonly"), 60)
+        striker.strike_fault(InjectedFault(kind="disk.readonly"), 60)
         with pytest.raises(OSError, match="Read-only"):
             (disk / "file").touch()
-        striker.undo()
+        striker.undo_all()
         (disk / "file").touch()
         (tmp_path / "finish").touch()
         assert made.fronts[0].wait(60) == 0
-        kinds = [getattr(line, "fault", Fault(kind="")).kind for line in striker.lines]
+        kinds = [getattr(line, "fault", InjectedFault(kind="")).kind for line in striker.lines]
         assert [kind for kind in kinds if kind] == ["disk.full", "shm.full", "disk.readonly"]
     assert Path("/proc/self/mountinfo").read_text() == before
 
@@ -208,11 +217,15 @@ def test_the_host_is_never_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
     (tmp_path / "job.py").write_text(TRAIN)
     run = ("--no-zygote", str(tmp_path / "job.py"), str(tmp_path))
-    with Guard() as guard, lab.made(Job(run=run), tmp_path / "made") as made:
-        striker = Striker(made.sight(), guard, 1, lambda text: None)
-        faults = (Fault(kind="disk.full", path="/tmp"), Fault(kind="shm.full"), Fault(kind="disk.readonly", path="/"))
+    with UndoGuard() as guard, lab.run_lab_job(ScenarioJob(run=run), tmp_path / "made") as made:
+        striker = Striker(made.observe_job(), guard, 1, lambda text: None)
+        faults = (
+            InjectedFault(kind="disk.full", path="/tmp"),
+            InjectedFault(kind="shm.full"),
+            InjectedFault(kind="disk.readonly", path="/"),
+        )
         assert striker.run(Scenario(fault=faults)) == []
-        skipped = [line.why for line in striker.lines if isinstance(line, Skipped)]
+        skipped = [line.why for line in striker.lines if isinstance(line, SkippedFault)]
         assert len(skipped) == 3 and all("no small file system that chaos has made" in why for why in skipped), skipped
         (tmp_path / "finish").touch()
         assert made.fronts[0].wait(60) == 0

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.chaos.catalog import KINDS
-from holdfast.chaos.fault import MOMENTS, NEUTRAL, Fault
-from holdfast.chaos.scenario import WALK, BadScenario, read, shown, walk, wrong
+from holdfast.chaos.fault import MOMENTS, NEUTRAL, InjectedFault
+from holdfast.chaos.fault_catalog import KINDS
+from holdfast.chaos.scenario import WALK, BadScenario, draw_scenario, fault_lines, fault_mistake, read_scenario
 
 JOB = '[[fault]]\nkind = "rank.kill"\n[job]\nrun = ["a.py"]\n'
 
@@ -19,10 +19,10 @@ def written(folder: Path, text: str) -> Path:
 
 def test_a_scenario_is_read(tmp_path: Path) -> None:
     text = 'seed = 7\n[job]\nrun = ["a.py"]\ndisk_mib = 8\n[[fault]]\nkind = "rank.kill"\nrank = 2\nwhen = "saving"\n'
-    found = read(written(tmp_path, text))
+    found = read_scenario(written(tmp_path, text))
     assert found.seed == 7 and found.job and found.job.disk_mib == 8
-    assert found.fault == (Fault(kind="rank.kill", rank=2, when="saving"),)
-    assert shown(found) == ["rank.kill rank=2 when=saving"]
+    assert found.fault == (InjectedFault(kind="rank.kill", rank=2, when="saving"),)
+    assert fault_lines(found) == ["rank.kill rank=2 when=saving"]
 
 
 @pytest.mark.parametrize(
@@ -52,32 +52,32 @@ def test_a_scenario_is_read(tmp_path: Path) -> None:
 )
 def test_a_bad_one_is_named(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(BadScenario) as caught:
-        read(written(tmp_path, text))
+        read_scenario(written(tmp_path, text))
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadScenario, match="cannot be read"):
-        read(tmp_path / "none.toml")
+        read_scenario(tmp_path / "none.toml")
 
 
 def test_a_walk_is_its_seed() -> None:
-    assert walk(3, 10) == walk(3, 10) != walk(4, 10)
-    assert 15 < len(walk(3, 10).fault) < 60, "one fault in about 20 s"
-    assert {fault.kind for fault in walk(3, 60).fault} == set(WALK)
-    assert {fault.kind for fault in walk(3, 10, {"rank.stop": 1}).fault} == {"rank.stop"}
+    assert draw_scenario(3, 10) == draw_scenario(3, 10) != draw_scenario(4, 10)
+    assert 15 < len(draw_scenario(3, 10).fault) < 60, "one fault in about 20 s"
+    assert {fault.kind for fault in draw_scenario(3, 60).fault} == set(WALK)
+    assert {fault.kind for fault in draw_scenario(3, 10, {"rank.stop": 1}).fault} == {"rank.stop"}
 
 
 @pytest.mark.parametrize("minutes", [0.0, -1.0, float("nan"), float("inf"), 1e9])
 def test_a_walk_has_an_end(minutes: float) -> None:
     with pytest.raises(BadScenario, match="--minutes lies above 0 and not beyond 10080, a week"):
-        walk(3, minutes)
+        draw_scenario(3, minutes)
 
 
 def test_every_kind_is_whole() -> None:
-    fields = set(Fault.__struct_fields__)
+    fields = set(InjectedFault.__struct_fields__)
     for kind in KINDS.values():
         assert kind.what and set(kind.takes) <= fields - set(NEUTRAL), kind.name
         assert bool(kind.alarms) != bool(kind.blind), f"{kind.name}: either an alarm follows, or it is said why not"
-        assert wrong(Fault(kind=kind.name)) == ""
+        assert fault_mistake(InjectedFault(kind=kind.name)) == ""
     assert MOMENTS[0] == ""

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint import direct
-from holdfast.checkpoint.load import verify
+from holdfast.checkpoint import direct_io
+from holdfast.checkpoint.checkpoint_load import verify_checkpoint
+from holdfast.checkpoint.checkpoint_save import publish_checkpoint, staging_folder, write_part
 from holdfast.checkpoint.manifest import Author
-from holdfast.checkpoint.owner import take
-from holdfast.checkpoint.persist import publish, staging, write_part
-from holdfast.checkpoint.retention import clean, find, retain
+from holdfast.checkpoint.retention import clean_unpublished, find_checkpoints, retain_checkpoints
+from holdfast.checkpoint.storage_owner import take_ownership
 
 CALLS = ("open", "close", "write", "pwrite", "fsync", "ftruncate", "rename", "mkdir", "unlink", "rmdir")
 PART = bytes(range(256)) * 256 + b"and a little more"
@@ -31,15 +31,15 @@ BEFORE, DURING, AFTER = "before", "during", "after"
 def save(base: str, step: int, generation: int) -> None:
     """What a keeper does every so many steps."""
     author = Author(generation)
-    take(base, author)
-    clean(base, author)
+    take_ownership(base, author)
+    clean_unpublished(base, author)
     memory = mmap.mmap(-1, len(PART))
     memory[:] = PART[:-1] + bytes([step])
-    folder = staging(base, step, author)
+    folder = staging_folder(base, step, author)
     # The second one begins off a page, so that it takes the other way to the disk.
     parts = [write_part(folder, rank, [memoryview(memory)[rank:]], threads=2) for rank in range(2)]
-    publish(base, step, parts, b"metadata of torch", author=author)
-    retain(base, keep=1, newest=step)
+    publish_checkpoint(base, step, parts, b"metadata of torch", author=author)
+    retain_checkpoints(base, keep=1, newest=step)
 
 
 def arm(at: int, when: str) -> None:
@@ -64,7 +64,7 @@ def arm(at: int, when: str) -> None:
 
     for name in CALLS:
         setattr(os, name, armed(name, getattr(os, name)))
-    direct.make_room = armed("fallocate", direct.make_room)
+    direct_io.make_room = armed("fallocate", direct_io.make_room)
 
 
 def die(base: str, step: int, at: int, when: str) -> str:
@@ -87,15 +87,15 @@ def die(base: str, step: int, at: int, when: str) -> str:
 
 def left(base: str) -> dict[str, Any]:
     """What somebody finds who comes later, before and after saving again."""
-    found = find(base)
-    broken = [why for one in found for why in (one.why, *verify(one.url)) if why]
+    found = find_checkpoints(base)
+    broken = [why for one in found for why in (one.why, *verify_checkpoint(one.url)) if why]
     save(base, 3, 3)
     names = sorted(path.name for path in Path(base).iterdir())
     return {
         "steps": [one.step for one in found],
         "broken": broken,
         "then": names,
-        "good": not verify(find(base)[0].url),
+        "good": not verify_checkpoint(find_checkpoints(base)[0].url),
     }
 
 

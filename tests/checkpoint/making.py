@@ -5,8 +5,8 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+from holdfast.checkpoint.checkpoint_save import publish_checkpoint, staging_folder, write_part
 from holdfast.checkpoint.manifest import Author
-from holdfast.checkpoint.persist import publish, staging, write_part
 
 ME = Author(1)
 METADATA = b"what torch would say of it"
@@ -24,6 +24,6 @@ def in_pages(content: bytes) -> memoryview:
 
 
 def save(base: Path | str, step: int, sizes: Sequence[int] = (1000,), author: Author = ME) -> str:
-    folder = staging(str(base), step, author)
+    folder = staging_folder(str(base), step, author)
     parts = [write_part(folder, rank, [in_pages(content(size, 1000 * step + rank))]) for rank, size in enumerate(sizes)]
-    return publish(str(base), step, parts, METADATA, author=author)
+    return publish_checkpoint(str(base), step, parts, METADATA, author=author)

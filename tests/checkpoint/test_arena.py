@@ -12,8 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint.arena import DUE, POISONED, VERIFIED, Arena, ArenaError, Name, Sealed, arena_bytes
-from holdfast.checkpoint.header import BLOCK_BYTES, SlotHead, lives
+from holdfast.checkpoint.arena import (
+    DUE,
+    POISONED,
+    VERIFIED,
+    Arena,
+    ArenaError,
+    SealedSnapshot,
+    SnapshotName,
+    arena_bytes,
+)
+from holdfast.checkpoint.arena_header import BLOCK_BYTES, SlotHeader, is_alive
 
 LAYOUT = bytes(range(32))
 IMAGE_BYTES = 40_000
@@ -29,7 +38,7 @@ def make(place: str, slots: int = 2, image_bytes: int = IMAGE_BYTES) -> Arena:
 
 
 def save(arena: Arena, step: int, generation: int = 1) -> int | None:
-    slot = arena.begin(step, generation)
+    slot = arena.begin_slot(step, generation)
     if slot is None:
         return None
     slot.image[:] = fill(step, arena.image_bytes)
@@ -42,7 +51,7 @@ def fill(step: int, size: int) -> bytes:
 
 
 def steps(arena: Arena) -> list[int]:
-    return [sealed.step for sealed in arena.sealed()]
+    return [sealed.step for sealed in arena.list_sealed()]
 
 
 def test_it_is_found_again(place: str) -> None:
@@ -50,10 +59,10 @@ def test_it_is_found_again(place: str) -> None:
     save(made, 7, generation=2)
     found = Arena.open(place)
     assert (found.layout, found.image_bytes, found.slots, found.rank, found.world) == (LAYOUT, IMAGE_BYTES, 2, 3, 8)
-    (sealed,) = found.sealed()
+    (sealed,) = found.list_sealed()
     assert (sealed.step, sealed.generation, sealed.flags) == (7, 2, 0)
     assert abs(sealed.at - time.time()) < 60
-    assert bytes(found.image(sealed.slot)) == fill(7, IMAGE_BYTES)
+    assert bytes(found.slot_image(sealed.slot)) == fill(7, IMAGE_BYTES)
     assert os.path.getsize(place) == arena_bytes(IMAGE_BYTES, 2)
 
 
@@ -90,13 +99,13 @@ def test_what_is_no_arena(place: str, tmp_path: Path) -> None:
     with pytest.raises(ArenaError):
         make(place, slots=0)
     with pytest.raises(ArenaError):
-        make(place).image(2)
+        make(place).slot_image(2)
 
 
 def test_the_newest_is_never_overwritten(place: str) -> None:
     arena = make(place)
     for step in range(1, 10):
-        slot = arena.begin(step, 1)
+        slot = arena.begin_slot(step, 1)
         assert slot is not None
         assert steps(arena)[:1] == ([step - 1] if step > 1 else [])
         slot.seal()
@@ -107,10 +116,10 @@ def test_a_torn_slot_is_the_first_to_be_reused(place: str) -> None:
     arena = make(place, slots=3)
     for step in (1, 2, 3):
         save(arena, step)
-    torn = arena.begin(4, 1)  # and never sealed
+    torn = arena.begin_slot(4, 1)  # and never sealed
     assert torn is not None and steps(arena) == [3, 2]
     again = Arena.open(place)  # by the next generation
-    slot = again.begin(4, 2)
+    slot = again.begin_slot(4, 2)
     assert slot is not None and slot.index == torn.index
     slot.seal()
     assert steps(again) == [4, 3, 2]
@@ -120,7 +129,7 @@ def test_pins(place: str) -> None:
     writer, reader = make(place), Arena.open(place)
     save(writer, 1)
     save(writer, 2)
-    two, one = reader.sealed()
+    two, one = reader.list_sealed()
     assert reader.pin(one.slot, one.seq)
     assert reader.pin(one.slot, one.seq)  # a second thread
     assert save(writer, 3) == two.slot, "the newest, as one that is read is whole"
@@ -136,9 +145,9 @@ def test_pins(place: str) -> None:
 def test_the_only_whole_one_is_not_overwritten(place: str) -> None:
     writer, reader = make(place), Arena.open(place)
     save(writer, 1)
-    torn = writer.begin(2, 1)
+    torn = writer.begin_slot(2, 1)
     assert torn is not None
-    reader.hold(torn.index)
+    reader.pin_own(torn.index)
     assert save(writer, 3) is None and writer.skipped == 1
     assert steps(writer) == [1]
     reader.unpin(torn.index)
@@ -149,7 +158,7 @@ def test_all_are_read(place: str) -> None:
     writer, reader = make(place), Arena.open(place)
     save(writer, 1)
     save(writer, 2)
-    assert all(reader.pin(sealed.slot, sealed.seq) for sealed in reader.sealed())
+    assert all(reader.pin(sealed.slot, sealed.seq) for sealed in reader.list_sealed())
     assert save(writer, 3) is None and writer.skipped == 1
 
 
@@ -160,9 +169,9 @@ def test_a_pin_of_a_dead_process_counts_for_nothing(place: str) -> None:
     child = os.fork()
     if not child:
         reader = Arena.open(place)
-        os._exit(0 if all(reader.pin(sealed.slot, sealed.seq) for sealed in reader.sealed()) else 1)
+        os._exit(0 if all(reader.pin(sealed.slot, sealed.seq) for sealed in reader.list_sealed()) else 1)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    assert lives(child), "nobody knows yet that it ended"
+    assert is_alive(child), "nobody knows yet that it ended"
     assert save(writer, 3) is None
     assert os.waitpid(child, 0)[1] == 0
     assert save(writer, 3) is not None
@@ -172,8 +181,8 @@ def test_a_begun_slot_cannot_be_pinned(place: str) -> None:
     writer, reader = make(place), Arena.open(place)
     save(writer, 1)
     save(writer, 2)
-    one = reader.sealed()[1]
-    slot = writer.begin(3, 1)
+    one = reader.list_sealed()[1]
+    slot = writer.begin_slot(3, 1)
     assert slot is not None and slot.index == one.slot
     assert not reader.pin(one.slot, one.seq)
 
@@ -182,23 +191,23 @@ def test_verified_and_poisoned(place: str) -> None:
     arena = make(place, slots=3)
     first = save(arena, 1)
     assert first is not None
-    arena.flag(first, VERIFIED)
-    arena.hold(first)
+    arena.flag_slot(first, VERIFIED)
+    arena.pin_own(first)
     for step in range(2, 8):
         save(arena, step)
     assert set(steps(arena)) == {7, 6, 1}, "one that is held stays beside the two"
-    newest = arena.sealed()[0]
-    arena.flag(newest.slot, POISONED)
+    newest = arena.list_sealed()[0]
+    arena.flag_slot(newest.slot, POISONED)
     assert save(arena, 8) == newest.slot, "a poisoned one is worth nothing"
-    assert [sealed.flags for sealed in arena.sealed()] == [0, 0, VERIFIED]
+    assert [sealed.flags for sealed in arena.list_sealed()] == [0, 0, VERIFIED]
 
 
 def test_flags_come_with_the_seal(place: str) -> None:
     arena = make(place)
-    slot = arena.begin(1, 1, DUE)
+    slot = arena.begin_slot(1, 1, DUE)
     assert slot is not None
     slot.seal()
-    assert arena.sealed()[0].flags == DUE
+    assert arena.list_sealed()[0].flags == DUE
 
 
 def test_of_two_slots_one_stays_free(place: str) -> None:
@@ -206,7 +215,7 @@ def test_of_two_slots_one_stays_free(place: str) -> None:
     for step in (1, 2, 3):
         slot = save(arena, step)
         assert slot is not None
-        arena.flag(slot, VERIFIED)
+        arena.flag_slot(slot, VERIFIED)
     assert steps(arena) == [3, 2]
 
 
@@ -214,11 +223,11 @@ def test_drop(place: str) -> None:
     arena = make(place)
     save(arena, 5)
     save(arena, 7)  # a step that other ranks do not have: all went back to 5
-    seven, _ = arena.sealed()
+    seven, _ = arena.list_sealed()
     arena.drop(seven.slot)
     assert steps(arena) == [5]
     assert save(arena, 6) == seven.slot, "and 5 stays until 6 is sealed"
-    assert arena.seq(seven.slot) > seven.seq, "numbers are not used twice"
+    assert arena.slot_seq(seven.slot) > seven.seq, "numbers are not used twice"
 
 
 def test_checksums(place: str) -> None:
@@ -226,25 +235,25 @@ def test_checksums(place: str) -> None:
     arena = make(place, image_bytes=size)
     slot = save(arena, 9)
     assert slot is not None
-    assert arena.checked(slot) == () and arena.verify(slot) == "", "nothing to go by yet"
-    sums = arena.check(slot)
-    assert len(sums) == 3 and arena.checked(slot) == sums and arena.verify(slot) == ""
+    assert arena.read_checksums(slot) == () and arena.verify(slot) == "", "nothing to go by yet"
+    sums = arena.write_checksums(slot)
+    assert len(sums) == 3 and arena.read_checksums(slot) == sums and arena.verify(slot) == ""
     for at in (0, BLOCK_BYTES, size - 1):
-        arena.image(slot)[at] ^= 1
+        arena.slot_image(slot)[at] ^= 1
         block = at // BLOCK_BYTES
         assert arena.verify(slot) == f"slot {slot}, step 9: block {block} is not as it was sealed"
-        arena.image(slot)[at] ^= 1
+        arena.slot_image(slot)[at] ^= 1
     assert arena.verify(1 - slot) == f"slot {1 - slot} holds no whole snapshot"
-    assert arena.check(1 - slot) == ()
+    assert arena.write_checksums(1 - slot) == ()
     save(arena, 10)
     save(arena, 11)
-    assert arena.checked(slot) == (), "checksums of the snapshot before do not count"
+    assert arena.read_checksums(slot) == (), "checksums of the snapshot before do not count"
 
 
 def seal_by_device(place: str, arena: Arena) -> None:
     """What queued work does to the words of the oldest claim."""
     claim = arena._claims[0]
-    head = SlotHead(memoryview(arena.memory)[arena.head_at(claim.slot) : arena.image_at(claim.slot)])
+    head = SlotHeader(memoryview(arena.memory)[arena.head_at(claim.slot) : arena.image_at(claim.slot)])
     head.seq = claim.seq
     assert claim.name.step not in steps(Arena.open(place))
     head.step, head.generation, head.flags = claim.name.step, claim.name.generation, 0
@@ -255,30 +264,30 @@ def test_claims(place: str) -> None:
     writer, reader = make(place), Arena.open(place)
     save(writer, 1)
     save(writer, 2)
-    two, one = reader.sealed()
-    claims = [writer.claim(Name(step=step, generation=1)) for step in (3, 4, 5)]
+    two, one = reader.list_sealed()
+    claims = [writer.claim(SnapshotName(step=step, generation=1)) for step in (3, 4, 5)]
     assert [claim.slot for claim in claims if claim] == [one.slot, two.slot, one.slot]
     assert steps(reader) == [2, 1], "nothing was written yet"
     assert not reader.pin(two.slot, two.seq) and not reader.pin(one.slot, one.seq)
-    assert writer.begin(6, 1) is None
+    assert writer.begin_slot(6, 1) is None
     for step in (3, 4, 5):
         seal_by_device(place, writer)
-        writer.settled()
+        writer.is_settled()
         assert steps(reader) == [step, step - 1]
-    assert reader.pin(one.slot, reader.sealed()[0].seq), "the claim was kept"
-    assert writer.claim(Name(step=6, generation=1)) is not None
-    assert writer.claim(Name(step=7, generation=1)) is None, "it is read"
+    assert reader.pin(one.slot, reader.list_sealed()[0].seq), "the claim was kept"
+    assert writer.claim(SnapshotName(step=6, generation=1)) is not None
+    assert writer.claim(SnapshotName(step=7, generation=1)) is None, "it is read"
 
 
 def test_a_pinned_slot_is_not_claimed(place: str) -> None:
     writer, reader = make(place), Arena.open(place)
     save(writer, 1)
     save(writer, 2)
-    one = reader.sealed()[1]
+    one = reader.list_sealed()[1]
     assert reader.pin(one.slot, one.seq)
-    claimed = writer.claim(Name(step=3, generation=1))
+    claimed = writer.claim(SnapshotName(step=3, generation=1))
     assert claimed is not None and claimed.slot != one.slot
-    assert writer.claim(Name(step=4, generation=1)) is None and writer.skipped == 1
+    assert writer.claim(SnapshotName(step=4, generation=1)) is None and writer.skipped == 1
 
 
 def test_a_claim_of_a_dead_process_counts_for_nothing(place: str) -> None:
@@ -288,20 +297,20 @@ def test_a_claim_of_a_dead_process_counts_for_nothing(place: str) -> None:
         arena = Arena.open(place)
         save(arena, 1)
         save(arena, 2)
-        os._exit(0 if arena.claim(Name(step=3, generation=1)) else 1)
+        os._exit(0 if arena.claim(SnapshotName(step=3, generation=1)) else 1)
     assert os.waitpid(child, 0)[1] == 0
     reader = Arena.open(place)
-    assert all(reader.pin(sealed.slot, sealed.seq) for sealed in reader.sealed())
+    assert all(reader.pin(sealed.slot, sealed.seq) for sealed in reader.list_sealed())
 
 
 def test_touch_keeps_what_is_there(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     arena = make(place)
     slot = save(arena, 4)
     assert slot is not None
-    arena.touch()
+    arena.populate_pages()
     monkeypatch.setattr("holdfast.checkpoint.arena._POPULATE_WRITE", -1)  # as an old kernel would
-    arena.touch()
-    assert bytes(arena.image(slot)) == fill(4, IMAGE_BYTES) and steps(arena) == [4]
+    arena.populate_pages()
+    assert bytes(arena.slot_image(slot)) == fill(4, IMAGE_BYTES) and steps(arena) == [4]
 
 
 @contextmanager
@@ -339,11 +348,11 @@ def test_killed_at_any_moment(place: str, slots: int, kills: int) -> None:
             while news := os.read(heard, 8 << 10):
                 newest = struct.unpack_from("<Q", news, len(news) - 8)[0]
         arena = Arena.open(place)
-        found = arena.sealed()
+        found = arena.list_sealed()
         assert found and found[0].step >= newest, "a step that was told is there"
         assert found == tuple(sorted(found, key=lambda sealed: -sealed.step))
         for sealed in found:
-            assert bytes(arena.image(sealed.slot)) == fill(sealed.step, IMAGE_BYTES)
+            assert bytes(arena.slot_image(sealed.slot)) == fill(sealed.step, IMAGE_BYTES)
         torn += len(found) < slots
         newest = found[0].step
     assert torn > 0, "no kill hit a write, so nothing was shown"
@@ -358,19 +367,19 @@ def test_read_while_it_is_written(place: str) -> None:
         until = time.monotonic() + 20
         while (pinned < 200 or unpinned < 200) and time.monotonic() < until:
             os.read(heard, 64 << 10)  # else the writer would wait for us
-            looked = [look(reader, sealed) for sealed in reader.sealed()]
+            looked = [look(reader, sealed) for sealed in reader.list_sealed()]
             unpinned += sum(whole for whole, _ in looked)
             pinned += sum(held for _, held in looked)
     assert pinned >= 200 and unpinned >= 200
 
 
-def look(reader: Arena, sealed: Sealed) -> tuple[bool, bool]:
+def look(reader: Arena, sealed: SealedSnapshot) -> tuple[bool, bool]:
     """Read a snapshot without and with a pin; whether that came to anything."""
-    image = bytes(reader.image(sealed.slot))
-    whole = reader.seq(sealed.slot) == sealed.seq  # not overtaken
+    image = bytes(reader.slot_image(sealed.slot))
+    whole = reader.slot_seq(sealed.slot) == sealed.seq  # not overtaken
     assert not whole or image == fill(sealed.step, IMAGE_BYTES)
     held = reader.pin(sealed.slot, sealed.seq)
     if held:
-        assert bytes(reader.image(sealed.slot)) == fill(sealed.step, IMAGE_BYTES)
+        assert bytes(reader.slot_image(sealed.slot)) == fill(sealed.step, IMAGE_BYTES)
         reader.unpin(sealed.slot)
     return whole, held

@@ -12,12 +12,20 @@ import torch.distributed.checkpoint as torch_dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
-from holdfast.checkpoint import dcp, load, persist
-from holdfast.checkpoint.copying import Copier
-from holdfast.checkpoint.layout import EXTRA, Layout, arrange
+from holdfast.checkpoint import checkpoint_load, checkpoint_save, dcp
+from holdfast.checkpoint.image_layout import EXTRA, ImageLayout, arrange_image
 from holdfast.checkpoint.manifest import Author
-from holdfast.checkpoint.places import file_of, places
-from holdfast.checkpoint.state import Held, Image, StateError, extra_spec, look, sizes, slices
+from holdfast.checkpoint.memory_copy import MemoryCopier
+from holdfast.checkpoint.part_offsets import file_of, locate_pieces
+from holdfast.checkpoint.state_image import (
+    StateError,
+    StateImage,
+    TensorHolders,
+    extra_spec,
+    flatten_state,
+    item_slices,
+    record_sizes,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 AUTHOR = Author(1, "run")
@@ -42,44 +50,46 @@ def state_of(seed: int) -> State:
     return {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
 
 
-def images(state: State, world: int, holders: Callable[[int], Held]) -> list[Image]:
+def images(state: State, world: int, holders: Callable[[int], TensorHolders]) -> list[StateImage]:
     """One image for each of some ranks that hold the same state."""
     made = []
     for rank in range(world):
-        found = look(state, lambda _, rank=rank: holders(rank))  # type: ignore[misc]
+        found = flatten_state(state, lambda _, rank=rank: holders(rank))  # type: ignore[misc]
         specs = [*found.specs, extra_spec(1 << 12, rank, world)]
-        layout = arrange(specs, sizes, rank=rank, world=world)
-        image = Image(layout, memoryview(bytearray(layout.image_bytes)))
-        image.stamp()
+        layout = arrange_image(specs, record_sizes, rank=rank, world=world)
+        image = StateImage(layout, memoryview(bytearray(layout.image_bytes)))
+        image.write_frames()
         moves = []
         row = torch.full((1, 1 << 12), rank, dtype=torch.uint8)
-        for index, (item, part) in enumerate(zip(layout.items, slices(layout), strict=True)):
+        for index, (item, part) in enumerate(zip(layout.items, item_slices(layout), strict=True)):
             thing = found.objects.get(item.spec.key, row)
             if isinstance(thing, torch.Tensor):
-                moves.append(image.put(index, thing if part is None else thing[part]))
+                moves.append(image.put_tensor(index, thing if part is None else thing[part]))
             else:
                 image.put_value(index, thing)
-        Copier(1).run(filter(None, moves))
+        MemoryCopier(1).copy_moves(filter(None, moves))
         made.append(image)
     return made
 
 
-def share(image: Image) -> list[memoryview]:
-    return [image.memory[part.start : part.end] for part in image.layout.share()]
+def share(image: StateImage) -> list[memoryview]:
+    return [image.memory[part.start : part.end] for part in image.layout.owned_ranges()]
 
 
-def put(folder: Path, made: list[Image]) -> str:
+def put(folder: Path, made: list[StateImage]) -> str:
     """As raw files, without any code of ours."""
     for image in made:
         (folder / file_of(image.layout.rank)).write_bytes(b"".join(share(image)))
-    (folder / ".metadata").write_bytes(dcp.metadata([image.layout for image in made]))
+    (folder / ".metadata").write_bytes(dcp.encode_metadata([image.layout for image in made]))
     return str(folder)
 
 
-def published(folder: Path, made: list[Image]) -> str:
-    staged = persist.staging(str(folder), 7, AUTHOR)
-    parts = [persist.write_part(staged, image.layout.rank, share(image)) for image in made]
-    return persist.publish(str(folder), 7, parts, dcp.metadata([image.layout for image in made]), author=AUTHOR)
+def published(folder: Path, made: list[StateImage]) -> str:
+    staged = checkpoint_save.staging_folder(str(folder), 7, AUTHOR)
+    parts = [checkpoint_save.write_part(staged, image.layout.rank, share(image)) for image in made]
+    return checkpoint_save.publish_checkpoint(
+        str(folder), 7, parts, dcp.encode_metadata([image.layout for image in made]), author=AUTHOR
+    )
 
 
 def leaves(state: object, path: tuple[object, ...] = ()) -> dict[tuple[object, ...], object]:
@@ -100,8 +110,8 @@ def assert_same(found: State, wanted: State) -> None:
             assert thing == theirs[path], path
 
 
-def replicated(world: int) -> Callable[[int], Held]:
-    return lambda _: Held(tuple(range(world)), tuple(range(world)))
+def replicated(world: int) -> Callable[[int], TensorHolders]:
+    return lambda _: TensorHolders(tuple(range(world)), tuple(range(world)))
 
 
 @pytest.mark.parametrize("world", [1, 2, 5])
@@ -133,8 +143,8 @@ def test_torch_reads_what_only_some_ranks_have(tmp_path: Path) -> None:
     assert other == {"optimizer.lr@1": 1.5}
 
 
-def _own(rank: int) -> Held:
-    return Held((rank,), (rank,))
+def _own(rank: int) -> TensorHolders:
+    return TensorHolders((rank,), (rank,))
 
 
 def test_extras_are_rows(tmp_path: Path) -> None:
@@ -158,21 +168,21 @@ def test_every_dtype(tmp_path: Path) -> None:
 def test_an_image_is_filled_again_from_the_parts(tmp_path: Path, world: int) -> None:
     made = images(state_of(2), world, replicated(world))
     url = published(tmp_path, made)
-    metadata = dcp.read(load.read_metadata(url))
+    metadata = dcp.decode_metadata(checkpoint_load.read_metadata(url))
     for image in made:
-        pieces = places(metadata, image.layout)
+        pieces = locate_pieces(metadata, image.layout)
         assert pieces is not None and len(pieces) <= 2 * world
         again = bytearray(image.layout.image_bytes)
-        load.read_ranges(url, pieces, memoryview(again))
+        checkpoint_load.read_ranges(url, pieces, memoryview(again))
         assert bytes(again) == bytes(image.memory)
 
 
 def test_another_cut_is_noticed(tmp_path: Path) -> None:
     state = state_of(2)
-    metadata = dcp.read(dcp.metadata([image.layout for image in images(state, 3, replicated(3))]))
-    assert places(metadata, images(state, 2, replicated(2))[0].layout) is None
+    metadata = dcp.decode_metadata(dcp.encode_metadata([image.layout for image in images(state, 3, replicated(3))]))
+    assert locate_pieces(metadata, images(state, 2, replicated(2))[0].layout) is None
     other = {**state, "model": {**state["model"], "0.bias": torch.zeros(51)}}
-    assert places(metadata, images(other, 3, replicated(3))[0].layout) is None
+    assert locate_pieces(metadata, images(other, 3, replicated(3))[0].layout) is None
 
 
 def test_our_reader(tmp_path: Path) -> None:
@@ -199,8 +209,8 @@ def test_our_reader_in_small_batches(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_our_reader_sees_a_flipped_byte(tmp_path: Path) -> None:
     made = images(state_of(3), 2, replicated(2))
     url = published(tmp_path, made)
-    item = next(item for item, _ in made[1].layout.owned() if item.spec.bytes > 1000)
-    at = next(at for other, at in made[1].layout.owned() if other is item) + item.length // 2
+    item = next(item for item, _ in made[1].layout.owned_items() if item.spec.bytes > 1000)
+    at = next(at for other, at in made[1].layout.owned_items() if other is item) + item.length // 2
     path = Path(url) / file_of(1)
     with path.open("r+b") as file:
         content = os.pread(file.fileno(), 1, at)
@@ -212,9 +222,9 @@ def test_our_reader_sees_a_flipped_byte(tmp_path: Path) -> None:
 
 def test_metadata_is_not_trusted() -> None:
     with pytest.raises(Exception, match=r"os.system|posix.system|Unsupported"):
-        dcp.read(pickle.dumps(Evil(), protocol=2))
+        dcp.decode_metadata(pickle.dumps(Evil(), protocol=2))
     with pytest.raises(StateError, match="no metadata but a dict"):
-        dcp.read(pickle.dumps({}, protocol=2))
+        dcp.decode_metadata(pickle.dumps({}, protocol=2))
 
 
 class Evil:
@@ -223,6 +233,6 @@ class Evil:
 
 
 def test_two_owners_are_refused() -> None:
-    one: Layout = images({"x": torch.ones(3)}, 1, replicated(1))[0].layout
+    one: ImageLayout = images({"x": torch.ones(3)}, 1, replicated(1))[0].layout
     with pytest.raises(StateError, match=r"__0_0.distcp and __0_0.distcp both hold holdfast.extra"):
-        dcp.metadata([one, one])
+        dcp.encode_metadata([one, one])

@@ -13,14 +13,14 @@ import fsspec  # type: ignore[import-untyped]
 import fsspec.implementations.memory  # type: ignore[import-untyped]
 import pytest
 
-from holdfast.checkpoint.lane import Lane, Pulse
-from holdfast.checkpoint.load import Piece, read_part, read_ranges, verify
+from holdfast.checkpoint.checkpoint_load import PartPiece, read_part, read_ranges, verify_checkpoint
+from holdfast.checkpoint.checkpoint_save import publish_checkpoint, staging_folder, write_part
 from holdfast.checkpoint.manifest import BLOCK_BYTES, Author, StorageError
-from holdfast.checkpoint.owner import take
-from holdfast.checkpoint.persist import publish, staging, write_part
-from holdfast.checkpoint.remote import Remote
-from holdfast.checkpoint.retention import clean, find, retain
-from holdfast.checkpoint.storage import at
+from holdfast.checkpoint.remote_storage import RemoteStorage
+from holdfast.checkpoint.retention import clean_unpublished, find_checkpoints, retain_checkpoints
+from holdfast.checkpoint.storage import open_storage
+from holdfast.checkpoint.storage_owner import take_ownership
+from holdfast.checkpoint.write_lane import WriteLane, WritePulse
 from tests.checkpoint.making import METADATA, content, in_pages, save
 
 SIZES = (BLOCK_BYTES + 77, 0, 5000)
@@ -81,45 +81,45 @@ def objects(base: str) -> list[str]:
 def test_a_checkpoint_is_written_and_read(base: str) -> None:
     url = save(base, 12, SIZES)
     assert url.endswith("/step-00000012.1")
-    assert verify(url) == ()
+    assert verify_checkpoint(url) == ()
     for rank, size in enumerate(SIZES):
         memory = in_pages(bytes(size))
         assert read_part(url, rank, memory) == size
         assert bytes(memory) == content(size, 12000 + rank)
     memory = in_pages(bytes(300))
-    read_ranges(url, [Piece(rank=0, start=BLOCK_BYTES - 100, bytes=150, to=100)], memory)
+    read_ranges(url, [PartPiece(rank=0, start=BLOCK_BYTES - 100, bytes=150, to=100)], memory)
     assert bytes(memory[100:250]) == content(SIZES[0], 12000)[BLOCK_BYTES - 100 :][:150]
-    [found] = find(base)
+    [found] = find_checkpoints(base)
     assert (found.step, found.url, found.ok, found.bytes) == (12, url, True, sum(SIZES))
 
 
 def test_the_manifest_publishes_and_unpublishes(base: str) -> None:
-    parts = [write_part(staging(base, 1, Author(1)), 0, [memoryview(b"some")])]
-    assert find(base) == ()
-    url = publish(base, 1, parts, METADATA, author=Author(1))
-    assert [one.url for one in find(base)] == [url]
+    parts = [write_part(staging_folder(base, 1, Author(1)), 0, [memoryview(b"some")])]
+    assert find_checkpoints(base) == ()
+    url = publish_checkpoint(base, 1, parts, METADATA, author=Author(1))
+    assert [one.url for one in find_checkpoints(base)] == [url]
     fsspec.core.url_to_fs(url)[0].rm_file(f"{url}/holdfast.json")
-    assert find(base) == ()
+    assert find_checkpoints(base) == ()
 
 
 def test_the_same_step_again_does_not_touch_the_first(base: str) -> None:
     first, second = save(base, 5), save(base, 5, author=Author(2))
-    assert [one.url for one in find(base)] == [second, first]
-    assert verify(first) == verify(second) == ()
-    assert retain(base, keep=1) == (first,)
+    assert [one.url for one in find_checkpoints(base)] == [second, first]
+    assert verify_checkpoint(first) == verify_checkpoint(second) == ()
+    assert retain_checkpoints(base, keep=1) == (first,)
     assert [name.split("/")[0] for name in objects(base)] == ["step-00000005.2"] * 4
 
 
 def test_retention_and_cleaning(base: str) -> None:
     me = Author(3)
-    take(base, me)
+    take_ownership(base, me)
     for step in range(1, 6):
         save(base, step, author=me)
-    write_part(staging(base, 4, Author(2)), 0, [memoryview(b"dead")])
-    write_part(staging(base, 9, Author(1, "other")), 0, [memoryview(b"alive: this test wrote it")])
-    retain(base, keep=2, every=4, newest=5)
-    assert [one.step for one in find(base)] == [5, 4]
-    assert [url.rpartition("/")[2] for url in clean(base, me)] == ["step-00000004.2"]
+    write_part(staging_folder(base, 4, Author(2)), 0, [memoryview(b"dead")])
+    write_part(staging_folder(base, 9, Author(1, "other")), 0, [memoryview(b"alive: this test wrote it")])
+    retain_checkpoints(base, keep=2, every=4, newest=5)
+    assert [one.step for one in find_checkpoints(base)] == [5, 4]
+    assert [url.rpartition("/")[2] for url in clean_unpublished(base, me)] == ["step-00000004.2"]
     left = {name.split("/")[0] for name in objects(base)} - {".holdfast-author.json"}
     assert left == {"step-00000004.3", "step-00000005.3", "step-00000009.other-1"}
 
@@ -135,10 +135,10 @@ def test_a_removal_that_is_cut_short_leaves_no_checkpoint(base: str, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(fsspec.core.url_to_fs(base)[0], "rm", broken)  # one for all, by fsspec
         with pytest.raises(StorageError, match=r"step-00000001\.1 cannot be removed: the link broke"):
-            retain(base, keep=1)
-    assert [one.step for one in find(base)] == [2]
+            retain_checkpoints(base, keep=1)
+    assert [one.step for one in find_checkpoints(base)] == [2]
     assert [name for name in objects(base) if "step-00000001" in name] == cut
-    clean(base, Author(2))
+    clean_unpublished(base, Author(2))
     assert [name for name in objects(base) if "step-00000001" in name] == []
 
 
@@ -150,33 +150,33 @@ def test_every_corruption_is_named(base: str) -> None:
         changes = [was[:-1], was[:-1] + bytes([was[-1] ^ 1])] if was else [b"more"]
         for changed in changes:
             fs.pipe_file(f"{path}/{name}", changed)
-            assert name in " ".join(verify(url)), (name, len(changed))
+            assert name in " ".join(verify_checkpoint(url)), (name, len(changed))
         fs.rm_file(f"{path}/{name}")
-        assert name in " ".join(verify(url))
+        assert name in " ".join(verify_checkpoint(url))
         fs.pipe_file(f"{path}/{name}", was)
-    assert verify(url) == ()
+    assert verify_checkpoint(url) == ()
 
 
 def test_an_upload_is_taken_up_where_a_file_ended(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = staging(base, 1, Author(1))
+    folder = staging_folder(base, 1, Author(1))
     first = write_part(folder, 0, [memoryview(b"whole")])
-    real = Remote.write
+    real = RemoteStorage.write
     written: list[str] = []
 
-    def counted(self: Remote, name: str, *rest: Any) -> str:
+    def counted(self: RemoteStorage, name: str, *rest: Any) -> str:
         written.append(name)
         return real(self, name, *rest)
 
-    monkeypatch.setattr(Remote, "write", counted)
+    monkeypatch.setattr(RemoteStorage, "write", counted)
     assert write_part(folder, 0, [memoryview(b"whole")]) == first
     parts = [first, write_part(folder, 1, [memoryview(b"other")])]
     assert written == ["__1_0.distcp"]
-    assert verify(publish(base, 1, parts, METADATA, author=Author(1))) == ()
+    assert verify_checkpoint(publish_checkpoint(base, 1, parts, METADATA, author=Author(1))) == ()
 
 
 def test_an_upload_that_breaks_off_is_an_outcome(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(pulse: Pulse) -> str:
-        real, calls = pulse.beat, []
+    def write(pulse: WritePulse) -> str:
+        real, calls = pulse.add_bytes, []
 
         def broken(count: int = 0) -> None:
             calls.append(count)
@@ -184,33 +184,33 @@ def test_an_upload_that_breaks_off_is_an_outcome(base: str, monkeypatch: pytest.
                 raise ConnectionResetError("the link broke")
             real(count)
 
-        monkeypatch.setattr(pulse, "beat", broken)
-        write_part(staging(base, 1, Author(1)), 0, [in_pages(content(2 * BLOCK_BYTES, 1))], pulse=pulse)
+        monkeypatch.setattr(pulse, "add_bytes", broken)
+        write_part(staging_folder(base, 1, Author(1)), 0, [in_pages(content(2 * BLOCK_BYTES, 1))], pulse=pulse)
         return ""
 
-    outcome = Lane(base, print).run(1, write)
+    outcome = WriteLane(base, print).run(1, write)
     assert outcome.detail.endswith("__0_0.distcp cannot be written: the link broke")
     assert objects(base) == ["step-00000001.1/__0_0.json"]  # nothing of it is left but the reason
 
 
 def test_an_older_generation_cannot_publish(base: str) -> None:
-    part = write_part(staging(base, 1, Author(1)), 0, [memoryview(b"late")])
-    take(base, Author(2))
+    part = write_part(staging_folder(base, 1, Author(1)), 0, [memoryview(b"late")])
+    take_ownership(base, Author(2))
     with pytest.raises(StorageError, match="generation 2 has taken over"):
-        publish(base, 1, [part], METADATA, author=Author(1))
-    assert find(base) == ()
+        publish_checkpoint(base, 1, [part], METADATA, author=Author(1))
+    assert find_checkpoints(base) == ()
 
 
 def test_storage_that_cannot_be_reached_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StorageError, match="nosuch://bucket/run cannot be opened: Protocol not known: nosuch"):
-        at("nosuch://bucket/run")
+        open_storage("nosuch://bucket/run")
 
     def unreachable(*_: object, **__: object) -> None:
         raise ArithmeticError("a library beneath fsspec raises what it likes")
 
     monkeypatch.setattr(fsspec.implementations.memory.MemoryFileSystem, "ls", unreachable)
     with pytest.raises(StorageError, match="memory:///nowhere cannot be listed: a library beneath"):
-        find("memory://nowhere")
+        find_checkpoints("memory://nowhere")
 
 
 @pytest.mark.slow
@@ -218,7 +218,7 @@ def test_a_server_that_is_gone_is_a_sentence(bucket: str, monkeypatch: pytest.Mo
     fsspec.filesystem("s3").clear_instance_cache()
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # nobody listens there
     try:
-        outcome = Lane(bucket, print).run(1, lambda pulse: save(f"{bucket}/gone", 1))
+        outcome = WriteLane(bucket, print).run(1, lambda pulse: save(f"{bucket}/gone", 1))
     finally:
         fsspec.filesystem("s3").clear_instance_cache()
     assert not outcome.ok
@@ -228,4 +228,4 @@ def test_a_server_that_is_gone_is_a_sentence(bucket: str, monkeypatch: pytest.Mo
 def test_file_urls_are_folders(tmp_path: Path) -> None:
     url = save(f"file://{tmp_path}", 1)
     assert url == str(tmp_path / "step-00000001")
-    assert [one.url for one in find(f"file://{tmp_path}")] == [url]
+    assert [one.url for one in find_checkpoints(f"file://{tmp_path}")] == [url]

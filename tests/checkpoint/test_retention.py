@@ -9,11 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint import owner
-from holdfast.checkpoint.load import verify
-from holdfast.checkpoint.manifest import Author, Process, encode_part
-from holdfast.checkpoint.persist import staging, write_part
-from holdfast.checkpoint.retention import Found, clean, find, retain, surplus
+from holdfast.checkpoint import storage_owner
+from holdfast.checkpoint.checkpoint_load import verify_checkpoint
+from holdfast.checkpoint.checkpoint_save import staging_folder, write_part
+from holdfast.checkpoint.manifest import Author, WriterProcess, encode_part
+from holdfast.checkpoint.retention import (
+    StoredCheckpoint,
+    clean_unpublished,
+    find_checkpoints,
+    find_surplus,
+    retain_checkpoints,
+)
 from tests.checkpoint.making import save
 
 ME = Author(2, "run")
@@ -24,12 +30,12 @@ def names(base: Path) -> list[str]:
 
 
 def steps(base: Path) -> list[int]:
-    return [one.step for one in find(str(base))]
+    return [one.step for one in find_checkpoints(str(base))]
 
 
 def begin(base: Path, step: int, author: Author) -> Path:
     """A write that does not come to its end."""
-    folder = staging(str(base), step, author)
+    folder = staging_folder(str(base), step, author)
     write_part(folder, 0, [memoryview(b"some")])
     return Path(folder)
 
@@ -41,20 +47,20 @@ def test_the_newest_come_first_and_the_rest_is_passed_over(tmp_path: Path) -> No
     (tmp_path / "step-00000300").mkdir()  # never published, or not ours
     (tmp_path / "notes.txt").touch()
     (tmp_path / "step-00000020" / "holdfast.json").write_text("{}")
-    found = find(str(tmp_path))
+    found = find_checkpoints(str(tmp_path))
     assert [(one.step, one.ok) for one in found] == [(100, True), (20, False), (3, True)]
     assert found[1].why == "holdfast.json is not as it was written"
-    assert find(str(tmp_path / "nowhere")) == ()
+    assert find_checkpoints(str(tmp_path / "nowhere")) == ()
 
 
 def test_the_last_ones_and_every_so_many_are_kept(tmp_path: Path) -> None:
     for step in range(1, 9):
         save(tmp_path, step)
-        retain(str(tmp_path), keep=2, every=4, newest=step)
+        retain_checkpoints(str(tmp_path), keep=2, every=4, newest=step)
     assert steps(tmp_path) == [8, 7, 4]
     assert names(tmp_path) == ["step-00000004", "step-00000007", "step-00000008"]
-    assert [verify(one.url) for one in find(str(tmp_path))] == [()] * 3
-    assert retain(str(tmp_path), keep=0) == ()
+    assert [verify_checkpoint(one.url) for one in find_checkpoints(str(tmp_path))] == [()] * 3
+    assert retain_checkpoints(str(tmp_path), keep=0) == ()
     assert steps(tmp_path) == [8, 7, 4]
 
 
@@ -62,23 +68,23 @@ def test_a_broken_one_is_not_counted(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path, step)
     (tmp_path / "step-00000003" / "holdfast.json").write_text("broken")
-    assert [Path(url).name for url in retain(str(tmp_path), keep=1)] == ["step-00000001"]
+    assert [Path(url).name for url in retain_checkpoints(str(tmp_path), keep=1)] == ["step-00000001"]
     save(tmp_path, 4)
-    assert [Path(url).name for url in retain(str(tmp_path), keep=1)] == ["step-00000003", "step-00000002"]
+    assert [Path(url).name for url in retain_checkpoints(str(tmp_path), keep=1)] == ["step-00000003", "step-00000002"]
 
 
 def test_after_going_back_the_abandoned_line_neither_counts_nor_goes(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         save(tmp_path, step)
     save(tmp_path, 15, author=Author(3, "run"))
-    assert [Path(url).name for url in retain(str(tmp_path), keep=1, newest=15)] == ["step-00000010"]
+    assert [Path(url).name for url in retain_checkpoints(str(tmp_path), keep=1, newest=15)] == ["step-00000010"]
     save(tmp_path, 20, author=Author(3, "run"))
-    retain(str(tmp_path), keep=1, newest=20)
+    retain_checkpoints(str(tmp_path), keep=1, newest=20)
     assert names(tmp_path) == ["step-00000020.2", "step-00000030"]
 
 
-def found(step: int, ok: bool, at: float) -> Found:
-    return Found(step=step, url=f"{step}@{at}", ok=ok, at=at)
+def found(step: int, ok: bool, at: float) -> StoredCheckpoint:
+    return StoredCheckpoint(step=step, url=f"{step}@{at}", ok=ok, at=at)
 
 
 @given(
@@ -93,10 +99,10 @@ def test_good_ones_are_never_removed_below_the_number_kept(
 ) -> None:
     every_one = [found(step, ok, float(number)) for number, (step, ok) in enumerate(kinds)]
     every_one.sort(key=lambda one: (one.step, one.at), reverse=True)
-    gone = surplus(every_one, keep, every, newest=newest, doubted=doubted)
+    gone = find_surplus(every_one, keep, every, newest=newest, doubted=doubted)
     left = [one for one in every_one if one not in gone]
 
-    def good(some: list[Found]) -> list[int]:
+    def good(some: list[StoredCheckpoint]) -> list[int]:
         line = {
             one.step for one in some if one.ok and one.step not in doubted and (newest is None or one.step <= newest)
         }
@@ -109,14 +115,14 @@ def test_good_ones_are_never_removed_below_the_number_kept(
     if every:
         assert {step for step in good(every_one) if step % every == 0} <= set(good(left))
     assert not [one for one in gone if newest is not None and one.step > newest]
-    assert surplus(left, keep, every, newest=newest, doubted=doubted) == ()
+    assert find_surplus(left, keep, every, newest=newest, doubted=doubted) == ()
 
 
 def test_writes_of_older_generations_are_removed_and_others_left_alone(tmp_path: Path) -> None:
     save(tmp_path, 5, author=ME)
     dead = [begin(tmp_path, 4, Author(1, "run")), begin(tmp_path, 9, Author(1, "run")), begin(tmp_path, 4, ME)]
     alive = [begin(tmp_path, 6, ME), begin(tmp_path, 6, Author(3, "run")), begin(tmp_path, 1, Author(1, "other"))]
-    assert sorted(clean(str(tmp_path), ME)) == sorted(map(str, dead))
+    assert sorted(clean_unpublished(str(tmp_path), ME)) == sorted(map(str, dead))
     assert names(tmp_path) == sorted([*(path.name for path in alive), "step-00000005"])
 
 
@@ -127,19 +133,19 @@ def test_of_another_run_only_what_a_dead_process_wrote_is_removed(tmp_path: Path
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
 
-    def written_by(writer: Process) -> None:
+    def written_by(writer: WriterProcess) -> None:
         part_of_other = type(part)(rank=1, bytes=4, blocks="", writer=writer, done=False)
         (folder / part.name).write_bytes(encode_part(part_of_other))
 
-    written_by(Process(host, ended.pid, 1))
-    assert clean(str(tmp_path), ME) == ()  # the writer of rank 0 lives: this test
+    written_by(WriterProcess(host, ended.pid, 1))
+    assert clean_unpublished(str(tmp_path), ME) == ()  # the writer of rank 0 lives: this test
     (folder / "__0_0.json").unlink()
-    written_by(Process("elsewhere", ended.pid, 1))
-    assert clean(str(tmp_path), ME) == ()  # nobody here can tell
-    written_by(Process(host, os.getpid(), owner.this_process().start))
-    assert clean(str(tmp_path), ME) == ()
-    written_by(Process(host, os.getpid(), 1))  # the number is in use again, by another process
-    assert clean(str(tmp_path), ME) == (str(folder),)
+    written_by(WriterProcess("elsewhere", ended.pid, 1))
+    assert clean_unpublished(str(tmp_path), ME) == ()  # nobody here can tell
+    written_by(WriterProcess(host, os.getpid(), storage_owner.this_process().start))
+    assert clean_unpublished(str(tmp_path), ME) == ()
+    written_by(WriterProcess(host, os.getpid(), 1))  # the number is in use again, by another process
+    assert clean_unpublished(str(tmp_path), ME) == (str(folder),)
     assert names(tmp_path) == []
 
 
@@ -149,7 +155,7 @@ def test_a_removal_that_was_cut_short_is_finished(tmp_path: Path, monkeypatch: p
     url.rename(tmp_path / ".step-00000001.gone-abcd")
     (tmp_path / ".step-00000001.gone-abcd" / "holdfast.json").unlink()
     assert steps(tmp_path) == [2]
-    clean(str(tmp_path), ME)
+    clean_unpublished(str(tmp_path), ME)
     assert names(tmp_path) == ["step-00000002"]
 
 
@@ -160,6 +166,6 @@ def test_links_are_removed_and_not_followed(tmp_path: Path) -> None:
     base = tmp_path / "base"
     folder = begin(base, 1, Author(1, "run"))
     (folder / "link").symlink_to(kept)
-    clean(str(base), ME)
+    clean_unpublished(str(base), ME)
     assert names(base) == []
     assert (kept / "file").exists()

@@ -11,17 +11,17 @@ from typing import Any, TypeVar
 
 import psutil
 
-from holdfast.cli import rundir
-from holdfast.cli.api import ask
-from holdfast.cli.report import load
-from holdfast.controller.replay import replay
-from holdfast.core.decider import Decider
-from holdfast.core.report import Report
-from holdfast.journal.sqlite import SqliteJournal
+from holdfast.cli.commands.report import load_report
+from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs.controller_client import ask_controller
+from holdfast.controller.decider_rebuild import rebuild_decider
+from holdfast.core.decide.decider import Decider
+from holdfast.core.record.job_report import Report
+from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.linux import process_control
 from holdfast.linux.python_fork import OpenFiles, Program
 from holdfast.wire import fork_server
-from holdfast.wire.controller_call import NotRunning
+from holdfast.wire.controller_socket import ControllerNotRunning
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 40.0  # without any sign of getting further; for anything that should happen at once
@@ -81,7 +81,7 @@ def size_of(path: Path) -> int:
 
 
 def gone(*pids: int) -> bool:
-    return all(process_control.state_of(pid) in ("", "Z", "X") for pid in pids)
+    return all(process_control.process_state(pid) in ("", "Z", "X") for pid in pids)
 
 
 def below(pid: int, word: str) -> int | None:
@@ -104,7 +104,7 @@ class Front:
         args = (str(self._code), "run", *words)
         program = Program(module="tests.cli.front_program", args=args, env=env, cwd=str(folder))
         files = OpenFiles(stdout=output, stderr=output)
-        self._process = fork_server.start(program, files, Path(env[fork_server.NAMED]))
+        self._process = fork_server.start_program(program, files, Path(env[fork_server.NAMED]))
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
@@ -192,8 +192,8 @@ class Job:
 
     def status(self) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = ask(self.run_dir, "/api/v1/status")
-        except (NotRunning, OSError):
+            found: dict[str, Any] = ask_controller(self.run_dir, "/api/v1/status")
+        except (ControllerNotRunning, OSError):
             return {}
         return found
 
@@ -237,12 +237,12 @@ class Job:
         return self.until(lambda: below(holder, "holdfast.agent.main"), f"the agent of {node}") or 0
 
     def controller(self) -> int:
-        listening = self.until(lambda: rundir.listening(self.run_dir), "a controller")
+        listening = self.until(lambda: run_directory.find_controller(self.run_dir), "a controller")
         assert listening
         return listening.pid
 
     def store(self) -> int:
-        words = {"holdfast.client.store", str(self.run_dir)}
+        words = {"holdfast.client.boot.tcp_store", str(self.run_dir)}
         [found] = [p.pid for p in psutil.process_iter(["cmdline"]) if words <= {*(p.info["cmdline"] or [])}]
         return found
 
@@ -262,7 +262,7 @@ class Job:
 
     def report(self) -> Report:
         """What `holdfast report` is made of; to read it is to check that its spans tile the wall clock."""
-        report = load(self.run_dir)
+        report = load_report(self.run_dir)
         assert abs(sum(span.seconds for span in report.spans) - report.wall_s) < 1e-6
         return report
 
@@ -270,6 +270,6 @@ class Job:
         """The journal leads to the same decisions again; how many entries it has."""
         journal = SqliteJournal(self.run_dir / "journal.db", read_only=True)
         try:
-            return len(list(replay(journal, Decider())))
+            return len(list(rebuild_decider(journal, Decider())))
         finally:
             journal.close()

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from holdfast.agent import holder
-from holdfast.cli import joining, packing, resuming, run, runs  # noqa: F401 - so that they need not be imported again
 from holdfast.cli import main as holdfast
+from holdfast.cli.run_dirs import run_selection  # noqa: F401 - so that they need not be imported again
 
 
 def prepare() -> None:

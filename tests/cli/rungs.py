@@ -12,15 +12,15 @@ from typing import Any
 
 import msgspec
 
-from holdfast.controller.replay import replay
-from holdfast.core.decider import Decider
-from holdfast.journal.sqlite import SqliteJournal
+from holdfast.controller.decider_rebuild import rebuild_decider
+from holdfast.core.decide.decider import Decider
+from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.action import Launch, Replay
 from holdfast.model.event import Entry, Phase
 from holdfast.model.verdict import Remedy
 from tests.cli.conftest import Start
 from tests.cli.driver import ROOT, Job
-from tests.wire.test_listing import git
+from tests.wire.test_release_files import git
 
 PATIENCE_S = 150.0  # torch is imported on a machine busy with other things
 # Nobody is lost because the machine is busy, or named because a test lets the job stand.
@@ -175,7 +175,7 @@ def climbed(job: Job) -> Climbed:
     launches: list[Launch] = []
     decider, before = Decider(), Phase.NEW
     try:
-        for entry in replay(journal, decider):
+        for entry in rebuild_decider(journal, decider):
             launches += [action for action in entry.decision.actions if isinstance(action, Launch)]
             if decider.phase is not before:
                 words += _words(entry, decider, before)

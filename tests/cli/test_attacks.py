@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli import rundir
-from holdfast.wire import spec
+from holdfast.cli.run_dirs import run_directory
+from holdfast.wire import run_files
 from tests.cli.conftest import Start
 from tests.cli.driver import Job, gone, until
 
@@ -112,7 +112,7 @@ def code_of(request: urllib.request.Request) -> int:
 def test_he_calls_at_the_port(start: Start) -> None:
     job = start()
     job.trains()
-    found = rundir.listening(job.run_dir)
+    found = run_directory.find_controller(job.run_dir)
     assert found
     assert order(found.url) == "{401}"  # and all is imported that he could not read
     assert as_another(lambda: order(found.url)) == "{401}"
@@ -127,7 +127,7 @@ def test_he_calls_at_the_port(start: Start) -> None:
 
 
 def token(job: Job) -> str:
-    return rundir.token(job.run_dir)
+    return run_directory.read_token(job.run_dir)
 
 
 def bound(port: int) -> socket.socket:
@@ -155,7 +155,11 @@ def test_he_takes_the_place_of_a_controller_that_is_gone(start: Start) -> None:
     """Agents look for it for `node.lost_s`; whoever binds its port hears nothing from them."""
     job = start("--nproc-per-node", "1", *PATIENT)
     job.trains()
-    port, controller, rank = spec.read(job.run_dir / "run.json", spec.RunSpec).port, job.controller(), job.rank(0)
+    port, controller, rank = (
+        run_files.read_json(job.run_dir / "run.json", run_files.RunSpec).port,
+        job.controller(),
+        job.rank(0),
+    )
     os.kill(job.process.pid, 9)
     job.ends(-9)
     until(lambda: gone(controller), "the end of the controller")
@@ -171,7 +175,7 @@ def test_he_takes_the_place_of_a_controller_that_is_gone(start: Start) -> None:
 def test_he_calls_a_thousand_times_and_says_nothing(start: Start) -> None:
     job = start()
     job.trains()
-    found = rundir.listening(job.run_dir)
+    found = run_directory.find_controller(job.run_dir)
     assert found
     port = int(found.url.rpartition(":")[2])
     idle = []
@@ -225,7 +229,7 @@ def test_a_second_controller_does_not_work(start: Start) -> None:
     before = job.controller()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         done = subprocess.run(
-            [sys.executable, "-m", rundir.CONTROLLER, str(job.run_dir), str(os.getpid())],
+            [sys.executable, "-m", run_directory.CONTROLLER, str(job.run_dir), str(os.getpid())],
             env=os.environ | {"HOLDFAST_KEPT": str(listener.fileno()), "PYTHONPATH": str(Path.cwd())},
             pass_fds=(listener.fileno(),),
             check=False,

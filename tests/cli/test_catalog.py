@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.cli import main
 from holdfast.config import WordLimits
-from holdfast.logs import catalog, own
+from holdfast.logs import catalog_files, user_rows
 
 LINE = "[rank3]: ZorbError: zorblax 17 is out of phase, reset the fabric"
 GOOD = """
@@ -48,7 +48,9 @@ def test_a_line_becomes_a_row(capsys: pytest.CaptureFixture[str], home: Path) ->
     assert tree["proposed"] == {}
     assert tree["own"][0]["sample"] == "ZorbError: zorblax 17 is out of phase, reset the fabric"
     other = LINE.replace("17", "9")
-    assert catalog.load(WordLimits()).match(other) == list(own.own_rows(home / "words.toml"))
+    assert catalog_files.load_failures(WordLimits()).match_line(other) == list(
+        user_rows.read_user_rows(home / "words.toml")
+    )
     assert said(capsys, "add", name)[0] == 2  # it is no longer there
 
 

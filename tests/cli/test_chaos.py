@@ -6,26 +6,27 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.chaos.fault import Fault, Result, Skipped
+from holdfast.chaos.fault import FaultResult, InjectedFault, SkippedFault
 from holdfast.chaos.scenario import Scenario
-from holdfast.cli import chaos, main
+from holdfast.cli import main
+from holdfast.cli.commands import chaos
 
-BACK = Result(id=1, kind="rank.kill", seen=True, named=True, seen_s=1.0, back_s=2.0)
-UNSEEN = Result(id=1, kind="rank.kill", seen=False, named=None, seen_s=None, back_s=2.0)
-SKIPPED = Skipped(id=1, fault=Fault(kind="rank.kill"), at=0.0, why="there is none")
+BACK = FaultResult(id=1, kind="rank.kill", seen=True, named=True, seen_s=1.0, back_s=2.0)
+UNSEEN = FaultResult(id=1, kind="rank.kill", seen=False, named=None, seen_s=None, back_s=2.0)
+SKIPPED = SkippedFault(id=1, fault=InjectedFault(kind="rank.kill"), at=0.0, why="there is none")
 
 
 @pytest.mark.parametrize(
     ("lines", "code"), [([BACK], 0), ([BACK, SKIPPED], 0), ([BACK, UNSEEN], 1), ([SKIPPED], 3), ([], 3)]
 )
-def test_the_code_says_what_came_of_it(lines: list[Result | Skipped], code: int) -> None:
+def test_the_code_says_what_came_of_it(lines: list[FaultResult | SkippedFault], code: int) -> None:
     sight = SimpleNamespace(run_dir=Path("run"))
     striker = SimpleNamespace(
         scene=SimpleNamespace(sight=sight, links=None),
         lines=lines,
-        run=lambda asked: [line for line in lines if isinstance(line, Result)],
+        run=lambda asked: [line for line in lines if isinstance(line, FaultResult)],
     )
-    assert chaos._run(Scenario(), cast(Any, striker), False) == code
+    assert chaos._run_scenario(Scenario(), cast(Any, striker), False) == code
 
 
 def test_the_codes_are_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,7 +37,7 @@ def test_the_codes_are_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_failed_can_be_had_once_more(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(chaos, "_strike", lambda asked, args: 1)
+    monkeypatch.setattr(chaos, "_strike_job", lambda asked, args: 1)
     words = ["random", "--seed", "7", "--minutes", "2.5", "--kinds", "rank.kill,rank.stop", "a run", "--yes"]
     assert main(["chaos", *words]) == 1
     said = capsys.readouterr().err

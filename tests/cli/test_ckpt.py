@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.checkpoint.checkpoint_save import publish_checkpoint, staging_folder, write_part
 from holdfast.checkpoint.manifest import Author
-from holdfast.checkpoint.persist import publish, staging, write_part
-from holdfast.checkpoint.retention import find
-from holdfast.cli import ckpt
+from holdfast.checkpoint.retention import find_checkpoints
+from holdfast.cli.commands import ckpt
 from tests.checkpoint.making import save
 
 
@@ -23,7 +23,7 @@ def base(tmp_path: Path) -> Path:
 
 
 def begin(base: Path) -> str:
-    folder = staging(str(base), 4, Author(1, "run"))
+    folder = staging_folder(str(base), 4, Author(1, "run"))
     write_part(folder, 0, [memoryview(b"some")])
     return folder
 
@@ -33,7 +33,7 @@ def spoil(base: Path, step: int) -> None:
 
 
 def steps(base: Path) -> list[int]:
-    return [one.step for one in find(str(base))]
+    return [one.step for one in find_checkpoints(str(base))]
 
 
 def test_ls(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,8 +103,8 @@ def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str], file_gb: str
     told = pickle.loads((tmp_path / "torch" / ".metadata").read_bytes())
     metadata = pickle.dumps(dataclasses.replace(told, storage_meta=None), protocol=2)
     for step in (1, 2):
-        part = write_part(staging(str(tmp_path), step, author), 0, [image])
-        publish(str(tmp_path), step, [part], metadata, author=author)
+        part = write_part(staging_folder(str(tmp_path), step, author), 0, [image])
+        publish_checkpoint(str(tmp_path), step, [part], metadata, author=author)
     (tmp_path / "step-00000002" / "__0_0.distcp").write_bytes(b"broken")
     to = tmp_path / "to"
     assert ckpt.main(["export", str(tmp_path), str(to), "--file-gb", file_gb]) == 0

@@ -11,18 +11,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.checkpoint import persist
+from holdfast.checkpoint import checkpoint_save
 from holdfast.checkpoint.manifest import Author
-from holdfast.cli import main, rundir
-from holdfast.cli.flagtable import UsageError
-from holdfast.cli.leftovers import Found
+from holdfast.cli import main
+from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_dirs.leftovers import RunLeftovers
+from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import Settings
-from holdfast.core.memory import size
-from holdfast.fleet.local import left_of
+from holdfast.core.snapshots.memory_grant import format_bytes
+from holdfast.fleet.local import node_processes
 from holdfast.model.topology import Job as JobSpec
-from holdfast.wire import lock, spec
-from holdfast.wire.keeping import Storage, Want
-from holdfast.wire.spec import Ended, Entry, RunSpec
+from holdfast.wire import folder_lock, run_files
+from holdfast.wire.keeper_messages import ArenaRequest, CheckpointPolicy
+from holdfast.wire.run_files import EntryPoint, RunEnd, RunSpec
 from tests.cli.conftest import Start
 from tests.cli.driver import ROOT, TRAIN, Job, gone, until
 from tests.conftest import marked
@@ -42,11 +43,11 @@ step = int""",
 )
 
 
-def clean(capfd: Capture, *words: str | Path, code: int = 0) -> list[Found]:
+def clean(capfd: Capture, *words: str | Path, code: int = 0) -> list[RunLeftovers]:
     capfd.readouterr()
     assert main(["clean", "--json", *map(str, words)]) == code
     told = msgspec.json.decode(capfd.readouterr().out)
-    return msgspec.convert(told["runs"], list[Found])
+    return msgspec.convert(told["runs"], list[RunLeftovers])
 
 
 def tree(folder: Path) -> set[str]:
@@ -104,7 +105,7 @@ def test_a_run_killed_with_all_its_holders(start: Start, no_orphans: str, capfd:
 
 def alive(job: Job) -> list[int]:
     """Processes that were started by this run, on any node."""
-    return [pid for node in (job.run_dir / "nodes").iterdir() for pid in left_of(node)]
+    return [pid for node in (job.run_dir / "nodes").iterdir() for pid in node_processes(node)]
 
 
 @pytest.mark.e2e
@@ -116,7 +117,7 @@ def test_a_run_whose_front_and_agents_are_killed_ends_by_itself(start: Start, no
     for pid in (job.process.pid, job.agent("n0"), job.agent("n1")):
         os.kill(pid, signal.SIGKILL)
     job.process.wait()
-    os.kill(job.controller(), signal.SIGKILL) if rundir.listening(job.run_dir) else None
+    os.kill(job.controller(), signal.SIGKILL) if run_directory.find_controller(job.run_dir) else None
     assert clean(capfd, job.run_dir, code=1)[0].state == "alive", "its nodes wait for another controller"
     assert not any(gone(pid) for pid in holders)
     ends_alone(job, no_orphans)
@@ -135,12 +136,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def made(run_id: str, *, fleet: str = "local", locked: bool = True) -> Path:
-    run_dir = rundir.make(None, run_id)
+    run_dir = run_directory.make_run_dir(None, run_id)
     job = JobSpec(run_id=run_id, min_nodes=1, max_nodes=1)
-    run = RunSpec(job=job, entry=Entry(argv=("x",)), settings=Settings(), fleet=fleet, nproc=1, log_dir="/l")
-    rundir.publish(run_dir, run)
+    run = RunSpec(job=job, entry=EntryPoint(argv=("x",)), settings=Settings(), fleet=fleet, nproc=1, log_dir="/l")
+    run_directory.publish_run(run_dir, run)
     if locked:
-        for fd in lock.hold(run_dir):
+        for fd in folder_lock.lock_shared(run_dir):
             os.close(fd)
     return run_dir
 
@@ -156,7 +157,7 @@ def tenant() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 def occupied(folder: Path, tenants: list[subprocess.Popen[bytes]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    with lock.held(folder) as held:
+    with folder_lock.shared_lock(folder) as held:
         tenants.append(subprocess.Popen(["sleep", "60"], pass_fds=held))
 
 
@@ -180,7 +181,7 @@ def test_all_runs(home: Path, tenant: list[subprocess.Popen[bytes]], capfd: Capt
 
 def test_what_is_removed_and_what_is_kept_is_told_with_sizes_and_reasons(home: Path, capfd: Capture) -> None:
     run_dir = made("r")
-    spec.write(run_dir / "exit.json", Ended(code=0, reason="all ranks ended well"))
+    run_files.write_json(run_dir / "exit.json", RunEnd(code=0, reason="all ranks ended well"))
     for name, text in (("store.sock", ""), ("nodes/n0/spec.json", "x" * 2048), ("nodes/n0/epoch", "1")):
         (run_dir / name).parent.mkdir(parents=True, exist_ok=True)
         (run_dir / name).write_text(text)
@@ -192,8 +193,8 @@ def test_what_is_removed_and_what_is_kept_is_told_with_sizes_and_reasons(home: P
         assert main(["clean", *(["--dry-run"] if dry else []), "r"]) == 0
         assert capfd.readouterr().out.splitlines() == [
             f"{run_dir} has ended with code 0: all ranks ended well",
-            f"  {did} 5 files, {size(2049 + secret)} in all:",
-            f"    files: env.json, store.sock, token, {size(secret)}",
+            f"  {did} 5 files, {format_bytes(2049 + secret)} in all:",
+            f"    files: env.json, store.sock, token, {format_bytes(secret)}",
             "    nodes/n0/: epoch, spec.json, 2.0 KiB",
             f"  {stay} the journal, 3.0 KiB: holdfast report reads it",
             f"  {stay} the logs, 0 bytes: holdfast logs and holdfast diagnose read them",
@@ -205,16 +206,16 @@ def test_what_is_removed_and_what_is_kept_is_told_with_sizes_and_reasons(home: P
 
 def test_nobody_moves_in_meanwhile(home: Path) -> None:
     run_dir = made("r")
-    fd = lock.take(run_dir)
+    fd = folder_lock.lock_exclusively(run_dir)
     assert fd is not None
     with pytest.raises(UsageError, match="is being cleaned by holdfast clean; try again"):
-        rundir.occupy(run_dir)
+        run_directory.lock_run_dir(run_dir)
     os.close(fd)
 
 
 def test_secrets_of_a_run_that_cannot_be_resumed(home: Path, capfd: Capture) -> None:
     run_dir, node = made("r"), made("s", fleet="join")
-    spec.write(run_dir / "exit.json", Ended(code=93, reason="enough"))
+    run_files.write_json(run_dir / "exit.json", RunEnd(code=93, reason="enough"))
     for place, why in ((run_dir, "has ended with code 93: enough"), (node, "was a node of a job whose controller is ")):
         [found] = clean(capfd, place)
         assert found.why.startswith(why)
@@ -230,9 +231,10 @@ def test_a_rank_does_not_clean_its_own_run(home: Path, monkeypatch: pytest.Monke
 
 WRITE = """
 import sys
-from holdfast.checkpoint import persist
+from holdfast.checkpoint import checkpoint_save
 from holdfast.checkpoint.manifest import Author
-persist.write_part(persist.staging(sys.argv[1], int(sys.argv[2]), Author(1, sys.argv[3])), 0, [memoryview(bytes(9000))])
+folder = checkpoint_save.staging_folder(sys.argv[1], int(sys.argv[2]), Author(1, sys.argv[3]))
+checkpoint_save.write_part(folder, 0, [memoryview(bytes(9000))])
 print(flush=True)
 sys.stdin.read()
 """
@@ -248,21 +250,23 @@ def writer(base: Path, step: int, run: str) -> subprocess.Popen[bytes]:
 def test_unfinished_checkpoints(home: Path, tmp_path: Path, capfd: Capture) -> None:
     """Of this run and of a writer that was killed: gone. Of another run, or of a writer that lives: kept."""
     run_dir, base = made("r"), tmp_path / "ckpt"
-    storage = Storage(url=str(base), every_steps=1)
-    want = Want(rank=0, world=1, generation=1, layout="", image_bytes=1, slots=2, share=(), storage=storage)
+    storage = CheckpointPolicy(url=str(base), every_steps=1)
+    want = ArenaRequest(rank=0, world=1, generation=1, layout="", image_bytes=1, slots=2, share=(), storage=storage)
     (run_dir / "nodes" / "n0").mkdir(parents=True)
-    spec.write(run_dir / "nodes" / "n0" / "want-0.json", want)
+    run_files.write_json(run_dir / "nodes" / "n0" / "want-0.json", want)
     killed, other, living = writer(base, 1, "r"), writer(base, 2, "elsewhere"), writer(base, 3, "r")
     for process in (killed, other):
         process.kill()
         process.communicate()
     author = Author(1, "r")
-    part = persist.write_part(persist.staging(str(base), 4, author), 0, [memoryview(bytes(9000))])
-    whole = persist.publish(str(base), 4, [part], b"", author=author)
+    part = checkpoint_save.write_part(
+        checkpoint_save.staging_folder(str(base), 4, author), 0, [memoryview(bytes(9000))]
+    )
+    whole = checkpoint_save.publish_checkpoint(str(base), 4, [part], b"", author=author)
     try:
         [found] = clean(capfd, run_dir, "--dry-run")
         [write] = [one for one in found.left if one.kind == "write"]
-        assert write.name == persist.staging(str(base), 1, author) and write.bytes > 9000
+        assert write.name == checkpoint_save.staging_folder(str(base), 1, author) and write.bytes > 9000
         assert (f"1 checkpoint in {base}", True) in [(one.what, one.bytes >= 9000) for one in found.kept]
         before = sorted(os.listdir(base))
         [found] = clean(capfd, run_dir)
@@ -276,10 +280,10 @@ def test_unfinished_checkpoints(home: Path, tmp_path: Path, capfd: Capture) -> N
 
 def test_storage_that_cannot_be_looked_at(home: Path, capfd: Capture) -> None:
     run_dir = made("r")
-    storage = Storage(url="nowhere://at/all")
-    want = Want(rank=0, world=1, generation=1, layout="", image_bytes=1, slots=2, share=(), storage=storage)
+    storage = CheckpointPolicy(url="nowhere://at/all")
+    want = ArenaRequest(rank=0, world=1, generation=1, layout="", image_bytes=1, slots=2, share=(), storage=storage)
     (run_dir / "nodes" / "n0").mkdir(parents=True)
-    spec.write(run_dir / "nodes" / "n0" / "want-0.json", want)
+    run_files.write_json(run_dir / "nodes" / "n0" / "want-0.json", want)
     [found] = clean(capfd, run_dir, code=1)
     assert len(found.failed) == 1
     assert (run_dir / "nodes" / "n0" / "want-0.json").exists(), "without it nobody would look there again"

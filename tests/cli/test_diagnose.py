@@ -7,17 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli import main, rundir
+from holdfast.cli import main
+from holdfast.cli.run_dirs import run_directory
 from holdfast.config import Settings
 from holdfast.core.detect.crash import alarm_of
-from holdfast.journal.sqlite import SqliteJournal
-from holdfast.logs import catalog
+from holdfast.journal.sqlite_journal import SqliteJournal
+from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Decision, Entry
 from holdfast.model.signal import Exit
 from holdfast.model.topology import Job
-from holdfast.wire.spec import Entry as What
-from holdfast.wire.spec import RunSpec
+from holdfast.wire.run_files import EntryPoint as What
+from holdfast.wire.run_files import RunSpec
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB"
 BOOM = f"""[rank3]: Traceback (most recent call last):
@@ -100,12 +101,12 @@ def test_input_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def made_run(tmp_path: Path) -> Path:
-    run_dir = rundir.make(None, "r")
+    run_dir = run_directory.make_run_dir(None, "r")
     job = Job(run_id="r", min_nodes=1, max_nodes=1)
     log_dir = str(tmp_path / "logs")
     run = RunSpec(job=job, entry=What(argv=("x",)), settings=Settings(), fleet="local", nproc=2, log_dir=log_dir)
-    rundir.publish(run_dir, run)
-    rundir.mark_newest(run_dir)
+    run_directory.publish_run(run_dir, run)
+    run_directory.mark_newest(run_dir)
     return run_dir
 
 
@@ -147,7 +148,7 @@ def test_a_killed_rank_takes_the_kernels_word(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], starved: bool
 ) -> None:
     exit = Exit(node="n0", generation=1, rank=1, code=-9, at=2.0, starved=starved)
-    write(made_run(tmp_path), alarm_of(exit, catalog.load()))
+    write(made_run(tmp_path), alarm_of(exit, catalog_files.load_failures()))
     found = told(capsys)
     assert (found["class"], found["root_rank"]) == ("host_oom_kill" if starved else "unknown_child_failure", 1)
     assert ("killed by SIGKILL, sender unknown" in str(found["explanation"])) is not starved
@@ -155,7 +156,7 @@ def test_a_killed_rank_takes_the_kernels_word(
 
 def test_a_killed_rank_where_memory_was_scarce(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     exit = Exit(node="n0", generation=1, rank=1, code=-9, at=2.0, pressed="memory pressure was 43 %")
-    write(made_run(tmp_path), alarm_of(exit, catalog.load()))
+    write(made_run(tmp_path), alarm_of(exit, catalog_files.load_failures()))
     found = told(capsys)
     assert found["class"] == "host_oom_kill" and float(str(found["confidence"])) == 0.6
     explained = "killed by SIGKILL, probably by the OOM killer: memory pressure was 43 %, and the kernel tells nobody"

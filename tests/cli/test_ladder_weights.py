@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.model.release import Skip
-from holdfast.wire.environment import rank_environment
+from holdfast.wire.rank_environment import make_rank_environment
 from tests.cli.conftest import Start
 from tests.cli.driver import Job
 from tests.cli.rungs import (
@@ -49,7 +49,9 @@ def calm(tmp_path_factory: pytest.TempPathFactory, warm_server: Path) -> set[str
     (folder / "train.py").write_text(WEIGHTS)
     (folder / "part.py").write_text(MATHS)
     words = ("--run-dir", str(folder / "run"), *TWO, *CALM, "train.py", str(folder))
-    env = rank_environment(job_environment(HOLDFAST_HOME=str(folder / "home"), HOLDFAST_FORK_SERVER=str(warm_server)))
+    env = make_rank_environment(
+        job_environment(HOLDFAST_HOME=str(folder / "home"), HOLDFAST_FORK_SERVER=str(warm_server))
+    )
     job = Job(folder, *words, env=env)
     try:
         job.ends(0, PATIENCE_S)

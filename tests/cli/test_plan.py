@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from holdfast.cli.plan import main
+from holdfast.cli.commands.plan import main
 
 FLAGS = {
     "--p-day": "between 0 and 1",

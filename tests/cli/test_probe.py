@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.cli.probe import main
-from holdfast.core.diagnose.probes import judge
-from holdfast.logs import golden
+from holdfast.cli.commands.probe import main
+from holdfast.core.diagnose.probe_assessment import assess_probes
+from holdfast.logs import golden_bits
 from holdfast.model.probe import Finding
 from tests.agent.probes import faults
 
@@ -47,13 +47,13 @@ def test_what_failed_is_told_with_exit_code_one(
 @pytest.mark.e2e
 def test_golden_rows_are_what_the_judge_takes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--golden", "--only", "gemm_bits", "--budget", "5"]) == 0
-    rows = golden.load(capsys.readouterr().out)
+    rows = golden_bits.load_golden(capsys.readouterr().out)
     assert len(rows) == 2
     assert main(["--only", "gemm_bits", "--json", "--budget", "5"]) == 0
     found = msgspec.convert(json.loads(capsys.readouterr().out)["findings"], list[Finding])
-    assert not judge({"n": found}, rows).bad
+    assert not assess_probes({"n": found}, rows).bad
     spoiled = [msgspec.structs.replace(f, digest="0") for f in found]
-    assert "differs from the golden bits" in judge({"n": spoiled}, rows).bad["n"]
+    assert "differs from the golden bits" in assess_probes({"n": spoiled}, rows).bad["n"]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_wrong_command_line_is_refused(flags: list[str], capsys: pytest.Captur
 
 
 def test_our_golden_rows_can_be_read() -> None:
-    assert all(len(digest) == 32 for digest in golden.load().values())
+    assert all(len(digest) == 32 for digest in golden_bits.load_golden().values())
     row = 'probe = "a"\ndevice = "b"\ntorch = "c"\nform = "d"\ndigest = "e"\nsource = "f"\n'
     with pytest.raises(ValueError, match="two rows"):
-        golden.load(f"[[row]]\n{row}[[row]]\n{row}")
+        golden_bits.load_golden(f"[[row]]\n{row}[[row]]\n{row}")

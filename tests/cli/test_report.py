@@ -10,18 +10,21 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from holdfast.cli import controller, main, report, rundir, status
-from holdfast.cli.wording import duration
+from holdfast.cli import main
+from holdfast.cli.commands import report, status
+from holdfast.cli.launch import controller_main
+from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.terminal.quantities import duration_text
 from holdfast.config import Settings
-from holdfast.core.account import Span, Use
-from holdfast.core.decider import Decider
-from holdfast.journal.sqlite import SqliteJournal
+from holdfast.core.decide.decider import Decider
+from holdfast.core.record.ledger import Span, TimeUse
+from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.event import Entry, Phase
 from holdfast.model.topology import Job
-from holdfast.wire.spec import Entry as What
-from holdfast.wire.spec import RunSpec
+from holdfast.wire.run_files import EntryPoint as What
+from holdfast.wire.run_files import RunSpec
 from tests.cli.driver import ROOT
-from tests.core.test_account import CHANGE, NEW, START, Book, account
+from tests.core.test_ledger import CHANGE, NEW, START, Book, account
 from tests.core.transcript import parse
 
 LINES = (
@@ -46,11 +49,11 @@ END = ("200 ended n0", "200 ended n2", "201 outcome 7 ok")
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
-    made = rundir.make(None, "r")
+    made = run_directory.make_run_dir(None, "r")
     job = Job(run_id="r", min_nodes=2, max_nodes=2, standbys=1)
     run = RunSpec(job=job, entry=What(argv=("x",)), settings=Settings(), fleet="local", nproc=1, log_dir="/l")
-    rundir.publish(made, run)
-    rundir.mark_newest(made)
+    run_directory.publish_run(made, run)
+    run_directory.mark_newest(made)
     return made
 
 
@@ -97,10 +100,10 @@ def test_planned_restarts(run_dir: Path) -> None:
     for entry in book.entries:
         journal.append(entry, durable=True)
     journal.close()
-    found = report.load(run_dir)
+    found = report.load_report(run_dir)
     assert [restart.incident for restart in found.restarts] == [0]
     assert [(ran.release, ran.steps) for ran in found.releases] == [(1, 21), (2, 1)]
-    shown = " ".join(printed(report.render(found)).split())
+    shown = " ".join(printed(report.render_report(found)).split())
     assert "0 incidents, 1 planned restart; step 22, generation 2" in shown
     assert "update 2.0 s" in shown and "hold 4.0 s" in shown
     assert "nodes: 1 evicted, 1 admitted, 0.0 s waited for nodes" in shown
@@ -110,12 +113,14 @@ def test_planned_restarts(run_dir: Path) -> None:
 
 
 def test_every_use_has_a_colour(run_dir: Path) -> None:
-    spans = tuple(Span(use=use, start_at=n, end_at=n + 1) for n, use in enumerate(Use))
+    spans = tuple(Span(use=use, start_at=n, end_at=n + 1) for n, use in enumerate(TimeUse))
     write(run_dir, *LINES)
-    spent = {use.value: 1.0 for use in Use}
-    found = msgspec.structs.replace(report.load(run_dir), spans=spans, spent_s=spent, wall_s=len(Use), start_at=0.0)
-    shown = printed(report.render(found))
-    assert all(f"{use.value} 1.0 s" in shown for use in Use)
+    spent = {use.value: 1.0 for use in TimeUse}
+    found = msgspec.structs.replace(
+        report.load_report(run_dir), spans=spans, spent_s=spent, wall_s=len(TimeUse), start_at=0.0
+    )
+    shown = printed(report.render_report(found))
+    assert all(f"{use.value} 1.0 s" in shown for use in TimeUse)
 
 
 def test_without_colours_uses_are_told_apart(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,32 +134,32 @@ def test_without_colours_uses_are_told_apart(run_dir: Path, capsys: pytest.Captu
 
 def test_lost_time_by_cause_and_the_start(run_dir: Path) -> None:
     write(run_dir, *LINES, *END)
-    found = report.load(run_dir)
-    shown = " ".join(printed(report.render(found)).split())
+    found = report.load_report(run_dir)
+    shown = " ".join(printed(report.render_report(found)).split())
     lost_s = sum(found.lost_s.values())
     assert f"lost {lost_s:.1f} s: " in shown and all(cause in shown for cause in found.lost_s)
-    first_at = next(span.start_at for span in found.spans if span.use is Use.TRAIN)
+    first_at = next(span.start_at for span in found.spans if span.use is TimeUse.TRAIN)
     since = found.spent_s["train"] / (found.wall_s - (first_at - found.start_at))
     assert f"({100 * since:.1f} % after a start of " in shown
 
 
 def test_a_job_that_has_not_ended(run_dir: Path) -> None:
     write(run_dir, *LINES)
-    found = report.load(run_dir)
+    found = report.load_report(run_dir)
     assert (found.phase, found.code, found.wall_s) == ("training", None, 120)
-    assert "training" in printed(report.render(found))
+    assert "training" in printed(report.render_report(found))
 
 
 def test_a_journal_with_nothing_in_it(run_dir: Path) -> None:
     write(run_dir)
-    shown = printed(report.render(report.load(run_dir)))
+    shown = printed(report.render_report(report.load_report(run_dir)))
     assert "ETTR not known in 0.0 s" in shown and "0 incidents" in shown
 
 
 def test_a_script_without_steps(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(run_dir, *LINES[:6], "200 ended n0", "200 ended n1", "201 outcome 3 ok")
-    found = report.load(run_dir)
-    shown = printed(report.render(found))
+    found = report.load_report(run_dir)
+    shown = printed(report.render_report(found))
     assert "ETTR not known in 3 min 21 s: 0 incidents; no step seen, generation 1" in shown
     assert "no step was seen: no torch optimizer made one, and nothing called holdfast.step" in shown
     assert "run 3 min 16 s" in shown and "restore" not in shown and "lost 5.0 s: start and end 5.0 s" in shown
@@ -164,15 +169,15 @@ def test_a_script_without_steps(run_dir: Path, capsys: pytest.CaptureFixture[str
 
 def test_status_of_a_script_without_steps() -> None:
     bare = {"phase": "starting", "generation": 1, "step": -1, "ettr": None, "wall_s": 40, "incidents": 0, "run_id": "r"}
-    shown = printed(status.render(bare | {"now": "the ranks run", "nodes": [], "last_incident": ""}))
+    shown = printed(status.render_status(bare | {"now": "the ranks run", "nodes": [], "last_incident": ""}))
     assert "generation 1, no step seen, ETTR not known in 40.0 s, 0 incidents" in shown
     assert "no step was seen: no torch optimizer made one, and nothing called holdfast.step" in shown
 
 
 def test_an_end_without_steps(tmp_path: Path) -> None:
     told = account(*START[:4], "30 ended n0", "31 outcome 3 ok")
-    console = controller.Said(tmp_path)
-    controller.Teller(tmp_path, console).end(told, 0)
+    console = controller_main.SaidLog(tmp_path)
+    controller_main.ConsoleTeller(tmp_path, console).tell_end(told, 0)
     console._file.close()
     [said] = (tmp_path / "said.log").read_text().splitlines()
     why = "no step was seen: no torch optimizer made one, and nothing called holdfast.step"
@@ -190,7 +195,7 @@ def test_status_fits_one_screen() -> None:
     node = {"node": "n0", "role": "active", "ranks": "0-7", "step": 12, "loss": 0.5, "phase": "eval"}
     standby = {"node": "n1", "role": "ready", "ranks": "", "step": -1, "loss": None, "phase": ""}
     shown = printed(
-        status.render(
+        status.render_status(
             {
                 "phase": "training",
                 "generation": 3,
@@ -216,17 +221,17 @@ def test_status_names_whom_the_job_waits_for(monkeypatch: pytest.MonkeyPatch) ->
     bare = {"phase": "held", "generation": 3, "step": 12, "ettr": 0.9, "wall_s": 10, "incidents": 0, "run_id": "r"}
     bare |= {"now": "held", "nodes": [], "last_incident": "", "changes": 2, "last_change": "release 2: restarted"}
     held = printed(
-        status.render(bare | {"held": "ann (holdfast hold)", "release": 2, "source": "git 1a2b", "waiting": 0})
+        status.render_status(bare | {"held": "ann (holdfast hold)", "release": 2, "source": "git 1a2b", "waiting": 0})
     )
     assert "0 incidents, 2 planned restarts" in held
     assert "held by ann (holdfast hold): holdfast resume lets it go on" in held
     assert "release 2 (git 1a2b) runs" in held and "waits" not in held
     assert "last planned restart: release 2: restarted" in held
     question = {"asking": "rank 0 failed; nothing helps", "asks_until": 1090.0, "release": 1, "waiting": 2}
-    asked = printed(status.render(bare | question | {"waiting_until": 1060.0}))
+    asked = printed(status.render_status(bare | question | {"waiting_until": 1060.0}))
     assert "a person is asked, for another 90.0 s: rank 0 failed; nothing helps; holdfast approve tries again" in asked
     assert "release 1 runs; release 2 waits for a restart, at the latest in 60.0 s" in asked
-    unbounded = printed(status.render(bare | question | {"waiting_until": None, "asks_until": None}))
+    unbounded = printed(status.render_status(bare | question | {"waiting_until": None, "asks_until": None}))
     assert "a person is asked: rank 0" in unbounded and "waits for a restart\n" in unbounded
 
 
@@ -234,7 +239,7 @@ def test_status_names_whom_the_job_waits_for(monkeypatch: pytest.MonkeyPatch) ->
     ("seconds", "text"), [(0.04, "0.0 s"), (119.94, "119.9 s"), (125, "2 min 05 s"), (3 * 3600 + 61, "3 h 01 min")]
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert duration_text(seconds) == text
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -274,8 +279,8 @@ def test_a_journal_that_lost_its_end_says_so(run_dir: Path, capsys: pytest.Captu
         written.close()
 
     journal(5)
-    report.load(run_dir)
+    report.load_report(run_dir)
     assert capsys.readouterr().err == ""
     journal(2)
-    report.load(run_dir)
+    report.load_report(run_dir)
     assert capsys.readouterr().err == "holdfast report: the journal lost its entries after 2 (of at least 5)\n"

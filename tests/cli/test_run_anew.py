@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.core.story import ADVICE
+from holdfast.core.incident.incident_text import ADVICE
 from tests.cli.conftest import Start
 from tests.cli.driver import Job
 

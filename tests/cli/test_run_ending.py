@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli import main, rundir
+from holdfast.cli import main
+from holdfast.cli.run_dirs import run_directory
 from tests.cli.conftest import Start
 from tests.cli.driver import CLEAN, DEAF, TRAIN, gone
 
@@ -160,7 +161,7 @@ def test_holdfast_stop(start: Start, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == "stopped\n"
     job.ends(143)
     assert (tmp_path / "clean-0-15").exists()
-    assert any(f"stopped by {rundir.user()}" in line for line in job.sentences())
+    assert any(f"stopped by {run_directory.user_name()}" in line for line in job.sentences())
     for command in ("stop", "status"):
         assert main([command, str(job.run_dir)]) == (2 if command == "stop" else 1)
         said, how = capsys.readouterr().err, {"stop": ", ", "status": ": stopped by "}[command]

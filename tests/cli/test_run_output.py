@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.wire.environment import rank_environment
+from holdfast.wire.rank_environment import make_rank_environment
 from tests.cli.conftest import Start
 from tests.cli.driver import until
 from tests.conftest import job_environment
@@ -182,7 +182,7 @@ def test_odd_output_is_shown_as_it_is(start: Start) -> None:
 @pytest.fixture
 def shared(warm_server: Path, no_orphans: str, tmp_path: Path) -> dict[str, str]:
     """The environment of a `holdfast run` whose nodes come from the shared fork server."""
-    return rank_environment(
+    return make_rank_environment(
         job_environment(HOLDFAST_FORK_SERVER=str(warm_server), HOLDFAST_HOME=str(tmp_path / "home"))
     )
 

@@ -15,7 +15,7 @@ SELDOM = TRAIN.replace('"every": 5', '"every": 1000')
 
 
 def steps_at(path: Path) -> list[int]:
-    return [found.step for found in retention.find(str(path)) if found.ok]
+    return [found.step for found in retention.find_checkpoints(str(path)) if found.ok]
 
 
 def test_a_stopped_run_goes_on_bit_for_bit_in_the_next(start: Start, tmp_path: Path) -> None:

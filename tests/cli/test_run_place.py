@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.wire import tree
+from holdfast.wire.releases import tree_archive
 from tests.cli.conftest import Start
 from tests.cli.driver import Job
 from tests.cli.test_update import age, holdfast
 from tests.conftest import ROOT
-from tests.wire.test_tree import plant
+from tests.wire.test_tree_archive import plant
 
 pytestmark = pytest.mark.e2e
 
@@ -54,7 +54,7 @@ def notes(folder: Path) -> list[dict[str, Any]]:
 def archived(job: Job, number: int) -> set[str]:
     told = json.loads(holdfast("releases", str(job.run_dir), "--json", folder=job.folder).stdout)
     digest = next(one["release"]["digest"] for one in told["releases"] if one["release"]["number"] == number)
-    return {*tree.contents(job.run_dir / "releases" / f"{digest}.tar")}
+    return {*tree_archive.archive_contents(job.run_dir / "releases" / f"{digest}.tar")}
 
 
 @pytest.mark.slow

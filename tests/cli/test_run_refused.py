@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli import COMMANDS, main, rundir
+from holdfast.cli import COMMANDS, main
+from holdfast.cli.run_dirs import run_directory
 from holdfast.config import Settings
 from holdfast.model.topology import Job
-from holdfast.wire.spec import Entry, RunSpec
+from holdfast.wire.run_files import EntryPoint, RunSpec
 from tests.cli.conftest import Start
 
 pytestmark = pytest.mark.usefixtures("no_orphans")
@@ -97,11 +98,11 @@ def test_other_commands_say_what_is_missing(place: Path, command: str, capfd: py
 
 
 def test_a_report_of_a_run_that_never_began(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    run_dir = rundir.make(str(place / "new"), "new")
+    run_dir = run_directory.make_run_dir(str(place / "new"), "new")
     job = Job(run_id="new", min_nodes=1, max_nodes=1)
-    entry = Entry(argv=("ok.py",))
+    entry = EntryPoint(argv=("ok.py",))
     run = RunSpec(job=job, entry=entry, settings=Settings(), fleet="local", nproc=1, log_dir=str(place))
-    rundir.publish(run_dir, run)
+    run_directory.publish_run(run_dir, run)
     assert "has no journal yet" in refused(capfd, "report", "new")
     (run_dir / "journal.db").write_bytes(b"this is no database" * 100)
     assert "cannot be used as a journal" in refused(capfd, "report", "new")

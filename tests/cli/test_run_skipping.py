@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.journal.sqlite import SqliteJournal
+from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.action import Launch
 from holdfast.model.event import Progress
 from holdfast.model.release import Ease, Skip

@@ -6,7 +6,7 @@ import signal
 import psutil
 import pytest
 
-from holdfast.cli import rundir
+from holdfast.cli.run_dirs import run_directory
 from tests.cli.conftest import Start
 from tests.cli.driver import DEAF, Job, gone
 
@@ -17,7 +17,7 @@ PATIENT = ("--set", "silence.silence_s=15")  # processes are stopped for a while
 
 def another_controller(job: Job, before: int) -> int:
     def look() -> int:
-        listening = rundir.listening(job.run_dir)
+        listening = run_directory.find_controller(job.run_dir)
         return listening.pid if listening and listening.pid != before and job.status() else 0
 
     return job.until(look, "another controller")

@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast.logs import own
+from holdfast.logs import user_rows
 from tests.agent.test_judge import ENDLESS, HOSTILE
 from tests.cli.conftest import Start
 from tests.cli.driver import TRAIN
@@ -28,11 +28,11 @@ while not""",
 @pytest.mark.slow
 def test_output_that_cannot_be_judged_evicts_nobody(start: Start, tmp_path: Path) -> None:
     rows = tmp_path / "rows.toml"
-    rows.write_text(own.written(ENDLESS))
+    rows.write_text(user_rows.format_row(ENDLESS))
     job = start("--nnodes", "1", "--set", f"words.catalog={rows}", script=STALLS)
     job.trains(generation=2)
     [judge] = psutil.Process(job.agent("n0")).children()
-    assert "holdfast.agent.judge" in judge.cmdline() and not judge.children(), "who was at it is gone"
+    assert "holdfast.agent.rank.judge" in judge.cmdline() and not judge.children(), "who was at it is gone"
     job.finish()
     job.ends(0)
     assert "last words took too long to be judged" in (job.run_dir / "nodes/n0/agent.log").read_text()

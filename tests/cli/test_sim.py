@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.cli import sim
-from holdfast.journal.sqlite import SqliteJournal
-from holdfast.sim.checks import Unsafe
-from holdfast.sim.faults import HARSH, Loss, Rates
-from holdfast.sim.run import simulate
-from holdfast.sim.world import Setup
+from holdfast.cli.commands import sim
+from holdfast.journal.sqlite_journal import SqliteJournal
+from holdfast.sim.fault_source import HARSH, FaultRates, NodeLoss
+from holdfast.sim.invariants import UnsafeError
+from holdfast.sim.job_world import SimSetup
+from holdfast.sim.simulation import simulate
 
 CHANCES = ("loss", "crash", "defect", "cut", "fleet-fails", "dud", "launch-fails", "stop-fails")
 NO_NUMBERS = ("nan", "inf")
@@ -31,7 +31,7 @@ def test_it_says_what_the_faults_cost(capsys: pytest.CaptureFixture[str]) -> Non
 def test_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert sim.main([*SMALL, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    result = simulate(Setup(seed=5, nodes=4, days=0.2, rates=HARSH))
+    result = simulate(SimSetup(seed=5, nodes=4, days=0.2, rates=HARSH))
     assert (shown["digest"], shown["entries"]) == (result.digest, result.entries)
     assert shown["report"]["ettr"] == result.account.ettr
     assert shown["faults"] == result.struck
@@ -92,8 +92,8 @@ def test_what_argparse_refuses(argv: list[str], capsys: pytest.CaptureFixture[st
 def test_a_failing_seed_prints_the_command_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(setup: Setup) -> None:
-        raise Unsafe("broken: a promise")
+    def fails(setup: SimSetup) -> None:
+        raise UnsafeError("broken: a promise")
 
     monkeypatch.setattr(sim, "simulate", fails)
     assert sim.main(SMALL) == sim.UNSAFE
@@ -105,17 +105,17 @@ def test_a_failing_seed_prints_the_command_that_repeats_it(
 @pytest.mark.parametrize(
     "setup",
     [
-        Setup(seed=7, nodes=3),
-        Setup(seed=7, nodes=3, nproc=2, standbys=0, shrink=1, days=1 / 3, acquire=False, step_s=0.3, save_steps=7),
-        Setup(seed=7, nodes=3, rates=HARSH),
-        Setup(seed=7, nodes=3, rates=Rates(loss=1 / 7, launch_fails=0.25)),
-        Setup(seed=7, nodes=3, script=((12.5, Loss(node="n1")), (3.0, Loss()))),
+        SimSetup(seed=7, nodes=3),
+        SimSetup(seed=7, nodes=3, nproc=2, standbys=0, shrink=1, days=1 / 3, acquire=False, step_s=0.3, save_steps=7),
+        SimSetup(seed=7, nodes=3, rates=HARSH),
+        SimSetup(seed=7, nodes=3, rates=FaultRates(loss=1 / 7, launch_fails=0.25)),
+        SimSetup(seed=7, nodes=3, script=((12.5, NodeLoss(node="n1")), (3.0, NodeLoss()))),
     ],
 )
-def test_the_command_repeats_exactly(setup: Setup) -> None:
-    holdfast, word, *argv = shlex.split(sim.command(setup))
+def test_the_command_repeats_exactly(setup: SimSetup) -> None:
+    holdfast, word, *argv = shlex.split(sim.repeat_command(setup))
     assert (holdfast, word) == ("holdfast", "sim")
-    again = sim._setup(sim._parser().parse_args(argv))
+    again = sim._make_setup(sim._make_parser().parse_args(argv))
     assert msgspec.json.encode(again) == msgspec.json.encode(setup)
 
 

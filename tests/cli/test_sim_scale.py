@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.cli import sim
-from holdfast.sim.scale import study, validate
+from holdfast.cli.commands import sim
+from holdfast.sim.scale import policy_study, validation
 
 SMALL = ["run", "--gpus", "512", "--days", "5", "--seeds", "1"]
 
@@ -82,7 +82,7 @@ def test_no_picture_where_none_can_be_kept(
 ) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is an extra: pip install 'holdfast[plot]'")
     (tmp_path / "file").write_text("here already")
-    monkeypatch.setattr(study, "compare", lambda *args: pytest.fail("it is simulated first"))
+    monkeypatch.setattr(policy_study, "compare_policies", lambda *args: pytest.fail("it is simulated first"))
     assert sim.main([*SMALL, "--plot", str(tmp_path / place)]) == 2
     assert "no pictures can be kept there" in capsys.readouterr().err
 
@@ -103,8 +103,8 @@ def test_validate(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_validate_prints_what_was_found(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [*validate.standbys(), *validate.restarts()]  # the cheap ones of all
-    monkeypatch.setattr(validate, "checks", lambda seeds: found[:seeds])
+    found = [*validation.check_standbys(), *validation.check_restarts()]  # the cheap ones of all
+    monkeypatch.setattr(validation, "run_checks", lambda seeds: found[:seeds])
     assert sim.main(["validate", "--seeds", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == msgspec.to_builtins(found[:2])
     assert sim.main(["validate", "--seeds", "1"]) == 0

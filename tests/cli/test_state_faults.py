@@ -157,9 +157,9 @@ def test_a_byte_flipped_in_memory(start: Start, tmp_path: Path) -> None:
     os.kill(pid, signal.SIGSTOP)  # so that the snapshot to be spoilt stays the newest
     try:
         arena = scene.arena(1)
-        newest = arena.sealed()[0]
-        scene.until(lambda: arena.checked(newest.slot), "its checksum")
-        arena.image(newest.slot)[arena.image_bytes // 2] ^= 0x10
+        newest = arena.list_sealed()[0]
+        scene.until(lambda: arena.read_checksums(newest.slot), "its checksum")
+        arena.slot_image(newest.slot)[arena.image_bytes // 2] ^= 0x10
     finally:
         struck = scene.strike(1)
     assert struck.looks[1].pid == pid

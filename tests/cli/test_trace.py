@@ -10,12 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.cli import main, trace
-from holdfast.cli.api import ask
-from holdfast.cli.trace import acquitted
-from holdfast.controller.api import Traced
-from holdfast.core.diagnose.folding import frames_of
-from holdfast.core.diagnose.stacks import Naming
+from holdfast.cli import main
+from holdfast.cli.commands import trace
+from holdfast.cli.commands.trace import acquit_if_moving
+from holdfast.cli.run_dirs.controller_client import ask_controller
+from holdfast.controller.api import JobStacks
+from holdfast.core.diagnose.blocking_ranks import BlockingRanks
+from holdfast.core.diagnose.stack_folding import main_frames
 from holdfast.model.stacks import Collective, Flight, Process, Trace
 from tests.cli.conftest import Start
 from tests.cli.driver import Job
@@ -91,21 +92,21 @@ def go_on(job: Job) -> None:
     job.until(lambda: job.status().get("step", 0) > before + 2, "the job to go on")
 
 
-def look(job: Job, **how: Any) -> tuple[Naming, dict[int, Process], list[Process]]:
-    found = msgspec.convert(ask(job.run_dir, "/api/v1/trace", {"deadline_s": 10.0, **how}, 20.0), Traced)
+def look(job: Job, **how: Any) -> tuple[BlockingRanks, dict[int, Process], list[Process]]:
+    found = msgspec.convert(ask_controller(job.run_dir, "/api/v1/trace", {"deadline_s": 10.0, **how}, 20.0), JobStacks)
     assert not [trace.error for trace in found.traces if trace.error], found
     processes = [process for trace in found.traces for process in trace.processes]
     return found.naming, {p.rank: p for p in processes if not p.child}, [p for p in processes if p.child]
 
 
-def stuck(job: Job, kind: str) -> tuple[Naming, dict[int, Process], list[Process]]:
+def stuck(job: Job, kind: str) -> tuple[BlockingRanks, dict[int, Process], list[Process]]:
     (job.folder / "kind").write_text(kind)
     stand(job)
     return look(job)
 
 
 def innermost(process: Process) -> str:
-    return frames_of(process)[-1].function
+    return main_frames(process)[-1].function
 
 
 @pytest.mark.e2e
@@ -165,16 +166,16 @@ def shows(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_who_is_last_in_a_job_that_goes_on_is_not_accused() -> None:
-    accused = Naming(ranks=(1,), nodes=("n0",), how="apart", reason="alone")
+    accused = BlockingRanks(ranks=(1,), nodes=("n0",), how="apart", reason="alone")
 
-    def seen(came: int) -> Traced:
+    def seen(came: int) -> JobStacks:
         groups = (Collective(group="g", entered=came, completed=came),)
         flights = tuple(Flight(node="n0", rank=rank, groups=groups) for rank in (0, 1))
-        return Traced(at=0.0, naming=accused, traces=(Trace(node="n0", at=0.0, flights=flights),))
+        return JobStacks(at=0.0, naming=accused, traces=(Trace(node="n0", at=0.0, flights=flights),))
 
-    assert acquitted(seen(5), seen(5), steps=0) == accused
-    assert not acquitted(seen(5), seen(7), steps=0).ranks
-    assert not acquitted(seen(5), seen(5), steps=2).ranks
+    assert acquit_if_moving(seen(5), seen(5), steps=0) == accused
+    assert not acquit_if_moving(seen(5), seen(7), steps=0).ranks
+    assert not acquit_if_moving(seen(5), seen(5), steps=2).ranks
 
 
 def test_without_a_run(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,14 +186,14 @@ def test_without_a_run(tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert "--rounds takes 1 to 100" in capsys.readouterr().err
 
 
-def look_of(named: Naming, **states: str) -> Traced:
+def look_of(named: BlockingRanks, **states: str) -> JobStacks:
     """Ranks on one node, by their states."""
     found = [Process(node="n0", rank=int(name[1:]), pid=1, state=state) for name, state in states.items()]
-    return Traced(at=0.0, naming=named, traces=(Trace(node="n0", at=0.0, processes=tuple(found)),))
+    return JobStacks(at=0.0, naming=named, traces=(Trace(node="n0", at=0.0, processes=tuple(found)),))
 
 
-LATE = Naming(ranks=(0,), nodes=("n0",), how="missing", reason="rank 0 has not come")
-STOPPED = Naming(ranks=(1,), nodes=("n0",), how="stopped", hard=True, reason="rank 1 is stopped")
+LATE = BlockingRanks(ranks=(0,), nodes=("n0",), how="missing", reason="rank 0 has not come")
+STOPPED = BlockingRanks(ranks=(1,), nodes=("n0",), how="stopped", hard=True, reason="rank 1 is stopped")
 
 
 @pytest.mark.parametrize(
@@ -201,7 +202,7 @@ STOPPED = Naming(ranks=(1,), nodes=("n0",), how="stopped", hard=True, reason="ra
         # The others still made a step after the first look: the second one knows who keeps them from more.
         ([look_of(LATE, r0="S", r1="S"), look_of(STOPPED, r0="S", r1="T")], [], "rank 1 is stopped"),
         ([look_of(LATE, r0="S", r1="S"), look_of(LATE, r0="S", r1="S")], [], "the job goes on"),
-        ([look_of(Naming(reason="every rank is stopped"), r0="T")], [], "rank 0 is stopped, and no rank runs"),
+        ([look_of(BlockingRanks(reason="every rank is stopped"), r0="T")], [], "rank 0 is stopped, and no rank runs"),
         (
             [look_of(LATE, r0="S"), look_of(LATE, r0="S"), look_of(STOPPED, r0="S", r1="T")],
             ["--rounds", "3"],
@@ -210,16 +211,16 @@ STOPPED = Naming(ranks=(1,), nodes=("n0",), how="stopped", hard=True, reason="ra
     ],
 )
 def test_a_stopped_process_is_told_at_once(
-    looks: list[Traced],
+    looks: list[JobStacks],
     flags: list[str],
     told: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     answers, steps = iter(looks), iter((5, 7))
-    monkeypatch.setattr("holdfast.cli.runs.looked_at", lambda args: None)
-    monkeypatch.setattr(trace, "_ask", lambda run_dir, args: next(answers))
-    monkeypatch.setattr(trace, "_step", lambda run_dir: next(steps))
+    monkeypatch.setattr("holdfast.cli.run_dirs.run_selection.run_to_read", lambda args: None)
+    monkeypatch.setattr(trace, "_ask_trace", lambda run_dir, args: next(answers))
+    monkeypatch.setattr(trace, "_read_step", lambda run_dir: next(steps))
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     assert main(["trace", *flags]) == 0
     assert told in capsys.readouterr().out.splitlines()[0]

@@ -10,11 +10,11 @@ from typing import Any
 import psutil
 import pytest
 
-from holdfast.cli.api import ask
-from holdfast.wire.controller_call import NotRunning
+from holdfast.cli.run_dirs.controller_client import ask_controller
+from holdfast.wire.controller_socket import ControllerNotRunning
 from tests.cli.conftest import Start
 from tests.cli.driver import ROOT, TRAIN, Job, below
-from tests.wire.test_listing import git
+from tests.wire.test_release_files import git
 
 pytestmark = pytest.mark.e2e
 
@@ -84,8 +84,8 @@ def code(tmp_path: Path, start: Start) -> Code:
 
 def fates(job: Job) -> dict[int, str]:
     try:
-        told = ask(job.run_dir, "/api/v1/releases")
-    except (NotRunning, OSError):
+        told = ask_controller(job.run_dir, "/api/v1/releases")
+    except (ControllerNotRunning, OSError):
         return {}
     return {one["release"]["number"]: one["fate"] for one in told["releases"]}
 
@@ -248,7 +248,7 @@ def test_ranks_are_forked_from_the_zygote_that_is_there(code: Code) -> None:
     assert done.returncode == 0, done.stderr
     assert (code.notes()[-1]["name"], code.notes()[-1]["lr"]) == ("two", "3")
     assert all(note["forked"] for note in code.notes())
-    fresh = job.until(lambda: below(job.holder("n0"), "holdfast.client.zygote"), "another zygote")
+    fresh = job.until(lambda: below(job.holder("n0"), "holdfast.client.boot.zygote"), "another zygote")
     assert "LR" not in psutil.Process(job.agent("n0")).environ()
     assert psutil.Process(fresh).environ()["LR"] == "3", "what is imported there sees it, too"
     job.finish()

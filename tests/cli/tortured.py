@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from benchmarks._torture_scene import KEEP_NODES, SCRIPT, Came, Scene, differing
-from holdfast.chaos import faulty
+from holdfast.chaos import faulty_storage
 from tests.cli.conftest import Start
 from tests.cli.driver import ROOT, Job
 
@@ -57,9 +57,9 @@ class Storage:
         self.url = f"faulty://{self.folder}"
         self._control = tmp_path / "control"
         self.be("ok")
-        faulty.known_in(tmp_path / "site")
+        faulty_storage.register_in(tmp_path / "site")
         path = os.pathsep.join([str(tmp_path / "site"), str(ROOT)])
-        self.env = {faulty.CONTROL: str(self._control), "PYTHONPATH": path}
+        self.env = {faulty_storage.CONTROL: str(self._control), "PYTHONPATH": path}
 
     def be(self, what: str) -> None:
         self._control.write_text(what)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from holdfast.wire import keeping
-from holdfast.wire.slot import SLOT_BYTES, open_arena
+from holdfast.wire import keeper_messages
+from holdfast.wire.rank_memory.slot_reader import SLOT_BYTES, open_slot_memory
 from tests.client.fake_keeper import FakeKeeper
 
 ROOT = Path(__file__).parents[2]
@@ -139,7 +139,7 @@ def arena() -> Iterator[tuple[str, mmap.mmap]]:
     fd = os.memfd_create("slots")
     os.ftruncate(fd, 4 * SLOT_BYTES)
     path = f"/proc/{os.getpid()}/fd/{fd}"
-    with open_arena(path) as memory:
+    with open_slot_memory(path) as memory:
         yield path, memory
     os.close(fd)
 
@@ -164,6 +164,6 @@ def _text(path: Path) -> str:
 def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKeeper]:
     """A keeper on this node."""
     fake = FakeKeeper(tmp_path)
-    monkeypatch.setenv(keeping.KEEPER, str(fake.path))
+    monkeypatch.setenv(keeper_messages.KEEPER, str(fake.path))
     yield fake
     fake.close()

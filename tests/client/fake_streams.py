@@ -21,7 +21,7 @@ class FakeStream:
 
 
 class FakeStreams:
-    """As holdfast.client.streams.Streams; nothing happens before `pump` or `sync`."""
+    """As holdfast.client.snapshot.cuda_streams.CudaStreams; nothing happens before `pump` or `sync`."""
 
     def __init__(self, seed: int) -> None:
         self.device = torch.device("cpu")
@@ -33,17 +33,17 @@ class FakeStreams:
         self.synced = 0
         self._lock = threading.RLock()
 
-    def here(self) -> None:
+    def use_device(self) -> None:
         pass
 
-    def compute(self) -> FakeStream:
+    def compute_stream(self) -> FakeStream:
         return self.main
 
     def run(self, stream: FakeStream, work: Callable[[], object]) -> None:
         with _Captured(lambda piece: self._add(stream, piece)):
             work()
 
-    def record(self, stream: FakeStream) -> FakeEvent:
+    def record_event(self, stream: FakeStream) -> FakeEvent:
         event = FakeEvent()
         self._add(stream, event)
         return event
@@ -51,7 +51,7 @@ class FakeStreams:
     def wait(self, stream: FakeStream, event: FakeEvent) -> None:
         self._add(stream, (event,))
 
-    def passed(self, event: FakeEvent) -> bool:
+    def is_passed(self, event: FakeEvent) -> bool:
         return event.done
 
     def sync(self, event: FakeEvent) -> None:
@@ -67,10 +67,10 @@ class FakeStreams:
     def is_capturing(self) -> bool:
         return self.capturing
 
-    def host(self, size: int) -> torch.Tensor:
+    def host_buffer(self, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.uint8)
 
-    def room(self) -> int:
+    def free_bytes(self) -> int:
         return 1 << 40
 
     def pump(self, pieces: int = 1) -> bool:

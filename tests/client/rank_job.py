@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
-from holdfast.checkpoint import copying
+from holdfast.checkpoint import memory_copy
 
 FEATURES, BATCH = 12, 4
 
@@ -55,13 +55,13 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 def die_while_copying(after: int) -> None:
     """The rank is killed in the middle of the copies of a snapshot."""
-    run = copying.Copier.run
+    run = memory_copy.MemoryCopier.copy_moves
 
-    def some(self: copying.Copier, moves: object) -> None:
+    def some(self: memory_copy.MemoryCopier, moves: object) -> None:
         run(self, list(moves)[:after])  # type: ignore[call-overload]
         os.kill(os.getpid(), signal.SIGKILL)
 
-    copying.Copier.run = some  # type: ignore[method-assign]
+    memory_copy.MemoryCopier.copy_moves = some  # type: ignore[method-assign]
 
 
 def main() -> None:

@@ -9,7 +9,15 @@ import socket
 import subprocess
 import sys
 
-from holdfast.wire.zygote import PACKET_BYTES, Fork, Forked, ForkFailed, Warm, encode, from_zygote
+from holdfast.wire.zygote_messages import (
+    PACKET_BYTES,
+    ForkFailed,
+    ForkRank,
+    RankForked,
+    ZygoteReady,
+    encode,
+    from_zygote,
+)
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -34,7 +42,7 @@ def main() -> None:
     os.environ.pop("LC_CTYPE", None)  # Python sets it for itself where there is no locale
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * PACKET_BYTES)
-    command = [sys.executable, "-u", "-m", "holdfast.client.zygote", "--fd", str(theirs.fileno())]
+    command = [sys.executable, "-u", "-m", "holdfast.client.boot.zygote", "--fd", str(theirs.fileno())]
     preload = [word for name in sys.argv[1:] for word in ("--preload", name)]
     zygote = subprocess.Popen(command + preload, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
     theirs.close()
@@ -53,7 +61,7 @@ def main() -> None:
                 break
             *lines, rest = (rest + text).split(b"\n")
             for line in lines:
-                ours.send(encode(Fork(**json.loads(line))))
+                ours.send(encode(ForkRank(**json.loads(line))))
         if ours.fileno() in ready:
             packet = ours.recv(PACKET_BYTES)
             if not packet:
@@ -61,12 +69,12 @@ def main() -> None:
                 say(lost=zygote.pid)
                 continue
             match from_zygote(packet):
-                case Forked(key=key, pid=pid):
+                case RankForked(key=key, pid=pid):
                     keys[pid] = key
                     say(key=key, pid=pid)
                 case ForkFailed(key=key, error=error):
                     say(key=key, error=error)
-                case Warm() as warm:
+                case ZygoteReady() as warm:
                     say(modules=warm.modules, threads=warm.threads, skipped=warm.skipped)
         reap(keys, ended)
     ours.close()

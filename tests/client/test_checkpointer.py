@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.client.checkpointer import Checkpointer
+from holdfast.client.checkpointing.checkpointer import Checkpointer
 from tests.client.fake_keeper import FakeKeeper
 from tests.client.job import OPTIMIZERS, Job, same
 
@@ -73,7 +73,7 @@ def test_never_torn_never_stale(keeper: FakeKeeper) -> None:
         assert ckpt.save(step)
         tensor.fill_(-1)
         if step % 10 == 0:
-            sealed = arena.sealed()
+            sealed = arena.list_sealed()
             assert [one.step for one in sealed] == [step, step - 1]
             other = {"a": torch.zeros(1000), "b": {"v": torch.zeros(3)}, "n": 0}
             again = Checkpointer(state_dict=other)
@@ -110,7 +110,7 @@ def test_a_state_that_changes_its_form(keeper: FakeKeeper, capfd: pytest.Capture
     job.train(3, 4)
     assert "the state is laid out anew" in capfd.readouterr().err
     assert "model.more" in {item.spec.key for item in job.ckpt._snapshots.layout.items}  # type: ignore[union-attr]
-    assert [sealed.step for sealed in keeper.arena().sealed()] == [4, 3]
+    assert [sealed.step for sealed in keeper.arena().list_sealed()] == [4, 3]
 
 
 def test_own_state_dict(keeper: FakeKeeper) -> None:

@@ -12,13 +12,13 @@ from torch import nn
 
 from holdfast.checkpoint import dcp
 from holdfast.checkpoint.arena import Arena
-from holdfast.checkpoint.link import KeeperError, Link
-from holdfast.checkpoint.state import StateError
-from holdfast.client import checkpointer
-from holdfast.client.checkpointer import Checkpointer
-from holdfast.client.progress import Progress
-from holdfast.wire import keeping
-from holdfast.wire.slot import read
+from holdfast.checkpoint.keeper_client import KeeperClient, KeeperError
+from holdfast.checkpoint.state_image import StateError
+from holdfast.client.checkpointing import checkpointer
+from holdfast.client.checkpointing.checkpointer import Checkpointer
+from holdfast.client.training.progress import RankProgress
+from holdfast.wire import keeper_messages
+from holdfast.wire.rank_memory.slot_reader import read_slot
 from tests.client.fake_keeper import FakeKeeper
 from tests.client.job import Job, same
 
@@ -26,24 +26,24 @@ from tests.client.job import Job, same
 def test_a_slot_that_is_read_is_not_waited_for(keeper: FakeKeeper) -> None:
     job = Job(0).train(1, 2)
     arena = keeper.arena()
-    for sealed in arena.sealed():
+    for sealed in arena.list_sealed():
         assert arena.pin(sealed.slot, sealed.seq)
     assert job.ckpt.save(3) is False and job.ckpt.skipped == 1
-    arena.unpin(arena.sealed()[1].slot)
+    arena.unpin(arena.list_sealed()[1].slot)
     assert job.ckpt.save(4)
-    assert [sealed.step for sealed in arena.sealed()] == [4, 2]
+    assert [sealed.step for sealed in arena.list_sealed()] == [4, 2]
 
 
 def test_restored_snapshots_outlive_the_next_write(keeper: FakeKeeper) -> None:
     Job(0).train(1, 7)
     arena = keeper.arena()
-    older = arena.sealed()[1]
-    keeper.answer = keeping.State(source="memory", step=6, arena=keeper._path(0), slot=older.slot)
+    older = arena.list_sealed()[1]
+    keeper.answer = keeper_messages.StateGrant(source="memory", step=6, arena=keeper._path(0), slot=older.slot)
     again = Job(1)
     assert again.ckpt.restore() == 6
-    assert [sealed.step for sealed in arena.sealed()] == [6], "step 7 was abandoned"
+    assert [sealed.step for sealed in arena.list_sealed()] == [6], "step 7 was abandoned"
     again.train(7, 7)
-    assert [sealed.step for sealed in arena.sealed()] == [7, 6]
+    assert [sealed.step for sealed in arena.list_sealed()] == [7, 6]
 
 
 def test_the_node_is_told_when_the_state_is_there(
@@ -52,33 +52,33 @@ def test_the_node_is_told_when_the_state_is_there(
     path, memory = arena
     for generation, step in ((1, 0), (2, 3)):
         monkeypatch.setenv("HOLDFAST_SLOT", f"{path}:{generation}")
-        progress = Progress()
+        progress = RankProgress()
         monkeypatch.setattr(checkpointer, "here", progress)
         job = Job(0)
-        before = read(memory, generation)
+        before = read_slot(memory, generation)
         assert (before is None or before.restored_at == 0.0) and job.ckpt.restore() == step
-        now = read(memory, generation)
+        now = read_slot(memory, generation)
         assert now and 0.0 < now.restored_at <= time.monotonic() and now.grouped_at == 0.0
         if generation == 1:
             job.train(1, 3)
-            newest = keeper.arena().sealed()[0]
-            keeper.answer = keeping.State(source="memory", step=3, arena=keeper._path(0), slot=newest.slot)
+            newest = keeper.arena().list_sealed()[0]
+            keeper.answer = keeper_messages.StateGrant(source="memory", step=3, arena=keeper._path(0), slot=newest.slot)
 
 
 def test_from_a_peer(keeper: FakeKeeper) -> None:
     wanted = copy.deepcopy(dict(Job(0).train(1, 3).model.state_dict()))
     fetched = os.memfd_create("fetched")
     os.write(fetched, keeper.arena().memory[:])
-    slot = keeper.arena().sealed()[0].slot
+    slot = keeper.arena().list_sealed()[0].slot
     keeper.make(_other(keeper.wants[0]))  # this node has nothing
-    keeper.answer = keeping.State(source="peer", step=3, arena=f"/proc/self/fd/{fetched}", slot=slot)
+    keeper.answer = keeper_messages.StateGrant(source="peer", step=3, arena=f"/proc/self/fd/{fetched}", slot=slot)
     again = Job(1)
     assert again.ckpt.restore() == 3
     assert same(dict(again.model.state_dict()), wanted)
     os.close(fetched)
 
 
-def _other(want: keeping.Want) -> keeping.Want:
+def _other(want: keeper_messages.ArenaRequest) -> keeper_messages.ArenaRequest:
     return msgspec.structs.replace(want, layout="00" * 32)
 
 
@@ -88,8 +88,10 @@ def test_what_the_keeper_hears(keeper: FakeKeeper, tmp_path: Path) -> None:
     arena = keeper.arena()
     assert (want.rank, want.world, want.slots, arena.slots) == (0, 1, 4, 4)
     assert want.share == ((0, want.image_bytes),)
-    assert want.storage == keeping.Storage(url=str(tmp_path / "x"), every_s=120.0, keep=5, keep_every=100)
-    metadata = dcp.read(Path(want.metadata_path).read_bytes())
+    assert want.storage == keeper_messages.CheckpointPolicy(
+        url=str(tmp_path / "x"), every_s=120.0, keep=5, keep_every=100
+    )
+    metadata = dcp.decode_metadata(Path(want.metadata_path).read_bytes())
     assert "model.first.weight" in metadata.state_dict_metadata
     assert "optimizer.state.first.weight.exp_avg" in metadata.state_dict_metadata
     assert not list((tmp_path / "x").iterdir()), "writing is the keeper's work"
@@ -104,22 +106,22 @@ def test_a_keeper_that_comes_back(keeper: FakeKeeper) -> None:
 
 
 def test_a_keeper_that_says_no(keeper: FakeKeeper) -> None:
-    keeper.answer = keeping.Denied(why="snapshots would take 3 GB of 2 GB")
+    keeper.answer = keeper_messages.KeeperRefusal(why="snapshots would take 3 GB of 2 GB")
     with pytest.raises(KeeperError, match="snapshots would take 3 GB of 2 GB"):
         Job(0)
 
 
 def test_a_keeper_that_is_gone(tmp_path: Path) -> None:
-    link = Link(str(tmp_path / "nobody"), lost_s=0.3)
+    link = KeeperClient(str(tmp_path / "nobody"), lost_s=0.3)
     with pytest.raises(KeeperError, match="does not answer"):
-        link.resume(keeping.Resume(rank=0, generation=0))
+        link.request_state(keeper_messages.StateRequest(rank=0, generation=0))
 
 
 def test_a_snapshot_of_another_model(keeper: FakeKeeper) -> None:
     Job(0).train(1, 2)
-    slot, path = keeper.arena().sealed()[0].slot, os.memfd_create("old")
+    slot, path = keeper.arena().list_sealed()[0].slot, os.memfd_create("old")
     os.write(path, keeper.arena().memory[:])
-    keeper.answer = keeping.State(source="memory", step=2, arena=f"/proc/self/fd/{path}", slot=slot)
+    keeper.answer = keeper_messages.StateGrant(source="memory", step=2, arena=f"/proc/self/fd/{path}", slot=slot)
     ckpt = Checkpointer(model=nn.Linear(3, 3))
     with pytest.raises(StateError, match="laid out for another model or optimizer"):
         ckpt.restore()

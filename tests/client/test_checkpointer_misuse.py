@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import holdfast
-from holdfast.checkpoint.state import StateError
-from holdfast.client.checkpointer import Checkpointer
+from holdfast.checkpoint.state_image import StateError
+from holdfast.client.checkpointing.checkpointer import Checkpointer
 from tests.client.fake_keeper import FakeKeeper
 from tests.client.job import Job
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
 from holdfast.checkpoint import dcp
-from holdfast.wire import keeping
+from holdfast.wire import keeper_messages
 from tests.client.conftest import Ended, Rank, Zygote
 from tests.client.fake_keeper import FakeKeeper
 
@@ -30,7 +30,7 @@ class Job:
     def __init__(self, zygote: Zygote, group: Group, keeper: FakeKeeper | None = None) -> None:
         self._zygote = zygote
         self._group = group
-        self._env = {keeping.KEEPER: str(keeper.path)} if keeper else {}
+        self._env = {keeper_messages.KEEPER: str(keeper.path)} if keeper else {}
 
     def run(self, world: int, *argv: str) -> list[Ended]:
         told = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), **self._env}
@@ -102,7 +102,7 @@ def test_on_storage(warm: Zygote, group: Group, tmp_path: Path, how: str, world:
     again = job.told(world, how, "6", "--path", path, "--seed", "3")
     assert {tuple(told[:2]) for told in again} == {("4", "storage")}
     assert [told[2:] for told in again] == reference
-    metadata = dcp.read(Path(path, "step-00000004", ".metadata").read_bytes())
+    metadata = dcp.decode_metadata(Path(path, "step-00000004", ".metadata").read_bytes())
     chunks = {name: found for name, found in metadata.state_dict_metadata.items() if name.startswith("model.0.weight")}
     cells = [prod(chunk.sizes) for found in chunks.values() for chunk in found.chunks]  # type: ignore[union-attr]
     assert sum(cells) == 36 * 12, "what replicas share is there once"

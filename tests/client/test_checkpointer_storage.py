@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.retention import find
-from holdfast.checkpoint.state import StateError
+from holdfast.checkpoint.retention import find_checkpoints
+from holdfast.checkpoint.state_image import StateError
 from tests.client.job import OPTIMIZERS, Job, same
 
 
@@ -63,7 +63,7 @@ def test_storage_that_fails_stops_nobody(tmp_path: Path, capfd: pytest.CaptureFi
 
 
 def steps_in(folder: Path) -> list[int]:
-    return [found.step for found in find(str(folder)) if found.ok]
+    return [found.step for found in find_checkpoints(str(folder)) if found.ok]
 
 
 def test_the_end_keeps_the_newest_step(tmp_path: Path) -> None:

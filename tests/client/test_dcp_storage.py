@@ -11,9 +11,9 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
-from holdfast.checkpoint import persist
-from holdfast.checkpoint.dcp import Reader, Writer, read
-from holdfast.wire import keeping
+from holdfast.checkpoint import checkpoint_save
+from holdfast.checkpoint.dcp import Reader, Writer, decode_metadata
+from holdfast.wire import keeper_messages
 from tests.client.conftest import ROOT, Ended, Zygote
 from tests.client.fake_keeper import FakeKeeper
 from tests.client.job import same
@@ -54,14 +54,14 @@ def test_two_writers_of_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     first, second = Writer(str(tmp_path)), Writer(str(tmp_path))
     torch_dcp.save(state_of(1), checkpoint_id="step-1", storage_writer=first)
     torch_dcp.save(state_of(2), checkpoint_id="step-2", storage_writer=second)
-    collect = persist.collect
+    collect = checkpoint_save.collect_parts
 
     def interrupted(*args: Any) -> Any:
         monkeypatch.undo()
         torch_dcp.save(state_of(4), checkpoint_id="step-4", storage_writer=second)
         return collect(*args)
 
-    monkeypatch.setattr(persist, "collect", interrupted)
+    monkeypatch.setattr(checkpoint_save, "collect_parts", interrupted)
     mend = "of groups or writers that save at the same time each needs a path of its own"
     with pytest.raises(CheckpointException, match=mend):
         torch_dcp.save(state_of(3), checkpoint_id="step-3", storage_writer=first)
@@ -80,7 +80,7 @@ def test_in_memory(keeper: FakeKeeper, tmp_path: Path) -> None:
     for step in (7, 2, 3):
         torch_dcp.save(state_of(step), checkpoint_id=str(step), storage_writer=writer)
     want = keeper.wants[0]
-    assert [(sealed.step, sealed.flags) for sealed in keeper.arena().sealed()] == [(3, 4), (2, 4)]
+    assert [(sealed.step, sealed.flags) for sealed in keeper.arena().list_sealed()] == [(3, 4), (2, 4)]
     assert want.storage is not None and want.storage.url == str(tmp_path / "checkpoints")
     assert not (tmp_path / "checkpoints").exists(), "writing is the keeper's work"
     loaded = state_of(6)
@@ -89,11 +89,11 @@ def test_in_memory(keeper: FakeKeeper, tmp_path: Path) -> None:
     # What the keeper would write is a checkpoint that torch alone can read.
     folder = tmp_path / "by-hand"
     folder.mkdir()
-    image = keeper.arena().image(keeper.arena().sealed()[0].slot)
+    image = keeper.arena().slot_image(keeper.arena().list_sealed()[0].slot)
     (folder / "__0_0.distcp").write_bytes(b"".join(image[start:end] for start, end in want.share))
     metadata = Path(want.metadata_path).read_bytes()
     (folder / ".metadata").write_bytes(metadata)
-    assert "model.0.weight" in read(metadata).state_dict_metadata
+    assert "model.0.weight" in decode_metadata(metadata).state_dict_metadata
     again = state_of(6)
     torch_dcp.load(again, checkpoint_id=folder)
     assert same(again, state_of(3))
@@ -157,7 +157,7 @@ def test_ranks(warm: Zygote, group: Group, keeper: FakeKeeper, tmp_path: Path, c
     how, agent = case.split()[0], case.endswith("agent")
     script, path = tmp_path / "script.py", str(tmp_path / "checkpoints")
     script.write_text(RANKS)
-    told = {"WORLD_SIZE": "2", "PYTHONPATH": str(ROOT), keeping.KEEPER: str(keeper.path) if agent else ""}
+    told = {"WORLD_SIZE": "2", "PYTHONPATH": str(ROOT), keeper_messages.KEEPER: str(keeper.path) if agent else ""}
 
     def run(*argv: str) -> list[Ended]:
         envs = [env | told for env in group()[:2]]

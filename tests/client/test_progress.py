@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.client.progress import Progress
-from holdfast.wire.slot import Reading, read
+from holdfast.client.training.progress import RankProgress
+from holdfast.wire.rank_memory.slot_reader import SlotReading, read_slot
 
 ROOT = Path(__file__).parents[2]
 Arena = tuple[str, mmap.mmap]
@@ -39,20 +39,20 @@ class Near:
 
 
 @pytest.fixture
-def progress(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> Progress:
+def progress(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> RankProgress:
     monkeypatch.setenv("HOLDFAST_SLOT", f"{arena[0]}:2")
     monkeypatch.setenv("HOLDFAST_GENERATION", "5")
     monkeypatch.setenv("RANK", "11")
-    return Progress()
+    return RankProgress()
 
 
-def told(arena: Arena) -> Reading:
-    now = read(arena[1], 2)
+def told(arena: Arena) -> SlotReading:
+    now = read_slot(arena[1], 2)
     assert now
     return now
 
 
-def test_a_step_is_told(progress: Progress, arena: Arena) -> None:
+def test_a_step_is_told(progress: RankProgress, arena: Arena) -> None:
     progress.step(3, loss=1.5, grad_norm=Near())
     now = told(arena)
     assert (now.generation, now.rank, now.pid) == (5, 11, os.getpid())
@@ -63,14 +63,14 @@ def test_a_step_is_told(progress: Progress, arena: Arena) -> None:
     assert (now.step, now.loss_step, now.first_bad_step) == (5, 4, 4)
 
 
-def test_a_tensor_elsewhere_is_not_waited_for(progress: Progress, arena: Arena) -> None:
+def test_a_tensor_elsewhere_is_not_waited_for(progress: RankProgress, arena: Arena) -> None:
     progress.step(3, loss=Far())
     progress.step(Far())  # type: ignore[arg-type]
     assert told(arena).loss is None
 
 
 @pytest.mark.parametrize("nonsense", ["words", object(), [1], 1 << 70, -3, math.nan, None, Far()])
-def test_nothing_raises(progress: Progress, arena: Arena, nonsense: object) -> None:
+def test_nothing_raises(progress: RankProgress, arena: Arena, nonsense: object) -> None:
     progress.step(nonsense)  # type: ignore[arg-type]
     progress.step(7, loss=nonsense, grad_norm=nonsense)
     progress.step(8)
@@ -80,7 +80,7 @@ def test_nothing_raises(progress: Progress, arena: Arena, nonsense: object) -> N
         pass
 
 
-def test_phases_nest(progress: Progress, arena: Arena) -> None:
+def test_phases_nest(progress: RankProgress, arena: Arena) -> None:
     progress.phase("train")
     with progress.phase("eval"):
         assert told(arena).phase == "eval"
@@ -92,18 +92,18 @@ def test_phases_nest(progress: Progress, arena: Arena) -> None:
     assert told(arena).phase == "train"
 
 
-def test_a_told_step_supersedes_the_count_for_good(progress: Progress, arena: Arena) -> None:
-    assert progress.slot()
-    progress.count(1)
+def test_a_told_step_supersedes_the_count_for_good(progress: RankProgress, arena: Arena) -> None:
+    assert progress.find_slot()
+    progress.count_steps(1)
     assert told(arena).step == -1  # the script may be about to tell its own
-    progress.count(2)
+    progress.count_steps(2)
     assert (told(arena).step, told(arena).counted, told(arena).first_step) == (2, True, 1)
     progress.step(100)
-    progress.count(3)
+    progress.count_steps(3)
     assert (told(arena).step, told(arena).counted, told(arena).first_step) == (100, False, 100)
 
 
-def test_children_of_the_rank_say_nothing(progress: Progress, arena: Arena) -> None:
+def test_children_of_the_rank_say_nothing(progress: RankProgress, arena: Arena) -> None:
     progress.step(1)
     child = os.fork()
     if child == 0:
@@ -116,7 +116,7 @@ def test_children_of_the_rank_say_nothing(progress: Progress, arena: Arena) -> N
     assert (told(arena).step, told(arena).pid, told(arena).phase) == (1, os.getpid(), "")
 
 
-def stepped(progress: Progress, *steps: int) -> int:
+def stepped(progress: RankProgress, *steps: int) -> int:
     """A child of the rank that makes these steps, lives until it is told to end, and then has a code; its pid."""
     said, says = os.pipe()
     child = os.fork()
@@ -131,8 +131,8 @@ def stepped(progress: Progress, *steps: int) -> int:
     return child
 
 
-def test_the_first_child_that_steps_speaks_for_a_rank_that_does_not(progress: Progress, arena: Arena) -> None:
-    assert progress.slot()
+def test_the_first_child_that_steps_speaks_for_a_rank_that_does_not(progress: RankProgress, arena: Arena) -> None:
+    assert progress.find_slot()
     first = stepped(progress, 1, 2)
     try:
         assert (told(arena).step, told(arena).pid, told(arena).claimed) == (2, first, True)
@@ -140,56 +140,56 @@ def test_the_first_child_that_steps_speaks_for_a_rank_that_does_not(progress: Pr
         os.kill(second, signal.SIGKILL)
         os.waitpid(second, 0)
         progress.step(9)  # the rank itself, while another makes its steps
-        progress.grouped()
+        progress.on_group()
         progress.phase("eval")
-        progress.returned()
+        progress.on_returned()
         now = told(arena)
         assert (now.step, now.pid, now.rank, now.phase, now.ending) == (2, first, 11, "", "")
     finally:
         os.kill(first, signal.SIGKILL)
         os.waitpid(first, 0)
-    progress.returned()
+    progress.on_returned()
     now = told(arena)
     assert (now.step, now.pid, now.ending) == (2, os.getpid(), "returned")  # what the child told is not lost
-    progress.fail("ValueError: no")
+    progress.record_failure("ValueError: no")
     assert (told(arena).failure, told(arena).step) == ("ValueError: no", 2)
 
 
-def test_a_failure_is_told_whoever_makes_the_steps(progress: Progress, arena: Arena) -> None:
-    assert progress.slot()
+def test_a_failure_is_told_whoever_makes_the_steps(progress: RankProgress, arena: Arena) -> None:
+    assert progress.find_slot()
     child = stepped(progress, 4)
     try:
-        progress.fail("ProcessRaisedException")
+        progress.record_failure("ProcessRaisedException")
         assert (told(arena).failed, told(arena).step) == (True, 4)
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
 
 
-def test_counting_goes_on_where_a_child_has_ended(progress: Progress, arena: Arena) -> None:
-    assert progress.slot()
+def test_counting_goes_on_where_a_child_has_ended(progress: RankProgress, arena: Arena) -> None:
+    assert progress.find_slot()
     for _ in range(2):
         child = os.fork()
         if child == 0:
             for step in range(1, 6):
-                progress.count(step)
+                progress.count_steps(step)
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
     assert (told(arena).step, told(arena).counted, told(arena).first_step) == (10, True, 1)
 
 
 def test_a_child_takes_the_ranks_place_under_the_ranks_number(
-    progress: Progress, arena: Arena, monkeypatch: pytest.MonkeyPatch
+    progress: RankProgress, arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scripts that start processes of their own give them numbers of their own."""
-    assert progress.slot()
+    assert progress.find_slot()
     monkeypatch.setenv("RANK", "3")
     code = "import holdfast; holdfast.phase('x'); holdfast.step(5, loss=1.0)"
     subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, timeout=60)
     assert (told(arena).step, told(arena).rank, told(arena).loss) == (5, 11, 1.0)
 
 
-def test_the_next_generation_takes_the_slot(progress: Progress, arena: Arena) -> None:
+def test_the_next_generation_takes_the_slot(progress: RankProgress, arena: Arena) -> None:
     progress.step(1)
     code = "import holdfast; holdfast.step(0)"
     env = os.environ | {"PYTHONPATH": str(ROOT), "HOLDFAST_GENERATION": "6"}
@@ -202,20 +202,20 @@ def test_without_an_agent_there_is_nothing(place: str | None, monkeypatch: pytes
     monkeypatch.delenv("HOLDFAST_SLOT", raising=False)
     if place is not None:
         monkeypatch.setenv("HOLDFAST_SLOT", place)
-    progress = Progress()
+    progress = RankProgress()
     progress.step(1, loss=2.0)
     with progress.phase("eval"):
         pass
     model = object()
     assert progress.attach(model) is model
-    assert progress.slot() is None
+    assert progress.find_slot() is None
 
 
 def test_an_index_outside_the_arena_is_no_agent(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_SLOT", f"{arena[0]}:400")
-    progress = Progress()
+    progress = RankProgress()
     progress.step(1)
-    assert progress.slot() is None
+    assert progress.find_slot() is None
 
 
 def test_the_import_is_light() -> None:

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
-from holdfast.core.diagnose.alike import Alike, Told
-from holdfast.core.diagnose.replay import Group, Wave
-from holdfast.core.replaying import GroupLaunch, launches
+from holdfast.core.replay.dual_phase import ReplayGroup, ReplayWave
+from holdfast.core.replay.group_session import GroupLaunch, wave_launches
+from holdfast.core.replay.majority import GroupResult, ReplayMajority
 from holdfast.model.topology import Seat
-from holdfast.wire.replaying import environment, lines_in, told_in
-from holdfast.wire.slot import SLOT_BYTES
+from holdfast.wire.rank_memory.slot_reader import SLOT_BYTES
+from holdfast.wire.replay_environment import decode_signatures, replay_variables, signature_path
 from tests.client.conftest import Zygote
 
 SCRIPT = """
@@ -57,12 +57,12 @@ def envs_of(launch: GroupLaunch, port: int, folder: Path) -> list[dict[str, str]
     """What an agent gives to the ranks of a group."""
     shared = {"WORLD_SIZE": str(launch.world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     shared |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "HOLDFAST_GENERATION": "9"}
-    shared |= environment(launch.replay, str(folder / launch.replay.name))
+    shared |= replay_variables(launch.replay, str(folder / launch.replay.name))
     return [shared | {"RANK": str(seat.first_rank), "HOLDFAST_NODE": seat.node} for seat in launch.seats]
 
 
 def signed(folder: Path, rank: int) -> list[tuple[int, int, int | None]]:
-    return list(lines_in(Path(told_in(str(folder), rank)).read_bytes()))
+    return list(decode_signatures(Path(signature_path(str(folder), rank)).read_bytes()))
 
 
 def test_the_group_with_the_bad_node_differs(warm: Zygote, tmp_path: Path, stores: list[TCPStore], arena: Any) -> None:
@@ -88,8 +88,8 @@ def test_the_group_with_the_bad_node_differs(warm: Zygote, tmp_path: Path, store
 
     seats = tuple(Seat(node=f"n{x}", group_rank=x, first_rank=x, nproc=1) for x in range(6))
     cut = [("h0", ("n0", "n1")), ("h1", ("n2", "n3")), ("h2", ("n4", "n5"))]
-    wave = Wave(groups=tuple(Group(name=name, phase=1, repeat=1, nodes=nodes) for name, nodes in cut))
-    launched = launches(wave, seats, (), steps=3, not_after=4)
+    wave = ReplayWave(groups=tuple(ReplayGroup(name=name, phase=1, repeat=1, nodes=nodes) for name, nodes in cut))
+    launched = wave_launches(wave, seats, (), steps=3, not_after=4)
     envs = [env for launch in launched for env in envs_of(launch, new_port(), tmp_path / "replays")]
     for index, env in enumerate(envs):
         env["HOLDFAST_SLOT"] = f"{path}:{index}"
@@ -99,10 +99,10 @@ def test_the_group_with_the_bad_node_differs(warm: Zygote, tmp_path: Path, store
     for launch in launched:
         heard = {rank: signed(tmp_path / "replays" / launch.replay.name, rank) for rank in range(2)}
         marks = {(step, rank): state for rank, lines in heard.items() for step, state, _ in lines}
-        found[launch.group.name] = Told(marks=marks)
+        found[launch.group.name] = GroupResult(marks=marks)
         assert {step for step, _ in marks} == {5, 6, 7}, "from the checkpoint of step 4, three steps on"
         assert all(sent for lines in heard.values() for _, _, sent in lines), "gradients are signed before their sum"
-    assert Alike().heard(found) == {"h0": False, "h1": False, "h2": True}
+    assert ReplayMajority().judge_wave(found) == {"h0": False, "h1": False, "h2": True}
     assert sorted(str(path) for path in ckpt.rglob("*")) == trained, "nothing was published"
     assert out.read_text().split() == ["4"] * 3
     assert (tmp_path / "replays" / "1-1-h2" / "out").read_text().split() == ["7", "7"]

@@ -12,25 +12,33 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from holdfast.config import Settings
-from holdfast.controller.api import Door, make_app
-from holdfast.controller.audit import Audit
-from holdfast.controller.door import ANY_NODE, Admit, AtPort, Caller, Refusal, Right, badge_of
-from holdfast.controller.hands import Hands
-from holdfast.controller.loop import Controller
-from holdfast.controller.minting import Minting
-from holdfast.core.node import Post
-from holdfast.journal.sqlite import SqliteJournal
+from holdfast.controller.access.access_control import (
+    ANY_NODE,
+    Admit,
+    Caller,
+    PortAccess,
+    Refusal,
+    Right,
+    make_user_token,
+)
+from holdfast.controller.access.audit_log import AuditLog
+from holdfast.controller.access.token_minting import TokenMinting
+from holdfast.controller.actions.action_executor import ActionExecutor
+from holdfast.controller.api import ApiEntrance, make_api
+from holdfast.controller.control_loop import Controller
+from holdfast.core.agent_protocol import Post
+from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Done, Errand
 from holdfast.model.event import Ended, Order, Phase
 from holdfast.model.signal import Beat
 from holdfast.model.topology import Job
-from holdfast.wire import messages
-from holdfast.wire.messages import Ack, Hello, Tell, Welcome
+from holdfast.wire import agent_messages
+from holdfast.wire.agent_messages import Ack, ErrandMessage, Hello, Welcome
 from tests.controller.fakes import FakeFleet, FakeStore
 
 TOKEN = "secret"
-HEADERS = {messages.TOKEN_HEADER: TOKEN}
+HEADERS = {agent_messages.TOKEN_HEADER: TOKEN}
 JOB = Job(run_id="r", min_nodes=1, max_nodes=1, can_acquire=False)
 
 
@@ -44,23 +52,25 @@ class Agent:
 
     async def hello(self, *, generation: int = 0, ready: bool = True, nproc: int = 1) -> None:
         hello = Hello(node=self.node, host="h", nproc=nproc, order=0, generation=generation, ready=ready)
-        await self.ws.send_bytes(messages.encode(hello))
+        await self.ws.send_bytes(agent_messages.encode(hello))
 
     async def beat(self, step: int, generation: int = 1) -> None:
         beat = Beat(node=self.node, generation=generation, step=step, at=1.0, first_step=1, first_at=1.0, counted=False)
-        await self.ws.send_bytes(messages.encode(beat))
+        await self.ws.send_bytes(agent_messages.encode(beat))
 
     async def post(self, body: Alarm | Ended | Done) -> None:
         self._seq += 1
-        await self.ws.send_bytes(messages.encode(Post(seq=self._seq, body=body)))
+        await self.ws.send_bytes(agent_messages.encode(Post(seq=self._seq, body=body)))
 
-    async def hear(self) -> Welcome | Ack | Tell:
-        heard: Welcome | Ack | Tell = messages.decode_from_controller(await self.ws.receive_bytes(timeout=10))
+    async def hear(self) -> Welcome | Ack | ErrandMessage:
+        heard: Welcome | Ack | ErrandMessage = agent_messages.decode_from_controller(
+            await self.ws.receive_bytes(timeout=10)
+        )
         return heard
 
     async def errand(self) -> Errand:
         """The next errand; whatever else comes before it is let pass."""
-        while not isinstance(heard := await self.hear(), Tell):
+        while not isinstance(heard := await self.hear(), ErrandMessage):
             pass
         return heard.errand
 
@@ -104,12 +114,12 @@ class Desk:
 
 def make(folder: Path, settings: Settings, fleet: FakeFleet) -> Controller:
     journal = SqliteJournal(folder / "journal.db")
-    return Controller(journal, settings, lambda c: Hands(fleet, FakeStore(), c.report))
+    return Controller(journal, settings, lambda c: ActionExecutor(fleet, FakeStore(), c.on_outcome))
 
 
 def admit(request: web.Request) -> Caller | Refusal:
     """People by the port's own rules; the token opens the place of agents too, who have other doors of their own."""
-    caller = AtPort(lambda: (badge_of("Ada", Right.ADMIN, TOKEN),), "controller.test")(request)
+    caller = PortAccess(lambda: (make_user_token("Ada", Right.ADMIN, TOKEN),), "controller.test")(request)
     return caller if isinstance(caller, Refusal) else msgspec.structs.replace(caller, node=ANY_NODE)
 
 
@@ -120,11 +130,11 @@ Open = Callable[..., contextlib.AbstractAsyncContextManager[Desk]]
 def desk_of(tmp_path: Path) -> Open:
     @contextlib.asynccontextmanager
     async def open_desk(
-        job: Job = JOB, settings: Settings | None = None, port: Admit = admit, minting: Minting | None = None
+        job: Job = JOB, settings: Settings | None = None, port: Admit = admit, minting: TokenMinting | None = None
     ) -> AsyncIterator[Desk]:
         controller = make(tmp_path, settings or Settings(), FakeFleet(can_acquire=job.can_acquire))
-        door = Door(port, Audit(tmp_path), minting=minting)
-        async with TestClient(TestServer(make_app(controller, door))) as client:
+        door = ApiEntrance(port, AuditLog(tmp_path), minting=minting)
+        async with TestClient(TestServer(make_api(controller, door))) as client:
             running = asyncio.create_task(controller.run(job))
             await asyncio.sleep(0)
             yield Desk(controller, client)
@@ -135,8 +145,8 @@ def desk_of(tmp_path: Path) -> Open:
 
 async def _end(controller: Controller, running: "asyncio.Task[int]") -> None:
     if not running.done():
-        controller.hear(Order(verb="stop", who="the test", now=True))
-        controller.hurry()
+        controller.process_event(Order(verb="stop", who="the test", now=True))
+        controller.end_at_once()
     async with asyncio.timeout(120):
         await _quietly(running)
 

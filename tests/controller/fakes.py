@@ -17,7 +17,7 @@ class FakeFleet:
         self.here += names
         return names
 
-    async def release(self, node: str, reason: str) -> None:
+    async def give_back(self, node: str, reason: str) -> None:
         await asyncio.sleep(0)
         if self.error:
             raise self.error

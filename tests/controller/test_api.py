@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast.controller.api import describe
-from holdfast.core.account import Use
-from holdfast.core.roles import Role
+from holdfast.controller.api import describe_api
+from holdfast.core.decide.node_roles import NodeRole
+from holdfast.core.record.ledger import TimeUse
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Phase, Progress
 from tests.controller.conftest import HEADERS, Desk, Open
@@ -145,9 +145,9 @@ async def test_metrics(desk_of: Open) -> None:
         assert 0 <= value["holdfast_ettr"] <= 1
         assert found["holdfast_incidents"].type == "counter"
         uses = {sample.labels["use"]: sample.value for sample in found["holdfast_spent_seconds"].samples}
-        assert set(uses) == {use.value for use in Use}
+        assert set(uses) == {use.value for use in TimeUse}
         roles = {sample.labels["role"]: sample.value for sample in found["holdfast_nodes"].samples}
-        assert roles == dict.fromkeys(Role, 0) | {"active": 1}
+        assert roles == dict.fromkeys(NodeRole, 0) | {"active": 1}
         assert (value["holdfast_changes"], value["holdfast_release"], value["holdfast_held"]) == (0, 1, 0)
         phases = {(s.labels["kind"], s.labels["phase"]) for s in found["holdfast_restart_seconds"].samples}
         assert {("incident", "stop"), ("incident", "first step")} <= phases
@@ -155,9 +155,9 @@ async def test_metrics(desk_of: Open) -> None:
 
 async def test_the_description_is_served_and_hangs_together(desk_of: Open) -> None:
     async with desk_of() as desk:
-        assert await get(desk, "/openapi.json") == json.loads(json.dumps(describe()))
+        assert await get(desk, "/openapi.json") == json.loads(json.dumps(describe_api()))
         served = {route.resource.canonical for route in desk.client.app.router.routes() if route.resource}
-    description = describe()
+    description = describe_api()
     assert description["openapi"].startswith("3.1")
     assert set(description["paths"]) | {"/agent", "/openapi.json"} == served
     schemas = description["components"]["schemas"]
@@ -179,7 +179,7 @@ async def test_numbers_that_are_none_are_valid_json(desk_of: Open) -> None:
         await desk.train()
         for number in (math.nan, math.inf, -math.inf):
             progress = Progress(generation=1, step=3, at=2.0, first_step=1, first_at=1.0, counted=True)
-            desk.controller.hear(msgspec.structs.replace(progress, grouped_at=number, restored_at=number))
+            desk.controller.process_event(msgspec.structs.replace(progress, grouped_at=number, restored_at=number))
         for path in ("/api/v1/entries", "/api/v1/status", "/api/v1/report"):
             answer = await desk.client.get(path, headers=HEADERS)
             assert answer.status == 200

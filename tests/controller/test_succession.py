@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from holdfast.cli.controller import Folder
+from holdfast.cli.launch.controller_main import NotesFolder
 from holdfast.config import Settings
-from holdfast.controller.api import Door, make_app
-from holdfast.controller.audit import Audit
-from holdfast.controller.hands import Hands
-from holdfast.controller.loop import Controller
-from holdfast.core.detect import deserted
-from holdfast.core.succession import IDS
-from holdfast.journal.sqlite import SqliteJournal
+from holdfast.controller.access.audit_log import AuditLog
+from holdfast.controller.actions.action_executor import ActionExecutor
+from holdfast.controller.api import ApiEntrance, make_api
+from holdfast.controller.control_loop import Controller
+from holdfast.core.decide.controller_takeover import IDS
+from holdfast.core.detect import missing_ranks
+from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.alarm import Alarm
-from holdfast.model.copy import Copy
 from holdfast.model.errand import Done, LaunchHere, StopHere
 from holdfast.model.event import Ended, Phase, Successor
 from holdfast.model.signal import Beat
-from holdfast.wire import messages
-from holdfast.wire.messages import Hello, Tell, Welcome
+from holdfast.model.state_copy import Copy
+from holdfast.wire import agent_messages
+from holdfast.wire.agent_messages import ErrandMessage, Hello, Welcome
 from tests.controller.conftest import JOB, Agent, Desk, Open, admit
 from tests.controller.fakes import FakeFleet, FakeStore
 
@@ -39,10 +39,10 @@ async def life(folder: Path) -> AsyncIterator[Lived]:
     """Killed at its end."""
     journal = SqliteJournal(folder / "journal.db", mark_path=folder / "journal.mark")
     fleet = FakeFleet(can_acquire=False)
-    controller = Controller(journal, Settings(), lambda c: Hands(fleet, FakeStore(), c.report))
+    controller = Controller(journal, Settings(), lambda c: ActionExecutor(fleet, FakeStore(), c.on_outcome))
     said: list[str] = []
-    controller.hands.say, controller.hands.notes = said.append, Folder(folder)
-    async with TestClient(TestServer(make_app(controller, Door(admit, Audit(folder))))) as client:
+    controller.hands.say, controller.hands.notes = said.append, NotesFolder(folder)
+    async with TestClient(TestServer(make_api(controller, ApiEntrance(admit, AuditLog(folder))))) as client:
         running = asyncio.create_task(controller.run(JOB))
         await asyncio.sleep(0.01)
         desk = Lived(controller, client)
@@ -66,7 +66,7 @@ async def back(desk: Desk, generation: int, epoch: int) -> Agent:
     """The agent of node a finds the next controller."""
     agent = await desk.link("a")
     hello = Hello(node="a", host="h", nproc=1, order=0, generation=generation, ready=True, epoch=epoch)
-    await agent.ws.send_bytes(messages.encode(hello))
+    await agent.ws.send_bytes(agent_messages.encode(hello))
     return agent
 
 
@@ -84,7 +84,7 @@ async def test_an_old_answer_is_not_believed_and_no_generation_comes_twice(tmp_p
         assert "generation 1 is ended where it still runs" in told
         agent = await back(second, 1, 1)
         stop = await agent.hear()
-        assert isinstance(stop, Tell) and isinstance(stop.errand, StopHere), "before it is welcome"
+        assert isinstance(stop, ErrandMessage) and isinstance(stop.errand, StopHere), "before it is welcome"
         assert (stop.errand.generation, stop.epoch) == (1, 2)
         copy = Copy(rank=0, step=9, node="a", layout="x", world=1, whole=True)
         await agent.post(Done(id=stop.errand.id, node="a", ok=True, copies=(copy,)))
@@ -99,7 +99,7 @@ async def test_ranks_that_the_journal_knows_are_not_touched(tmp_path: Path) -> N
         await first.train()
         first.controller.journal.flush()
         kept = {name: (tmp_path / name).read_bytes() for name in DB[:2]}
-        first.controller.hear(Ended(node="a", generation=9))
+        first.controller.process_event(Ended(node="a", generation=9))
         first.controller.journal.flush()
     drop(tmp_path, *DB)
     for name, content in kept.items():
@@ -123,7 +123,7 @@ async def test_nodes_that_know_of_more_than_both_files_are_believed(tmp_path: Pa
         assert (second.controller.epoch, second.said) == (1, [])
         agent = await back(second, 6, 4)
         stop = await agent.hear()
-        assert isinstance(stop, Tell) and isinstance(stop.errand, StopHere) and stop.errand.generation == 6
+        assert isinstance(stop, ErrandMessage) and isinstance(stop.errand, StopHere) and stop.errand.generation == 6
         assert (second.controller.epoch, stop.epoch, second.controller.ingest.epoch) == (5, 5, 5)
         told, waits = second.said
         assert told.startswith("the journal ends at entry 1, and the nodes know of more; generation 6 is ended")
@@ -146,12 +146,12 @@ async def test_a_mark_that_is_gone_is_told(tmp_path: Path) -> None:
 
 async def test_a_generation_without_ranks_is_an_alarm(desk_of: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the books say."""
-    monkeypatch.setattr(deserted, "_NEWS_S", 0.3)
+    monkeypatch.setattr(missing_ranks, "_NEWS_S", 0.3)
     async with desk_of() as desk:
         agent = await desk.train()
         beat = Beat(node="a", generation=1, step=2, at=2.0, first_step=1, first_at=1.0, counted=False, running=0)
         for _ in range(200):
-            await agent.ws.send_bytes(messages.encode(beat))
+            await agent.ws.send_bytes(agent_messages.encode(beat))
             if desk.controller.decider.phase is Phase.STOPPING:
                 break
             await asyncio.sleep(0.01)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.account import fold
-from holdfast.core.decider import Decider
+from holdfast.core.decide.decider import Decider
+from holdfast.core.record.ledger import fold_entries
 from holdfast.model.action import Acquire, Action, Launch, Say, Stop
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import (
@@ -26,7 +26,7 @@ from holdfast.model.event import (
     Tick,
 )
 from holdfast.model.topology import Job
-from holdfast.sim.checks import Watch
+from holdfast.sim.invariants import InvariantWatch
 
 NODES = [f"n{i}" for i in range(6)]
 CLASSES = [
@@ -43,7 +43,7 @@ class Run:
         self.rng = rng
         self.now = 0.0
         self.decider = Decider()
-        self.watch = Watch()
+        self.watch = InvariantWatch()
         self.entries: list[Entry] = []
         self.open: dict[int, Action] = {}
         low = rng.choice((1, 2, 3))
@@ -61,7 +61,7 @@ class Run:
         decision = self.decider.step(self.now, event)
         entry = Entry(seq=len(self.entries) + 1, at=self.now, event=event, decision=decision)
         self.entries.append(entry)
-        self.watch.look(entry, self.decider)
+        self.watch.check_entry(entry, self.decider)
         self.open |= {action.id: action for action in decision.actions if not isinstance(action, Say)}
 
     def one(self) -> None:
@@ -134,7 +134,7 @@ def keeps_its_promises(rng: Random, length: int) -> None:
         run.one()
     ids = [a.id for e in run.entries for a in e.decision.actions if not isinstance(a, Say)]
     assert len(ids) == len(set(ids))
-    account = fold(run.entries, run.now + 1)
+    account = fold_entries(run.entries, run.now + 1)
     assert account.wall_s == pytest.approx(sum(span.seconds for span in account.spans))
     assert account.ettr is None or 0 <= account.ettr <= 1
     again = Decider()

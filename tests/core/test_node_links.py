@@ -4,24 +4,24 @@ from random import Random
 
 import pytest
 
-from holdfast.core.node import (
-    Acked,
-    Carried,
-    Carry,
+from holdfast.core.agent_protocol import (
+    CarryOut,
     Deed,
-    Exited,
-    Judge,
-    Linked,
+    ErrandDone,
+    ErrandReceived,
+    JudgeExit,
+    LinkLost,
+    LinkOpened,
     Post,
-    Remember,
-    Send,
-    Told,
-    Unlinked,
+    PostAcknowledged,
+    RankExited,
+    RememberDone,
+    SendPost,
 )
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.event import Ended
-from tests.core.test_node import exited, judged, launch, life, stop
+from tests.core.test_agent_protocol import exited, judged, launch, life, stop
 
 
 class Wire:
@@ -36,20 +36,20 @@ class Wire:
         self.untold: dict[int, Errand] = {}  # errands without an answer
         self.carrying: list[Errand] = []
         self.carried: list[int] = []
-        self.exits: list[Exited] = []
-        self.judging: list[Judge] = []
+        self.exits: list[RankExited] = []
+        self.judging: list[JudgeExit] = []
         self.heard: dict[int, Alarm | Ended | Done] = {}
 
     def deeds(self, deeds: tuple[Deed, ...]) -> None:
         for deed in deeds:
             match deed:
-                case Send(post):
+                case SendPost(post):
                     self.to_controller.append(post)
-                case Carry(errand):
+                case CarryOut(errand):
                     self.carrying.append(errand)
-                case Judge():
+                case JudgeExit():
                     self.judging.append(deed)
-                case Remember(done):
+                case RememberDone(done):
                     self.carried.append(done.id)
 
     def tell(self, errand: Errand) -> None:
@@ -60,9 +60,9 @@ class Wire:
     def relink(self) -> None:
         self.to_node.clear()
         self.to_controller.clear()
-        self.deeds(self.node.step(0.0, Unlinked()))
+        self.deeds(self.node.step(0.0, LinkLost()))
         self.linked = True
-        self.deeds(self.node.step(0.0, Linked()))
+        self.deeds(self.node.step(0.0, LinkOpened()))
         self.to_node += self.untold.values()
 
     def move(self, lossy: bool) -> None:
@@ -90,9 +90,9 @@ class Wire:
     def _to_node(self, lossy: bool) -> None:
         match self._take(self.to_node, lossy):
             case int(seq):
-                self.deeds(self.node.step(0.0, Acked(seq)))
+                self.deeds(self.node.step(0.0, PostAcknowledged(seq)))
             case LaunchHere() | StopHere() | Leave() as errand:
-                self.deeds(self.node.step(0.0, Told(errand)))
+                self.deeds(self.node.step(0.0, ErrandReceived(errand)))
 
     def _to_controller(self, lossy: bool) -> None:
         post = self._take(self.to_controller, lossy)
@@ -106,7 +106,7 @@ class Wire:
         errand = self.carrying.pop(self.rng.randrange(len(self.carrying)))
         if isinstance(errand, LaunchHere):
             self.exits += [exited(rank, self.rng.choice((0, 1)), errand.generation) for rank in (2, 3)]
-        self.deeds(self.node.step(0.0, Carried(errand, True)))
+        self.deeds(self.node.step(0.0, ErrandDone(errand, True)))
 
     def _exit(self, lossy: bool) -> None:
         self.deeds(self.node.step(0.0, self.exits.pop(0)))

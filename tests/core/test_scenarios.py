@@ -5,10 +5,10 @@ import os
 import msgspec
 import pytest
 
-from holdfast.core.account import fold
-from holdfast.core.decider import Decider
+from holdfast.core.decide.decider import Decider
+from holdfast.core.record.ledger import fold_entries
 from holdfast.model.event import Entry
-from holdfast.sim.checks import Watch
+from holdfast.sim.invariants import InvariantWatch
 from tests.core.transcript import Scenario, names
 
 
@@ -36,11 +36,11 @@ def test_its_journal_replays(name: str) -> None:
 def test_it_is_safe(name: str) -> None:
     scenario = Scenario(name)
     scenario.play()
-    decider, watch = Decider(), Watch()
+    decider, watch = Decider(), InvariantWatch()
     for entry in scenario.entries:
         decider.step(entry.at, entry.event)
-        watch.look(entry, decider)
-    fold(scenario.entries)  # asserts that the spans tile
+        watch.check_entry(entry, decider)
+    fold_entries(scenario.entries)  # asserts that the spans tile
 
 
 def test_there_are_scenarios() -> None:

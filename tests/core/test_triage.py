@@ -4,7 +4,7 @@ import itertools
 
 import msgspec
 
-from holdfast.core.triage import ECHOES, KEPT_ALARMS, Incident, first_cause, is_echo
+from holdfast.core.incident.triage import ECHOES, KEPT_ALARMS, Incident, first_cause, is_echo
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.verdict import Remedy, Verdict
 
@@ -61,9 +61,9 @@ def test_the_first_of_several_silences_counts() -> None:
 def test_alarms_are_bounded_but_a_late_cause_is_kept() -> None:
     case = incident()
     for rank in range(1000):
-        case.hear(echo(10.0 + rank / 1000, rank=rank))
+        case.add_alarm(echo(10.0 + rank / 1000, rank=rank))
     cause = crash(9.9, "n7", 99)
-    case.hear(cause)
+    case.add_alarm(cause)
     assert len(case.alarms) == KEPT_ALARMS
     assert case.name_cause() is cause
     assert case.alarms[0] is cause
@@ -73,25 +73,25 @@ def test_alarms_are_bounded_but_a_late_cause_is_kept() -> None:
 def test_no_silence_is_ever_dropped() -> None:
     case = incident()
     for number in range(3 * KEPT_ALARMS):
-        case.hear(silence(10.0, f"n{number}"))
-        case.hear(crash(11.0 + number))
+        case.add_alarm(silence(10.0, f"n{number}"))
+        case.add_alarm(crash(11.0 + number))
     assert len(case.silent) == 3 * KEPT_ALARMS
     assert case.echoes == 6 * KEPT_ALARMS - 1
 
 
 def test_a_second_round_keeps_the_first_cause() -> None:
     case = incident()
-    case.hear(crash(10.0, "n1", 2))
-    case.hear(echo(10.1))
+    case.add_alarm(crash(10.0, "n1", 2))
+    case.add_alarm(echo(10.1))
     case.name_cause()
     case.stopped_at, case.launched_at = 11.0, 12.0
     case.next_round()
-    case.hear(silence(13.0, "n0"))
+    case.add_alarm(silence(13.0, "n0"))
     assert list(case.silent) == ["n0"]
     assert case.name_cause().kind is Kind.SILENCE
     assert list(case.silent) == []  # by now it is out, and if it is back it is not silent
     case.stopped_at = 14.0
-    record = case.record(Verdict(remedy=Remedy.EVICT, reason="lost", nodes=("n0",)), 15.0, 3)
+    record = case.make_record(Verdict(remedy=Remedy.EVICT, reason="lost", nodes=("n0",)), 15.0, 3)
     assert (record.kind, record.suspects, record.ranks) == ("crash", ("n1",), (2,))
     assert (record.failures, record.echoes) == (2, 1)
     assert (record.stopped_at, record.launched_at, record.resumed_at) == (14.0, 14.0, 15.0)
@@ -103,14 +103,14 @@ def test_a_state_that_is_gone_on_from_was_made() -> None:
     for counted, first, expected in ((False, 5, 6), (True, 5, 5), (False, -1, -1)):
         case = incident()
         case.counted, case.good_step = counted, first
-        case.hear(silence(10.0))
-        assert case.record(verdict, 15.0, 6).good_step == expected
+        case.add_alarm(silence(10.0))
+        assert case.make_record(verdict, 15.0, 6).good_step == expected
 
 
 def test_times_of_a_record_never_run_backwards() -> None:
     case = incident()
-    case.hear(crash(10.0))
-    record = case.record(Verdict(remedy=Remedy.GIVE_UP, reason="stopped"), 0.0, None)
+    case.add_alarm(crash(10.0))
+    record = case.make_record(Verdict(remedy=Remedy.GIVE_UP, reason="stopped"), 0.0, None)
     times = (record.good_at, record.alarm_at, record.stopped_at, record.launched_at, record.resumed_at)
     assert times == tuple(sorted(times))
     assert msgspec.json.decode(msgspec.json.encode(record), type=type(record)) == record

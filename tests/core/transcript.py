@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.core.decider import Decider
+from holdfast.core.decide.decider import Decider
 from holdfast.core.detect import loss
 from holdfast.core.detect.crash import alarm_of
-from holdfast.logs import catalog
+from holdfast.logs import catalog_files
 from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.event import (
@@ -41,7 +41,7 @@ from holdfast.model.topology import Job
 from holdfast.model.verdict import Remedy
 
 HERE = Path(__file__).parent / "scenarios"
-CATALOG = catalog.load()
+CATALOG = catalog_files.load_failures()
 
 
 class Words:

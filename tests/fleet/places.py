@@ -5,7 +5,7 @@ from pathlib import Path
 
 from holdfast.config import Settings
 from holdfast.fleet.local import LocalFleet
-from holdfast.wire.spec import Entry, NodeSpec
+from holdfast.wire.run_files import EntryPoint, NodeSpec
 from tests.cli.driver import ROOT, gone
 
 # Nobody listens at port 1: agents dial in vain, and go on trying.
@@ -15,7 +15,7 @@ TEMPLATE = NodeSpec(
     nproc=1,
     url="http://127.0.0.1:1",
     log_dir="",
-    entry=Entry(argv=("true",), zygote=False),
+    entry=EntryPoint(argv=("true",), zygote=False),
     settings=Settings(),
     run_id="r",
 )

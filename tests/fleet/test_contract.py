@@ -45,7 +45,7 @@ async def site(request: pytest.FixtureRequest, tmp_path: Path, no_orphans: str) 
     site = Site(next(kind for kind in FLEETS if kind.name == request.param), tmp_path)
     yield site
     for node in site.fleet.nodes():
-        await site.fleet.release(node, "the test is over")
+        await site.fleet.give_back(node, "the test is over")
 
 
 async def test_nodes_come_and_go(site: Site) -> None:
@@ -59,7 +59,7 @@ async def test_nodes_come_and_go(site: Site) -> None:
     assert sorted(fleet.nodes()) == sorted((*first, *second))
     for node in fleet.nodes():
         until(lambda node=node: site.alive(node), f"{node} to be up")  # type: ignore[misc]
-    await fleet.release(first[0], "not needed")
+    await fleet.give_back(first[0], "not needed")
     assert sorted(fleet.nodes()) == sorted((first[1], *second))
     assert not site.alive(first[0]) and site.alive(first[1])
 
@@ -68,27 +68,27 @@ async def test_release_may_be_repeated(site: Site) -> None:
     fleet = site.fleet
     [node] = await fleet.acquire(1)
     until(lambda: site.alive(node), "the node to be up")
-    await fleet.release(node, "once")
-    await fleet.release(node, "twice")
-    await site.reopen().release(node, "three times")
-    await fleet.release("nobody", "never heard of")
+    await fleet.give_back(node, "once")
+    await fleet.give_back(node, "twice")
+    await site.reopen().give_back(node, "three times")
+    await fleet.give_back("nobody", "never heard of")
     assert fleet.nodes() == ()
 
 
 async def test_a_node_may_be_released_before_it_is_up(site: Site) -> None:
     [node] = await site.fleet.acquire(1)
-    await site.fleet.release(node, "at once")
+    await site.fleet.give_back(node, "at once")
     assert site.fleet.nodes() == () and not site.alive(node)
 
 
 async def test_a_fleet_that_is_opened_anew_knows_its_nodes_and_uses_no_name_twice(site: Site) -> None:
     kept, released = await site.fleet.acquire(2)
     until(lambda: site.alive(kept), "the node to be up")
-    await site.fleet.release(released, "not needed")
+    await site.fleet.give_back(released, "not needed")
     fleet = site.reopen()
     assert fleet.nodes() == (kept,)
     assert site.alive(kept)
     [new] = await fleet.acquire(1)
     assert new not in (kept, released)
-    await fleet.release(kept, "not needed")
+    await fleet.give_back(kept, "not needed")
     assert not site.alive(kept)

@@ -10,6 +10,6 @@ async def test_it_cannot_acquire_and_says_what_to_do() -> None:
     fleet: Fleet = JoinFleet()
     assert not fleet.can_acquire
     assert fleet.nodes() == ()
-    await fleet.release("anybody", "evicted")
+    await fleet.give_back("anybody", "evicted")
     with pytest.raises(OSError, match="start 2 more with the same command on other hosts"):
         await fleet.acquire(2)

@@ -22,7 +22,7 @@ def marked(node_dir: Path) -> "subprocess.Popen[bytes]":
     """A process that carries the mark of a node."""
     mark = os.path.realpath(node_dir)
     process = subprocess.Popen(["sleep", "60"], env={**os.environ, MARK: mark}, start_new_session=True)
-    until(lambda: local._marked(process.pid, mark), "its mark")
+    until(lambda: local._has_mark(process.pid, mark), "its mark")
     return process
 
 
@@ -34,7 +34,7 @@ async def test_what_outlives_its_holder_is_found_by_its_mark(tmp_path: Path) -> 
     hidden = marked(tmp_path / "nodes" / node)  # as a rank's child that has left its session
     other = marked(tmp_path / "nodes" / f"{node}0")
     os.kill(holder, signal.SIGKILL)
-    await fleet.release(node, "lost")
+    await fleet.give_back(node, "lost")
     assert agent
     until(lambda: gone(holder, hidden.pid, agent), "their end")  # one that is ending shows no mark any more
     assert not gone(other.pid)
@@ -49,9 +49,9 @@ async def test_two_runs_with_the_same_id_do_not_hurt_each_other(tmp_path: Path) 
     ours, theirs = places.local(tmp_path / "a"), places.local(tmp_path / "b")
     assert await ours.acquire(1) == await theirs.acquire(1) == ("n0",)
     holder = until(lambda: places.holder(tmp_path / "b", "n0"), "their holder")
-    await ours.release("n0", "done")
+    await ours.give_back("n0", "done")
     assert not gone(holder)
-    await theirs.release("n0", "done")
+    await theirs.give_back("n0", "done")
 
 
 async def test_strange_files_are_no_nodes(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_stopped_holder_is_not_waited_for_long(tmp_path: Path) -> None:
     process = marked(folder)
     (folder / "holder.pid").write_text(str(process.pid))
     process.send_signal(signal.SIGSTOP)
-    until(lambda: process_control.state_of(process.pid) == "T", "its stop")
+    until(lambda: process_control.process_state(process.pid) == "T", "its stop")
     began_at = time.monotonic()
     end_node(folder, grace_s=0.2)
     assert time.monotonic() - began_at < 20
@@ -105,4 +105,4 @@ async def test_a_node_that_was_never_started_is_none(tmp_path: Path) -> None:
     assert await fleet.acquire(1) == ("n0",)
     until(lambda: (folder / "agent.log").exists(), "its agent")
     assert places.local(tmp_path).nodes() == ("n0",), "one that lives is left alone"
-    await fleet.release("n0", "done")
+    await fleet.give_back("n0", "done")

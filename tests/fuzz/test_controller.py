@@ -14,23 +14,23 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.config import Settings
-from holdfast.controller.api import Door, TraceBody, make_app, status_of
-from holdfast.controller.audit import Audit
-from holdfast.controller.door import Caller
-from holdfast.controller.enrolling import Enrolling
-from holdfast.controller.ingest import Ingest
-from holdfast.controller.loop import Controller
-from holdfast.controller.minting import MintBody, Minting
-from holdfast.controller.node_tokens import NodeTokens
-from holdfast.controller.orders import VERBS, OrderBody
-from holdfast.core.node import Post
-from holdfast.core.report import report_of
+from holdfast.controller.access.access_control import Caller
+from holdfast.controller.access.audit_log import AuditLog
+from holdfast.controller.access.node_enrolment import NodeEnrolment
+from holdfast.controller.access.node_tokens import NodeTokens
+from holdfast.controller.access.token_minting import MintBody, TokenMinting
+from holdfast.controller.agent_ingest import AgentIngest
+from holdfast.controller.api import ApiEntrance, TraceBody, make_api, status_of
+from holdfast.controller.control_loop import Controller
+from holdfast.controller.operator_orders import VERBS, OrderBody
+from holdfast.core.agent_protocol import Post
+from holdfast.core.record.job_report import report_of
 from holdfast.model.signal import Beat
 from holdfast.model.topology import Job
-from holdfast.wire import messages
-from holdfast.wire.authority import Authority
-from holdfast.wire.enrolment import Enrol
-from holdfast.wire.messages import Hello
+from holdfast.wire import agent_messages
+from holdfast.wire.agent_messages import Hello
+from holdfast.wire.credentials.certificate_authority import CertificateAuthority
+from holdfast.wire.credentials.enrolment import EnrolmentRequest
 from tests.controller.conftest import TOKEN, admit, make
 from tests.controller.fakes import FakeFleet
 from tests.fuzz.making import FLOATS, INTS, JSON, PLAIN, Given, hostile, mutated, values
@@ -54,7 +54,7 @@ class Wire:
             await asyncio.sleep(0)
 
     async def send_bytes(self, data: bytes) -> None:
-        messages.decode_from_controller(data)
+        agent_messages.decode_from_controller(data)
 
     async def close(self, *, code: int = 1000, message: bytes = b"") -> bool:
         self.closed = code
@@ -78,43 +78,43 @@ async def _running(folder: Path, job: Job = JOB) -> AsyncIterator[Controller]:
 def _trained(node: str, order: int) -> list[bytes]:
     """How a node of the first generation begins."""
     said = [Hello(node=node, host="h", nproc=2, order=order, generation=0, ready=True)]
-    return [messages.encode(one) for one in said]
+    return [agent_messages.encode(one) for one in said]
 
 
-def _said_by(node: str, kind: Any = messages.FromAgent) -> st.SearchStrategy[tuple[str, Any]]:
+def _said_by(node: str, kind: Any = agent_messages.FromAgent) -> st.SearchStrategy[tuple[str, Any]]:
     """Mostly of itself and of a generation that there is, so that it counts."""
     near: Given = {**_GIVEN, str: st.one_of(st.just(node), st.just(node), _NODES, PLAIN[str])}
     near |= {int: st.one_of(st.integers(0, 3), st.just(1), _SMALL)}
     return st.tuples(st.just(node), values(kind, near))
 
 
-_KINDS = (messages.FromAgent, Beat, Post, Hello, messages.Marked)
+_KINDS = (agent_messages.FromAgent, Beat, Post, Hello, agent_messages.HashReport)
 _SAID = st.one_of(*(_said_by(node, kind) for node in "abc" for kind in _KINDS))
 
 
 async def _heard(folder: Path, said: list[tuple[str, Any]]) -> None:
     async with _running(folder) as controller:
-        ingest: Ingest = controller.ingest
+        ingest: AgentIngest = controller.ingest
         links = {node: asyncio.Queue[bytes](64) for node in "abc"}
         for order, node in enumerate("ab"):
             for packet in _trained(node, order):
-                ingest._heard(messages.decode_from_agent(packet), links[node], "")
+                ingest._on_message(agent_messages.decode_from_agent(packet), links[node], "")
         await _settled()
         for id in range(1, 9):  # whatever was asked is done
             for node in "ab":
-                done = messages.decode_from_agent(messages.encode(_done(id, node)))
-                ingest._heard(done, links[node], node)
+                done = agent_messages.decode_from_agent(agent_messages.encode(_done(id, node)))
+                ingest._on_message(done, links[node], node)
         await _settled()
         for node in "ab":
-            ingest._heard(Beat(node=node, generation=1, step=1, at=1.0, first_step=1), links[node], node)
+            ingest._on_message(Beat(node=node, generation=1, step=1, at=1.0, first_step=1), links[node], node)
         for node, message in said:
-            packet = messages.encode(message)
-            await ingest.attend(Wire([*_trained(node, 0), packet]), Caller(name=node, node=node))
+            packet = agent_messages.encode(message)
+            await ingest.attend_link(Wire([*_trained(node, 0), packet]), Caller(name=node, node=node))
             await _settled()
             ingest.tick()
         assert not controller._stepping
         msgspec.json.encode(status_of(controller))
-        msgspec.json.encode(report_of(controller.ledger.account(controller.clock())))
+        msgspec.json.encode(report_of(controller.ledger.make_account(controller.clock())))
 
 
 def _done(id: int, node: str) -> Post:
@@ -135,7 +135,7 @@ def test_anything_that_a_node_may_say(said: list[tuple[str, Any]], tmp_path: Pat
 
 @given(
     packets=st.lists(
-        st.one_of(st.binary(max_size=64), mutated(_SAID.map(lambda one: messages.encode(one[1])))), max_size=4
+        st.one_of(st.binary(max_size=64), mutated(_SAID.map(lambda one: agent_messages.encode(one[1])))), max_size=4
     )
 )
 @example(packets=[b"\x82\xa4type\xa6notice\xa4node\xa2\xff\xff"])
@@ -143,7 +143,7 @@ def test_anything_that_a_node_may_say(said: list[tuple[str, Any]], tmp_path: Pat
 def test_any_bytes_on_a_link(packets: list[bytes], tmp_path: Path) -> None:
     async def heard() -> None:
         async with _running(tmp_path) as controller:
-            await controller.ingest.attend(Wire(packets))
+            await controller.ingest.attend_link(Wire(packets))
             await _settled()
             assert not controller._stepping
 
@@ -166,7 +166,7 @@ _BODIES = st.one_of(
     hostile(values(OrderBody, {**JSON, str: st.sampled_from((*VERBS, "a", ""))}).map(msgspec.json.encode)),
     hostile(values(TraceBody, JSON).map(msgspec.json.encode)),
     hostile(values(MintBody, JSON).map(msgspec.json.encode)),
-    hostile(values(Enrol, JSON).map(msgspec.json.encode)),
+    hostile(values(EnrolmentRequest, JSON).map(msgspec.json.encode)),
 )
 _HEADERS = st.lists(
     st.sampled_from(
@@ -206,11 +206,11 @@ class Port:
 
     async def _start(self, folder: Path) -> None:
         self.controller = await self._open.enter_async_context(_running(folder))
-        authority, audit = Authority(folder / "door"), Audit(folder)
+        authority, audit = CertificateAuthority(folder / "door"), AuditLog(folder)
         tokens = NodeTokens(folder / "door")
-        enrolling = Enrolling(authority, TOKEN, "r", audit, tokens)
-        door = Door(admit, audit, enrolling, minting=Minting(audit, tokens))
-        self.server = TestServer(make_app(self.controller, door))
+        enrolling = NodeEnrolment(authority, TOKEN, "r", audit, tokens)
+        door = ApiEntrance(admit, audit, enrolling, minting=TokenMinting(audit, tokens))
+        self.server = TestServer(make_api(self.controller, door))
         await self._open.enter_async_context(self.server)
 
     def close(self) -> None:
@@ -269,7 +269,7 @@ def test_any_request(target: str, method: str, headers: list[bytes], body: bytes
 
 
 _WAITS_S = 0.2  # for a request that may be waiting for the rest of itself
-_TOKEN = f"{messages.TOKEN_HEADER}: {TOKEN}".encode()
+_TOKEN = f"{agent_messages.TOKEN_HEADER}: {TOKEN}".encode()
 _GOOD = b"\r\n".join([b"GET /api/v1/status HTTP/1.1", b"Host: localhost", _TOKEN, b"", b""])
 
 

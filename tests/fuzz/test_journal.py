@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.journal.sqlite import JournalError, SqliteJournal
+from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
 from holdfast.model.event import Decision, Entry, Tick
 from tests.fuzz.making import hostile, narrow
 

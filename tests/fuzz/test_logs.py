@@ -7,13 +7,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.agent import words
-from holdfast.core.words.prefixes import said_of
-from holdfast.core.words.rows import Catalog
-from holdfast.logs import answer, asking, catalog
-from holdfast.logs.diagnosing import Ends, Log, diagnose
-from holdfast.logs.digest import digest
-from holdfast.logs.masking import Masker
+from holdfast.agent.rank import log_files
+from holdfast.core.log_analysis.failure_catalog import FailureCatalog
+from holdfast.core.log_analysis.line_prefixes import parse_lines
+from holdfast.logs import catalog_files, model_answer, model_request
+from holdfast.logs.log_diagnosis import ProcessEnds, RankLog, diagnose_logs
+from holdfast.logs.log_digest import digest_log
+from holdfast.logs.secret_masking import Masker
 from tests.fuzz.making import hostile, mutated, narrow
 
 _LOG = b"""[rank3]:[2026-01-02 03:04:05,678] step 12 loss 2.5
@@ -30,8 +30,8 @@ _LINES = st.sampled_from(_LOG.splitlines())
 
 
 @pytest.fixture(scope="module")
-def known() -> Catalog:
-    return catalog.built_in()
+def known() -> FailureCatalog:
+    return catalog_files.load_built_in()
 
 
 _JUMBLED = st.lists(st.one_of(mutated(_LINES), _LINES), max_size=8).map(b"\n".join)
@@ -46,24 +46,26 @@ _JUMBLED = st.lists(st.one_of(mutated(_LINES), _LINES), max_size=8).map(b"\n".jo
 @example(log="٣:٤ rank ٥: exitcode: ٩".encode(), code=1)
 @example(log=b"[rank99999999999999999999999]: RuntimeError: x", code=1)
 @example(log=b"exitcode : -" + b"9" * 5000, code=1)
-def test_a_log_is_judged(log: bytes, code: int | None, known: Catalog) -> None:
+def test_a_log_is_judged(log: bytes, code: int | None, known: FailureCatalog) -> None:
     for kernel in (False, True):
-        found = diagnose([Log(open=lambda: io.BytesIO(log), rank=0, kernel=kernel)], Ends(code=code), known)
+        found = diagnose_logs(
+            [RankLog(open=lambda: io.BytesIO(log), rank=0, kernel=kernel)], ProcessEnds(code=code), known
+        )
         assert found.klass
 
 
 @given(log=_JUMBLED)
 def test_a_log_is_shortened_and_masked(log: bytes) -> None:
-    digest([log, log], budget=4000, mask=Masker(hosts=True))
-    said_of(list(enumerate(log.decode("utf-8", "replace").split("\n"))), 0)
+    digest_log([log, log], budget=4000, mask=Masker(hosts=True))
+    parse_lines(list(enumerate(log.decode("utf-8", "replace").split("\n"))), 0)
 
 
 @given(log=hostile(st.just(_LOG)))
 def test_last_words(log: bytes, tmp_path: Path) -> None:
     for name in ("stdout.log", "stderr.log"):
         (tmp_path / name).write_bytes(log)
-    assert all(line.rstrip() for line in words.last_words(tmp_path))
-    words.rotate(tmp_path / "stdout.log", 10)
+    assert all(line.rstrip() for line in log_files.last_words(tmp_path))
+    log_files.rotate_file(tmp_path / "stdout.log", 10)
 
 
 _ANSWER = b'<think>{</think>```json\n{"class": "user_code", "root_rank": 3, "evidence": ["a"], "confidence": 0.5}\n```'
@@ -76,7 +78,7 @@ _ANSWER = b'<think>{</think>```json\n{"class": "user_code", "root_rank": 3, "evi
 @example(b'{"class": "a", "x": ' + b"[" * 9_000)
 @example(b"{" * 9_000)
 def test_an_answer_of_a_model(content: bytes) -> None:
-    narrow(lambda: answer.read(content.decode("utf-8", "replace")), asking.NoAnswer)
+    narrow(lambda: model_answer.parse_answer(content.decode("utf-8", "replace")), model_request.NoAnswer)
 
 
 @given(hostile(st.just(b'{"choices":[{"message":{"content":[{"text":"a"}]}}]}')))
@@ -84,11 +86,11 @@ def test_an_answer_of_a_model(content: bytes) -> None:
 @example(b'{"choices":' + b"[" * 9_000)
 @example(b'{"choices":[{"message":{"content":[1]}}]}')
 def test_a_completion(content: bytes) -> None:
-    narrow(lambda: asking._said(content), asking.NoAnswer)
-    assert asking._detail(content)
+    narrow(lambda: model_request._reply_text(content), model_request.NoAnswer)
+    assert model_request._error_detail(content)
 
 
 @given(st.one_of(st.text(max_size=12), st.sampled_from(("nan", "1e999", "-1", "9" * 5000))))
 def test_when_to_ask_again(text: str) -> None:
-    found = asking._seconds(text)
+    found = model_request._retry_seconds(text)
     assert found is None or found >= 0

@@ -9,34 +9,43 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint import told
+from holdfast.checkpoint import image_metadata
 from holdfast.checkpoint.arena import Arena, ArenaError
-from holdfast.checkpoint.header import PAGE_BYTES, arena_bytes
-from holdfast.wire import flight, flightlog, slot
-from holdfast.wire.flightlog import HALF_BYTES, REGION_BYTES, STACKS_AT, TOLD_AT
-from holdfast.wire.record import BODY, ENTRY_BYTES, RECORD_BYTES, RING_AT, SLOT_BYTES, SUM, VALUES, Slot
+from holdfast.checkpoint.arena_header import PAGE_BYTES, arena_bytes
+from holdfast.wire.rank_memory import flight_log_reader, flight_log_writer, slot_reader
+from holdfast.wire.rank_memory.flight_log_writer import HALF_BYTES, REGION_BYTES, STACKS_AT, TOLD_AT
+from holdfast.wire.rank_memory.slot_writer import (
+    BODY,
+    ENTRY_BYTES,
+    RECORD_BYTES,
+    RING_AT,
+    SLOT_BYTES,
+    SUM,
+    VALUES,
+    SlotWriter,
+)
 from tests.fuzz.making import hostile, mutated, narrow, values
 
 
 def _written() -> bytes:
     memory = memoryview(bytearray(SLOT_BYTES))
-    mine = Slot(memory, 0, generation=3, rank=1)
-    mine.enter("training")
+    mine = SlotWriter(memory, 0, generation=3, rank=1)
+    mine.enter_phase("training")
     for step in range(20):
-        mine.note(step, 1.5, 2.5, 0.5, 0.25)
-        mine.mark(step, 2**64 - 1, 7, 4)
+        mine.write_values(step, 1.5, 2.5, 0.5, 0.25)
+        mine.write_hash(step, 2**64 - 1, 7, 4)
         mine.step(step)
-    mine.fail("RuntimeError: ü")
+    mine.write_failure("RuntimeError: ü")
     return bytes(memory)
 
 
 def _looked(image: bytes) -> None:
     buf = memoryview(bytearray(image[:SLOT_BYTES].ljust(SLOT_BYTES, b"\0")))
-    if reading := slot.read(buf, 0):
-        count, found = slot.told(buf, 0, reading, 0)
+    if reading := slot_reader.read_slot(buf, 0):
+        count, found = slot_reader.read_entries(buf, 0, reading, 0)
         assert count >= 0 and len(found) <= 16
-    Slot(buf, 0, generation=1, rank=0).step(1)
-    again = slot.read(buf, 0)
+    SlotWriter(buf, 0, generation=1, rank=0).step(1)
+    again = slot_reader.read_slot(buf, 0)
     assert again is not None and again.step == 1
 
 
@@ -53,20 +62,20 @@ def test_a_slot_that_is_whole_and_means_nothing(record: bytes, entry: bytes) -> 
     body = entry[SUM.size : SUM.size + VALUES.size]
     ring = SUM.pack(crc32(body)) + entry[SUM.size :]
     image = bytearray((half * 2).ljust(RING_AT, b"\0") + ring * 16)
-    reading = slot.read(memoryview(image), 0)
+    reading = slot_reader.read_slot(memoryview(image), 0)
     assert reading is not None
     for index in range(16):  # the ring counts only where its generation is the record's
         at = RING_AT + index * ENTRY_BYTES + SUM.size
         struct.pack_into("<H", image, at + 2, reading.generation & 0xFFFF)
         image[at - SUM.size : at] = SUM.pack(crc32(image[at : at + VALUES.size]))
-    slot.told(memoryview(image), 0, reading, 0)
-    Slot(memoryview(image), 0, generation=1, rank=0)
+    slot_reader.read_entries(memoryview(image), 0, reading, 0)
+    SlotWriter(memoryview(image), 0, generation=1, rank=0)
 
 
 _FLIGHT = st.one_of(
-    values(flight._Body).map(lambda body: flightlog._body(*body.__struct_fields__)),
-    st.just(flightlog._body(1, 2, 3, 4.0, [["world", 1, 2, "all_reduce", 1.0]], [["world", 1, 1.0]])),
-    st.just(flightlog._body([1, True, "MainThread", [["main", "a.py", 3]]])),
+    values(flight_log_reader._FlightRecord).map(lambda body: flight_log_writer._encode_body(*body.__struct_fields__)),
+    st.just(flight_log_writer._encode_body(1, 2, 3, 4.0, [["world", 1, 2, "all_reduce", 1.0]], [["world", 1, 1.0]])),
+    st.just(flight_log_writer._encode_body([1, True, "MainThread", [["main", "a.py", 3]]])),
 )
 
 
@@ -75,44 +84,44 @@ _FLIGHT = st.one_of(
 @example(b"[" * 5000, 1)
 @example(b'[1,2,3,4,[["\xff",1,1,"",1]],[]]', 1)
 def test_a_flight_log_of_any_words(body: bytes, number: int) -> None:
-    body = body[: HALF_BYTES - flightlog.HEAD.size]
+    body = body[: HALF_BYTES - flight_log_writer.HEAD.size]
     memory = memoryview(bytearray(REGION_BYTES))
     for at in (TOLD_AT, TOLD_AT + HALF_BYTES, STACKS_AT):
-        flightlog.put(memory, at, number, body)
-    flight.read(memory, 0, "n")
-    flight.answered(memory, 0, number)
+        flight_log_writer.put_record(memory, at, number, body)
+    flight_log_reader.read_flight(memory, 0, "n")
+    flight_log_reader.read_stacks(memory, 0, number)
 
 
-@given(mutated(st.just(flightlog._body(1, 2, 3, 4.0, [], []).ljust(64))), st.binary(max_size=32))
+@given(mutated(st.just(flight_log_writer._encode_body(1, 2, 3, 4.0, [], []).ljust(64))), st.binary(max_size=32))
 def test_a_flight_log_of_any_bytes(head: bytes, more: bytes) -> None:
     memory = memoryview(bytearray(REGION_BYTES))
     memory[TOLD_AT : TOLD_AT + len(more)] = more
     memory[STACKS_AT : STACKS_AT + min(len(head), 4096)] = head[:4096]
-    flight.read(memory, 0, "n")
-    flight.answered(memory, 0, 1)
-    asked = flight.ask(memory, 0)
+    flight_log_reader.read_flight(memory, 0, "n")
+    flight_log_reader.read_stacks(memory, 0, 1)
+    asked = flight_log_reader.ask_for_stacks(memory, 0)
     assert asked == 1
 
 
 def _arena(path: Path) -> bytes:
     arena = Arena.make(str(path), layout=b"l" * 32, image_bytes=100, slots=2, rank=1, world=2)
-    written = arena.begin(7, 1)
+    written = arena.begin_slot(7, 1)
     assert written is not None
     written.image[:3] = b"abc"
     written.seal()
-    arena.check(written.index)
+    arena.write_checksums(written.index)
     return path.read_bytes()
 
 
 def _used(path: Path) -> None:
     arena = Arena.open(str(path))
-    for sealed in arena.sealed():
+    for sealed in arena.list_sealed():
         assert arena.pin(sealed.slot, sealed.seq) in (True, False)
         arena.verify(sealed.slot)
-        arena.checked(sealed.slot)
-        arena.check(sealed.slot)
+        arena.read_checksums(sealed.slot)
+        arena.write_checksums(sealed.slot)
         arena.unpin(sealed.slot)
-    if written := arena.begin(8, 1):
+    if written := arena.begin_slot(8, 1):
         written.image[:1] = b"x"
         written.seal()
     arena.drop_after(7)
@@ -164,8 +173,8 @@ def test_an_arena_that_says_it_is_huge(slots: int, image_bytes: int, tmp_path: P
 
     def opened() -> None:
         arena = Arena.open(str(path))
-        arena.sealed()
-        arena.begin(1, 1)
+        arena.list_sealed()
+        arena.begin_slot(1, 1)
 
     try:
         narrow(opened, ArenaError)
@@ -173,18 +182,18 @@ def test_an_arena_that_says_it_is_huge(slots: int, image_bytes: int, tmp_path: P
         path.unlink()
 
 
-@given(hostile(values(told.Told).map(told.packed)), st.sampled_from((0, 64, 128)))
-@example(told.MAGIC + (2**63).to_bytes(8, "little"), 0)
-@example(told.MAGIC + (4).to_bytes(8, "little") + b"\x81\xa1\xff\xff", 0)
+@given(hostile(values(image_metadata.ImageMetadata).map(image_metadata.pack_metadata)), st.sampled_from((0, 64, 128)))
+@example(image_metadata.MAGIC + (2**63).to_bytes(8, "little"), 0)
+@example(image_metadata.MAGIC + (4).to_bytes(8, "little") + b"\x81\xa1\xff\xff", 0)
 def test_what_a_snapshot_says(content: bytes, at: int) -> None:
     image = memoryview(bytes(at) + content)
-    narrow(lambda: told.found(image), told.ToldError)
-    narrow(lambda: told.unpacked(image[at:]), told.ToldError)
+    narrow(lambda: image_metadata.find_metadata(image), image_metadata.ImageMetadataError)
+    narrow(lambda: image_metadata.unpack_metadata(image[at:]), image_metadata.ImageMetadataError)
 
 
-@given(values(told.Told))
-def test_what_a_snapshot_said_comes_back(said: told.Told) -> None:
-    content = told.packed(said)
-    assert told.packed(told.found(memoryview(content))) == content
+@given(values(image_metadata.ImageMetadata))
+def test_what_a_snapshot_said_comes_back(said: image_metadata.ImageMetadata) -> None:
+    content = image_metadata.pack_metadata(said)
+    assert image_metadata.pack_metadata(image_metadata.find_metadata(memoryview(content))) == content
     with mmap.mmap(-1, 2 * PAGE_BYTES) as memory:
         memory[64 : 64 + len(content[:4000])] = content[:4000]

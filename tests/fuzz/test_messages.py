@@ -9,21 +9,33 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.agent import probes, probing, remembering, tracer
-from holdfast.chaos import orders
-from holdfast.checkpoint import transport
-from holdfast.checkpoint.layout import Layout
+from holdfast.agent import agent_state_files, probes
+from holdfast.agent.diagnostics import probe_runner
+from holdfast.agent.rank import stack_tracer
+from holdfast.chaos import rank_orders
+from holdfast.checkpoint import peer_transport
+from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.manifest import Author
-from holdfast.client import store
-from holdfast.controller import hands
+from holdfast.client.boot import tcp_store
+from holdfast.controller.actions import action_executor
 from holdfast.controller.api import TraceBody
-from holdfast.controller.orders import OrderBody
+from holdfast.controller.operator_orders import OrderBody
 from holdfast.core.decoding import from_json, from_msgpack
-from holdfast.core.diagnose.baseline import Past
+from holdfast.core.diagnose.fleet_baseline import MeasurementHistory
 from holdfast.linux.python_fork import Program
 from holdfast.model.errand import Done, Leave
 from holdfast.model.topology import Dims
-from holdfast.wire import enrolment, fork_server, holding, keeping, messages, replaying, skipping, spec, zygote
+from holdfast.wire import (
+    agent_messages,
+    fork_server,
+    holder_messages,
+    keeper_messages,
+    replay_environment,
+    run_files,
+    skip_environment,
+    zygote_messages,
+)
+from holdfast.wire.credentials import enrolment
 from tests.fuzz.making import JSON, PLAIN, hostile, mutated, narrow, values
 
 Codec = tuple[Callable[[bytes], Any], Any, Callable[[Any], bytes]]
@@ -40,37 +52,37 @@ def _msgpack(kind: Any) -> Codec:
 
 
 CODECS: dict[str, Codec] = {
-    "from agent": (messages.decode_from_agent, messages.FromAgent, _PACK),
-    "from controller": (messages.decode_from_controller, messages.FromController, _PACK),
-    "to holder": (holding.to_holder, holding.ToHolder, _PACK),
-    "to agent": (holding.to_agent, holding.ToAgent, _PACK),
-    "to keeper": (keeping.to_keeper, keeping.ToKeeper, _TEXT),
-    "from keeper": (keeping.from_keeper, keeping.FromKeeper, _TEXT),
-    "to zygote": (zygote.to_zygote, zygote.Fork, _PACK),
-    "from zygote": (zygote.from_zygote, zygote.FromZygote, _PACK),
+    "from agent": (agent_messages.decode_from_agent, agent_messages.FromAgent, _PACK),
+    "from controller": (agent_messages.decode_from_controller, agent_messages.FromController, _PACK),
+    "to holder": (holder_messages.to_holder, holder_messages.ToHolder, _PACK),
+    "to agent": (holder_messages.to_agent, holder_messages.ToAgent, _PACK),
+    "to keeper": (keeper_messages.to_keeper, keeper_messages.ToKeeper, _TEXT),
+    "from keeper": (keeper_messages.from_keeper, keeper_messages.FromKeeper, _TEXT),
+    "to zygote": (zygote_messages.to_zygote, zygote_messages.ForkRank, _PACK),
+    "from zygote": (zygote_messages.from_zygote, zygote_messages.FromZygote, _PACK),
     "fork": _msgpack(Program),
     "forked": _msgpack(fork_server.ForkAnswer),
-    "layout": _msgpack(Layout),
-    "ask": _json(transport.Ask),
-    "reply": _json(transport.Reply),
+    "layout": _msgpack(ImageLayout),
+    "ask": _json(peer_transport.PeerRequest),
+    "reply": _json(peer_transport.PeerReply),
     "author": _json(Author),
-    "run": _json(spec.RunSpec),
-    "node": _json(spec.NodeSpec),
-    "listening": _json(spec.Listening),
-    "ended": _json(spec.Ended),
+    "run": _json(run_files.RunSpec),
+    "node": _json(run_files.NodeSpec),
+    "listening": _json(run_files.ControllerAddress),
+    "ended": _json(run_files.RunEnd),
     "challenge": _json(enrolment.Challenge),
-    "enrol": _json(enrolment.Enrol),
-    "enrolled": _json(enrolment.Enrolled),
+    "enrol": _json(enrolment.EnrolmentRequest),
+    "enrolled": _json(enrolment.EnrolmentGrant),
     "order": _json(OrderBody),
     "trace": _json(TraceBody),
-    "plan": (hands._PLANNED, hands.Planned, _TEXT),
-    "past": _json(dict[str, Past]),
+    "plan": (action_executor._PLANNED, action_executor.LaunchPlan, _TEXT),
+    "past": _json(dict[str, MeasurementHistory]),
     "mesh": _json(Dims),
     "leaving": _json(Leave),
-    "store": _json(store.Question),
-    "py-spy": (tracer._dump, list[tracer._SpyThread], _TEXT),
-    "probe": (probing._told, probes.Told, _TEXT),
-    "chaos order": _json(orders.Order),
+    "store": _json(tcp_store.StoreRequest),
+    "py-spy": (stack_tracer._dump, list[stack_tracer._SpyThread], _TEXT),
+    "probe": (probe_runner._told, probes.ProbeLine, _TEXT),
+    "chaos order": _json(rank_orders.RankOrder),
 }
 NOT_UTF8 = {_PACK: b"\x82\xa4type\xa6notice\xa4node\xa2\xff\xff", _TEXT: b'{"type":"denied","why":"\xff"}'}
 TOO_DEEP = {_PACK: b"\x81\xa1x" + b"\x91" * 9_000, _TEXT: b'{"x":' + b"[" * 9_000}
@@ -103,24 +115,31 @@ def test_what_was_encoded_comes_back(name: str, data: st.DataObject) -> None:
     assert encode(decode(content)) == content  # values may hold a NaN, which equals nothing
 
 
-@given(st.one_of(st.binary(max_size=200), mutated(st.just(replaying.line_of(1, 2, None) + replaying.line_of(2, 3, 4)))))
+@given(
+    st.one_of(
+        st.binary(max_size=200),
+        mutated(
+            st.just(replay_environment.encode_signature(1, 2, None) + replay_environment.encode_signature(2, 3, 4))
+        ),
+    )
+)
 @example(b"1 2 " + b"9" * 5000 + b"\n")
 def test_signatures_of_a_replay(content: bytes) -> None:
-    list(replaying.lines_in(content))
+    list(replay_environment.decode_signatures(content))
 
 
 @given(st.one_of(st.text(max_size=40), mutated(st.just(b"3-7,9:0.5@1-2")).map(lambda b: b.decode("latin-1"))))
 def test_steps_to_skip(text: str) -> None:
     """They come from our own agent by the environment, which a script may change."""
-    for decode in (skipping.skips_of, skipping.eases_of):
+    for decode in (skip_environment.parse_skips, skip_environment.parse_eases):
         narrow(lambda decode=decode: decode(text), ValueError)  # type: ignore[misc]
 
 
 FILES: dict[str, Callable[[Path], object]] = {
-    "done.jsonl": remembering.recall,
-    "stopped": lambda path: remembering.stopped(path.parent),
-    "alone": lambda path: remembering.parted(path.parent),
-    "leaving.json": lambda path: remembering.intended(path.parent),
+    "done.jsonl": agent_state_files.read_done,
+    "stopped": lambda path: agent_state_files.read_stopped(path.parent),
+    "alone": lambda path: agent_state_files.mark_alone(path.parent),
+    "leaving.json": lambda path: agent_state_files.read_leave_intent(path.parent),
 }
 
 

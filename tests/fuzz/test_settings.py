@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from holdfast import config
 from holdfast.chaos import scenario
-from holdfast.cli import flagvalues
-from holdfast.cli.flagtable import UsageError
+from holdfast.cli.run_flags import flag_values
+from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.config import ConfigError, Settings, WordLimits
-from holdfast.logs import catalog, own
+from holdfast.logs import catalog_files, user_rows
 from tests.conftest import leaves
 from tests.fuzz.making import hostile, mutated, narrow
 
@@ -86,7 +86,7 @@ def test_settings_of_the_command_line(given: list[tuple[str, str]]) -> None:
 @given(st.lists(st.one_of(st.text(max_size=12), st.just("a.b=c"), st.just("=")), max_size=3))
 def test_words_after_set(texts: list[str]) -> None:
     def both() -> Any:
-        return config.load(None, flagvalues.settings(texts))
+        return config.load(None, flag_values.parse_settings(texts))
 
     narrow(both, ConfigError, UsageError)
 
@@ -97,16 +97,16 @@ def test_words_after_set(texts: list[str]) -> None:
 @example(content=b"seed = " + b"9" * 400)
 def test_a_scenario(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_bytes(content)
-    found = narrow(lambda: scenario.read(tmp_path / "s.toml"), scenario.BadScenario)
+    found = narrow(lambda: scenario.read_scenario(tmp_path / "s.toml"), scenario.BadScenario)
     if isinstance(found, scenario.Scenario):
-        scenario.shown(found)
+        scenario.fault_lines(found)
 
 
 CATALOGS: dict[str, Callable[[Path], object]] = {
-    "own": own.own_rows,
-    "words": lambda path: catalog.load(WordLimits(catalog=str(path))),
-    "lines": lambda path: catalog.load_lines(str(path)),
-    "health": lambda path: catalog.load_health(str(path)),
+    "own": user_rows.read_user_rows,
+    "words": lambda path: catalog_files.load_failures(WordLimits(catalog=str(path))),
+    "lines": lambda path: catalog_files.load_lines(str(path)),
+    "health": lambda path: catalog_files.load_health(str(path)),
 }
 
 
@@ -130,6 +130,6 @@ def test_a_catalog(name: str, content: bytes, tmp_path: Path) -> None:
 @example("(?P<a>x)(?P<a>y)")
 @example("(?<=a*)b")
 def test_a_pattern(pattern: str) -> None:
-    from holdfast.logs.bounds import fault_of_pattern
+    from holdfast.logs.pattern_limits import find_pattern_fault
 
-    assert isinstance(fault_of_pattern(pattern), str)
+    assert isinstance(find_pattern_fault(pattern), str)

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint import load, owner
-from holdfast.checkpoint.layout import Layout
+from holdfast.checkpoint import checkpoint_load, storage_owner
+from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.manifest import (
     Author,
+    CheckpointPart,
     CorruptError,
     Manifest,
-    Part,
     StorageError,
     decode_manifest,
     decode_part,
@@ -26,7 +26,7 @@ from tests.checkpoint.making import save
 from tests.fuzz.making import JSON, PLAIN, hostile, mutated, narrow, values
 
 _MANIFESTS = values(Manifest, JSON)
-_PARTS = values(Part, JSON)
+_PARTS = values(CheckpointPart, JSON)
 
 
 @given(hostile(st.one_of(_MANIFESTS.map(encode_manifest), _PARTS.map(encode_part))))
@@ -39,7 +39,7 @@ def test_manifests_and_parts(content: bytes) -> None:
 
 
 @given(_PARTS)
-def test_a_part_comes_back(part: Part) -> None:
+def test_a_part_comes_back(part: CheckpointPart) -> None:
     content = encode_part(part)
     found = narrow(lambda: decode_part(content), CorruptError)
     assert found in (part, None)
@@ -66,7 +66,7 @@ def test_a_checkpoint_with_a_damaged_file(file: str, data: st.DataObject, tmp_pa
     damaged = data.draw(hostile(st.just(whole)))
     (folder / file).write_bytes(damaged)
     try:
-        found = narrow(lambda: load.verify(str(folder)), StorageError)
+        found = narrow(lambda: checkpoint_load.verify_checkpoint(str(folder)), StorageError)
         assert found is None or (found == ()) == (damaged == whole)
     finally:
         (folder / file).write_bytes(whole)
@@ -78,12 +78,12 @@ def test_who_owns_a_folder(content: bytes) -> None:
         def read(self, name: str) -> bytes:
             return content
 
-    owner._holder(One())  # type: ignore[arg-type]
+    storage_owner._read_owner(One())  # type: ignore[arg-type]
 
 
-@given(values(Layout, PLAIN))
-def test_a_layout_that_nobody_made(layout: Layout) -> None:
+@given(values(ImageLayout, PLAIN))
+def test_a_layout_that_nobody_made(layout: ImageLayout) -> None:
     """Layouts come from peers; whoever asks one what it owns gets an answer."""
     assert len(layout.digest) == 32
-    list(layout.owned())
-    layout.share(0)
+    list(layout.owned_items())
+    layout.owned_ranges(0)

@@ -13,17 +13,26 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint import transport
-from holdfast.checkpoint.serving import Holding, Serving
-from holdfast.checkpoint.transport import Ask, Callee, Pacer, Reply, TransportError, fetch, pull, push
+from holdfast.checkpoint import peer_transport
+from holdfast.checkpoint.peer_server import PeerServer, PushTarget
+from holdfast.checkpoint.peer_transport import (
+    BytePacer,
+    PeerKeeper,
+    PeerReply,
+    PeerRequest,
+    TransportError,
+    fetch_content,
+    pull_state,
+    push_state,
+)
 from holdfast.linux.python_fork import Program
-from holdfast.wire import fork_server, unixpath
+from holdfast.wire import fork_server, unix_sockets
 from tests.fuzz.making import JSON, hostile, mutated, narrow, values
 
 MEMORY = 4096
-_PUSH = Ask(verb="push", rank=0, layout="ab", bytes=MEMORY)
-_ASKS = values(Ask, JSON).map(lambda ask: msgspec.json.encode(ask) + b"\n")
-_REPLIES = values(Reply, JSON).map(lambda reply: msgspec.json.encode(reply) + b"\n")
+_PUSH = PeerRequest(verb="push", rank=0, layout="ab", bytes=MEMORY)
+_ASKS = values(PeerRequest, JSON).map(lambda ask: msgspec.json.encode(ask) + b"\n")
+_REPLIES = values(PeerReply, JSON).map(lambda reply: msgspec.json.encode(reply) + b"\n")
 
 
 class Keeper:
@@ -32,14 +41,14 @@ class Keeper:
     def __init__(self, folder: Path) -> None:
         self.memory = bytearray(MEMORY)
         self.crashed: list[BaseException] = []
-        self.callee = Callee((str(folder / "k.sock"), 0))
-        self.listener = unixpath.listen(folder / "k.sock")
-        Serving(self.listener, None, self.take, self.give).start()
+        self.callee = PeerKeeper((str(folder / "k.sock"), 0))
+        self.listener = unix_sockets.listen(folder / "k.sock")
+        PeerServer(self.listener, None, self.take, self.give).start()
 
-    def take(self, ask: Ask) -> Holding | str:
-        return Holding([memoryview(self.memory)], 0, lambda: None)
+    def take(self, ask: PeerRequest) -> PushTarget | str:
+        return PushTarget([memoryview(self.memory)], 0, lambda: None)
 
-    def give(self, ask: Ask) -> tuple[list[memoryview], Callable[[], None]] | str:
+    def give(self, ask: PeerRequest) -> tuple[list[memoryview], Callable[[], None]] | str:
         if any(not 0 <= start <= end <= MEMORY for start, end in ask.ranges):
             return "there is no such range"
         return [memoryview(self.memory)[start:end] for start, end in ask.ranges], lambda: None
@@ -47,10 +56,10 @@ class Keeper:
     def answers(self) -> None:
         """A good request, both ways."""
         content = os.urandom(MEMORY)
-        push(self.callee, _PUSH, [memoryview(content)], Pacer(0))
+        push_state(self.callee, _PUSH, [memoryview(content)], BytePacer(0))
         back = bytearray(MEMORY)
-        ask = Ask(verb="pull", rank=0, layout="ab", ranges=((0, MEMORY),))
-        assert pull(self.callee, ask, [memoryview(back)]) == MEMORY and bytes(back) == content
+        ask = PeerRequest(verb="pull", rank=0, layout="ab", ranges=((0, MEMORY),))
+        assert pull_state(self.callee, ask, [memoryview(back)]) == MEMORY and bytes(back) == content
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +72,7 @@ def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keeper]:
 
 
 def _said(keeper: Keeper, words: list[bytes], *, end: bool) -> None:
-    with unixpath.connect(Path(keeper.callee.address[0])) as link, contextlib.suppress(OSError):
+    with unix_sockets.connect(Path(keeper.callee.address[0])) as link, contextlib.suppress(OSError):
         link.settimeout(10)
         for word in words:
             link.sendall(word)
@@ -95,26 +104,26 @@ def test_whoever_asks_outlives_the_answer(answer: bytes) -> None:
     for ask in (_fetched, _pulled, _pushed):
         ours, theirs = socket.socketpair()
         with theirs, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(transport, "_connect", lambda keeper, ours=ours: ours)
+            patch.setattr(peer_transport, "_connect_keeper", lambda keeper, ours=ours: ours)
             ours.settimeout(5)
             theirs.sendall(answer[:100_000])
             theirs.shutdown(socket.SHUT_WR)
             narrow(ask, TransportError)
 
 
-_NOBODY = Callee(("", 0))
+_NOBODY = PeerKeeper(("", 0))
 
 
 def _fetched() -> object:
-    return fetch(_NOBODY, Ask(verb="plan", rank=0, layout="ab"))
+    return fetch_content(_NOBODY, PeerRequest(verb="plan", rank=0, layout="ab"))
 
 
 def _pulled() -> object:
-    return pull(_NOBODY, Ask(verb="pull", rank=0, layout="ab"), [memoryview(bytearray(16))])
+    return pull_state(_NOBODY, PeerRequest(verb="pull", rank=0, layout="ab"), [memoryview(bytearray(16))])
 
 
 def _pushed() -> object:
-    return push(_NOBODY, _PUSH, [memoryview(bytearray(16))], Pacer(0))
+    return push_state(_NOBODY, _PUSH, [memoryview(bytearray(16))], BytePacer(0))
 
 
 # --- the fork server -------------------------------------------------------------------------------------------
@@ -135,7 +144,7 @@ def test_a_request_to_the_fork_server(request: bytes) -> None:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         ours.sendall(request[:150_000])
         ours.shutdown(socket.SHUT_WR)
-        fork_server._serve(theirs, ())
+        fork_server._serve_client(theirs, ())
         ours.settimeout(10)
         with contextlib.suppress(ConnectionResetError):  # it did not read all of it
             said = b"".join(iter(lambda: ours.recv(1 << 16), b""))

@@ -9,8 +9,8 @@ from pathlib import Path
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.wire import tree
-from holdfast.wire.tree import Bounds, TreeError
+from holdfast.wire.releases import tree_archive
+from holdfast.wire.releases.tree_archive import ArchiveError, ArchiveLimits
 from tests.fuzz.making import hostile, mutated, narrow
 
 _NAMES = st.sampled_from(
@@ -58,9 +58,9 @@ def _tried(content: bytes, tmp_path: Path) -> None:
     shutil.rmtree(to.parent, ignore_errors=True)
     to.parent.mkdir()
     archive.write_bytes(content)
-    narrow(lambda: tree.contents(archive), TreeError)
-    narrow(lambda: tree.unpacked_bytes(archive), TreeError)
-    narrow(lambda: tree.unpack(archive, to, "0" * 64), TreeError)
+    narrow(lambda: tree_archive.archive_contents(archive), ArchiveError)
+    narrow(lambda: tree_archive.unpacked_bytes(archive), ArchiveError)
+    narrow(lambda: tree_archive.unpack_archive(archive, to, "0" * 64), ArchiveError)
     assert sorted(os.listdir(tmp_path)) == ["a.tar", "in"] and os.listdir(to.parent) == ["to"]
     for folder, folders, files in os.walk(to):
         for name in (*folders, *files):
@@ -88,7 +88,7 @@ def _packed(folder: Path) -> bytes:
     (folder / "t" / "d" / "run.py").write_text("print(1)\n")
     (folder / "t" / "ü").write_bytes(b"\0\1")
     (folder / "t" / "l").symlink_to("d/run.py")
-    packed = tree.pack(folder / "t", ["d/run.py", "ü", "l"], folder, Bounds())
+    packed = tree_archive.pack_files(folder / "t", ["d/run.py", "ü", "l"], folder, ArchiveLimits())
     content = (folder / f"{packed.digest}.tar").read_bytes()
     shutil.rmtree(folder)
     return content

@@ -24,9 +24,9 @@ import torch
 from torch import nn
 
 from holdfast.checkpoint.arena import Arena
-from holdfast.client.checkpointer import Checkpointer
-from holdfast.client.snapshots import Snapshots
-from holdfast.wire import keeping
+from holdfast.client.checkpointing.checkpointer import Checkpointer
+from holdfast.client.snapshot.rank_snapshots import RankSnapshots
+from holdfast.wire import keeper_messages
 from tests.client.fake_keeper import FakeKeeper
 
 BUSY = 20_000_000  # cycles that a queued kernel idles: about 10 ms
@@ -107,7 +107,7 @@ def looked_at(ckpt: Checkpointer, arena: Arena, train: Callable[[int], None], sa
         looked += look(arena, images)
     ckpt.close()
     looked += look(arena, images)
-    newest = arena.sealed()[0].step
+    newest = arena.list_sealed()[0].step
     assert newest == saves, f"the newest of {saves} is {newest}"
     return {"saves": taken, "skipped": ckpt.skipped, "snapshots looked at": looked, "torn or stale": 0}
 
@@ -115,14 +115,14 @@ def looked_at(ckpt: Checkpointer, arena: Arena, train: Callable[[int], None], sa
 def look(arena: Arena, images: list[Any]) -> int:
     """Every tensor of every sealed snapshot holds the number of its step, and nothing else."""
     looked = 0
-    for sealed in arena.sealed():
+    for sealed in arena.list_sealed():
         image = images[sealed.slot]
         found = {}
         for index, item in enumerate(image.layout.items):
             if item.spec.dtype == "float32":
                 low, high = image.payloads[index].aminmax()
                 found[item.spec.key] = (float(low), float(high))
-        if arena.seq(sealed.slot) != sealed.seq:
+        if arena.slot_seq(sealed.slot) != sealed.seq:
             continue  # overtaken
         looked += 1
         for key, seen in found.items():
@@ -130,7 +130,7 @@ def look(arena: Arena, images: list[Any]) -> int:
     return looked
 
 
-def snapshots_of(ckpt: Checkpointer) -> Snapshots:
+def snapshots_of(ckpt: Checkpointer) -> RankSnapshots:
     assert ckpt._snapshots and ckpt._snapshots.side
     return ckpt._snapshots
 
@@ -199,10 +199,10 @@ def waits_on_the_gpu(keeper: FakeKeeper) -> Found:
     saved = time.perf_counter()
     training.optimizer.step()
     stepped = time.perf_counter()
-    sealed = [one.step for one in keeper.arena().sealed()]
+    sealed = [one.step for one in keeper.arena().list_sealed()]
     assert 4 not in sealed, "the GPU was not away for long enough to show anything"
     ckpt.close()
-    assert keeper.arena().sealed()[0].step == 4
+    assert keeper.arena().list_sealed()[0].step == 4
     return {"save, ms": 1e3 * (saved - began), "optimizer.step, ms": 1e3 * (stepped - saved)}
 
 
@@ -240,7 +240,7 @@ def alone(name: str) -> bool:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 keeper = FakeKeeper(Path(folder))
-                os.environ[keeping.KEEPER] = str(keeper.path)
+                os.environ[keeper_messages.KEEPER] = str(keeper.path)
                 began = time.perf_counter()
                 found = CHECKS[name](keeper) | {"took, s": round(time.perf_counter() - began, 1)}
                 print(json.dumps({name: found}), flush=True)

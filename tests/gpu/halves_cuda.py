@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from holdfast.cli.report import load
+from holdfast.cli.commands.report import load_report
 
 SCRIPT = """
 import os, sys
@@ -72,7 +72,7 @@ def main() -> int:
         ]
         env = os.environ | {"HOLDFAST_HOME": str(folder / "home")}
         code = subprocess.run(words, check=False, cwd=folder, env=env).returncode
-        incidents = load(folder / "run").incidents
+        incidents = load_report(folder / "run").incidents
         sick = (folder / "sick").read_text()
         for record in incidents:
             print(record.sentence, "|", record.verdict.reason)

@@ -11,10 +11,10 @@ import statistics
 import sys
 import time
 
-from holdfast.agent.sources import Absent
-from holdfast.agent.sources.gpu import GpuSource, load
-from holdfast.core.detect.health import Health, HealthLimits
-from holdfast.logs import catalog
+from holdfast.agent.sources import SourceAbsent
+from holdfast.agent.sources.gpu import GpuSource, load_nvml
+from holdfast.core.detect.health import HealthDetector, HealthLimits
+from holdfast.logs import catalog_files
 from holdfast.model.signal import Gauge, Line
 
 ROUNDS = 50
@@ -41,8 +41,8 @@ def costs_ms(source: GpuSource) -> dict[str, float]:
 def main() -> int:
     began = time.perf_counter()
     try:
-        source = GpuSource(load(), time.time)
-    except Absent as e:
+        source = GpuSource(load_nvml(), time.time)
+    except SourceAbsent as e:
         print(f"no GPU to read: {e}", file=sys.stderr)
         return 2
     opened_ms = 1e3 * (time.perf_counter() - began)
@@ -56,8 +56,8 @@ def main() -> int:
     gauges = [signal for signal in signals if isinstance(signal, Gauge)]
     readings = {gpu.name: {g.name: g.value for g in gauges if g.of == gpu.name} for gpu in source.gpus}
     missing = {gpu: sorted(MUST - set(read)) for gpu, read in readings.items() if MUST - set(read)}
-    health = Health(HealthLimits(), catalog.load_health())
-    alarms = [alarm.reason for gauge in gauges if (alarm := health.heard(gauge, ("here",)))]
+    health = HealthDetector(HealthLimits(), catalog_files.load_health())
+    alarms = [alarm.reason for gauge in gauges if (alarm := health.on_gauge(gauge, ("here",)))]
     record = {
         "gpus": {gpu.name: gpu.bus for gpu in source.gpus},
         "readings": readings,

@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 import torch
 
+from holdfast.agent.diagnostics.probe_runner import ProbeTerms, run_probes
 from holdfast.agent.probes import PROBES
-from holdfast.agent.probing import Terms, run_probes
-from holdfast.core.diagnose.probes import golden_rows, judge, sentence
-from holdfast.logs import golden
+from holdfast.core.diagnose.probe_assessment import assess_probes, finding_sentence, golden_rows
+from holdfast.logs import golden_bits
 from holdfast.model.probe import Finding
 from tests.agent.probes import faults
 
@@ -48,10 +48,10 @@ class Trial:
             return []
         found = []
         probes = run_probes(
-            level, 0.0, sys.executable, self.folder, only=only, repeats=repeats, terms=Terms(nice=0, env=env or {})
+            level, 0.0, sys.executable, self.folder, only=only, repeats=repeats, terms=ProbeTerms(nice=0, env=env or {})
         )
         async for finding in probes:
-            print(f"{name}: {sentence(finding)}", flush=True)
+            print(f"{name}: {finding_sentence(finding)}", flush=True)
             found.append(finding)
         self.record["parts_s"][name] = round(time.monotonic() - began, 2)
         return found
@@ -79,15 +79,15 @@ async def run(trial: Trial) -> None:
     trial.expect(bool(many) and all(f.ok for f in many), f"{REPEATS} repetitions had the same bits each time")
     fresh = await trial.part("a fresh process", 3, BITS)
     sound = {"first": first, "many": many, "fresh": fresh}
-    agreed = judge({name: found for name, found in sound.items() if found}, golden.load())
-    trial.record["agreed"] = agreed.reason
+    agreed = assess_probes({name: found for name, found in sound.items() if found}, golden_bits.load_golden())
+    trial.record["agreed"] = agreed.summary_text
     trial.expect(not agreed.bad and not agreed.suspects, "processes agree bit for bit")
 
     wrong = faults.spoil(Path(trial.folder, "wrong"), faults.ALWAYS)
     bad = await trial.part("a wrong bit in every product", 3, ("gemm", *BITS), env=wrong)
     if bad:
-        judged = judge({**sound, "bad": [f for f in bad if f.probe in BITS]}, {})
-        trial.record["judged"] = judged.reason
+        judged = assess_probes({**sound, "bad": [f for f in bad if f.probe in BITS]}, {})
+        trial.record["judged"] = judged.summary_text
         trial.expect(list(judged.bad) == ["bad"], "the one with a wrong bit is named, and nobody else")
         exact = [f for f in bad if f.probe == "gemm" and f.place.startswith("cuda")]
         trial.expect(bool(exact) and all(f.ok is False for f in exact), "exact products convict it without neighbours")

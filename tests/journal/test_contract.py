@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.journal.sqlite import JournalError, SqliteJournal
+from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
 from holdfast.model.event import Entry, Tick
 from holdfast.ports import Journal
 from tests.core.transcript import Scenario

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.controller.replay import replay
-from holdfast.core.decider import Decider
-from holdfast.journal.chain import row_of
-from holdfast.journal.sqlite import SqliteJournal
+from holdfast.controller.decider_rebuild import rebuild_decider
+from holdfast.core.decide.decider import Decider
+from holdfast.journal.entry_chain import make_row
+from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Progress
 from holdfast.model.topology import Job
 from tests.model.test_model import EVENTS
@@ -42,7 +42,7 @@ def same(one: object, other: object) -> bool:
 def test_any_event_with_any_floats_comes_back(event: Event, found: st.DataObject, at: float) -> None:
     event = floats_in(event, found)
     entry = Entry(seq=1, at=at, event=event, decision=Decision(wake_at=found.draw(st.floats())))
-    assert same(row_of(entry, 1, b"").entry, entry)
+    assert same(make_row(entry, 1, b"").entry, entry)
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -67,5 +67,5 @@ def test_a_decision_with_such_a_number_is_replayed(tmp_path: Path, number: float
     events: tuple[Event, ...] = (begin, progress)
     for seq, event in enumerate(events, 1):
         journal.append(Entry(seq=seq, at=1.0, event=event, decision=decider.step(1.0, event)), durable=True)
-    assert len(list(replay(journal, Decider()))) == 2
+    assert len(list(rebuild_decider(journal, Decider()))) == 2
     journal.close()

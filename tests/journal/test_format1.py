@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.controller.replay import replay
-from holdfast.core.decider import Decider
-from holdfast.journal.sqlite import FORMAT, JournalError, SqliteJournal
+from holdfast.controller.decider_rebuild import rebuild_decider
+from holdfast.core.decide.decider import Decider
+from holdfast.journal.sqlite_journal import FORMAT, JournalError, SqliteJournal
 from holdfast.model.event import Successor
 from tests.journal.test_contract import entries
 
@@ -42,7 +42,7 @@ def test_a_writer_makes_it_the_second_format_and_goes_on(path: Path) -> None:
     journal = SqliteJournal(path, mark_path=path.with_name("journal.mark"))
     assert (journal.epoch, journal.lost, journal.doubt) == (2, None, "")
     decider = Decider()
-    written = list(replay(journal, decider))
+    written = list(rebuild_decider(journal, decider))
     assert written == entries()
     last = written[-1]
     event = Successor(epoch=journal.epoch)
@@ -52,7 +52,7 @@ def test_a_writer_makes_it_the_second_format_and_goes_on(path: Path) -> None:
     assert version(path) == FORMAT == 2
     again = SqliteJournal(path, mark_path=path.with_name("journal.mark"))
     assert (again.epoch, again.lost, again.doubt) == (3, None, "")
-    assert len(list(replay(again, Decider()))) == len(written) + 1
+    assert len(list(rebuild_decider(again, Decider()))) == len(written) + 1
     again.close()
 
 

@@ -12,7 +12,7 @@ from random import Random
 import msgspec
 import pytest
 
-from holdfast.journal.sqlite import JournalError, JournalFullError, SqliteJournal
+from holdfast.journal.sqlite_journal import JournalError, JournalFullError, SqliteJournal
 from tests.journal.torn import FILES, came, entries, opened, write
 
 ROOT = Path(__file__).parents[2]
@@ -100,7 +100,7 @@ def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
 FILL = """
 import sys
 from pathlib import Path
-from holdfast.journal.sqlite import JournalFullError
+from holdfast.journal.sqlite_journal import JournalFullError
 from tests.journal.torn import entries, opened
 place = Path(sys.argv[1])
 journal, kept = opened(place), 0

@@ -7,12 +7,12 @@ from random import Random
 
 import msgspec
 
-from holdfast.controller.replay import ReplayError, replay
-from holdfast.core.decider import Decider
-from holdfast.journal.sqlite import JournalError, SqliteJournal
+from holdfast.controller.decider_rebuild import RebuildError, rebuild_decider
+from holdfast.core.decide.decider import Decider
+from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
 from holdfast.model.event import Entry, Phase, Successor
-from holdfast.sim.run import simulate
-from tests.sim.test_run import shortly
+from holdfast.sim.simulation import simulate
+from tests.sim.test_simulation import shortly
 
 FILES = ("journal.db", "journal.db-wal", "journal.mark")
 
@@ -77,8 +77,8 @@ def came(folder: Path, written: tuple[Entry, ...], *, epoch: int = 3) -> Came:
         return Came(what="refused", said=str(e))
     decider = Decider()
     try:
-        found = tuple(replay(journal, decider))
-    except (JournalError, ReplayError) as e:
+        found = tuple(rebuild_decider(journal, decider))
+    except (JournalError, RebuildError) as e:
         journal.close()
         return Came(what="refused", said=str(e))
     lost, doubt = journal.lost, journal.doubt

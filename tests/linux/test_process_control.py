@@ -20,15 +20,15 @@ def env(no_orphans: str) -> dict[str, str]:
 
 
 def test_states() -> None:
-    assert process_control.state_of(os.getpid()) == "R"
+    assert process_control.process_state(os.getpid()) == "R"
     child = subprocess.Popen(["sleep", "60"])
-    until(lambda: process_control.state_of(child.pid) == "S", "it to sleep")
-    assert child.pid in process_control.children()
+    until(lambda: process_control.process_state(child.pid) == "S", "it to sleep")
+    assert child.pid in process_control.list_children()
     child.kill()
-    until(lambda: process_control.state_of(child.pid) == "Z", "its end")
-    assert child.pid in process_control.children(), "it is still to be reaped"
+    until(lambda: process_control.process_state(child.pid) == "Z", "its end")
+    assert child.pid in process_control.list_children(), "it is still to be reaped"
     child.wait()
-    assert process_control.state_of(child.pid) == ""
+    assert process_control.process_state(child.pid) == ""
 
 
 PARENT = """
@@ -63,9 +63,9 @@ from holdfast.linux import process_control
 process_control.become_subreaper()
 orphan = int(subprocess.check_output(["sh", "-c", "sleep 60 > /dev/null & echo $!"]))
 until = time.monotonic() + 10
-while orphan not in process_control.children() and time.monotonic() < until:
+while orphan not in process_control.list_children() and time.monotonic() < until:
     time.sleep(0.01)
-print(orphan in process_control.children())
+print(orphan in process_control.list_children())
 os.kill(orphan, 9)
 print(os.waitpid(orphan, 0)[0] == orphan)
 """
@@ -82,7 +82,7 @@ def test_what_another_process_reads_from(tmp_path: Path) -> None:
     """A pipe, though it be empty, is read to its end; of a process that is gone, or was another, there is nothing."""
     note = tmp_path / "stdin"
     code = "import time; from pathlib import Path; from holdfast.linux import process_control as p; "
-    code += f"p.note_input(Path({str(note)!r})); print('noted', flush=True); time.sleep(600)"
+    code += f"p.leave_input_note(Path({str(note)!r})); print('noted', flush=True); time.sleep(600)"
     argv = [sys.executable, "-c", code]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None

@@ -40,7 +40,7 @@ import told, types
 asked = json.loads(sys.argv[1])
 def main():
     sys.modules["parent_was_here"] = sys.modules["stranger"] = types.ModuleType("stranger")
-    python_fork.set_apart({"stranger"})
+    python_fork.exclude_modules({"stranger"})
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     ends = socket.socketpair()
     def let_go():
@@ -75,7 +75,7 @@ class Pair:
 
     def executed(self) -> dict[str, Any]:
         env = job_environment(PYTHONPATH=f"{job_environment()['PYTHONPATH']}:{self.folder}")
-        words = Program(module="told", args=("a", "b"), env={}).command()
+        words = Program(module="told", args=("a", "b"), env={}).exec_command()
         found = subprocess.check_output(words, cwd=self.folder, env=env, stdin=subprocess.DEVNULL, timeout=60)
         told: dict[str, Any] = json.loads(found)
         return told

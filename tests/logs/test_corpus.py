@@ -3,12 +3,12 @@
 import pytest
 
 from benchmarks._words_corpus import CORPUS, EVICT, judged, score
-from holdfast.logs import catalog
+from holdfast.logs import catalog_files
 
 
 @pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)])
 def test_ours_are_understood(every: int) -> None:
-    cases = list(judged(CORPUS / "ours", catalog.load(), every))
+    cases = list(judged(CORPUS / "ours", catalog_files.load_failures(), every))
     found = score(cases)
     wrong = [f"{case.name}: {case.found.klass}" for case in cases if not case.right]
     assert found.logs >= 200 and found.classes == 46

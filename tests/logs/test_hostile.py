@@ -7,14 +7,22 @@ from itertools import pairwise
 import pytest
 
 from holdfast.core.detect.crash import alarm_of
-from holdfast.core.words import calm, causes, hits, outlived, prefixes, summary, tracebacks
-from holdfast.core.words.rows import Known
-from holdfast.logs import catalog
+from holdfast.core.log_analysis import (
+    benign_lines,
+    catalog_hits,
+    launcher_summary,
+    line_prefixes,
+    root_cause,
+    survived_errors,
+    tracebacks,
+)
+from holdfast.core.log_analysis.failure_catalog import RowPattern
+from holdfast.logs import catalog_files
 from holdfast.model.signal import Exit
 
-CHARS = 2000  # of a line are read, by agent/words.py
+CHARS = 2000  # of a line are read, by agent/rank/log_files.py
 BOUND_S = 0.5  # of processor time; the slowest takes a tenth of it
-CATALOG = catalog.built_in()
+CATALOG = catalog_files.load_built_in()
 KNOWN = {at: [known for known in CATALOG.known if known.row is row] for at, row in enumerate(CATALOG.rows)}
 
 
@@ -22,16 +30,16 @@ def filled(piece: str) -> str:
     return (piece * (CHARS // len(piece) + 1))[:CHARS]
 
 
-def pieces(rows: list[Known]) -> list[str]:
+def pieces(rows: list[RowPattern]) -> list[str]:
     """What a row looks for, and what its samples are made of: words, neighbours, beginnings."""
     found = [needle.decode() for known in rows for needle in known.needles]
-    for sample in rows[0].row.said[:2]:
+    for sample in rows[0].row.all_samples[:2]:
         words = sample.split()[:12]
         found += [*words, *(f"{a} {b} " for a, b in pairwise(words)), f"{sample} "]
     return list(dict.fromkeys(piece for piece in found if piece))
 
 
-def hostile(rows: list[Known]) -> list[str]:
+def hostile(rows: list[RowPattern]) -> list[str]:
     heads = [needle.decode() for needle in rows[0].needles][:4]
     tails = [(head + filled(more))[:CHARS] for head in heads for more in ("a", "1 ", " ", "/")]
     return [filled(piece) for piece in pieces(rows)] + tails + [filled(one) for one in ("x", "1", "-", "Error: ", "a.")]
@@ -56,7 +64,7 @@ def test_no_row_is_slow_on_a_line_made_for_it(part: int) -> None:
     assert not slow
 
 
-def _searched_s(known: Known, line: str) -> float:
+def _searched_s(known: RowPattern, line: str) -> float:
     pattern = known.pattern  # compiled when it is first asked for
     began = time.process_time()
     pattern.search(line)
@@ -71,7 +79,9 @@ def test_many_such_lines_are_judged_in_a_moment(line: str) -> None:
     assert took_s([filled(line)] * 500) < 5.0, "it was 13 s for the first of these"
 
 
-@pytest.mark.parametrize("module", [calm, causes, hits, outlived, prefixes, summary, tracebacks])
+@pytest.mark.parametrize(
+    "module", [benign_lines, root_cause, catalog_hits, survived_errors, line_prefixes, launcher_summary, tracebacks]
+)
 def test_no_pattern_of_ours_is_slow_on_a_long_line(module: object) -> None:
     ends = [filled(one)[:-1] + "?" for one in ("a", "1", " ", "-", "~", ".", ":", "[", "error", "ib0", "File ", "a.")]
     for name, pattern in vars(module).items():

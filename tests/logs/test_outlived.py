@@ -2,13 +2,13 @@
 
 import pytest
 
-from holdfast.core.words.calm import calmed
-from holdfast.core.words.judging import Case, judge
-from holdfast.core.words.prefixes import said_of
-from holdfast.logs import catalog
+from holdfast.core.log_analysis.benign_lines import discount_benign
+from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
+from holdfast.core.log_analysis.line_prefixes import parse_lines
+from holdfast.logs import catalog_files
 from holdfast.model.diagnosis import Diagnosis
 
-CATALOG = catalog.load()
+CATALOG = catalog_files.load_failures()
 BOOM = """
 Traceback (most recent call last):
   File "/w/train.py", line 3, in f
@@ -21,7 +21,7 @@ LOST = "NVRM: Xid (PCI:0000:3b:00): 79, pid=0, GPU has fallen off the bus."
 
 
 def judged(text: str) -> Diagnosis:
-    return judge(Case(lines=said_of(list(enumerate(text.split("\n"))), 0)), CATALOG)
+    return classify_failure(FailureEvidence(lines=parse_lines(list(enumerate(text.split("\n"))), 0)), CATALOG)
 
 
 def test_what_another_rank_went_on_from_is_no_cause() -> None:
@@ -86,7 +86,7 @@ def test_good_news_of_machines_is_no_news(line: str) -> None:
 
 
 def test_bad_news_is_not_calmed() -> None:
-    assert calmed(8, "gpu_ecc_memory", "Uncorrectable ECC errors: 2, correctable: 0") == 8
-    assert calmed(7, "gpu_thermal_power", "temperature above threshold, clock throttled") == 7
-    assert calmed(9, "gpu_lost_bus", LOST + " recovered: no") == 9
-    assert calmed(8, "import_dependency", "Error: No module named torch") == 8
+    assert discount_benign(8, "gpu_ecc_memory", "Uncorrectable ECC errors: 2, correctable: 0") == 8
+    assert discount_benign(7, "gpu_thermal_power", "temperature above threshold, clock throttled") == 7
+    assert discount_benign(9, "gpu_lost_bus", LOST + " recovered: no") == 9
+    assert discount_benign(8, "import_dependency", "Error: No module named torch") == 8

@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.words.hits import hits_of
-from holdfast.core.words.prefixes import said_of
-from holdfast.logs import catalog
+from holdfast.core.log_analysis.catalog_hits import find_hits
+from holdfast.core.log_analysis.line_prefixes import parse_lines
+from holdfast.logs import catalog_files
 
-CATALOG = catalog.load()
+CATALOG = catalog_files.load_failures()
 QUIET = Path(__file__).with_name("quiet.txt").read_text(encoding="utf-8").splitlines()
 ENDS = 4.0  # weight of what may end a job: a warning of less has nothing to say against an exception
 
 
 @pytest.mark.parametrize("line", QUIET)
 def test_it_ends_no_job(line: str) -> None:
-    hits = [hit for hit in hits_of(said_of([(0, line)], 0), CATALOG) if hit.row.role in ("cause", "echo")]
+    hits = [hit for hit in find_hits(parse_lines([(0, line)], 0), CATALOG) if hit.row.role in ("cause", "echo")]
     assert not [(hit.klass, hit.weight) for hit in hits if hit.weight >= ENDS]
 
 
@@ -32,5 +32,5 @@ def test_it_ends_no_job(line: str) -> None:
 def test_words_inside_of_other_words(line: str, klass: str) -> None:
     """Found among the messages of Python's and PyTorch's own sources."""
     text = ["Traceback (most recent call last):", '  File "/w/t.py", line 3, in f', "    g()", line]
-    hits = [hit for hit in hits_of(said_of(list(enumerate(text)), 0), CATALOG) if hit.row.role == "cause"]
+    hits = [hit for hit in find_hits(parse_lines(list(enumerate(text)), 0), CATALOG) if hit.row.role == "cause"]
     assert [hit.klass for hit in hits] == [klass]

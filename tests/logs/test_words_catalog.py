@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.core.words.rows import Catalog, Row
-from holdfast.logs import catalog
+from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureCatalog
+from holdfast.logs import catalog_files
 
-CATALOG: Catalog = catalog.load()
+CATALOG: FailureCatalog = catalog_files.load_failures()
 SPOKEN = [row for row in CATALOG.rows if row.pattern]
 SPOKEN_OF = {klass: [row for row in SPOKEN if row.klass == klass] for klass in CATALOG.classes}
 
@@ -45,7 +45,7 @@ CONTRACT = {
 by_class = pytest.mark.parametrize("rows", SPOKEN_OF.values(), ids=list(SPOKEN_OF))
 
 
-def wrong(rows: list[Row], is_wrong: Callable[[Row], object]) -> list[str]:
+def wrong(rows: list[CatalogRow], is_wrong: Callable[[CatalogRow], object]) -> list[str]:
     """The rows of which this is true, as they stand in the catalog."""
     return [f"pattern = '{row.pattern}'" for row in rows if is_wrong(row)]
 
@@ -67,19 +67,19 @@ def test_no_class_without_rows() -> None:
 
 
 @by_class
-def test_a_row_is_whole_and_matches_its_samples(rows: list[Row]) -> None:
-    def is_wrong(row: Row) -> bool:
-        matches = all("\n" not in sample and re.search(row.pattern, sample) for sample in row.said)
-        return not (row.said and row.source and 1 <= row.weight <= 9 and matches)
+def test_a_row_is_whole_and_matches_its_samples(rows: list[CatalogRow]) -> None:
+    def is_wrong(row: CatalogRow) -> bool:
+        matches = all("\n" not in sample and re.search(row.pattern, sample) for sample in row.all_samples)
+        return not (row.all_samples and row.source and 1 <= row.weight <= 9 and matches)
 
     assert not wrong(rows, is_wrong)
 
 
 @by_class
-def test_the_heaviest_row_of_a_sample_is_of_its_class(rows: list[Row]) -> None:
+def test_the_heaviest_row_of_a_sample_is_of_its_class(rows: list[CatalogRow]) -> None:
     """Rows that want an exception's type or frames besides are not asked: a sample has none."""
-    for row, sample in [(one, sample) for one in rows for sample in one.said]:
-        others = [o for o in CATALOG.match(sample) if o.klass != row.klass and not o.raised and not o.frames]
+    for row, sample in [(one, sample) for one in rows for sample in one.all_samples]:
+        others = [o for o in CATALOG.match_line(sample) if o.klass != row.klass and not o.raised and not o.frames]
         assert not [(o.klass, o.weight, row.pattern, sample) for o in others if o.weight >= row.weight]
 
 
@@ -93,9 +93,9 @@ def test_exit_codes_speak_once() -> None:
     assert wanted.items() <= {row.code: row.klass for row in codes}.items()
 
 
-def hostile(row: Row, chars: int) -> list[str]:
+def hostile(row: CatalogRow, chars: int) -> list[str]:
     """What the pattern looks for, again and again, and never quite; and much of nothing."""
-    almost = [sample[:-3] + " " for sample in row.said[:1]]
+    almost = [sample[:-3] + " " for sample in row.all_samples[:1]]
     return ["x" + (part * chars)[:chars] for part in (*almost, " ", "a.", "Error: ")]
 
 
@@ -105,8 +105,8 @@ LENGTHS = [(12_000, 0.3), pytest.param(100_000, 30.0, marks=pytest.mark.slow)]
 
 @by_class
 @pytest.mark.parametrize(("chars", "limit_s"), LENGTHS)
-def test_no_line_takes_long(rows: list[Row], chars: int, limit_s: float) -> None:
-    def is_wrong(row: Row) -> bool:
+def test_no_line_takes_long(rows: list[CatalogRow], chars: int, limit_s: float) -> None:
+    def is_wrong(row: CatalogRow) -> bool:
         pattern = re.compile(row.pattern)
         return any(taken_s(pattern, line) > limit_s for line in hostile(row, chars))
 
@@ -121,6 +121,6 @@ def taken_s(pattern: re.Pattern[str], line: str) -> float:
 
 
 @by_class
-def test_nothing_is_looked_for_without_end(rows: list[Row]) -> None:
+def test_nothing_is_looked_for_without_end(rows: list[CatalogRow]) -> None:
     """A dot or a word of any length inside a pattern may run to the end of the line from every start."""
     assert not wrong(rows, lambda row: re.search(r"(?<!\\)\.[*+]|\\S[*+]", row.pattern))

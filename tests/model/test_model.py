@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.errand import Errand, LaunchHere, Leave, MeetHere, PlayHere, ProbeHere, StageHere, StopHere
+from holdfast.model.errand import Errand, LaunchHere, Leave, PairTestHere, ProbeHere, ReplayHere, StageHere, StopHere
 from holdfast.model.event import (
     Begin,
     Decision,
@@ -24,9 +24,9 @@ from holdfast.model.event import (
     Successor,
     Tick,
 )
-from holdfast.model.probe import Meeting
+from holdfast.model.probe import PairMeeting
 from holdfast.model.release import Release
-from holdfast.model.replay import ReplayHere
+from holdfast.model.replay_task import ReplayTask
 from holdfast.model.topology import Job, Seat, world_size
 
 SEATS = (Seat(node="a", group_rank=0, first_rank=0, nproc=2), Seat(node="b", group_rank=1, first_rank=2, nproc=3))
@@ -62,8 +62,8 @@ ERRANDS: tuple[Errand, ...] = (
     StopHere(id=2, generation=1, grace_s=1.0),
     StageHere(id=7, release=RELEASE, check=True),
     ProbeHere(id=4, level=3),
-    MeetHere(id=-5, meeting=Meeting(rank=0, world=2, host="h", port=3, name="w")),
-    PlayHere(id=-6, launch=LAUNCH, replay=ReplayHere(name="1-1-h0", steps=5), within_s=9.0),
+    PairTestHere(id=-5, meeting=PairMeeting(rank=0, world=2, host="h", port=3, name="w")),
+    ReplayHere(id=-6, launch=LAUNCH, replay=ReplayTask(name="1-1-h0", steps=5), within_s=9.0),
     Leave(id=3, code=0, grace_s=1.0, reason="done"),
 )
 
@@ -94,4 +94,4 @@ def test_what_is_no_event_is_refused() -> None:
 
 def test_seats_know_their_ranks() -> None:
     assert world_size(SEATS) == 5
-    assert [rank for rank in range(-1, 6) if SEATS[1].holds(rank)] == [2, 3, 4]
+    assert [rank for rank in range(-1, 6) if SEATS[1].has_rank(rank)] == [2, 3, 4]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.core.report import Report
+from holdfast.core.record.job_report import Report
 from holdfast.model.verdict import Change, Record
 from tests.cli.driver import Job
 from tests.public.table import STEPS, Known, Script

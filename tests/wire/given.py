@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from holdfast.wire.authority import key_pem
-from holdfast.wire.identity import CONTROLLER, Keys
+from holdfast.wire.credentials.certificate_authority import key_pem
+from holdfast.wire.credentials.mutual_tls import CONTROLLER, KeyFiles
 
 NOW = datetime.datetime.now(datetime.UTC)
 BOTH = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
@@ -25,7 +25,7 @@ class Organisation:
         self._authority = self._sign(self._key.public_key(), self._name, [x509.BasicConstraints(True, None)], 3650)
         (folder / "authority.pem").write_bytes(self._authority.public_bytes(Encoding.PEM))
 
-    def keys(self, node: str, run: str = "", **said: object) -> Keys:
+    def keys(self, node: str, run: str = "", **said: object) -> KeyFiles:
         """Of one host; by default it may carry the controller."""
         names: list[x509.GeneralName] = [x509.DNSName("host.example.org")]
         names += [x509.DNSName(CONTROLLER)] if said.get("leads", True) else []
@@ -43,7 +43,7 @@ class Organisation:
         own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "host.example.org")])
         folder = self.folder / f"{node}-{run}-{len(list(self.folder.iterdir()))}"
         folder.mkdir()
-        keys = Keys.in_folder(folder)
+        keys = KeyFiles.in_folder(folder)
         keys.key.write_bytes(key_pem(key))
         keys.certificate.write_bytes(self._sign(key.public_key(), own, extensions, days).public_bytes(Encoding.PEM))
         keys.authority.write_bytes((self.folder / "authority.pem").read_bytes())
@@ -62,7 +62,7 @@ class Organisation:
         return made.sign(self._key, hashes.SHA256())
 
 
-def settings(keys: Keys) -> tuple[str, ...]:
+def settings(keys: KeyFiles) -> tuple[str, ...]:
     """The flags by which a host is told of its files."""
     named = zip(("key", "certificate", "authority"), keys, strict=True)
     return tuple(word for name, path in named for word in ("--set", f"door.{name}={path}"))

@@ -14,13 +14,19 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from holdfast.cli.enrolment_call import AbsentError, EnrolmentCall, EnrolmentError, ForeignError, _why
-from holdfast.controller.audit import Audit
-from holdfast.controller.enrolling import Enrolling
-from holdfast.controller.node_tokens import NodeTokens
-from holdfast.wire import enrolment, identity, node_token, secret
-from holdfast.wire.authority import Authority
-from holdfast.wire.identity import Keys
+from holdfast.cli.launch.enrolment_client import (
+    EnrolmentClient,
+    EnrolmentError,
+    NoAnswerError,
+    NotControllerError,
+    _refusal_text,
+)
+from holdfast.controller.access.audit_log import AuditLog
+from holdfast.controller.access.node_enrolment import NodeEnrolment
+from holdfast.controller.access.node_tokens import NodeTokens
+from holdfast.wire.credentials import enrolment, job_secret, mutual_tls, node_token
+from holdfast.wire.credentials.certificate_authority import CertificateAuthority
+from holdfast.wire.credentials.mutual_tls import KeyFiles
 from tests.cli.driver import until
 
 TOKEN, OTHER = "60f4c1b97ad2e8537be01d94c2f86a35", "11f4c1b97ad2e8537be01d94c2f86a35"
@@ -29,12 +35,12 @@ TOKEN, OTHER = "60f4c1b97ad2e8537be01d94c2f86a35", "11f4c1b97ad2e8537be01d94c2f8
 class Server:
     """The controller's two answers, in a thread, behind TLS."""
 
-    def __init__(self, folder: Path, token: str, proof_of: Authority | None = None) -> None:
+    def __init__(self, folder: Path, token: str, proof_of: CertificateAuthority | None = None) -> None:
         """`proof_of`: whose certificate the proofs are about, where that is not the one of the link."""
-        self.authority, self.now = Authority(folder), 1e9
+        self.authority, self.now = CertificateAuthority(folder), 1e9
         self.tokens = NodeTokens(folder, clock=lambda: self.now)
         self.audit = folder / "audit.log"
-        self._enrolling = Enrolling(proof_of or self.authority, token, "r", Audit(folder), self.tokens)
+        self._enrolling = NodeEnrolment(proof_of or self.authority, token, "r", AuditLog(folder), self.tokens)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run)
         self._up = threading.Event()
@@ -50,11 +56,11 @@ class Server:
 
     async def _open(self) -> None:
         app = web.Application()
-        app.router.add_get(enrolment.PATH, self._enrolling.challenge)
-        app.router.add_post(enrolment.PATH, self._enrolling.enrol)
+        app.router.add_get(enrolment.PATH, self._enrolling.challenge_route)
+        app.router.add_post(enrolment.PATH, self._enrolling.enrol_route)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
-        context = identity.accepting(self.authority.keys, strangers=True)
+        context = mutual_tls.server_tls(self.authority.keys, strangers=True)
         site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=context)
         await site.start()
         self.address: tuple[str, int] = self._runner.addresses[0]
@@ -73,65 +79,68 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def test_a_host_enrols(server: Server, tmp_path: Path) -> None:
-    call = EnrolmentCall(server.address, TOKEN)
-    keys = call.enrol("host-1.\u00e4", tmp_path / "keys")
+    call = EnrolmentClient(server.address, TOKEN)
+    keys = call.enrol_node("host-1.\u00e4", tmp_path / "keys")
     call.close()
     assert {path.stat().st_mode & 0o777 for path in keys} == {0o600}
     shown = ssl._ssl._test_decode_cert(str(keys.certificate))  # type: ignore[attr-defined]
-    assert identity.node_of(shown) == "host-1.\u00e4"
-    assert server.authority.serials() == {"host-1.\u00e4": identity.serial_of(shown)}
-    assert identity.node_of(None) == "" and identity.node_of({"subjectAltName": (("DNS", identity.CONTROLLER),)}) == ""
+    assert mutual_tls.certificate_node(shown) == "host-1.\u00e4"
+    assert server.authority.node_serials() == {"host-1.\u00e4": mutual_tls.certificate_serial(shown)}
+    assert (
+        mutual_tls.certificate_node(None) == ""
+        and mutual_tls.certificate_node({"subjectAltName": (("DNS", mutual_tls.CONTROLLER),)}) == ""
+    )
     assert keys.authority.read_bytes() == server.authority.keys.authority.read_bytes()
-    again = Authority(tmp_path / "door")  # of the next controller: the same
+    again = CertificateAuthority(tmp_path / "door")  # of the next controller: the same
     assert again.keys.authority.read_bytes() == keys.authority.read_bytes()
 
 
 def test_nobody_takes_the_name_of_a_node(server: Server, tmp_path: Path) -> None:
     for refused in (False, True):
-        call = EnrolmentCall(server.address, TOKEN)
+        call = EnrolmentClient(server.address, TOKEN)
         if refused:
             with pytest.raises(EnrolmentError, match="there is a node a in this job already"):
-                call.enrol("a", tmp_path / "second")
+                call.enrol_node("a", tmp_path / "second")
         else:
-            call.enrol("a", tmp_path / "first")
+            call.enrol_node("a", tmp_path / "first")
         call.close()
 
 
 @pytest.mark.parametrize("name", ["*", "", "../x", "[/x]", "a b", ".", "a" * 201, "a\n"])
 def test_names_that_are_none(server: Server, tmp_path: Path, name: str) -> None:
-    call = EnrolmentCall(server.address, TOKEN)
+    call = EnrolmentClient(server.address, TOKEN)
     with pytest.raises(EnrolmentError, match="a node's name has"):
-        call.enrol(name, tmp_path / "keys")
+        call.enrol_node(name, tmp_path / "keys")
     call.close()
 
 
 def test_another_job_was_meant(server: Server, tmp_path: Path) -> None:
-    call = EnrolmentCall(server.address, TOKEN)
+    call = EnrolmentClient(server.address, TOKEN)
     with pytest.raises(EnrolmentError, match="it runs the job r, not theirs"):
-        call.enrol("a", tmp_path / "keys", "theirs")
+        call.enrol_node("a", tmp_path / "keys", "theirs")
     call.close()
 
 
 def test_a_proof_is_good_once(server: Server, tmp_path: Path) -> None:
-    call = EnrolmentCall(server.address, TOKEN)
-    call.enrol("a", tmp_path / "a")
+    call = EnrolmentClient(server.address, TOKEN)
+    call.enrol_node("a", tmp_path / "a")
     with pytest.raises(EnrolmentError, match="this challenge is not open"):
-        call.enrol("b", tmp_path / "b")
+        call.enrol_node("b", tmp_path / "b")
     call.close()
 
 
 def test_challenges_are_gone_with_their_links(server: Server, tmp_path: Path) -> None:
     """So a flood of them leaves nothing that could be full when an honest host comes."""
     for _ in range(30):
-        EnrolmentCall(server.address, TOKEN).close()
+        EnrolmentClient(server.address, TOKEN).close()
 
     def left() -> int:
         gc.collect()
         return len(server._enrolling._open)
 
     until(lambda: left() == 0, "nothing is kept of links that are gone")
-    call = EnrolmentCall(server.address, TOKEN)
-    call.enrol("a", tmp_path / "a")
+    call = EnrolmentClient(server.address, TOKEN)
+    call.enrol_node("a", tmp_path / "a")
     call.close()
 
 
@@ -141,7 +150,7 @@ def test_a_link_has_one_challenge_and_one_refusal(server: Server) -> None:
     for first, answers in ((ask, [b"200", b"400"]), (ask.replace(b"0" * 64, b"0"), [b"400"])):
         with (
             socket.create_connection(server.address, timeout=30) as bare,
-            identity.unproved().wrap_socket(bare) as link,
+            mutual_tls.unproved_tls().wrap_socket(bare) as link,
         ):
             link.sendall(first + ask * 20)
             heard = b"".join(iter(lambda: link.recv(1 << 16), b""))
@@ -150,12 +159,12 @@ def test_a_link_has_one_challenge_and_one_refusal(server: Server) -> None:
 
 def test_what_an_impostor_says_is_harmless_on_a_console() -> None:
     said = msgspec.json.encode({"error": "no\x1b]0;title\x07\nholdfast: done: all ranks ended well"})
-    assert _why(said, 403) == "no holdfast: done: all ranks ended well"
+    assert _refusal_text(said, 403) == "no holdfast: done: all ranks ended well"
 
 
 def test_a_controller_that_does_not_know_the_secret_hears_nothing(server: Server) -> None:
     with pytest.raises(EnrolmentError, match="does not know this host's token, so nothing was sent to it"):
-        EnrolmentCall(server.address, OTHER)
+        EnrolmentClient(server.address, OTHER)
 
 
 def test_nobody_stands_in_between(server: Server, tmp_path: Path) -> None:
@@ -163,16 +172,16 @@ def test_nobody_stands_in_between(server: Server, tmp_path: Path) -> None:
     between = Server(tmp_path / "between", TOKEN, proof_of=server.authority)
     try:
         with pytest.raises(EnrolmentError, match="does not know this host's token"):
-            EnrolmentCall(between.address, TOKEN)
+            EnrolmentClient(between.address, TOKEN)
     finally:
         between.close()
 
 
 def test_a_host_that_only_guesses(server: Server, tmp_path: Path) -> None:
-    call = EnrolmentCall(server.address, TOKEN)
+    call = EnrolmentClient(server.address, TOKEN)
     call._token = OTHER
     with pytest.raises(EnrolmentError, match="the token is not this job's"):
-        call.enrol("a", tmp_path / "a")
+        call.enrol_node("a", tmp_path / "a")
     call.close()
 
 
@@ -186,17 +195,17 @@ def test_others_answer_or_nobody(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(ForeignError, match="is not holdfast"):
-            EnrolmentCall(address, TOKEN)
+        with pytest.raises(NotControllerError, match="is not holdfast"):
+            EnrolmentClient(address, TOKEN)
         thread.join()
-    with pytest.raises(AbsentError, match="does not answer"):
-        EnrolmentCall(address, TOKEN)
+    with pytest.raises(NoAnswerError, match="does not answer"):
+        EnrolmentClient(address, TOKEN)
 
 
 def test_a_wrong_clock_shuts_nobody_out(tmp_path: Path) -> None:
     """Both sides of a link, whose certificates have long expired, or are not valid yet."""
-    assert identity.calling(Authority(tmp_path / "d").keys, controller=True).verify_flags & 0x200000
-    assert identity.accepting(Keys.in_folder(tmp_path / "d"), strangers=False).verify_flags & 0x200000
+    assert mutual_tls.client_tls(CertificateAuthority(tmp_path / "d").keys, controller=True).verify_flags & 0x200000
+    assert mutual_tls.server_tls(KeyFiles.in_folder(tmp_path / "d"), strangers=False).verify_flags & 0x200000
 
 
 @pytest.mark.parametrize(
@@ -214,17 +223,17 @@ def test_a_wrong_clock_shuts_nobody_out(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_good_enough(token: str, why: str) -> None:
-    fault = secret.fault_of(token)
+    fault = job_secret.secret_fault(token)
     assert why in fault and bool(why) is bool(fault)
 
 
 # --- tokens of one node's own ----------------------------------------------------------------------------------
 
 
-def enrol(server: Server, token: object, name: str, folder: Path) -> Keys:
-    call = EnrolmentCall(server.address, str(token))
+def enrol(server: Server, token: object, name: str, folder: Path) -> KeyFiles:
+    call = EnrolmentClient(server.address, str(token))
     try:
-        return call.enrol(name, folder)
+        return call.enrol_node(name, folder)
     finally:
         call.close()
 
@@ -235,12 +244,12 @@ def audited(server: Server) -> list[tuple[str, str, str]]:
 
 
 def test_a_token_of_a_nodes_own_enrols_it_once(server: Server, tmp_path: Path) -> None:
-    token = server.tokens.mint("", 60.0)
+    token = server.tokens.mint_token("", 60.0)
     keys = enrol(server, token, "a", tmp_path / "a")
     assert keys.authority.read_bytes() == server.authority.keys.authority.read_bytes()
     with pytest.raises(EnrolmentError, match="refused: this token has enrolled a already, and is good for one node"):
         enrol(server, token, "b", tmp_path / "b")
-    assert list(server.authority.serials()) == ["a"] and not (tmp_path / "b").exists()
+    assert list(server.authority.node_serials()) == ["a"] and not (tmp_path / "b").exists()
     who = f"node's token {token.id}"
     first, second = audited(server)
     assert first == (who, '{"enrol":"a"}', "")
@@ -250,8 +259,8 @@ def test_a_token_of_a_nodes_own_enrols_it_once(server: Server, tmp_path: Path) -
 
 def test_a_token_for_another_name(server: Server, tmp_path: Path) -> None:
     """Whoever steals it cannot use it for a node of his own, nor use it up."""
-    token = server.tokens.mint("host-1.\u00e4", 60.0)
-    assert node_token.parse(str(token)) == token and not secret.fault_of(str(token))
+    token = server.tokens.mint_token("host-1.\u00e4", 60.0)
+    assert node_token.parse_token(str(token)) == token and not job_secret.secret_fault(str(token))
     with pytest.raises(EnrolmentError, match=r"refused: this token is for the node host.*, not for thief"):
         enrol(server, token, "thief", tmp_path / "thief")
     assert "is for the node" in audited(server)[0][2]
@@ -259,7 +268,7 @@ def test_a_token_for_another_name(server: Server, tmp_path: Path) -> None:
 
 
 def test_a_token_whose_time_is_over(server: Server, tmp_path: Path) -> None:
-    token = server.tokens.mint("", 60.0)
+    token = server.tokens.mint_token("", 60.0)
     server.now += 60.0
     with pytest.raises(
         EnrolmentError, match=r"refused: this token was good until 2001-09-09 01:47:40 UTC; have another"
@@ -267,14 +276,14 @@ def test_a_token_whose_time_is_over(server: Server, tmp_path: Path) -> None:
         enrol(server, token, "a", tmp_path / "a")
     assert "was good until" in audited(server)[0][2]
     server.now += 86400.0
-    fresh = server.tokens.mint("", 60.0)
-    assert server.tokens.secret(token.id) is None and server.tokens.secret(fresh.id), "old ones are forgotten"
+    fresh = server.tokens.mint_token("", 60.0)
+    assert server.tokens.secret_of(token.id) is None and server.tokens.secret_of(fresh.id), "old ones are forgotten"
     with pytest.raises(EnrolmentError, match="so nothing was sent to it; it is another"):
         enrol(server, token, "a", tmp_path / "a")
 
 
 def test_a_token_is_not_used_up_by_what_comes_to_nothing(server: Server, tmp_path: Path) -> None:
-    first, token = server.tokens.mint("", 60.0), server.tokens.mint("", 60.0)
+    first, token = server.tokens.mint_token("", 60.0), server.tokens.mint_token("", 60.0)
     enrol(server, first, "a", tmp_path / "a")
     for name in ("a", "../x"):
         with pytest.raises(EnrolmentError, match=r"already|a node's name has"):
@@ -283,7 +292,7 @@ def test_a_token_is_not_used_up_by_what_comes_to_nothing(server: Server, tmp_pat
 
 
 def test_the_next_controller_knows_which_tokens_are_used(server: Server, tmp_path: Path) -> None:
-    used, unused = server.tokens.mint("", 60.0), server.tokens.mint("c", 60.0)
+    used, unused = server.tokens.mint_token("", 60.0), server.tokens.mint_token("c", 60.0)
     enrol(server, used, "a", tmp_path / "a")
     server.close()
     [kept] = (tmp_path / "door").glob("tokens*")
@@ -298,7 +307,7 @@ def test_the_next_controller_knows_which_tokens_are_used(server: Server, tmp_pat
 
 
 def test_damaged_notes_of_tokens_let_nobody_in(server: Server, tmp_path: Path) -> None:
-    token = server.tokens.mint("", 60.0)
+    token = server.tokens.mint_token("", 60.0)
     server.close()
     (tmp_path / "door" / "tokens.json").write_bytes(b'{"x": {"sec')
     again = Server(tmp_path / "door", TOKEN)
@@ -311,23 +320,23 @@ def test_damaged_notes_of_tokens_let_nobody_in(server: Server, tmp_path: Path) -
 
 
 def test_who_knows_only_the_id_of_a_token(server: Server, tmp_path: Path) -> None:
-    token = server.tokens.mint("", 60.0)
-    call = EnrolmentCall(server.address, str(token))
+    token = server.tokens.mint_token("", 60.0)
+    call = EnrolmentClient(server.address, str(token))
     call._token = OTHER
     with pytest.raises(EnrolmentError, match="the token is not this job's"):
-        call.enrol("a", tmp_path / "a")
+        call.enrol_node("a", tmp_path / "a")
     call.close()
     enrol(server, token, "a", tmp_path / "a")
 
 
 def test_a_token_of_another_job(server: Server) -> None:
     with pytest.raises(EnrolmentError, match="so nothing was sent to it; it is another"):
-        EnrolmentCall(server.address, str(node_token.new("a")))
+        EnrolmentClient(server.address, str(node_token.make_token("a")))
 
 
 def test_a_token_that_was_cut() -> None:
-    whole = str(node_token.new("a"))
+    whole = str(node_token.make_token("a"))
     for token in (whole[:20], whole + "%", "hf-node.", whole.replace(".a", ".%2e%2e%2fx")):
         with pytest.raises(ValueError, match="has been cut or changed"):
-            node_token.parse(token)
-    assert node_token.parse(TOKEN) is None
+            node_token.parse_token(token)
+    assert node_token.parse_token(TOKEN) is None

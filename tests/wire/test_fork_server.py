@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.linux.python_fork import OpenFiles, Program
-from holdfast.wire import fork_server, unixpath
+from holdfast.wire import fork_server, unix_sockets
 from holdfast.wire.fork_server import ForkServer, Later
 from tests.cli.driver import gone, until
 from tests.conftest import job_environment
@@ -44,10 +44,10 @@ class Place:
         self.server = ForkServer(self.path, preload or ("sleeper",), self.env, 2)
         return self.server
 
-    def start(self, word: str = "here", **env: str) -> fork_server.Process:
+    def start(self, word: str = "here", **env: str) -> fork_server.ProgramProcess:
         program = Program(module="sleeper", args=(word,), env=self.env | env, cwd=str(self.folder))
         with (self.folder / "out").open("ab") as out:
-            return fork_server.start(program, OpenFiles(stdout=out.fileno(), stderr=2), self.path)
+            return fork_server.start_program(program, OpenFiles(stdout=out.fileno(), stderr=2), self.path)
 
     def heard(self, word: str) -> None:
         until(lambda: word in (self.folder / "out").read_text().split(), f"the word {word}")
@@ -125,7 +125,7 @@ def test_what_cannot_be_had_is_left_out(shared: Place, no_orphans: str) -> None:
 def test_nonsense_is_refused_and_the_next_one_served(shared: Place, no_orphans: str) -> None:
     server = shared.server
     assert server
-    with unixpath.connect(shared.path) as client:
+    with unix_sockets.connect(shared.path) as client:
         client.sendall(b"nonsense")
         client.shutdown(socket.SHUT_WR)
         assert b"cannot start it" in b"".join(iter(lambda: client.recv(4096), b""))
@@ -137,7 +137,7 @@ def test_nonsense_is_refused_and_the_next_one_served(shared: Place, no_orphans: 
 
 def test_a_folder_that_is_not_there(shared: Place, no_orphans: str) -> None:
     program = Program(module="sleeper", args=(), env=shared.env, cwd=str(shared.folder / "none"))
-    process = fork_server.start(program, OpenFiles(stdout=2, stderr=2), shared.path)
+    process = fork_server.start_program(program, OpenFiles(stdout=2, stderr=2), shared.path)
     until(process.is_over, "its end")
     process.close()
 

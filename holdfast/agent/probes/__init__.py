@@ -12,7 +12,7 @@ import msgspec
 from holdfast.model.probe import Finding
 
 
-class Probe(msgspec.Struct, frozen=True):
+class ProbeEntry(msgspec.Struct, frozen=True):
     """A row of the list of probes; the module of the same name has its code."""
 
     name: str
@@ -21,7 +21,7 @@ class Probe(msgspec.Struct, frozen=True):
     torch: bool = True
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a probe is told."""
 
     level: int
@@ -31,7 +31,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     left_s: float = float("inf")  # of the budget
 
 
-class Told(msgspec.Struct, frozen=True, omit_defaults=True):
+class ProbeLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line that the process prints: a probe that begins now, or a finding."""
 
     began: str = ""
@@ -42,25 +42,25 @@ START = "start"  # not a probe: torch is imported, devices come up
 START_S = 180.0  # thousands of nodes may read torch from one file system
 
 PROBES = (
-    Probe("clock", 1, 20.0, torch=False),
-    Probe("disk", 1, 60.0, torch=False),
-    Probe("shm", 1, 30.0, torch=False),
-    Probe("loopback", 1, 20.0, torch=False),
-    Probe("device", 1, 60.0),
-    Probe("gemm", 1, 60.0),
-    Probe("memory", 1, 60.0),
-    Probe("gemm_bits", 2, 120.0),
-    Probe("attention_bits", 2, 120.0),
-    Probe("memory_whole", 2, 180.0),
-    Probe("memory_speed", 2, 120.0),
-    Probe("copy_speed", 2, 120.0),
-    Probe("all_to_all", 2, 120.0),
-    Probe("load", 2, 120.0),
-    Probe("reference", 3, 120.0),
+    ProbeEntry("clock", 1, 20.0, torch=False),
+    ProbeEntry("disk", 1, 60.0, torch=False),
+    ProbeEntry("shm", 1, 30.0, torch=False),
+    ProbeEntry("loopback", 1, 20.0, torch=False),
+    ProbeEntry("device", 1, 60.0),
+    ProbeEntry("gemm", 1, 60.0),
+    ProbeEntry("memory", 1, 60.0),
+    ProbeEntry("gemm_bits", 2, 120.0),
+    ProbeEntry("attention_bits", 2, 120.0),
+    ProbeEntry("memory_whole", 2, 180.0),
+    ProbeEntry("memory_speed", 2, 120.0),
+    ProbeEntry("copy_speed", 2, 120.0),
+    ProbeEntry("all_to_all", 2, 120.0),
+    ProbeEntry("load", 2, 120.0),
+    ProbeEntry("reference", 3, 120.0),
 )
 
 
-def chosen(level: int, only: str = "", skip: str = "") -> list[Probe]:
+def choose_probes(level: int, only: str = "", skip: str = "") -> list[ProbeEntry]:
     """The probes up to a level; names are written with commas between."""
     wanted, left_out = set(only.split(",")) - {""}, set(skip.split(","))
     return [p for p in PROBES if p.level <= level and p.name not in left_out and (not wanted or p.name in wanted)]

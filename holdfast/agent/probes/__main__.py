@@ -11,62 +11,62 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA co
 
 import msgspec
 
-from holdfast.agent.probes import START, Asked, Probe, Told, chosen
-from holdfast.core.diagnose.probes import sentence
+from holdfast.agent.probes import START, ProbeEntry, ProbeLine, ProbeRequest, choose_probes
+from holdfast.core.diagnose.probe_assessment import finding_sentence
 from holdfast.linux import process_control
 from holdfast.model.probe import Finding
 
-Tell = Callable[[Told], None]
+Tell = Callable[[ProbeLine], None]
 
 
 def main() -> None:
-    args = _parser().parse_args()
+    args = _make_parser().parse_args()
     if args.parent:
         process_control.die_with_parent(args.parent)
     os.nice(args.nice)
     _die_first()
-    _run(args, _teller(args.json))
+    _run_probes(args, _line_printer(args.json))
     os._exit(0)  # all is said; taking torch and CUDA down takes long, and may hang on a sick machine
 
 
-def _run(args: argparse.Namespace, tell: Tell) -> None:
-    asked = Asked(level=args.level, where=args.where, small=args.small, repeats=args.repeats)
+def _run_probes(args: argparse.Namespace, tell: Tell) -> None:
+    asked = ProbeRequest(level=args.level, where=args.where, small=args.small, repeats=args.repeats)
     left_s, up = args.budget or float("inf"), False
     # Where a machine is shared it is the work that counts: who is niced and waits takes nothing from anybody.
     clock = time.process_time if args.small else time.perf_counter
-    for probe in chosen(args.level, args.only, args.skip):
+    for probe in choose_probes(args.level, args.only, args.skip):
         if left_s <= 0:
             why = f"no time was left of the {args.budget:g} s"
-            tell(Told(finding=Finding(probe=probe.name, level=probe.level, ok=None, detail=why)))
+            tell(ProbeLine(finding=Finding(probe=probe.name, level=probe.level, ok=None, detail=why)))
             continue
         if probe.torch and not up:
-            tell(Told(began=START))
-            importlib.import_module("holdfast.agent.probes.bench").wake()
+            tell(ProbeLine(began=START))
+            importlib.import_module("holdfast.agent.probes.reproducible_math").make_deterministic()
             up = True
-        tell(Told(began=probe.name))
+        tell(ProbeLine(began=probe.name))
         began = clock()
-        _one(probe, msgspec.structs.replace(asked, left_s=left_s), tell)
+        _run_probe(probe, msgspec.structs.replace(asked, left_s=left_s), tell)
         left_s -= clock() - began  # what the imports took is no part of the budget
 
 
-def _one(probe: Probe, asked: Asked, tell: Tell) -> None:
+def _run_probe(probe: ProbeEntry, asked: ProbeRequest, tell: Tell) -> None:
     began = time.perf_counter()
     for finding in importlib.import_module(f"holdfast.agent.probes.{probe.name}").run(asked):
         now = time.perf_counter()
-        tell(Told(finding=msgspec.structs.replace(finding, level=probe.level, took_s=round(now - began, 4))))
+        tell(ProbeLine(finding=msgspec.structs.replace(finding, level=probe.level, took_s=round(now - began, 4))))
         began = now
 
 
-def _teller(as_json: bool) -> Tell:
+def _line_printer(as_json: bool) -> Tell:
     # Libraries print where they like (NCCL its version, on the standard output); findings go out by a way of their own.
     out = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
 
-    def tell(told: Told) -> None:
+    def tell(told: ProbeLine) -> None:
         if as_json:
             print(msgspec.json.encode(told).decode(), file=out)
         elif told.finding:
-            print(sentence(told.finding), file=out)
+            print(finding_sentence(told.finding), file=out)
 
     return tell
 
@@ -79,7 +79,7 @@ def _die_first() -> None:
         pass
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m holdfast.agent.probes", description=__doc__)
     parser.add_argument("--level", type=int, default=1, choices=(1, 2, 3))
     parser.add_argument("--only", default="", metavar="NAME,...")

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Iterator
 
-from holdfast.agent.probes import Asked
+from holdfast.agent.probes import ProbeRequest
 from holdfast.model.probe import Finding
 
 _CORES = 64  # looked at
@@ -14,12 +14,12 @@ _OFF = 0.01  # of the time; a clock that is being set right runs 0.0005 off
 _SINCE, _UNTIL = 1_700_000_000, 4_000_000_000  # 2023, 2096
 
 
-def run(asked: Asked) -> Iterator[Finding]:
-    faults = [*_backward(), *_apart(), *_date()]
+def run(asked: ProbeRequest) -> Iterator[Finding]:
+    faults = [*_backward_faults(), *_drift_faults(), *_date_faults()]
     yield Finding(probe="clock", level=1, ok=not faults, detail="; ".join(faults))
 
 
-def _backward() -> Iterator[str]:
+def _backward_faults() -> Iterator[str]:
     """Whoever is moved from core to core must not see time run back."""
     allowed = os.sched_getaffinity(0)
     last = time.monotonic_ns()
@@ -37,7 +37,7 @@ def _backward() -> Iterator[str]:
         os.sched_setaffinity(0, allowed)
 
 
-def _apart() -> Iterator[str]:
+def _drift_faults() -> Iterator[str]:
     raw, told, apart_s = _both()
     time.sleep(_WATCHED_S)
     raw_then, told_then, apart_then_s = _both()
@@ -57,6 +57,6 @@ def _both() -> tuple[float, float, float]:
     return raw, before, apart_s
 
 
-def _date() -> Iterator[str]:
+def _date_faults() -> Iterator[str]:
     if not _SINCE < (now := time.time()) < _UNTIL:
         yield f"the date is {time.strftime('%Y-%m-%d', time.gmtime(now))}"

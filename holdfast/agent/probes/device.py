@@ -7,28 +7,30 @@ from pathlib import Path
 import torch
 from msgspec.structs import replace
 
-from holdfast.agent.probes import Asked
-from holdfast.agent.probes.bench import CPU, accelerators, devices, named, whole
+from holdfast.agent.probes import ProbeRequest
+from holdfast.agent.probes.reproducible_math import CPU, accelerators, devices, integer_tensor, new_finding
 from holdfast.model.probe import Finding
 
 _NUMBERS = 1 << 12
 
 
-def run(asked: Asked) -> Iterator[Finding]:
+def run(asked: ProbeRequest) -> Iterator[Finding]:
     found = accelerators()
-    if fault := _missing(len(found)):
-        yield replace(named("device", CPU), place="", device="", ok=False, detail=fault)
+    if fault := _missing_devices(len(found)):
+        yield replace(new_finding("device", CPU), place="", device="", ok=False, detail=fault)
     for device in devices():
-        model = named("device", device, "arithmetic")
-        same = torch.equal(whole((_NUMBERS,), device, 1).cpu(), whole((_NUMBERS,), CPU, 1))
-        detail = _told(device) if same else "it hashes integers to others than the processor does"
+        model = new_finding("device", device, "arithmetic")
+        same = torch.equal(integer_tensor((_NUMBERS,), device, 1).cpu(), integer_tensor((_NUMBERS,), CPU, 1))
+        detail = _describe_device(device) if same else "it hashes integers to others than the processor does"
         yield replace(model, ok=same, detail=detail)
     if found:
         # A node with seven of eight looks well by itself; beside its neighbours it does not.
-        yield replace(named("device", found[0], "count"), place="", digest=str(len(found)), detail=f"{len(found)} GPUs")
+        yield replace(
+            new_finding("device", found[0], "count"), place="", digest=str(len(found)), detail=f"{len(found)} GPUs"
+        )
 
 
-def _missing(seen: int) -> str:
+def _missing_devices(seen: int) -> str:
     """What the environment or the driver promises and CUDA does not have."""
     promised = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [name for name in promised.split(",") if name.strip()] if promised else []
@@ -39,7 +41,7 @@ def _missing(seen: int) -> str:
     return ""
 
 
-def _told(device: torch.device) -> str:
+def _describe_device(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{torch.cuda.get_device_properties(device).total_memory / 1e9:.0f} GB"
     return f"{len(os.sched_getaffinity(0))} cores"

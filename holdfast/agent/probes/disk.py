@@ -8,36 +8,36 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from holdfast.agent.probes import Asked
+from holdfast.agent.probes import ProbeRequest
 from holdfast.model.probe import Finding
 
 _TIMES = 5
 _LIMIT_S = 5.0
 
 
-def run(asked: Asked) -> Iterator[Finding]:
+def run(asked: ProbeRequest) -> Iterator[Finding]:
     size = 1 << 20 if asked.small else 16 << 20
     content = os.urandom(size)
     found = Finding(probe="disk", level=1, ok=False, form=f"{size >> 20} MiB", unit="MB/s", rough=asked.small)
     took: list[float] = []
     try:
         while len(took) < _TIMES and (sum(took) < min(_LIMIT_S, asked.left_s / 4) or not took):
-            took.append(_written(content, str(asked.where)))
+            took.append(_write_and_read(content, str(asked.where)))
     except OSError as e:
         yield replace(found, ok=False, detail=f"{asked.where}: {e.strerror or e}")
         return
-    except _Differs:
+    except _ContentDiffers:
         yield replace(found, ok=False, detail=f"{asked.where}: what was read is not what was written")
         return
     rates = tuple(round(size / 1e6 / one, 3) for one in took)
     yield replace(found, ok=True, value=median(rates), samples=rates)
 
 
-class _Differs(Exception):
+class _ContentDiffers(Exception):
     pass
 
 
-def _written(content: bytes, where: str) -> float:
+def _write_and_read(content: bytes, where: str) -> float:
     with tempfile.TemporaryFile(dir=where, prefix="holdfast-probe-") as file:
         began = time.perf_counter()
         file.write(content)
@@ -47,5 +47,5 @@ def _written(content: bytes, where: str) -> float:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # else memory is read, not the disk
         file.seek(0)
         if file.read() != content:
-            raise _Differs
+            raise _ContentDiffers
     return took_s

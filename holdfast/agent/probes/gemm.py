@@ -9,30 +9,30 @@ from collections.abc import Iterator
 import torch
 from msgspec.structs import replace
 
-from holdfast.agent.probes import Asked
-from holdfast.agent.probes.bench import CPU, devices, dtype_name, named, whole
+from holdfast.agent.probes import ProbeRequest
+from holdfast.agent.probes.reproducible_math import CPU, devices, dtype_name, integer_tensor, new_finding
 from holdfast.model.probe import Finding
 
 # The largest number: products and all sums on the way stay exact in the type, whatever the order.
 _FORMS = ((torch.float32, 8), (torch.bfloat16, 1), (torch.float16, 1))
 
 
-def run(asked: Asked) -> Iterator[Finding]:
+def run(asked: ProbeRequest) -> Iterator[Finding]:
     for device in devices():
         size = 256 if asked.small else 512 if device.type == "cpu" else 1024
         for dtype, most in _FORMS[: 2 if device.type == "cpu" else None]:
-            a, b = integers(size, most, 1), integers(size, most, 2)
+            a, b = integer_matrix(size, most, 1), integer_matrix(size, most, 2)
             product = torch.matmul(a.to(device, dtype), b.to(device, dtype))
             wrong = wrong_rows(product, a, b)
             detail = f"{len(wrong)} of {size} rows are wrong, the first is row {wrong[0]}" if wrong else ""
-            yield replace(named("gemm", device, f"{dtype_name(dtype)} {size}"), ok=not wrong, detail=detail)
+            yield replace(new_finding("gemm", device, f"{dtype_name(dtype)} {size}"), ok=not wrong, detail=detail)
 
 
-def integers(size: int, most: int, seed: int) -> torch.Tensor:
-    return whole((size, size), CPU, seed) % (2 * most + 1) - most
+def integer_matrix(size: int, most: int, seed: int) -> torch.Tensor:
+    return integer_tensor((size, size), CPU, seed) % (2 * most + 1) - most
 
 
 def wrong_rows(product: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> list[int]:
-    x = (whole((len(b),), CPU, 3) % 1023 + 1).double()
+    x = (integer_tensor((len(b),), CPU, 3) % 1023 + 1).double()
     right = torch.mv(a.double(), torch.mv(b.double(), x))
     return (torch.mv(product.cpu().double(), x) != right).nonzero().flatten().tolist()

@@ -18,11 +18,11 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from holdfast.agent.probes import Told
-from holdfast.agent.probes.bench import digest, sync, whole
+from holdfast.agent.probes import ProbeLine
+from holdfast.agent.probes.reproducible_math import integer_tensor, sync_device, tensor_digest
 from holdfast.core.decoding import from_json
 from holdfast.linux import process_control
-from holdfast.model.probe import Finding, Meeting
+from holdfast.model.probe import Finding, PairMeeting
 
 _FIRST_BYTES, _MOST_BYTES = 16 << 10, 16 << 20
 _ROUND_S = 0.1  # what one round is to take
@@ -34,24 +34,24 @@ _LISTENS = 10  # TCP_LISTEN
 
 
 def main() -> None:
-    args = _parser().parse_args()
+    args = _make_parser().parse_args()
     if args.parent:
         process_control.die_with_parent(args.parent)
     os.nice(args.nice)
     out = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
 
-    def tell(told: Told) -> None:
+    def tell(told: ProbeLine) -> None:
         print(msgspec.json.encode(told).decode(), file=out)
 
-    meeting = from_json(args.meeting, Meeting)
-    tell(Told(began="link"))
-    End(meeting, lambda finding: tell(Told(finding=finding))).run()
+    meeting = from_json(args.meeting, PairMeeting)
+    tell(ProbeLine(began="link"))
+    PairTestEnd(meeting, lambda finding: tell(ProbeLine(finding=finding))).run()
     os._exit(0)  # groups and stores may wait for one another when they are taken down
 
 
-class End:
-    def __init__(self, meeting: Meeting, tell: Callable[[Finding], None]) -> None:
+class PairTestEnd:
+    def __init__(self, meeting: PairMeeting, tell: Callable[[Finding], None]) -> None:
         self._m = meeting
         self._tell = tell
         self._device = torch.device("cuda", 0) if meeting.backend == "nccl" else torch.device("cpu")
@@ -65,19 +65,19 @@ class End:
             torch.cuda.set_device(self._device)  # NCCL takes the current one where it is not told
         doing = "the others did not come"
         try:
-            store = self._meet()
+            store = self._join_group()
             doing = "no answer"
-            before = _segments()
-            self._latency()
-            self._bandwidth(store)
-            self._loss(before)
+            before = _count_segments()
+            self._measure_latency()
+            self._measure_bandwidth(store)
+            self._measure_loss(before)
             store.set(f"done/{self._m.rank}", "1")
             if self._m.serve and self._m.rank == 0:  # who serves the store leaves last
                 store.wait([f"done/{rank}" for rank in range(self._m.world)])
         except RuntimeError as e:  # what torch.distributed raises is of this kind, DistError included
-            self._told("link", ok=False, detail=f"{doing}: {str(e).splitlines()[0][:200]}")
+            self._report_finding("link", ok=False, detail=f"{doing}: {str(e).splitlines()[0][:200]}")
 
-    def _meet(self) -> dist.Store:
+    def _join_group(self) -> dist.Store:
         m = self._m
         limit = timedelta(seconds=m.deadline_s)
         serves = m.serve and m.rank == 0
@@ -85,34 +85,34 @@ class End:
         store = dist.PrefixStore(m.name, server)
         dist.init_process_group(m.backend, store=store, rank=m.rank, world_size=m.world, timeout=limit)
         dist.all_reduce(torch.zeros(1, device=self._device))
-        self._told("link", detail=f"met after {time.monotonic() - self._began:.2f} s")
+        self._report_finding("link", detail=f"met after {time.monotonic() - self._began:.2f} s")
         return store
 
-    def _latency(self) -> None:
+    def _measure_latency(self) -> None:
         took = []
         for _ in range(_PINGS):
             began = time.perf_counter()
             dist.all_reduce(torch.zeros(1, device=self._device))
-            sync(self._device)
+            sync_device(self._device)
             took.append(round(1e3 * (time.perf_counter() - began), 4))
-        self._told("link_latency", value=median(took), unit="ms", lower=True, samples=tuple(took))
+        self._report_finding("link_latency", value=median(took), unit="ms", lower=True, samples=tuple(took))
 
-    def _bandwidth(self, store: dist.Store) -> None:
+    def _measure_bandwidth(self, store: dist.Store) -> None:
         """In rounds that grow until one takes long enough to be measured; the slowest end decides for all."""
         m = self._m
-        sent = [whole((_MOST_BYTES // 8,), self._device, 60 + rank) for rank in range(m.world)]
+        sent = [integer_tensor((_MOST_BYTES // 8,), self._device, 60 + rank) for rank in range(m.world)]
         got = [torch.empty_like(one) for one in sent]
         size, spent_s, rates = _FIRST_BYTES, 0.0, []
         for number in range(_ROUNDS):
             words = size // 8
             mine = sent[m.rank][:words] + number  # no round may take what an earlier one has left
-            store.set(f"sum/{number}/{m.rank}", digest(mine))
+            store.set(f"sum/{number}/{m.rank}", tensor_digest(mine))
             dist.barrier()
             began = time.perf_counter()
             dist.all_gather([one[:words] for one in got], mine)
-            sync(self._device)
+            sync_device(self._device)
             took_s = time.perf_counter() - began
-            self._compare(
+            self._compare_content(
                 store, number, [(one[:words], of[:words] + number) for one, of in zip(got, sent, strict=True)]
             )
             slowest = torch.tensor([took_s], dtype=torch.float64, device=self._device)
@@ -123,49 +123,51 @@ class End:
                 break
             size = max(size, min(_MOST_BYTES, 4 * size, int(size * _ROUND_S / float(slowest)) & ~7))
         full = tuple(rate for of, rate in rates if 2 * of >= size)
-        self._told("link_bandwidth", value=median(full), unit="MB/s", samples=full)
+        self._report_finding("link_bandwidth", value=median(full), unit="MB/s", samples=full)
         detail = "; ".join(list(dict.fromkeys(self._wrong))[:3])
-        self._told("link_integrity", ok=not self._wrong, detail=detail or f"{len(rates)} rounds")
+        self._report_finding("link_integrity", ok=not self._wrong, detail=detail or f"{len(rates)} rounds")
 
-    def _compare(self, store: dist.Store, number: int, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def _compare_content(self, store: dist.Store, number: int, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         for rank, (got, expected) in enumerate(pairs):
             if torch.equal(got, expected):
                 continue
             told = store.get(f"sum/{number}/{rank}").decode()
-            if told != digest(expected):
+            if told != tensor_digest(expected):
                 self._wrong.append(f"rank {rank} holds another content than it should")
             else:
                 self._wrong.append(f"what rank {rank} sent did not arrive as it was")
 
-    def _loss(self, before: tuple[int, int] | None) -> None:
-        after = _segments()
+    def _measure_loss(self, before: tuple[int, int] | None) -> None:
+        after = _count_segments()
         if before is None or after is None or after[1] <= before[1]:
-            self._told("link_loss", ok=None, detail="no connection of TCP to look at")
+            self._report_finding("link_loss", ok=None, detail="no connection of TCP to look at")
             return
         lost, sent = after[0] - before[0], after[1] - before[1]
         detail = f"{lost} of {sent} segments were sent again"
-        self._told("link_loss", value=lost / sent, unit="of segments", lower=True, samples=(lost, sent), detail=detail)
+        self._report_finding(
+            "link_loss", value=lost / sent, unit="of segments", lower=True, samples=(lost, sent), detail=detail
+        )
 
-    def _told(self, probe: str, **rest: object) -> None:
+    def _report_finding(self, probe: str, **rest: object) -> None:
         form = f"{self._m.backend}, world of {self._m.world}"
         took_s = round(time.monotonic() - self._began, 4)
         self._tell(msgspec.structs.replace(Finding(probe=probe, level=2, ok=True, form=form, took_s=took_s), **rest))
 
 
-def _segments() -> tuple[int, int] | None:
+def _count_segments() -> tuple[int, int] | None:
     """Sent again, and sent, by all connections of this process; None where there are none."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
             if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                found.append(_of_socket(int(name)))
+                found.append(_socket_segments(int(name)))
         except OSError:
             continue  # closed meanwhile, or no socket of TCP
     known = [one for one in found if one]
     return (sum(lost for lost, _ in known), sum(sent for _, sent in known)) if known else None
 
 
-def _of_socket(fd: int) -> tuple[int, int] | None:
+def _socket_segments(fd: int) -> tuple[int, int] | None:
     with socket.socket(fileno=os.dup(fd)) as one:
         if one.family not in (socket.AF_INET, socket.AF_INET6) or one.type != socket.SOCK_STREAM:
             return None
@@ -175,7 +177,7 @@ def _of_socket(fd: int) -> tuple[int, int] | None:
     return struct.unpack_from("I", told, _TOTAL_RETRANS)[0], struct.unpack_from("I", told, _SEGS_OUT)[0]
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m holdfast.agent.probes.link", description=__doc__)
     parser.add_argument("--meeting", required=True, help="as JSON")
     parser.add_argument("--nice", type=int, default=0)

@@ -7,45 +7,52 @@ from statistics import median
 import torch
 from msgspec.structs import replace
 
-from holdfast.agent.probes import Asked
-from holdfast.agent.probes.bench import CPU, accelerators, dtype_name, named, real, sync
-from holdfast.agent.probes.heat import Heat
+from holdfast.agent.probes import ProbeRequest
+from holdfast.agent.probes.gpu_heat import GpuHeat
+from holdfast.agent.probes.reproducible_math import (
+    CPU,
+    accelerators,
+    dtype_name,
+    float_tensor,
+    new_finding,
+    sync_device,
+)
 from holdfast.model.probe import Finding
 
 _WINDOWS = 20
 _LASTS_S, _LASTS_CPU_S, _LASTS_SMALL_S = 10.0, 2.0, 0.2
 
 
-def run(asked: Asked) -> Iterator[Finding]:
+def run(asked: ProbeRequest) -> Iterator[Finding]:
     places = accelerators() or [CPU]
     alone = places == [CPU]
     lasts_s = _LASTS_SMALL_S if asked.small else min(_LASTS_CPU_S if alone else _LASTS_S, asked.left_s / 4)
     size = 256 if asked.small else 512 if alone else 8192
     dtype = torch.float32 if alone else torch.bfloat16
-    work = [_Work(place, size, dtype) for place in places]
-    heat = Heat(len(accelerators()))
+    work = [_DeviceLoad(place, size, dtype) for place in places]
+    heat = GpuHeat(len(accelerators()))
     until = time.perf_counter() + lasts_s
     while time.perf_counter() < until or not work[0].rates:  # once at least, whoever has the processor meanwhile
         for one in work:
-            one.window(lasts_s / _WINDOWS)
+            one.run_window(lasts_s / _WINDOWS)
         heat.read()  # while they are at it
         for one in work:
-            one.settle()
+            one.measure_window()
     for number, one in enumerate(work):
         told = [f"{one.wrong} of {len(one.rates)} results have other bits"] if one.wrong else []
-        slowed, said = heat.of(number)
+        slowed, said = heat.describe_gpu(number)
         detail = ", ".join([*told, *said])
-        found = replace(named("load", one.place, f"{dtype_name(dtype)} {size}"), ok=not one.wrong and not slowed)
+        found = replace(new_finding("load", one.place, f"{dtype_name(dtype)} {size}"), ok=not one.wrong and not slowed)
         rates = tuple(round(rate, 4) for rate in one.rates)
         yield replace(found, detail=detail, value=median(rates), unit="TFLOP/s", samples=rates, rough=asked.small)
 
 
-class _Work:
+class _DeviceLoad:
     """One device and its product, over and over."""
 
     def __init__(self, place: torch.device, size: int, dtype: torch.dtype) -> None:
         self.place = place
-        self._a, self._b = real((size, size), place, 51, dtype), real((size, size), place, 52, dtype)
+        self._a, self._b = float_tensor((size, size), place, 51, dtype), float_tensor((size, size), place, 52, dtype)
         self._first = torch.matmul(self._a, self._b)
         self._last = torch.empty_like(self._first)
         self._flops = 2.0 * size**3
@@ -53,11 +60,11 @@ class _Work:
         self._clock = _GpuClock(place) if place.type == "cuda" else _HostClock()
         self.rates: list[float] = []
         self.wrong = 0
-        self.window(0.0)
-        self.settle()
+        self.run_window(0.0)
+        self.measure_window()
         self.rates.clear()
 
-    def window(self, lasts_s: float) -> None:
+    def run_window(self, lasts_s: float) -> None:
         if self.rates:
             self._count = max(1, round(lasts_s * self.rates[-1] * 1e12 / self._flops))
         self._clock.start()
@@ -65,8 +72,8 @@ class _Work:
             torch.matmul(self._a, self._b, out=self._last)
         self._clock.stop()
 
-    def settle(self) -> None:
-        sync(self.place)
+    def measure_window(self) -> None:
+        sync_device(self.place)
         self.rates.append(self._count * self._flops / 1e12 / self._clock.took_s())
         self.wrong += not torch.equal(self._last, self._first)
 

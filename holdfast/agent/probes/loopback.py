@@ -9,7 +9,7 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from holdfast.agent.probes import Asked
+from holdfast.agent.probes import ProbeRequest
 from holdfast.model.probe import Finding
 
 _CHUNK = 1 << 20
@@ -17,12 +17,12 @@ _PATIENCE_S = 10.0
 _TIMES = 8
 
 
-def run(asked: Asked) -> Iterator[Finding]:
+def run(asked: ProbeRequest) -> Iterator[Finding]:
     size = (1 if asked.small else 16) * _CHUNK
     content = os.urandom(size)
     found = Finding(probe="loopback", level=1, ok=False, form=f"{size >> 20} MiB", unit="MB/s", rough=asked.small)
     try:
-        took = [_echoed(content) for _ in range(2 if asked.small else _TIMES)]
+        took = [_time_echo(content) for _ in range(2 if asked.small else _TIMES)]
     except OSError as e:
         yield replace(found, detail=f"127.0.0.1: {e.strerror or e}")
         return
@@ -33,15 +33,15 @@ def run(asked: Asked) -> Iterator[Finding]:
     yield replace(found, ok=True, value=median(rates), samples=rates)
 
 
-def _echoed(content: bytes) -> float | None:
+def _time_echo(content: bytes) -> float | None:
     """Seconds there and back; None: it was not the same."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(_PATIENCE_S)
-        thread = threading.Thread(target=_echo, args=(server,), daemon=True)
+        thread = threading.Thread(target=_serve_echo, args=(server,), daemon=True)
         thread.start()
         with socket.create_connection(server.getsockname(), timeout=_PATIENCE_S) as one:
             began = time.perf_counter()
-            sender = threading.Thread(target=_send, args=(one, content), daemon=True)
+            sender = threading.Thread(target=_send_content, args=(one, content), daemon=True)
             sender.start()
             back = bytearray()
             while chunk := one.recv(_CHUNK):
@@ -52,7 +52,7 @@ def _echoed(content: bytes) -> float | None:
     return took_s if back == content else None
 
 
-def _echo(server: socket.socket) -> None:
+def _serve_echo(server: socket.socket) -> None:
     try:
         other, _ = server.accept()
         with other:
@@ -62,7 +62,7 @@ def _echo(server: socket.socket) -> None:
         return  # the other side sees that too, and tells
 
 
-def _send(one: socket.socket, content: bytes) -> None:
+def _send_content(one: socket.socket, content: bytes) -> None:
     try:
         one.sendall(content)
         one.shutdown(socket.SHUT_WR)

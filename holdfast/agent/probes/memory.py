@@ -5,24 +5,24 @@ from collections.abc import Iterator
 import torch
 from msgspec.structs import replace
 
-from holdfast.agent.probes import Asked
-from holdfast.agent.probes.bench import devices, named
+from holdfast.agent.probes import ProbeRequest
+from holdfast.agent.probes.reproducible_math import devices, new_finding
 from holdfast.model.probe import Finding
 
 _PATTERNS = (0, -1, 0x5555_5555_5555_5555, -0x5555_5555_5555_5556)
 
 
-def run(asked: Asked) -> Iterator[Finding]:
+def run(asked: ProbeRequest) -> Iterator[Finding]:
     for device in devices():
         size = 8 << 20 if asked.small else 64 << 20 if device.type == "cpu" else 512 << 20
-        yield replace(named("memory", device, f"{size >> 20} MiB"), **tried(words(device, size)))
+        yield replace(new_finding("memory", device, f"{size >> 20} MiB"), **check_patterns(word_tensor(device, size)))
 
 
-def words(device: torch.device, size: int) -> torch.Tensor:
+def word_tensor(device: torch.device, size: int) -> torch.Tensor:
     return torch.empty(size // 8, dtype=torch.int64, device=device)
 
 
-def tried(piece: torch.Tensor) -> dict[str, object]:
+def check_patterns(piece: torch.Tensor) -> dict[str, object]:
     """Whether all words of a piece of memory keep what they are given: all bits, half of them, and their own number."""
     for pattern in _PATTERNS:
         piece.fill_(pattern)

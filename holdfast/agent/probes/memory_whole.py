@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import torch
 from msgspec.structs import replace
 
-from holdfast.agent.probes import Asked
-from holdfast.agent.probes.bench import CPU, accelerators, named
-from holdfast.agent.probes.memory import tried, words
+from holdfast.agent.probes import ProbeRequest
+from holdfast.agent.probes.memory import check_patterns, word_tensor
+from holdfast.agent.probes.reproducible_math import CPU, accelerators, new_finding
 from holdfast.model.probe import Finding
 
 _PIECE = 2 << 30
@@ -15,23 +15,23 @@ _PART = 0.9  # of what is free; comparing takes some itself
 _HOST = 256 << 20
 
 
-def run(asked: Asked) -> Iterator[Finding]:
+def run(asked: ProbeRequest) -> Iterator[Finding]:
     for device in accelerators():
-        yield _whole(device, _PIECE >> 5 if asked.small else _PIECE, 1 if asked.small else 1 << 20)
+        yield _check_device(device, _PIECE >> 5 if asked.small else _PIECE, 1 if asked.small else 1 << 20)
     size = 16 << 20 if asked.small else _HOST
-    yield replace(named("memory_whole", CPU), form=f"{size >> 20} MiB", **tried(words(CPU, size)))
+    yield replace(new_finding("memory_whole", CPU), form=f"{size >> 20} MiB", **check_patterns(word_tensor(CPU, size)))
 
 
-def _whole(device: torch.device, piece: int, most: int) -> Finding:
+def _check_device(device: torch.device, piece: int, most: int) -> Finding:
     """Pieces that were tried are kept until the end, or the same memory would be given out again."""
     torch.cuda.empty_cache()  # what earlier probes had is free
-    found = named("memory_whole", device)
+    found = new_finding("memory_whole", device)
     free, total = torch.cuda.mem_get_info(device)
     pieces = min(most, int(free * _PART) // piece - 2)  # two for comparing
     kept: list[torch.Tensor] = []
     for number in range(pieces):
-        kept.append(words(device, piece))
-        result = tried(kept[-1])
+        kept.append(word_tensor(device, piece))
+        result = check_patterns(kept[-1])
         if not result["ok"]:
             return replace(found, ok=False, detail=f"{result['detail']}, in piece {number} of {pieces}")
     kept.clear()

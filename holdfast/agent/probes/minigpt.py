@@ -7,18 +7,18 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from holdfast.agent.probes.bench import real, whole
+from holdfast.agent.probes.reproducible_math import float_tensor, integer_tensor
 
 _LEARNS = 1e-2
 _VOCABULARY = 256
 
 
-class Block(nn.Module):
+class GptBlock(nn.Module):
     def __init__(self, width: int, heads: int, device: torch.device, seed: int) -> None:
         super().__init__()
         scale = width**-0.5
         shapes = ((width, 3 * width), (width, width), (width, 4 * width), (4 * width, width))
-        made = [nn.Parameter(scale * real(shape, device, seed + number)) for number, shape in enumerate(shapes)]
+        made = [nn.Parameter(scale * float_tensor(shape, device, seed + number)) for number, shape in enumerate(shapes)]
         self.qkv, self.out, self.up, self.down = made
         self.first = nn.LayerNorm(width, device=device)
         self.second = nn.LayerNorm(width, device=device)
@@ -39,31 +39,31 @@ class Block(nn.Module):
 class MiniGpt(nn.Module):
     def __init__(self, width: int, layers: int, length: int, device: torch.device) -> None:
         super().__init__()
-        self.token = nn.Parameter(width**-0.5 * real((_VOCABULARY, width), device, 100))
-        self.position = nn.Parameter(width**-0.5 * real((length, width), device, 101))
-        self.blocks = nn.ModuleList(Block(width, width // 32, device, 200 + 10 * n) for n in range(layers))
+        self.token = nn.Parameter(width**-0.5 * float_tensor((_VOCABULARY, width), device, 100))
+        self.position = nn.Parameter(width**-0.5 * float_tensor((length, width), device, 101))
+        self.blocks = nn.ModuleList(GptBlock(width, width // 32, device, 200 + 10 * n) for n in range(layers))
         self.norm = nn.LayerNorm(width, device=device)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         # A product with ones and zeros: the backward of a table look-up adds in no fixed order on GPUs.
-        x = torch.matmul(_ones(tokens), self.token) + self.position
+        x = torch.matmul(_one_hot(tokens), self.token) + self.position
         for block in self.blocks:
             x = block(x)
         return torch.matmul(self.norm(x), self.token.transpose(0, 1))
 
 
-def _ones(tokens: torch.Tensor) -> torch.Tensor:
+def _one_hot(tokens: torch.Tensor) -> torch.Tensor:
     """A one at the place of each token."""
     return (tokens.unsqueeze(-1) == torch.arange(_VOCABULARY, device=tokens.device)).float()
 
 
-def step(width: int, layers: int, length: int, device: torch.device) -> list[torch.Tensor]:
+def train_step(width: int, layers: int, length: int, device: torch.device) -> list[torch.Tensor]:
     """The loss, gradients and parameters of one step of training, in this order."""
     model = MiniGpt(width, layers, length, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNS, foreach=False, fused=False)
-    tokens = whole((4, length + 1), device, 300) % _VOCABULARY
+    tokens = integer_tensor((4, length + 1), device, 300) % _VOCABULARY
     given = tokens[:, :-1]
-    loss = -(functional.log_softmax(model(given), -1) * _ones(tokens[:, 1:])).sum() / given.numel()
+    loss = -(functional.log_softmax(model(given), -1) * _one_hot(tokens[:, 1:])).sum() / given.numel()
     loss.backward()
     grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     optimizer.step()

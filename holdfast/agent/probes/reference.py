@@ -5,24 +5,24 @@ from collections.abc import Iterator
 import torch
 from msgspec.structs import replace
 
-from holdfast.agent.probes import Asked
-from holdfast.agent.probes.bench import devices, digest, named, same
-from holdfast.agent.probes.minigpt import step
+from holdfast.agent.probes import ProbeRequest
+from holdfast.agent.probes.minigpt import train_step
+from holdfast.agent.probes.reproducible_math import devices, new_finding, same_bits, tensor_digest
 from holdfast.model.probe import Finding
 
 
-def run(asked: Asked) -> Iterator[Finding]:
+def run(asked: ProbeRequest) -> Iterator[Finding]:
     for device in devices():
         sizes = (64, 2, 32) if asked.small else (128, 2, 64) if device.type == "cpu" else (1024, 4, 256)
-        yield _aligned(device, sizes, asked.repeats)
+        yield _compare_steps(device, sizes, asked.repeats)
 
 
-def _aligned(device: torch.device, sizes: tuple[int, int, int], repeats: int) -> Finding:
+def _compare_steps(device: torch.device, sizes: tuple[int, int, int], repeats: int) -> Finding:
     """A rare fault shows in one repetition of many, and needs no neighbour to be seen: all must be equal."""
-    found = named("reference", device, "x".join(map(str, sizes)))
+    found = new_finding("reference", device, "x".join(map(str, sizes)))
     try:
-        first = step(*sizes, device)
-        other = [n for n in range(repeats) if not same(first, step(*sizes, device))]
+        first = train_step(*sizes, device)
+        other = [n for n in range(repeats) if not same_bits(first, train_step(*sizes, device))]
     except RuntimeError as e:
         if "deterministic" not in str(e):
             raise
@@ -33,4 +33,4 @@ def _aligned(device: torch.device, sizes: tuple[int, int, int], repeats: int) ->
     )
     if not finite:
         detail = "the step is not finite"
-    return replace(found, ok=finite and not other, detail=detail, digest=digest(*first))
+    return replace(found, ok=finite and not other, detail=detail, digest=tensor_digest(*first))

@@ -6,14 +6,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
-from holdfast.agent.probes import Asked
+from holdfast.agent.probes import ProbeRequest
 from holdfast.model.probe import Finding
 
 _PLACE = "/dev/shm"
 _BYTES = 4 << 20
 
 
-def run(asked: Asked) -> Iterator[Finding]:
+def run(asked: ProbeRequest) -> Iterator[Finding]:
     content = os.urandom(_BYTES)
     try:
         with tempfile.TemporaryFile(dir=_PLACE, prefix="holdfast-probe-") as file:

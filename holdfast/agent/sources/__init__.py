@@ -10,11 +10,11 @@ Signal: TypeAlias = Gauge | Line
 Read: TypeAlias = Callable[[], list[Signal]]
 
 
-class Absent(Exception):
+class SourceAbsent(Exception):
     """This machine has no such thing, or does not let us see it: why, for the log."""
 
 
-def number(path: Path) -> float | None:
+def read_number(path: Path) -> float | None:
     """What a file of the kernel holds, if it is one number and can be read."""
     try:
         return float(path.read_bytes())

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.agent.sources import Absent, Signal
+from holdfast.agent.sources import Signal, SourceAbsent
 from holdfast.model.signal import Gauge, Line
 
 _EVENTS = 64  # of one reading
@@ -16,11 +16,11 @@ _NVLINK_ERRORS = (38, 45, 52, 59)  # NVML_FI_DEV_NVLINK_{CRC_FLIT,CRC_DATA,REPLA
 Ask = Callable[[], float]
 
 
-def load() -> Any:
+def load_nvml() -> Any:
     try:
         import pynvml
     except ImportError:
-        raise Absent("nvidia-ml-py is not installed; install holdfast[gpu] to have GPUs watched") from None
+        raise SourceAbsent("nvidia-ml-py is not installed; install holdfast[gpu] to have GPUs watched") from None
     return pynvml
 
 
@@ -41,35 +41,35 @@ class GpuSource:
             nvml.nvmlInit()
             count = nvml.nvmlDeviceGetCount()
         except nvml.NVMLError as e:
-            raise Absent(str(e)) from None
+            raise SourceAbsent(str(e)) from None
         self._lost = {nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_GPU_NOT_FOUND}
         self._passing = {nvml.NVML_ERROR_TIMEOUT, nvml.NVML_ERROR_UNKNOWN, nvml.NVML_ERROR_IN_USE}
-        self.gpus = [gpu for index in range(count) if (gpu := self._open(index, visible))]
+        self.gpus = [gpu for index in range(count) if (gpu := self._open_gpu(index, visible))]
         if not self.gpus:
-            raise Absent("no GPU that this job may see")
-        self._events = self._listen()
+            raise SourceAbsent("no GPU that this job may see")
+        self._events = self._register_events()
 
-    def _open(self, index: int, visible: str | None) -> Gpu | None:
+    def _open_gpu(self, index: int, visible: str | None) -> Gpu | None:
         nvml = self.nvml
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
         except nvml.NVMLError as e:
             return Gpu(f"GPU {index}", "", {}, lost=e.value in self._lost)
-        uuid = self._or(partial(nvml.nvmlDeviceGetUUID, handle), "")
-        if visible is not None and not _sees(visible, index, _text(uuid)):
+        uuid = self._ask_or(partial(nvml.nvmlDeviceGetUUID, handle), "")
+        if visible is not None and not _is_visible(visible, index, _to_text(uuid)):
             return None
-        pci = self._or(partial(nvml.nvmlDeviceGetPciInfo, handle), None)
-        bus = _text(pci.busId).lower().rpartition(".")[0][-10:] if pci else ""
-        return Gpu(f"GPU {index}", bus, _asks(nvml, handle))
+        pci = self._ask_or(partial(nvml.nvmlDeviceGetPciInfo, handle), None)
+        bus = _to_text(pci.busId).lower().rpartition(".")[0][-10:] if pci else ""
+        return Gpu(f"GPU {index}", bus, _make_asks(nvml, handle))
 
     def read(self) -> list[Signal]:
         now = self._clock()
         found: list[Signal] = []
         for gpu in self.gpus:
-            found += (Gauge(name=name, of=gpu.name, value=value, at=now) for name, value in self._gauges(gpu))
-        return [*found, *self._xids(now)]
+            found += (Gauge(name=name, of=gpu.name, value=value, at=now) for name, value in self._read_gauges(gpu))
+        return [*found, *self._read_xids(now)]
 
-    def _gauges(self, gpu: Gpu) -> Iterator[tuple[str, float]]:
+    def _read_gauges(self, gpu: Gpu) -> Iterator[tuple[str, float]]:
         gpu.lost = gpu.lost and not gpu.asks  # one that was reset answers again, and is watched again
         for name, ask in list(gpu.asks.items()):
             try:
@@ -82,7 +82,7 @@ class GpuSource:
                 break
         yield "gpu.lost", float(gpu.lost)
 
-    def _listen(self) -> Any:
+    def _register_events(self) -> Any:
         """For Xid events; None where the driver does not tell them."""
         nvml = self.nvml
         try:
@@ -94,34 +94,34 @@ class GpuSource:
             return None
         return events
 
-    def _xids(self, now: float) -> Iterator[Line]:
+    def _read_xids(self, now: float) -> Iterator[Line]:
         """In the kernel's words, so that one catalog has them all, and the two are not told twice."""
         for _ in range(_EVENTS if self._events is not None else 0):
             try:
                 event = self.nvml.nvmlEventSetWait_v2(self._events, 0)
             except self.nvml.NVMLError:
                 return  # there is none
-            pci = self._or(partial(self.nvml.nvmlDeviceGetPciInfo, event.device), None)
-            bus = _text(pci.busId).lower().rpartition(".")[0][-10:] if pci else "0"
+            pci = self._ask_or(partial(self.nvml.nvmlDeviceGetPciInfo, event.device), None)
+            bus = _to_text(pci.busId).lower().rpartition(".")[0][-10:] if pci else "0"
             yield Line(text=f"NVRM: Xid (PCI:{bus}): {event.eventData}, told by NVML", at=now)
 
-    def _or(self, ask: Callable[[], Any], otherwise: Any) -> Any:
+    def _ask_or(self, ask: Callable[[], Any], otherwise: Any) -> Any:
         try:
             return ask()
         except self.nvml.NVMLError:
             return otherwise
 
 
-def _sees(visible: str, index: int, uuid: str) -> bool:
+def _is_visible(visible: str, index: int, uuid: str) -> bool:
     named = [part.strip() for part in visible.split(",")]
     return any(part == str(index) or (part.startswith("GPU-") and uuid.startswith(part)) for part in named if part)
 
 
-def _text(value: Any) -> str:
+def _to_text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def _asks(nvml: Any, handle: Any) -> dict[str, Ask]:
+def _make_asks(nvml: Any, handle: Any) -> dict[str, Ask]:
     """One call each, but for margins and sums."""
     ecc = partial(nvml.nvmlDeviceGetTotalEccErrors, handle)
     corrected, uncorrected = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
@@ -151,12 +151,12 @@ def _asks(nvml: Any, handle: Any) -> dict[str, Ask]:
         "gpu.memory_used": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
         "gpu.nvlink_errors": partial(_nvlink_errors, nvml, handle),
     }
-    if links := [link for link in range(_LINKS) if _is_up(nvml, handle, link)]:
-        asks["gpu.nvlink_down"] = lambda: sum(not _is_up(nvml, handle, link) for link in links)
+    if links := [link for link in range(_LINKS) if _is_link_up(nvml, handle, link)]:
+        asks["gpu.nvlink_down"] = lambda: sum(not _is_link_up(nvml, handle, link) for link in links)
     return asks
 
 
-def _is_up(nvml: Any, handle: Any, link: int) -> bool:
+def _is_link_up(nvml: Any, handle: Any, link: int) -> bool:
     try:
         return bool(nvml.nvmlDeviceGetNvLinkState(handle, link))
     except nvml.NVMLError:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from holdfast.agent.memory import available_bytes
 from holdfast.agent.sources import Signal
+from holdfast.agent.system.snapshot_memory import available_bytes
 from holdfast.model.signal import Gauge
 
 _WAIT_S = 1.0  # for all file systems together; what has not answered by then is read next time
@@ -31,11 +31,16 @@ class HostSource:
         self._offset_s = offset_s
         self._paths = paths
         self._root = root
-        self._mounts: dict[str, Mount] = {}
+        self._mounts: dict[str, WatchedMount] = {}
 
     def read(self) -> list[Signal]:
         now = self._clock()
-        read = [*self._memory(), *self._pressure(), *self._disks(), ("clock.offset_s", "clock", abs(self._offset_s()))]
+        read = [
+            *self._read_memory(),
+            *self._read_pressure(),
+            *self._read_disks(),
+            ("clock.offset_s", "clock", abs(self._offset_s())),
+        ]
         return [Gauge(name=name, of=of, value=value, at=now) for name, of, value in read]
 
     @property
@@ -43,13 +48,13 @@ class HostSource:
         """The block devices below those paths, partitions and whole disks, by the kernel's names."""
         return frozenset(name for mount in self._mounts.values() for name in mount.devices)
 
-    def _memory(self) -> Iterator[Number]:
+    def _read_memory(self) -> Iterator[Number]:
         try:
             yield "memory.available_gib", "memory", available_bytes(self._root) / (1 << 30)
         except (OSError, KeyError):
             return
 
-    def _pressure(self) -> Iterator[Number]:
+    def _read_pressure(self) -> Iterator[Number]:
         for name, line in _PRESSURES:
             try:
                 text = (self._root / "proc/pressure" / name).read_text()
@@ -60,11 +65,11 @@ class HostSource:
                 if row.startswith(line) and "avg60" in fields:
                     yield f"{name}.pressure", name, float(fields["avg60"])
 
-    def _disks(self) -> Iterator[Number]:
-        wanted = dict.fromkeys(path for url in self._paths() if (path := _local(url)))
-        self._mounts = {path: self._mounts.get(path) or Mount(path, self._root) for path in wanted}
+    def _read_disks(self) -> Iterator[Number]:
+        wanted = dict.fromkeys(path for url in self._paths() if (path := _local_path(url)))
+        self._mounts = {path: self._mounts.get(path) or WatchedMount(path, self._root) for path in wanted}
         for mount in self._mounts.values():
-            mount.look()
+            mount.start_check()
         until = time.monotonic() + _WAIT_S
         seen: set[int] = set()
         for mount in self._mounts.values():
@@ -72,10 +77,10 @@ class HostSource:
             yield "mount.stuck_s", mount.path, mount.stuck_s
             if not mount.stuck_s and mount.device not in seen:  # several paths on one disk are told once
                 seen.add(mount.device)
-                yield from mount.numbers()
+                yield from mount.read_numbers()
 
 
-class Mount:
+class WatchedMount:
     """One path. It is asked in a thread: a network file system that is gone answers nobody, and takes the thread along.
 
     There is at most one such thread per path, however often it is asked.
@@ -90,19 +95,19 @@ class Mount:
         self._asked_at: float | None = None
         self._found: os.statvfs_result | None = None
 
-    def look(self) -> None:
+    def start_check(self) -> None:
         if self._asked_at is not None and not self.answered.is_set():
             return  # the last one is still waiting
         self._asked_at = time.monotonic()
         self.answered.clear()
-        threading.Thread(target=self._ask, name=f"holdfast statvfs {self.path}", daemon=True).start()
+        threading.Thread(target=self._check_path, name=f"holdfast statvfs {self.path}", daemon=True).start()
 
-    def _ask(self) -> None:
+    def _check_path(self) -> None:
         try:
             place = self._root / self.path.lstrip("/")
             self._found = os.statvfs(place)
             self.device = os.stat(place).st_dev
-            self.devices = self.devices or _devices(self.device, self._root)
+            self.devices = self.devices or _block_devices(self.device, self._root)
         except OSError:
             self._found = None  # not there yet, or no longer
         self.answered.set()
@@ -111,7 +116,7 @@ class Mount:
     def stuck_s(self) -> float:
         return 0.0 if self.answered.is_set() or self._asked_at is None else time.monotonic() - self._asked_at
 
-    def numbers(self) -> Iterator[Number]:
+    def read_numbers(self) -> Iterator[Number]:
         found = self._found
         if found is None or not found.f_blocks:
             return
@@ -126,12 +131,12 @@ class Mount:
             yield "disk.inodes_free", self.path, found.f_favail / found.f_files
 
 
-def _local(url: str) -> str:
+def _local_path(url: str) -> str:
     parts = urlsplit(url)
     return os.path.abspath(parts.path) if parts.scheme in ("", "file") else ""
 
 
-def _devices(number: int, root: Path) -> tuple[str, ...]:
+def _block_devices(number: int, root: Path) -> tuple[str, ...]:
     """By the kernel's names, the partition first; none for file systems without a disk."""
     link = root / "sys/dev/block" / f"{os.major(number)}:{os.minor(number)}"
     if not link.exists():

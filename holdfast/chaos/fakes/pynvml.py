@@ -42,7 +42,7 @@ class NVMLError(Exception):
         self.value = value
 
 
-def _told() -> dict[str, Any]:
+def _read_values() -> dict[str, Any]:
     """By the mark that everything below a holder carries: the folder of its node."""
     node = os.path.basename(os.environ.get("HOLDFAST_MARK", ""))
     try:
@@ -52,8 +52,8 @@ def _told() -> dict[str, Any]:
     return found
 
 
-def _ask(name: str, *_args: Any) -> Any:
-    told = _told()
+def _read_value(name: str, *_args: Any) -> Any:
+    told = _read_values()
     if "broken" in told:
         raise NVMLError(int(told["broken"]))
     return told.get(name, _WELL[name])
@@ -71,20 +71,20 @@ def nvmlDeviceGetHandleByIndex(index: int) -> int:
     return index
 
 
-def _bus(handle: int) -> SimpleNamespace:
+def _pci_bus(handle: int) -> SimpleNamespace:
     return SimpleNamespace(busId=f"00000000:{0x3A + handle:02X}:00.0".encode())
 
 
-nvmlDeviceGetPciInfo = _bus
+nvmlDeviceGetPciInfo = _pci_bus
 
 
 def nvmlDeviceGetTotalEccErrors(handle: int, kind: int, counter: int) -> int:
-    _ask("nvmlDeviceGetTemperature")
-    return int(_told().get("ecc", 0)) if kind == NVML_MEMORY_ERROR_TYPE_UNCORRECTED else 0
+    _read_value("nvmlDeviceGetTemperature")
+    return int(_read_values().get("ecc", 0)) if kind == NVML_MEMORY_ERROR_TYPE_UNCORRECTED else 0
 
 
 def nvmlDeviceGetFieldValues(handle: int, fields: list[int]) -> list[SimpleNamespace]:
-    _ask("nvmlDeviceGetNvLinkState")
+    _read_value("nvmlDeviceGetNvLinkState")
     return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(ullVal=field)) for field in fields]
 
 
@@ -103,4 +103,4 @@ def nvmlEventSetWait_v2(events: str, timeout_ms: int) -> SimpleNamespace:
 def __getattr__(name: str) -> Any:
     if name not in _WELL:
         raise AttributeError(name)
-    return lambda *args: _ask(name, *args)
+    return lambda *args: _read_value(name, *args)

@@ -4,6 +4,6 @@
 they cost a look at one folder per step. They belong to the node, not to the job: ranks of a replay obey them, too.
 """
 
-from holdfast.chaos.inrank.obeying import install
+from holdfast.chaos.inrank.order_hooks import install_hooks
 
-install()
+install_hooks()

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from holdfast.chaos.fault import Fault
+from holdfast.chaos.fault import InjectedFault
 
 HOWS = ("ddp", "fsdp", "pp")
 STAGES = ("local", "wide", "storage", "disk", "hosts")  # kinds of jobs
@@ -13,11 +13,11 @@ WHENS = ("idle", "saving", "restoring", "updating")
 RANK, OTHER = 3, 0  # who is struck, and who is killed first so that there is a restore to strike
 
 
-class Strike(msgspec.Struct, frozen=True, kw_only=True):
+class MatrixFault(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the matrix."""
 
     name: str
-    fault: Fault
+    fault: InjectedFault
     stage: str = "local"  # the job that it needs
     whens: tuple[str, ...] = WHENS
     kept: str = ""  # why it is kept out of the moments that are missing in whens
@@ -29,77 +29,79 @@ _NEVER = "it is never injected"
 _RANK = {"rank": RANK}
 
 
-def _rank(name: str, **more: object) -> Strike:
-    return Strike(name=name, fault=msgspec.convert({"kind": name, **_RANK, **more}, Fault))
+def _rank_fault(name: str, **more: object) -> MatrixFault:
+    return MatrixFault(name=name, fault=msgspec.convert({"kind": name, **_RANK, **more}, InjectedFault))
 
 
-def _ordered(name: str, kind: str, **more: object) -> Strike:
-    return _idle(name, kind, _IN_STEP, **_RANK, **more)
+def _ordered_fault(name: str, kind: str, **more: object) -> MatrixFault:
+    return _idle_fault(name, kind, _IN_STEP, **_RANK, **more)
 
 
-def _bits(place: str, bits: str, *, count: int = 1) -> Strike:
+def _bits_fault(place: str, bits: str, *, count: int = 1) -> MatrixFault:
     name = f"bits.{place}.{bits}" + (f"x{count}" if count > 1 else "")
-    return _ordered(name, "bits", place=place, bits=bits, count=count)
+    return _ordered_fault(name, "bits", place=place, bits=bits, count=count)
 
 
-def _at(stage: str, name: str, kind: str, **more: object) -> Strike:
-    return Strike(name=name, fault=msgspec.convert({"kind": kind, **more}, Fault), stage=stage)
+def _stage_fault(stage: str, name: str, kind: str, **more: object) -> MatrixFault:
+    return MatrixFault(name=name, fault=msgspec.convert({"kind": kind, **more}, InjectedFault), stage=stage)
 
 
-def _idle(name: str, kind: str, kept: str, **more: object) -> Strike:
-    return Strike(name=name, fault=msgspec.convert({"kind": kind, **more}, Fault), whens=("idle",), kept=kept)
+def _idle_fault(name: str, kind: str, kept: str, **more: object) -> MatrixFault:
+    return MatrixFault(
+        name=name, fault=msgspec.convert({"kind": kind, **more}, InjectedFault), whens=("idle",), kept=kept
+    )
 
 
 STRIKES = (
-    _rank("rank.kill"),
-    _rank("rank.segv"),
-    _rank("rank.stop"),
-    _rank("rank.slow", for_s=20.0),
-    _rank("rank.oom"),
-    _ordered("rank.raise", "rank.raise"),
-    _ordered("rank.exit", "rank.exit", code=7),
-    _ordered("rank.hang", "rank.hang"),
-    _ordered("loss.nan", "loss.nan"),
-    _bits("weights", "mantissa"),
-    _bits("weights", "sign", count=4),
-    _bits("optimizer", "exponent"),
-    _bits("gradients", "mantissa"),
-    _bits("activations", "mantissa"),
-    _bits("all_reduce", "mantissa"),
-    _rank("agent.kill"),
-    _rank("agent.stop", for_s=25.0),
-    Strike(name="controller.kill", fault=Fault(kind="controller.kill")),
-    Strike(name="store.kill", fault=Fault(kind="store.kill")),
-    _rank("node.kill"),
-    Strike(name="standby.kill", fault=Fault(kind="standby.kill")),
-    _at("wide", "blast", "blast", count=2),
-    _at("local", "kernel.xid", "kernel.xid", rank=RANK),
-    _at("local", "kernel.aer", "kernel.aer", rank=RANK),
-    _at("local", "kernel.mce", "kernel.mce", rank=RANK),
-    _at("local", "gpu.lost", "gpu", rank=RANK, reading="lost"),
-    _at("local", "gpu.ecc", "gpu", rank=RANK, reading="ecc"),
-    _at("local", "gpu.hot", "gpu", rank=RANK, reading="hot", for_s=10.0),
-    _at("disk", "disk.full", "disk.full", for_s=10.0),
-    _at("disk", "disk.readonly", "disk.readonly", for_s=10.0),
-    _at("disk", "shm.full", "shm.full", for_s=10.0),
-    _at("local", "disk.slow", "disk.slow", rank=RANK, for_s=10.0),
-    _at("local", "checkpoint.flip", "checkpoint.flip"),
-    _at("local", "snapshot.flip", "snapshot.flip", rank=RANK),
-    _at("storage", "storage.eio", "storage", text="eio", for_s=10.0),
-    _at("storage", "storage.hang", "storage", text="hang", for_s=10.0),
-    _at("hosts", "link.slow", "link.slow", delay_s=0.02, for_s=10.0),
-    _at("hosts", "link.lossy", "link.lossy", share=0.05, for_s=10.0),
-    _at("hosts", "link.cut", "link.cut"),
-    _at("hosts", "partition", "partition"),
-    _idle("release.syntax", "release.bad", _UPDATE, text="syntax"),
-    _idle("release.raise", "release.bad", _UPDATE, text="raise"),
-    _idle("release.late", "release.bad", _UPDATE, text="late"),
-    _idle("clock.jump", "clock.jump", _NEVER),
+    _rank_fault("rank.kill"),
+    _rank_fault("rank.segv"),
+    _rank_fault("rank.stop"),
+    _rank_fault("rank.slow", for_s=20.0),
+    _rank_fault("rank.oom"),
+    _ordered_fault("rank.raise", "rank.raise"),
+    _ordered_fault("rank.exit", "rank.exit", code=7),
+    _ordered_fault("rank.hang", "rank.hang"),
+    _ordered_fault("loss.nan", "loss.nan"),
+    _bits_fault("weights", "mantissa"),
+    _bits_fault("weights", "sign", count=4),
+    _bits_fault("optimizer", "exponent"),
+    _bits_fault("gradients", "mantissa"),
+    _bits_fault("activations", "mantissa"),
+    _bits_fault("all_reduce", "mantissa"),
+    _rank_fault("agent.kill"),
+    _rank_fault("agent.stop", for_s=25.0),
+    MatrixFault(name="controller.kill", fault=InjectedFault(kind="controller.kill")),
+    MatrixFault(name="store.kill", fault=InjectedFault(kind="store.kill")),
+    _rank_fault("node.kill"),
+    MatrixFault(name="standby.kill", fault=InjectedFault(kind="standby.kill")),
+    _stage_fault("wide", "blast", "blast", count=2),
+    _stage_fault("local", "kernel.xid", "kernel.xid", rank=RANK),
+    _stage_fault("local", "kernel.aer", "kernel.aer", rank=RANK),
+    _stage_fault("local", "kernel.mce", "kernel.mce", rank=RANK),
+    _stage_fault("local", "gpu.lost", "gpu", rank=RANK, reading="lost"),
+    _stage_fault("local", "gpu.ecc", "gpu", rank=RANK, reading="ecc"),
+    _stage_fault("local", "gpu.hot", "gpu", rank=RANK, reading="hot", for_s=10.0),
+    _stage_fault("disk", "disk.full", "disk.full", for_s=10.0),
+    _stage_fault("disk", "disk.readonly", "disk.readonly", for_s=10.0),
+    _stage_fault("disk", "shm.full", "shm.full", for_s=10.0),
+    _stage_fault("local", "disk.slow", "disk.slow", rank=RANK, for_s=10.0),
+    _stage_fault("local", "checkpoint.flip", "checkpoint.flip"),
+    _stage_fault("local", "snapshot.flip", "snapshot.flip", rank=RANK),
+    _stage_fault("storage", "storage.eio", "storage", text="eio", for_s=10.0),
+    _stage_fault("storage", "storage.hang", "storage", text="hang", for_s=10.0),
+    _stage_fault("hosts", "link.slow", "link.slow", delay_s=0.02, for_s=10.0),
+    _stage_fault("hosts", "link.lossy", "link.lossy", share=0.05, for_s=10.0),
+    _stage_fault("hosts", "link.cut", "link.cut"),
+    _stage_fault("hosts", "partition", "partition"),
+    _idle_fault("release.syntax", "release.bad", _UPDATE, text="syntax"),
+    _idle_fault("release.raise", "release.bad", _UPDATE, text="raise"),
+    _idle_fault("release.late", "release.bad", _UPDATE, text="late"),
+    _idle_fault("clock.jump", "clock.jump", _NEVER),
 )
 NAMED = {strike.name: strike for strike in STRIKES}
 
 
-class Cell(msgspec.Struct, frozen=True, order=True):
+class MatrixCell(msgspec.Struct, frozen=True, order=True):
     strike: str
     how: str
     when: str
@@ -109,54 +111,61 @@ class Cell(msgspec.Struct, frozen=True, order=True):
         return f"{self.strike}/{self.how}/{self.when}"
 
 
-def product() -> list[Cell]:
-    return [Cell(s.name, how, when) for s in STRIKES for how, when in itertools.product(HOWS, WHENS) if when in s.whens]
+def all_cells() -> list[MatrixCell]:
+    return [
+        MatrixCell(s.name, how, when)
+        for s in STRIKES
+        for how, when in itertools.product(HOWS, WHENS)
+        if when in s.whens
+    ]
 
 
-def covering() -> list[Cell]:
+def covering_cells() -> list[MatrixCell]:
     """Every pair of fault and way, of fault and moment, and of way and moment, in as few cells as that takes."""
     found = []
     for turn, strike in enumerate(STRIKES):
         for number in range(max(len(strike.whens), len(HOWS))):
             when = strike.whens[number % len(strike.whens)]
-            found.append(Cell(strike.name, HOWS[(turn + number) % len(HOWS)], when))
+            found.append(MatrixCell(strike.name, HOWS[(turn + number) % len(HOWS)], when))
     return found
 
 
-def uncovered(cells: Iterable[Cell]) -> set[tuple[str, str]]:
+def uncovered_pairs(cells: Iterable[MatrixCell]) -> set[tuple[str, str]]:
     """Pairs that some cell of the product has, and none of these."""
 
-    def pairs(cells: Iterable[Cell]) -> set[tuple[str, str]]:
+    def pairs(cells: Iterable[MatrixCell]) -> set[tuple[str, str]]:
         return {pair for c in cells for pair in ((c.strike, c.how), (c.strike, c.when), (c.how, c.when))}
 
-    return pairs(product()) - pairs(cells)
+    return pairs(all_cells()) - pairs(cells)
 
 
 # Together they take a minute: one job of DDP, with the faults that happen most.
 FAST = (
-    Cell("rank.kill", "ddp", "idle"),
-    Cell("rank.segv", "ddp", "saving"),
-    Cell("rank.kill", "ddp", "restoring"),
-    Cell("rank.raise", "ddp", "idle"),
-    Cell("agent.kill", "ddp", "idle"),
-    Cell("controller.kill", "ddp", "saving"),
-    Cell("bits.weights.mantissa", "ddp", "idle"),
+    MatrixCell("rank.kill", "ddp", "idle"),
+    MatrixCell("rank.segv", "ddp", "saving"),
+    MatrixCell("rank.kill", "ddp", "restoring"),
+    MatrixCell("rank.raise", "ddp", "idle"),
+    MatrixCell("agent.kill", "ddp", "idle"),
+    MatrixCell("controller.kill", "ddp", "saving"),
+    MatrixCell("bits.weights.mantissa", "ddp", "idle"),
 )
 
 
 # Together they take half a minute: two restarts in a row with state from memory, and nobody who has to notice.
 QUICK = (
-    Cell("rank.kill", "ddp", "restoring"),
-    Cell("controller.kill", "ddp", "saving"),
+    MatrixCell("rank.kill", "ddp", "restoring"),
+    MatrixCell("controller.kill", "ddp", "saving"),
 )
 
 
-def chosen(words: list[str]) -> list[Cell]:
+def choose_cells(words: list[str]) -> list[MatrixCell]:
     """Cells by name, or by a part of it: "rank.kill", "/ddp/", "rank.kill/ddp/idle"; or all of a set."""
-    sets = {"quick": list(QUICK), "fast": list(FAST), "covering": covering(), "all": product()}
-    found: list[Cell] = []
+    sets = {"quick": list(QUICK), "fast": list(FAST), "covering": covering_cells(), "all": all_cells()}
+    found: list[MatrixCell] = []
     for word in words:
-        these = sets.get(word) or [cell for cell in product() if word in (cell.strike, cell.name) or word in cell.name]
+        these = sets.get(word) or [
+            cell for cell in all_cells() if word in (cell.strike, cell.name) or word in cell.name
+        ]
         if not these:
             raise ValueError(f"no cell has '{word}' in its name; a name is like rank.kill/ddp/idle")
         found += these

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.chaos import hold
-from holdfast.core.account import Ledger
-from holdfast.core.decider import Decider
-from holdfast.journal.sqlite import JournalError, SqliteJournal
+from holdfast.chaos import process_handles
+from holdfast.core.decide.decider import Decider
+from holdfast.core.record.ledger import Ledger
+from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
 
 MARK = "HOLDFAST_CHAOS_MARK"
 _SETTLE_S = 15.0
 State = tuple[str, tuple[int, ...]]  # digest after a step, and the samples it was made of
 
 
-class Trace:
+class RankTrace:
     """What one rank has left: for every step the newest line, for older ones belong to lines that were given up."""
 
     def __init__(self, path: Path) -> None:
@@ -27,7 +27,7 @@ class Trace:
         self.steps: dict[int, State] = {}
         self.restores: list[tuple[int, str]] = []
 
-    def read(self) -> "Trace":
+    def read(self) -> "RankTrace":
         if not self._path.exists():
             return self
         with self._path.open("rb") as file:
@@ -50,17 +50,17 @@ class Trace:
         return max(self.steps, default=0)
 
 
-def traces(folder: Path, ranks: int) -> dict[int, Trace]:
-    return {rank: Trace(folder / f"trace-{rank}.jsonl") for rank in range(ranks)}
+def open_traces(folder: Path, ranks: int) -> dict[int, RankTrace]:
+    return {rank: RankTrace(folder / f"trace-{rank}.jsonl") for rank in range(ranks)}
 
 
-def differing(found: dict[int, Trace], calm: dict[int, Trace], steps: range) -> tuple[int, int]:
+def count_differing(found: dict[int, RankTrace], calm: dict[int, RankTrace], steps: range) -> tuple[int, int]:
     """How many states of these steps are not those of the undisturbed run, and how many were compared."""
     pairs = [(found[rank].steps.get(step), calm[rank].steps.get(step)) for rank in found for step in steps]
     return sum(one != other for one, other in pairs), len(pairs)
 
 
-def samples(found: dict[int, Trace], parts: int) -> list[str]:
+def check_samples(found: dict[int, RankTrace], parts: int) -> list[str]:
     """Whether the steps that count were made of every sample once: those of ranks that draw for themselves."""
     last = min(trace.last for trace in found.values())
     wrong = []
@@ -74,15 +74,15 @@ def samples(found: dict[int, Trace], parts: int) -> list[str]:
     return wrong
 
 
-def orphans(mark: str) -> list[str]:
+def find_orphans(mark: str) -> list[str]:
     """Processes that carry the job's mark; those that are just ending are given a moment."""
     until = time.monotonic() + _SETTLE_S
-    while (left := _marked(mark)) and time.monotonic() < until:
+    while (left := _marked_pids(mark)) and time.monotonic() < until:
         time.sleep(0.1)
-    return [f"process {pid} is left: {' '.join(hold.command(pid))[:100]}" for pid in left]
+    return [f"process {pid} is left: {' '.join(process_handles.command_line(pid))[:100]}" for pid in left]
 
 
-def _marked(mark: str) -> list[int]:
+def _marked_pids(mark: str) -> list[int]:
     wanted = f"{MARK}={mark}".encode()
     found = []
     for name in filter(str.isdecimal, os.listdir("/proc")):
@@ -90,12 +90,12 @@ def _marked(mark: str) -> list[int]:
             environ = Path(f"/proc/{name}/environ").read_bytes()
         except OSError:
             continue
-        if wanted in environ.split(b"\0") and hold.state(int(name)) not in ("Z", "X", ""):
+        if wanted in environ.split(b"\0") and process_handles.process_state(int(name)) not in ("Z", "X", ""):
             found.append(int(name))
     return found
 
 
-class Shared:
+class SharedMemoryWatch:
     """What a job leaves in /dev/shm: what a process of it was seen to have open, has a pid of one in its name, or ours.
 
     Whatever else appears there is another job's.
@@ -103,29 +103,33 @@ class Shared:
 
     def __init__(self, mark: str, place: Path = Path("/dev/shm")) -> None:
         self._mark, self._place = mark, place
-        self._before = self._there()
+        self._before = self._list_names()
         self._pids: set[str] = set()
         self._used: set[str] = set()
 
-    def look(self) -> None:
+    def note_users(self) -> None:
         """While it runs: who belongs to it, and what they have open."""
-        for pid in _marked(self._mark):
+        for pid in _marked_pids(self._mark):
             self._pids.add(str(pid))
-            self._used |= self._open(pid)
+            self._used |= self._opened_names(pid)
 
-    def left(self) -> list[str]:
-        return [f"{name} is left in {self._place}" for name in sorted(self._there() - self._before) if self._ours(name)]
+    def list_leftovers(self) -> list[str]:
+        return [
+            f"{name} is left in {self._place}"
+            for name in sorted(self._list_names() - self._before)
+            if self._is_ours(name)
+        ]
 
-    def _ours(self, name: str) -> bool:
+    def _is_ours(self, name: str) -> bool:
         named = bool(self._pids & set(re.findall(r"[0-9]+", name)))
         return named or name in self._used or name.startswith("holdfast")
 
-    def _there(self) -> set[str]:
+    def _list_names(self) -> set[str]:
         """Of our user."""
         with os.scandir(self._place) as found:
-            return {one.name for one in found if _owner(one) == os.geteuid()}
+            return {one.name for one in found if _owner_uid(one) == os.geteuid()}
 
-    def _open(self, pid: int) -> set[str]:
+    def _opened_names(self, pid: int) -> set[str]:
         """As files or as memory."""
         paths = []
         with contextlib.suppress(OSError):  # it has just ended
@@ -135,14 +139,14 @@ class Shared:
         return {path.removeprefix(start).partition("/")[0] for path in paths if path.startswith(start)}
 
 
-def _owner(entry: os.DirEntry[str]) -> int:
+def _owner_uid(entry: os.DirEntry[str]) -> int:
     try:
         return entry.stat(follow_symlinks=False).st_uid
     except FileNotFoundError:
         return -1
 
 
-def record(run_dir: Path) -> list[str]:
+def check_record(run_dir: Path) -> list[str]:
     """The journal leads to the same decisions again, and its spans cover the clock without gap or overlap."""
     decider, ledger = Decider(), Ledger()
     try:
@@ -156,7 +160,7 @@ def record(run_dir: Path) -> list[str]:
             ledger.add(entry)
     finally:
         journal.close()
-    account = ledger.account()
+    account = ledger.make_account()
     wrong = []
     for one, other in zip(account.spans, account.spans[1:], strict=False):
         if abs(one.end_at - other.start_at) > 1e-6:
@@ -166,7 +170,7 @@ def record(run_dir: Path) -> list[str]:
     return wrong
 
 
-class Checks(msgspec.Struct, frozen=True, kw_only=True):
+class JobChecks(msgspec.Struct, frozen=True, kw_only=True):
     """Of a whole job, after its end; each empty, or what is wrong."""
 
     exit: str
@@ -175,5 +179,5 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
     shm: tuple[str, ...]
     record: tuple[str, ...]
 
-    def wrong(self) -> list[str]:
+    def all_wrong(self) -> list[str]:
         return [*filter(None, [self.exit]), *self.samples, *self.orphans, *self.shm, *self.record]

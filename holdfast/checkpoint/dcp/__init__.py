@@ -1,7 +1,7 @@
 """Checkpoints as torch.distributed.checkpoint knows them: their metadata, and storage for its `save` and `load`."""
 
-from holdfast.checkpoint.dcp.contents import metadata, read
 from holdfast.checkpoint.dcp.reader import Planner, Reader
+from holdfast.checkpoint.dcp.torch_metadata import decode_metadata, encode_metadata
 from holdfast.checkpoint.dcp.writer import Writer
 
-__all__ = ["Planner", "Reader", "Writer", "metadata", "read"]
+__all__ = ["Planner", "Reader", "Writer", "decode_metadata", "encode_metadata"]

@@ -13,18 +13,18 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from holdfast.checkpoint import load, storage, told
+from holdfast.checkpoint import checkpoint_load, image_metadata, storage
 from holdfast.checkpoint.arena import Arena
-from holdfast.checkpoint.dcp.arrangement import seat, unpadded
-from holdfast.checkpoint.dcp.contents import of_one, read
-from holdfast.checkpoint.dcp.naming import located, same_place, step_under
-from holdfast.checkpoint.layout import Layout
-from holdfast.checkpoint.link import Link, generation
+from holdfast.checkpoint.dcp.checkpoint_ids import locate_checkpoint, same_place, step_under
+from holdfast.checkpoint.dcp.plan_layout import rank_and_world, unpad_value
+from holdfast.checkpoint.dcp.torch_metadata import decode_metadata, single_image_metadata
+from holdfast.checkpoint.image_layout import ImageLayout
+from holdfast.checkpoint.keeper_client import KeeperClient, current_generation
 from holdfast.checkpoint.manifest import MANIFEST, METADATA
-from holdfast.checkpoint.places import rank_of
-from holdfast.checkpoint.state import KNOWN_RECORDS, Image, StateError, decode, record_of
+from holdfast.checkpoint.part_offsets import rank_of
+from holdfast.checkpoint.state_image import KNOWN_RECORDS, StateError, StateImage, decode_value, record_frame
 from holdfast.core.decoding import from_msgpack
-from holdfast.wire.keeping import Resume, State
+from holdfast.wire.keeper_messages import StateGrant, StateRequest
 
 T = TypeVar("T")
 _AT_ONCE_BYTES = 256 << 20
@@ -47,7 +47,7 @@ class Reader(StorageReader):
         self._url = os.fspath(url)
         self._id = ""
         self._place = self._url  # what is read
-        self._image: Image | None = None
+        self._image: StateImage | None = None
         self._theirs: StorageReader | None = None
         self._contents = Metadata({})
 
@@ -60,20 +60,26 @@ class Reader(StorageReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         self._image = self._theirs = None
-        link = Link.here()
-        state = link.resume(Resume(rank=seat()[0], generation=generation())) if link else State(source="none")
+        link = KeeperClient.for_this_rank()
+        state = (
+            link.request_state(StateRequest(rank=rank_and_world()[0], generation=current_generation()))
+            if link
+            else StateGrant(source="none")
+        )
         named = self._id and not same_place(self._id, self._url)
         if state.arena and (not named or step_under(self._id, self._url) == state.step):
-            image = Arena.open(state.arena).image(state.slot)
-            self._image = Image(layout := from_msgpack(told.found(image).layout, Layout), image)
-            return of_one(layout)
-        self._place = located(self._url, self._id) if named or not state.url else state.url
-        return self._read_torch(kwargs.get("rank")) or read(load.read_metadata(self._place))
+            image = Arena.open(state.arena).slot_image(state.slot)
+            self._image = StateImage(
+                layout := from_msgpack(image_metadata.find_metadata(image).layout, ImageLayout), image
+            )
+            return single_image_metadata(layout)
+        self._place = locate_checkpoint(self._url, self._id) if named or not state.url else state.url
+        return self._read_torch(kwargs.get("rank")) or decode_metadata(checkpoint_load.read_metadata(self._place))
 
     def _read_torch(self, rank: int | None) -> Metadata | None:
         """If torch wrote this: what it says of the whole, or, where ranks did not speak to each other, of one rank."""
-        here = storage.at(self._place)
-        if here.size(MANIFEST) is not None:
+        here = storage.open_storage(self._place)
+        if here.file_size(MANIFEST) is not None:
             return None
         content = here.read(METADATA if rank is None else f"__{rank}{METADATA}")
         if content is None:
@@ -84,7 +90,7 @@ class Reader(StorageReader):
             self._theirs = FsspecReader(here.url())
         else:
             self._theirs = FileSystemReader(here.url())
-        return read(content)
+        return decode_metadata(content)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         self._contents = metadata
@@ -104,21 +110,21 @@ class Reader(StorageReader):
             for item in plan.items:
                 index = self._places[item.storage_index]
                 _hand_over(item, self._image.payload_bytes(index), self._image.payloads[index], planner)
-            return done(None)
-        records = _Records(self._contents)
+            return completed_future(None)
+        records = _RecordTensors(self._contents)
         for batch in self._batches(sorted(plan.items, key=self._where)):
             memory = memoryview(mmap.mmap(-1, max(1, sum(self._length(item) for item in batch))))
             pieces, at = [], 0
             for item in batch:
                 rank, start = self._where(item)
-                pieces.append(load.Piece(rank=rank, start=start, bytes=self._length(item), to=at))
+                pieces.append(checkpoint_load.PartPiece(rank=rank, start=start, bytes=self._length(item), to=at))
                 at += self._length(item)
-            load.read_ranges(self._place, pieces, memory)
+            checkpoint_load.read_ranges(self._place, pieces, memory)
             for item, piece in zip(batch, pieces, strict=True):
                 record = memory[piece.to : piece.to + piece.bytes]
-                tensor = None if item.type == LoadItemType.BYTE_IO else records.tensor(item.storage_index, record)
+                tensor = None if item.type == LoadItemType.BYTE_IO else records.read_tensor(item.storage_index, record)
                 _hand_over(item, record, tensor, planner)
-        return done(None)
+        return completed_future(None)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
@@ -153,28 +159,28 @@ class Planner(DefaultLoadPlanner):
         self.values: dict[str, object] = {}
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        self.values[read_item.dest_index.fqn] = decode(value.getvalue())
+        self.values[read_item.dest_index.fqn] = decode_value(value.getvalue())
 
 
-class _Records:
+class _RecordTensors:
     """Tensors from records. Those that begin as we begin them need no unpickling, which takes longer than the rest."""
 
     def __init__(self, contents: Metadata) -> None:
         self._known = contents.state_dict_metadata
         self._shapes: set[tuple[str, tuple[int, ...]]] = set()
 
-    def tensor(self, index: MetadataIndex, record: memoryview) -> torch.Tensor:
-        dtype, shape = self._kind(index)
+    def read_tensor(self, index: MetadataIndex, record: memoryview) -> torch.Tensor:
+        dtype, shape = self._dtype_and_shape(index)
         self._shapes.add((dtype, shape))
         if len(self._shapes) <= KNOWN_RECORDS:  # beyond, to make the beginning would cost as much
-            frame, kind = record_of(dtype, shape), getattr(torch, dtype)
+            frame, kind = record_frame(dtype, shape), getattr(torch, dtype)
             start, size = len(frame.head), len(record) - len(frame.head) - len(frame.tail)
             if size == kind.itemsize * torch.Size(shape).numel() > 0 and record[:start] == frame.head:
                 return torch.frombuffer(record[start : start + size], dtype=kind).view(shape)
         found: torch.Tensor = torch.load(io.BytesIO(record), map_location="cpu", weights_only=True)
         return found
 
-    def _kind(self, index: MetadataIndex) -> tuple[str, tuple[int, ...]]:
+    def _dtype_and_shape(self, index: MetadataIndex) -> tuple[str, tuple[int, ...]]:
         known = self._known[index.fqn]
         assert isinstance(known, TensorStorageMetadata)
         hint = index.index if index.index is not None and index.index < len(known.chunks) else 0
@@ -186,7 +192,7 @@ class _Records:
 
 def _hand_over(item: ReadItem, record: memoryview, whole: torch.Tensor | None, planner: LoadPlanner) -> None:
     if item.type == LoadItemType.BYTE_IO:
-        planner.load_bytes(item, io.BytesIO(unpadded(record)))
+        planner.load_bytes(item, io.BytesIO(unpad_value(record)))
         return
     assert whole is not None
     if tuple(item.lengths) != whole.shape:
@@ -196,7 +202,7 @@ def _hand_over(item: ReadItem, record: memoryview, whole: torch.Tensor | None, p
     planner.commit_tensor(item, target)
 
 
-def done(result: T) -> Future[T]:
+def completed_future(result: T) -> Future[T]:
     future: Future[T] = Future()
     future.set_result(result)
     return future

@@ -18,27 +18,34 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.futures import Future
 
-from holdfast.checkpoint import persist
-from holdfast.checkpoint.arena import DUE, Arena, Slot
-from holdfast.checkpoint.copying import Copier
-from holdfast.checkpoint.dcp.arrangement import Things, check, laid_out, padded, said, seat
-from holdfast.checkpoint.dcp.contents import index_of
-from holdfast.checkpoint.dcp.naming import named_step, newest_step
-from holdfast.checkpoint.dcp.reader import done
-from holdfast.checkpoint.layout import EXTRA, Layout
-from holdfast.checkpoint.link import Link, generation, want_of
+from holdfast.checkpoint import checkpoint_save
+from holdfast.checkpoint.arena import DUE, Arena, SnapshotSlot
+from holdfast.checkpoint.dcp.checkpoint_ids import named_step, newest_step
+from holdfast.checkpoint.dcp.plan_layout import (
+    Things,
+    arrange_plan,
+    check_items,
+    pack_layout,
+    pad_value,
+    rank_and_world,
+)
+from holdfast.checkpoint.dcp.reader import completed_future
+from holdfast.checkpoint.dcp.torch_metadata import index_of
+from holdfast.checkpoint.image_layout import EXTRA, ImageLayout
+from holdfast.checkpoint.keeper_client import KeeperClient, current_generation, make_want
 from holdfast.checkpoint.manifest import Author
-from holdfast.checkpoint.owner import take
-from holdfast.checkpoint.places import file_of
-from holdfast.checkpoint.retention import find, retain
-from holdfast.checkpoint.state import Image, StateError, local
-from holdfast.wire.keeping import Resume, Storage
-from holdfast.wire.replaying import redirected
+from holdfast.checkpoint.memory_copy import MemoryCopier
+from holdfast.checkpoint.part_offsets import file_of
+from holdfast.checkpoint.retention import find_checkpoints, retain_checkpoints
+from holdfast.checkpoint.state_image import StateError, StateImage, local_tensor
+from holdfast.checkpoint.storage_owner import take_ownership
+from holdfast.wire.keeper_messages import CheckpointPolicy, StateRequest
+from holdfast.wire.replay_environment import redirect_path
 
 _PARTS_S = 600.0  # storage has as long to show what other ranks have written
 
 
-class Call(msgspec.Struct):
+class SaveCall(msgspec.Struct):
     """What the coordinator tells a rank, with its plan. Planners may keep plans: one that was taken is of old."""
 
     step: int
@@ -64,16 +71,16 @@ class Writer(StorageWriter):
 
     def __init__(self, url: "str | os.PathLike[str]", *, keep: int = 3, slots: int = 3, overwrite: bool = True) -> None:
         self._given = os.fspath(url)
-        self._storage = Storage(url=redirected(self._given), keep=keep)  # a replay never publishes
+        self._storage = CheckpointPolicy(url=redirect_path(self._given), keep=keep)  # a replay never publishes
         self._slots = slots
         self._overwrite = overwrite
         self._named: int | None = None  # by the id of the next save
         self._last: int | None = None
         self._run = secrets.token_hex(8)  # where this rank saves alone
-        self._layout: Layout | None = None
-        self._image: Image | None = None  # without an agent
+        self._layout: ImageLayout | None = None
+        self._image: StateImage | None = None  # without an agent
         self._arena: Arena | None = None
-        self._slot: Slot | None = None  # that the coordinator seals when the metadata is there
+        self._slot: SnapshotSlot | None = None  # that the coordinator seals when the metadata is there
 
     @property
     def checkpoint_id(self) -> str:
@@ -83,25 +90,25 @@ class Writer(StorageWriter):
         self._named = named_step(os.fspath(checkpoint_id), self._given) if checkpoint_id else None
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        rank, world = seat()
+        rank, world = rank_and_world()
         if world > 1 and not kwargs.get("use_collectives", True):
             raise StateError("use_collectives=False is refused: ranks that do not speak cannot make one checkpoint")
         self._is_coordinator = is_coordinator
         self._asked, self._named = self._named, None  # an id is for one save, though that may fail
         self._rank: int = kwargs.get("rank", rank)  # of those that save, whoever they are in the job
-        self._call = Call(step=-1, world=world, coordinator=0, taken=True)
+        self._call = SaveCall(step=-1, world=world, coordinator=0, taken=True)
         self._slot = None
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        check(plan.items)
+        check_items(plan.items)
         self._local = plan if plan.usable else None  # before what others write is taken out: a snapshot is whole
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         step = self._next()
-        if not self._overwrite and any(one.step == step for one in find(self._storage.url)):
+        if not self._overwrite and any(one.step == step for one in find_checkpoints(self._storage.url)):
             raise StateError(f"there is a checkpoint of step {step} in {self._storage.url}, and overwrite=False")
-        self._call = Call(step=step, world=len(plans), coordinator=seat()[0], taken=True)
+        self._call = SaveCall(step=step, world=len(plans), coordinator=rank_and_world()[0], taken=True)
         told = msgspec.structs.replace(self._call, taken=False)
         return [dataclasses.replace(plan, storage_data=msgspec.structs.replace(told)) for plan in plans]
 
@@ -109,37 +116,39 @@ class Writer(StorageWriter):
         call = self._heard(plan.storage_data)
         self._last = call.step
         self._reached[self._storage.url] = call.step
-        link = Link.here() if (self._rank, call.world) == seat() else None  # a keeper waits for all ranks of the job
+        link = (
+            KeeperClient.for_this_rank() if (self._rank, call.world) == rank_and_world() else None
+        )  # a keeper waits for all ranks of the job
         items = plan.items if link is None else self._whole(planner)
         things = {item.index: planner.resolve_data(item) for item in items}
         owned = {item.index for item in plan.items}
-        layout = self._layout = laid_out(items, things, owned, self._layout, (self._rank, call.world))
+        layout = self._layout = arrange_plan(items, things, owned, self._layout, (self._rank, call.world))
         self._fill(self._begun(layout, link), things)
         if link:
             if self._slot and not self._is_coordinator:
                 self._slot.seal()
         else:
             assert self._image
-            share = [self._image.memory[part.start : part.end] for part in layout.share()]
-            persist.write_part(self._folder, layout.rank, share)
-        return done(self._results(layout, things))
+            share = [self._image.memory[part.start : part.end] for part in layout.owned_ranges()]
+            checkpoint_save.write_part(self._folder, layout.rank, share)
+        return completed_future(self._results(layout, things))
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         written = [one for some in results for one in some]
         metadata.storage_data = {one.index: one.storage_data for one in written if one.index.fqn != EXTRA}
         metadata.storage_meta = self.storage_meta()  # where a planner has kept that of another writer
         content = pickle.dumps(metadata, protocol=2)
-        if self._slot and (link := Link.here()):
-            link.put(self._metadata_name, content)
+        if self._slot and (link := KeeperClient.for_this_rank()):
+            link.put_file(self._metadata_name, content)
             self._slot.seal()
             return
         url, step = self._storage.url, self._call.step
         if others := {one.storage_data for one in written if one.index.fqn == EXTRA} - {self._folder}:
             raise StateError(f"ranks differ on what they save: some wrote to {min(others)}, others to {self._folder}")
-        take(url, self._author)
-        parts = persist.collect(self._folder, len(results), _PARTS_S)
-        persist.publish(url, step, parts, content, author=self._author, torch=str(torch.__version__))
-        retain(url, self._storage.keep, newest=step)
+        take_ownership(url, self._author)
+        parts = checkpoint_save.collect_parts(self._folder, len(results), _PARTS_S)
+        checkpoint_save.publish_checkpoint(url, step, parts, content, author=self._author, torch=str(torch.__version__))
+        retain_checkpoints(url, self._storage.keep, newest=step)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
@@ -152,18 +161,22 @@ class Writer(StorageWriter):
         reached = self._reached.get(self._storage.url, -1)
         if self._last is not None:
             return max(self._last, reached) + 1
-        link = Link.here()
-        kept = link.resume(Resume(rank=seat()[0], generation=generation())) if link else None
+        link = KeeperClient.for_this_rank()
+        kept = (
+            link.request_state(StateRequest(rank=rank_and_world()[0], generation=current_generation()))
+            if link
+            else None
+        )
         newest = max(newest_step(self._storage.url), reached)
         return max(newest, kept.step if kept and kept.source != "none" else -1) + 1
 
-    def _heard(self, call: object) -> Call:
+    def _heard(self, call: object) -> SaveCall:
         """What this save is; a rank whose plan was kept from an earlier save counts by itself."""
-        if isinstance(call, Call) and not call.taken:
+        if isinstance(call, SaveCall) and not call.taken:
             call.taken = True
             self._call = call
         elif not self._is_coordinator:
-            known = call if isinstance(call, Call) else self._call
+            known = call if isinstance(call, SaveCall) else self._call
             self._call = msgspec.structs.replace(known, step=self._next())
         return self._call
 
@@ -176,18 +189,18 @@ class Writer(StorageWriter):
     def _author(self) -> Author:
         """The same for all that save together, though none has told the others: not even what a plan says is new."""
         if self._call.world == 1:
-            return Author(generation(), self._run)
+            return Author(current_generation(), self._run)
         token = _get_default_store().compare_set("holdfast.dcp", "", secrets.token_hex(8)).decode()
-        return Author(generation(), f"{token}-{self._call.coordinator}")
+        return Author(current_generation(), f"{token}-{self._call.coordinator}")
 
     @property
     def _folder(self) -> str:
-        return persist.staging(self._storage.url, self._call.step, self._author)
+        return checkpoint_save.staging_folder(self._storage.url, self._call.step, self._author)
 
-    def _results(self, layout: Layout, things: Things) -> list[WriteResult]:
+    def _results(self, layout: ImageLayout, things: Things) -> list[WriteResult]:
         """Where everything lies; under a key of ours the folder, so that ranks that differ are found out at once."""
         told = [WriteResult(MetadataIndex(EXTRA), 0, "" if self._slot else self._folder)]
-        for item, at in layout.owned():
+        for item, at in layout.owned_items():
             index, length = index_of(item.spec), item.length
             if item.spec.key == EXTRA:
                 continue
@@ -196,35 +209,35 @@ class Writer(StorageWriter):
             told.append(WriteResult(index, length, _StorageInfo(file_of(layout.rank), at, length)))
         return told
 
-    def _fill(self, image: Image, things: Things) -> None:
+    def _fill(self, image: StateImage, things: Things) -> None:
         moves = []
         for number, item in enumerate(image.layout.items):
             thing = things.get(index_of(item.spec))
             if isinstance(thing, torch.Tensor):
-                moves.append(image.put(number, local(thing)))
+                moves.append(image.put_tensor(number, local_tensor(thing)))
             elif thing is not None:
-                image.put_bytes(number, padded(thing.getvalue(), item.spec.bytes))
+                image.put_bytes(number, pad_value(thing.getvalue(), item.spec.bytes))
             else:
-                image.put_bytes(number, said(image.layout, self._call.step))
-        Copier().run(filter(None, moves))
+                image.put_bytes(number, pack_layout(image.layout, self._call.step))
+        MemoryCopier().copy_moves(filter(None, moves))
 
-    def _begun(self, layout: Layout, link: Link | None) -> Image:
+    def _begun(self, layout: ImageLayout, link: KeeperClient | None) -> StateImage:
         """Memory to copy into; the same as before if the layout is."""
         if not link:
             if not self._image or self._image.layout.digest != layout.digest:
-                self._image = Image(layout, memoryview(mmap.mmap(-1, layout.image_bytes)))
-                self._image.stamp()
+                self._image = StateImage(layout, memoryview(mmap.mmap(-1, layout.image_bytes)))
+                self._image.write_frames()
             self._image.layout = layout
             return self._image
         if not self._arena or self._arena.layout != layout.digest:
             self._metadata_name = f"metadata-{layout.digest.hex()[:32]}"
             path = str(link.path.parent / self._metadata_name) if self._is_coordinator else ""
-            want = want_of(layout, self._slots, path, self._storage)
-            self._arena = Arena.open(link.want(want, layout))
-            self._arena.touch()
-        self._slot = self._arena.begin(self._call.step, generation(), DUE)
+            want = make_want(layout, self._slots, path, self._storage)
+            self._arena = Arena.open(link.request_arena(want, layout))
+            self._arena.populate_pages()
+        self._slot = self._arena.begin_slot(self._call.step, current_generation(), DUE)
         if self._slot is None:
             raise StateError("no slot is free: the snapshots before are still being written")
-        image = Image(layout, self._slot.image)
-        image.stamp()
+        image = StateImage(layout, self._slot.image)
+        image.write_frames()
         return image

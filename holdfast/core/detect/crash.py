@@ -1,12 +1,12 @@
 """crash: a rank ended badly; its code and last words say how, and whose fault that is likely to be."""
 
-from holdfast.core.story import ending
-from holdfast.core.words.judging import Case, judge
-from holdfast.core.words.prefixes import Said, said_of
-from holdfast.core.words.rows import UNKNOWN
-from holdfast.core.words.rows import Catalog as Catalog
-from holdfast.core.words.sieve import sifted
-from holdfast.core.words.tracebacks import traces_of
+from holdfast.core.incident.incident_text import describe_exit
+from holdfast.core.log_analysis.failure_catalog import UNKNOWN
+from holdfast.core.log_analysis.failure_catalog import FailureCatalog as FailureCatalog
+from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
+from holdfast.core.log_analysis.line_prefixes import LogLine, parse_lines
+from holdfast.core.log_analysis.line_sieve import sift_log
+from holdfast.core.log_analysis.tracebacks import parse_tracebacks
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.diagnosis import Diagnosis
 from holdfast.model.signal import Exit
@@ -20,24 +20,24 @@ PROBABLY = "probably the OOM killer: "
 _ITS_OWN, _SCRIPT = "SystemExit", "script"  # nobody but the script itself raises it
 
 
-def alarm_of(exit: Exit, catalog: Catalog) -> Alarm:
+def alarm_of(exit: Exit, catalog: FailureCatalog) -> Alarm:
     heard = (*(() if exit.code in _MUTE else exit.words), *((exit.latched,) if exit.latched else ()))
-    lines = said_of(sifted("\n".join(heard).encode("utf-8", "replace"), catalog), 0, exit.rank)
-    found = judge(_case(exit, lines), catalog)
-    return _alarm(exit, found, exit.latched or _raised(lines))
+    lines = parse_lines(sift_log("\n".join(heard).encode("utf-8", "replace"), catalog), 0, exit.rank)
+    found = classify_failure(_case(exit, lines), catalog)
+    return _make_alarm(exit, found, exit.latched or _last_exception(lines))
 
 
-def unjudged(exit: Exit, catalog: Catalog) -> Alarm:
+def alarm_without_words(exit: Exit, catalog: FailureCatalog) -> Alarm:
     """What is known where its words cannot be judged in time: how it ended, and what it latched."""
-    return _alarm(exit, judge(_case(exit, []), catalog), exit.latched)
+    return _make_alarm(exit, classify_failure(_case(exit, []), catalog), exit.latched)
 
 
-def _case(exit: Exit, lines: list[Said]) -> Case:
-    return Case(lines=lines, codes={exit.rank: exit.code}, starved=exit.starved, pressed=exit.pressed)
+def _case(exit: Exit, lines: list[LogLine]) -> FailureEvidence:
+    return FailureEvidence(lines=lines, codes={exit.rank: exit.code}, starved=exit.starved, pressed=exit.pressed)
 
 
-def _alarm(exit: Exit, found: Diagnosis, raised: str) -> Alarm:
-    reason = ending(exit.code) + (f" ({raised[:_RAISED_CHARS]})" if raised and exit.code > 0 else "")
+def _make_alarm(exit: Exit, found: Diagnosis, raised: str) -> Alarm:
+    reason = describe_exit(exit.code) + (f" ({raised[:_RAISED_CHARS]})" if raised and exit.code > 0 else "")
     if exit.code == _MUTE[0]:
         guess = f"{PROBABLY}{exit.pressed}" if exit.pressed else "sender unknown"
         reason += " (the kernel killed for want of memory)" if exit.starved else f" ({guess})"
@@ -56,17 +56,17 @@ def _alarm(exit: Exit, found: Diagnosis, raised: str) -> Alarm:
         hint=found.hint if klass else "",
         reason=reason,
         signature=f"{klass or 'exit'} {exit.code} {found.origin}".rstrip(),
-        evidence=_evidence(found.evidence if klass else (), exit.words),
+        evidence=_add_evidence(found.evidence if klass else (), exit.words),
     )
 
 
-def _raised(lines: list[Said]) -> str:
+def _last_exception(lines: list[LogLine]) -> str:
     """The exception that ended it."""
-    traces = list(traces_of(lines))
+    traces = list(parse_tracebacks(lines))
     return traces[-1].last.said.text if traces else ""
 
 
-def _evidence(found: tuple[str, ...], words: tuple[str, ...]) -> tuple[str, ...]:
+def _add_evidence(found: tuple[str, ...], words: tuple[str, ...]) -> tuple[str, ...]:
     """The lines it rests on, where they are not among the last ones."""
     last = tuple(line[:_LINE_CHARS] for line in words[-_EVIDENCE:])
     earlier = tuple(line for line in found if line in words and line not in last)

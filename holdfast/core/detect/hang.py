@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from holdfast.core.detect.pace import agreed
-from holdfast.core.diagnose.folding import frames_of
-from holdfast.core.diagnose.stacks import Motion, Naming, mains_of, moved
-from holdfast.core.story import steps
+from holdfast.core.detect.pace import agreed_origin
+from holdfast.core.diagnose.blocking_ranks import BlockingRanks, RankMotion, find_motion, training_processes
+from holdfast.core.diagnose.stack_folding import main_frames
+from holdfast.core.incident.incident_text import count_steps
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.signal import Beat
 from holdfast.model.stacks import Frame, Trace
@@ -52,10 +52,10 @@ class Stillness:
         self._since: dict[int, float] = {}
         self._last: tuple[float, tuple[Trace, ...]] = (0.0, ())
 
-    def watch(self, now: float, traces: Sequence[Trace]) -> dict[int, Motion]:
+    def on_traces(self, now: float, traces: Sequence[Trace]) -> dict[int, RankMotion]:
         """Who has shown life since the last look."""
         (last_at, last), self._last = self._last, (now, tuple(traces))
-        motions = moved(last, traces)
+        motions = find_motion(last, traces)
         for rank, motion in motions.items():
             used = motion.cpu_s > _STILL_CPU * max(now - last_at, 0.1)
             if used or motion.frames or motion.collectives or motion.io_bytes > STILL_BYTES:
@@ -68,12 +68,12 @@ class Stillness:
         """What was still so far does not count."""
         self._since.clear()
 
-    def lasts_s(self, now: float, ranks: Iterable[int]) -> float:
+    def still_s(self, now: float, ranks: Iterable[int]) -> float:
         """For how long none of these has shown any."""
         return min(now - self._since.get(rank, now) for rank in ranks)
 
 
-class Hang:
+class HangDetector:
     def __init__(self, limits: HangLimits) -> None:
         self.limits = limits
         self.generation = 0
@@ -95,15 +95,15 @@ class Hang:
         self._place: Place = ()  # where those stand that the others wait for, as far as all looks agree
         self._asked_at = 0.0
 
-    def launched(self, now: float, generation: int, nodes: tuple[str, ...]) -> None:
+    def on_launch(self, now: float, generation: int, nodes: tuple[str, ...]) -> None:
         self.generation, self._nodes = generation, frozenset(nodes)
         self._beats.clear()
         self._order.clear()
         self._slowest = ""
         self._step, self._phase = -1, ""
-        self._rose(now)
+        self._reset_looks(now)
 
-    def heard(self, now: float, beat: Beat) -> None:
+    def on_beat(self, now: float, beat: Beat) -> None:
         if beat.generation != self.generation or beat.node not in self._nodes:
             return
         before = self._beats.get(beat.node)
@@ -113,7 +113,7 @@ class Hang:
             return
         slowest = self._find_slowest(before, beat)
         if slowest.step > self._step:
-            self._learn(now, slowest)
+            self._on_step(now, slowest)
         self._phase = slowest.phase or self._phase
 
     def _find_slowest(self, before: Beat | None, beat: Beat) -> Beat:
@@ -127,16 +127,16 @@ class Hang:
         self._slowest = known.node
         return known
 
-    def _learn(self, now: float, beat: Beat) -> None:
+    def _on_step(self, now: float, beat: Beat) -> None:
         pause_s = now - self._moved_at
         if self._step >= 0:
             self._took = [*self._took, pause_s / (beat.step - self._step)][-_STEPS:]
             if self._looks:  # it was suspect, and came back: its like will be waited for
-                self._remember(pause_s)
+                self._remember_pause(pause_s)
         self._step, self._phase = beat.step, beat.phase
-        self._rose(now)
+        self._reset_looks(now)
 
-    def _remember(self, pause_s: float) -> None:
+    def _remember_pause(self, pause_s: float) -> None:
         if self._phase:
             self._phases[self._phase] = max(self._phases.get(self._phase, 0.0), pause_s)
         if self._place and self._named:
@@ -144,7 +144,7 @@ class Hang:
             while len(self._places) > _PLACES:
                 del self._places[next(iter(self._places))]
 
-    def _rose(self, now: float) -> None:
+    def _reset_looks(self, now: float) -> None:
         self._moved_at, self._looks, self._look_at = now, 0, 0.0
         self._stillness = Stillness()
         self._seen = self._named = ()
@@ -159,7 +159,7 @@ class Hang:
         learned_s = self.limits.pause * self._phases.get(self._phase, 0.0)
         return max(self.limits.least_s, self.limits.steps * typical_s, learned_s)
 
-    def suspicious(self, now: float) -> bool:
+    def should_look(self, now: float) -> bool:
         """Whether all processes are to be looked at now. To be asked several times a second."""
         asked_at, self._asked_at = self._asked_at, now
         if asked_at and now - asked_at > self.limits.least_s / 2:
@@ -167,16 +167,16 @@ class Hang:
         patience_s = min(self.patience_s, _EARLY_S) if self._step < 0 else self.patience_s
         return bool(self._nodes) and now >= max(self._moved_at + patience_s, self._look_at)
 
-    def looked(self, now: float, traces: Sequence[Trace], named: Naming) -> Alarm | None:
+    def on_traces(self, now: float, traces: Sequence[Trace], named: BlockingRanks) -> Alarm | None:
         """What one look found. The first ones come close together, later ones further and further apart."""
-        motions = self._stillness.watch(now, traces)
+        motions = self._stillness.on_traces(now, traces)
         goes_on = any(motions[rank].collectives for rank in named.ranks or motions if rank in motions)
         if self._step < 0 and goes_on:  # no step is counted, as in an evaluation: collectives tell that it moves
             self._moved_at, self._looks, self._named = now, 0, ()
         if self._step < 0 and now < self._moved_at + self.limits.start_s:
             self._look_at = now + _EARLY_S
             self._stillness.begin()
-            return self._alarm(now, named, Stance.ACT, named.reason) if named.how == "stopped" else None
+            return self._make_alarm(now, named, Stance.ACT, named.reason) if named.how == "stopped" else None
         self._looks += 1
         soon = self._looks < _SOON and not self._named
         self._look_at = now + self.limits.again_s * (1 if soon else min(30.0, 2 ** (self._looks // 2)))
@@ -185,36 +185,40 @@ class Hang:
             self._named = ()
             return None
         if named.how in ("stopped", "gone"):
-            return self._alarm(now, named, Stance.ACT, named.reason)
-        self._place = self._find(named, traces)
-        still_s = self._stillness.lasts_s(now, named.ranks)
+            return self._make_alarm(now, named, Stance.ACT, named.reason)
+        self._place = self._find_place(named, traces)
+        still_s = self._stillness.still_s(now, named.ranks)
         longest_s = self.limits.pause * max([*self._phases.values(), *self._places.values()], default=0.0)
         if still_s >= max(self.limits.act_s, longest_s):
-            return self._alarm(now, named, Stance.ACT, f"{named.reason}, without a sign of life for {still_s:.0f} s")
+            return self._make_alarm(
+                now, named, Stance.ACT, f"{named.reason}, without a sign of life for {still_s:.0f} s"
+            )
         if now - self._moved_at >= max(self.limits.last_s, longest_s):
-            return self._alarm(now, named, Stance.ACT, named.reason)
+            return self._make_alarm(now, named, Stance.ACT, named.reason)
         if named.ranks == self._named or named.ranks != before or goes_on or now < self._usual_until:
             return None
         self._named = named.ranks
-        return self._alarm(now, named, Stance.NOTIFY, named.reason)
+        return self._make_alarm(now, named, Stance.NOTIFY, named.reason)
 
-    def _find(self, named: Naming, traces: Sequence[Trace]) -> Place:
+    def _find_place(self, named: BlockingRanks, traces: Sequence[Trace]) -> Place:
         """Where the first of them stands; if it has been looked at before, as far as that is the same.
 
         But not where the others are, too: at the last look of a pause it may be on its way again.
         """
-        mains = {rank: frames_of(p) for rank, p in mains_of(traces).items()}
+        mains = {rank: main_frames(p) for rank, p in training_processes(traces).items()}
         own = mains.get(named.ranks[0], ())
         if not self._place:
             return own
-        common = shared(self._place, own)
+        common = shared_place(self._place, own)
         others = [frames for rank, frames in mains.items() if rank not in named.ranks]
-        return self._place if any(shared(common, frames) == common for frames in others) else common
+        return self._place if any(shared_place(common, frames) == common for frames in others) else common
 
     @property
     def _usual_until(self) -> float:
         """Until when it may stand there, as it has done before."""
-        usual_s = max((s for place, s in self._places.items() if shared(place, self._place) == place), default=0.0)
+        usual_s = max(
+            (s for place, s in self._places.items() if shared_place(place, self._place) == place), default=0.0
+        )
         return self._moved_at + self.limits.pause * usual_s
 
     def _where(self) -> str:
@@ -222,10 +226,10 @@ class Hang:
         if self._step < 0:
             return ", no step seen yet,"
         counted = self._beats[self._slowest].counted
-        origin = agreed(beat.origin if beat.counted else -1 for beat in self._beats.values()) if counted else 0
-        return f" at step {self._step + origin}" if origin >= 0 else f" {steps(self._step)} after its launch"
+        origin = agreed_origin(beat.origin if beat.counted else -1 for beat in self._beats.values()) if counted else 0
+        return f" at step {self._step + origin}" if origin >= 0 else f" {count_steps(self._step)} after its launch"
 
-    def _alarm(self, now: float, named: Naming, stance: Stance, reason: str) -> Alarm:
+    def _make_alarm(self, now: float, named: BlockingRanks, stance: Stance, reason: str) -> Alarm:
         order = [Stance.OBSERVE, Stance.NOTIFY, Stance.ACT]
         hard = named.how in ("stopped", "gone")  # by the kernel's word, whether or not anybody waits for it
         what = "has stood" if hard else "keeps the others waiting"
@@ -242,7 +246,7 @@ class Hang:
         )
 
 
-def shared(one: Place, other: Place) -> Place:
+def shared_place(one: Place, other: Place) -> Place:
     """The way that two stacks have in common; on its last frame they may be on different lines."""
     common: list[Frame] = []
     for a, b in zip(one, other, strict=False):

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from holdfast.core.often import Tally, Told, at_most
+from holdfast.core.incident.alarm_rate_limit import RepeatFilter, SlidingSum, cap_stance
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.signal import Gauge
 
@@ -25,7 +25,7 @@ class HealthLimits(msgspec.Struct, frozen=True, kw_only=True):
     root: str = "/"  # where proc, sys and dev are looked for; {node} in it makes each node a machine of its own
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GaugeRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one gauge means; exactly one of above, below and rises."""
 
     gauge: str
@@ -45,34 +45,34 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     hint: str = ""
 
 
-class Health:
-    def __init__(self, limits: HealthLimits, rows: Iterable[Row]) -> None:
+class HealthDetector:
+    def __init__(self, limits: HealthLimits, rows: Iterable[GaugeRow]) -> None:
         self.limits = limits
         self._rows = {row.gauge: row for row in rows}
         self._last: dict[tuple[str, str], float] = {}
-        self._tally = Tally()
-        self._told = Told()
+        self._tally = SlidingSum()
+        self._told = RepeatFilter()
 
-    def heard(self, gauge: Gauge, suspects: tuple[str, ...]) -> Alarm | None:
+    def on_gauge(self, gauge: Gauge, suspects: tuple[str, ...]) -> Alarm | None:
         row = self._rows.get(gauge.name)
         if row is None:
             return None
         key = (gauge.name, gauge.of)
         last = self._last.get(key, gauge.value)
         self._last[key] = gauge.value
-        amount = _amount(row, gauge.value, last)
+        amount = _counted_amount(row, gauge.value, last)
         if row.rises is None and not amount:
             self._tally.forget(key)
             return None
         reached = self._tally.add(gauge.at, key, amount, row.within_s)
         if not amount or reached < (row.times if row.rises is None else row.rises):
             return None
-        if self._told.again(gauge.at, key):
+        if self._told.is_repeat(gauge.at, key):
             return None
-        return self._alarm(row, gauge, suspects)
+        return self._make_alarm(row, gauge, suspects)
 
-    def _alarm(self, row: Row, gauge: Gauge, suspects: tuple[str, ...]) -> Alarm:
-        stance = at_most(row.stance, self.limits.stance)
+    def _make_alarm(self, row: GaugeRow, gauge: Gauge, suspects: tuple[str, ...]) -> Alarm:
+        stance = cap_stance(row.stance, self.limits.stance)
         said = row.say.format(of=gauge.of, value=f"{gauge.value:.4g}")
         return Alarm(
             kind=Kind.HEALTH,
@@ -88,7 +88,7 @@ class Health:
         )
 
 
-def _amount(row: Row, value: float, last: float) -> float:
+def _counted_amount(row: GaugeRow, value: float, last: float) -> float:
     """What one reading adds: 1 where a level is beyond its limit, and what a counter has risen by."""
     if row.above is not None:
         return float(value > row.above)
@@ -97,7 +97,7 @@ def _amount(row: Row, value: float, last: float) -> float:
     return max(0.0, value - last)  # less than before: the counter was reset
 
 
-def fault(row: Row) -> str:
+def find_row_fault(row: GaugeRow) -> str:
     """What is wrong with a row, if anything is."""
     if sum(limit is not None for limit in (row.above, row.below, row.rises)) != 1:
         return "needs exactly one of above, below and rises"
@@ -105,9 +105,9 @@ def fault(row: Row) -> str:
         row.say.format(of="", value="")
     except (KeyError, IndexError, ValueError):
         return "may name {of} and {value} in what it says, nothing else"
-    health = Health(HealthLimits(), (row,))
+    health = HealthDetector(HealthLimits(), (row,))
     gauges = [Gauge(name=row.gauge, of="it", value=v, at=float(i)) for i, v in enumerate(row.sample)]
-    heard = [health.heard(gauge, ("n",)) for gauge in gauges]
+    heard = [health.on_gauge(gauge, ("n",)) for gauge in gauges]
     if not heard or heard[-1] is None or any(heard[:-1]):
         return "is not met by its own sample, or before its end"
     return ""

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from holdfast.core.effort import CHARS, chars_for
-from holdfast.core.often import Tally, Told, at_most
+from holdfast.core.incident.alarm_rate_limit import RepeatFilter, SlidingSum, cap_stance
+from holdfast.core.log_analysis.regex_cost import CHARS, allowed_chars
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.signal import Line
 
@@ -26,7 +26,7 @@ class LineLimits(msgspec.Struct, frozen=True, kw_only=True):
     catalog: str = ""  # a file of rows beside our own
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LineRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one message means. What it is about is the pattern's group `of`."""
 
     klass: str
@@ -46,7 +46,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     hint: str = ""
 
 
-class Owned(msgspec.Struct, frozen=True, kw_only=True):
+class MachineUse(msgspec.Struct, frozen=True, kw_only=True):
     """What of this machine the job uses."""
 
     node: str
@@ -60,16 +60,16 @@ class Owned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LineCatalog:
-    def __init__(self, rows: Iterable[Row]) -> None:
+    def __init__(self, rows: Iterable[LineRow]) -> None:
         self.rows = tuple(rows)
-        self._patterns = [(row, re.compile(row.pattern), chars_for(row.pattern)) for row in self.rows]
+        self._patterns = [(row, re.compile(row.pattern), allowed_chars(row.pattern)) for row in self.rows]
         self._needles = {rank: {r.needle.encode() for r in self.rows if r.rank is rank} for rank in (True, False)}
 
-    def promises(self, text: bytes, *, rank: bool) -> bool:
+    def may_match(self, text: bytes, *, rank: bool) -> bool:
         """Whether it is worth while to take this apart into lines."""
         return any(needle in text for needle in self._needles[rank])
 
-    def match(self, text: str, *, rank: bool) -> list[tuple[Row, str]]:
+    def match_line(self, text: str, *, rank: bool) -> list[tuple[LineRow, str]]:
         """The rows that know this line, each with what it is about."""
         text = text[: CHARS[0]]
         rows = [known for known in self._patterns if known[0].rank is rank and known[0].needle in text]
@@ -77,26 +77,26 @@ class LineCatalog:
         return [(row, (m.groupdict().get("of") or "")[:_OF_CHARS]) for row, m in found if m]
 
 
-class Lines:
+class LineDetector:
     def __init__(self, limits: LineLimits, catalog: LineCatalog) -> None:
         self.limits = limits
         self.catalog = catalog
-        self._tally = Tally()
-        self._told = Told()
+        self._tally = SlidingSum()
+        self._told = RepeatFilter()
 
-    def heard(self, line: Line, owned: Owned) -> Alarm | None:
-        found = self.catalog.match(line.text, rank=line.rank >= 0)
+    def on_line(self, line: Line, owned: MachineUse) -> Alarm | None:
+        found = self.catalog.match_line(line.text, rank=line.rank >= 0)
         if not found:
             return None
         row, of = found[0]
         ours = _is_ours(row, of, owned)
-        rank = owned.ranks.get(_number(of), -1) if row.owner == "rank" else line.rank
+        rank = owned.ranks.get(_parse_number(of), -1) if row.owner == "rank" else line.rank
         if rank < 0 and not owned.speaks:
             return None
-        if rank < 0 and row.owner == "rank" and (_number(of) in owned.elsewhere or not owned.bereaved):
+        if rank < 0 and row.owner == "rank" and (_parse_number(of) in owned.elsewhere or not owned.bereaved):
             return None  # another node's, or nobody's of this job: a machine may have many tenants
         key = (row.pattern, of, line.rank)
-        if self._tally.add(line.at, key, 1, row.within_s) < row.times or self._told.again(line.at, key):
+        if self._tally.add(line.at, key, 1, row.within_s) < row.times or self._told.is_repeat(line.at, key):
             return None
         most = self.limits.stance if ours else Stance.NOTIFY
         said = row.say.format(of=of)
@@ -110,33 +110,33 @@ class Lines:
             reason=f"{said}; {row.hint}" if row.hint else said,
             signature=f"{row.klass} {said}" if row.owner != "rank" else row.klass,
             evidence=(line.text[:_EVIDENCE_CHARS],),
-            stance=at_most(at_most(row.stance, most), self.limits.stance),
+            stance=cap_stance(cap_stance(row.stance, most), self.limits.stance),
             hard=row.hard and ours,
         )
 
 
-def _is_ours(row: Row, of: str, owned: Owned) -> bool:
+def _is_ours(row: LineRow, of: str, owned: MachineUse) -> bool:
     match row.owner:
         case "gpu":
             return not owned.gpus or of in owned.gpus
         case "disk":
             return of in owned.disks
         case "rank":
-            return _number(of) in owned.ranks
+            return _parse_number(of) in owned.ranks
     return True
 
 
-def _number(of: str) -> int:
+def _parse_number(of: str) -> int:
     return int(of) if of.isdecimal() else -1
 
 
-def fault(row: Row) -> str:
+def find_row_fault(row: LineRow) -> str:
     """What is wrong with a row by itself, if anything is."""
     try:
         pattern = re.compile(row.pattern)
     except re.error as e:
         return f"has a bad pattern: {e}"
-    if not chars_for(row.pattern):
+    if not allowed_chars(row.pattern):
         return "has too many repeats one after another; give them limits, as in .{0,80}"
     if row.needle not in row.sample or not row.needle:
         return "has a needle that is not in its sample"

@@ -12,13 +12,13 @@ class PaceLimits(msgspec.Struct, frozen=True, kw_only=True):
     progress_s: float = 10.0  # how often progress goes into the journal while nothing happens
 
 
-def agreed(origins: Iterable[int]) -> int:
+def agreed_origin(origins: Iterable[int]) -> int:
     """What all say; -1 where they do not agree: one rank may have read what it then gave to the others."""
     first, *others = set(origins)
     return -1 if others else first
 
 
-class Pace:
+class JobPace:
     """Told beats by the thousand, it speaks at the first step, at the end of redone work, and now and then."""
 
     def __init__(self, limits: PaceLimits) -> None:
@@ -31,12 +31,12 @@ class Pace:
         self._said_at = 0.0
         self._said_step = -1
 
-    def launched(self, generation: int, nodes: tuple[str, ...]) -> None:
+    def on_launch(self, generation: int, nodes: tuple[str, ...]) -> None:
         self.generation = generation
         self._beats, self._missing, self._behind = {}, set(nodes), set(nodes)
         self._said_at, self._said_step = 0.0, -1
 
-    def heard(self, now: float, beat: Beat) -> Progress | None:
+    def on_beat(self, now: float, beat: Beat) -> Progress | None:
         if beat.generation != self.generation or beat.step < 0:
             return None
         first, redoing = bool(self._missing), bool(self._behind)
@@ -48,7 +48,7 @@ class Pace:
             return None
         caught_up = redoing and not self._behind
         if first or caught_up or now >= self._said_at + self.limits.progress_s:
-            return self.flush(now)
+            return self.flush_progress(now)
         return None
 
     @property
@@ -56,28 +56,28 @@ class Pace:
         """The newest step of this generation that every rank has made; -1: none, or not all have told."""
         if self._missing or not self._beats:
             return -1
-        slowest = self._slowest
-        return slowest.step + max(0, self._origin(slowest))
+        slowest = self._slowest_beat
+        return slowest.step + max(0, self._step_origin(slowest))
 
     @property
-    def _slowest(self) -> Beat:
+    def _slowest_beat(self) -> Beat:
         return min(self._beats.values(), key=lambda b: (b.step, -b.at))
 
-    def _origin(self, slowest: Beat) -> int:
+    def _step_origin(self, slowest: Beat) -> int:
         """What to add to its step; -1: it was counted, and nobody knows from where on."""
         if not slowest.counted:
             return 0
-        return agreed(beat.origin if beat.counted else -1 for beat in self._beats.values())
+        return agreed_origin(beat.origin if beat.counted else -1 for beat in self._beats.values())
 
-    def flush(self, now: float) -> Progress | None:
+    def flush_progress(self, now: float) -> Progress | None:
         """The newest job-level step, if it has not been said yet: exact news must precede an alarm."""
         if self._missing or not self._beats:
             return None
-        slowest = self._slowest
+        slowest = self._slowest_beat
         if slowest.step == self._said_step:
             return None
         self._said_at, self._said_step = now, slowest.step
-        origin = self._origin(slowest)
+        origin = self._step_origin(slowest)
         counted, before = origin < 0, max(0, origin)
         if not counted:
             self.best = max(self.best, slowest.step + before)

@@ -8,7 +8,7 @@ is wrong before it is summed makes all of them equally wrong.
 
 import msgspec
 
-from holdfast.core.often import at_most
+from holdfast.core.incident.alarm_rate_limit import cap_stance
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.signal import Mark
 
@@ -25,7 +25,7 @@ class ReplicaLimits(msgspec.Struct, frozen=True, kw_only=True):
     share: float = 0.003  # of the time
 
 
-def stride(limits: ReplicaLimits, cost_s: float, step_s: float) -> int:
+def hash_stride(limits: ReplicaLimits, cost_s: float, step_s: float) -> int:
     """Every how many steps to hash what takes so long. Whoever doubles still meets those who do not."""
     steps = limits.every
     for _ in range(_STRIDES):
@@ -35,7 +35,7 @@ def stride(limits: ReplicaLimits, cost_s: float, step_s: float) -> int:
     return steps
 
 
-class Stream:
+class ReplicaStream:
     """One part of the state that some ranks share, step by step."""
 
     def __init__(self, part: str, count: int) -> None:
@@ -45,7 +45,7 @@ class Stream:
         self.unlike = False  # they differed before they were ever found equal
         self.steps: dict[int, dict[int, int]] = {}  # step -> rank -> hash
 
-    def heard(self, mark: Mark) -> dict[int, int]:
+    def add_mark(self, mark: Mark) -> dict[int, int]:
         """What is known of this step by now."""
         told = self.steps.setdefault(mark.step, {})
         told[mark.rank] = mark.value
@@ -60,41 +60,41 @@ class Stream:
         return told
 
 
-class Replicas:
+class ReplicaDetector:
     """All that is compared in one generation."""
 
     def __init__(self, limits: ReplicaLimits) -> None:
         self.limits = limits
         self.generation = 0
-        self._streams: dict[tuple[str, str], Stream] = {}
+        self._streams: dict[tuple[str, str], ReplicaStream] = {}
         self._nodes: dict[int, str] = {}
         self._said: set[tuple[int, ...]] = set()
 
-    def launched(self, generation: int) -> None:
+    def on_launch(self, generation: int) -> None:
         self.generation = generation
         self._streams.clear()
         self._nodes.clear()
         self._said.clear()
 
-    def equal(self) -> int | None:
+    def newest_equal_step(self) -> int | None:
         """The newest step at which all replicas are known to have been equal; -1: none yet. None: they never are."""
         if not self._streams:
             return -1
         return min((stream.equal for stream in self._streams.values() if not stream.unlike), default=None)
 
-    def heard(self, now: float, node: str, generation: int, marks: tuple[Mark, ...]) -> list[Alarm]:
+    def on_marks(self, now: float, node: str, generation: int, marks: tuple[Mark, ...]) -> list[Alarm]:
         if generation != self.generation:
             return []
         touched = {}
         for mark in marks:
             key = (mark.group, mark.part)
-            stream = self._streams.setdefault(key, Stream(mark.part, mark.count))
+            stream = self._streams.setdefault(key, ReplicaStream(mark.part, mark.count))
             self._nodes[mark.rank] = node
-            touched[key, mark.step] = (stream, stream.heard(mark))
-        alarms = (self._judge(now, stream, step, told) for (_, step), (stream, told) in touched.items())
+            touched[key, mark.step] = (stream, stream.add_mark(mark))
+        alarms = (self._judge_step(now, stream, step, told) for (_, step), (stream, told) in touched.items())
         return [alarm for alarm in alarms if alarm]
 
-    def _judge(self, now: float, stream: Stream, step: int, told: dict[int, int]) -> Alarm | None:
+    def _judge_step(self, now: float, stream: ReplicaStream, step: int, told: dict[int, int]) -> Alarm | None:
         counts: dict[int, int] = {}
         for value in told.values():
             counts[value] = counts.get(value, 0) + 1
@@ -110,9 +110,9 @@ class Replicas:
             why = f"has other {stream.part} than {counts[usual]} of its {stream.count} replicas at step {step}"
         else:
             why = f"differ in their {stream.part} at step {step}, and nobody can say which of them is right"
-        return self._alarm(now, stream, ranks, why, majority)
+        return self._make_alarm(now, stream, ranks, why, majority)
 
-    def _alarm(self, now: float, stream: Stream, ranks: tuple[int, ...], why: str, majority: bool) -> Alarm:
+    def _make_alarm(self, now: float, stream: ReplicaStream, ranks: tuple[int, ...], why: str, majority: bool) -> Alarm:
         stance = self.limits.stance
         known = stream.equal >= 0
         good = [one.equal for one in self._streams.values() if one.equal >= 0]
@@ -125,7 +125,7 @@ class Replicas:
             generation=self.generation,
             reason=why + since,
             signature=f"replica {stream.part}",
-            stance=stance if known else at_most(Stance.NOTIFY, stance),
+            stance=stance if known else cap_stance(Stance.NOTIFY, stance),
             hard=majority and known,
             not_after=min(good) if known else None,
         )

@@ -10,8 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.core.effort import chars_for
-from holdfast.core.often import at_most
+from holdfast.core.incident.alarm_rate_limit import cap_stance
+from holdfast.core.log_analysis.regex_cost import allowed_chars
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.signal import Line
 
@@ -37,33 +37,33 @@ class RuleLimits(msgspec.Struct, frozen=True, kw_only=True):
     rule: tuple[Rule, ...] = ()
 
 
-class Rules:
+class RuleDetector:
     def __init__(self, limits: RuleLimits) -> None:
         self.limits = limits
-        self._patterns = [(rule, re.compile(rule.pattern), chars_for(rule.pattern)) for rule in limits.rule]
+        self._patterns = [(rule, re.compile(rule.pattern), allowed_chars(rule.pattern)) for rule in limits.rule]
         self._seen_at: dict[tuple[str, int], float] = {}
         self._bad: dict[tuple[str, int], int] = {}  # lines in a row
         self._said: set[str] = set()  # rules that have had their alarm in this generation
         self._launched_at = 0.0
         self._has_rank_0 = False
 
-    def launched(self, now: float, ranks: tuple[int, ...]) -> None:
+    def on_launch(self, now: float, ranks: tuple[int, ...]) -> None:
         self._seen_at.clear()
         self._bad.clear()
         self._said.clear()
         self._launched_at, self._has_rank_0 = now, 0 in ranks
 
-    def heard(self, line: Line) -> tuple[Alarm, ...]:
+    def on_line(self, line: Line) -> tuple[Alarm, ...]:
         if line.rank < 0:
             return ()
         found = [(rule, m) for rule, pattern, chars in self._patterns if (m := pattern.search(line.text[:chars]))]
-        return tuple(alarm for rule, m in found if (alarm := self._matched(rule, m[1], line)))
+        return tuple(alarm for rule, m in found if (alarm := self._on_match(rule, m[1], line)))
 
-    def _matched(self, rule: Rule, text: str | None, line: Line) -> Alarm | None:
+    def _on_match(self, rule: Rule, text: str | None, line: Line) -> Alarm | None:
         key = (rule.name, line.rank)
         self._seen_at[key] = line.at
-        value = _number(text or "")
-        if rule.kind == "hang" or not _beyond(rule, value):
+        value = _parse_value(text or "")
+        if rule.kind == "hang" or not _is_beyond(rule, value):
             self._bad.pop(key, None)
             return None
         self._bad[key] = self._bad.get(key, 0) + 1
@@ -71,25 +71,25 @@ class Rules:
             return None
         times = f", {rule.times} times in a row" if rule.times > 1 else ""
         said = f"rule '{rule.name}': rank {line.rank} wrote {value:g}{times}"
-        return self._alarm(rule, line.at, said, line.text[:300])
+        return self._make_alarm(rule, line.at, said, line.text[:300])
 
     def tick(self, now: float) -> tuple[Alarm, ...]:
         """To be asked about once a second while ranks run."""
-        found = [self._late(rule, now) for rule, *_ in self._patterns if rule.kind == "hang"]
+        found = [self._check_late(rule, now) for rule, *_ in self._patterns if rule.kind == "hang"]
         return tuple(alarm for alarm in found if alarm)
 
-    def _late(self, rule: Rule, now: float) -> Alarm | None:
+    def _check_late(self, rule: Rule, now: float) -> Alarm | None:
         seen = {rank: at for (name, rank), at in self._seen_at.items() if name == rule.name}
         late = sorted(rank for rank, at in seen.items() if now > at + rule.every_s)
         if late:
             said = f"rule '{rule.name}': no such line from rank {late[0]} for {now - seen[late[0]]:.0f} s"
-            return self._alarm(rule, now, said, "")
+            return self._make_alarm(rule, now, said, "")
         if rule.start_s and self._has_rank_0 and 0 not in seen and now > self._launched_at + rule.start_s:
             said = f"rule '{rule.name}': no such line from rank 0 within {rule.start_s:g} s of the launch"
-            return self._alarm(rule, now, said, "")
+            return self._make_alarm(rule, now, said, "")
         return None
 
-    def _alarm(self, rule: Rule, at: float, said: str, line: str) -> Alarm | None:
+    def _make_alarm(self, rule: Rule, at: float, said: str, line: str) -> Alarm | None:
         if rule.name in self._said:
             return None
         self._said.add(rule.name)
@@ -103,24 +103,24 @@ class Rules:
             reason=said,
             signature=f"rule {rule.name}",
             evidence=(line,) if line else (),
-            stance=at_most(most, self.limits.stance),
+            stance=cap_stance(most, self.limits.stance),
         )
 
 
-def _number(text: str) -> float:
+def _parse_value(text: str) -> float:
     try:
         return float(text.replace(",", ""))
     except ValueError:
         return nan
 
 
-def _beyond(rule: Rule, value: float) -> bool:
+def _is_beyond(rule: Rule, value: float) -> bool:
     if rule.kind == "loss" and not isfinite(value):
         return True
     return (rule.above is not None and value > rule.above) or (rule.below is not None and value < rule.below)
 
 
-def fault(limits: RuleLimits) -> str:
+def find_rule_fault(limits: RuleLimits) -> str:
     """What is wrong with the rules, if anything is: one sentence."""
     names = [rule.name for rule in limits.rule]
     for rule in limits.rule:
@@ -131,7 +131,7 @@ def fault(limits: RuleLimits) -> str:
             return f"{where} has a bad pattern: {e}"
         if names.count(rule.name) > 1:
             return f"{where} is there twice; give each rule a name of its own"
-        if not chars_for(rule.pattern):
+        if not allowed_chars(rule.pattern):
             return f"{where} has too many repeats one after another; give them limits, as in .{{0,80}}"
         if not groups:
             return f"{where} needs a group around the number, as in 'loss=(\\S+)'"

@@ -19,7 +19,7 @@ from statistics import median, mode
 
 import msgspec
 
-from holdfast.core.lateness import Lateness
+from holdfast.core.diagnose.collective_lateness import CollectiveLateness
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.signal import Beat
 from holdfast.model.stacks import Arrival
@@ -44,48 +44,48 @@ class SlowLimits(msgspec.Struct, frozen=True, kw_only=True):
     again_s: float = 600.0  # the same is not told again before
 
 
-class Round(msgspec.Struct, frozen=True):
+class SlowRound(msgspec.Struct, frozen=True):
     rank: int  # the latest
     node: str  # where it is
     ahead: float  # part of the time that the others waited for it alone: ranks of a slow host are slow together
 
 
-class Slow:
+class SlowDetector:
     def __init__(self, limits: SlowLimits) -> None:
         self.limits = limits
         self.generation = 0
-        self.rounds: deque[Round] = deque(maxlen=limits.rounds)
+        self.rounds: deque[SlowRound] = deque(maxlen=limits.rounds)
         self._node_of: dict[int, str] = {}
         self._heard: dict[int, float] = {}  # rank -> when it came to the newest collective that it told of
-        self._groups: dict[str, Lateness] = {}
+        self._groups: dict[str, CollectiveLateness] = {}
         self._roads: dict[str, deque[float]] = {}  # node -> seconds that beats took to come, by its clock and ours
         self._round_at = 0.0
-        self._pace = Pace(limits)
-        self._toll = Toll(limits)
+        self._pace = StepPace(limits)
+        self._toll = SlownessCost(limits)
         self._told: dict[tuple[Stance, tuple[str, ...]], float] = {}
 
-    def launched(self, now: float, generation: int) -> None:
+    def on_launch(self, now: float, generation: int) -> None:
         self.generation = generation
         for kept in (self._node_of, self._heard, self._groups, self._told):
             kept.clear()
         self.rounds.clear()
         self._round_at = now
-        self._pace, self._toll = Pace(self.limits), Toll(self.limits)
+        self._pace, self._toll = StepPace(self.limits), SlownessCost(self.limits)
 
-    def heard(self, now: float, beat: Beat, arrivals: dict[int, tuple[Arrival, ...]]) -> Alarm | None:
+    def on_beat(self, now: float, beat: Beat, arrivals: dict[int, tuple[Arrival, ...]]) -> Alarm | None:
         if beat.generation != self.generation:
             return None
-        self._pace.heard(now, beat)
-        off_s = self._off_s(now, beat)
+        self._pace.on_beat(now, beat)
+        off_s = self._clock_offset_s(now, beat)
         for rank, came in arrivals.items():
             self._node_of[rank] = beat.node
             heard_at = self._heard.get(rank, 0.0)
             for one in sorted([one for one in came if one.at > heard_at], key=lambda a: a.at):  # most are told again
-                self._groups.setdefault(one.group, Lateness()).came(rank, one.seq, one.at + off_s)
+                self._groups.setdefault(one.group, CollectiveLateness()).on_arrival(rank, one.seq, one.at + off_s)
                 self._heard[rank] = one.at
-        return self._round(now) or self._slower(now)
+        return self._close_round(now) or self._check_pace(now)
 
-    def _off_s(self, now: float, beat: Beat) -> float:
+    def _clock_offset_s(self, now: float, beat: Beat) -> float:
         """What a node's instants are to be moved by to be comparable with others': no beat comes before it is sent.
 
         A node learns our clock from one message, and how long that took is not known: tens of milliseconds on a busy
@@ -97,7 +97,7 @@ class Slow:
         roads.append(now - beat.sent)
         return min(roads)
 
-    def _round(self, now: float) -> Alarm | None:
+    def _close_round(self, now: float) -> Alarm | None:
         step_s = self._pace.step_s
         least_s = max(self.limits.round_s, self.limits.round_steps * step_s)
         if not step_s or now < self._round_at + least_s:
@@ -108,24 +108,24 @@ class Slow:
         took_s, self._round_at = min(now - self._round_at, 2 * least_s), now  # a long pause is no slow step
         late: Counter[int] = Counter()
         for group in ready:
-            late.update(group.shares())
+            late.update(group.take_shares())
         [(rank, most)] = late.most_common(1)
         node = self._node_of[rank]
         second = max((share for other, share in late.items() if self._node_of[other] != node), default=most)
-        self.rounds.append(Round(rank, node, most - second))
-        return self._vote(now, took_s)
+        self.rounds.append(SlowRound(rank, node, most - second))
+        return self._vote_rounds(now, took_s)
 
-    def _vote(self, now: float, took_s: float) -> Alarm | None:
+    def _vote_rounds(self, now: float, took_s: float) -> Alarm | None:
         if len(self.rounds) < self.limits.rounds:
             return None
         node, votes = Counter(one.node for one in self.rounds).most_common(1)[0]
         own = [one for one in self.rounds if one.node == node]
         ahead = median(one.ahead if one.node == node else 0.0 for one in self.rounds)
         if votes < self.limits.votes or ahead < self.limits.margin:
-            self._toll.nobody()
+            self._toll.add_unnamed_round()
             return None
-        rank, ratio = mode(one.rank for one in own), self._pace.ratio
-        self._toll.named(node, took_s, ratio, ahead)
+        rank, ratio = mode(one.rank for one in own), self._pace.slowdown_ratio
+        self._toll.add_round(node, took_s, ratio, ahead)
         reason = (
             f"makes the others wait: for {100 * ahead:.0f} % of the time they wait for it alone in collectives, "
             f"latest in {votes} of {len(self.rounds)} rounds"
@@ -134,17 +134,19 @@ class Slow:
         if not self._toll.is_due and ahead < min(WORTH_TELLING, lost / 2):
             return None  # somebody is always the last, and now one, now another; a busy machine is slow as a whole
         if not self._toll.is_due:
-            return self._alarm(now, (rank,), reason)
+            return self._make_alarm(now, (rank,), reason)
         reason += f"; steps take {ratio:.2f} times as long as they did, of which it has cost {self._toll.lost_s:.0f} s"
-        return self._alarm(now, (rank,), reason, Stance.ACT)
+        return self._make_alarm(now, (rank,), reason, Stance.ACT)
 
-    def _slower(self, now: float) -> Alarm | None:
-        ratio = self._pace.slower(now)
+    def _check_pace(self, now: float) -> Alarm | None:
+        ratio = self._pace.lasting_slowdown(now)
         if not ratio:
             return None
-        return self._alarm(now, (), f"steps take {ratio:.1f} times as long as they did")
+        return self._make_alarm(now, (), f"steps take {ratio:.1f} times as long as they did")
 
-    def _alarm(self, now: float, ranks: tuple[int, ...], reason: str, wanted: Stance = Stance.NOTIFY) -> Alarm | None:
+    def _make_alarm(
+        self, now: float, ranks: tuple[int, ...], reason: str, wanted: Stance = Stance.NOTIFY
+    ) -> Alarm | None:
         stance = min(wanted, Stance(self.limits.stance), key=[Stance.OBSERVE, Stance.NOTIFY, Stance.ACT].index)
         suspects = tuple(sorted({self._node_of[rank] for rank in ranks}))
         if now < self._told.get((stance, suspects), -self.limits.again_s) + self.limits.again_s:
@@ -163,7 +165,7 @@ class Slow:
         )
 
 
-class Toll:
+class SlownessCost:
     """What the node that is being named has cost so far."""
 
     def __init__(self, limits: SlowLimits) -> None:
@@ -178,7 +180,7 @@ class Toll:
     def is_due(self) -> bool:
         return self.lost_s >= self.limits.cost_s
 
-    def named(self, node: str, took_s: float, ratio: float, ahead: float) -> None:
+    def add_round(self, node: str, took_s: float, ratio: float, ahead: float) -> None:
         """In a round of so many seconds steps took so many times as long as at their best, and a node was named.
 
         For a part of the time the others waited for it alone: of what the job has lost no more than that is its doing.
@@ -191,13 +193,13 @@ class Toll:
         elif self._calm[node] < HABIT:
             self.lost_s += took_s * min(ahead, 1 - 1 / ratio)
 
-    def nobody(self) -> None:
+    def add_unnamed_round(self) -> None:
         self._rounds, self._unnamed = self._rounds + 1, self._unnamed + 1
         if self._unnamed >= self.limits.rounds:
             self._node, self.lost_s = "", 0.0
 
 
-class Pace:
+class StepPace:
     """How long the job's steps take, and took at their best."""
 
     def __init__(self, limits: SlowLimits) -> None:
@@ -212,11 +214,11 @@ class Pace:
         return median(self._took) if self._took else 0.0
 
     @property
-    def ratio(self) -> float:
+    def slowdown_ratio(self) -> float:
         """How many times as long as at their best steps take."""
         return self.step_s / self._best_s if self._best_s else 1.0
 
-    def heard(self, now: float, beat: Beat) -> None:
+    def on_beat(self, now: float, beat: Beat) -> None:
         step, at = self._steps.get(beat.node, (beat.step, beat.at))
         if beat.step > step >= 0:
             self._took.append((beat.at - at) / (beat.step - step))
@@ -225,10 +227,10 @@ class Pace:
         if len(self._took) == self._took.maxlen:
             self._best_s = min(self._best_s or self.step_s, self.step_s)
 
-    def slower(self, now: float) -> float:
+    def lasting_slowdown(self, now: float) -> float:
         """How many times as long as before steps have been taking for a while; 0: not."""
-        if self.ratio < self.limits.pace:
+        if self.slowdown_ratio < self.limits.pace:
             self._slow_since = None
             return 0.0
         self._slow_since = now if self._slow_since is None else self._slow_since
-        return self.ratio if now >= self._slow_since + self.limits.pace_s else 0.0
+        return self.slowdown_ratio if now >= self._slow_since + self.limits.pace_s else 0.0

@@ -4,8 +4,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from holdfast.sim.scale.book import Curves
-from holdfast.sim.scale.result import Summary
+from holdfast.sim.scale.scale_result import ScaleSummary
+from holdfast.sim.scale.time_book import Curves
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +22,7 @@ class PlotError(Exception):
     """One sentence: why nothing can be drawn."""
 
 
-def need() -> None:
+def require_matplotlib() -> None:
     """Whether there is something to draw with; asked before a long simulation, not after it."""
     try:
         import matplotlib  # noqa: F401
@@ -30,7 +30,7 @@ def need() -> None:
         raise PlotError("--plot needs matplotlib; install it with: pip install 'holdfast[plot]'") from None
 
 
-def room(folder: Path) -> None:
+def require_folder(folder: Path) -> None:
     """Whether pictures can be kept there; asked beforehand, too."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -40,23 +40,25 @@ def room(folder: Path) -> None:
         raise PlotError(f"--plot {folder}: no pictures can be kept there ({e}); give another folder") from None
 
 
-def draw(folder: Path, found: list[Summary], curves: "Mapping[str, Curves]") -> list[Path]:
+def draw_plots(folder: Path, found: list[ScaleSummary], curves: "Mapping[str, Curves]") -> list[Path]:
     """Each picture as PNG and SVG."""
-    need()
+    require_matplotlib()
     import matplotlib
 
     matplotlib.use("Agg")
-    room(folder)
+    require_folder(folder)
     drawn: list[Path] = []
     for policy, one in curves.items():
-        drawn += _save(folder, "ettr", _over_time(one, f"{found[0].gpus:,} GPUs, {found[0].failures}, {policy}"))
-    drawn += _save(folder, "lost", _lost(found))
+        drawn += _save_figure(
+            folder, "ettr", _plot_over_time(one, f"{found[0].gpus:,} GPUs, {found[0].failures}, {policy}")
+        )
+    drawn += _save_figure(folder, "lost", _plot_losses(found))
     if len(found) > 1:
-        drawn += _save(folder, "compared", _compared(found))
+        drawn += _save_figure(folder, "compared", _plot_comparison(found))
     return drawn
 
 
-def _figure(width: float, height: float) -> tuple[Any, Any]:
+def _new_figure(width: float, height: float) -> tuple[Any, Any]:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(width, height), layout="constrained")
@@ -65,9 +67,9 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _over_time(curves: Curves, title: str) -> Any:
+def _plot_over_time(curves: Curves, title: str) -> Any:
     instants, total, sliding = curves
-    figure, axes = _figure(9, 4)
+    figure, axes = _new_figure(9, 4)
     days = [at / _DAY_S for at in instants]
     axes.plot(days, [100 * part for part in sliding], color=_FAINT, linewidth=0.7, label="hour by hour")
     axes.plot(days, [100 * part for part in total], color=_INK, linewidth=2.2, label="since the start")
@@ -78,11 +80,11 @@ def _over_time(curves: Curves, title: str) -> Any:
     return figure
 
 
-def _lost(found: list[Summary]) -> Any:
+def _plot_losses(found: list[ScaleSummary]) -> Any:
     """Of every policy, what part of the time was lost to what."""
     uses = list(dict.fromkeys(use for one in found for use in one.lost_by_use))
-    figure, axes = _figure(9, 1.5 + 0.42 * len(found))
-    names = [_name(one) for one in found]
+    figure, axes = _new_figure(9, 1.5 + 0.42 * len(found))
+    names = [_policy_name(one) for one in found]
     left = [0.0] * len(found)
     for number, use in enumerate(uses):
         parts = [100 * one.lost_by_use.get(use, 0.0) / (one.days * _DAY_S) for one in found]
@@ -94,10 +96,10 @@ def _lost(found: list[Summary]) -> Any:
     return figure
 
 
-def _compared(found: list[Summary]) -> Any:
+def _plot_comparison(found: list[ScaleSummary]) -> Any:
     """Bars of lost time, which begin at nothing: bars of ETTR that end near 100 % would have to be cut off."""
-    figure, axes = _figure(9, 1.5 + 0.38 * len(found))
-    names, means = [_name(one) for one in found], [100 * (1 - one.ettr) for one in found]
+    figure, axes = _new_figure(9, 1.5 + 0.38 * len(found))
+    names, means = [_policy_name(one) for one in found], [100 * (1 - one.ettr) for one in found]
     low = [100 * (one.ettr_most - one.ettr) for one in found]
     high = [100 * (one.ettr - one.ettr_least) for one in found]
     axes.barh(names, means, xerr=(low, high), color=[_INK, *[_FAINT] * (len(found) - 1)], ecolor="#444444", capsize=3)
@@ -111,11 +113,11 @@ def _compared(found: list[Summary]) -> Any:
     return figure
 
 
-def _name(one: Summary) -> str:
+def _policy_name(one: ScaleSummary) -> str:
     return f"without {', '.join(one.off)}" if one.off else one.policy
 
 
-def _save(folder: Path, name: str, figure: Any) -> list[Path]:
+def _save_figure(folder: Path, name: str, figure: Any) -> list[Path]:
     from matplotlib import pyplot
 
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]

@@ -9,10 +9,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from holdfast.agent.probing import Terms, run_link
-from holdfast.core.diagnose.links import judge
-from holdfast.core.diagnose.pairs import Answer, Met, Wave, World, ahead
-from holdfast.model.probe import Finding, Meeting
+from holdfast.agent.diagnostics.probe_runner import ProbeTerms, run_link
+from holdfast.core.diagnose.pair_assessment import assess_pairs
+from holdfast.core.diagnose.pair_test import PairResult, PairTestResult, PairWave, World, next_wave
+from holdfast.model.probe import Finding, PairMeeting
 
 PORT = 29500  # every namespace has all ports to itself
 SLOW, LOSSY, CORRUPTING = "slow", "lossy", "corrupting"
@@ -53,25 +53,25 @@ class Lab:
         assert self._switch.stdin
         print(self.nodes.index(node), words, file=self._switch.stdin, flush=True)
 
-    async def pair_test(self) -> tuple[Answer, int]:
+    async def pair_test(self) -> tuple[PairTestResult, int]:
         """The answer, and how many waves it took."""
-        met: list[Met] = []
+        met: list[PairResult] = []
         sound: dict[World, dict[str, tuple[Finding, ...]]] = {}
         waves = 0
-        while isinstance(step := ahead(self.nodes, met), Wave):
+        while isinstance(step := next_wave(self.nodes, met), PairWave):
             waves += 1
             ends = [(world, node) for world in step.worlds for node in world]
             told = await asyncio.gather(*(self._end(world, node) for world, node in ends))
             now: dict[World, dict[str, tuple[Finding, ...]]] = {world: {} for world in step.worlds}
             for (world, node), found in zip(ends, told, strict=True):
                 now[world][node] = found
-            became = judge(now, sound)
+            became = assess_pairs(now, sound)
             sound |= {one.world: now[one.world] for one in became if one.ok}
             met += became
         return step, waves
 
     async def _end(self, world: World, node: str) -> tuple[Finding, ...]:
-        meeting = Meeting(
+        meeting = PairMeeting(
             rank=world.index(node),
             world=len(world),
             host=f"10.79.0.{self.nodes.index(world[0]) + 1}",
@@ -81,7 +81,7 @@ class Lab:
             seconds=1.0,
             deadline_s=90.0,
         )
-        terms = Terms(nice=0, env={"GLOO_SOCKET_IFNAME": "eth0"})
+        terms = ProbeTerms(nice=0, env={"GLOO_SOCKET_IFNAME": "eth0"})
         return await run_link(meeting, sys.executable, terms=terms, argv=self._enter[node])
 
 

@@ -12,17 +12,17 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import msgspec
 
-from holdfast.agent.probes import Asked, chosen
-from holdfast.agent.probes.bench import wake
+from holdfast.agent.probes import ProbeRequest, choose_probes
+from holdfast.agent.probes.reproducible_math import make_deterministic
 from holdfast.model.probe import Finding
 
 
 def main() -> None:
-    wake()
-    asked = Asked(level=3, where=Path(sys.argv[2]), small=True, repeats=2)
+    make_deterministic()
+    asked = ProbeRequest(level=3, where=Path(sys.argv[2]), small=True, repeats=2)
     for _ in range(int(sys.argv[1])):
         found: list[Finding] = []
-        for probe in chosen(3):
+        for probe in choose_probes(3):
             found += importlib.import_module(f"holdfast.agent.probes.{probe.name}").run(asked)
         print(msgspec.json.encode(found).decode(), flush=True)
 

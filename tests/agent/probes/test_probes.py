@@ -10,12 +10,12 @@ import msgspec
 import pytest
 import torch
 
-from holdfast.agent.probes import PROBES, Asked, all_to_all, chosen, clock, disk, load, loopback, shm
-from holdfast.agent.probes.bench import CPU, digest, real, whole
-from holdfast.agent.probes.gemm import integers, wrong_rows
-from holdfast.agent.probes.heat import Heat
-from holdfast.agent.probes.minigpt import step
-from holdfast.core.diagnose.probes import Judged, judge
+from holdfast.agent.probes import PROBES, ProbeRequest, all_to_all, choose_probes, clock, disk, load, loopback, shm
+from holdfast.agent.probes.gemm import integer_matrix, wrong_rows
+from holdfast.agent.probes.gpu_heat import GpuHeat
+from holdfast.agent.probes.minigpt import train_step
+from holdfast.agent.probes.reproducible_math import CPU, float_tensor, integer_tensor, tensor_digest
+from holdfast.core.diagnose.probe_assessment import ProbeAssessment, assess_probes
 from holdfast.model.probe import Finding
 
 
@@ -35,12 +35,12 @@ def test_clean_runs_find_nothing_and_agree_bit_for_bit(tmp_path: Path, times: in
     assert {f.probe for f in runs[0]} == {probe.name for probe in PROBES}
     cannot = {f.probe for run in runs for f in run if f.ok is None}
     assert cannot == (set() if torch.cuda.is_available() else {"copy_speed", "all_to_all"})
-    assert judge({f"n{number}": run for number, run in enumerate(runs)}, {}) == Judged()
+    assert assess_probes({f"n{number}": run for number, run in enumerate(runs)}, {}) == ProbeAssessment()
     assert not list(tmp_path.iterdir())
 
 
-def asked(where: Path) -> Asked:
-    return Asked(level=1, where=where, small=True)
+def asked(where: Path) -> ProbeRequest:
+    return ProbeRequest(level=1, where=where, small=True)
 
 
 def test_probes_of_the_host(tmp_path: Path) -> None:
@@ -107,17 +107,17 @@ def test_a_probe_that_comes_to_its_work_late_still_does_some(probe: Any, tmp_pat
 
 def test_numbers_are_the_same_in_every_version() -> None:
     # These are what goldens are made of: a change here makes all of them worthless.
-    assert whole((4,), CPU, 1).tolist() == whole((3, 4), CPU, 1).flatten()[:4].tolist()
-    assert digest(whole((5000,), CPU, 7)) == "ab2007c1e9698a00acacbe9e5bbd591d"
-    assert digest(real((5000,), CPU, 7)) == "e6fe8386823463f9cd8c007fb5245e3a"
-    numbers = real((10_000,), CPU, 3)
+    assert integer_tensor((4,), CPU, 1).tolist() == integer_tensor((3, 4), CPU, 1).flatten()[:4].tolist()
+    assert tensor_digest(integer_tensor((5000,), CPU, 7)) == "ab2007c1e9698a00acacbe9e5bbd591d"
+    assert tensor_digest(float_tensor((5000,), CPU, 7)) == "e6fe8386823463f9cd8c007fb5245e3a"
+    numbers = float_tensor((10_000,), CPU, 3)
     assert -1 <= numbers.min() < -0.99 and 0.99 < numbers.max() <= 1 and abs(numbers.mean()) < 0.02
 
 
 @pytest.mark.parametrize(("size", "most", "limit"), [(1024, 8, 1 << 24), (1024, 1, 256)])
 def test_integer_products_are_exact_in_their_type(size: int, most: int, limit: int) -> None:
-    a, b = integers(size, most, 1).abs().double(), integers(size, most, 2).abs().double()
-    exact = torch.matmul(integers(size, most, 1).double(), integers(size, most, 2).double())
+    a, b = integer_matrix(size, most, 1).abs().double(), integer_matrix(size, most, 2).abs().double()
+    exact = torch.matmul(integer_matrix(size, most, 1).double(), integer_matrix(size, most, 2).double())
     assert exact.abs().max() < limit
     if most > 1:
         assert torch.matmul(a, b).max() < limit, "no sum on the way may be larger, whatever the order"
@@ -125,7 +125,7 @@ def test_integer_products_are_exact_in_their_type(size: int, most: int, limit: i
 
 @pytest.mark.parametrize("wrong", [1.0, -3.0, float("nan"), float("inf"), 2.0**-16])
 def test_one_wrong_number_of_a_product_is_found_with_its_row(wrong: float) -> None:
-    a, b = integers(64, 8, 1), integers(64, 8, 2)
+    a, b = integer_matrix(64, 8, 1), integer_matrix(64, 8, 2)
     product = torch.matmul(a.float(), b.float())
     assert wrong_rows(product, a, b) == []
     product[17, 5] += wrong
@@ -133,33 +133,33 @@ def test_one_wrong_number_of_a_product_is_found_with_its_row(wrong: float) -> No
 
 
 def test_the_reference_step_is_a_step_of_training() -> None:
-    first, again = step(64, 2, 16, CPU), step(64, 2, 16, CPU)
-    assert digest(*first) == digest(*again)
+    first, again = train_step(64, 2, 16, CPU), train_step(64, 2, 16, CPU)
+    assert tensor_digest(*first) == tensor_digest(*again)
     grads, params = first[1 : 1 + len(first) // 2], first[1 + len(first) // 2 :]
     assert 4 < float(first[0]) < 12 and len(grads) == len(params) > 10
     assert all(grad.abs().sum() > 0 for grad in grads)
 
 
 def test_a_digest_sees_every_bit() -> None:
-    tensor = real((100,), CPU, 1)
-    before = digest(tensor)
+    tensor = float_tensor((100,), CPU, 1)
+    before = tensor_digest(tensor)
     tensor.view(torch.int32)[50] ^= 1
-    assert digest(tensor) != before
-    assert digest(torch.tensor([0.0])) != digest(torch.tensor([-0.0]))
+    assert tensor_digest(tensor) != before
+    assert tensor_digest(torch.tensor([0.0])) != tensor_digest(torch.tensor([-0.0]))
 
 
 def test_all_to_all_among_devices() -> None:
-    found = all_to_all.among([CPU, CPU, CPU], 1 << 16)
+    found = all_to_all.exchange_among([CPU, CPU, CPU], 1 << 16)
     assert found.ok and found.value and len(found.samples) == 20
 
 
 def test_without_a_gpu_nothing_is_known_of_its_heat() -> None:
-    heat = Heat(0)
+    heat = GpuHeat(0)
     heat.read()
-    assert heat.of(0) == (False, [])
+    assert heat.describe_gpu(0) == (False, [])
 
 
 def test_probes_are_chosen_by_level_and_name() -> None:
-    assert [p.name for p in chosen(1)] == [p.name for p in PROBES if p.level == 1]
-    assert [p.name for p in chosen(3, only="load,gemm", skip="gemm")] == ["load"]
-    assert chosen(1, only="load") == []
+    assert [p.name for p in choose_probes(1)] == [p.name for p in PROBES if p.level == 1]
+    assert [p.name for p in choose_probes(3, only="load,gemm", skip="gemm")] == ["load"]
+    assert choose_probes(1, only="load") == []

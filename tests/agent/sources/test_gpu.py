@@ -2,11 +2,11 @@
 
 import pytest
 
-from holdfast.agent.sources import Absent
+from holdfast.agent.sources import SourceAbsent
 from holdfast.agent.sources.gpu import GpuSource
-from holdfast.core.detect.health import Health, HealthLimits
-from holdfast.core.detect.lines import LineLimits, Lines, Owned
-from holdfast.logs import catalog
+from holdfast.core.detect.health import HealthDetector, HealthLimits
+from holdfast.core.detect.lines import LineDetector, LineLimits, MachineUse
+from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.signal import Gauge, Line
 from tests.agent.fake_nvml import FakeNvml, NVMLError
@@ -31,7 +31,7 @@ def test_every_gpu_is_read() -> None:
 
 
 def test_all_gauges_with_a_meaning_are_read() -> None:
-    known = {row.gauge for row in catalog.load_health() if row.gauge.startswith("gpu.")} - {"gpu.stuck_s"}
+    known = {row.gauge for row in catalog_files.load_health() if row.gauge.startswith("gpu.")} - {"gpu.stuck_s"}
     assert known <= {name for _, name in gauges(source(FakeNvml(1)))}
 
 
@@ -52,10 +52,10 @@ def test_what_a_gpu_cannot_tell_is_not_asked_again() -> None:
 def test_an_uncorrectable_error_becomes_a_hard_alarm() -> None:
     nvml = FakeNvml(2)
     nvml.ecc[1][nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC] = 2  # from before the job
-    made, health = source(nvml), Health(HealthLimits(), catalog.load_health())
+    made, health = source(nvml), HealthDetector(HealthLimits(), catalog_files.load_health())
 
     def alarms() -> list[Alarm]:
-        found = (health.heard(signal, ("n1",)) for signal in made.read() if isinstance(signal, Gauge))
+        found = (health.on_gauge(signal, ("n1",)) for signal in made.read() if isinstance(signal, Gauge))
         return [alarm for alarm in found if alarm]
 
     assert alarms() == []
@@ -68,10 +68,10 @@ def test_an_uncorrectable_error_becomes_a_hard_alarm() -> None:
 
 def test_a_lost_gpu_becomes_a_hard_alarm() -> None:
     nvml = FakeNvml(2)
-    made, health = source(nvml), Health(HealthLimits(), catalog.load_health())
+    made, health = source(nvml), HealthDetector(HealthLimits(), catalog_files.load_health())
     made.read()
     nvml.broken[0] = nvml.NVML_ERROR_GPU_IS_LOST
-    found = [health.heard(signal, ("n1",)) for signal in made.read() if isinstance(signal, Gauge)]
+    found = [health.on_gauge(signal, ("n1",)) for signal in made.read() if isinstance(signal, Gauge)]
     [alarm] = [a for a in found if a]
     assert (alarm.klass, alarm.hard, alarm.reason) == ("gpu_lost_bus", True, "has lost GPU 0")
 
@@ -93,8 +93,8 @@ def test_an_xid_speaks_the_kernels_language() -> None:
     nvml.xids = [(1, 79), (0, 45)]
     lines = [signal for signal in made.read() if isinstance(signal, Line)]
     assert lines[0].text == "NVRM: Xid (PCI:0000:3b:00): 79, told by NVML"
-    owned = Owned(node="n1", suspects=("n1",), gpus=frozenset(gpu.bus for gpu in made.gpus))
-    alarm = Lines(LineLimits(), catalog.load_lines()).heard(lines[0], owned)
+    owned = MachineUse(node="n1", suspects=("n1",), gpus=frozenset(gpu.bus for gpu in made.gpus))
+    alarm = LineDetector(LineLimits(), catalog_files.load_lines()).on_line(lines[0], owned)
     assert alarm and (alarm.klass, alarm.hard, alarm.stance) == ("gpu_lost_bus", True, Stance.ACT)
     assert len([s for s in made.read() if isinstance(s, Line)]) == 0
 
@@ -109,12 +109,12 @@ def test_a_flood_of_events_is_bounded() -> None:
 def test_gpus_of_others_are_left_alone() -> None:
     assert {of for of, _ in gauges(source(FakeNvml(4), visible="1,3"))} == {"GPU 1", "GPU 3"}
     assert {of for of, _ in gauges(source(FakeNvml(2), visible="GPU-0b6f"))} == {"GPU 0", "GPU 1"}
-    with pytest.raises(Absent):
+    with pytest.raises(SourceAbsent):
         source(FakeNvml(2), visible="")
 
 
 def test_without_a_driver_there_are_none() -> None:
-    with pytest.raises(Absent):
+    with pytest.raises(SourceAbsent):
         source(FakeNvml(0))
 
 

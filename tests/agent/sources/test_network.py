@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.sources import Absent
+from holdfast.agent.sources import SourceAbsent
 from holdfast.agent.sources.network import NetworkSource
-from holdfast.core.detect.health import Health, HealthLimits
-from holdfast.logs import catalog
+from holdfast.core.detect.health import HealthDetector, HealthLimits
+from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm
 from holdfast.model.signal import Gauge
 
@@ -49,7 +49,7 @@ def test_real_links_that_were_up(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_links(tmp_path: Path) -> None:
-    with pytest.raises(Absent):
+    with pytest.raises(SourceAbsent):
         NetworkSource(lambda: 0.0, tmp_path)
 
 
@@ -59,12 +59,12 @@ class Watched:
     def __init__(self, root: Path) -> None:
         self.now = 0.0
         self.source = NetworkSource(lambda: self.now, root)
-        self.health = Health(HealthLimits(), catalog.load_health())
+        self.health = HealthDetector(HealthLimits(), catalog_files.load_health())
         self.read()
 
     def read(self, after_s: float = 30.0) -> list[Alarm]:
         self.now += after_s
-        found = [self.health.heard(signal, ("n1",)) for signal in self.source.read() if isinstance(signal, Gauge)]
+        found = [self.health.on_gauge(signal, ("n1",)) for signal in self.source.read() if isinstance(signal, Gauge)]
         return [alarm for alarm in found if alarm]
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.chaos.matrix import table
-from holdfast.chaos.matrix.__main__ import Played, main, read, together
-from holdfast.chaos.matrix.cells import FAST, QUICK, Cell, chosen, product
-from holdfast.chaos.matrix.expected import Came, load
+from holdfast.chaos.matrix import faults_page
+from holdfast.chaos.matrix.__main__ import CellResult, choose_together, main, read_results
+from holdfast.chaos.matrix.cells import FAST, QUICK, MatrixCell, all_cells, choose_cells
+from holdfast.chaos.matrix.expectations import CellOutcome, load_rows
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -15,14 +15,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 @pytest.mark.slow
 @pytest.mark.parametrize(("word", "cells"), [("quick", QUICK), ("fast", FAST)], ids=["quick", "fast"])
 def test_the_cells_that_happen_most_are_as_expected(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], word: str, cells: tuple[Cell, ...]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], word: str, cells: tuple[MatrixCell, ...]
 ) -> None:
     results = tmp_path / "chaos.jsonl"
     asked = ["run", "--cells", word, "--results", str(results), "--folder", str(tmp_path)]
     code = main(asked)
     said = capfd.readouterr().out
     assert code == 0, said
-    found = read(results)
+    found = read_results(results)
     assert {one.cell for one in found} == {cell.name for cell in cells}
     assert all(one.ok and one.commit and one.came.compared for one in found), said
     assert main(asked) == 0
@@ -54,17 +54,19 @@ def test_some_of_every_stage(tmp_path: Path, capfd: pytest.CaptureFixture[str], 
 
 
 def test_no_fault_strikes_a_job_twice() -> None:
-    rows, left, jobs = load(), [cell for cell in product() if cell.how == "ddp"], []
+    rows, left, jobs = load_rows(), [cell for cell in all_cells() if cell.how == "ddp"], []
     while left:
-        jobs.append(together(left, rows))
+        jobs.append(choose_together(left, rows))
         left = [cell for cell in left if cell not in jobs[-1]]
-    assert sorted(cell for job in jobs for cell in job) == sorted(cell for cell in product() if cell.how == "ddp")
+    assert sorted(cell for job in jobs for cell in job) == sorted(cell for cell in all_cells() if cell.how == "ddp")
     assert all(len({cell.strike for cell in job}) == len(job) for job in jobs)
-    mixed = chosen(["bits.all_reduce.mantissa/ddp", "node.kill/ddp/idle", "rank.kill/ddp/idle", "rank.segv/ddp/idle"])
-    played = [cell.strike for cell in together([*mixed, Cell("rank.kill", "ddp", "saving")], rows)]
+    mixed = choose_cells(
+        ["bits.all_reduce.mantissa/ddp", "node.kill/ddp/idle", "rank.kill/ddp/idle", "rank.segv/ddp/idle"]
+    )
+    played = [cell.strike for cell in choose_together([*mixed, MatrixCell("rank.kill", "ddp", "saving")], rows)]
     assert played == ["rank.kill", "node.kill", "rank.segv", "bits.all_reduce.mantissa"]
-    blind = chosen(["bits.all_reduce.mantissa/fsdp", "bits.weights.mantissa/fsdp", "rank.kill/fsdp/idle"])
-    played = [cell.strike for cell in together(blind, rows)]
+    blind = choose_cells(["bits.all_reduce.mantissa/fsdp", "bits.weights.mantissa/fsdp", "rank.kill/fsdp/idle"])
+    played = [cell.strike for cell in choose_together(blind, rows)]
     assert played == ["rank.kill", "bits.all_reduce.mantissa"], "of a second one nobody could tell what it has spoilt"
 
 
@@ -103,12 +105,12 @@ def test_results_that_are_none_are_named(
 
 
 def test_the_table_shows_what_came() -> None:
-    def line(cell: str, *wrong: str, skipped: str = "") -> Played:
-        came = Came(skipped=skipped)
-        return Played(cell=cell, commit="abc", at="today", ok=not wrong, wrong=wrong, came=came, took_s=1.0)
+    def line(cell: str, *wrong: str, skipped: str = "") -> CellResult:
+        came = CellOutcome(skipped=skipped)
+        return CellResult(cell=cell, commit="abc", at="today", ok=not wrong, wrong=wrong, came=came, took_s=1.0)
 
     lines = [line("rank.kill/ddp/idle"), line("rank.kill/fsdp/saving", "2 restarts, not 1")]
-    page = table.page(load(), [*lines, line("clock.jump/ddp/idle", skipped="nobody may")])
+    page = faults_page.render_page(load_rows(), [*lines, line("clock.jump/ddp/idle", skipped="nobody may")])
     assert "1 of 2 cells that were played came as expected" in page
     assert "1 more could not be played and were skipped: clock.jump/ddp/idle." in page
     assert "| `rank.kill` | + | . | . | . | . | - |" in page

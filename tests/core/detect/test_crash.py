@@ -4,12 +4,12 @@ import msgspec
 import pytest
 
 from holdfast.core.detect.crash import alarm_of
-from holdfast.core.diagnose.case import TOLD
-from holdfast.logs import catalog
+from holdfast.core.incident.incident_case import TOLD
+from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.signal import Exit
 
-CATALOG = catalog.load()
+CATALOG = catalog_files.load_failures()
 TRACEBACK = (
     "Traceback (most recent call last):",
     '  File "/job/train.py", line 88, in <module>',

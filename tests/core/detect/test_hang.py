@@ -5,14 +5,14 @@ import random
 import msgspec
 import pytest
 
-from holdfast.core.detect.hang import Hang, HangLimits
-from holdfast.core.diagnose.stacks import Naming
+from holdfast.core.detect.hang import HangDetector, HangLimits
+from holdfast.core.diagnose.blocking_ranks import BlockingRanks
 from holdfast.model.alarm import Stance
 from holdfast.model.signal import Beat
 from holdfast.model.stacks import Collective, Flight, Frame, Process, Thread, Trace
 
 LIMITS = HangLimits()
-NAMED = Naming(ranks=(1,), nodes=("n1",), wide=("n1",), how="missing", reason="it is in user code")
+NAMED = BlockingRanks(ranks=(1,), nodes=("n1",), wide=("n1",), how="missing", reason="it is in user code")
 STOPPED = msgspec.structs.replace(NAMED, how="stopped", hard=True, reason="rank 1 is stopped")
 
 
@@ -20,25 +20,25 @@ def beat(node: str, step: int, phase: str = "", generation: int = 1) -> Beat:
     return Beat(node=node, generation=generation, step=step, at=0.0, phase=phase, origin=0)
 
 
-def trained(steps: int = 40, step_s: float = 0.2, limits: HangLimits = LIMITS) -> tuple[Hang, float]:
+def trained(steps: int = 40, step_s: float = 0.2, limits: HangLimits = LIMITS) -> tuple[HangDetector, float]:
     """Two nodes that have made some steps; and the time."""
-    made = Hang(limits)
-    made.launched(100.0, 1, ("n0", "n1"))
+    made = HangDetector(limits)
+    made.on_launch(100.0, 1, ("n0", "n1"))
     now = 100.0
     for step in range(1, steps + 1):
         for part in range(1, 41):
-            made.suspicious(now + step_s * part / 40)
+            made.should_look(now + step_s * part / 40)
         now += step_s
         for node in ("n0", "n1"):
-            made.heard(now, beat(node, step))
+            made.on_beat(now, beat(node, step))
     return made, now
 
 
-def passes(made: Hang, now: float, seconds: float) -> float:
+def passes(made: HangDetector, now: float, seconds: float) -> float:
     """Time in which nothing moves but the clock; when it becomes suspicious, or its end."""
     for _ in range(int(seconds / 0.25)):
         now += 0.25
-        if made.suspicious(now):
+        if made.should_look(now):
             break
     return now
 
@@ -63,20 +63,20 @@ def test_long_steps_are_waited_for() -> None:
 
 
 def test_the_first_step_may_take_its_time() -> None:
-    made = Hang(LIMITS)
-    made.launched(100.0, 1, ("n0", "n1"))
+    made = HangDetector(LIMITS)
+    made.on_launch(100.0, 1, ("n0", "n1"))
     assert made.patience_s == LIMITS.start_s
 
 
 def test_before_the_first_step_nothing_counts_but_a_stopped_rank() -> None:
-    made = Hang(LIMITS)
-    made.launched(100.0, 1, ("n0", "n1"))
+    made = HangDetector(LIMITS)
+    made.on_launch(100.0, 1, ("n0", "n1"))
     now = passes(made, 100.0, 60.0)
     assert 10.0 <= now - 100.0 <= 10.5
-    assert made.looked(now, seen(now), NAMED) is None
+    assert made.on_traces(now, seen(now), NAMED) is None
     later = passes(made, now, 60.0)
     assert 10.0 <= later - now <= 10.5
-    alarm = made.looked(later, seen(later), STOPPED)
+    alarm = made.on_traces(later, seen(later), STOPPED)
     assert alarm is not None and (alarm.stance, alarm.hard, alarm.ranks) == (Stance.ACT, True, (1,))
     assert "has stood, no step seen yet, for 2" in alarm.reason
 
@@ -84,14 +84,14 @@ def test_before_the_first_step_nothing_counts_but_a_stopped_rank() -> None:
 def test_named_at_the_second_look() -> None:
     made, now = trained()
     now = passes(made, now, 10.0)
-    assert made.looked(now, seen(now), NAMED) is None
-    assert not made.suspicious(now + 0.5)
-    assert made.suspicious(now + 1.1)
-    alarm = made.looked(now + 1.1, seen(now + 1.1), NAMED)
+    assert made.on_traces(now, seen(now), NAMED) is None
+    assert not made.should_look(now + 0.5)
+    assert made.should_look(now + 1.1)
+    alarm = made.on_traces(now + 1.1, seen(now + 1.1), NAMED)
     assert alarm is not None
     assert (alarm.stance, alarm.ranks, alarm.suspects, alarm.hard) == (Stance.NOTIFY, (1,), ("n1",), False)
     assert "keeps the others waiting at step 40" in alarm.reason and "user code" in alarm.reason
-    assert made.looked(now + 3.0, seen(now + 3.0), NAMED) is None, "once"
+    assert made.on_traces(now + 3.0, seen(now + 3.0), NAMED) is None, "once"
 
 
 @pytest.mark.parametrize(
@@ -106,31 +106,31 @@ def test_the_step_has_the_number_that_the_script_gives_it(origins: tuple[int, in
     """What is counted in a generation that went on from step 20 is no step of the job."""
     made, now = trained()
     for node, origin in zip(("n0", "n1"), origins, strict=True):
-        made.heard(now, msgspec.structs.replace(beat(node, 41), origin=origin, counted=counted))
+        made.on_beat(now, msgspec.structs.replace(beat(node, 41), origin=origin, counted=counted))
     now = passes(made, now, 10.0)
-    alarm = made.looked(now, seen(now), STOPPED)
+    alarm = made.on_traces(now, seen(now), STOPPED)
     assert alarm is not None and alarm.reason.startswith(said)
 
 
 def test_a_stopped_rank_is_acted_on_at_once() -> None:
     made, now = trained()
     now = passes(made, now, 10.0)
-    alarm = made.looked(now, seen(now), STOPPED)
+    alarm = made.on_traces(now, seen(now), STOPPED)
     assert alarm is not None and (alarm.stance, alarm.hard) == (Stance.ACT, True)
     # Whether anybody waits for it is not known: ranks may train each for themselves.
     assert alarm.reason.startswith("has stood at step 40 for ") and alarm.reason.endswith(" s: rank 1 is stopped")
 
 
-def look_on(made: Hang, now: float, until: float, look: "dict[str, float]") -> tuple[float, list[Stance]]:
+def look_on(made: HangDetector, now: float, until: float, look: "dict[str, float]") -> tuple[float, list[Stance]]:
     """Looks whenever it asks; every second some of these grow."""
     stances = []
     began = now
     while now < until:
         now += 0.25
-        if made.suspicious(now):
+        if made.should_look(now):
             grown = {name: rate * (now - began) for name, rate in look.items()}
             found = seen(now, cpu_s=1 + grown.get("cpu", 0), line=int(grown.get("line", 0)), io=int(grown.get("io", 0)))
-            alarm = made.looked(now, found, NAMED)
+            alarm = made.on_traces(now, found, NAMED)
             stances += [alarm.stance] if alarm else []
             if Stance.ACT in stances:
                 break
@@ -157,16 +157,16 @@ def test_not_even_a_rank_that_spins_is_waited_for_for_ever() -> None:
     assert stances == [Stance.NOTIFY, Stance.ACT] and ended - now >= 1800.0
 
 
-def pauses(made: Hang, now: float, seconds: float, line: int = 7, phase: str = "") -> tuple[float, list[float]]:
+def pauses(made: HangDetector, now: float, seconds: float, line: int = 7, phase: str = "") -> tuple[float, list[float]]:
     """The rank stands there for so long, and comes back; when it does, and after how long it was named."""
     began, named = now, []
     while now < began + seconds:
         now += 0.25
-        if made.suspicious(now) and made.looked(now, seen(now, cpu_s=now, line=line), NAMED):
+        if made.should_look(now) and made.on_traces(now, seen(now, cpu_s=now, line=line), NAMED):
             named.append(now - began)
     step = made._step + 1
     for node in ("n0", "n1"):
-        made.heard(now, beat(node, step, phase))
+        made.on_beat(now, beat(node, step, phase))
     return now, named
 
 
@@ -189,14 +189,14 @@ def test_a_last_look_at_a_rank_that_goes_on_teaches_nothing() -> None:
     made, now = trained()
     while now < ends - 1.0:
         now += 0.25
-        if made.suspicious(now):
-            made.looked(now, seen(now, cpu_s=now), NAMED)
+        if made.should_look(now):
+            made.on_traces(now, seen(now, cpu_s=now), NAMED)
     n0, n1 = seen(now, cpu_s=now)
     on_its_way = Thread(main=True, frames=(Frame("main", "train.py", 4), Frame("backward", "tensor.py", 1)))
     rank = msgspec.structs.replace(n1.processes[0], threads=(on_its_way,))
-    made.looked(now, (n0, msgspec.structs.replace(n1, processes=(rank,))), NAMED)
+    made.on_traces(now, (n0, msgspec.structs.replace(n1, processes=(rank,))), NAMED)
     for node in ("n0", "n1"):
-        made.heard(now, beat(node, 41))
+        made.on_beat(now, beat(node, 41))
     now, named = pauses(made, now, 10.0, line=8)
     assert len(named) == 1, "another place"
     _, named = pauses(made, now, 10.0)
@@ -206,12 +206,12 @@ def test_a_last_look_at_a_rank_that_goes_on_teaches_nothing() -> None:
 def test_a_phase_with_a_name_is_waited_for() -> None:
     made, now = trained()
     for node in ("n0", "n1"):
-        made.heard(now, beat(node, 40, "eval"))
+        made.on_beat(now, beat(node, 40, "eval"))
     now, named = pauses(made, now, 40.0, phase="eval")
     assert len(named) == 1
     assert made.patience_s == pytest.approx(60.0, rel=0.1)
     for node in ("n0", "n1"):
-        made.heard(now, beat(node, 42, "train"))
+        made.on_beat(now, beat(node, 42, "train"))
     assert made.patience_s < 10.0
 
 
@@ -220,8 +220,8 @@ def test_two_looks_must_agree() -> None:
     now = passes(made, now, 10.0)
     other = msgspec.structs.replace(NAMED, ranks=(0,), nodes=("n0",), wide=("n0",))
     for extra, named in ((0.0, NAMED), (1.1, other), (2.2, NAMED)):
-        assert made.looked(now + extra, seen(now + extra), named) is None
-    assert made.looked(now + 3.3, seen(now + 3.3), NAMED)
+        assert made.on_traces(now + extra, seen(now + extra), named) is None
+    assert made.on_traces(now + 3.3, seen(now + 3.3), NAMED)
 
 
 def test_who_still_comes_to_collectives_is_not_named() -> None:
@@ -232,21 +232,21 @@ def test_who_still_comes_to_collectives_is_not_named() -> None:
         now += 1.1 + 2.0 ** (turn // 2)
         n0, n1 = seen(now)
         flight = Flight(node="n1", rank=1, groups=(Collective(group="0", entered=100 + turn, completed=99 + turn),))
-        assert made.looked(now, (n0, msgspec.structs.replace(n1, flights=(flight,))), NAMED) is None
+        assert made.on_traces(now, (n0, msgspec.structs.replace(n1, flights=(flight,))), NAMED) is None
 
 
 def test_a_script_without_steps_is_judged_by_its_collectives() -> None:
     """Pure collectives, or an evaluation, for hours: somebody is always last. Then rank 1 stands for good."""
-    made, now, stands_at = Hang(LIMITS), 100.0, 100.0 + 9000.0
-    made.launched(now, 1, ("n0", "n1"))
+    made, now, stands_at = HangDetector(LIMITS), 100.0, 100.0 + 9000.0
+    made.on_launch(now, 1, ("n0", "n1"))
     alarm = None
     while alarm is None and now < stands_at + 3000.0:
         now += 0.25
-        if made.suspicious(now):
+        if made.should_look(now):
             n0, n1 = seen(now, cpu_s=now)
             entered = int(min(now, stands_at))
             flight = Flight(node="n1", rank=1, groups=(Collective(group="0", entered=entered, completed=entered - 1),))
-            alarm = made.looked(now, (n0, msgspec.structs.replace(n1, flights=(flight,))), NAMED)
+            alarm = made.on_traces(now, (n0, msgspec.structs.replace(n1, flights=(flight,))), NAMED)
     assert alarm is not None and alarm.stance is Stance.NOTIFY
     assert stands_at < now < stands_at + LIMITS.start_s + 60.0
     assert abs(alarm.at - stands_at) < 21.0, "the others have waited since then, not since the launch"
@@ -256,12 +256,12 @@ def test_nobody_is_an_answer() -> None:
     made, now = trained()
     now = passes(made, now, 10.0)
     for extra in (0.0, 1.1, 4.0):
-        assert made.looked(now + extra, seen(now + extra), Naming(reason="nobody")) is None
+        assert made.on_traces(now + extra, seen(now + extra), BlockingRanks(reason="nobody")) is None
 
 
 def test_the_own_clock_standing_still_is_nobodys_fault() -> None:
     made, now = trained()
-    assert not made.suspicious(now + 100.0)
+    assert not made.should_look(now + 100.0)
 
 
 def test_looks_grow_rare() -> None:
@@ -269,16 +269,16 @@ def test_looks_grow_rare() -> None:
     looks = 0
     for _ in range(4 * 300):
         now += 0.25
-        if made.suspicious(now):
+        if made.should_look(now):
             looks += 1
-            made.looked(now, seen(now, cpu_s=now), NAMED)
+            made.on_traces(now, seen(now, cpu_s=now), NAMED)
     assert 8 <= looks <= 20
 
 
 def test_shadow_mode() -> None:
     made, now = trained(limits=msgspec.structs.replace(LIMITS, stance="observe"))
     now = passes(made, now, 10.0)
-    alarm = made.looked(now, seen(now), STOPPED)
+    alarm = made.on_traces(now, seen(now), STOPPED)
     assert alarm is not None and alarm.stance is Stance.OBSERVE
 
 
@@ -298,16 +298,16 @@ class Looked:
 
 def test_the_slowest_is_found_without_looking_at_all_at_every_beat() -> None:
     """The same as by looking at all; two thousand nodes beat two thousand times a second."""
-    made, chance = Hang(LIMITS), random.Random(7)
+    made, chance = HangDetector(LIMITS), random.Random(7)
     nodes = [f"n{number}" for number in range(200)]
-    made.launched(100.0, 1, tuple(nodes))
+    made.on_launch(100.0, 1, tuple(nodes))
     newest: dict[str, Looked] = {}
     Looked.count = beats = 0
     for _ in range(20):
         for node in chance.sample(nodes, len(nodes)):
             last = newest[node]._step if node in newest else 0
             newest[node] = Looked(node, max(0, last + chance.choice((-1, 0, 1, 1, 2))))
-            made.heard(100.0, newest[node])  # type: ignore[arg-type]
+            made.on_beat(100.0, newest[node])  # type: ignore[arg-type]
             beats += 1
             if len(newest) == len(nodes):
                 assert made._phase == min(newest.values(), key=lambda one: one._step).phase

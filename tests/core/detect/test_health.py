@@ -3,25 +3,25 @@
 import pytest
 
 from holdfast.core.detect import health
-from holdfast.core.detect.health import Health, HealthLimits, Row
-from holdfast.logs import catalog
+from holdfast.core.detect.health import GaugeRow, HealthDetector, HealthLimits
+from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.signal import Gauge
 
-ROWS = catalog.load_health()
+ROWS = catalog_files.load_health()
 
 
 class Watched:
     def __init__(self, limits: HealthLimits | None = None) -> None:
-        self.health = Health(limits or HealthLimits(), ROWS)
+        self.health = HealthDetector(limits or HealthLimits(), ROWS)
 
     def read(self, name: str, value: float, at: float = 0.0, of: str = "GPU 0") -> Alarm | None:
-        return self.health.heard(Gauge(name=name, of=of, value=value, at=at), ("n1",))
+        return self.health.on_gauge(Gauge(name=name, of=of, value=value, at=at), ("n1",))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.gauge)
-def test_a_row_is_met_by_its_own_sample(row: Row) -> None:
-    assert health.fault(row) == ""
+def test_a_row_is_met_by_its_own_sample(row: GaugeRow) -> None:
+    assert health.find_row_fault(row) == ""
 
 
 def test_what_was_before_the_job_does_not_count() -> None:

@@ -6,31 +6,31 @@ import msgspec
 import pytest
 
 from holdfast.core.detect import lines
-from holdfast.core.detect.lines import LineLimits, Lines, Owned
-from holdfast.logs import catalog
+from holdfast.core.detect.lines import LineDetector, LineLimits, MachineUse
+from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.signal import Line
 
-CATALOG = catalog.load_lines()
+CATALOG = catalog_files.load_lines()
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 OOM = "Out of memory: Killed process 4711 (python3) total-vm:82312kB, anon-rss:65536kB, file-rss:0kB"
 LIMITS = LineLimits()
-OWNED = Owned(node="n1", suspects=("n0", "n1"), disks=frozenset({"nvme0n1"}), ranks={4711: 3})
+OWNED = MachineUse(node="n1", suspects=("n0", "n1"), disks=frozenset({"nvme0n1"}), ranks={4711: 3})
 
 
 def hear(
-    *texts: str, owned: Owned = OWNED, rank: int = -1, limits: LineLimits = LIMITS, every_s: float = 1.0
+    *texts: str, owned: MachineUse = OWNED, rank: int = -1, limits: LineLimits = LIMITS, every_s: float = 1.0
 ) -> list[Alarm]:
-    detector = Lines(limits, CATALOG)
-    found = (detector.heard(Line(text=t, at=i * every_s, rank=rank), owned) for i, t in enumerate(texts))
+    detector = LineDetector(limits, CATALOG)
+    found = (detector.on_line(Line(text=t, at=i * every_s, rank=rank), owned) for i, t in enumerate(texts))
     return [alarm for alarm in found if alarm]
 
 
 @pytest.mark.parametrize("row", CATALOG.rows, ids=lambda row: row.say)
-def test_a_row_is_sound(row: lines.Row) -> None:
-    assert lines.fault(row) == ""
-    assert [r for r, _ in CATALOG.match(row.sample, rank=row.rank)] == [row]
-    assert CATALOG.promises(row.sample.encode(), rank=row.rank)
+def test_a_row_is_sound(row: lines.LineRow) -> None:
+    assert lines.find_row_fault(row) == ""
+    assert [r for r, _ in CATALOG.match_line(row.sample, rank=row.rank)] == [row]
+    assert CATALOG.may_match(row.sample.encode(), rank=row.rank)
 
 
 def test_a_fatal_xid_names_the_host() -> None:
@@ -58,7 +58,7 @@ def test_an_nvlink_may_recover_once() -> None:
 
 
 def test_a_gpu_of_somebody_else_is_told_only() -> None:
-    others = Owned(node="n1", suspects=("n1",), gpus=frozenset({"0000:af:00"}))
+    others = MachineUse(node="n1", suspects=("n1",), gpus=frozenset({"0000:af:00"}))
     [alarm] = hear(XID, owned=others)
     assert (alarm.stance, alarm.hard) == (Stance.NOTIFY, False)
 
@@ -87,12 +87,12 @@ def test_an_oom_kill_of_nobody_in_this_job_is_not_told() -> None:
 
 
 def test_one_node_speaks_for_its_host_but_each_for_its_ranks() -> None:
-    mute = Owned(node="n1", suspects=("n0", "n1"), speaks=False, ranks={4711: 3}, bereaved=True)
+    mute = MachineUse(node="n1", suspects=("n0", "n1"), speaks=False, ranks={4711: 3}, bereaved=True)
     assert hear(XID, owned=mute) == []
     assert hear(OOM.replace("4711", "1"), owned=mute) == []
     [alarm] = hear(OOM, owned=mute)
     assert alarm.ranks == (3,)
-    speaker = Owned(node="n0", suspects=("n0", "n1"), elsewhere=frozenset({4711}), bereaved=True)
+    speaker = MachineUse(node="n0", suspects=("n0", "n1"), elsewhere=frozenset({4711}), bereaved=True)
     assert hear(OOM, owned=speaker) == [], "n1 tells it"
 
 

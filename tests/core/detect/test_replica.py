@@ -2,31 +2,31 @@
 
 import pytest
 
-from holdfast.core.detect.replica import ReplicaLimits, Replicas, stride
+from holdfast.core.detect.replica import ReplicaDetector, ReplicaLimits, hash_stride
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.signal import Mark
 
 
-def replicas(limits: ReplicaLimits | None = None) -> Replicas:
-    made = Replicas(limits or ReplicaLimits())
-    made.launched(1)
+def replicas(limits: ReplicaLimits | None = None) -> ReplicaDetector:
+    made = ReplicaDetector(limits or ReplicaLimits())
+    made.on_launch(1)
     return made
 
 
-def hear(made: Replicas, step: int, values: list[int], part: str = "parameters", count: int = 0) -> list[Alarm]:
+def hear(made: ReplicaDetector, step: int, values: list[int], part: str = "parameters", count: int = 0) -> list[Alarm]:
     """Rank i is on node ni."""
     found = []
     for rank, value in enumerate(values):
         mark = Mark(rank, step, "g", count or len(values), part, value)
-        found += made.heard(100.0, f"n{rank}", 1, (mark,))
+        found += made.on_marks(100.0, f"n{rank}", 1, (mark,))
     return found
 
 
 def test_equal_replicas_are_no_news_but_good_to_know() -> None:
     made = replicas()
-    assert made.equal() == -1
+    assert made.newest_equal_step() == -1
     assert hear(made, 10, [7, 7, 7, 7]) == []
-    assert made.equal() == 10
+    assert made.newest_equal_step() == 10
 
 
 def test_a_majority_names_who_differs() -> None:
@@ -36,7 +36,7 @@ def test_a_majority_names_who_differs() -> None:
     assert (alarm.kind, alarm.suspects, alarm.ranks) == (Kind.REPLICA, ("n2",), (2,))
     assert (alarm.hard, alarm.not_after, alarm.stance) == (True, 10, Stance.ACT)
     assert "than 3 of its 4 replicas at step 20" in alarm.reason
-    assert made.equal() == 10
+    assert made.newest_equal_step() == 10
 
 
 def test_it_is_named_as_soon_as_a_majority_has_spoken() -> None:
@@ -50,7 +50,7 @@ def test_half_is_no_majority() -> None:
     made = replicas()
     hear(made, 10, [7, 7, 7, 7])
     assert hear(made, 20, [8, 8, 9], count=4) == [], "the fourth may side with either"
-    [alarm] = made.heard(100.0, "n3", 1, (Mark(3, 20, "g", 4, "parameters", 9),))
+    [alarm] = made.on_marks(100.0, "n3", 1, (Mark(3, 20, "g", 4, "parameters", 9),))
     assert not alarm.hard and alarm.ranks == (0, 1, 2, 3) and "nobody can say" in alarm.reason
 
 
@@ -73,7 +73,7 @@ def test_what_never_was_equal_is_told_and_not_acted_on() -> None:
     made = replicas()
     [alarm] = hear(made, 10, [1, 1, 2])
     assert (alarm.stance, alarm.hard, alarm.not_after) == (Stance.NOTIFY, False, None)
-    assert made.equal() is None, "it cannot tell good from bad, so nobody waits for it"
+    assert made.newest_equal_step() is None, "it cannot tell good from bad, so nobody waits for it"
 
 
 def test_the_oldest_of_all_parts_is_what_is_known() -> None:
@@ -81,7 +81,7 @@ def test_the_oldest_of_all_parts_is_what_is_known() -> None:
     hear(made, 10, [7, 7, 7])
     hear(made, 10, [1, 1, 1], part="optimizer state")
     hear(made, 20, [7, 7, 7])
-    assert made.equal() == 10
+    assert made.newest_equal_step() == 10
     [alarm] = hear(made, 20, [1, 2, 1], part="optimizer state")
     assert alarm.not_after == 10 and "optimizer state" in alarm.reason
 
@@ -89,8 +89,8 @@ def test_the_oldest_of_all_parts_is_what_is_known() -> None:
 def test_a_generation_that_is_over_says_nothing() -> None:
     made = replicas()
     hear(made, 10, [7, 7, 7])
-    made.launched(2)
-    assert hear(made, 20, [7, 8, 7]) == [] and made.equal() == -1
+    made.on_launch(2)
+    assert hear(made, 20, [7, 8, 7]) == [] and made.newest_equal_step() == -1
 
 
 def test_marks_that_are_never_completed_are_let_go() -> None:
@@ -108,4 +108,4 @@ def test_stance_caps_what_it_is_for() -> None:
 
 @pytest.mark.parametrize(("cost_s", "every"), [(0.0, 10), (0.002, 10), (0.004, 20), (0.1, 640)])
 def test_what_costs_more_is_done_less_often_at_steps_that_others_share(cost_s: float, every: int) -> None:
-    assert stride(ReplicaLimits(every=10, share=0.003), cost_s, 0.1) == every
+    assert hash_stride(ReplicaLimits(every=10, share=0.003), cost_s, 0.1) == every

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.core.detect.rules import Rule, RuleLimits, Rules, fault
+from holdfast.core.detect.rules import Rule, RuleDetector, RuleLimits, find_rule_fault
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.signal import Line
 
@@ -13,11 +13,11 @@ LOSS = Rule(name="nan", kind="loss", pattern=r"loss[= ](\S+)", above=50.0)
 
 class Told:
     def __init__(self, *rules: Rule, stance: Stance = Stance.ACT, ranks: tuple[int, ...] = (0, 1)) -> None:
-        self.rules = Rules(RuleLimits(stance=stance, rule=rules))
-        self.rules.launched(0.0, ranks)
+        self.rules = RuleDetector(RuleLimits(stance=stance, rule=rules))
+        self.rules.on_launch(0.0, ranks)
 
     def write(self, text: str, at: float = 0.0, rank: int = 0) -> list[Alarm]:
-        return [*self.rules.heard(Line(text=text, at=at, rank=rank))]
+        return [*self.rules.on_line(Line(text=text, at=at, rank=rank))]
 
 
 def test_a_line_that_no_longer_comes() -> None:
@@ -31,7 +31,7 @@ def test_a_line_that_no_longer_comes() -> None:
     assert (alarm.kind, alarm.suspects, alarm.stance, alarm.hard) == (Kind.HANG, (), Stance.ACT, False)
     assert alarm.reason == "rule 'pace': no such line from rank 0 for 31 s"
     assert told.rules.tick(1061.0) == (), "once in a generation"
-    told.rules.launched(2000.0, (0, 1))
+    told.rules.on_launch(2000.0, (0, 1))
     assert told.rules.tick(2100.0) == ()
 
 
@@ -82,9 +82,9 @@ def test_shadow_mode(stance: Stance) -> None:
     ],
 )
 def test_rules_that_cannot_be(rule: Rule, words: str) -> None:
-    assert words in fault(RuleLimits(rule=(rule,)))
+    assert words in find_rule_fault(RuleLimits(rule=(rule,)))
 
 
 def test_two_rules_of_one_name() -> None:
-    assert "is there twice" in fault(RuleLimits(rule=(LOSS, LOSS)))
-    assert fault(RuleLimits(rule=(STEP, SLOW, LOSS))) == ""
+    assert "is there twice" in find_rule_fault(RuleLimits(rule=(LOSS, LOSS)))
+    assert find_rule_fault(RuleLimits(rule=(STEP, SLOW, LOSS))) == ""

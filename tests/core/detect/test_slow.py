@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.core.detect.slow import Slow, SlowLimits, Toll
+from holdfast.core.detect.slow import SlowDetector, SlowLimits, SlownessCost
 from holdfast.model.alarm import Alarm, Stance
 from holdfast.model.signal import Beat
 from holdfast.model.stacks import Arrival
@@ -29,8 +29,8 @@ def run(
     The clock of node n1 is off by `off_s`.
     """
     chance = random.Random(seed)
-    made = Slow(limits or SlowLimits())
-    made.launched(0.0, 1)
+    made = SlowDetector(limits or SlowLimits())
+    made.on_launch(0.0, 1)
     now, seq, alarms, step_s = 0.0, 0, [], 0.2
     arrivals: dict[int, list[Arrival]] = {rank: [] for rank in range(NODES * nproc)}
     beat_at = 1.0
@@ -48,7 +48,7 @@ def run(
                 beat = Beat(node=f"n{node}", generation=1, step=step, at=now, sent=sent)
                 own_ranks = range(node * nproc, (node + 1) * nproc)
                 told = {rank: tuple(arrivals[rank][-32:]) for rank in own_ranks}  # again and again
-                alarm = made.heard(now, beat, told)
+                alarm = made.on_beat(now, beat, told)
                 alarms += [alarm] if alarm else []
     return alarms
 
@@ -137,43 +137,43 @@ def test_of_a_job_that_became_slower_a_rank_answers_for_its_own_part() -> None:
 
 def test_who_is_waited_for_from_the_beginning_is_no_slow_machine() -> None:
     """However fast the job once was: batches differ in length, and who does more is always late."""
-    toll = Toll(DEAR)
+    toll = SlownessCost(DEAR)
     for _ in range(200):
-        toll.named("n0", 3.0, 1.2, 0.3)
+        toll.add_round("n0", 3.0, 1.2, 0.3)
     assert toll.lost_s == 0.0
 
 
 def test_a_slow_spell_that_passes_is_forgotten() -> None:
-    toll = Toll(DEAR)
+    toll = SlownessCost(DEAR)
     for _ in range(30):
-        toll.nobody()
+        toll.add_unnamed_round()
     for _ in range(5):
         for _ in range(10):
-            toll.named("n2", 3.0, 1.5, 0.5)
+            toll.add_round("n2", 3.0, 1.5, 0.5)
         assert toll.lost_s == pytest.approx(10.0) and not toll.is_due
         for _ in range(DEAR.rounds):
-            toll.nobody()
+            toll.add_unnamed_round()
         assert toll.lost_s == 0.0
-    toll.named("n1", 3.0, 1.5, 0.5)
-    toll.named("n2", 3.0, 1.5, 0.5)
+    toll.add_round("n1", 3.0, 1.5, 0.5)
+    toll.add_round("n2", 3.0, 1.5, 0.5)
     assert toll.lost_s == pytest.approx(1.0)  # what another has cost is not its doing
 
 
 def test_a_rank_that_is_not_heard_of_is_no_evidence() -> None:
-    made = Slow(SlowLimits())
-    made.launched(0.0, 1)
+    made = SlowDetector(SlowLimits())
+    made.on_launch(0.0, 1)
     for step in range(1, 100):
         beat = Beat(node="n0", generation=1, step=step, at=step * 0.2)
-        assert made.heard(step * 0.2, beat, {0: (Arrival("dp", step, step * 0.2),)}) is None
+        assert made.on_beat(step * 0.2, beat, {0: (Arrival("dp", step, step * 0.2),)}) is None
 
 
 def test_a_pace_that_is_lost() -> None:
-    made = Slow(SlowLimits())
-    made.launched(0.0, 1)
+    made = SlowDetector(SlowLimits())
+    made.on_launch(0.0, 1)
     now, alarms = 0.0, []
     for step in range(1, 400):
         now += 0.2 if step < 100 else 0.3
-        alarm = made.heard(now, Beat(node="n0", generation=1, step=step, at=now), {})
+        alarm = made.on_beat(now, Beat(node="n0", generation=1, step=step, at=now), {})
         alarms += [(now, alarm)] if alarm else []
     [(at, alarm)] = alarms
     assert alarm.ranks == () and "1.5 times as long" in alarm.reason
@@ -181,6 +181,6 @@ def test_a_pace_that_is_lost() -> None:
 
 
 def test_another_generation_is_not_heard() -> None:
-    made = Slow(SlowLimits())
-    made.launched(0.0, 2)
-    assert made.heard(1.0, Beat(node="n0", generation=1, step=1, at=1.0), {}) is None
+    made = SlowDetector(SlowLimits())
+    made.on_launch(0.0, 2)
+    assert made.on_beat(1.0, Beat(node="n0", generation=1, step=1, at=1.0), {}) is None

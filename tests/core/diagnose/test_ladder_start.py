@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from holdfast.core.diagnose.ladder import judge
+from holdfast.core.incident.ladder import find_verdict
 from holdfast.model.verdict import Remedy
 from tests.core.diagnose.test_ladder import CRASH, SCRIPT, case, past
 
@@ -14,23 +14,23 @@ CHOSEN = msgspec.structs.replace(CRASH, code=3, klass="", group="", reason="exit
 def test_a_code_of_its_own_before_any_step_costs_no_node(cap: int | None) -> None:
     """Whatever the script does not like, it is the same on every machine."""
     before = case(CHOSEN, ever=False, step=-1, max_restarts=cap)
-    assert judge(before).remedy is Remedy.RESTART
-    verdict = judge(msgspec.structs.replace(before, past=past(-1), rounds=1, restarts=1))
+    assert find_verdict(before).remedy is Remedy.RESTART
+    verdict = find_verdict(msgspec.structs.replace(before, past=past(-1), rounds=1, restarts=1))
     assert verdict.remedy is (Remedy.RESTART if cap == 5 else Remedy.GIVE_UP)
     if cap is None:
         assert "exited with code 3 again before any step was made" in verdict.reason
-    assert judge(case(CHOSEN, past=past(10))).remedy is Remedy.EVICT, "after steps it may be the machine"
+    assert find_verdict(case(CHOSEN, past=past(10))).remedy is Remedy.EVICT, "after steps it may be the machine"
 
 
 def test_a_code_of_its_own_amid_other_failures_may_be_their_echo() -> None:
     mixed = case(CHOSEN, ever=False, step=-1, past=past(-1), rounds=2)
-    assert judge(mixed).remedy is Remedy.RESTART
-    assert judge(msgspec.structs.replace(mixed, rounds=3)).remedy is Remedy.GIVE_UP
+    assert find_verdict(mixed).remedy is Remedy.RESTART
+    assert find_verdict(msgspec.structs.replace(mixed, rounds=3)).remedy is Remedy.GIVE_UP
 
 
 def test_what_the_environment_lacks_is_not_tried_again() -> None:
     lacking = msgspec.structs.replace(
         SCRIPT, action="fix_config", hint="install a CUDA build of torch", confidence=0.84
     )
-    verdict = judge(case(lacking, ever=False, step=-1))
+    verdict = find_verdict(case(lacking, ever=False, step=-1))
     assert verdict.remedy is Remedy.GIVE_UP and "install a CUDA build of torch" in verdict.reason

@@ -1,8 +1,8 @@
 """A catalog of a few rows, so that these tests hold the reading and not the knowledge."""
 
-from holdfast.core.words.judging import Case, judge
-from holdfast.core.words.prefixes import Said, said_of
-from holdfast.core.words.rows import Catalog, Klass, Row
+from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureCatalog, FailureClass
+from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
+from holdfast.core.log_analysis.line_prefixes import LogLine, parse_lines
 from holdfast.model.diagnosis import Diagnosis
 
 _CLASSES = {
@@ -23,12 +23,12 @@ _CLASSES = {
 }
 
 
-def row(klass: str, pattern: str, weight: int = 5, **more: object) -> Row:
-    return Row(klass=klass, pattern=pattern, weight=weight, source="ours", **more)  # type: ignore[arg-type]
+def row(klass: str, pattern: str, weight: int = 5, **more: object) -> CatalogRow:
+    return CatalogRow(klass=klass, pattern=pattern, weight=weight, source="ours", **more)  # type: ignore[arg-type]
 
 
-def coded(klass: str, code: int) -> Row:
-    return Row(klass=klass, code=code, source="ours", weight=2)
+def coded(klass: str, code: int) -> CatalogRow:
+    return CatalogRow(klass=klass, code=code, source="ours", weight=2)
 
 
 ROWS = (
@@ -49,16 +49,16 @@ ROWS = (
     coded("process_crash_signal", -6),
     coded("preempted_cancelled", -15),
 )
-CATALOG = Catalog(
-    ROWS, tuple(Klass(klass=k, group=g, action=a, title=k.replace("_", " ")) for k, (g, a) in _CLASSES.items())
+CATALOG = FailureCatalog(
+    ROWS, tuple(FailureClass(klass=k, group=g, action=a, title=k.replace("_", " ")) for k, (g, a) in _CLASSES.items())
 )
 
 
-def said(text: str, source: int = 0, rank: int | None = None) -> list[Said]:
-    return said_of(list(enumerate(text.strip("\n").split("\n"))), source, rank)
+def said(text: str, source: int = 0, rank: int | None = None) -> list[LogLine]:
+    return parse_lines(list(enumerate(text.strip("\n").split("\n"))), source, rank)
 
 
 def judged(*texts: str, code: int | None = None, ranked: bool = False) -> Diagnosis:
     """What is made of these logs; `ranked`: each is one rank's."""
     lines = [one for n, text in enumerate(texts) for one in said(text, n, n if ranked else None)]
-    return judge(Case(lines=lines, code=code), CATALOG)
+    return classify_failure(FailureEvidence(lines=lines, code=code), CATALOG)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from holdfast.core.words.judging import Case, judge
-from holdfast.core.words.rows import Catalog
+from holdfast.core.log_analysis.failure_catalog import FailureCatalog
+from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
 from holdfast.model.diagnosis import Diagnosis
 from tests.core.words.knowing import CATALOG, ROWS, row, said
 
-HINTED = Catalog(
+HINTED = FailureCatalog(
     (
         *ROWS,
         row("data_corrupt", r"(?i)\bshard\b.{0,30}\bdamaged", 3, role="hint"),
@@ -20,7 +20,7 @@ LIBRARY = "/opt/lib/python3.11/site-packages/deepspeed/runtime/engine.py"
 
 
 def found(text: str, code: int | None = 1) -> Diagnosis:
-    return judge(Case(lines=said(text), code=code), HINTED)
+    return classify_failure(FailureEvidence(lines=said(text), code=code), HINTED)
 
 
 def raised(what: str, file: str = "/w/train.py") -> str:

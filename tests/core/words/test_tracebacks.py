@@ -1,13 +1,13 @@
 """What was raised where, and what led to it."""
 
-from holdfast.core.words.tracebacks import Trace, traces_of
+from holdfast.core.log_analysis.tracebacks import ExceptionChain, parse_tracebacks
 from tests.core.words.knowing import said
 
 LIB = "/opt/conda/lib/python3.11/site-packages/torch"
 
 
-def traces(text: str) -> list[Trace]:
-    return list(traces_of(said(text)))
+def traces(text: str) -> list[ExceptionChain]:
+    return list(parse_tracebacks(said(text)))
 
 
 def chain(text: str) -> list[str]:
@@ -30,7 +30,7 @@ RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x64 and 32x64)
 """)
     (raised,) = trace.chain
     assert (raised.type, raised.origin, len(raised.frames)) == ("RuntimeError", "model.py:12", 3)
-    assert [frame.ours for frame in raised.frames] == [True, True, False]
+    assert [frame.is_user_code for frame in raised.frames] == [True, True, False]
     assert raised.message.startswith("mat1 and mat2")
 
 

@@ -7,49 +7,49 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.controller import hands
-from holdfast.controller.hands import Hands
-from holdfast.controller.ingest import Ingest
-from holdfast.core.detect.silence import Silence
-from holdfast.core.fence import Fence
-from holdfast.core.node import NodeLife
-from holdfast.core.succession import Ids
-from holdfast.model.copy import Copy, Restore, Source
+from holdfast.controller.actions import action_executor
+from holdfast.controller.actions.action_executor import ActionExecutor
+from holdfast.controller.agent_ingest import AgentIngest
+from holdfast.core.agent_protocol import AgentProtocol
+from holdfast.core.decide.controller_takeover import ActionIds
+from holdfast.core.decide.fence import Fence
+from holdfast.core.detect.silence import SilenceDetector
 from holdfast.model.errand import Leave, StopHere
 from holdfast.model.event import Outcome
-from holdfast.sim.dst.agent import Agent
-from holdfast.sim.dst.disk import DiskJournal
-from holdfast.sim.dst.keeper import Keeper
-from holdfast.wire import messages
+from holdfast.model.state_copy import Copy, Restore, Source
+from holdfast.sim.dst.simulated_agent import SimAgent
+from holdfast.sim.dst.simulated_disk import DiskJournal
+from holdfast.sim.dst.simulated_keeper import SimKeeper
+from holdfast.wire import agent_messages
 
 Patch = pytest.MonkeyPatch
 
 
 def no_fence(patch: Patch) -> None:
     """A node that comes back is taken as ready although old ranks run on it."""
-    told = Ingest._hello
+    told = AgentIngest._on_hello
 
-    def hello(self: Ingest, now: float, hello: messages.Hello, outbox: Any) -> None:
+    def hello(self: AgentIngest, now: float, hello: agent_messages.Hello, outbox: Any) -> None:
         told(self, now, msgspec.structs.replace(hello, generation=0), outbox)
 
-    patch.setattr(Ingest, "_hello", hello)
+    patch.setattr(AgentIngest, "_on_hello", hello)
 
 
 def launch_under_way_untold(patch: Patch) -> None:
     """A node tells only of ranks that run, not of a launch that it is about to carry out."""
-    patch.setattr(NodeLife, "occupied", lambda self, running: running)
+    patch.setattr(AgentProtocol, "occupied_by", lambda self, running: running)
 
 
 def acks_before_disk(patch: Patch) -> None:
     """What an agent tells is acknowledged at once."""
-    heard = Ingest._heard
+    heard = AgentIngest._on_message
 
-    def hears(self: Ingest, message: Any, outbox: Any, node: str) -> str:
+    def hears(self: AgentIngest, message: Any, outbox: Any, node: str) -> str:
         found = heard(self, message, outbox, node)
-        self.kept()
+        self.acknowledge_posts()
         return found
 
-    patch.setattr(Ingest, "_heard", hears)
+    patch.setattr(AgentIngest, "_on_message", hears)
 
 
 def acts_before_disk(patch: Patch) -> None:
@@ -61,15 +61,15 @@ def acts_before_disk(patch: Patch) -> None:
 def ids_reused(patch: Patch) -> None:
     """After a restart actions are numbered from the beginning."""
 
-    def above(self: Ids, number: int) -> None:
+    def above(self: ActionIds, number: int) -> None:
         self._next = 1
 
-    patch.setattr(Ids, "above", above)
+    patch.setattr(ActionIds, "skip_to", above)
 
 
 def plan_made_anew(patch: Patch) -> None:
     """Every life of the controller decides anew what the launch goes on from."""
-    patch.setattr(Hands, "_planned", Hands._plan)
+    patch.setattr(ActionExecutor, "_recall_or_plan", ActionExecutor._choose_restore)
 
 
 def restore_without_all(patch: Patch) -> None:
@@ -87,8 +87,8 @@ def restore_without_all(patch: Patch) -> None:
         arena = self.memory.own.get(rank)
         return arena.snaps[-1] if arena and arena.snaps else None
 
-    patch.setattr(hands, "choose", choose)
-    patch.setattr("holdfast.sim.dst.keeper.Keeper.own", own)
+    patch.setattr(action_executor, "choose_restore", choose)
+    patch.setattr("holdfast.sim.dst.simulated_keeper.SimKeeper.own_snapshot", own)
 
 
 def _newest(seats: Any, rank: int, held: list[Copy]) -> Source:
@@ -99,97 +99,97 @@ def _newest(seats: Any, rank: int, held: list[Copy]) -> Source:
 
 def strangers_copies(patch: Patch) -> None:
     """What a node without a seat holds is believed, whatever line it is of."""
-    told = Ingest._hello
+    told = AgentIngest._on_hello
 
-    def hello(self: Ingest, now: float, hello: messages.Hello, outbox: Any) -> None:
+    def hello(self: AgentIngest, now: float, hello: agent_messages.Hello, outbox: Any) -> None:
         told(self, now, hello, outbox)
         self.hands.copies[hello.node] = hello.copies
 
-    patch.setattr(Ingest, "_hello", hello)
+    patch.setattr(AgentIngest, "_on_hello", hello)
 
 
 def astray_believed(patch: Patch) -> None:
     """What a node holds that was away while the others went on is believed."""
-    launch = Hands._launch
+    launch = ActionExecutor._launch_ranks
 
-    async def launches(self: Hands, action: Any) -> Any:
+    async def launches(self: ActionExecutor, action: Any) -> Any:
         return await launch(self, msgspec.structs.replace(action, astray=()))
 
-    patch.setattr(Hands, "_launch", launches)
+    patch.setattr(ActionExecutor, "_launch_ranks", launches)
 
 
 def astray_kept(patch: Patch) -> None:
     """A node that was away is seated again, and keeps what it holds of a line that was left."""
-    launched = Keeper.launched
+    launched = SimKeeper.begin_launch
 
-    def launches(self: Keeper, errand: Any) -> None:
+    def launches(self: SimKeeper, errand: Any) -> None:
         launched(self, msgspec.structs.replace(errand, astray=False))
 
-    patch.setattr(Keeper, "launched", launches)
+    patch.setattr(SimKeeper, "begin_launch", launches)
 
 
 def nobody_leaves(patch: Patch) -> None:
     """A node that has lost its controller goes on for ever."""
-    patch.setattr(NodeLife, "_clock", lambda self, now: ())
+    patch.setattr(AgentProtocol, "_on_clock", lambda self, now: ())
 
 
 def leaving_is_forgotten(patch: Patch) -> None:
     """An agent that is killed amid leaving has ended ranks, and the next one neither leaves nor tells of their end."""
-    recall = NodeLife.recall
+    recall = AgentProtocol.restore_state
 
-    def recalls(self: NodeLife, done: Any, generation: int, ranks: Any, stopped: int, leave: Any = None) -> Any:
+    def recalls(self: AgentProtocol, done: Any, generation: int, ranks: Any, stopped: int, leave: Any = None) -> Any:
         return recall(self, done, generation, ranks, stopped)
 
-    patch.setattr(NodeLife, "recall", recalls)
+    patch.setattr(AgentProtocol, "restore_state", recalls)
 
 
 def full_disks_matter(patch: Patch) -> None:
     """An agent dies of a disk that takes nothing, before it has ended the ranks that it is to end."""
-    stop = Agent._stop
+    stop = SimAgent._stop_ranks
 
-    def stops(self: Agent, errand: Any, generation: int) -> None:
+    def stops(self: SimAgent, errand: Any, generation: int) -> None:
         if self.machine.disk.full:
             self.machine.kill_agent()
         else:
             stop(self, errand, generation)
 
-    patch.setattr(Agent, "_stop", stops)
+    patch.setattr(SimAgent, "_stop_ranks", stops)
 
 
 def stops_are_believed(patch: Patch) -> None:
     """A stop counts as done when it was told, not when it was answered."""
 
-    async def stops(self: Hands, action: Any) -> Any:
+    async def stops(self: ActionExecutor, action: Any) -> Any:
         errand = StopHere(id=action.id, generation=action.generation, grace_s=action.grace_s)
         for name in action.nodes:
             self.tell(name, errand)
         return Outcome(action=action.id, ok=True)
 
-    patch.setattr(Hands, "_stop", stops)
+    patch.setattr(ActionExecutor, "_stop_ranks", stops)
 
 
 def nobody_is_waited_for(patch: Patch) -> None:
     """Where nobody confirms a stop the next generation is launched at once."""
-    patch.setattr(Fence, "stand", lambda self, now, nodes: [])
+    patch.setattr(Fence, "raise_fence", lambda self, now, nodes: [])
 
 
 def fleets_are_believed(patch: Patch) -> None:
     """A node counts as ended although its fleet could not tell."""
-    release = Hands._release
+    release = ActionExecutor._dismiss_node
 
-    async def releases(self: Hands, action: Any) -> Any:
+    async def releases(self: ActionExecutor, action: Any) -> Any:
         with contextlib.suppress(OSError):
             return await release(self, action)
         return Outcome(action=action.id, ok=True)
 
-    patch.setattr(Hands, "_release", releases)
+    patch.setattr(ActionExecutor, "_dismiss_node", releases)
 
 
 def wall_clock(patch: Patch) -> None:
     """Agents tell times by a clock that somebody may set."""
-    heard = Agent.heard
+    heard = SimAgent.on_message
 
-    def hears(self: Agent, link: Any, packet: bytes) -> None:
+    def hears(self: SimAgent, link: Any, packet: bytes) -> None:
         heard(self, link, packet)
         if self._known and not hasattr(self, "_set"):
             self._set = self.clock.wall() - self.clock.mono()  # type: ignore[attr-defined]
@@ -198,32 +198,32 @@ def wall_clock(patch: Patch) -> None:
             self._offset_s += moved
             self._set += moved  # type: ignore[attr-defined]
 
-    patch.setattr(Agent, "heard", hears)
+    patch.setattr(SimAgent, "on_message", hears)
 
 
 def forgets_reborn(patch: Patch) -> None:
     """Nobody notices that a node has lost its ranks with its memory."""
-    patch.setattr(Ingest, "_look_for_ranks", lambda self, now, beat: None)
+    patch.setattr(AgentIngest, "_look_for_ranks", lambda self, now, beat: None)
 
 
 def old_ranks_stay(patch: Patch) -> None:
     """A node whose old ranks cannot be ended is left alone."""
-    tell = Ingest.tell
+    tell = AgentIngest.send_errand
 
-    def tells(self: Ingest, name: str, errand: Any) -> bool:
+    def tells(self: AgentIngest, name: str, errand: Any) -> bool:
         return (errand.id < 0 and isinstance(errand, Leave)) or tell(self, name, errand)
 
-    patch.setattr(Ingest, "tell", tells)
+    patch.setattr(AgentIngest, "send_errand", tells)
 
 
 def silence_unheard(patch: Patch) -> None:
     """Nobody is ever thought silent."""
-    patch.setattr(Silence, "overdue", lambda self, now: ())
+    patch.setattr(SilenceDetector, "overdue_alarms", lambda self, now: ())
 
 
 def not_refilled(patch: Patch) -> None:
     """Standbys that were used are not replaced."""
-    patch.setattr("holdfast.core.standby.RETRY_S", 1e9)
+    patch.setattr("holdfast.core.membership.standbys.RETRY_S", 1e9)
 
 
 PLANTED: tuple[Callable[[Patch], None], ...] = (

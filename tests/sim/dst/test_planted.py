@@ -5,10 +5,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from holdfast.cli.sim_dst import build
-from holdfast.logs import catalog
-from holdfast.sim.dst.run import play
-from holdfast.sim.dst.setup import Setup, setup_of
+from holdfast.cli.commands.sim_dst import build_controller
+from holdfast.logs import catalog_files
+from holdfast.sim.dst.seed_run import play_seed
+from holdfast.sim.dst.seed_setup import SeedSetup, draw_setup
 from tests.sim.dst import planted
 from tests.sim.dst.planted import PLANTED
 
@@ -17,17 +17,17 @@ QUICK = (planted.no_fence, planted.acks_before_disk, planted.stops_are_believed,
 RARE = tuple(bug for bug in PLANTED if bug not in QUICK)
 
 
-def rough(seed: int) -> Setup:
+def rough(seed: int) -> SeedSetup:
     """More faults, closer together, and nobody ends the job before they are over."""
-    return msgspec.structs.replace(setup_of(seed), pause_s=1.5, faults_s=120.0, stop_s=0.0, last_step=0)
+    return msgspec.structs.replace(draw_setup(seed), pause_s=1.5, faults_s=120.0, stop_s=0.0, last_step=0)
 
 
 def found(bug: Callable[[pytest.MonkeyPatch], None]) -> str:
-    known = catalog.load()
+    known = catalog_files.load_failures()
     with pytest.MonkeyPatch.context() as patch:
         bug(patch)
         for seed in range(SEEDS):
-            if failure := play(rough(seed), build, known).failure:
+            if failure := play_seed(rough(seed), build_controller, known).failure:
                 return f"seed {seed}: {failure}"
     return ""
 

@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.sim.scale import mixes, plots, study
-from holdfast.sim.scale.weather import Setup
+from holdfast.sim.scale import failure_mixes, plots, policy_study
+from holdfast.sim.scale.failure_schedule import ScaleSetup
 
-SETUP = Setup(gpus=512, days=5.0)
+SETUP = ScaleSetup(gpus=512, days=5.0)
 
 
 @pytest.mark.slow  # the first picture on a machine makes matplotlib look for fonts
 def test_they_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is an extra: pip install 'holdfast[plot]'")
-    mix = mixes.load("byterobust")
-    found = study.compare(("holdfast", "torchrun"), SETUP, mix, (1,))
-    one, book = study.play("holdfast", SETUP, mix)
-    drawn = plots.draw(tmp_path / "out", found, {"holdfast": book.curves(one.saving)})
+    mix = failure_mixes.load_mix("byterobust")
+    found = policy_study.compare_policies(("holdfast", "torchrun"), SETUP, mix, (1,))
+    one, book = policy_study.play_policy("holdfast", SETUP, mix)
+    drawn = plots.draw_plots(tmp_path / "out", found, {"holdfast": book.ettr_curves(one.saving)})
     assert {path.name for path in drawn} == {
         f"{n}.{kind}" for n in ("ettr", "lost", "compared") for kind in ("png", "svg")
     }
@@ -30,4 +30,4 @@ def test_they_are_drawn(tmp_path: Path) -> None:
 def test_one_sentence_where_there_is_nothing_to_draw_with(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(plots.PlotError, match=r"pip install 'holdfast\[plot\]'"):
-        plots.need()
+        plots.require_matplotlib()

@@ -1,0 +1,127 @@
+"""What outlives an agent on the node's disk: errands carried out or begun, and since when there is no controller.
+
+A disk that takes nothing costs what its notes are for, the memory of the next agent, and never what they are about:
+above all ranks are ended whatever becomes of the note that they are.
+"""
+
+import contextlib
+import logging
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from holdfast.core.agent_protocol import HeedEpoch, RememberDone, RememberLeaving
+from holdfast.core.decoding import from_json
+from holdfast.model.errand import Done, Leave
+from holdfast.wire import run_files
+
+_ALONE = "alone"
+_EPOCH = "epoch"
+_LEAVING = "leaving.json"
+_LEFT = "left"
+_STOPPED = "stopped"
+_log = logging.getLogger("holdfast.agent")
+
+
+def write_deed(node_dir: Path, deed: HeedEpoch | RememberDone | RememberLeaving) -> None:
+    match deed:
+        case HeedEpoch(epoch):
+            write_epoch(node_dir, epoch)
+        case RememberDone(done):
+            append_done(node_dir / "done.jsonl", done)
+        case RememberLeaving(errand):
+            write_leave_intent(node_dir, errand)
+
+
+def append_done(path: Path, done: Done) -> None:
+    """If it cannot be, an agent after this one that is told again carries it out again, which does no harm."""
+    try:
+        with path.open("ab") as file:
+            file.write(b"\n" + msgspec.json.encode(done))  # the line before may be torn
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as e:
+        _log.warning("errand %d was carried out, and cannot be remembered: %s", done.id, e)
+
+
+def read_done(path: Path) -> tuple[Done, ...]:
+    """Errands carried out by earlier agents; a line torn by a crash was never acknowledged."""
+    if not path.exists():
+        return ()
+    done = []
+    for line in path.read_bytes().splitlines():
+        with contextlib.suppress(msgspec.DecodeError):
+            done.append(from_json(line, Done))
+    return tuple(done)
+
+
+def write_stopped(node_dir: Path, generation: int) -> None:
+    _write_file(node_dir / _STOPPED, f"{generation}\n".encode())
+
+
+def read_stopped(node_dir: Path) -> int:
+    """The newest generation that was told to stop here, 0: none was."""
+    path = node_dir / _STOPPED
+    with contextlib.suppress(ValueError):  # a damaged note costs a launch that is told twice, not the agent
+        return int(path.read_bytes()) if path.exists() else 0
+    return 0
+
+
+def write_epoch(node_dir: Path, epoch: int) -> None:
+    _write_file(node_dir / _EPOCH, f"{epoch}\n".encode())
+
+
+def read_epoch(node_dir: Path) -> int:
+    """The newest controller that was heard here, 0: none was."""
+    with contextlib.suppress(OSError, ValueError):
+        return int((node_dir / _EPOCH).read_bytes())
+    return 0
+
+
+def write_leave_intent(node_dir: Path, errand: Leave) -> None:
+    _write_file(node_dir / _LEAVING, msgspec.json.encode(errand))
+
+
+def read_leave_intent(node_dir: Path) -> Leave | None:
+    """An agent before us was about to leave, and has not come to its end."""
+    try:
+        return run_files.read_json(node_dir / _LEAVING, Leave)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def write_leave_reason(node_dir: Path, errand: Leave) -> None:
+    """Why this node is gone, for whoever looks for it."""
+    _write_file(node_dir / _LEFT, f"{errand.reason}\n".encode())
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    try:
+        run_files.publish_file(path, content)
+    except OSError as e:
+        _log.warning("%s cannot be written: %s", path, e)
+
+
+def mark_alone(node_dir: Path) -> float:
+    """Since when there is no controller, by the steady clock; an agent that is started anew does not count anew."""
+    now = time.monotonic()
+    with contextlib.suppress(OSError, ValueError):  # a full disk costs no more than that it does
+        if (node_dir / _ALONE).exists():
+            return min(now, float((node_dir / _ALONE).read_text()))
+        run_files.publish_file(node_dir / _ALONE, f"{now}\n".encode())
+    return now
+
+
+def clear_alone(node_dir: Path) -> None:
+    """There is one."""
+    with contextlib.suppress(OSError):
+        (node_dir / _ALONE).unlink(missing_ok=True)
+
+
+def reset_files(node_dir: Path) -> None:
+    """The holder has just been started: there is nothing yet to be alone with, and the last life has left."""
+    clear_alone(node_dir)
+    with contextlib.suppress(OSError):
+        (node_dir / _LEAVING).unlink(missing_ok=True)

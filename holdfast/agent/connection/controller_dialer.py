@@ -1,0 +1,97 @@
+"""How this node calls its controller: by a socket in a folder that is its user's alone, or by TLS; never unproved."""
+
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from holdfast.core.agent_protocol import PING_S
+from holdfast.linux import peer_credentials
+from holdfast.wire import agent_messages
+from holdfast.wire.credentials import mutual_tls
+from holdfast.wire.credentials.mutual_tls import KeyFiles
+from holdfast.wire.run_files import NodeSpec
+
+_DIAL_S = 10.0  # for one try to reach the controller
+
+
+class UnprovenPeerError(OSError):
+    """Whoever is there, it is not our controller."""
+
+
+class ControllerDialer:
+    def __init__(self, node: NodeSpec) -> None:
+        url = urlsplit(node.url)
+        self._path = Path(unquote(url.path)) if url.scheme == "unix" else None
+        self._folder = -1
+        self._host, self._port = url.hostname or "", url.port or 0
+        self._keys = KeyFiles.in_folder(Path(node.keys))
+        self._run_id = node.run_id
+
+    def url_for(self, path: str) -> str:
+        """For a session of ours."""
+        if self._path is not None:
+            return f"http://{mutual_tls.CONTROLLER}{path}"
+        return f"https://{mutual_tls.CONTROLLER}:{self._port}{path}"
+
+    def open_session(self, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
+        """UnprovedError, or another OSError, if there is no way to call it safely."""
+        if self._path is not None:
+            connector: aiohttp.BaseConnector = aiohttp.UnixConnector(self._through_folder(self._path))
+        else:
+            context = mutual_tls.client_tls(self._keys, controller=True)
+            connector = aiohttp.TCPConnector(ssl=context, resolver=_FixedHostResolver(self._host), use_dns_cache=False)
+        return aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
+
+    def _through_folder(self, path: Path) -> str:
+        """The kernel takes 107 bytes of a path; and nobody else may put a socket there."""
+        if self._folder < 0:
+            self._folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        seen = os.fstat(self._folder)
+        if seen.st_uid != os.getuid() or seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise UnprovenPeerError(f"others may write to {path.parent}, so what answers there may be theirs")
+        return f"/proc/self/fd/{self._folder}/{path.name}"
+
+    @contextlib.asynccontextmanager
+    async def open_link(self) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """To the controller, which has proved to be it."""
+        async with (
+            self.open_session(aiohttp.ClientTimeout(total=_DIAL_S)) as session,
+            session.ws_connect(self.url_for("/agent"), max_msg_size=agent_messages.MAX_BYTES, heartbeat=PING_S) as ws,
+        ):
+            self._verify_peer(ws)
+            yield ws
+
+    def _verify_peer(self, ws: aiohttp.ClientWebSocketResponse) -> None:
+        """UnprovedError unless the other end is the controller; of TLS the handshake has proved that it is one."""
+        if self._path is None:
+            run = mutual_tls.certificate_run(ws.get_extra_info("peercert"))
+            if run and self._run_id and run != self._run_id:
+                raise UnprovenPeerError(f"the certificate of what answers is for the run {run}, not for {self._run_id}")
+            return
+        sock: socket.socket = ws.get_extra_info("socket")
+        if peer_credentials.read_peer(sock).user != os.getuid():
+            raise UnprovenPeerError(f"what answers at {self._path} is another user's")
+
+
+class _FixedHostResolver(AbstractResolver):
+    """The controller's name is looked up as the host that we were given."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._resolver = aiohttp.ThreadedResolver()
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        found = await self._resolver.resolve(self._host, port, family)
+        return [{**one, "hostname": host} for one in found]
+
+    async def close(self) -> None:
+        await self._resolver.close()

@@ -1,0 +1,1 @@
+"""Diagnostics that the controller orders: probes, pair tests and replays."""

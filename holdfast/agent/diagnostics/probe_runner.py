@@ -1,0 +1,216 @@
+"""Has probes run in a process of their own, without torch on this side; one that hangs or dies is itself a finding.
+
+What a process of probes says while it runs is believed; when it falls silent for longer than the probe under way may
+take, dies, or fills the memory, that probe is told as failed, and a fresh process goes on with the next one.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from holdfast.agent.probes import PROBES, START, START_S, ProbeEntry, ProbeLine, choose_probes
+from holdfast.core.decoding import make_decoder
+from holdfast.model.probe import Finding, PairMeeting
+
+_LOOK_S = 0.1  # how often its memory is looked at
+_GONE_S = 10.0  # a process that can end has ended by then
+_SMALL_S = 20.0  # a budget below this asks for the small sizes
+_REPEATS = 20  # take as long again as a probe may
+_LINE_BYTES = 1 << 20
+_WORDS_BYTES = 4096  # of what it wrote on its standard error
+_told = make_decoder(msgspec.json.Decoder(ProbeLine))
+
+
+class ProbeTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """How a process of probes is held."""
+
+    nice: int = 10
+    memory_bytes: int = 8 << 30  # of its own; more is taken for a leak
+    hang_s: float = 0.0  # for every probe, instead of its own deadline
+    env: dict[str, str] = {}  # besides ours
+
+
+async def run_probes(
+    level: int,
+    budget_s: float,
+    python: str,
+    where: Path,
+    *,
+    only: Sequence[str] = (),
+    repeats: int = 1,
+    terms: ProbeTerms | None = None,
+) -> AsyncIterator[Finding]:
+    """Findings as they are made. `budget_s` is for all probes together, 0 for what they need; `where` is a folder on
+    the disk that is tried; `python` the interpreter that has torch."""
+    left_s, behind = budget_s, [p.name for p in PROBES if only and p.name not in only]
+    while rest := choose_probes(level, skip=",".join(behind)):
+        if budget_s and left_s <= 0:
+            for probe in rest:
+                why = f"no time was left of the {budget_s:g} s"
+                yield Finding(probe=probe.name, level=probe.level, ok=None, detail=why)
+            return
+        flags = [f"--level={level}", f"--skip={','.join(behind)}", f"--budget={left_s}", f"--repeats={repeats}"]
+        flags += ["--small"] if 0 < budget_s < _SMALL_S else []
+        rows = [ProbeEntry(p.name, p.level, p.deadline_s * (1 + repeats / _REPEATS)) for p in rest]
+        run = _ProbeProcess(
+            [python, "-m", "holdfast.agent.probes", *flags, f"--where={where}"], rows, terms or ProbeTerms()
+        )
+        async for finding in run.read_findings():
+            yield finding
+        behind += run.behind
+        left_s -= run.took_s
+        if run.broken:
+            yield run.broken
+            if run.broken.probe == START:
+                return  # the next process would come no further
+        elif not run.behind:
+            return
+
+
+async def run_link(
+    meeting: PairMeeting, python: str, *, terms: ProbeTerms | None = None, argv: Sequence[str] = ()
+) -> tuple[Finding, ...]:
+    """This node's part in a world of the pair test. `argv` goes before the interpreter, as to enter a namespace."""
+    said = msgspec.json.encode(meeting).decode()
+    link = ProbeEntry("link", 2, meeting.deadline_s + _GONE_S)  # it is to tell itself whom it waited for
+    run = _ProbeProcess(
+        [*argv, python, "-m", "holdfast.agent.probes.link", f"--meeting={said}"], [link], terms or ProbeTerms()
+    )
+    found = [finding async for finding in run.read_findings()]
+    return (*found, run.broken) if run.broken else tuple(found)
+
+
+class _ProbeProcess:
+    """One process of probes, from its start to its end."""
+
+    def __init__(self, argv: list[str], rest: list[ProbeEntry], terms: ProbeTerms) -> None:
+        self._argv = [*argv, "--json", f"--nice={terms.nice}", f"--parent={os.getpid()}"]
+        self._terms = terms
+        self._rows = {probe.name: probe for probe in rest}
+        self.behind: list[str] = []  # what need not be tried again
+        self.broken: Finding | None = None
+        self.took_s = 0.0  # of the budget
+        self._at = START
+        self._since = time.monotonic()
+
+    async def read_findings(self) -> AsyncIterator[Finding]:
+        words = os.memfd_create("holdfast-probes")  # not a file: the disk may be what is wrong
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=words,
+                env={**os.environ, **self._terms.env},
+                limit=_LINE_BYTES,
+                start_new_session=True,
+            )
+        except OSError as e:
+            self.broken = self._failed_finding(f"it cannot be run: {e.strerror}")
+            os.close(words)
+            return
+        try:
+            while line := await self._next_line(process):
+                if told := self._on_line(line):
+                    yield told
+            if not self.broken:
+                await self._await_end(process, words)
+        finally:
+            await self._kill_process(process)
+            self._on_probe_start("")
+            os.close(words)
+
+    async def _next_line(self, process: asyncio.subprocess.Process) -> bytes:
+        """The next line; none at the end, or when it must not go on."""
+        assert process.stdout
+        while not self.broken:
+            try:
+                async with asyncio.timeout(_LOOK_S):
+                    return await process.stdout.readline()
+            except TimeoutError:
+                if why := self._check_limits(process.pid):
+                    self.broken = self._failed_finding(why)
+            except ValueError:
+                self.broken = self._failed_finding("it printed a line without an end")
+        return b""
+
+    async def _await_end(self, process: asyncio.subprocess.Process, words: int) -> None:
+        try:
+            async with asyncio.timeout(_GONE_S):
+                code = await process.wait()
+        except TimeoutError:
+            self.broken = self._failed_finding("it said all it had to say, and did not end")
+        else:
+            self.broken = self._failed_finding(_describe_exit(code, words)) if code else None
+
+    async def _kill_process(self, process: asyncio.subprocess.Process) -> None:
+        """It, and whatever it has started: it leads a session of its own."""
+        if process.returncode is not None:
+            return
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+            async with asyncio.timeout(_GONE_S):
+                await process.wait()
+        except ProcessLookupError:
+            pass
+        except TimeoutError:  # it hangs in the kernel, most likely in a driver; we do not
+            why = self.broken.detail if self.broken else "it was to end"
+            self.broken = self._failed_finding(f"{why}, and could not be killed: it hangs in the kernel")
+
+    def _check_limits(self, pid: int) -> str:
+        row = self._rows.get(self._at)
+        limit_s = self._terms.hang_s or row.deadline_s if row else START_S
+        if time.monotonic() > self._since + limit_s:
+            return f"it did not come back within {limit_s:g} s"
+        if (used := _own_bytes(pid)) > self._terms.memory_bytes:
+            return f"it took {used / 1e9:.1f} GB of memory and was ended"
+        return ""
+
+    def _on_line(self, line: bytes) -> Finding | None:
+        try:
+            told = _told(line)
+        except msgspec.DecodeError:
+            self.broken = self._failed_finding("it printed what nobody can read")
+            return None
+        if told.began:
+            self._on_probe_start(told.began)
+        elif told.finding and told.finding.probe not in self.behind and told.finding.ok is None:
+            self.behind.append(told.finding.probe)
+        return told.finding
+
+    def _on_probe_start(self, to: str) -> None:
+        now = time.monotonic()
+        if self._at != START:
+            self.took_s += now - self._since
+            if self._at not in self.behind:
+                self.behind.append(self._at)
+        self._at, self._since = to or START, now
+
+    def _failed_finding(self, why: str) -> Finding:
+        row = self._rows.get(self._at)
+        took_s = round(time.monotonic() - self._since, 3)
+        return Finding(probe=self._at, level=row.level if row else 1, ok=False, detail=why, took_s=took_s)
+
+
+def _describe_exit(code: int, words: int) -> str:
+    text = os.pread(words, _WORDS_BYTES, max(0, os.fstat(words).st_size - _WORDS_BYTES)).decode(errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if code < 0:
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        return f"it died of {name}"
+    return lines[-1][:300] if lines else f"it ended with code {code}"
+
+
+def _own_bytes(pid: int) -> int:
+    """Memory that is the process's own, not shared and not of files; 0 when it has just ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    rows = (line.split() for line in status.splitlines() if line.startswith("RssAnon:"))
+    return next((int(row[1]) << 10 for row in rows), 0)

@@ -1,0 +1,305 @@
+"""The monitor: reads every source at its own pace, in a thread of its own, and hands what detectors make of it on.
+
+Threads, because a driver or a file system that hangs takes along whoever asks it: the others go on, and the agent says
+which one does not answer. They are daemons, so that none can keep an agent from ending.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from holdfast.agent.sources import Read, Signal, SourceAbsent
+from holdfast.agent.sources.gpu import GpuSource, load_nvml
+from holdfast.agent.sources.host import HostSource
+from holdfast.agent.sources.kernel_log import KernelLogSource
+from holdfast.agent.sources.network import NetworkSource
+from holdfast.agent.sources.rank_logs import RankLogSource
+from holdfast.agent.system.oom_kills import OomKills, knows_pids
+from holdfast.core.detect.health import HealthDetector
+from holdfast.core.detect.lines import LineDetector, MachineUse
+from holdfast.core.detect.rules import RuleDetector
+from holdfast.core.incident.alarm_rate_limit import AlarmRateLimit
+from holdfast.logs import catalog_files
+from holdfast.model.alarm import Alarm
+from holdfast.model.signal import Gauge, Line
+from holdfast.wire import run_files
+from holdfast.wire.holder_messages import HolderRank
+from holdfast.wire.keeper_messages import ArenaRequest
+from holdfast.wire.run_files import NodeSpec
+
+_KERNEL, _GPUS, _HOST, _LOGS = "kernel log", "GPUs", "host", "ranks' logs"
+_LOGS_S = 1.0
+_LOOK_S = 2.0  # how often the threads themselves are looked at
+_SLICE_S = 0.02  # of the loop, for what ranks write: it may be made of nothing but lines that rows look for
+_HURRY_S = 0.05  # what a rank's end may wait for the kernel's log
+_log = logging.getLogger("holdfast.agent")
+
+
+class MonitorPorts(msgspec.Struct, frozen=True):
+    """What the monitor asks its agent, and whom it tells."""
+
+    noticed: Callable[[Alarm], None]
+    held: Callable[[], list[HolderRank]]  # the ranks here, those that have ended among them
+    offset_s: Callable[[], float]  # controller's clock minus ours
+    nvml: Callable[[], object] = load_nvml
+
+
+class SourceFeed:
+    """One source and its thread."""
+
+    def __init__(self, name: str, pace_s: float, make: Callable[[], Read], *, shared: bool = True) -> None:
+        self.name = name
+        self.stuck = "gpu.stuck_s" if name == _GPUS else "source.stuck_s"
+        self.pace_s = pace_s
+        self.make = make
+        self.shared = shared  # of the host, so that one node of it is enough
+        self.asked_at: float | None = None  # since when we wait for an answer
+        self.absent = False
+        self.behind = False  # the loop has not yet heard all that was read
+        self.lock = threading.Lock()
+        self.wake = threading.Event()
+        self.thread: threading.Thread | None = None
+
+
+class HealthMonitor:
+    def __init__(self, node_dir: Path, node: NodeSpec, ties: MonitorPorts) -> None:
+        self._spec, self._dir, self._ties = node, node_dir, ties
+        settings = node.settings
+        limits = settings.health
+        self._alone = "{node}" in limits.root
+        self._root = Path(limits.root.replace("{node}", node.node))
+        self._health = HealthDetector(limits, catalog_files.load_health(limits.catalog))
+        self._lines = LineDetector(settings.lines, catalog_files.load_lines(settings.lines.catalog))
+        self._rules = RuleDetector(settings.rules)
+        self._flood = AlarmRateLimit()
+        self._speaker: int | None = None  # the lock by which this node speaks for its host
+        self._deciding = threading.Lock()  # on that
+        self._gpus: frozenset[str] = frozenset()
+        self._host: HostSource | None = None
+        self._kernel: KernelLogSource | None = None
+        self._generation = 0
+        self.kills = OomKills(self._root)
+        self._knows_pids = knows_pids(self._root)
+        self._ended = threading.Event()
+        self.logs: RankLogSource | None = None
+        self._feeds = {
+            feed.name: feed
+            for feed in (
+                SourceFeed(_KERNEL, limits.kernel_s, self._make_kernel, shared=False),
+                SourceFeed(_GPUS, limits.gpu_s, self._make_gpu),
+                SourceFeed(_HOST, limits.host_s, self._make_host),
+                SourceFeed("network", limits.network_s, lambda: NetworkSource(self._now, self._root).read),
+                SourceFeed(_LOGS, _LOGS_S, self._make_logs, shared=False),
+            )
+        }
+
+    async def run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.kills.count_now(time.monotonic())
+        for feed in self._feeds.values():
+            feed.thread = threading.Thread(
+                target=self._run_feed, args=(feed,), name=f"holdfast {feed.name}", daemon=True
+            )
+            feed.thread.start()
+        try:
+            while True:
+                await asyncio.sleep(_LOOK_S)
+                self._check_feeds()
+        finally:
+            self._ended.set()
+            for feed in self._feeds.values():
+                feed.wake.set()
+
+    def on_rank_exit(self, at: float) -> None:
+        """A rank ended then: what the kernel says of it must be told before that is, and GPUs be looked at now."""
+        feed = self._feeds[_KERNEL]
+        if self._kernel and feed.lock.acquire(timeout=_HURRY_S):
+            try:
+                found = self._kernel.read()
+            finally:
+                feed.lock.release()
+            self._on_signals(feed, [msgspec.structs.replace(signal, at=min(signal.at, at)) for signal in found])
+        for name in (_GPUS, _HOST):
+            self._feeds[name].wake.set()
+
+    def scarcely(self) -> str:
+        """Where the kernel tells nobody whom it kills: the sign that memory was scarce just now, if there was one."""
+        return self.kills.scarcely(time.monotonic()) if self._feeds[_KERNEL].absent else ""
+
+    # --- threads -----------------------------------------------------------------------------------------------
+
+    def _run_feed(self, feed: SourceFeed) -> None:
+        """The life of a source's thread."""
+        feed.asked_at = time.monotonic()
+        try:
+            read = feed.make()
+        except SourceAbsent as e:
+            feed.absent, feed.asked_at = True, None
+            _log.info("no %s to watch: %s", feed.name, e)
+            return
+        while not self._ended.is_set():
+            if not feed.shared or self._speaks_for_host():
+                feed.asked_at = time.monotonic()
+                with feed.lock:
+                    found = read()
+                if feed.behind:
+                    _log.info("%d lines of the ranks' logs are not looked at: too much is written", len(found))
+                elif found and not self._hand_on(feed, found):
+                    return
+            feed.asked_at = None
+            feed.wake.wait(feed.pace_s)
+            feed.wake.clear()
+
+    def _hand_on(self, feed: SourceFeed, found: list[Signal]) -> bool:
+        feed.behind = feed.name == _LOGS
+        try:
+            self._loop.call_soon_threadsafe(self._on_signals, feed, found)
+        except RuntimeError:
+            return False  # the agent has ended
+        return True
+
+    def _make_kernel(self) -> Read:
+        self._kernel = KernelLogSource(self._now, self._root)
+        return self._kernel.read
+
+    def _make_gpu(self) -> Read:
+        source = GpuSource(self._ties.nvml(), self._now, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        self._gpus = frozenset(gpu.bus for gpu in source.gpus if gpu.bus)
+        return source.read
+
+    def _make_host(self) -> Read:
+        self._host = HostSource(self._now, self._ties.offset_s, self._watched_paths, self._root)
+        return self._host.read
+
+    def _make_logs(self) -> Read:
+        source = RankLogSource(self._now, self._spec.log_dir, self._running_ranks, self._spec.settings.lines.bytes_s)
+        if not self._spec.settings.rules.rule:
+            source.worth = lambda text: self._lines.catalog.may_match(text, rank=True)
+        self.logs = source
+        return source.read
+
+    def _now(self) -> float:
+        return time.time() + self._ties.offset_s()
+
+    def _running_ranks(self) -> list[tuple[int, int]]:
+        keys = (held.key.split(":") for held in self._ties.held() if held.code is None)
+        return [(int(generation), int(rank)) for generation, rank in keys]
+
+    def _watched_paths(self) -> list[str]:
+        """What the job writes to; ranks say where they want checkpoints, those of all nodes for which this one speaks:
+        it may be a standby itself."""
+        paths = [self._spec.entry.cwd, self._spec.log_dir, str(self._dir), "/dev/shm"]
+        wanted = self._dir.glob("want-*.json") if self._alone else self._dir.parent.glob("*/want-*.json")
+        for path in wanted:
+            with contextlib.suppress(OSError, msgspec.DecodeError):
+                storage = run_files.read_json(path, ArenaRequest).storage
+                paths += [storage.url] if storage else []
+        return list(dict.fromkeys(paths))
+
+    def _speaks_for_host(self) -> bool:
+        """Whether this node is the one of its host that reads what is the host's."""
+        with self._deciding:
+            if not self._alone and self._speaker is None:
+                self._speaker = _lock_file(self._dir.parent / f".host-{socket.gethostname()}")
+            return self._alone or self._speaker is not None
+
+    # --- in the loop -------------------------------------------------------------------------------------------
+
+    def _on_signals(self, feed: SourceFeed, found: list[Signal]) -> None:
+        """A slice at a time, where it may be much: beats go out in between."""
+        owned = self._make_owned(feed)
+        until = time.monotonic() + _SLICE_S
+        for place, signal in enumerate(found):
+            if feed.behind and time.monotonic() > until:
+                self._loop.call_soon(self._on_signals, feed, found[place:])
+                return
+            match signal:
+                case Gauge():
+                    self._send_alarm(self._health.on_gauge(signal, owned.suspects))
+                case Line() if feed.name != _GPUS or self._feeds[_KERNEL].absent:  # an Xid is told once
+                    self._send_alarm(self._lines.on_line(signal, owned))
+                    for alarm in self._rules.on_line(signal):
+                        self._send_alarm(alarm)
+        feed.behind = False
+
+    def _check_feeds(self) -> None:
+        now = time.monotonic()
+        self.kills.count_now(now)
+        running = self._running_ranks()
+        generation = max((generation for generation, _ in running), default=0)
+        if generation != self._generation:
+            self._generation = generation
+            self._rules.on_launch(self._now(), tuple(rank for _, rank in running))
+        for alarm in self._rules.tick(self._now()) if running else ():
+            self._send_alarm(alarm)
+        for feed in self._feeds.values():
+            waited_s = now - (feed.asked_at or now)
+            if waited_s > self._spec.settings.health.deadline_s:
+                self._send_alarm(self._stuck_alarm(feed, feed.stuck, waited_s))
+            if feed.thread and not feed.thread.is_alive() and not feed.absent:
+                self._send_alarm(self._stuck_alarm(feed, "source.broken", 1.0))
+
+    def _stuck_alarm(self, feed: SourceFeed, gauge: str, value: float) -> Alarm | None:
+        return self._health.on_gauge(Gauge(name=gauge, of=feed.name, value=value, at=self._now()), (self._spec.node,))
+
+    def _send_alarm(self, alarm: Alarm | None) -> None:
+        if alarm and (passed := self._flood.admit_alarm(time.monotonic(), alarm)):
+            _log.warning("%s (%s): %s", alarm.kind, alarm.stance, passed.reason)
+            self._ties.noticed(passed)
+
+    def _make_owned(self, feed: SourceFeed) -> MachineUse:
+        suspects = self._host_nodes()
+        return MachineUse(
+            node=self._spec.node,
+            suspects=suspects,
+            speaks=self._alone or self._speaker is not None,
+            gpus=self._gpus,
+            disks=self._host.disks if self._host else frozenset(),
+            ranks={held.pid: int(held.key.split(":")[1]) for held in self._ties.held() if self._knows_pids},
+            bereaved=feed.name == _KERNEL and self.kills.has_recent(),
+            elsewhere=self._rank_pids() if feed.name == _KERNEL and len(suspects) > 1 else frozenset(),
+        )
+
+    def _rank_pids(self) -> frozenset[int]:
+        """Pids of all ranks of this generation; nodes on one host share the folder of logs."""
+        files = Path(self._spec.log_dir).glob(f"gen-{self._generation}/rank-*/pid")
+        return frozenset(int(text) for path in files if (text := _read_text(path).strip()).isdecimal())
+
+    def _host_nodes(self) -> tuple[str, ...]:
+        """The nodes of this run that share this host; what is the host's concerns them all."""
+        if self._alone:
+            return (self._spec.node,)
+        here = socket.gethostname()
+        found = {path.parent.name for path in self._dir.parent.glob("*/lock") if _read_text(path) == here}
+        alive = {name for name in found if (self._dir.parent / name / "holder.pid").exists()}
+        return tuple(sorted(alive | {self._spec.node}))
+
+
+def _lock_file(path: Path) -> int | None:
+    """Held until this process ends; None: another has it. -1: there can be no lock, so better all speak than none."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return -1
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        os.close(fd)
+        return None if isinstance(e, BlockingIOError) else -1
+    return fd
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

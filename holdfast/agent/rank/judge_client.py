@@ -1,0 +1,82 @@
+"""The agent's side of the judge: asks what a bad end was, waits for so long and no longer, and never in its loop."""
+
+import asyncio
+import logging
+import socket
+from pathlib import Path
+
+from holdfast.agent.rank import judge
+from holdfast.agent.rank.judge import JudgeAborted, JudgeAlarm, JudgeRequest
+from holdfast.agent.system import child_process
+from holdfast.core.detect.crash import FailureCatalog, alarm_without_words
+from holdfast.model.alarm import Alarm
+from holdfast.model.signal import Exit
+from holdfast.wire import holder_messages
+
+_WAIT_S = 5.0  # for a judge that has still to read its catalog, or that is stopped or stuck itself
+_NOTHING = FailureCatalog(())
+_log = logging.getLogger("holdfast.agent")
+
+
+class JudgeClient:
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._id = 0
+        self._open: dict[int, asyncio.Future[bool]] = {}  # whether all was told
+        self._told: dict[int, Alarm] = {}
+        self._listening = False
+        self._gone = False  # the judge has ended
+
+    async def judge_exit(self, exit: Exit, where: Path) -> Alarm:
+        """What this end is taken for: by its last words or, where these take too long, without them."""
+        loop = asyncio.get_running_loop()
+        if not self._listening:
+            self._listening = True
+            loop.add_reader(self._sock, self._on_packet)
+        self._id += 1
+        id, answer = self._id, loop.create_future()
+        self._open[id] = answer
+        if self._gone or not child_process.send_packet(
+            self._sock, judge.encode(JudgeRequest(id=id, exit=exit, where=str(where)))
+        ):
+            answer.set_result(False)
+        try:
+            async with asyncio.timeout(_WAIT_S):
+                whole = await answer
+        except TimeoutError:
+            _log.warning("the judge has not answered for %g s", _WAIT_S)
+            whole = False
+        finally:
+            del self._open[id]
+        if not whole:
+            _log.warning("the last words of rank %d could not be judged; its end is told without", exit.rank)
+        return self._told.pop(id, None) or alarm_without_words(exit, _NOTHING)
+
+    def _on_packet(self) -> None:
+        packet = child_process.receive_packet(self._sock, holder_messages.PACKET_BYTES)
+        if not packet:
+            self._on_judge_gone()
+            return
+        match judge.to_agent(packet):
+            case JudgeAlarm(id=id, alarm=alarm, last=last) if id in self._open:
+                self._told[id] = alarm
+                if last:
+                    self._resolve_answer(id, whole=True)
+            case JudgeAborted(id=id, late=late) if id in self._open:
+                if late:
+                    _log.warning(
+                        "last words took too long to be judged (more than %g s of a processor)", judge.DEADLINE_S
+                    )
+                self._resolve_answer(id, whole=False)
+
+    def _resolve_answer(self, id: int, *, whole: bool) -> None:
+        if not self._open[id].done():
+            self._open[id].set_result(whole)
+
+    def _on_judge_gone(self) -> None:
+        _log.warning("the judge has ended; until there is another agent, ends are told without last words")
+        self._gone = True
+        asyncio.get_running_loop().remove_reader(self._sock)
+        for id in self._open:
+            self._resolve_answer(id, whole=False)

@@ -1,0 +1,62 @@
+"""A rank's output files: its last words, and a bound on what they may take of the disk."""
+
+import os
+from pathlib import Path
+
+from holdfast.core.terminal_sanitizer import strip_controls
+
+_TAIL_BYTES = 512 << 10  # of each file: a cause may lie far before the end, behind what others shouted
+_LINE_CHARS = 2000
+_LINES = 10_000  # of each file: a progress bar may write one a byte
+_CHUNK = 1 << 20
+
+
+def rank_folder(log_dir: str, generation: int, rank: int) -> Path:
+    return Path(log_dir) / f"gen-{generation}" / f"rank-{rank}"
+
+
+def last_words(where: Path) -> tuple[str, ...]:
+    """The last lines of stdout, then those of stderr, where the end is told; whatever bytes they hold."""
+    return (*_read_tail(where / "stdout.log"), *_read_tail(where / "stderr.log"))
+
+
+def _read_tail(path: Path) -> tuple[str, ...]:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ()
+    lines = (line.rstrip()[:_LINE_CHARS] for line in strip_controls(text.replace("\r", "\n")).split("\n"))
+    return tuple(line for line in lines if line)[-_LINES:]
+
+
+def rotate_file(path: Path, limit_bytes: int) -> bool:
+    """Keep a flood from filling the disk: the end of the file becomes PATH.1 and it starts anew, its writers none the
+    wiser.
+
+    Ranks hold the file open for appending, so it cannot be renamed away; what they write while it is copied is lost.
+    """
+    try:
+        size = path.stat().st_size
+        if size <= limit_bytes:
+            return False
+        _keep_end(path, size - limit_bytes, limit_bytes)
+        os.truncate(path, 0)
+    except OSError:
+        return False
+    return True
+
+
+def _keep_end(path: Path, start: int, count: int) -> None:
+    """Copy these bytes and no more: the flood goes on meanwhile, and has no end."""
+    older = path.with_name(f"{path.name}.1")
+    try:
+        with path.open("rb") as source, older.open("wb") as kept:
+            source.seek(start)
+            while count and (chunk := source.read(min(count, _CHUNK))):
+                kept.write(chunk)
+                count -= len(chunk)
+    except OSError:
+        older.unlink(missing_ok=True)  # no room for both; then better the new than the old

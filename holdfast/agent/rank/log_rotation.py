@@ -1,0 +1,34 @@
+"""Keeps the logs of ranks below their limit while they are being written."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from holdfast.agent.rank import log_files
+from holdfast.wire.holder_messages import HolderRank
+from holdfast.wire.run_files import NodeSpec
+
+_LOOK_S = 1.0  # how often their sizes are looked at
+_log = logging.getLogger("holdfast.agent")
+
+
+class LogRotation:
+    def __init__(self, node: NodeSpec) -> None:
+        self._node = node
+        self._flooded: set[str] = set()
+
+    async def run(self, ranks: Callable[[], Iterable[HolderRank]]) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            # In a thread: a slow disk must not keep us from speaking.
+            await asyncio.to_thread(self.rotate_logs, [held.key for held in ranks()])
+
+    def rotate_logs(self, keys: list[str]) -> None:
+        for key in keys:
+            generation, rank = (int(part) for part in key.split(":"))
+            where = log_files.rank_folder(self._node.log_dir, generation, rank)
+            limit_bytes = self._node.settings.logs.file_bytes
+            rotated = [log_files.rotate_file(where / name, limit_bytes) for name in ("stdout.log", "stderr.log")]
+            if any(rotated) and key not in self._flooded:
+                self._flooded.add(key)
+                _log.warning("rank %d writes more than logs.file_bytes; its older output is dropped", rank)

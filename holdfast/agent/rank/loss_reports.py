@@ -1,0 +1,85 @@
+"""What ranks tell of their steps, read out of their slots and put before the detectors."""
+
+import mmap
+from collections.abc import Iterator
+
+import msgspec
+
+from holdfast.core.detect.loss_spikes import LossLimits, SpikeDetector, alarm_of, policy_hindrance
+from holdfast.model.alarm import Alarm
+from holdfast.model.release import Ease
+from holdfast.model.signal import Loss, Mark, StepValues
+from holdfast.wire.rank_memory import slot_reader
+
+_READERS = 1 << 10  # of ranks, dead ones among them
+
+
+class LossReports:
+    """One detector for every rank of every generation that runs here."""
+
+    def __init__(self, node: str, limits: LossLimits) -> None:
+        self._node = node
+        self._limits = limits
+        self._read: dict[tuple[int, int, int], tuple[int, int]] = {}  # up to which write, and entry of a rank's ring
+        self._spikes: dict[tuple[int, int, int], SpikeDetector] = {}
+        self._said: dict[str, int] = {}  # until which step a rule has nothing more to say, whichever rank it is about
+        self._marks: list[Mark] = []
+        self.eases: tuple[Ease, ...] = ()  # of the generation that runs
+
+    def take_marks(self) -> tuple[Mark, ...]:
+        """Hashes that ranks have told since the last time."""
+        marks, self._marks = tuple(self._marks), []
+        return marks
+
+    def read_slots(self, arena: mmap.mmap, nproc: int, offset_s: float) -> Iterator[Alarm | Loss]:
+        """What is new in the slots; `offset_s` makes their instants the controller's.
+
+        Whose loss went wrong first comes first: the others have it from there, by the next sum.
+        """
+        read = [(index, slot_reader.read_slot(arena, index)) for index in range(nproc)]
+        readings = [(index, reading) for index, reading in read if reading is not None]
+        spoilt = [r for _, r in readings if r.first_bad_step >= 0 and r.loss is not None]
+        for reading in sorted(spoilt, key=lambda r: r.first_bad_step):
+            yield self._nonfinite_loss(reading, offset_s)
+        for index, reading in readings:
+            yield from self._new_alarms(arena, index, reading, offset_s)
+
+    def _nonfinite_loss(self, reading: slot_reader.SlotReading, offset_s: float) -> Loss:
+        assert reading.loss is not None
+        return Loss(
+            node=self._node,
+            generation=reading.generation,
+            rank=reading.rank,
+            step=reading.first_bad_step,
+            loss=reading.loss,
+            at=reading.at + offset_s,
+        )
+
+    def _new_alarms(
+        self, arena: mmap.mmap, index: int, reading: slot_reader.SlotReading, offset_s: float
+    ) -> Iterator[Alarm]:
+        owner = (reading.generation, reading.rank, reading.pid)
+        if owner not in self._spikes:
+            if len(self._spikes) >= _READERS:
+                self._spikes.clear()
+                self._read.clear()
+            self._spikes[owner] = SpikeDetector(self._limits)
+        seq, count = self._read.get(owner, (0, 0))
+        if seq == reading.seq:
+            return  # what goes into the ring is followed by a write of the step
+        count, news = slot_reader.read_entries(arena, index, reading, count)
+        self._read[owner] = reading.seq, count
+        for one in news:
+            if isinstance(one, Mark):
+                self._marks.append(one)
+            elif rules := [found for found in self._spikes[owner].on_values(one) if self._is_new(found[0], one)]:
+                hindered = policy_hindrance(self._limits, one.step, reading.skippable, self.eases)
+                alarm = alarm_of(self._node, one, rules, self._limits, hindered)
+                yield msgspec.structs.replace(alarm, at=alarm.at + offset_s)
+
+    def _is_new(self, rule: str, told: StepValues) -> bool:
+        """Ranks share their loss, and one word of it is enough; a gradient of its own a rank does not share."""
+        rule = f"{rule} {told.generation}" + (f" {told.rank}" if rule.startswith("own") else "")
+        fresh = told.step >= self._said.get(rule, -1)
+        self._said[rule] = told.step + self._limits.window
+        return fresh

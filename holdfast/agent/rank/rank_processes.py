@@ -1,0 +1,383 @@
+"""The ranks of one node: started through the holder, watched through their slots, ended for certain."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import mmap
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from holdfast.agent.rank import log_files
+from holdfast.agent.rank.zygote_preload import ZygotePreload
+from holdfast.core.decoding import from_json
+from holdfast.linux import process_control
+from holdfast.model.errand import LaunchHere
+from holdfast.model.release import Release
+from holdfast.model.topology import Dims
+from holdfast.wire import holder_messages, replay_environment, run_files
+from holdfast.wire.holder_messages import (
+    ArenaMade,
+    ExecRank,
+    ForgetRank,
+    HolderListing,
+    HolderRank,
+    KeptArena,
+    KillRank,
+    MakeArena,
+    QuitHolder,
+    RankEnded,
+    RankStarted,
+    StartRefused,
+    SweepDone,
+    SweepLeftovers,
+    ZygoteWarmed,
+)
+from holdfast.wire.rank_environment import make_rank_environment
+from holdfast.wire.rank_memory import flight_log_reader, flight_log_writer, slot_reader
+from holdfast.wire.releases.staged_release import StagedRelease, skip_variables, staged_entry, staged_environment
+from holdfast.wire.run_files import EntryPoint, NodeSpec
+from holdfast.wire.zygote_messages import ForkRank
+
+_log = logging.getLogger("holdfast.agent")
+# Together less than recovery.stop_s, so that our answer comes before nobody waits for it any more.
+_UNKILLABLE_S = 10.0
+_SWEPT_S = 8.0  # the holder takes less
+_EXECUTED = str(Path(__file__).parents[2] / "client" / "boot" / "executed_rank.py")
+
+
+def generation_of(key: str) -> int:
+    return int(key.partition(":")[0])
+
+
+class RankProcesses:
+    def __init__(
+        self, node: NodeSpec, node_dir: Path, sock: socket.socket, on_over: Callable[[HolderRank], None]
+    ) -> None:
+        self.spec = node
+        self.held: dict[str, HolderRank] = {}
+        self.warm = asyncio.Event()
+        self.cold = ""  # why there is no zygote, for the log
+        self.say: Callable[[str], None] = lambda text: None  # to the person
+        self.staged: Callable[[Release], StagedRelease] = lambda release: StagedRelease()
+        self.arena: mmap.mmap | None = None
+        self._key = ""  # of the zygote: the environment of its release, as JSON
+        self._arena_path = ""
+        self._sock = sock
+        self._sock.setblocking(False)
+        self._on_over = on_over
+        self._started: dict[str, asyncio.Future[str]] = {}  # asked for, not answered
+        self._stopped = 0  # ranks of generations up to this one may not start any more
+        self._changed = asyncio.Event()
+        self._swept: asyncio.Future[tuple[int, ...]] | None = None
+        self.arenas: tuple[KeptArena, ...] = ()  # of snapshots, from before this agent
+        self.keeper_path = node_dir / "keeper.sock"
+        self._made: dict[str, asyncio.Future[str]] = {}
+        self._imports = node_dir / "imports.json"  # written by a rank at its first step
+        self._mesh = node_dir / "mesh.json"  # parallel groups, if the script tells them
+        self._preloading = ZygotePreload(node, self._imports)
+
+    # --- talking to the holder ---------------------------------------------------------------------------------
+
+    async def listen(self, listed: asyncio.Event) -> None:
+        loop = asyncio.get_running_loop()
+        while packet := await loop.sock_recv(self._sock, holder_messages.PACKET_BYTES):
+            match holder_messages.to_agent(packet):
+                case HolderListing() as listing:
+                    self._on_listing(listing)
+                    listed.set()
+                case RankStarted(key=key, pid=pid):
+                    self.held[key] = HolderRank(key=key, pid=pid)
+                    if generation_of(key) <= self._stopped:  # told to stop while it was being born
+                        self._send_holder(KillRank(key=key, signal=signal.SIGKILL))
+                    self._answer_start(key, "")
+                case StartRefused(key=key, error=error):
+                    self._answer_start(key, error)
+                case SweepDone(left=left):
+                    if self._swept and not self._swept.done():
+                        self._swept.set_result(left)
+                case ZygoteWarmed(ok=ok, detail=detail, key=key, lost=lost) if key == self._key:
+                    if lost and self.warm.is_set():
+                        then = "another one is ready" if ok else "ranks are started afresh from now on"
+                        self.say(f"the zygote {lost}; {then}")
+                    self.cold = "" if ok else detail
+                    if self.warm.is_set():
+                        _log.info("zygote: %s", detail)
+                    self.warm.set()
+                    self._preloading.on_warm()
+                case ArenaMade(arena=arena):
+                    made = self._made.pop(arena.name, None)
+                    if made and not made.done():
+                        made.set_result(arena.path)
+                case RankEnded(rank=rank):
+                    self.held[rank.key] = rank
+                    self._changed.set()
+                    self._on_over(rank)
+        os._exit(1)  # without a holder there is nothing to be an agent of
+
+    def _on_listing(self, listing: HolderListing) -> None:
+        self.held = {rank.key: rank for rank in listing.ranks}
+        self.arenas = listing.arenas
+        fd = os.open(listing.arena, os.O_RDWR)
+        self.arena, self._arena_path = mmap.mmap(fd, 0), listing.arena
+        os.close(fd)
+        if listing.warm:
+            self._key = listing.key
+            self._preloading.adopt_modules(listing.modules)
+            self.warm.set()
+        elif self.spec.entry.zygote:
+            self._send_holder(self._preloading.first_preload())
+        else:
+            self.cold = "not asked for"
+            self.warm.set()
+
+    def _answer_start(self, key: str, error: str) -> None:
+        future = self._started.pop(key, None)
+        if future and not future.done():
+            future.set_result(error)
+        self._changed.set()
+
+    def _send_holder(self, message: holder_messages.ToHolder) -> None:
+        packet = holder_messages.encode(message)
+        if len(packet) > holder_messages.PACKET_BYTES:
+            raise ValueError(
+                f"its arguments and environment take {len(packet)} of {holder_messages.PACKET_BYTES} bytes"
+            )
+        with contextlib.suppress(BlockingIOError):
+            self._sock.send(packet)
+            return
+        self._sock.setblocking(True)  # the holder is busy for a moment; it never waits for us
+        self._sock.send(packet)
+        self._sock.setblocking(False)
+
+    async def make_arena(self, name: str, size_bytes: int) -> str:
+        """Memory of this name that outlives us and the ranks; its path."""
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._made[name] = future
+        self._send_holder(MakeArena(name=name, bytes=size_bytes))
+        return await future
+
+    def quit_holder(self, code: int) -> None:
+        self._send_holder(QuitHolder(code=code))
+
+    # --- starting ----------------------------------------------------------------------------------------------
+
+    async def launch_ranks(self, errand: LaunchHere) -> str:
+        """Start every rank of the seat; an error in words, or nothing."""
+        if errand.generation > 1:
+            self.learn_imports()  # a fault so early that nobody has yet: once for all is sooner than in each rank
+        for key, rank in list(self.held.items()):
+            if rank.code is not None and generation_of(key) < errand.generation:
+                del self.held[key]
+                self._send_holder(ForgetRank(key=key))
+        try:
+            await self._have_zygote(errand.release.env)
+        except ValueError as e:
+            return str(e)
+        await self._preloading.wait_until_made()
+        errors = await asyncio.gather(*(self._start_rank(errand, local) for local in range(errand.seat.nproc)))
+        return "; ".join(e for e in errors if e)
+
+    async def _have_zygote(self, env: dict[str, str]) -> None:
+        """One that was started in the environment of the release."""
+        key = json.dumps(env, sort_keys=True) if env else ""
+        if not self.spec.entry.zygote or key == self._key:
+            return
+        self._send_holder(self._preloading.preload_for(env, key))
+        self._key, self.cold = key, ""
+        self.warm.clear()
+        await self.warm.wait()
+
+    async def _start_rank(self, errand: LaunchHere, local: int) -> str:
+        rank = errand.seat.first_rank + local
+        where = log_files.rank_folder(self.spec.log_dir, errand.generation, rank)
+        key = f"{errand.generation}:{rank}"
+        if key in self.held:
+            return ""  # an earlier agent got this far with the same errand
+        try:
+            where.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            return f"rank {rank}: cannot make its log folder {where}: {e.strerror}"
+        assert self.arena is not None
+        slot_reader.clear_slot(self.arena, local)
+        flight_log_reader.clear_flight(self.arena, flight_log_writer.flight_log_offset(self.spec.nproc, local))
+        env = self.environment_for(errand, local)
+        env["TORCHELASTIC_ERROR_FILE"] = str(where / "error.json")
+        if local == 0:
+            env["HOLDFAST_IMPORTS"] = str(self._imports)
+            self._mesh.unlink(missing_ok=True)
+            env["HOLDFAST_MESH"] = str(self._mesh)
+        staged, entry = self.staged(errand.release), self.entry_for(errand.release)
+        argv = tuple(a.replace("${local_rank}", str(local)) for a in entry.argv)
+        out, err = str(where / "stdout.log"), str(where / "stderr.log")
+        reads = self.spec.stdin if rank == 0 else ""
+        if entry.zygote and not self.cold:
+            fork = ForkRank(
+                key=key,
+                argv=argv,
+                module=entry.module,
+                env=env,
+                cwd=entry.cwd,
+                stdout=out,
+                stderr=err,
+                stdin=reads,
+                path=staged.staged_path(entry.cwd) if entry.module else "",
+                root=staged.root,
+                staged=staged.at,
+            )
+            if not await self._request_start(key, fork):
+                return self._note_pid(where, rank, key)
+        program = (*_interpreter(entry, staged), *argv)
+        files = {"stdin": reads, "stdout": out, "stderr": err}
+        error = await self._request_start(key, ExecRank(key=key, argv=program, env=env, cwd=entry.cwd, **files))
+        return f"rank {rank}: {error}" if error else self._note_pid(where, rank, key)
+
+    def _note_pid(self, where: Path, rank: int, key: str) -> str:
+        """For people who want to look at a rank with their own tools."""
+        try:
+            run_files.publish_file(where / "pid", f"{self.held[key].pid}\n".encode())
+        except OSError as e:
+            return f"rank {rank}: cannot write to its log folder {where}: {e.strerror}"
+        return ""
+
+    async def _request_start(self, key: str, message: ExecRank | ForkRank) -> str:
+        if generation_of(key) <= self._stopped:
+            return "it was told to stop before it had started"
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._started[key] = future
+        try:
+            self._send_holder(message)
+        except ValueError as e:
+            del self._started[key]
+            return str(e)
+        return await future
+
+    def _rank_env(self, errand: LaunchHere, local: int) -> dict[str, str]:
+        """torchrun's environment, and where our client finds its slot."""
+        seat, world = errand.seat, errand.world_size
+        values: dict[str, object] = {
+            "RANK": seat.first_rank + local,
+            "LOCAL_RANK": local,
+            "GROUP_RANK": seat.group_rank,
+            "ROLE_RANK": seat.first_rank + local,
+            "ROLE_NAME": self.spec.entry.role,
+            "WORLD_SIZE": world,
+            "LOCAL_WORLD_SIZE": seat.nproc,
+            "GROUP_WORLD_SIZE": errand.group_world_size,
+            "ROLE_WORLD_SIZE": world,
+            "MASTER_ADDR": errand.store_host,
+            "MASTER_PORT": errand.store_port,
+            "TORCHELASTIC_RESTART_COUNT": errand.generation - 1,
+            "TORCHELASTIC_MAX_RESTARTS": errand.max_restarts,
+            "TORCHELASTIC_RUN_ID": errand.run_id,
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+            "HOLDFAST_NODE": self.spec.node,
+            "HOLDFAST_KEEPER": self.keeper_path,
+            "HOLDFAST_GENERATION": errand.generation,
+            "HOLDFAST_BEGAN": errand.began_at,
+            "HOLDFAST_REPLICA_EVERY": self.spec.settings.replica.every,
+            "HOLDFAST_SLOT": f"{self._arena_path}:{local}",
+            "HOLDFAST_FLIGHT": f"{self._arena_path}:{flight_log_writer.flight_log_offset(self.spec.nproc, local)}",
+        }
+        return {k: str(v) for k, v in values.items()}
+
+    def read_mesh(self) -> Dims:
+        """The parallel groups that a rank of ours told of; whatever else stands there is nobody's business."""
+        try:
+            return from_json(self._mesh.read_bytes(), Dims)
+        except (OSError, msgspec.DecodeError):
+            return ()
+
+    def read_replayable(self) -> str:
+        """What the script said of doing its work again."""
+        try:
+            note = from_json((self.keeper_path.parent / replay_environment.NOTE).read_bytes(), dict[str, object])
+        except (OSError, msgspec.DecodeError):
+            return ""
+        return "seeded" if note.get("seeded") else "unseeded"
+
+    def entry_for(self, release: Release) -> EntryPoint:
+        """What ranks of a release run."""
+        return staged_entry(self.spec.entry, release, self.staged(release))
+
+    def environment_for(self, errand: LaunchHere, local: int) -> dict[str, str]:
+        """All that a rank finds in its environment."""
+        staged = self.staged(errand.release)
+        own = staged_environment(make_rank_environment(os.environ), self.spec.entry, errand.release, staged)
+        return own | self._rank_env(errand, local) | skip_variables(errand.skips, errand.eases)
+
+    def learn_imports(self, trains: bool = True) -> None:
+        """Have a zygote with all that the next generation will import."""
+        if self.cold or not self.warm.is_set():
+            return
+        if preload := self._preloading.better_preload(bool(self.held), trains, self._key):
+            try:
+                self._send_holder(preload)
+            except ValueError:  # too many to tell: the zygote stays as it is
+                self._preloading.on_warm()
+
+    # --- watching and ending -----------------------------------------------------------------------------------
+
+    def running_ranks(self, up_to: int | None = None) -> list[HolderRank]:
+        """Ranks that have not ended, of generations up to this one."""
+        alive = [r for r in self.held.values() if r.code is None]
+        return [r for r in alive if up_to is None or generation_of(r.key) <= up_to]
+
+    def count_running(self, generation: int) -> int:
+        """Those of one generation that have not ended."""
+        return sum(generation_of(rank.key) == generation for rank in self.running_ranks())
+
+    async def stop_ranks(self, up_to: int, grace_s: float) -> str:
+        """SIGTERM, grace, SIGKILL; a stopped process gets no SIGTERM, for it could not act on it."""
+        self._stopped = max(self._stopped, up_to)
+        grace_until = time.monotonic() + grace_s
+        for rank in self.running_ranks(up_to):
+            stopped = process_control.process_state(rank.pid) in ("T", "t")
+            self._send_holder(
+                KillRank(key=rank.key, signal=signal.SIGKILL if stopped or grace_s <= 0 else signal.SIGTERM)
+            )
+        await self._wait_ended(up_to, grace_until)
+        for rank in self.running_ranks(up_to):
+            self._send_holder(KillRank(key=rank.key, signal=signal.SIGKILL))
+        await self._wait_ended(up_to, time.monotonic() + _UNKILLABLE_S)
+        undead = [f"pid {r.pid} of rank {r.key.split(':')[1]} does not die" for r in self.running_ranks(up_to)]
+        undead += [f"rank {key.split(':')[1]} is still being started" for key in self._starting_keys(up_to)]
+        return "; ".join([*undead, *await self._sweep_orphans()])
+
+    def _starting_keys(self, up_to: int) -> list[str]:
+        return [key for key in self._started if generation_of(key) <= up_to]
+
+    async def _sweep_orphans(self) -> list[str]:
+        """End what ranks left behind: data loaders, daemons, whatever took a session of its own."""
+        if self._swept is None or self._swept.done():
+            self._swept = asyncio.get_running_loop().create_future()
+            self._send_holder(SweepLeftovers())
+        try:
+            async with asyncio.timeout(_SWEPT_S):
+                left = await asyncio.shield(self._swept)
+        except TimeoutError:
+            return ["the holder does not answer"]
+        return [f"pid {pid}, left behind by a rank, does not die" for pid in left]
+
+    async def _wait_ended(self, up_to: int, until: float) -> None:
+        while (self.running_ranks(up_to) or self._starting_keys(up_to)) and (left_s := until - time.monotonic()) > 0:
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._changed.wait()
+
+
+def _interpreter(entry: EntryPoint, staged: StagedRelease) -> tuple[str, ...]:
+    """What goes before the words of a rank that is executed; another Python may not have what is ours."""
+    if entry.python != sys.executable:
+        return entry.interpreter_argv()
+    return (entry.python, "-u", _EXECUTED, staged.staged_path(entry.cwd) if entry.module else "script")

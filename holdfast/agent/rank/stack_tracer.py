@@ -1,0 +1,284 @@
+"""Looks at all training processes of this node at one instant: their stacks, by py-spy, and what the kernel tells.
+
+py-spy reads the memory of a process and never stops it (`--nonblocking`): a plain dump fails on a stopped process and
+hangs on a frozen one. It may read an instant in which frames change, so a dump that makes no sense is taken again.
+Native frames cannot be had that way; who asks for them has the ranks stopped for some milliseconds each. Where py-spy
+is missing or not allowed to look, ranks are asked themselves, through their flight logs.
+"""
+
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from holdfast.agent.system import procfs
+from holdfast.agent.system.procfs import ProcessStat
+from holdfast.core.decoding import make_decoder
+from holdfast.core.diagnose.stack_folding import shorten_path
+from holdfast.model.stacks import Arrival, Flight, Frame, Process, Thread, Trace
+from holdfast.wire.holder_messages import HolderRank
+from holdfast.wire.rank_memory import flight_log_reader, slot_reader
+from holdfast.wire.rank_memory.flight_log_writer import flight_log_offset
+
+TRACED = 256  # processes of a node
+_THREADS = 4  # of a process, the main one first
+_FRAMES = 64  # of a thread
+_OUTER = 16  # of these from the outer end
+_TRIES = 3
+_AT_ONCE = max(4, min(32, 2 * (os.cpu_count() or 1)))
+_ASK_S = 1.5  # a rank that can answer does so by then
+_OURS = (
+    "/holdfast/client/boot/zygote.py",
+    "/holdfast/client/boot/script_runner.py",
+    "<frozen runpy>",
+)  # below every script
+_RECORDER = "/holdfast/client/training/flight_recorder.py"
+_FORBIDDEN = ("permission denied", "operation not permitted")
+
+
+class StackRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What to look at, and for how long."""
+
+    ranks: tuple[HolderRank, ...]
+    deadline_s: float
+    native: bool = False
+    offset_s: float = 0.0  # controller's clock minus ours
+
+
+class _SpyFrame(msgspec.Struct):
+    name: str
+    filename: str
+    line: int | None = None
+
+
+class _SpyThread(msgspec.Struct):
+    frames: list[_SpyFrame]
+    os_thread_id: int | None = None
+    thread_name: str | None = None
+
+
+_dump = make_decoder(msgspec.json.Decoder(list[_SpyThread]))
+Subject = tuple[int, ProcessStat, bool]  # rank, process, whether it is a child
+Stacks = tuple[tuple[Thread, ...], str]  # or why there are none
+
+
+def find_spy() -> str | None:
+    """The py-spy of this environment, or any."""
+    ours = Path(sys.executable).with_name("py-spy")
+    return str(ours) if ours.exists() else shutil.which("py-spy")
+
+
+class StackTracer:
+    def __init__(self, node: str, nproc: int, spy: str | None = None) -> None:
+        self._node = node
+        self._nproc = nproc
+        self._spy = spy
+        self._starts: dict[tuple[str, int], int] = {}  # when ranks were born, by key and pid
+
+    def watch_ranks(self, ranks: Iterable[HolderRank]) -> None:
+        """Know these ranks from now on, so that a pid that comes again is not taken for one of them."""
+        known = {}
+        for rank in ranks:
+            born = self._starts.get((rank.key, rank.pid))
+            if born is None and (seen := procfs.read_stat(rank.pid)):
+                born = seen.start
+            known[rank.key, rank.pid] = born if born is not None else -1
+        self._starts = known
+
+    def take_trace(self, asked: StackRequest, arena: mmap.mmap | memoryview | None) -> Trace:
+        """All processes of these ranks; it blocks until the deadline at most, and a little."""
+        began, until = time.time(), time.monotonic() + asked.deadline_s
+        alive, lost = self._known_ranks(asked.ranks)
+        children = procfs.list_descendants(seen.pid for _, seen, _ in alive)
+        subjects = alive + [(rank, child, True) for rank, seen, _ in alive for child in children[seen.pid]]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            looks = [pool.submit(self._spy_stacks, s, until, asked.native) for s in subjects[:TRACED]]
+            stacks = [look.result() for look in looks]
+        stacks += [((), f"not looked at: the node has more than {TRACED} processes")] * (len(subjects) - len(stacks))
+        told = self._read_flights(arena, asked) if arena is not None else {}
+        slots: dict[int, slot_reader.SlotReading] = {}
+        if arena is not None:
+            stacks = self._ask_ranks(arena, subjects, stacks, until)
+            slots = {r.rank: r for i in range(self._nproc) if (r := slot_reader.read_slot(arena, i))}
+        found = [self._describe_process(s, one, slots.get(s[0])) for s, one in zip(subjects, stacks, strict=True)]
+        return Trace(
+            node=self._node,
+            at=began + asked.offset_s,
+            processes=(*found, *lost),
+            flights=tuple(told.values()),
+            took_s=time.time() - began,
+        )
+
+    def _known_ranks(self, ranks: Sequence[HolderRank]) -> tuple[list[Subject], list[Process]]:
+        """The ranks that are who they were, and those that are gone."""
+        self.watch_ranks(ranks)
+        alive: list[Subject] = []
+        lost = []
+        for held in ranks:
+            rank, seen = int(held.key.split(":")[1]), procfs.read_stat(held.pid)
+            if held.code is None and seen and seen.start == self._starts[held.key, held.pid]:
+                alive.append((rank, seen, False))
+            else:
+                why = "its pid belongs to another process now" if seen and held.code is None else "it has ended"
+                why += f" with code {held.code}" if held.code is not None else ""
+                lost.append(Process(node=self._node, rank=rank, pid=held.pid, state="X", error=f"gone: {why}"))
+        return alive, lost
+
+    def _describe_process(self, subject: Subject, stacks: Stacks, told: slot_reader.SlotReading | None) -> Process:
+        rank, seen, child = subject
+        now = procfs.read_stat(seen.pid)
+        ending = told.ending if told is not None and not child else ""
+        if now is None or now.start != seen.start:
+            # While we looked, so what we saw may be another's. It is no case for this look: how it ended will be told.
+            gone = Process(node=self._node, rank=rank, pid=seen.pid, child=child, name=seen.name, ending=ending)
+            return msgspec.structs.replace(gone, error="gone: it ended while it was looked at")
+        return Process(
+            node=self._node,
+            rank=rank,
+            pid=seen.pid,
+            child=child,
+            name=seen.name,
+            state=seen.state,
+            cpu_s=seen.cpu_s,
+            io_bytes=procfs.io_bytes(seen.pid),
+            threads=stacks[0],
+            error=stacks[1],
+            steps=child and told is not None and told.claimed and told.pid == seen.pid,
+            ending=ending,
+        )
+
+    # --- py-spy ------------------------------------------------------------------------------------------------
+
+    def _spy_stacks(self, subject: Subject, until: float, native: bool) -> Stacks:
+        pid, stopped = subject[1].pid, subject[1].state in ("T", "t")
+        spy = self._spy or find_spy()
+        if spy is None:
+            return (), "py-spy is not installed in the node's environment"
+        way = ("--native",) if native and not stopped else ("--nonblocking",)
+        threads: tuple[Thread, ...] = ()
+        error = ""
+        for _ in range(_TRIES):
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return (), error or "no time was left to look at it"
+            threads, error, again = _run_spy([spy, "dump", "--json", *way, "--pid", str(pid)], pid, left_s)
+            if not again:
+                break
+        return threads, error
+
+    # --- asking the ranks themselves ---------------------------------------------------------------------------
+
+    def read_arrivals(
+        self, arena: mmap.mmap | memoryview, generation: int, offset_s: float
+    ) -> dict[int, tuple[Arrival, ...]]:
+        """When each rank of a generation came to its newest collectives."""
+        logs = [
+            flight_log_reader.read_flight(arena, flight_log_offset(self._nproc, i), self._node, offset_s)
+            for i in range(self._nproc)
+        ]
+        return {told.flight.rank: told.arrivals for told in logs if told and told.generation == generation}
+
+    def _read_flights(self, arena: mmap.mmap | memoryview, asked: StackRequest) -> dict[int, Flight]:
+        pids = {held.pid for held in asked.ranks}
+        logs = [
+            flight_log_reader.read_flight(arena, flight_log_offset(self._nproc, i), self._node, asked.offset_s)
+            for i in range(self._nproc)
+        ]
+        return {told.flight.rank: told.flight for told in logs if told and told.pid in pids}
+
+    def _ask_ranks(
+        self, arena: mmap.mmap | memoryview, subjects: list[Subject], stacks: list[Stacks], until: float
+    ) -> list[Stacks]:
+        """Ranks that py-spy could not look at tell their stacks themselves, if they can."""
+        until = min(until, time.monotonic() + _ASK_S)
+        logs = {
+            pid: at for i in range(self._nproc) if (pid := _log_owner(arena, at := flight_log_offset(self._nproc, i)))
+        }
+        open_to_us = {
+            number: (logs[seen.pid], flight_log_reader.ask_for_stacks(arena, logs[seen.pid]))
+            for number, (_, seen, child) in enumerate(subjects)
+            if stacks[number][1] and not child and seen.pid in logs and seen.state not in ("T", "t", "Z")
+        }
+        answered = dict(enumerate(stacks))
+        while open_to_us and time.monotonic() < until:
+            for number, (at, question) in list(open_to_us.items()):
+                threads = flight_log_reader.read_stacks(arena, at, question)
+                if threads is not None:
+                    answered[number] = (_trim_threads(threads), "")
+                    del open_to_us[number]
+            time.sleep(0.02)
+        for number in open_to_us:
+            answered[number] = ((), f"{stacks[number][1]}; and the rank did not answer, so it runs no Python")
+        return list(answered.values())
+
+
+def _log_owner(arena: mmap.mmap | memoryview, at: int) -> int:
+    """The pid of the rank that last wrote to the log at this place."""
+    told = flight_log_reader.read_flight(arena, at, "")
+    return told.pid if told else 0
+
+
+def _run_spy(argv: list[str], pid: int, left_s: float) -> tuple[tuple[Thread, ...], str, bool]:
+    """Stacks, or why there are none and whether it is worth trying again."""
+    try:
+        ran = subprocess.run(argv, capture_output=True, timeout=left_s, stdin=subprocess.DEVNULL, check=False)
+    except subprocess.TimeoutExpired:
+        return (), f"py-spy did not finish in {left_s:.1f} s", False
+    except OSError as e:
+        return (), f"py-spy cannot be run: {e.strerror}", False
+    if ran.returncode != 0:
+        said = ran.stderr.decode(errors="replace").strip().splitlines() or ["it did not say why"]
+        if any(word in line.lower() for line in said for word in _FORBIDDEN):
+            return (), "py-spy may not read it (ptrace is not permitted)", False
+        return (), f"py-spy failed: {said[-1].strip()[:200]}", True
+    try:
+        found = _dump(ran.stdout)
+    except msgspec.DecodeError:
+        return (), "py-spy made no sense", True
+    threads = [_make_thread(thread, pid) for thread in found]
+    # A thread that runs may show no frames at an instant; the main one always has some.
+    return (_trim_threads(threads), "", False) if threads else ((), "it has no Python threads", True)
+
+
+def _make_thread(found: _SpyThread, pid: int) -> Thread:
+    frames = [Frame(f.name, f.filename, f.line or 0) for f in reversed(found.frames)]
+    main = found.os_thread_id == pid or (found.os_thread_id is None and found.thread_name == "MainThread")
+    return Thread(name=found.thread_name or "", tid=found.os_thread_id or 0, main=main, frames=tuple(frames))
+
+
+def _trim_threads(threads: Iterable[Thread]) -> tuple[Thread, ...]:
+    """The main thread and a few others, of a bounded depth, without ourselves."""
+    others = [t for t in threads if not any(f.file.endswith(_RECORDER) for f in t.frames)]
+    others.sort(key=lambda t: (not t.main, -len(t.frames)))
+    return tuple(msgspec.structs.replace(t, frames=_trim_frames(t.frames)) for t in others[:_THREADS])
+
+
+def _trim_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    ours = [number for number, frame in enumerate(frames[:_OUTER]) if frame.file.endswith(_OURS)]
+    own = frames[ours[-1] + 1 :] if ours and len(frames) > ours[-1] + 1 else frames
+    if len(own) > _FRAMES:
+        own = own[:_OUTER] + own[_OUTER - _FRAMES :]
+    return tuple(Frame(f.function[:200], shorten_path(f.file)[-200:], f.line) for f in own)
+
+
+def fit_trace(trace: Trace, limit_bytes: int) -> Trace:
+    """With less in it, if it is too much to send: other threads go first, then those of children, then all frames."""
+    cuts = (
+        lambda p: p.threads,
+        lambda p: tuple(t for t in p.threads if t.main),
+        lambda p: () if p.child else tuple(t for t in p.threads if t.main),
+        lambda p: (),
+    )
+    for cut in cuts:
+        processes = tuple(msgspec.structs.replace(p, threads=cut(p)) for p in trace.processes)
+        smaller = msgspec.structs.replace(trace, processes=processes)
+        if len(msgspec.msgpack.encode(smaller)) <= limit_bytes:
+            return smaller
+    return msgspec.structs.replace(trace, processes=(), flights=(), error="there was too much to tell")

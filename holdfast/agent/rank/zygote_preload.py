@@ -1,0 +1,97 @@
+"""Which modules a node's zygote has: few before the first launch, and once ranks train what their script imports."""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from holdfast.wire import run_files
+from holdfast.wire.holder_messages import PreloadZygote
+from holdfast.wire.rank_environment import make_rank_environment, with_whole_paths
+from holdfast.wire.run_files import NodeSpec
+
+_IDLE_S = 5.0  # a node that has been without ranks for so long is a standby
+_BETTER_S = 10.0  # for a zygote that is being made: what it has yet to import, ranks would import themselves
+
+
+class ZygotePreload:
+    def __init__(self, node: NodeSpec, imports: Path) -> None:
+        self._entry = node.entry
+        self._shared = Path(node.learned) if node.learned else None
+        self._imports = imports  # written by a rank at its first step
+        self._learned: tuple[str, ...] = ()
+        self._asked: tuple[str, ...] = ()  # what the zygote has, or the one that is being made will have
+        self._idle_since = time.monotonic()
+        self._made = asyncio.Event()
+        self._made.set()
+
+    def first_preload(self) -> PreloadZygote:
+        """Ranks wait for it, so it imports little; what the process that it is forked from has costs nothing."""
+        self._asked = (*self._entry.preload, *(name for name in self._entry.later if name in sys.modules))
+        return PreloadZygote(modules=self._asked, env=self._environment({}))
+
+    def adopt_modules(self, modules: tuple[str, ...]) -> None:
+        """An agent before this one has asked for these."""
+        own = {*self._entry.preload, *self._entry.later}
+        self._asked, self._learned = modules, tuple(name for name in modules if name not in own)
+
+    def preload_for(self, env: dict[str, str], key: str) -> PreloadZygote:
+        """What a program is started with, and what its modules find while they are imported, a fork cannot change."""
+        return self._make_preload((*self._entry.preload, *self._entry.later), self._environment(env), key)
+
+    def on_warm(self) -> None:
+        """The zygote that was asked for is there, or will not be."""
+        self._idle_since = time.monotonic()
+        self._made.set()
+
+    async def wait_until_made(self) -> None:
+        """Wait a little for a zygote that is being made; who did so in vain does not do it again."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_BETTER_S):
+                await self._made.wait()
+        self._made.set()
+
+    def better_preload(self, held: bool, trains: bool, key: str) -> PreloadZygote | None:
+        """A zygote that holds what the script imported up to its first step, for the next generation.
+
+        A node without ranks, as a standby, takes over what another one on its host has learned. Until the first step
+        (not `trains`) ranks need all processors, and a node that has just come will have ranks at once.
+        """
+        self._learn_imports(held)
+        calm = trains if held else time.monotonic() > self._idle_since + _IDLE_S
+        modules = (*self._entry.preload, *(self._entry.later if calm else ()))
+        if {*modules, *self._learned} <= set(self._asked):
+            return None
+        self._made.clear()
+        return self._make_preload(modules, self._environment(json.loads(key) if key else {}), key)
+
+    def _make_preload(self, modules: tuple[str, ...], env: dict[str, str], key: str) -> PreloadZygote:
+        preload = PreloadZygote(modules=modules, learned=self._learned, env=env, key=key)
+        self._asked = tuple(dict.fromkeys((*self._asked, *preload.names())))
+        return preload
+
+    def _environment(self, changes: dict[str, str]) -> dict[str, str]:
+        return with_whole_paths(make_rank_environment(os.environ) | changes, self._entry.cwd)
+
+    def _learn_imports(self, held: bool) -> None:
+        names = _read_names(self._imports)
+        self._imports.unlink(missing_ok=True)
+        if not names and not held and self._shared:
+            names = _read_names(self._shared)
+        known = {*self._asked, *self._learned}
+        if new := tuple(name for name in dict.fromkeys(names) if name not in known):
+            self._learned += new
+            if held and self._shared:
+                with contextlib.suppress(OSError):
+                    run_files.publish_file(self._shared, json.dumps(self._learned).encode())
+
+
+def _read_names(path: Path) -> tuple[str, ...]:
+    """Of the modules listed in a file; none if it is not there."""
+    try:
+        return tuple(map(str, json.loads(path.read_bytes())))
+    except (OSError, ValueError):
+        return ()

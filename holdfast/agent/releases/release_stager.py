@@ -1,0 +1,223 @@
+"""Brings releases of the user's code to this node: fetched, compared with their digest, unpacked, and checked."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+from holdfast.agent.connection.controller_dialer import ControllerDialer
+from holdfast.agent.releases import release_check
+from holdfast.agent.releases.homecoming import Homecoming
+from holdfast.model.errand import StageHere
+from holdfast.model.release import Release
+from holdfast.wire.releases import tree_archive, tree_sync
+from holdfast.wire.releases.release_folder import NAME, ReleaseFolder
+from holdfast.wire.releases.staged_release import StagedRelease, staged_environment
+from holdfast.wire.releases.tree_archive import ArchiveError
+from holdfast.wire.run_files import NodeSpec
+
+_FETCH_S = 600.0
+_STALLED_S = 30.0
+_CHUNK = 1 << 20
+_KEPT = 5  # releases that nobody needs now, for a rollback
+_log = logging.getLogger("holdfast.agent")
+
+
+class ReleaseStager:
+    """Nodes of one host share the folder: whoever is first puts a tree there, whole or not at all."""
+
+    def __init__(self, node: NodeSpec, node_dir: Path, dialing: ControllerDialer) -> None:
+        self._node = node
+        self._dialing = dialing
+        self._folder = Path(node.releases) if node.releases else node_dir / "releases"
+        self._kept = ReleaseFolder(self._folder)
+        self._having: dict[str, asyncio.Task[str]] = {}
+        self._wanted: list[str] = []  # digests, the newest last: what may run next is never removed
+        self._launched: list[str] = []  # the same: nor what runs, and what ran before
+        self._later: dict[str, Release] = {}  # not here yet, as the user's own tree will do
+        self._in_place = ""  # the digest of what is run from the user's own tree
+        self._differs = ""  # what was said of that tree
+        self._homecoming = Homecoming(self._folder)
+        self.say: Callable[[str], None] = _log.warning
+
+    def staged_location(self, release: Release) -> StagedRelease:
+        if not release.digest:
+            return StagedRelease()
+        copy = self.staged_tree(release)
+        return msgspec.structs.replace(copy, at="") if release.digest == self._in_place else copy
+
+    def staged_tree(self, release: Release) -> StagedRelease:
+        root = os.path.realpath(release.root) if release.root else ""
+        return StagedRelease(root=root, at=str(self._kept.copy_of(release.digest)))
+
+    async def begin_launch(self, release: Release, *, first: bool = True) -> str:
+        """Ranks of it are about to be started; the node with the first of them tells of what concerns all."""
+        self._launched = [*(d for d in self._launched if d != release.digest), release.digest][-2:]
+        if (error := await self._have_or_stand(release)) or not release.digest:
+            self._in_place = ""
+            return error
+        await self.gather_outputs()
+        try:
+            differs = await asyncio.to_thread(self._choose_tree, release)
+        except (OSError, ArchiveError) as e:
+            return f"release {release.number} cannot be run: {e}"
+        if first and differs and differs != self._differs:
+            self.say(differs)
+        self._differs = differs
+        return ""
+
+    async def gather_outputs(self) -> None:
+        """What ranks have made in copies goes to where the user looks for it."""
+        try:
+            found = await asyncio.to_thread(lambda: [*tree_sync.gather_all(self._folder)])
+            for index, gathered in found:
+                self.say(tree_sync.describe_gathered(index, gathered))
+            if not any(gathered.stuck for _, gathered in found):
+                await self._homecoming.close()
+        except OSError as e:
+            self.say(f"what ranks made beside the script stays in {self._folder}: {e}")
+
+    async def watch(self) -> None:
+        """The same while they run, without a stop."""
+        await self._homecoming.run(self._in_copy, lambda text: self.say(text))
+
+    def _in_copy(self) -> Path | None:
+        """Where ranks of this node run, if not in the user's own tree."""
+        if not self._launched:
+            return tree_sync.newest(self._folder)  # they were started before this agent was
+        digest = self._launched[-1]
+        return self._kept.copy_of(digest) if digest and digest != self._in_place else None
+
+    def _choose_tree(self, release: Release) -> str:
+        """Where ranks are run from: the user's own tree while it is what was staged. What is said if it is not."""
+        at = self._kept.copy_of(release.digest)
+        self._in_place = ""
+        if (index := tree_sync.read_index(at)) is None:
+            raise FileNotFoundError(f"what {at} holds is not known any more")
+        here = _is_own(index, release)
+        differ, seen = tree_sync.find_edits(index) if here else ([], index)
+        if seen != index:
+            with contextlib.suppress(OSError):  # a full disk: then all is read again next time
+                tree_sync.write_index(at, seen)
+        if here and not differ:
+            self._in_place = release.digest
+        else:
+            if not at.is_dir():  # it was edited just now
+                self._kept.put_release(release, self._folder / f"{release.digest}.tar")
+            with tree_sync.lock_trees(self._folder):
+                tree_sync.prepare_tree(at, index)
+        if not differ:
+            return ""
+        others = f" and {len(differ) - 1} more were" if len(differ) > 1 else " was"
+        said = f"{differ[0]}{others} edited since release {release.number} was taken: "
+        return f"{said}release {release.number} is run as it was, from a copy; holdfast update brings the edit"
+
+    async def ensure_staged(self, release: Release) -> str:
+        """Bring it here if it is not; what went wrong, if anything did."""
+        if not release.digest:
+            return ""
+        if not tree_archive.DIGEST.fullmatch(release.digest):
+            return f"release {release.number}: {release.digest!r} is no digest"
+        task = self._having.get(release.digest)
+        if task is None or task.done():
+            task = self._having[release.digest] = asyncio.create_task(self._bring_release(release))
+        error = await asyncio.shield(task)
+        return f"release {release.number} cannot be staged: {error}" if error else ""
+
+    async def _have_or_stand(self, release: Release) -> str:
+        """A copy of a tree that stands here as it was can wait until ranks train: they need the processors more."""
+        stands = await asyncio.to_thread(self._stands, release)
+        if stands:
+            self._later[release.digest] = release
+            return ""
+        return await self.ensure_staged(release)
+
+    def _stands(self, release: Release) -> bool:
+        """Whether the user's own tree is known to be what the release is."""
+        if not tree_archive.DIGEST.fullmatch(release.digest):
+            return False
+        at = self._kept.copy_of(release.digest)
+        index = tree_sync.read_index(at)
+        if index is None or at.exists() or not _is_own(index, release):
+            return False
+        return not tree_sync.find_edits(index)[0]
+
+    def complete(self, trains: bool) -> None:
+        """Have what was left for later."""
+        for digest in [*self._later] if trains else ():
+            release = self._later.pop(digest)
+            self._having[digest] = asyncio.create_task(self._bring_release(release))
+
+    async def stage_all(self, releases: tuple[Release, ...]) -> str:
+        """What a node must have before it is ready."""
+        errors = [await self._have_or_stand(release) for release in releases]
+        return "; ".join(error for error in errors if error)
+
+    async def stage_and_check(self, errand: StageHere) -> tuple[str, bool]:
+        """What went wrong, if anything did, and whether it is the release's own fault."""
+        if error := await self.ensure_staged(errand.release):
+            return error, False
+        if not errand.check:
+            return "", False
+        copy = self.staged_tree(errand.release)
+        env = staged_environment(dict(os.environ), self._node.entry, errand.release, copy)
+        return await release_check.check_release(self._node.entry, errand.release, copy, env)
+
+    # --- one release -------------------------------------------------------------------------------------------
+
+    async def _bring_release(self, release: Release) -> str:
+        self._wanted = [*(d for d in self._wanted if d != release.digest), release.digest][-3:]
+        began = time.monotonic()
+        try:
+            if await asyncio.to_thread(self._kept.holds_release, release):
+                return ""
+            fetched = self._kept.draft_path(release.digest, "fetched")
+            archive = self._folder / f"{release.digest}.tar"
+            try:
+                if not archive.exists():
+                    await self._fetch_archive(release.digest, fetched)
+                    archive = fetched
+                await asyncio.to_thread(self._kept.put_release, release, archive)
+            finally:
+                fetched.unlink(missing_ok=True)
+            await asyncio.to_thread(self._prune_trees)
+        except (OSError, ArchiveError, aiohttp.ClientError, TimeoutError) as e:
+            return str(e) or type(e).__name__
+        _log.info("release %d staged in %.2f s", release.number, time.monotonic() - began)
+        return ""
+
+    async def _fetch_archive(self, digest: str, to: Path) -> None:
+        timeout = aiohttp.ClientTimeout(total=_FETCH_S, sock_read=_STALLED_S)
+        url = self._dialing.url_for(f"/api/v1/releases/{digest}")
+        async with self._dialing.open_session(timeout) as session, session.get(url) as answer:
+            if answer.status != 200:
+                raise ArchiveError(f"the controller does not have it (HTTP {answer.status})")
+            await asyncio.to_thread(self._kept.check_room, 2 * (answer.content_length or 0))
+            with to.open("wb") as file:
+                async for chunk in answer.content.iter_chunked(_CHUNK):
+                    await asyncio.to_thread(file.write, chunk)
+
+    def _prune_trees(self) -> None:
+        """Of trees that nobody needs now the newest are kept, and nothing of agents that died amid their work."""
+        trees = [path for path in self._folder.iterdir() if len(path.name) == NAME and path.is_dir()]
+        needed = {digest[:NAME] for digest in (*self._wanted, *self._launched)}
+        spare = sorted((p for p in trees if p.name not in needed), key=lambda p: p.stat().st_mtime)
+        for path in spare[: max(0, len(spare) - _KEPT)]:
+            self._kept.remove_copy(path)
+        for path in self._folder.glob("*.*-*"):
+            owner = path.name.rpartition(".")[2].split("-")[1]
+            if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _is_own(index: tree_sync.TreeIndex, release: Release) -> bool:
+    """Whether it may be run from the job's own tree; what was signed is run, whoever can write to the tree."""
+    own = os.path.isdir(index.root) and os.path.realpath(index.root) == os.path.realpath(index.home)
+    return own and not release.signature

@@ -1,0 +1,217 @@
+"""Snapshots become checkpoints: each rank's share is written from memory, and rank 0's keeper publishes the whole."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from holdfast.checkpoint import checkpoint_save, retention, storage_owner
+from holdfast.checkpoint.arena import DUE, Arena, SealedSnapshot
+from holdfast.checkpoint.manifest import Author, StorageError
+from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
+from holdfast.model.state_copy import Doubt
+from holdfast.wire.keeper_messages import ArenaRequest
+
+_PARTS_S = 60.0  # for the slowest rank's part; one that missed the step has none
+_STALL_S = 15.0  # storage that takes nothing for so long is given up for this step, and the snapshot is free again
+_MISSED = 4  # steps that are remembered as missing: rank 0 waits for one at a time
+DOUBTED = "doubted"
+_log = logging.getLogger("holdfast.keeper")
+
+
+class CheckpointWriter:
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._author = Author(0)
+        self._doubts: tuple[Doubt, ...] = ()
+        self._say = say
+        self._wants: dict[int, ArenaRequest] = {}
+        self._lanes: dict[tuple[int, str], WriteLane] = {}  # one each: a rank whose storage hangs holds up no other
+        self._written: dict[int, int] = {}  # rank -> newest step that was taken on
+        self._missed: dict[int, set[int]] = {}  # rank -> steps whose part is not written, and rank 0 may wait for it
+        self.latest: dict[int, ArenaRequest] = {}  # rank -> what it asked for last, in whichever generation
+        self.done: dict[int, int] = {}  # rank -> newest step of which its part is on storage
+        self.under_way: dict[tuple[int, int], asyncio.Event] = {}  # rank and step -> set when it is over
+        self.stored = -1  # newest step that was published
+        self._trouble: set[str] = set()  # storages
+        self.wanted = -1  # this step is due as well
+
+    def begin_generation(self, author: Author, doubts: tuple[Doubt, ...] = ()) -> None:
+        self._author, self._doubts = author, doubts
+        for lane in self._lanes.values():
+            lane.give_up()  # of a generation that is over: a part that is missing will not come
+        self._wants.clear()
+        self._written.clear()
+        self._missed.clear()
+        self.done.clear()
+        self.stored = -1
+
+    def on_want(self, want: ArenaRequest) -> None:
+        self._wants[want.rank] = want
+
+    def mark_recalled(self) -> None:
+        """These wants are from an agent before this one, which may have been killed while it wrote."""
+        self._missed.update({rank: {checkpoint_save.UNKNOWN} for rank in self._wants})
+
+    def is_due(self, rank: int, sealed: SealedSnapshot) -> bool:
+        """By the step's number, or because all ranks have agreed on it and marked it: all write the same steps."""
+        want = self._wants.get(rank)
+        if want is None or want.storage is None or sealed.step <= self._written.get(rank, -1):
+            return False
+        every = want.storage.every_steps
+        return (every > 0 and sealed.step % every == 0) or bool(sealed.flags & DUE) or sealed.step == self.wanted
+
+    async def write_snapshot(self, rank: int, arena: Arena, sealed: SealedSnapshot) -> None:
+        want, author = self._wants[rank], self._author
+        assert want.storage is not None
+        self._written[rank] = sealed.step
+        before = frozenset(sorted(self._missed.get(rank, ()))[-_MISSED:])
+        missed = self._missed[rank] = {*before, sealed.step}  # until it is written
+        if not arena.pin(sealed.slot, sealed.seq):
+            self._say(f"step {sealed.step} of rank {rank} was overwritten before it could be written to storage")
+            return
+        url = want.storage.url
+        job = PartWrite(want, author, SlotPin(arena, sealed.slot), sealed)
+        job.doubts, job.missed = self._doubts, before
+        every = want.storage.every_steps
+        if sealed.step == self.wanted or (every and sealed.step % every):  # somebody wants just this one
+            job.begun_s = _PARTS_S
+            await self._wait_idle(rank)
+        outcome = await self.run_write(job)
+        if author != self._author:  # of a generation that is over: no trouble of the storage
+            _log.info("rank %d: %s", rank, outcome.detail)
+            return
+        missed -= job.told
+        if outcome.ok and rank == 0:
+            self.stored = max(self.stored, sealed.step)
+        self._report_outcome(rank, url, outcome)
+
+    async def _wait_idle(self, rank: int) -> None:
+        """Until nothing is under way; a write that does not get on is given up by its lane."""
+        for over in [over for (writer, _), over in self.under_way.items() if writer == rank]:
+            await over.wait()
+
+    async def run_write(self, job: "PartWrite") -> WriteOutcome:
+        """Write one rank's part; its snapshot is let go in any case."""
+        rank, url = job.want.rank, job.url
+        lane = self._lanes.setdefault((rank, url), WriteLane(url, self._say, _STALL_S))
+        over = self.under_way[rank, job.step] = asyncio.Event()
+        try:
+            outcome = await asyncio.to_thread(lane.run, job.step, job.write_and_publish)
+        finally:
+            self.under_way.pop((rank, job.step), None)
+            over.set()
+            job.pinned.unpin()
+        if job.step in job.told and job.author == self._author:
+            self.done[rank] = max(self.done.get(rank, -1), job.step)
+        return outcome
+
+    def give_up(self, rank: int) -> None:
+        """Nobody waits any longer for what this rank writes."""
+        for (writer, _), lane in self._lanes.items():
+            if writer == rank:
+                lane.give_up()
+
+    def last_write(self, rank: int, pinned: "SlotPin", sealed: SealedSnapshot, *, doubted: bool) -> "PartWrite | None":
+        """The part of a rank in what is written last, whoever asked for that memory; None: there is no storage."""
+        want = self.latest.get(rank)
+        if want is None or want.storage is None or want.layout != pinned.arena.layout.hex():
+            return None
+        if doubted:  # in a folder of its own: nobody finds it who does not look for it, and nothing is retired for it
+            apart = msgspec.structs.replace(want.storage, url=f"{want.storage.url}/{DOUBTED}", keep=0)
+            want = msgspec.structs.replace(want, storage=apart)
+        job = PartWrite(want, self._author, pinned, sealed)
+        job.doubts = self._doubts
+        return job
+
+    def _report_outcome(self, rank: int, url: str, outcome: WriteOutcome) -> None:
+        """Trouble with a storage is told when it begins and when it ends, not once for every rank and step."""
+        _log.info("rank %d: %s", rank, outcome.detail)
+        if not outcome.ok and url not in self._trouble:
+            self._trouble.add(url)
+            self._say(f"rank {rank}: {outcome.detail}; training goes on, snapshots stay in memory")
+        elif outcome.ok and outcome.url and url in self._trouble:
+            self._trouble.discard(url)
+            self._say(f"checkpoints are written again: {outcome.detail}")
+
+
+class SlotPin:
+    """A snapshot that its rank must leave alone, until somebody says otherwise, once."""
+
+    def __init__(self, arena: Arena, slot: int) -> None:
+        self.arena = arena
+        self.slot = slot
+        self._held = True
+        self._lock = threading.Lock()
+
+    def unpin(self) -> None:
+        with self._lock:
+            held, self._held = self._held, False
+        if held:
+            self.arena.unpin(self.slot)
+
+
+class PartWrite:
+    """One rank's part of one checkpoint."""
+
+    def __init__(self, want: ArenaRequest, author: Author, pinned: SlotPin, sealed: SealedSnapshot) -> None:
+        self.want = want
+        self.author = author
+        self.pinned = pinned
+        self.step = sealed.step
+        self.doubts: tuple[Doubt, ...] = ()
+        self.missed: frozenset[int] = frozenset()  # steps before this one whose part will not come
+        self.told: set[int] = set()  # of these, and of this one if it is written: nobody waits for them
+        self.begun_s = checkpoint_save.BEGUN_S  # for rank 0 to begin
+        self.checked = False  # whether the snapshot is to be compared with its checksums first
+
+    @property
+    def url(self) -> str:
+        return self.want.storage.url if self.want.storage else ""
+
+    def write_and_publish(self, pulse: WritePulse) -> str:
+        """Write the part; rank 0 then waits for the others' and publishes. The answer is the checkpoint's URL."""
+        want = self.want
+        assert want.storage is not None
+        base = want.storage.url
+        if want.rank == 0:
+            storage_owner.take_ownership(base, self.author)  # from here on no older generation can publish
+        folder = checkpoint_save.staging_folder(base, self.step, self.author)
+        if want.rank != 0 and self.missed:
+            self.told |= self.missed
+            with suppress(StorageError):
+                checkpoint_save.forsake_parts(base, self.author, want.rank, self.missed, before=self.step)
+        if want.rank != 0 and not checkpoint_save.wait_until_begun(folder, pulse, self.begun_s):
+            return ""
+        if self.checked and (wrong := self.pinned.arena.verify(self.pinned.slot)):
+            if want.rank != 0:  # or rank 0 would wait for it
+                checkpoint_save.forsake_parts(base, self.author, want.rank, (self.step,), before=self.step)
+            raise StorageError(f"the snapshot of rank {want.rank} is damaged: {wrong}")
+        image = self.pinned.arena.slot_image(self.pinned.slot)
+        ranges = [image[start:end] for start, end in want.share]
+        checkpoint_save.write_part(folder, want.rank, ranges, pulse=pulse)
+        self.told.add(self.step)
+        self.pinned.unpin()
+        if want.rank != 0:
+            return ""
+        parts = checkpoint_save.collect_parts(folder, want.world, _PARTS_S, pulse)
+        try:
+            metadata = Path(want.metadata_path).read_bytes()
+        except OSError as e:
+            raise StorageError(f"the checkpoint's metadata is gone: {e}") from None
+        url = checkpoint_save.publish_checkpoint(
+            base, self.step, parts, metadata, author=self.author, layout=want.layout, pulse=pulse
+        )
+        try:
+            found = retention.find_checkpoints(base) if self.doubts else ()
+            doubted = [one.step for one in retention.apply_doubts(found, self.author.run, self.doubts) if not one.ok]
+            retention.retain_checkpoints(
+                base, want.storage.keep, want.storage.keep_every, newest=self.step, doubted=doubted
+            )
+            retention.clean_unpublished(base, self.author)
+        except StorageError as e:
+            pulse.notes.append(f"old checkpoints could not be removed: {e}")
+        return url

@@ -1,0 +1,90 @@
+"""Before a node leaves: what its ranks hold of the job's last step goes to storage, for so long and no longer."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter, SlotPin
+from holdfast.checkpoint.arena import STORED, Arena, SealedSnapshot
+from holdfast.checkpoint.write_lane import WriteOutcome
+from holdfast.model.errand import FinalState
+
+_LOOK_S = 0.02
+_OLDER = 0.5  # of the time an older write that is under way may have: it may be what there is in the end
+
+
+class FinalWriter:
+    """Every node is told the same step; rank 0's keeper speaks for all."""
+
+    def __init__(
+        self, arenas: Mapping[int, tuple[str, Arena]], persisting: CheckpointWriter, say: Callable[[str], None]
+    ) -> None:
+        self._arenas = arenas
+        self._persisting = persisting
+        self._say = say
+
+    async def write_last(self, lasts: tuple[FinalState, ...], within_s: float) -> None:
+        """A good state first, then one that is doubted, as far as time allows."""
+        until = time.monotonic() + within_s
+        for last in lasts:
+            async with asyncio.TaskGroup() as tasks:
+                for rank in last.ranks:
+                    tasks.create_task(self._write_rank(rank, last, until, f"within {within_s:.0f} s"))
+
+    async def _write_rank(self, rank: int, last: FinalState, until: float, within: str) -> None:
+        sealed = self._snapshot_to_write(rank, last)
+        if sealed is None:
+            return
+        arena = self._arenas[rank][1]
+        if not arena.pin(sealed.slot, sealed.seq):
+            return
+        pinned = SlotPin(arena, sealed.slot)
+        job = self._persisting.last_write(rank, pinned, sealed, doubted=last.doubted)
+        left_s = until - time.monotonic()
+        if job is None:
+            pinned.unpin()
+            return
+        job.begun_s, job.checked = left_s, True
+        await self._await_writes(rank, last, left_s)
+        if not last.doubted and self._is_done(rank, last.step):
+            pinned.unpin()
+            return
+        named = f"step {last.step}{', which is in doubt,' if last.doubted else ''}"
+        if rank == 0:
+            self._say(f"{named} is written to {job.url} before the job ends, {within}")
+        writing = asyncio.create_task(self._persisting.run_write(job))
+        done, _ = await asyncio.wait([writing], timeout=max(0.0, until - time.monotonic()))
+        if not done:
+            self._persisting.give_up(rank)
+            if rank == 0:
+                self._say(f"{named} did not get to {job.url} {within}")
+            return
+        self._report_outcome(rank, last, writing.result())
+
+    def _snapshot_to_write(self, rank: int, last: FinalState) -> SealedSnapshot | None:
+        """The snapshot, if it is here and not on storage yet."""
+        if rank not in self._arenas or (not last.doubted and self._is_done(rank, last.step)):
+            return None
+        found = next((one for one in self._arenas[rank][1].list_sealed() if one.step == last.step), None)
+        return None if found is None or found.flags & STORED else found
+
+    def _is_done(self, rank: int, step: int) -> bool:
+        return (self._persisting.stored if rank == 0 else self._persisting.done.get(rank, -1)) >= step
+
+    async def _await_writes(self, rank: int, last: FinalState, left_s: float) -> None:
+        """A write that is under way has its time, unless it is of a later step, which not all ranks hold."""
+        until = time.monotonic() + left_s * _OLDER
+        while steps := [step for writer, step in self._persisting.under_way if writer == rank]:
+            if max(steps) > last.step or time.monotonic() > until:
+                self._persisting.give_up(rank)
+            await asyncio.sleep(_LOOK_S)
+            if time.monotonic() > until + left_s * (1 - _OLDER):
+                return
+
+    def _report_outcome(self, rank: int, last: FinalState, outcome: WriteOutcome) -> None:
+        if not outcome.ok:
+            self._say(f"rank {rank}: {outcome.detail}")
+        elif rank == 0 and last.doubted:
+            self._say(f"step {last.step} is kept at {outcome.url}, where no restore looks for it")
+        elif rank == 0:
+            self._say(f"step {last.step} is on storage: {outcome.url}, in {outcome.took_s:.1f} s")

@@ -1,0 +1,368 @@
+"""The keeper: holds the snapshots of a node's ranks beyond their lives, hands them back, makes checkpoints of them.
+
+It runs in the agent, without torch. Ranks write into memory that the holder owns; the keeper only looks, pins what it
+reads, and answers the two questions a rank asks: where may I put my snapshots, and where do I go on from.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from pathlib import Path
+
+import msgspec
+
+from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
+from holdfast.agent.snapshots.final_writer import FinalWriter
+from holdfast.agent.snapshots.peer_arenas import PREFIX
+from holdfast.agent.snapshots.peer_copies import PeerCopies
+from holdfast.agent.snapshots.peer_sender import PeerSender
+from holdfast.agent.snapshots.replica_hashes import ReplicaHasher
+from holdfast.agent.snapshots.state_fetch import StateFetch
+from holdfast.agent.system.snapshot_memory import SnapshotBudget
+from holdfast.checkpoint.arena import POISONED, VERIFIED, Arena, ArenaError, SealedSnapshot, arena_bytes
+from holdfast.checkpoint.keeper_client import make_want
+from holdfast.checkpoint.manifest import Author
+from holdfast.checkpoint.peer_server import PeerServer
+from holdfast.checkpoint.peer_transport import PeerGuard, TransportError
+from holdfast.core.detect.replica import ReplicaLimits
+from holdfast.core.snapshots.recovery_floor import BackupLimits
+from holdfast.model.errand import LaunchHere
+from holdfast.model.state_copy import Aim, Copy, Restore, Source
+from holdfast.wire import keeper_messages, run_files, unix_sockets
+from holdfast.wire.credentials.mutual_tls import NODE, KeyFiles
+from holdfast.wire.holder_messages import KeptArena
+from holdfast.wire.keeper_messages import ArenaGrant as ArenaAt
+from holdfast.wire.keeper_messages import ArenaRequest, KeeperRefusal, StateGrant, StateRequest
+
+LOOK_S = 0.02  # how often the headers are looked at
+_IDLE_S = 0.2  # the same while no rank has asked for memory
+_SLOTS = 4  # for a rank that will ask for as many at most
+_BACKLOG = 256
+_LINKS = "links-"
+_CHECKING = 0.05  # of a core is at most spent on checksums of snapshots
+_log = logging.getLogger("holdfast.keeper")
+
+
+class KeeperIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose keeper it is, and how it is reached."""
+
+    node: str
+    run_id: str
+    socket_path: Path  # by ranks; what a next agent must know lies beside it
+    keys: KeyFiles | None = None  # what proves us to other keepers, and them to us; None: all are on this host
+    host: str = ""  # keepers of other hosts reach it there
+    limits: BackupLimits = BackupLimits()
+    replica: ReplicaLimits = ReplicaLimits()
+
+
+class Keeper:
+    def __init__(
+        self, place: KeeperIdentity, make: Callable[[str, int], Awaitable[str]], budget: SnapshotBudget | None = None
+    ) -> None:
+        self.place = place
+        self.node = place.node
+        self.socket_path = place.socket_path
+        self._notes = place.socket_path.parent
+        self.say: Callable[[str], None] = lambda text: None  # to the person at the console
+        self.told: Callable[[], None] = lambda: None  # how far copies are should be heard of now
+        self._make = make
+        self._budget = budget
+        self._guard = PeerGuard(place.keys, self._is_peer, place.run_id, self._is_gone) if place.keys else None
+        self._arenas: dict[int, tuple[str, Arena]] = {}  # rank -> path and content
+        self._persisting = CheckpointWriter(lambda text: self.say(text))
+        self.parting = FinalWriter(self._arenas, self._persisting, lambda text: self.say(text))
+        self.backing = PeerSender(self._arenas, self._notes, self._guard, place.limits.bytes_s)
+        self.backing.say, self.backing.told = lambda text: self.say(text), lambda: self.told()
+        self.hashing = ReplicaHasher(self._arenas, self._notes, place.replica)
+        self.hashing.held = lambda: self.backing.next_snapshots
+        self._shelf = PeerCopies(self._notes, self._arenas, make)
+        self._shelf.say, self._shelf.pairs.told = lambda text: self.say(text), lambda: self.told()
+        self._listener: socket.socket | None = None
+        self.revoked: frozenset[str] = frozenset()  # what Welcome says of it
+        # Of this life alone: who has sent us something before is to notice that we are new.
+        self._links_path = self._notes / f"{_LINKS}{secrets.token_hex(4)}.sock"
+        self._generation = 0
+        self._run = ""  # who writes checkpoints
+        self._restore = Restore()
+        self._seen: dict[int, tuple[tuple[int, int], ...]] = {}  # rank -> seq and flags of what was looked at last
+
+    def adopt_arenas(self, kept: tuple[KeptArena, ...]) -> None:
+        """Memory from before this agent was started."""
+        for one in kept:
+            with contextlib.suppress(ArenaError):  # made, and never used
+                self._adopt_arena(one)
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            self._begin_generation(run_files.read_json(self._notes / "launch.json", LaunchHere))
+            self._shelf.begin_launch(self._generation, sys.maxsize)  # nothing was given up since
+        for path in self._notes.glob("want-*.json"):
+            with contextlib.suppress(OSError, msgspec.DecodeError):
+                self._on_want(run_files.read_json(path, ArenaRequest))
+        self._persisting.mark_recalled()
+
+    def _adopt_arena(self, kept: KeptArena) -> None:
+        if kept.name.startswith(PREFIX):
+            self._shelf.adopt_arena(kept)
+        else:
+            arena = Arena.open(kept.path)
+            self._arenas[arena.rank] = (kept.path, arena)
+
+    def _on_want(self, want: ArenaRequest) -> None:
+        """A rank of this generation has memory."""
+        self._persisting.latest[want.rank] = want
+        if want.generation != self._generation or want.rank not in self._arenas:
+            return
+        if self._budget:
+            self._budget.record_grant(want, self._arenas[want.rank][1].slots)
+        self._persisting.on_want(want)
+        self._seen.pop(want.rank, None)
+        self.backing.on_want(want)
+        self.hashing.on_want(want)
+
+    def _is_peer(self, serial: str) -> bool:
+        return serial not in self.revoked
+
+    def _is_gone(self, node: str) -> bool:
+        return NODE + node in self.revoked
+
+    @property
+    def stored(self) -> int:
+        """The newest checkpoint that this node has published, of this generation."""
+        return self._persisting.stored
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where other keepers reach this one."""
+        if self._listener is None:
+            return ("", 0)
+        return (self.place.host, self._listener.getsockname()[1]) if self.place.keys else (str(self._links_path), 0)
+
+    def list_copies(self) -> tuple[Copy, ...]:
+        """What could be restored from here."""
+        own = [
+            self._describe_copy(arena, one, True) for _, arena in self._arenas.values() for one in arena.list_sealed()
+        ]
+        return (
+            *own,
+            *(self._describe_copy(*found) for found in self._shelf.list_copies()),
+            *self._shelf.pairs.list_copies(self.node),
+        )
+
+    @property
+    def parity_step(self) -> int:
+        """The newest step of which this node has all parities that it is to keep."""
+        return self._shelf.pairs.newest_step(self.backing.ranks)
+
+    def _describe_copy(self, arena: Arena, sealed: SealedSnapshot, whole: bool) -> Copy:
+        return Copy(
+            rank=arena.rank,
+            step=sealed.step,
+            node=self.node,
+            layout=arena.layout.hex(),
+            world=arena.world,
+            whole=whole,
+            verified=bool(sealed.flags & VERIFIED),
+            poisoned=bool(sealed.flags & POISONED),
+        )
+
+    def begin_launch(self, errand: LaunchHere) -> str:
+        """A generation is about to start from this state; what came after it belongs to a line that is given up.
+
+        Why it cannot, or nothing: an agent after this one must not take an older launch for the newest. What is given
+        up is dropped in any case, or this node, as it leaves, would hand over states of a line that was left.
+        """
+        self._begin_generation(errand)
+        self._seen.clear()
+        line = _last_shared_step(errand)
+        self._shelf.begin_launch(errand.generation, line)
+        for _, arena in self._arenas.values():
+            arena.drop_after(line)
+        try:
+            run_files.write_json(self._notes / "launch.json", errand)
+        except OSError as e:
+            return f"what is launched cannot be written to {self._notes}: {e.strerror}"
+        return ""
+
+    def _begin_generation(self, errand: LaunchHere) -> None:
+        self._generation, self._restore = errand.generation, errand.restore
+        self._run = f"{errand.run_id}.{errand.mark}"
+        self._persisting.begin_generation(Author(errand.generation, self._run), errand.restore.doubts)
+        self._persisting.wanted = errand.restore.step if errand.restore.store else -1
+        self.backing.begin_generation(errand.generation, errand.seat.nproc, _last_shared_step(errand))
+        self.hashing.begin_generation(errand.generation)
+        self.backing.set_aim(errand.aim)
+
+    async def apply_aim(self, aim: Aim) -> None:
+        """Which snapshots the job counts on."""
+        self.backing.set_aim(aim)
+        if aim.floor >= 0 and aim.generation == self._generation:
+            for name in self._shelf.pin_floor(aim.floor):
+                await self._make(name, 0)
+
+    # --- what ranks ask ----------------------------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        self._shelf.use_loop(asyncio.get_running_loop())
+        if self.place.keys:
+            self._listener = socket.create_server((self.place.host, 0), backlog=_BACKLOG)
+        else:
+            for old in self._notes.glob(f"{_LINKS}*"):
+                old.unlink(missing_ok=True)
+            self._listener = unix_sockets.listen(self._links_path, backlog=_BACKLOG)
+        PeerServer(self._listener, self._guard, self._shelf.receive_push, self._shelf.serve_pull).start()
+        listener = unix_sockets.listen(self.socket_path)
+        server = await asyncio.start_unix_server(self._serve_rank, sock=listener, limit=keeper_messages.MAX_BYTES)
+        try:
+            async with server:
+                await server.serve_forever()
+        finally:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits there
+            self._listener.close()
+
+    async def _serve_rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while line := await reader.readline():
+                writer.write(keeper_messages.encode(await self._answer_request(line)) + b"\n")
+                await writer.drain()
+        except (OSError, ValueError) as e:
+            _log.info("a rank's line ended: %s", e)
+        finally:
+            writer.close()
+
+    async def _answer_request(self, line: bytes) -> keeper_messages.FromKeeper:
+        try:
+            asked = keeper_messages.to_keeper(line)
+        except msgspec.DecodeError as e:
+            return KeeperRefusal(why=f"not a request of this version of holdfast: {e}")
+        if asked.generation != self._generation:
+            return KeeperRefusal(why=f"generation {asked.generation} is over; the node runs {self._generation}")
+        if isinstance(asked, ArenaRequest):
+            return await self._grant_arena(asked)
+        return await self._find_state(asked)
+
+    async def _grant_arena(self, want: ArenaRequest) -> ArenaAt | KeeperRefusal:
+        path, arena = self._arenas.get(want.rank, ("", None))
+        shape = (want.layout, want.image_bytes, want.world)
+        if arena is None or (arena.layout.hex(), arena.image_bytes, arena.world) != shape:
+            try:
+                path = await self._new_arena(want)
+            except (OSError, ValueError, ArenaError) as e:
+                return KeeperRefusal(why=f"no memory for snapshots: {e}")
+        self._on_want(want)
+        run_files.write_json(self._notes / f"want-{want.rank}.json", want)
+        return ArenaAt(path=path)
+
+    async def _new_arena(self, want: ArenaRequest) -> str:
+        """Memory as the rank wants it, or with fewer slots where there is not as much."""
+        slots = want.slots
+        if self._budget:
+            self._budget.backed, self._budget.parity = bool(self.backing.aim.peer), bool(self.backing.aim.halves)
+            given = self._budget.grant_slots(want)
+            if not given.slots:
+                raise ArenaError(given.why)
+            if given.why:
+                self.say(given.why)
+            slots = given.slots
+        path = await self._make(f"rank-{want.rank}", arena_bytes(want.image_bytes, slots))
+        layout, world = bytes.fromhex(want.layout), want.world
+        arena = Arena.make(path, layout=layout, image_bytes=want.image_bytes, slots=slots, rank=want.rank, world=world)
+        self._arenas[want.rank] = (path, arena)
+        return path
+
+    async def _find_state(self, asked: StateRequest) -> StateGrant | KeeperRefusal:
+        source = next((s for s in self._restore.sources if s.rank == asked.rank), None)
+        if source is None:
+            return StateGrant(source="none", run=self._run, doubts=self._restore.doubts)
+        if not source.own:
+            return await self._fetch_state(source)
+        path, arena = self._arenas.get(asked.rank, ("", None))
+        if arena is None:
+            return KeeperRefusal(why=f"the snapshot of step {self._restore.step} is not on this node")
+        return await self._own_state(source, path, arena)
+
+    async def _own_state(self, source: Source, path: str, arena: Arena) -> StateGrant | KeeperRefusal:
+        """The rank's own snapshot, verified before it is trusted; one that is damaged is never offered again."""
+        step = self._restore.step
+        for one in arena.list_sealed():
+            if one.step != step:
+                continue
+            wrong = await asyncio.to_thread(arena.verify, one.slot)
+            if not wrong:
+                return StateGrant(source="memory", step=step, arena=path, slot=one.slot)
+            arena.drop(one.slot)
+            self.say(f"the snapshot of rank {source.rank} is damaged ({wrong}); an older one is used")
+            return KeeperRefusal(why=wrong)
+        return KeeperRefusal(why=f"the snapshot of step {step} is gone")
+
+    async def _fetch_state(self, source: Source) -> StateGrant | KeeperRefusal:
+        """A rank that sat elsewhere: its state is fetched from those who hold it, into memory of its own."""
+        restore, began_at = self._restore, time.monotonic()
+        gathering = StateFetch(restore, source.rank, self._guard)
+        try:
+            plan = await asyncio.to_thread(gathering.fetch_layout)
+            if plan.rank not in self._arenas or self._arenas[plan.rank][1].layout != plan.digest:
+                await self._new_arena(make_want(plan, _SLOTS, "", None))  # it has not asked for its memory yet
+            path, arena = self._arenas[plan.rank]
+            slot = arena.begin_slot(restore.step, self._generation - 1)
+            if slot is None:
+                return KeeperRefusal(why=f"there is no room for the state of rank {source.rank}")
+            nodes = await asyncio.to_thread(gathering.fill_image, plan, slot.image)
+        except (TransportError, OSError, ArenaError) as e:
+            self.say(str(e))
+            return KeeperRefusal(why=str(e))
+        slot.seal()
+        took_s = time.monotonic() - began_at
+        size = f"{plan.image_bytes / 1e9:.3g} GB" if plan.image_bytes > 1e7 else f"{plan.image_bytes / 1e6:.2g} MB"
+        self.say(f"rank {source.rank} was given {size} of step {restore.step} from {nodes} in {took_s:.2f} s")
+        return StateGrant(source="peer", step=restore.step, arena=path, slot=slot.index)
+
+    # --- watching ----------------------------------------------------------------------------------------------
+
+    async def watch_snapshots(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                for work in self._due_writes():
+                    tasks.create_task(work)
+                if self.backing.is_next_ready():
+                    tasks.create_task(self.backing.send_next())
+                await asyncio.sleep(LOOK_S if self._arenas else _IDLE_S)
+
+    async def check_snapshots(self) -> None:
+        """Give snapshots their checksums, the newest first, with little of a core: most are overwritten before."""
+        while True:
+            began_at = time.monotonic()
+            for _, arena in list(self._arenas.values()):
+                newest = next(iter(arena.list_sealed()), None)
+                if newest and not arena.read_checksums(newest.slot):
+                    await asyncio.to_thread(arena.write_checksums, newest.slot)
+            await asyncio.sleep(max(_IDLE_S, (time.monotonic() - began_at) / _CHECKING))
+
+    def _due_writes(self) -> Iterator[Coroutine[None, None, None]]:
+        """Snapshots that are to become checkpoints."""
+        for rank, (_, arena) in self._arenas.items():
+            fresh = self._fresh_snapshots(rank, arena)
+            due = next((one for one in fresh if self._persisting.is_due(rank, one)), None)
+            if due is None:
+                continue
+            if not arena.can_pin():
+                self.backing.step_aside()  # or snapshots would lack a slot
+            yield self._persisting.write_snapshot(rank, arena, due)
+
+    def _fresh_snapshots(self, rank: int, arena: Arena) -> tuple[SealedSnapshot, ...]:
+        """The snapshots that this generation took, newest first, if there are any that were not looked at before; and
+        the one that it went on from, if that is wanted."""
+        wanted = self._persisting.wanted
+        fresh = tuple(one for one in arena.list_sealed() if one.generation == self._generation or one.step == wanted)
+        looks = tuple((one.seq, one.flags) for one in fresh)
+        seen, self._seen[rank] = self._seen.get(rank), looks
+        return fresh if seen != looks else ()
+
+
+def _last_shared_step(errand: LaunchHere) -> int:
+    """The last step that a generation has in common with what is held here; -1: there is none."""
+    return errand.restore.step if errand.restore.sources and not errand.astray else -1

@@ -1,0 +1,197 @@
+"""What this node keeps for pairs of ranks: the parity of their halves, half the memory of a copy of each.
+
+Like a copy it has two slots: the job's floor, which is held, and the next, which is being made. It is sealed when both
+ranks have given their halves of the same step; one that goes on to a later step takes the other's half with it.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import msgspec
+
+from holdfast.agent.snapshots.parity_encoder import LATER, ParityEncoder, ParityPair
+from holdfast.agent.snapshots.peer_arenas import PREFIX, PeerArena, PeerLayouts, PeerMemory
+from holdfast.checkpoint.arena import POISONED, VERIFIED, Arena, ArenaError
+from holdfast.checkpoint.image_layout import ImageLayout
+from holdfast.checkpoint.parity_image import ParityLayout, make_parity_layout
+from holdfast.checkpoint.peer_server import PushTarget
+from holdfast.checkpoint.peer_transport import PeerRequest, TransportError
+from holdfast.model.state_copy import Copy
+from holdfast.wire import run_files
+
+_MEET_S = 10.0  # for the other rank of a pair, without which nobody knows how much memory it takes
+Ranks = tuple[int, int]
+
+
+class ParityCopies:
+    def __init__(self, notes: Path, plans: PeerLayouts, memory: PeerMemory) -> None:
+        self.told = _do_nothing  # the controller should hear how far we are
+        self._notes = notes
+        self._plans = plans
+        self._memory = memory
+        self._kept: dict[Ranks, tuple[ParityPair, PeerArena]] = {}
+        self._mixing: dict[Ranks, ParityEncoder] = {}
+        self._met: dict[Ranks, dict[int, str]] = {}  # layouts of those who came in this generation
+        self._generation = 0
+        self._lock = threading.Lock()
+        self._news = threading.Condition(self._lock)
+        self._making = threading.Lock()  # memory for a pair is made once, whoever of it comes first
+
+    def adopt_arena(self, name: str, arena: Arena) -> None:
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            pair = run_files.read_json(self._note_path(name), ParityPair)
+            if pair.digest == arena.layout:
+                self._kept[pair.ranks] = (pair, PeerArena(arena))
+
+    def begin_launch(self, generation: int, step: int) -> None:
+        with self._news:
+            self._generation = generation
+            self._met.clear()
+            for mixing in self._mixing.values():
+                mixing.cancel()
+            self._mixing.clear()
+            for _, backup in self._kept.values():
+                backup.forget_after(step)
+            self._news.notify_all()
+
+    def pin_floor(self, floor: int) -> list[str]:
+        """As of copies: names of memory that nobody needs any more."""
+        with self._lock:
+            left = []
+            for ranks, (pair, backup) in list(self._kept.items()):
+                if not backup.pin_step(floor) and ranks not in self._mixing:
+                    backup.unpin()
+                    del self._kept[ranks]
+                    left.append(f"{PREFIX}{pair.name}")
+            return left
+
+    def newest_step(self, count: int) -> int:
+        """The newest step of which as many pairs as this node keeps for are sealed; -1: there is none."""
+        with self._lock:
+            met = [ranks for ranks, layouts in self._met.items() if len(layouts) == len(ranks) and ranks in self._kept]
+            steps = [self._newest_sealed(self._kept[ranks][1]) for ranks in met]
+            return min(steps) if 0 < count <= len(steps) else -1
+
+    def _newest_sealed(self, backup: PeerArena) -> int:
+        ours = (one.step for one in backup.arena.list_sealed() if one.generation == self._generation)
+        return max(ours, default=-1)
+
+    def list_copies(self, node: str) -> Iterator[Copy]:
+        """Every parity counts as a half of either rank."""
+        with self._lock:
+            found = [
+                (pair, backup.arena, one) for pair, backup in self._kept.values() for one in backup.arena.list_sealed()
+            ]
+        for (pair, arena, one), half in product(found, (0, 1)):
+            yield Copy(
+                rank=pair.ranks[half],
+                step=one.step,
+                node=node,
+                layout=pair.layouts[half],
+                world=arena.world,
+                whole=False,
+                half=half,
+                beside=pair.ranks[1 - half],
+                verified=bool(one.flags & VERIFIED),
+                poisoned=bool(one.flags & POISONED),
+            )
+
+    def find_arenas(self, ask: PeerRequest) -> list[Arena]:
+        """Where a half of this rank is."""
+        with self._lock:
+            pair, backup = self._kept.get(ask.pair or (-1, -1), (None, None))
+        if pair is None or backup is None or ask.rank not in pair.ranks:
+            return []
+        return [backup.arena] * pair.layouts[pair.ranks.index(ask.rank)].startswith(ask.layout)
+
+    # --- halves come in ----------------------------------------------------------------------------------------
+
+    def receive_half(self, ask: PeerRequest, plan: ImageLayout) -> PushTarget | str:
+        ranks = ask.pair
+        if ranks is None or ask.rank not in ranks or ranks[0] == ranks[1]:
+            return f"rank {ask.rank} is not of the pair {ranks}"
+        half = ranks.index(ask.rank)
+        layout = self._await_partner(ask, ranks, ranks[1 - half])
+        other = self._plans.get(ranks[1 - half], layout)
+        if other is None:
+            return f"rank {ranks[1 - half]} has not come yet, whose half goes with it"
+        shape = make_parity_layout(*((plan, other) if half == 0 else (other, plan)))
+        if shape.starts[half][-1] != ask.bytes:
+            return f"a half has {shape.starts[half][-1]} bytes by its layout, not {ask.bytes}"
+        pair = ParityPair(ranks=ranks, layouts=(ask.layout, layout) if half == 0 else (layout, ask.layout))
+        try:
+            backup = self._fit_arena(pair, ask, shape.image_bytes)
+        except (OSError, ArenaError, TimeoutError) as e:
+            return f"no memory for parity: {e}"
+        with self._lock:
+            if ask.generation != self._generation:
+                return f"generation {ask.generation} is over; this node is in {self._generation}"
+            if self._kept.get(ranks) != (pair, backup):
+                return "the pair is laid out anew"
+            return self._half_target(backup, ask, shape)
+
+    def _await_partner(self, ask: PeerRequest, ranks: Ranks, other: int) -> str:
+        """The layout of the other rank, once it has come."""
+        with self._news:
+            if ask.generation == self._generation:
+                self._met.setdefault(ranks, {})[ask.rank] = ask.layout
+                self._news.notify_all()
+            self._news.wait_for(lambda: ask.generation != self._generation or other in self._met[ranks], _MEET_S)
+            return self._met.get(ranks, {}).get(other, "")
+
+    def _fit_arena(self, pair: ParityPair, ask: PeerRequest, image_bytes: int) -> PeerArena:
+        with self._making:
+            before = self._kept.get(pair.ranks)
+            found = before[1] if before and before[0] == pair else None
+            backup = self._memory.fit_arena(found, pair.name, pair.digest, ask, image_bytes)
+            if backup is not found:
+                run_files.write_json(self._note_path(pair.name), pair)
+            with self._lock:
+                self._kept[pair.ranks] = (pair, backup)
+                if backup is not found and (mixing := self._mixing.pop(pair.ranks, None)):
+                    mixing.cancel()
+            return backup
+
+    def _half_target(self, backup: PeerArena, ask: PeerRequest, shape: ParityLayout) -> PushTarget | str:
+        assert ask.pair is not None
+        half = ask.pair.index(ask.rank)
+        if ask.floor >= 0:
+            backup.pin_step(ask.floor)
+        newest, mixing = self._newest_sealed(backup), self._mixing.get(ask.pair)
+        if newest == ask.step:  # the answer to the last chunk was lost
+            return PushTarget([], len(shape.chunks[half]), _do_nothing)
+        if max(newest, mixing.step if mixing else -1) > ask.step:
+            return LATER
+        if mixing is None or mixing.step < ask.step:
+            if mixing:
+                mixing.cancel()
+            slot = backup.arena.begin_slot(ask.step, ask.generation)
+            if slot is None:
+                return "all memory for this parity is in use"
+            mixing = self._mixing[ask.pair] = ParityEncoder(slot, shape)
+            mixing.finish = lambda mixing: self._seal_parity(ask.pair, backup, mixing)
+        return mixing.half_target(half)
+
+    def _seal_parity(self, ranks: Ranks | None, backup: PeerArena, mixing: ParityEncoder) -> None:
+        """A half is all in; with the other one it is a parity."""
+        if not mixing.is_complete():
+            return
+        with self._lock:
+            if ranks and self._mixing.get(ranks) is mixing:
+                mixing.slot.seal()
+                mixing.sealed = True
+                del self._mixing[ranks]
+            if not mixing.sealed:
+                raise TransportError(LATER)
+        backup.arena.write_checksums(mixing.slot.index)
+        self._memory.call_soon(self.told)
+
+    def _note_path(self, name: str) -> Path:
+        return self._notes / f"pair-{name}.json"
+
+
+def _do_nothing() -> None:
+    pass

@@ -1,0 +1,78 @@
+"""What is told apart again: a half of a lost rank's share, from the parity and from the rank it was laid over."""
+
+from collections.abc import Sequence
+
+import msgspec
+import xxhash
+
+from holdfast.checkpoint.image_layout import ImageLayout
+from holdfast.checkpoint.parity_image import SUM_BYTES, Cut, make_parity_layout, xor_into
+from holdfast.checkpoint.peer_transport import CHUNK_BYTES, PeerKeeper, PeerRequest, TransportError, pull_state
+
+_CHUNKS = 4  # fetched at once
+Run = tuple[int, int, int]  # bytes from..to of the holder's image, and where in ours they go
+
+
+class KeeperSource(msgspec.Struct, frozen=True):
+    """Whom to ask for what; ranges come with each question."""
+
+    keeper: PeerKeeper
+    ask: PeerRequest
+
+    def pull_ranges(self, ranges: Sequence[Cut], views: Sequence[memoryview]) -> None:
+        if ranges:
+            pull_state(self.keeper, msgspec.structs.replace(self.ask, ranges=tuple(ranges)), views)
+
+
+class ParityDecoder:
+    """One parity, of which the half of one rank is wanted and the other rank is there."""
+
+    def __init__(self, parity: KeeperSource, other: KeeperSource, wanted: ImageLayout, there: ImageLayout) -> None:
+        assert parity.ask.pair is not None
+        self._parity = parity
+        self._other = other
+        self._half = parity.ask.pair.index(parity.ask.rank)
+        self._shape = make_parity_layout(*((wanted, there) if self._half == 0 else (there, wanted)))
+        size = min(_CHUNKS * CHUNK_BYTES, self._shape.bytes)
+        self._room = memoryview(bytearray(size)), memoryview(bytearray(size))
+
+    def decode_runs(self, image: memoryview, runs: Sequence[Run]) -> None:
+        """Put what these runs name of the wanted rank's image in its place; what they do not touch is not fetched."""
+        chunks = self._shape.chunks[self._half]
+        sums = memoryview(bytearray(SUM_BYTES * len(chunks)))
+        at = self._shape.checksums_at(self._half)
+        self._parity.pull_ranges([(at, at + len(sums))] if sums else [], [sums])
+        for first in range(0, len(chunks), _CHUNKS):
+            some = chunks[first : first + _CHUNKS]
+            if any(start < high and low < end for low, high in some for start, end, _ in runs):
+                self._decode_chunks(first, some, sums, (image, runs))
+
+    def _decode_chunks(
+        self, first: int, some: Sequence[Cut], sums: memoryview, into: tuple[memoryview, Sequence[Run]]
+    ) -> None:
+        starts = self._shape.starts[self._half]
+        begin, end = starts[first], starts[first + len(some)]
+        cuts = self._shape.other_cuts(self._half, begin, end)
+        both, there = self._room[0][: end - begin], self._room[1][: sum(high - low for low, high in cuts)]
+        self._parity.pull_ranges([(begin, end)], [both])
+        views, at = [], 0
+        for low, high in cuts:
+            views.append(there[at : at + high - low])
+            at += high - low
+        self._other.pull_ranges(cuts, views)
+        xor_into(both[: len(there)], there)
+        for number, (low, high) in enumerate(some, first):
+            chunk = both[starts[number] - begin :][: high - low]
+            if xxhash.xxh3_64_digest(chunk) != bytes(sums[SUM_BYTES * number :][:SUM_BYTES]):
+                raise TransportError(f"what was kept of rank {self._parity.ask.rank} is not what it had sent")
+            _place_chunk(chunk, low, into)
+
+
+def _place_chunk(chunk: memoryview, low: int, into: tuple[memoryview, Sequence[Run]]) -> None:
+    """Those bytes of a chunk, which began here in its rank's image, that are wanted."""
+    image, runs = into
+    high = low + len(chunk)
+    for start, end, to in runs:
+        a, b = max(start, low), min(end, high)
+        if a < b:
+            image[to + a - start : to + b - start] = chunk[a - low : b - low]

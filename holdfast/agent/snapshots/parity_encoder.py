@@ -1,0 +1,98 @@
+"""Parity on its way in: two ranks' halves, laid over one another as their chunks arrive.
+
+Nothing is kept of a half by itself: but for one chunk a link, a parity takes no more memory while it is made than
+afterwards. A chunk is XORed when it has arrived whole and undamaged, and counted in the same breath: a link that broke
+goes on behind the last one that counts, and one that comes twice is taken once. The halves need not come in step.
+"""
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from hashlib import blake2b
+from itertools import pairwise
+
+import msgspec
+
+from holdfast.checkpoint.arena import SnapshotSlot
+from holdfast.checkpoint.arena_header import LAYOUT_BYTES
+from holdfast.checkpoint.parity_image import SUM_BYTES, ParityLayout, xor_into
+from holdfast.checkpoint.peer_server import PushTarget
+from holdfast.checkpoint.peer_transport import TransportError
+
+LATER = "a later step is wanted by now"
+
+
+class ParityPair(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose halves they are; written down beside the memory, for the next agent."""
+
+    ranks: tuple[int, int]  # the first half of one, the second half of the other
+    layouts: tuple[str, str]
+
+    @property
+    def name(self) -> str:
+        return "{}+{}".format(*self.ranks)
+
+    @property
+    def digest(self) -> bytes:
+        """What tells the memory of this pair from that of another."""
+        return blake2b(msgspec.json.encode(self), digest_size=LAYOUT_BYTES).digest()
+
+
+class ParityEncoder:
+    """One parity that is being made."""
+
+    def __init__(self, slot: SnapshotSlot, shape: ParityLayout) -> None:
+        self.slot = slot
+        self.sealed = False
+        self.finish: Callable[[ParityEncoder], None] = lambda mixing: None  # when a half is all in
+        self._shape = shape
+        self._reached = 0  # up to here there is something to XOR with; what is behind was never written
+        self._over = False
+        self._lock = threading.Lock()
+        self._halves = [self._make_target(half) for half in (0, 1)]
+
+    @property
+    def step(self) -> int:
+        return self.slot.name.step
+
+    def half_target(self, number: int) -> PushTarget:
+        return self._halves[number]
+
+    def is_complete(self) -> bool:
+        with self._lock:
+            self._check_wanted()
+            return all(half.done == len(half.views) for half in self._halves)
+
+    def cancel(self) -> None:
+        """Its memory is wanted for something else."""
+        with self._lock:
+            self._over = True
+
+    def _make_target(self, half: int) -> PushTarget:
+        starts, image = self._shape.starts[half], self.slot.image
+        views = [image[start:end] for start, end in pairwise(starts)]
+        return PushTarget(views, 0, lambda: self.finish(self), partial(self._add_chunk, half))
+
+    def _add_chunk(self, half: int, number: int, chunk: memoryview, digest: bytes) -> None:
+        holding = self._halves[half]
+        with self._lock:
+            self._check_wanted()
+            if number != holding.done:
+                return  # it came by the link that broke, after all
+            self._over = True  # what ends in the middle of this cannot be gone on with
+            self._xor_chunk(self._shape.starts[half][number], chunk)
+            at = self._shape.checksums_at(half) + SUM_BYTES * number
+            self.slot.image[at : at + SUM_BYTES] = digest
+            holding.done += 1
+            self._over = False
+
+    def _xor_chunk(self, at: int, chunk: memoryview) -> None:
+        image, end = self.slot.image, at + len(chunk)
+        known = min(max(self._reached - at, 0), len(chunk))
+        xor_into(image[at : at + known], chunk[:known])
+        image[at + known : end] = chunk[known:]
+        self._reached = max(self._reached, end)
+
+    def _check_wanted(self) -> None:
+        if self._over:
+            raise TransportError(LATER)

@@ -1,0 +1,112 @@
+"""Memory for what other nodes have here, and what is known of how it is laid out."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from holdfast.checkpoint.arena import Arena, SealedSnapshot, arena_bytes
+from holdfast.checkpoint.image_layout import ImageLayout
+from holdfast.checkpoint.peer_server import PushTarget
+from holdfast.checkpoint.peer_transport import PeerRequest
+from holdfast.core.decoding import from_msgpack
+from holdfast.wire import run_files
+from holdfast.wire.keeper_messages import layout_file_name
+
+NO_PLAN = "the layout is not known here"
+PREFIX = "backup-"  # of the names of arenas
+_SLOTS = 2  # the job's floor, which is held, and the next, which is coming in
+_MAKE_S = 60.0
+_PLAN_BYTES = 1 << 28
+
+
+class PeerArena(msgspec.Struct):
+    """Copies of one rank's share, or of the parity of two."""
+
+    arena: Arena
+    held: SealedSnapshot | None = None  # the floor
+
+    def pin_step(self, step: int) -> bool:
+        """Keep the copy of this step, and no longer the one held so far; False if there is none."""
+        if self.held and self.held.step == step:
+            return True
+        found = next((one for one in self.arena.list_sealed() if one.step == step), None)
+        if not found or not self.arena.pin(found.slot, found.seq):
+            return False
+        self.unpin()
+        self.held = found
+        return True
+
+    def unpin(self) -> None:
+        if self.held:
+            self.arena.unpin(self.held.slot)
+            self.held = None
+
+    def forget_after(self, step: int) -> None:
+        for one in self.arena.list_sealed():
+            if one.step > step:
+                self.arena.drop(one.slot)
+        if self.held and self.held.step > step:
+            self.unpin()
+
+
+class PeerLayouts:
+    """Layouts of ranks that sit elsewhere: told once, and kept beside the memory."""
+
+    def __init__(self, notes: Path) -> None:
+        self._notes = notes
+        self._known: dict[tuple[int, str], ImageLayout] = {}
+
+    def get(self, rank: int, layout: str) -> ImageLayout | None:
+        if (rank, layout) not in self._known:
+            try:
+                content = (self._notes / layout_file_name(rank, layout)).read_bytes()
+                self._known[rank, layout] = from_msgpack(content, ImageLayout)
+            except (OSError, msgspec.DecodeError):
+                return None
+        return self._known[rank, layout]
+
+    def receive_layout(self, ask: PeerRequest) -> PushTarget | str:
+        if not 0 < ask.bytes <= _PLAN_BYTES:
+            return f"a layout of {ask.bytes} bytes is not taken"
+        content = bytearray(ask.bytes)
+
+        def learned() -> None:
+            run_files.publish_file(self._notes / layout_file_name(ask.rank, ask.layout), bytes(content))
+            self._known.pop((ask.rank, ask.layout), None)
+
+        return PushTarget([memoryview(content)], 0, learned)
+
+
+class PeerMemory:
+    """Arenas for others. The loop has them made, so nobody may ask for one who holds a lock that the loop wants."""
+
+    def __init__(self, make: Callable[[str, int], Awaitable[str]]) -> None:
+        self._make = make
+        self._running: asyncio.AbstractEventLoop | None = None
+
+    def use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._running = loop
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """In the loop."""
+        if self._running and not self._running.is_closed():
+            self._running.call_soon_threadsafe(call)
+
+    def fit_arena(
+        self, found: PeerArena | None, name: str, layout: bytes, ask: PeerRequest, image_bytes: int
+    ) -> PeerArena:
+        """What was found, if it is for copies like this one; else new memory."""
+        wanted = (layout, image_bytes, ask.world)
+        if found and (found.arena.layout, found.arena.image_bytes, found.arena.world) == wanted:
+            return found
+        assert self._running is not None
+        making = _await_path(self._make(f"{PREFIX}{name}", arena_bytes(image_bytes, _SLOTS)))
+        path = asyncio.run_coroutine_threadsafe(making, self._running).result(_MAKE_S)
+        rank, world = ask.rank, ask.world
+        return PeerArena(Arena.make(path, layout=layout, image_bytes=image_bytes, slots=_SLOTS, rank=rank, world=world))
+
+
+async def _await_path(making: Awaitable[str]) -> str:
+    return await making

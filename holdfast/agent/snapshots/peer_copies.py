@@ -1,0 +1,195 @@
+"""What this node holds for others: copies of a peer's snapshots, and answers to whoever gathers a lost rank's state.
+
+Links of other keepers are served in threads, which is why there is a lock.
+"""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+
+import msgspec
+
+from holdfast.agent.snapshots.parity_copies import ParityCopies
+from holdfast.agent.snapshots.peer_arenas import NO_PLAN, PREFIX, PeerArena, PeerLayouts, PeerMemory
+from holdfast.checkpoint.arena import Arena, ArenaError, SealedSnapshot, SnapshotSlot
+from holdfast.checkpoint.peer_server import PushTarget
+from holdfast.checkpoint.peer_transport import PeerRequest, cut_range
+from holdfast.wire.holder_messages import KeptArena
+from holdfast.wire.keeper_messages import layout_file_name
+
+Given = tuple[Sequence[memoryview], Callable[[], None]]
+
+
+class IncomingCopy(msgspec.Struct):
+    """A copy on its way in; a link that broke goes on where it was."""
+
+    slot: SnapshotSlot
+    holding: PushTarget
+
+
+class PeerCopies:
+    def __init__(
+        self, notes: Path, own: dict[int, tuple[str, Arena]], make: Callable[[str, int], Awaitable[str]]
+    ) -> None:
+        self.say: Callable[[str], None] = lambda text: None
+        self._notes = notes
+        self._own = own
+        self._memory = PeerMemory(make)
+        self._plans = PeerLayouts(notes)
+        self._backups: dict[int, PeerArena] = {}
+        self._coming: dict[int, IncomingCopy] = {}
+        self.pairs = ParityCopies(notes, self._plans, self._memory)
+        self._generation = 0
+        self._sound: set[tuple[Arena, int]] = set()  # and seq: found undamaged in this generation
+        self._lock = threading.Lock()
+
+    def use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._memory.use_loop(loop)
+
+    def adopt_arena(self, kept: KeptArena) -> None:
+        arena = Arena.open(kept.path)
+        name = kept.name.removeprefix(PREFIX)
+        if name == str(arena.rank):
+            self._backups[arena.rank] = PeerArena(arena)
+        else:
+            self.pairs.adopt_arena(name, arena)
+
+    def begin_launch(self, generation: int, step: int) -> None:
+        """What came after the step that the job goes on from belongs to a line that is given up; -1: all of it."""
+        with self._lock:
+            self._generation = generation
+            self._sound.clear()
+            self._coming.clear()
+            for backup in self._backups.values():
+                backup.forget_after(step)
+        self.pairs.begin_launch(generation, step)
+
+    def list_copies(self) -> Iterator[tuple[Arena, SealedSnapshot, bool]]:
+        """Each with whether it is the rank's whole image."""
+        with self._lock:
+            for rank, backup in self._backups.items():
+                plan = self._plans.get(rank, backup.arena.layout.hex())
+                for one in backup.arena.list_sealed() if plan else ():
+                    yield backup.arena, one, plan is not None and plan.image_bytes == backup.arena.image_bytes
+
+    def pin_floor(self, floor: int) -> list[str]:
+        """This step is the job's floor now. Copies that lack it belong to nobody: their memory's names are answered."""
+        left = self.pairs.pin_floor(floor)
+        with self._lock:
+            for rank, backup in list(self._backups.items()):
+                if not backup.pin_step(floor) and rank not in self._coming:
+                    backup.unpin()
+                    del self._backups[rank]
+                    left.append(f"{PREFIX}{rank}")
+        return left
+
+    # --- a peer's copies come in -------------------------------------------------------------------------------
+
+    def receive_push(self, ask: PeerRequest) -> PushTarget | str:
+        if ask.verb == "tell":
+            return self._plans.receive_layout(ask)
+        plan = self._plans.get(ask.rank, ask.layout)
+        if plan is None:
+            return NO_PLAN
+        if ask.pair:
+            return self.pairs.receive_half(ask, plan)
+        sizes = [part.end - part.start for part in plan.owned_ranges()]
+        if sum(sizes) != ask.bytes:
+            return f"a copy has {sum(sizes)} bytes by its layout, not {ask.bytes}"
+        try:
+            found, layout = self._backups.get(ask.rank), bytes.fromhex(ask.layout)
+            backup = self._memory.fit_arena(found, str(ask.rank), layout, ask, ask.bytes)
+        except (OSError, ArenaError, TimeoutError) as e:
+            return f"no memory for a copy: {e}"
+        with self._lock:
+            if ask.generation != self._generation:
+                return f"generation {ask.generation} is over; this node is in {self._generation}"
+            self._backups[ask.rank] = backup
+            return self._incoming_target(backup, ask, sizes)
+
+    def _incoming_target(self, backup: PeerArena, ask: PeerRequest, sizes: list[int]) -> PushTarget | str:
+        if ask.floor >= 0:
+            backup.pin_step(ask.floor)  # our own word of it may come later than the copy of the next
+        coming = self._coming.get(ask.rank)
+        if coming and (coming.slot.name.step, coming.slot.name.generation) == (ask.step, ask.generation):
+            return coming.holding
+        if any((one.step, one.generation) == (ask.step, ask.generation) for one in backup.arena.list_sealed()):
+            return PushTarget(
+                [], sum(len(cut_range(0, size)) for size in sizes), _do_nothing
+            )  # the last answer was lost
+        slot = backup.arena.begin_slot(ask.step, ask.generation)
+        if slot is None:
+            return "all copies of this rank are in use"
+        ends = list(accumulate(sizes))  # both sides cut it into chunks alike
+        views = [slot.image[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+        holding = PushTarget(views, 0, partial(self._seal_copy, backup.arena, slot))
+        self._coming[ask.rank] = IncomingCopy(slot, holding)
+        return holding
+
+    def _seal_copy(self, arena: Arena, slot: SnapshotSlot) -> None:
+        with self._lock:
+            coming = self._coming.get(arena.rank)
+            if coming and coming.slot is slot:
+                slot.seal()
+                del self._coming[arena.rank]
+        arena.write_checksums(slot.index)
+
+    # --- others fetch ------------------------------------------------------------------------------------------
+
+    def serve_pull(self, ask: PeerRequest) -> Given | str:
+        """A layout, or bytes of a snapshot: found undamaged before the first of them is sent."""
+        if ask.verb == "plan":
+            path = self._notes / layout_file_name(ask.rank, ask.layout)
+            return ([memoryview(path.read_bytes())], _do_nothing) if path.exists() else NO_PLAN
+        for arena, ranges in self._find_ranges(ask):
+            given = self._pin_snapshot(arena, ask) if ranges else None
+            if given is not None:
+                image, release = given
+                return [image[start:end] for start, end in ranges], release
+        return f"step {ask.step} of rank {ask.rank} is not here"
+
+    def _find_ranges(self, ask: PeerRequest) -> Iterator[tuple[Arena, tuple[tuple[int, int], ...]]]:
+        """Where it could be, and where in there."""
+        if ask.pair:
+            yield from ((arena, ask.ranges) for arena in self.pairs.find_arenas(ask))
+            return
+        with self._lock:
+            own = self._own.get(ask.rank)
+            backup = self._backups.get(ask.rank)
+        if own and own[1].layout.hex().startswith(ask.layout):
+            yield own[1], ask.ranges
+        if backup and backup.arena.layout.hex().startswith(ask.layout):
+            yield backup.arena, self._compact_ranges(ask)
+
+    def _pin_snapshot(self, arena: Arena, ask: PeerRequest) -> tuple[memoryview, Callable[[], None]] | None:
+        for one in arena.list_sealed():
+            if one.step != ask.step or not arena.pin(one.slot, one.seq):
+                continue
+            wrong = "" if (arena, one.seq) in self._sound else arena.verify(one.slot)
+            if not wrong:
+                self._sound.add((arena, one.seq))
+                return arena.slot_image(one.slot), partial(arena.unpin, one.slot)
+            arena.unpin(one.slot)
+            arena.drop(one.slot)
+            self.say(f"the copy of rank {ask.rank} is damaged ({wrong}); an older one is used")
+        return None
+
+    def _compact_ranges(self, ask: PeerRequest) -> tuple[tuple[int, int], ...]:
+        """Ranges of a whole image as they lie in a copy, which has the rank's share only; none if it has not all."""
+        plan = self._plans.get(ask.rank, ask.layout)
+        found, before = [], 0
+        for part in plan.owned_ranges() if plan else ():
+            shift = before - part.start
+            found += [(a, b, shift) for a, b in ask.ranges if part.start <= a and b <= part.end]
+            before += part.end - part.start
+        if len(found) != len(ask.ranges):
+            return ()
+        shifts = {(a, b): shift for a, b, shift in found}
+        return tuple((a + shifts[a, b], b + shifts[a, b]) for a, b in ask.ranges)
+
+
+def _do_nothing() -> None:
+    pass

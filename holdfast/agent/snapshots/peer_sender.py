@@ -1,0 +1,302 @@
+"""This node's snapshots on their way to the peer: what is to be held, what is to be sent, and how far that is.
+
+All ranks of all nodes hold the same two steps: the job's floor, and the next while it is copied. Held means pinned: the
+rank goes on in its other slots.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from holdfast.agent.snapshots.parity_encoder import LATER
+from holdfast.agent.snapshots.peer_arenas import NO_PLAN
+from holdfast.checkpoint.arena import VERIFIED, Arena, SealedSnapshot
+from holdfast.checkpoint.parity_image import Cut, half_of
+from holdfast.checkpoint.peer_transport import (
+    MOST_LINKS,
+    BytePacer,
+    PeerGuard,
+    PeerKeeper,
+    PeerRequest,
+    TransportError,
+    push_state,
+)
+from holdfast.model.state_copy import Address, Aim
+from holdfast.wire.keeper_messages import ArenaRequest, layout_file_name
+
+_AGAIN_S = 1.0  # after a link that broke
+_SLOTS = 3  # the least with which a floor can be held while snapshots go on safely
+_log = logging.getLogger("holdfast.keeper")
+
+
+class CancelablePacer(BytePacer):
+    """A pace that ends as soon as what is sent is no longer wanted."""
+
+    def __init__(self, pacer: BytePacer) -> None:
+        super().__init__(pacer.bytes_s)
+        self._pacer = pacer
+        self.over = False
+
+    def spend_bytes(self, count: int) -> None:
+        self._pacer.spend_bytes(count)
+        if self.over:
+            raise TransportError("it is given up for a newer one")
+
+
+class SnapshotParcel(msgspec.Struct, frozen=True, kw_only=True):
+    """What goes to one node of one rank's snapshot."""
+
+    rank: int
+    one: SealedSnapshot
+    to: str
+    at: Address
+    ranges: tuple[Cut, ...]
+    pair: tuple[int, int] | None = None  # with parity
+
+
+class PinnedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot that its rank must leave alone; the memory is named, for a rank may have got other memory since."""
+
+    arena: Arena
+    one: SealedSnapshot
+
+    @property
+    def step(self) -> int:
+        return self.one.step
+
+    def is_intact(self) -> bool:
+        """False once it was dropped, as one that is damaged is."""
+        return self.arena.slot_seq(self.one.slot) == self.one.seq
+
+    def unpin(self) -> None:
+        """Whatever the slot holds by now: as long as it is held, nothing can be written there."""
+        self.arena.unpin(self.one.slot)
+
+
+class PeerSender:
+    def __init__(self, own: dict[int, tuple[str, Arena]], notes: Path, guard: PeerGuard | None, bytes_s: float) -> None:
+        self.say: Callable[[str], None] = lambda text: None
+        self.told: Callable[[], None] = lambda: None  # the controller should hear how far we are
+        self.aim = Aim(generation=0)
+        self.backed = -1
+        self.took_s = 0.0
+        self._own = own
+        self._notes = notes
+        self._guard = guard
+        self._pacer = BytePacer(bytes_s)
+        self._wants: dict[int, ArenaRequest] = {}
+        self.ranks = 0
+        self._floor: dict[int, PinnedSnapshot] = {}
+        self._before: dict[int, PinnedSnapshot] = {}  # the floor before, for as long as this one is not verified
+        self._next: dict[int, PinnedSnapshot] = {}
+        self._sending: CancelablePacer | None = None
+        self._done: set[tuple[int, int, str]] = set()  # rank, seq and the node that has it
+        self._said: set[str] = set()
+
+    def begin_generation(self, generation: int, ranks: int, step: int) -> None:
+        """The floor stays held if the job goes on from there or later."""
+        self.aim, self.backed, self.ranks = Aim(generation=generation), -1, ranks
+        self._wants.clear()
+        self._done.clear()
+        self._cancel_next()
+        for held in (self._before, self._floor):
+            if any(one.step > step for one in held.values()):
+                self._unpin_all(held)
+
+    def on_want(self, want: ArenaRequest) -> None:
+        held = self._floor.get(want.rank)
+        if held and (held.arena is not self._own[want.rank][1] or not held.is_intact()):
+            self._floor.pop(want.rank).unpin()  # memory of another layout, or damaged
+        self._wants[want.rank] = want
+
+    def newest_shared_step(self) -> int:
+        """The newest step that all ranks here have; -1 if floors are not for us."""
+        if len(self._wants) < self.ranks or not (self.aim.peer or self.wants_verification()):
+            return -1
+        arenas = [self._own[rank][1] for rank in self._wants]
+        if any(arena.slots < _SLOTS for arena in arenas):
+            self._say_once(f"snapshots are not copied to {self.aim.peer}: that takes {_SLOTS} slots a rank")
+            return -1
+        return min(
+            max((one.step for one in arena.list_sealed() if one.generation == self.aim.generation), default=-1)
+            for arena in arenas
+        )
+
+    @property
+    def next_snapshots(self) -> dict[int, SealedSnapshot]:
+        """What is held to become the next floor."""
+        return {rank: held.one for rank, held in self._next.items()}
+
+    def wants_verification(self) -> bool:
+        return any(want.verified for want in self._wants.values())
+
+    def set_aim(self, aim: Aim) -> None:
+        """The controller's word; said again, it changes nothing."""
+        if aim.generation != self.aim.generation:
+            return
+        before, self.aim = self.aim, aim
+        if aim.peer != before.peer or aim.halves != before.halves:
+            self._done.clear()
+            if aim.halves and self.backed >= aim.next >= 0:
+                self.backed = -1  # whoever keeps our half has started anew, and what is not sealed is lost with it
+        if aim.floor >= 0 and {one.step for one in self._floor.values()} != {aim.floor}:
+            self._raise_floor(aim.floor)
+        if aim.next != before.next and self._next:
+            self._cancel_next()
+        if aim.verified >= 0:
+            self._flag_verified(aim.verified)
+        if aim.verified == aim.floor:
+            self._unpin_all(self._before)
+
+    def _raise_floor(self, floor: int) -> None:
+        """A new floor: what was sent last, or what is found of it after a restart of ours."""
+        found: dict[int, PinnedSnapshot] = {}
+        for rank in self._wants:
+            arena = self._own[rank][1]
+            one = next((one for one in arena.list_sealed() if one.step == floor), None)
+            if one and arena.pin(one.slot, one.seq):
+                found[rank] = PinnedSnapshot(arena=arena, one=one)
+        self._cancel_next()
+        self._unpin_all(self._before)
+        self._before, self._floor = self._floor, found
+        if not self.wants_verification():
+            self._unpin_all(self._before)
+
+    def _flag_verified(self, step: int) -> None:
+        for rank, (_, arena) in self._own.items():
+            for one in arena.list_sealed():
+                if one.step == step and not one.flags & VERIFIED and rank in self._wants:
+                    arena.flag_slot(one.slot, VERIFIED)
+
+    def step_aside(self) -> None:
+        """A checkpoint needs the slot more."""
+        if self._next:
+            self._cancel_next()
+
+    def _cancel_next(self) -> None:
+        if self._sending:
+            self._sending.over = True
+        self._unpin_all(self._next)
+
+    def _unpin_all(self, held: dict[int, PinnedSnapshot]) -> None:
+        for one in held.values():
+            one.unpin()
+        held.clear()
+
+    # --- sending -----------------------------------------------------------------------------------------------
+
+    def is_next_ready(self) -> bool:
+        """Whether the next floor is there, for all ranks of the node; what is there of it is held from now on."""
+        if self.aim.next < 0 or self.backed >= self.aim.next or self._sending or len(self._wants) < self.ranks:
+            return False
+        least = max([self.aim.next, *(one.step for one in self._next.values())])
+        for rank in self._wants:
+            self._pin_candidate(rank, least)
+        return len(self._next) == len(self._wants) and len({one.step for one in self._next.values()}) == 1
+
+    def _pin_candidate(self, rank: int, least: int) -> None:
+        arena, before = self._own[rank][1], self._next.get(rank)
+        if before and before.step >= least:
+            return
+        if before:
+            self._next.pop(rank).unpin()
+        fresh = [one for one in arena.list_sealed() if one.generation == self.aim.generation and one.step >= least]
+        one = min(fresh, key=lambda one: one.step, default=None)
+        if one and arena.can_pin() and arena.pin(one.slot, one.seq):
+            self._next[rank] = PinnedSnapshot(arena=arena, one=one)
+
+    async def send_next(self) -> None:
+        """All ranks at once; a link that breaks is tried again until something newer is wanted."""
+        if not self._next:
+            return  # it was let go before its turn came
+        sending = self._sending = CancelablePacer(self._pacer)
+        aim, began_at, failures = self.aim, time.monotonic(), 0
+        step = next(iter(self._next.values())).step
+        try:
+            while aim.peer and not sending.over:
+                parcels = [
+                    parcel for rank, one in self.next_snapshots.items() for parcel in self._make_parcels(rank, one)
+                ]
+                errors = await asyncio.gather(*(asyncio.to_thread(self._push_parcel, one, sending) for one in parcels))
+                failed = [(parcel, error) for parcel, error in zip(parcels, errors, strict=True) if error]
+                if not failed or sending.over:
+                    break
+                failures += 1
+                if failures > 1:  # one that goes on at once where it broke is not worth a word
+                    self._say_once(f"the copy of step {step} does not get to {failed[0][0].to}: {failed[0][1]}")
+                await asyncio.sleep(_AGAIN_S)
+            if not sending.over:
+                self.backed, self.took_s = step, time.monotonic() - began_at
+                self.told()
+        finally:
+            self._sending = None
+
+    def _make_parcels(self, rank: int, one: SealedSnapshot) -> list[SnapshotParcel]:
+        aim, share = self.aim, self._wants[rank].share
+        if not aim.halves:
+            return [SnapshotParcel(rank=rank, one=one, to=aim.peer, at=aim.peer_at, ranges=share)]
+        parcels = []
+        for number, half in enumerate(aim.halves):
+            other = half.beside + rank - min(self._wants)
+            pair = (rank, other) if number == 0 else (other, rank)
+            ranges = half_of(share, number)
+            parcels.append(
+                SnapshotParcel(rank=rank, one=one, to=half.keeper, at=half.keeper_at, ranges=ranges, pair=pair)
+            )
+        return parcels
+
+    def _push_parcel(self, parcel: SnapshotParcel, pace: CancelablePacer) -> str:
+        rank, one = parcel.rank, parcel.one
+        want, key = self._wants[rank], (rank, one.seq, parcel.to)
+        if key in self._done:
+            return ""
+        image = self._own[rank][1].slot_image(one.slot)
+        views = [image[start:end] for start, end in parcel.ranges]
+        state = PeerRequest(
+            verb="push",
+            rank=rank,
+            world=want.world,
+            step=one.step,
+            generation=one.generation,
+            layout=want.layout,
+            floor=self.aim.floor,
+            bytes=sum(map(len, views)),
+            pair=parcel.pair,
+        )
+        keeper = PeerKeeper(
+            parcel.at, self._guard, max(1, MOST_LINKS // len(self._wants))
+        )  # several ranks have several
+        try:
+            try:
+                push_state(keeper, state, views, pace)
+            except TransportError as e:
+                if NO_PLAN not in str(e):
+                    raise
+                self._send_layout(want, state, parcel.at)
+                push_state(keeper, state, views, pace)
+        except (TransportError, OSError) as e:
+            if LATER not in str(e):
+                return str(e)
+            # Another rank has gone on to a later step. The controller hears that from its node, and aims anew.
+        self._done.add(key)
+        return ""
+
+    def _send_layout(self, want: ArenaRequest, state: PeerRequest, at: Address) -> None:
+        content = (self._notes / layout_file_name(want.rank, want.layout)).read_bytes()
+        plan = PeerRequest(
+            verb="tell",
+            rank=want.rank,
+            layout=want.layout,
+            generation=state.generation,
+            bytes=len(content),
+        )
+        push_state(PeerKeeper(at, self._guard), plan, [memoryview(content)], BytePacer(0))
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self.say(text)

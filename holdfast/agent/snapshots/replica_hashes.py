@@ -1,0 +1,145 @@
+"""What replicas share, hashed out of their snapshots: the ranks do not notice, and torch is not needed.
+
+A snapshot is whole and of one step, which live memory never is. Hashed are those of every so many steps, the state that
+a generation goes on from, and whatever is to become the job's floor: a floor that differs between replicas is none.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from holdfast.checkpoint.arena import Arena, SealedSnapshot
+from holdfast.checkpoint.image_layout import ImageLayout
+from holdfast.core.decoding import make_decoder
+from holdfast.core.detect.replica import ReplicaLimits, hash_stride
+from holdfast.model.signal import Mark
+from holdfast.wire.keeper_messages import ArenaRequest, layout_file_name
+
+_LOOK_S = 0.02
+_IDLE_S = 0.2
+_DONE = 64  # snapshots that are remembered as hashed
+_PARTS = {"optimizer": "optimizer state"}  # by where it stands in the state dict; all else is parameters
+_decode = make_decoder(msgspec.msgpack.Decoder(ImageLayout))
+
+
+class SharedPart(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank shares with the same others."""
+
+    group: str
+    count: int
+    name: str
+    ranges: tuple[tuple[int, int], ...]  # bytes of the image
+
+
+def shared_parts(layout: ImageLayout) -> tuple[SharedPart, ...]:
+    """Tensors that are the same for all their replicas at every step; values lie in room that may hold old bytes."""
+    found: dict[tuple[tuple[int, ...], str], list[tuple[int, int]]] = {}
+    for item in layout.items:
+        spec = item.spec
+        if len(spec.replicas) > 1 and spec.alike and spec.dtype and spec.bytes:
+            name = _PARTS.get(str(spec.path[0]), "parameters")
+            ranges = found.setdefault((spec.replicas, name), [])
+            ranges.append((item.payload, item.payload + spec.bytes))
+    return tuple(
+        SharedPart(group=_group_id(replicas), count=len(replicas), name=name, ranges=tuple(ranges))
+        for (replicas, name), ranges in found.items()
+    )
+
+
+def hash_part(image: memoryview, part: SharedPart) -> int:
+    made = xxhash.xxh3_64()
+    for start, end in part.ranges:
+        made.update(image[start:end])
+    return made.intdigest()
+
+
+def _group_id(replicas: tuple[int, ...]) -> str:
+    return blake2b(msgspec.msgpack.encode(replicas), digest_size=8).hexdigest()
+
+
+class ReplicaHasher:
+    def __init__(self, own: dict[int, tuple[str, Arena]], notes: Path, limits: ReplicaLimits) -> None:
+        self.told: Callable[[tuple[Mark, ...]], None] = lambda marks: None
+        self.held: Callable[[], dict[int, SealedSnapshot]] = dict  # what is to be the floor
+        self._own = own
+        self._notes = notes
+        self._limits = limits
+        self._generation = 0
+        self._parts: dict[int, tuple[SharedPart, ...]] = {}
+        self._done: deque[tuple[int, int]] = deque(maxlen=_DONE)  # rank and seq
+        self._first: SealedSnapshot | None = None  # of this generation
+        self._cost_s = 0.0  # to hash one step of all ranks here
+        self.stride = limits.every
+
+    def begin_generation(self, generation: int) -> None:
+        self._generation, self._first, self.stride = generation, None, self._limits.every
+        self._parts.clear()
+        self._done.clear()
+
+    def on_want(self, want: ArenaRequest) -> None:
+        """A rank has laid its state out."""
+        if not self._limits.every:
+            return
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            layout = _decode((self._notes / layout_file_name(want.rank, want.layout)).read_bytes())
+            if parts := shared_parts(layout):
+                self._parts[want.rank] = parts
+
+    @property
+    def is_comparing(self) -> bool:
+        return bool(self._parts)
+
+    async def run(self) -> None:
+        while True:
+            for rank, one in [(rank, one) for rank in self._parts if (one := self._due_snapshot(rank))]:
+                self._done.append((rank, one.seq))
+                generation = self._generation
+                marks = await asyncio.to_thread(self._hash_snapshot, rank, one)
+                if marks and generation == self._generation:
+                    self.told(marks)
+            await asyncio.sleep(_LOOK_S if self._parts else _IDLE_S)
+
+    def _due_snapshot(self, rank: int) -> SealedSnapshot | None:
+        """The newest snapshot to be hashed: later ones may be the last with which others can be compared."""
+        arena, floor = self._own[rank][1], self.held().get(rank)
+        sealed = arena.list_sealed()
+        self._adjust_stride(sealed)
+        for one in sealed:
+            if (rank, one.seq) in self._done:
+                continue
+            gone_on_from = one.generation < self._generation and one is sealed[0]
+            own = one.generation == self._generation and one.step % self.stride == 0
+            if own or gone_on_from or (floor and floor.seq == one.seq):
+                return one
+        return None
+
+    def _adjust_stride(self, sealed: tuple[SealedSnapshot, ...]) -> None:
+        newest = sealed[0] if sealed and sealed[0].generation == self._generation else None
+        self._first = self._first or newest
+        if newest and self._first and newest.step > self._first.step and newest.at > self._first.at:
+            step_s = (newest.at - self._first.at) / (newest.step - self._first.step)
+            self.stride = hash_stride(self._limits, self._cost_s * len(self._parts), step_s)
+
+    def _hash_snapshot(self, rank: int, one: SealedSnapshot) -> tuple[Mark, ...]:
+        """Hashes of one snapshot; none if it was overwritten meanwhile."""
+        arena, parts = self._own[rank][1], self._parts.get(rank, ())
+        pinned = arena.can_pin() and arena.pin(one.slot, one.seq)  # else it is read in the hope that nobody writes
+        began_at = time.thread_time()
+        try:
+            image = arena.slot_image(one.slot)
+            values = [(part, hash_part(image, part)) for part in parts]
+            whole = arena.slot_seq(one.slot) == one.seq
+        finally:
+            if pinned:
+                arena.unpin(one.slot)
+        self._cost_s = max(self._cost_s / 2, time.thread_time() - began_at)
+        if not whole:
+            return ()
+        return tuple(Mark(rank, one.step, part.group, part.count, part.name, value) for part, value in values)

@@ -1,0 +1,133 @@
+"""The state of a rank that was lost with its node, or moved: gathered from whoever still holds it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.agent.snapshots.parity_decoder import KeeperSource, ParityDecoder, Run
+from holdfast.checkpoint.image_layout import ImageItem, ImageLayout
+from holdfast.checkpoint.peer_transport import PeerGuard, PeerKeeper, PeerRequest, TransportError, fetch_content
+from holdfast.core.decoding import from_msgpack
+from holdfast.model.state_copy import CopySummary, Restore
+
+T = TypeVar("T")
+
+
+class StateFetch:
+    """One rank's image, from the keepers that a restore names."""
+
+    def __init__(self, restore: Restore, rank: int, guard: PeerGuard | None) -> None:
+        self._restore = restore
+        self._rank = rank
+        self._guard = guard
+
+    def fetch_layout(self) -> ImageLayout:
+        """The layout of the image, from a node that has the rank's own part."""
+        return self._try_each(self._copies_of(self._rank), self._layout_from)
+
+    def fill_image(self, plan: ImageLayout, image: memoryview) -> str:
+        """Fetch it all; the answer says from whom."""
+        whole = [kept for kept in self._copies_of(self._rank) if kept.whole]
+        if whole:
+            everything = ((0, plan.image_bytes, 0),)
+            return self._try_each(whole, lambda kept: self._pull_runs(kept, everything, image))
+        owners = sorted({item.owner for item in plan.items}, key=lambda owner: (owner != self._rank, owner))
+        nodes = [node for owner in owners for node in self._fetch_share(plan, owner, image)]
+        return ", ".join(dict.fromkeys(nodes))
+
+    def _fetch_share(self, plan: ImageLayout, owner: int, image: memoryview) -> list[str]:
+        """What one rank sends and persists for all its replicas; the answer says from whom."""
+        holders = self._copies_of(owner)
+
+        def theirs(kept: CopySummary) -> ImageLayout:
+            return plan if owner == self._rank else self._layout_from(kept)
+
+        copies = [kept for kept in holders if kept.half < 0]
+        if copies or not holders:
+            return [
+                self._try_each(
+                    copies, lambda kept: self._pull_runs(kept, tuple(_matching_runs(plan, theirs(kept), owner)), image)
+                )
+            ]
+        nodes = []
+        for half in (0, 1):
+            laid = [kept for kept in holders if kept.half == half]
+            nodes += self._try_each(laid, lambda kept: self._decode_half(kept, theirs(kept), plan, image))
+        return nodes
+
+    def _decode_half(self, kept: CopySummary, theirs: ImageLayout, plan: ImageLayout, image: memoryview) -> list[str]:
+        """One half of an owner's share: the parity, and what it was laid over."""
+
+        def with_other(other: CopySummary) -> list[str]:
+            laid = ParityDecoder(self._source_for(kept), self._source_for(other), theirs, self._layout_from(other))
+            laid.decode_runs(image, tuple(_matching_runs(plan, theirs, kept.rank)))
+            return [kept.node, other.node]
+
+        return self._try_each([other for other in self._copies_of(kept.beside) if other.whole], with_other)
+
+    def _source_for(self, kept: CopySummary) -> KeeperSource:
+        pair = None
+        if kept.half >= 0:
+            pair = (kept.rank, kept.beside) if kept.half == 0 else (kept.beside, kept.rank)
+        ask = PeerRequest(verb="pull", rank=kept.rank, layout=kept.layout, step=self._restore.step, pair=pair)
+        return KeeperSource(self._keeper_at(kept.node), ask)
+
+    def _keeper_at(self, node: str) -> PeerKeeper:
+        return PeerKeeper(self._restore.keepers[node], self._guard)
+
+    def _pull_runs(self, kept: CopySummary, runs: Sequence[Run], image: memoryview) -> str:
+        ranges = [(start, end) for start, end, _ in runs]
+        self._source_for(kept).pull_ranges(ranges, [image[to : to + end - start] for start, end, to in runs])
+        return kept.node
+
+    def _layout_from(self, kept: CopySummary) -> ImageLayout:
+        ask = PeerRequest(verb="plan", rank=kept.rank, layout=kept.layout)
+        content = fetch_content(self._keeper_at(kept.node), ask)
+        try:
+            return from_msgpack(content, ImageLayout)
+        except msgspec.DecodeError as e:
+            raise TransportError(f"the layout of rank {kept.rank} cannot be read: {e}") from None
+
+    def _copies_of(self, rank: int) -> list[CopySummary]:
+        """Who has it, the rank's own node first: then nothing goes over a network."""
+        named = next((source.nodes for source in self._restore.sources if source.rank == rank), ())
+        found = [k for k in self._restore.kept if k.rank == rank and k.node in self._restore.keepers]
+        return sorted(found, key=lambda kept: (kept.node not in named, not kept.whole, kept.node))
+
+    def _try_each(self, holders: list[CopySummary], do: Callable[[CopySummary], T]) -> T:
+        """One holder after the other, until one can."""
+        why = "nobody has it"
+        for kept in holders:
+            try:
+                return do(kept)
+            except TransportError as e:
+                why = f"{kept.node}: {e}"
+        raise TransportError(f"step {self._restore.step} of rank {self._rank} cannot be had: {why}")
+
+
+def _matching_runs(ours: ImageLayout, theirs: ImageLayout, owner: int) -> Iterator[Run]:
+    """What an owner holds of our image, as it lies in the owner's; neighbours in both are fetched together."""
+    places = {_item_key(item): (index, item) for index, item in enumerate(theirs.items) if item.owner == owner}
+    run: Run | None = None
+    before = (-2, -2)
+    for index, item in enumerate(ours.items):
+        if item.owner != owner:
+            continue
+        there_index, there = places.get(_item_key(item), (-1, None))
+        if there is None or there.length != item.length:
+            raise TransportError(f"rank {owner} laid out {item.spec.key} in another way")
+        follows = (index, there_index) == (before[0] + 1, before[1] + 1)
+        if run and follows and item.offset - run[2] == there.offset - run[0]:
+            run = (run[0], there.end, run[2])
+        else:
+            if run:
+                yield run
+            run = (there.offset, there.end, item.offset)
+        before = (index, there_index)
+    if run:
+        yield run
+
+
+def _item_key(item: ImageItem) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    return item.spec.key, item.spec.group, item.spec.start, item.spec.shape

@@ -1,0 +1,101 @@
+"""What ranks write, followed as they write it: by offset, a bounded number of bytes per reading, whatever the bytes."""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from holdfast.agent.rank import log_files
+from holdfast.agent.sources import Signal
+from holdfast.model.signal import Line
+
+_LINE_BYTES = 4096  # of one line; the rest of it is dropped
+_END = re.compile(rb"[\r\n]+")
+Running = Callable[[], list[tuple[int, int]]]  # generation and rank of each
+Key = tuple[int, int, str]
+_ANSI = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+
+class RankLogSource:
+    """`worth` tells whether a piece of a file is to be taken apart at all: most of what ranks write is of no interest.
+
+    All files together get `limit_bytes` per reading. Ranks that run when we begin were followed by an earlier agent, so
+    these are followed from where they are.
+    """
+
+    def __init__(self, clock: Callable[[], float], log_dir: str, running: Running, limit_bytes: int) -> None:
+        self.skipped_bytes = 0
+        self.worth: Callable[[bytes], bool] = lambda _: True
+        self._clock = clock
+        self._log_dir = log_dir
+        self._running = running
+        self._limit_bytes = limit_bytes
+        self._files = {key: LogFollower(self._log_path(key), from_end=True) for key in self._file_keys()}
+
+    def _file_keys(self) -> list[Key]:
+        return [(generation, rank, name) for generation, rank in self._running() for name in ("stdout", "stderr")]
+
+    def _log_path(self, key: Key) -> Path:
+        return log_files.rank_folder(self._log_dir, key[0], key[1]) / f"{key[2]}.log"
+
+    def read(self) -> list[Signal]:
+        now = self._clock()
+        self._files = {key: self._files.get(key) or LogFollower(self._log_path(key)) for key in self._file_keys()}
+        limit_bytes = self._limit_bytes // max(1, len(self._files))
+        found: list[Signal] = []
+        for (_, rank, _), file in self._files.items():
+            text = file.read_new(limit_bytes)
+            self.skipped_bytes += file.take_skipped()
+            if text and self.worth(text):
+                found += (Line(text=line, at=now, rank=rank) for line in file.split_lines(text))
+            elif text:
+                file.skip_piece(text)
+        return found
+
+
+class LogFollower:
+    """One file, which may be truncated below us when it has grown too long."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        self.path = path
+        self._offset = 0
+        self._torn = b""  # the beginning of a line that is not yet whole
+        self._skipped = 0
+        if from_end:
+            self.read_new(0)
+            self._skipped = 0
+
+    def read_new(self, limit_bytes: int) -> bytes:
+        """What was added since, of which only the newest bytes where that is more than the limit."""
+        try:
+            size = os.stat(self.path).st_size
+            if size < self._offset:
+                self._offset, self._torn = 0, b""
+            if size == self._offset:
+                return b""
+            start = max(self._offset, size - limit_bytes)
+            with self.path.open("rb") as file:
+                file.seek(start)
+                text = file.read(size - start)
+        except OSError:
+            return b""  # not there yet
+        if start > self._offset:
+            self._skipped += start - self._offset
+            self._torn = b""
+        self._offset = start + len(text)
+        return self._torn + text
+
+    def take_skipped(self) -> int:
+        skipped, self._skipped = self._skipped, 0
+        return skipped
+
+    def split_lines(self, text: bytes) -> Iterator[str]:
+        *whole, torn = _END.split(text)
+        self._torn = torn[:_LINE_BYTES]
+        for line in whole:
+            if line:
+                yield _ANSI.sub(b"", line[:_LINE_BYTES]).decode("utf-8", "replace")
+
+    def skip_piece(self, text: bytes) -> None:
+        """It is of no interest, but for the line at its end."""
+        self._torn = text[max(text.rfind(b"\n"), text.rfind(b"\r")) + 1 :][:_LINE_BYTES]

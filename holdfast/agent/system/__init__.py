@@ -1,0 +1,1 @@
+"""What the agent reads of the kernel: processes, memory, OOM kills."""

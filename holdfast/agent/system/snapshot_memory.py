@@ -1,0 +1,135 @@
+"""What a node has for snapshots: read from the kernel, for `holdfast.core.snapshots.memory_grant` to judge."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from holdfast.checkpoint.arena import arena_bytes
+from holdfast.core.snapshots.memory_grant import MemoryGrant, MemoryRequest, MemoryRoom, grant_memory
+from holdfast.wire.keeper_messages import ArenaRequest
+from holdfast.wire.run_files import NodeSpec
+
+_ROOT = Path("/")
+_COPIES = 2  # slots that a node keeps of a share it holds for another
+_MEMORY = "/memfd:holdfast-"  # how the kernel calls what a holder keeps
+_NO_LIMIT = 1 << 60  # cgroup v1 says so with a number near 2**63
+
+
+class SnapshotBudget:
+    """What the ranks of a node were given; asked by the keeper before it has memory made."""
+
+    def __init__(self, room: Callable[[], MemoryRoom], *, backed: bool = False) -> None:
+        self.backed = backed  # whether this node keeps copies for another, about as large as its own ranks' shares
+        self.parity = False  # and if so, two of them laid over one another, half of each
+        self._room = room
+        self._given: dict[int, int] = {}
+
+    def grant_slots(self, want: ArenaRequest) -> MemoryGrant:
+        """How many slots this rank gets, from now on counted as given; none: refused, for the reason that is told."""
+        ask = self._memory_ask(want, want.slots)
+        given = grant_memory(ask, self._given, self._room())
+        if given.slots:
+            self._given[want.rank] = ask.need_bytes(given.slots)
+        return given
+
+    def record_grant(self, want: ArenaRequest, slots: int) -> None:
+        """Given before this agent was started, or kept as it was."""
+        self._given[want.rank] = self._memory_ask(want, slots).need_bytes(slots)
+
+    def _memory_ask(self, want: ArenaRequest, slots: int) -> MemoryRequest:
+        share_bytes = sum(end - start for start, end in want.share)
+        kept_bytes = -(-share_bytes // 2) if self.parity else share_bytes
+        copies_bytes = arena_bytes(kept_bytes, _COPIES) if self.backed else 0
+        return MemoryRequest(
+            rank=want.rank, slot_bytes=arena_bytes(want.image_bytes, 1), slots=slots, backup_bytes=copies_bytes
+        )
+
+
+def measure_room(node_dir: Path, node: NodeSpec, root: Path = _ROOT) -> MemoryRoom:
+    """The memory of this node. What snapshots hold already is counted as free: it is theirs whatever is asked next."""
+    held_bytes = sum(_held_bytes(pid, root) for pid in _holder_pids(node_dir.parent))
+    return MemoryRoom(
+        available_bytes=available_bytes(root) + held_bytes,
+        cap=node.settings.snapshot.memory,
+        nproc=node.nproc,
+        nodes=node.host_nodes,
+    )
+
+
+def available_bytes(root: Path = _ROOT) -> int:
+    """What can be taken without harm: of the machine, or of the tightest cgroup that this process is in."""
+    meminfo = _read_fields(root / "proc/meminfo")
+    return max(0, min([1024 * meminfo["MemAvailable:"], *(left for left, _ in _cgroups_left(root))]))
+
+
+def used_part(root: Path = _ROOT) -> float:
+    """Of the machine's memory, or of what a cgroup above us may take: where there is least left of it."""
+    meminfo = _read_fields(root / "proc/meminfo")
+    rooms = [(meminfo["MemAvailable:"], meminfo["MemTotal:"]), *_cgroups_left(root)]
+    return max(1.0 - left / most for left, most in rooms if most > 0)
+
+
+def _cgroups_left(root: Path) -> Iterator[tuple[int, int]]:
+    """What each cgroup above us has left, and its limit. Cache that nobody uses is given back when memory is wanted."""
+    for line in (root / "proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            for folder in _cgroup_folders(root, "sys/fs/cgroup", path):
+                limits = (_read_limit(folder / name) for name in ("memory.max", "memory.high"))
+                yield from _cgroup_left(folder, min(limits), "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            for folder in _cgroup_folders(root, "sys/fs/cgroup/memory", path):
+                limit = _read_limit(folder / "memory.limit_in_bytes")
+                yield from _cgroup_left(folder, limit, "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _cgroup_folders(root: Path, mount: str, path: str) -> Iterator[Path]:
+    """The cgroup and all above it; within a container part of the path lies outside, where nothing is to be seen."""
+    top = root / mount
+    folder = top / path.lstrip("/")
+    yield folder
+    while folder != top and top in folder.parents:
+        folder = folder.parent
+        yield folder
+
+
+def _cgroup_left(folder: Path, limit: int, usage: str, cache: str) -> Iterator[tuple[int, int]]:
+    if limit < _NO_LIMIT:
+        try:
+            used = int((folder / usage).read_text())
+            yield limit - used + _read_fields(folder / "memory.stat").get(cache, 0), limit
+        except (OSError, ValueError):
+            return  # the group was removed meanwhile, or does not count
+
+
+def _read_limit(path: Path) -> int:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # "max", or no such controller here
+        return _NO_LIMIT
+
+
+def _read_fields(path: Path) -> dict[str, int]:
+    fields = (line.split() for line in path.read_text().splitlines())
+    return {words[0]: int(words[1]) for words in fields if len(words) > 1 and words[1].isdecimal()}
+
+
+def _holder_pids(nodes: Path) -> Iterator[int]:
+    """Of all nodes of this run on this host."""
+    for path in nodes.glob("*/holder.pid"):
+        try:
+            yield int(path.read_text())
+        except (OSError, ValueError):
+            continue  # it has just left
+
+
+def _held_bytes(pid: int, root: Path) -> int:
+    """What a holder's memory takes now; of pages that were never touched there is nothing to count."""
+    folder, found = root / "proc" / str(pid) / "fd", 0
+    try:
+        for name in os.listdir(folder):
+            if os.readlink(folder / name).startswith(_MEMORY):
+                found += 512 * os.stat(folder / name).st_blocks
+    except OSError:
+        pass  # it ended meanwhile, and its memory is free again
+    return found

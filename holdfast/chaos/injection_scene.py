@@ -1,0 +1,66 @@
+"""What an injector is given, and what it answers."""
+
+import random
+from pathlib import Path
+
+import msgspec
+
+from holdfast.chaos.fault import CannotInject, InjectedFault, Undo
+from holdfast.chaos.job_observer import JobObserver, ObservedNode, ObservedStatus
+from holdfast.chaos.undo_guard import UndoGuard
+
+
+class InjectionReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done; whom an alarm should name."""
+
+    what: str
+    fault: InjectedFault  # with what was drawn by lot
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    pids: tuple[int, ...] = ()
+    at: float = 0.0  # when, where that is known better than by whoever asked for it
+    alarms: tuple[str, ...] | None = None  # that should follow, where it depends on how it was done
+    blind: str = ""
+
+
+class InjectionScene:
+    """One fault on one job."""
+
+    def __init__(self, sight: JobObserver, guard: UndoGuard, dice: random.Random) -> None:
+        self.sight, self.guard, self.dice = sight, guard, dice
+        self.links: Path | None = None  # the file that the switch of our lab reads
+        self.id = 0
+        self.seized: int | None = None  # a rank that is held in the moment that was asked for
+
+    def read_status(self) -> ObservedStatus:
+        found = self.sight.read_status()
+        if found is None:
+            raise CannotInject("the job's controller does not answer")
+        return found
+
+    def keep_undo(self, *undo: Undo) -> None:
+        self.guard.keep_undo(self.id, *undo)
+
+    def choose_rank(self, fault: InjectedFault, status: ObservedStatus) -> int:
+        """The rank that was asked for, the one that is held, or one by lot: of the node that was asked for."""
+        if fault.rank is not None:
+            status.node_of(fault.rank)
+            return fault.rank
+        if self.seized is not None and fault.node in ("", status.node_of(self.seized)):
+            return self.seized
+        choice = [rank for node in status.active if fault.node in ("", node.node) for rank in node.rank_range]
+        if not choice:
+            raise CannotInject(f"no rank runs on {fault.node}" if fault.node else "no rank runs at the moment")
+        return self.dice.choice(choice)
+
+    def choose_node(self, fault: InjectedFault, status: ObservedStatus, *, standby: bool = False) -> ObservedNode:
+        """The node that was asked for, by its name or one of its ranks, or one by lot."""
+        choice = status.standbys if standby else status.active
+        if fault.node:
+            choice = [node for node in choice if node.node == fault.node]
+        elif fault.rank is not None and not standby:
+            choice = [node for node in choice if fault.rank in node.rank_range]
+        if not choice:
+            what = "standby" if standby else "node with ranks"
+            raise CannotInject(f"the job has no {what}{f' {fault.node}' if fault.node else ''} at the moment")
+        return self.dice.choice(choice)

@@ -1,0 +1,214 @@
+"""Snapshots become a checkpoint: every rank's part is written, then the whole of them is published in one instant.
+
+    folder = staging(base, step, author)           the same for all ranks
+    part = write_part(folder, rank, ranges)        for every rank, wherever it is
+    url = publish(base, step, parts, metadata, author=author)     once, when all parts are there
+
+Nothing that is left behind on the way counts as a checkpoint. Trouble of the storage is a StorageError, one sentence;
+`Lane.run` makes an outcome of it, and of storage that hangs.
+"""
+
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+
+import msgspec
+
+from holdfast.checkpoint.direct_io import THREADS, MemoryRanges, run_in_threads, spare_block
+from holdfast.checkpoint.manifest import (
+    MANIFEST,
+    METADATA,
+    Author,
+    CheckpointPart,
+    CorruptError,
+    Manifest,
+    SealedFile,
+    StorageError,
+    block_count,
+    checksum_block,
+    decode_part,
+    encode_manifest,
+    encode_part,
+    missing_ranks,
+    part_name,
+    seal_file,
+    staged_of,
+    tagged_of,
+)
+from holdfast.checkpoint.storage import Storage, open_storage
+from holdfast.checkpoint.storage_owner import check_ownership, this_process
+from holdfast.checkpoint.write_lane import WritePulse
+
+SMALL_AT_ONCE = 8  # small files are waited for, not worked on
+UNKNOWN = -1  # the step that rank 0 writes just now, whichever it is
+BEGUN_S = 5.0  # for rank 0 to begin with a step that is due
+_LOOK_S = 0.2
+_SLOW_S = 1.0  # storage that takes longer to answer had stopped
+
+
+def staging_folder(base: str, step: int, author: Author) -> str:
+    """The folder into which this author's parts of this step go."""
+    storage = open_storage(base)
+    return storage.url(storage.staging_name(step, author.tag))
+
+
+def write_part(
+    folder: str, rank: int, ranges: Sequence[memoryview], *, threads: int = THREADS, pulse: WritePulse | None = None
+) -> CheckpointPart:
+    """Write one rank's part, the given memory in a row, to stable storage; one that is there already is not redone."""
+    storage = open_storage(folder)
+    pulse = pulse or WritePulse()
+    draft = CheckpointPart(rank=rank, bytes=MemoryRanges(ranges).bytes, blocks="", writer=this_process(), done=False)
+    if whole := _resume_part(storage, draft, ranges):
+        pulse.add_bytes(whole.bytes)
+        return whole
+    try:
+        storage.make_folder()
+        storage.put_file(
+            draft.name, encode_part(draft)
+        )  # so that anybody can tell who writes, and whether it still lives
+        blocks = storage.write(draft.file, ranges, threads, pulse)
+        part = msgspec.structs.replace(draft, blocks=blocks, done=True)
+        storage.put_file(part.name, encode_part(part))
+        storage.sync_folder()
+    except StorageError as e:
+        _withdraw_part(storage, draft, str(e))
+        raise
+    return part
+
+
+def _withdraw_part(storage: Storage, draft: CheckpointPart, why: str) -> None:
+    """Give room back at once, which a full disk needs, and tell whoever waits for this part."""
+    with suppress(StorageError):
+        storage.remove_file(draft.file)
+        storage.put_file(draft.name, encode_part(msgspec.structs.replace(draft, why=why)))
+
+
+def forsake_parts(base: str, author: Author, rank: int, steps: Collection[int], *, before: int) -> None:
+    """Tell rank 0 that nothing comes from a rank for these steps: whoever wrote was killed, or missed them."""
+    storage, known = open_storage(base), set(steps) - {UNKNOWN}
+    if UNKNOWN in steps:  # rank 0 waits for one step at a time
+        attempts = [one for name in storage.list_names() if (one := staged_of(name) or tagged_of(name))]
+        known.update(sorted(one.step for one in attempts if one.tag == author.tag and one.step < before)[-1:])
+    for step in known:
+        storage = open_storage(staging_folder(base, step, author))
+        part = _read_part(storage, rank)
+        if _read_part(storage, 0) is not None and (part is None or not (part.done or part.why)):
+            draft = CheckpointPart(rank=rank, bytes=0, blocks="", writer=this_process(), done=False)
+            _withdraw_part(storage, draft, "it was ended or passed over before it had written it")
+
+
+def wait_until_begun(folder: str, pulse: WritePulse | None = None, wait_s: float = BEGUN_S) -> bool:
+    """Whether rank 0 writes this step: the others follow, or slow storage would get parts of different steps."""
+    storage, until = open_storage(folder), time.monotonic() + wait_s
+    pulse = pulse or WritePulse()
+    pulse.waiting, again = True, True
+    while True:
+        looked_at = time.monotonic()
+        if _read_part(storage, 0) is not None:
+            pulse.waiting = False
+            return True
+        now = time.monotonic()
+        if again and now > looked_at + _SLOW_S:  # what holds us up holds up rank 0, which goes on with this step too
+            until, again, pulse.passed_over = now + wait_s, False, False
+        elif now > until or pulse.passed_over:
+            pulse.left_out = True
+            return False
+        pulse.add_bytes()
+        time.sleep(_LOOK_S / 2)
+
+
+def collect_parts(
+    folder: str, world: int, wait_s: float, pulse: WritePulse | None = None
+) -> tuple[CheckpointPart, ...]:
+    """The parts of all ranks, once they are there: for ranks that have nothing but storage in common."""
+    storage = open_storage(folder)
+    until = time.monotonic() + wait_s
+    found: dict[int, CheckpointPart] = {}
+    while True:
+        for rank in missing_ranks(found.values(), world):
+            part = _read_part(storage, rank)
+            if part and part.why:
+                raise StorageError(f"rank {rank} could not write its part: {part.why}")
+            if part and part.done:
+                found[rank] = part
+        if not (missing := missing_ranks(found.values(), world)):
+            return tuple(found[rank] for rank in range(world))
+        if time.monotonic() > until:
+            named = ", ".join(map(str, missing[:8])) + (" and more" if len(missing) > 8 else "")
+            raise StorageError(f"the parts of ranks {named} did not come within {wait_s:g} s")
+        if pulse:
+            pulse.add_bytes()
+        time.sleep(_LOOK_S)
+
+
+def publish_checkpoint(
+    base: str,
+    step: int,
+    parts: Sequence[CheckpointPart],
+    metadata: bytes,
+    *,
+    author: Author,
+    layout: str = "",
+    torch: str = "",
+    pulse: WritePulse | None = None,
+) -> str:
+    """Make the written parts a checkpoint, in one instant; returns its URL."""
+    storage = open_storage(base)
+    pulse = pulse or WritePulse()
+    folder = storage.staging_name(step, author.tag)
+    if missing := missing_ranks(parts, len(parts)):
+        raise StorageError(f"the parts are not those of ranks 0 to {len(parts) - 1}: {missing} are missing")
+    files = _check_parts(storage, folder, parts, pulse)
+    storage.put_file(f"{folder}/{METADATA}", metadata)
+    manifest = Manifest(
+        step=step,
+        world=len(parts),
+        author=author,
+        at=time.time(),
+        layout=layout,
+        torch=str(torch),  # torch's own is a str of its own kind
+        bytes=sum(part.bytes for part in parts),
+        files=(seal_file(METADATA, metadata), *files),
+    )
+    check_ownership(storage, author)
+    pulse.add_bytes()
+    storage.put_file(f"{folder}/{MANIFEST}", encode_manifest(manifest))
+    return storage.url(storage.publish(folder, step))
+
+
+def _check_parts(storage: Storage, folder: str, parts: Sequence[CheckpointPart], pulse: WritePulse) -> list[SealedFile]:
+    """The part files, each found to be there with all that it speaks of."""
+    files = [seal_file(part.name, encode_part(part)) for part in parts]
+
+    def work(turns: Iterator[int]) -> None:
+        for index in turns:
+            part = parts[index]
+            if storage.read(f"{folder}/{part.name}") != encode_part(part):
+                raise StorageError(f"{storage.url(folder)}/{part.name} is missing, or not what rank {part.rank} wrote")
+            if (size := storage.file_size(f"{folder}/{part.file}")) != part.bytes:
+                raise StorageError(f"{storage.url(folder)}/{part.file} has {size or 0} bytes instead of {part.bytes}")
+            pulse.add_bytes()
+
+    run_in_threads(len(parts), SMALL_AT_ONCE, work)
+    return files
+
+
+def _resume_part(storage: Storage, draft: CheckpointPart, ranges: Sequence[memoryview]) -> CheckpointPart | None:
+    """The part, if an earlier attempt of this author had come to its end with the same bytes."""
+    part = _read_part(storage, draft.rank)
+    if not part or not part.done or part.bytes != draft.bytes or storage.file_size(part.file) != part.bytes:
+        return None
+    source, spare = MemoryRanges(ranges), spare_block()
+    same = all(
+        checksum_block(source.read_block(i, spare)) == part.block_checksum(i) for i in range(block_count(part.bytes))
+    )
+    return part if same else None
+
+
+def _read_part(storage: Storage, rank: int) -> CheckpointPart | None:
+    content = storage.read(part_name(rank))
+    try:
+        return decode_part(content) if content else None
+    except CorruptError:
+        return None

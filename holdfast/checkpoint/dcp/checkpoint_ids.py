@@ -1,0 +1,72 @@
+"""Which step a checkpoint id names, and which checkpoint that is: the same for who writes and who reads."""
+
+import os
+import re
+
+from holdfast.checkpoint import storage
+from holdfast.checkpoint.manifest import MANIFEST, METADATA, StorageError
+from holdfast.checkpoint.retention import find_checkpoints
+from holdfast.checkpoint.state_image import StateError
+
+_NAMED = re.compile(r"(?:.*step[-_=]?|\D*)(\d{1,18})", re.ASCII)  # step-10, 10, epoch=1-step=50; not gpt2-v3
+
+
+def named_step(checkpoint_id: str, url: str) -> int | None:
+    """The step that an id asks to be saved as under `url`; None if it asks for none. Others are refused."""
+    if same_place(checkpoint_id, url):
+        return None
+    step = step_under(checkpoint_id, url)
+    if step is None and _is_under(checkpoint_id, url):
+        raise StateError(f"the checkpoint id {checkpoint_id!r} names no step: end it with its number, as step-10")
+    if step is None:
+        raise StateError(f"the checkpoint id {checkpoint_id!r} is not under {url}, where this writer writes")
+    return step
+
+
+def step_under(checkpoint_id: str, url: str) -> int | None:
+    """The step that an id names, if it is a name under `url`."""
+    found = _NAMED.fullmatch(_split_id(checkpoint_id)[1])
+    return int(found[1]) if found and _is_under(checkpoint_id, url) else None
+
+
+def locate_checkpoint(url: str, checkpoint_id: str = "") -> str:
+    """The checkpoint that is meant: by its id, else what lies at `url` itself, else the newest under it."""
+    if not checkpoint_id or same_place(checkpoint_id, url):
+        if storage.open_storage(url).read(MANIFEST):
+            return url
+        return next((one.url for one in find_checkpoints(url) if one.ok), url)
+    step = step_under(checkpoint_id, url)
+    found = [one for one in find_checkpoints(url) if one.step == step] if step is not None else []
+    if good := [one.url for one in found if one.ok]:
+        return good[0]
+    inside = [f"{url.rstrip('/')}/{checkpoint_id}"] if not _split_id(checkpoint_id)[0] else []
+    for place in (*inside, checkpoint_id):
+        if any(storage.open_storage(place).file_size(name) for name in (MANIFEST, METADATA)):
+            return place
+    why = f": {found[0].why}" if found else ""
+    raise StorageError(f"there is no checkpoint {checkpoint_id!r} under {url}{why}")
+
+
+def newest_step(url: str) -> int:
+    """Of all checkpoints that were ever finished; -1 if there is none. Those that are being written do not count:
+    others may be ahead with the very save that this is asked for."""
+    return max((one.step for one in find_checkpoints(url)), default=-1)
+
+
+def same_place(one: str, other: str) -> bool:
+    return _full_path(one) == _full_path(other)
+
+
+def _is_under(checkpoint_id: str, url: str) -> bool:
+    folder = _split_id(checkpoint_id)[0]
+    return not folder or same_place(folder, url)
+
+
+def _split_id(checkpoint_id: str) -> tuple[str, str]:
+    folder, slash, name = checkpoint_id.rstrip("/").rpartition("/")
+    return folder or slash, name
+
+
+def _full_path(url: str) -> str:
+    path = re.sub("^(file|local)://", "", url)
+    return path.rstrip("/") if "://" in path else os.path.realpath(path)

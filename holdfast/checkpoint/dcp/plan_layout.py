@@ -1,0 +1,99 @@
+"""How what a plan writes lies in an image, and which rank this is."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import WriteItem
+
+from holdfast.checkpoint import image_metadata
+from holdfast.checkpoint.dcp.torch_metadata import index_of
+from holdfast.checkpoint.image_layout import EXTRA, ImageLayout, Ranks, RecordSpec, arrange_image
+from holdfast.checkpoint.state_image import StateError, extra_spec, local_tensor, record_sizes
+
+_SPARE_BYTES = 32 << 10
+_END = b"HFEND001"  # after the room of a value come this and its length
+
+Things = dict[MetadataIndex, Any]
+
+
+def rank_and_world() -> tuple[int, int]:
+    """This rank, of how many."""
+    together = dist.is_available() and dist.is_initialized()
+    return (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+
+
+def check_items(items: Sequence[WriteItem]) -> None:
+    """Refuse what cannot be kept, before anything is written."""
+    for item in items:
+        kind = item.tensor_data and item.tensor_data.properties
+        if kind and (kind.layout != torch.strided or _is_quantized(kind.dtype)):
+            raise StateError(f"{item.index.fqn} cannot be saved, as it is of another kind: {kind.layout}, {kind.dtype}")
+
+
+def _is_quantized(dtype: torch.dtype) -> bool:
+    return str(dtype).startswith(("torch.qint", "torch.quint"))
+
+
+def arrange_plan(
+    items: Sequence[WriteItem], things: Things, owned: Collection[MetadataIndex], last: ImageLayout | None, at: Ranks
+) -> ImageLayout:
+    """An image of these; what other ranks write is there too, but not its own to write. `at`: rank and world.
+
+    The last layout again, if all still fits into it: with another, memory would be another too.
+    """
+    rank, world = at
+    specs = [_make_spec(item, things[item.index], (rank,) if item.index in owned else (-1, rank)) for item in items]
+    rooms = {index_of(item.spec): item.spec for item in last.items if item.spec.key != EXTRA} if last else {}
+    alike = last and (last.rank, last.world, len(rooms)) == (rank, world, len(specs))
+    if last and alike and all(_fits_room(spec, rooms.get(index_of(spec)), things) for spec in specs):
+        return last
+    size = len(pack_layout(arrange_image(specs, record_sizes, rank=rank, world=world)))
+    extra = extra_spec(-(-2 * size // _SPARE_BYTES) * _SPARE_BYTES, 0, 1)
+    return arrange_image([extra, *specs], record_sizes, rank=rank, world=world, form=f"torch {torch.__version__}")
+
+
+def pack_layout(layout: ImageLayout, step: int = 0) -> bytes:
+    return image_metadata.pack_metadata(image_metadata.ImageMetadata(step=step, layout=msgspec.msgpack.encode(layout)))
+
+
+def pad_value(value: bytes, room: int) -> bytes:
+    """A value in its room: zeros where a longer one may have been, and at the end how long it is."""
+    return value.ljust(room - len(_END) - 8, b"\0") + _END + len(value).to_bytes(8, "little")
+
+
+def unpad_value(record: memoryview) -> memoryview:
+    """The value alone, where it is known how long that is."""
+    size = int.from_bytes(record[-8:], "little")
+    is_ours = record[-len(_END) - 8 : -8] == _END and size <= len(record) - len(_END) - 8
+    return record[:size] if is_ours else record
+
+
+def _fits_room(spec: RecordSpec, room: RecordSpec | None, things: Things) -> bool:
+    if room is None or spec.dtype:
+        return spec == room
+    same = msgspec.structs.replace(spec, bytes=room.bytes) == room
+    return same and len(things[index_of(spec)].getbuffer()) + len(_END) + 8 <= room.bytes
+
+
+def _make_spec(item: WriteItem, thing: Any, replicas: Ranks) -> RecordSpec:
+    key, chunk = item.index.fqn, item.tensor_data
+    if chunk is None:
+        size = len(thing.getbuffer()) + len(_END) + 8
+        room = -(-min(2 * size, size + _SPARE_BYTES) // 64) * 64  # torch finds a value before as many other bytes
+        return RecordSpec(key=key, path=(key,), bytes=room, group=replicas[-1:], replicas=replicas, alike=False)
+    return RecordSpec(
+        key=key,
+        path=(key,),
+        bytes=local_tensor(thing).nbytes,
+        dtype=str(thing.dtype).removeprefix("torch."),
+        shape=tuple(chunk.chunk.sizes),
+        whole=tuple(chunk.size),
+        start=tuple(chunk.chunk.offsets),
+        group=replicas[-1:],
+        replicas=replicas,
+        alike=False,
+    )

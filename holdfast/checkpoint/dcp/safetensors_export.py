@@ -1,0 +1,123 @@
+"""A checkpoint's weights as safetensors, in one file or in several, for those who do not train."""
+
+import io
+import json
+import math
+import mmap
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+
+from holdfast.checkpoint import dcp
+from holdfast.checkpoint.checkpoint_load import PartPiece, read_manifest, read_metadata, read_ranges
+from holdfast.checkpoint.manifest import StorageError
+
+WEIGHTS = "model."  # what their names begin with; it is left away
+_FILE = re.compile(r"__(\d+)_0\.distcp")
+_PAGE_BYTES = mmap.PAGESIZE
+
+
+def export_safetensors(
+    url: str, folder: Path, *, prefix: str = WEIGHTS, most_bytes: int = 5 * 10**9
+) -> tuple[Path, ...]:
+    """Write all tensors whose names begin so, none larger file than this if it can be; returns the files.
+
+    Every byte is checked as it is read, and memory for one file at a time is all that is taken.
+    """
+    from safetensors.torch import save_file  # an extra: nobody needs it to train
+
+    metadata = dcp.decode_metadata(read_metadata(url))
+    tensors = _find_tensors(metadata, prefix)
+    folder.mkdir(parents=True, exist_ok=True)
+    groups = list(_group_by_size(tensors, most_bytes))
+    names = _file_names(len(groups))
+    if taken := [name for name in names if (folder / name).exists()]:
+        raise StorageError(f"{folder / taken[0]} is there already")
+    step = str(read_manifest(url).step)
+    for name, group in zip(names, groups, strict=True):
+        whole = _read_tensors(url, metadata, {key: tensors[key] for key in group})
+        short = {key.removeprefix(prefix): tensor for key, tensor in whole.items()}
+        save_file(short, folder / f"{name}.new", metadata={"format": "pt", "step": step})
+        os.replace(folder / f"{name}.new", folder / name)
+    files = [folder / name for name in names]
+    if len(groups) > 1:
+        files.append(_write_index(folder, dict(zip(names, groups, strict=True)), tensors, prefix))
+    return tuple(files)
+
+
+def _find_tensors(metadata: Metadata, prefix: str) -> dict[str, TensorStorageMetadata]:
+    found = {
+        key: known
+        for key, known in sorted(metadata.state_dict_metadata.items())
+        if key.startswith(prefix) and isinstance(known, TensorStorageMetadata)
+    }
+    if not found:
+        heads = sorted({key.split(".")[0] for key in metadata.state_dict_metadata})
+        raise StorageError(f"no tensor's name begins with '{prefix}'; names begin with {', '.join(heads)}")
+    return found
+
+
+def _tensor_bytes(known: TensorStorageMetadata) -> int:
+    return math.prod(known.size) * known.properties.dtype.itemsize
+
+
+def _group_by_size(tensors: dict[str, TensorStorageMetadata], most_bytes: int) -> Iterator[list[str]]:
+    group: list[str] = []
+    size = 0
+    for key, known in tensors.items():
+        if group and size + _tensor_bytes(known) > most_bytes:
+            yield group
+            group, size = [], 0
+        group.append(key)
+        size += _tensor_bytes(known)
+    yield group
+
+
+def _file_names(count: int) -> list[str]:
+    """As those who load such files by name expect them."""
+    if count == 1:
+        return ["model.safetensors"]
+    return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+
+
+def _read_tensors(url: str, metadata: Metadata, tensors: dict[str, TensorStorageMetadata]) -> dict[str, torch.Tensor]:
+    """The tensors, put together from the chunks that ranks wrote."""
+    chunks = [(key, chunk) for key, known in tensors.items() for chunk in known.chunks]
+    pieces = _find_pieces(metadata, [MetadataIndex(key, chunk.offsets) for key, chunk in chunks])
+    size = sum(-(-piece.bytes // _PAGE_BYTES) * _PAGE_BYTES for piece in pieces)
+    memory = memoryview(mmap.mmap(-1, max(1, size)))
+    read_ranges(url, pieces, memory)
+    whole = {key: torch.empty(known.size, dtype=known.properties.dtype) for key, known in tensors.items()}
+    for (key, chunk), piece in zip(chunks, pieces, strict=True):
+        record = io.BytesIO(memory[piece.to : piece.to + piece.bytes])
+        place = tuple(slice(at, at + n) for at, n in zip(chunk.offsets, chunk.sizes, strict=True))
+        whole[key][place] = torch.load(record, map_location="cpu", weights_only=True)
+    return whole
+
+
+def _find_pieces(metadata: Metadata, indices: Sequence[MetadataIndex]) -> list[PartPiece]:
+    pieces: list[PartPiece] = []
+    to = 0
+    for index in indices:
+        place = metadata.storage_data.get(index)
+        rank = _FILE.fullmatch(place.relative_path) if place else None
+        if place is None or rank is None:
+            raise StorageError(f"the metadata does not say where {index.fqn} is")
+        pieces.append(PartPiece(rank=int(rank[1]), start=place.offset, bytes=place.length, to=to))
+        to += -(-place.length // _PAGE_BYTES) * _PAGE_BYTES
+    return pieces
+
+
+def _write_index(
+    folder: Path, groups: dict[str, list[str]], tensors: dict[str, TensorStorageMetadata], prefix: str
+) -> Path:
+    """Which tensor is in which file."""
+    places = {key.removeprefix(prefix): name for name, keys in groups.items() for key in keys}
+    total = sum(map(_tensor_bytes, tensors.values()))
+    path = folder / "model.safetensors.index.json"
+    path.write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=1) + "\n")
+    return path

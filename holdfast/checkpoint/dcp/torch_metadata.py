@@ -1,0 +1,126 @@
+"""What a checkpoint holds and where it lies: torch's `.metadata`, ours written and read, torch's own read."""
+
+import io
+import pathlib
+import pickle  # noqa: TID251 what we write torch reads so; of what we read, nothing is made but what is named here
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.serialization import _get_layout
+
+from holdfast.checkpoint.image_layout import (
+    ImageItem,
+    ImageLayout,
+    Path,
+    Ranks,
+    RecordSpec,
+    is_empty_chunk,
+    name_of,
+    name_tensors,
+)
+from holdfast.checkpoint.part_offsets import file_of
+from holdfast.checkpoint.state_image import StateError
+
+_KINDS: tuple[Any, ...] = (
+    *(Metadata, MetadataIndex, StorageMeta, TensorProperties, TensorStorageMetadata, BytesStorageMetadata),
+    *(ChunkStorageMetadata, _StorageInfo, _MEM_FORMAT_ENCODING, torch.Size, _get_layout),
+)
+_SAFE = {(kind.__module__, kind.__qualname__): kind for kind in _KINDS}
+_PATHS = ("Path", "PosixPath", "PurePosixPath")  # a checkpoint id
+
+
+def encode_metadata(layouts: Sequence[ImageLayout]) -> bytes:
+    """The `.metadata` of a checkpoint that consists of every rank's share; the same for every step."""
+    tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    held: dict[MetadataIndex, _StorageInfo] = {}
+    paths: dict[str, Path] = {}
+    for name, path, item, place in _list_entries(layouts):
+        paths[name] = path
+        index = _enter_record(tensors, name, item)
+        if index in held:
+            raise StateError(f"{held[index].relative_path} and {place.relative_path} both hold {name}")
+        if index:
+            held[index] = place
+    return pickle.dumps(Metadata(tensors, paths, held, StorageMeta()), protocol=2)
+
+
+def _list_entries(layouts: Sequence[ImageLayout]) -> Iterator[tuple[str, Path, ImageItem, _StorageInfo]]:
+    """Everything under all its names, and where it lies."""
+    named = name_tensors(layouts)
+    for layout in layouts:
+        for item, at in layout.owned_items():
+            place = _StorageInfo(file_of(layout.rank), at, item.length)
+            yield from ((name, path, item, place) for name, path in _names_of(item, named))
+
+
+def decode_metadata(content: bytes) -> Metadata:
+    """Metadata that we wrote, or torch; of anything else that a pickle may hold nothing is made."""
+    try:
+        found = _Unpickler(io.BytesIO(content)).load()
+    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError, AttributeError, MemoryError) as e:
+        raise StateError(f"this is no metadata: {e}") from None
+    if not isinstance(found, Metadata):
+        raise StateError(f"this is no metadata but a {type(found).__name__}")
+    return found
+
+
+class _Unpickler(pickle.Unpickler):
+    """Not torch's own for weights: it is in Python, and took longer than all the rest of a load of many tensors."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if found := _SAFE.get((module, name)):
+            return found
+        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
+            return found
+        if module in ("pathlib", "pathlib._local") and name in _PATHS:
+            return getattr(pathlib, name)
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+def _names_of(item: ImageItem, named: dict[tuple[str, Ranks], str]) -> Iterator[tuple[str, Path]]:
+    spec = item.spec
+    name = named[spec.key, spec.group]
+    for path in (spec.path, *spec.aliases):
+        key = ".".join(map(str, path))
+        yield (key, path) if name == spec.key else (name_of(key, spec.group), (name_of(key, spec.group),))
+
+
+def _enter_record(
+    tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata], name: str, item: ImageItem
+) -> MetadataIndex | None:
+    """Add a record to what is known of its tensor; None if there is nothing in it."""
+    spec = item.spec
+    if not spec.dtype:
+        tensors[name] = BytesStorageMetadata()
+        return MetadataIndex(name)
+    properties = TensorProperties(dtype=getattr(torch, spec.dtype))
+    whole = tensors.setdefault(name, TensorStorageMetadata(properties, torch.Size(spec.whole), []))
+    if not isinstance(whole, TensorStorageMetadata) or tuple(whole.size) != spec.whole:
+        raise StateError(f"ranks that hold {name} together differ on what it is")
+    if is_empty_chunk(spec):
+        return None
+    whole.chunks.append(ChunkStorageMetadata(torch.Size(spec.start), torch.Size(spec.shape)))
+    return MetadataIndex(name, spec.start, len(whole.chunks) - 1)
+
+
+def single_image_metadata(layout: ImageLayout) -> Metadata:
+    """The metadata of a single image, by which the number of each record is found."""
+    tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    places = {_enter_record(tensors, item.spec.key, item): number for number, item in enumerate(layout.items)}
+    return Metadata(tensors, {item.spec.key: item.spec.path for item in layout.items}, places)
+
+
+def index_of(spec: RecordSpec) -> MetadataIndex:
+    return MetadataIndex(spec.key, spec.start) if spec.dtype else MetadataIndex(spec.key)

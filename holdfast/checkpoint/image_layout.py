@@ -1,0 +1,188 @@
+"""How a state lies in an image: a `.distcp` file with a record for every tensor, known before the first byte is copied.
+
+First comes what the snapshot says of itself, then what the rank alone holds, then what it shares with replicas. Of
+shared state every replica owns a slice, cut between rows where need be: all ranks together send and persist every byte
+once, each from pages of its own.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import blake2b
+from itertools import groupby
+from math import prod
+
+import msgspec
+
+from holdfast.checkpoint.arena_header import PAGE_BYTES
+
+BIG_BYTES = 1 << 20  # a record from here on starts on a page, so that its memory can be registered by itself
+_ALIGN_BYTES = 64  # what torch aligns payloads to, counted from the start of their record
+
+EXTRA = "holdfast.extra"  # the key of what a snapshot says beside its tensors: one row of bytes for every rank
+
+Path = tuple[str | int, ...]
+Ranks = tuple[int, ...]
+
+
+class ByteRange(msgspec.Struct, frozen=True):
+    """Bytes of an image."""
+
+    start: int
+    end: int
+
+
+class RecordSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One tensor, or one chunk of it, or one value, before it has a place."""
+
+    key: str  # as torch.distributed.checkpoint names it
+    path: Path  # where it stands in the nested state dict
+    bytes: int
+    dtype: str = ""  # empty: a value, which is no tensor
+    shape: tuple[int, ...] = ()
+    whole: tuple[int, ...] = ()  # shape of the tensor that this is a chunk of
+    start: tuple[int, ...] = ()  # where in it
+    group: Ranks  # who hold the tensor together
+    replicas: Ranks  # who hold this very chunk
+    alike: bool = True  # replicas are the same at every step; else the first one's counts
+    aliases: tuple[Path, ...] = ()  # other names of the same memory
+
+
+class ImageItem(msgspec.Struct, frozen=True, kw_only=True):
+    """A record in the image."""
+
+    spec: RecordSpec
+    owner: int  # the rank that sends and persists it
+    offset: int
+    length: int
+    payload: int  # offset in the image
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+
+class ImageLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's image."""
+
+    rank: int
+    world: int
+    items: tuple[ImageItem, ...]
+    image_bytes: int
+    form: str = ""  # whose records these are: two versions of torch may write them differently
+
+    @property
+    def digest(self) -> bytes:
+        """The same for images that differ in nothing but payloads; who owns what does not matter."""
+        told = [(i.spec.key, i.offset, i.length, i.payload, i.spec.dtype, i.spec.shape) for i in self.items]
+        where = [(i.spec.whole, i.spec.start, i.spec.aliases) for i in self.items]
+        return blake2b(msgspec.msgpack.encode((1, self.form, self.image_bytes, told, where)), digest_size=32).digest()
+
+    def owned_ranges(self, rank: int | None = None) -> tuple[ByteRange, ...]:
+        """What a rank owns of this image, in whole pages; by default the rank whose image it is."""
+        rank = self.rank if rank is None else rank
+        found = []
+        for owner, run in groupby(self.items, key=lambda item: item.owner):
+            items = list(run)
+            if owner == rank:
+                found.append(ByteRange(items[0].offset, _round_up(items[-1].end, PAGE_BYTES)))
+        return tuple(found)
+
+    def owned_items(self) -> Iterator[tuple[ImageItem, int]]:
+        """What the rank owns, each with its place in the rank's file: its share in a row."""
+        before = 0
+        for part in self.owned_ranges():
+            for item in self.items:
+                if part.start <= item.offset and item.end <= part.end:
+                    yield item, before + item.offset - part.start
+            before += part.end - part.start
+
+
+Sizes = Callable[[RecordSpec], tuple[int, int]]  # bytes before the payload, bytes of the whole record
+
+
+def arrange_image(specs: Iterable[RecordSpec], sizes: Sizes, *, rank: int, world: int, form: str = "") -> ImageLayout:
+    """Give everything its place and its owner; all replicas come to the same answer by themselves."""
+    items: list[ImageItem] = []
+    at, last = 0, -1
+    for spec, owner in _assign_owners(specs):
+        head, length = sizes(spec)
+        at = _round_up(at, PAGE_BYTES if owner != last or spec.bytes >= BIG_BYTES else _ALIGN_BYTES)
+        items.append(ImageItem(spec=spec, owner=owner, offset=at, length=length, payload=at + head))
+        at, last = at + length, owner
+    return ImageLayout(rank=rank, world=world, items=tuple(items), image_bytes=_round_up(at, PAGE_BYTES), form=form)
+
+
+def name_tensors(layouts: Sequence[ImageLayout]) -> dict[tuple[str, Ranks], str]:
+    """What to call the tensors of all ranks, by key and group. Groups that use the same key for tensors of their own,
+    as ranks without a common wrapper do, keep them apart: the first has the plain name, the others add a rank."""
+    groups: dict[str, set[Ranks]] = {}
+    for layout in layouts:
+        for item in layout.items:
+            groups.setdefault(item.spec.key, set()).add(item.spec.group)
+    named = {}
+    for key, held in groups.items():
+        for number, group in enumerate(sorted(held)):
+            named[key, group] = name_of(key, group) if number else key
+    return named
+
+
+def name_of(key: str, group: Ranks) -> str:
+    """What a key is called where another group has the plain name."""
+    return f"{key}@{group[0]}"
+
+
+def is_empty_chunk(spec: RecordSpec) -> bool:
+    """Whether this is the empty chunk of a tensor that others hold."""
+    return bool(spec.dtype) and not spec.bytes and prod(spec.whole) > 0
+
+
+def _assign_owners(specs: Iterable[RecordSpec]) -> Iterator[tuple[RecordSpec, int]]:
+    """In the order of the image, each with its owner."""
+    for (kind, replicas), run in groupby(sorted(specs, key=_sort_key), key=lambda spec: _sort_key(spec)[:2]):
+        if kind < 2:
+            yield from ((spec, replicas[0]) for spec in run)
+        else:
+            yield from _split_among(list(run), replicas)
+
+
+def _sort_key(spec: RecordSpec) -> tuple[int, Ranks, bool, str, tuple[int, ...]]:
+    kind = -1 if spec.key == EXTRA else 0 if len(spec.replicas) == 1 else 2 if spec.alike else 1
+    return kind, spec.replicas, spec.bytes < BIG_BYTES, spec.key, spec.start
+
+
+def _split_among(specs: list[RecordSpec], replicas: Ranks) -> Iterator[tuple[RecordSpec, int]]:
+    """Cut a row of specs into as many stretches of about the same size as there are replicas."""
+    total, done, turn = sum(spec.bytes for spec in specs), 0, 0
+    for spec in specs:
+        rows, dim = _count_rows(spec)
+        first = 0
+        while first < rows:
+            until = total * (turn + 1) // len(replicas)
+            fit = max(0, round((until - done) * rows / spec.bytes)) if spec.bytes else rows
+            count = rows - first if turn == len(replicas) - 1 else min(rows - first, fit)
+            if count:
+                yield _slice_spec(spec, dim, first, count), replicas[turn]
+                done, first = done + spec.bytes * count // rows, first + count
+            if first < rows:
+                turn += 1
+
+
+def _count_rows(spec: RecordSpec) -> tuple[int, int]:
+    """Into how many rows a tensor can be cut in memory order, and along which dimension."""
+    if spec.dtype and spec.bytes:
+        for dim, size in enumerate(spec.shape):
+            if size > 1:
+                return size, dim
+    return 1, 0
+
+
+def _slice_spec(spec: RecordSpec, dim: int, first: int, count: int) -> RecordSpec:
+    if not spec.shape or count == spec.shape[dim] or not spec.bytes:
+        return spec
+    shape, start = list(spec.shape), list(spec.start)
+    size = spec.bytes * count // shape[dim]
+    shape[dim], start[dim] = count, start[dim] + first
+    return msgspec.structs.replace(spec, shape=tuple(shape), start=tuple(start), bytes=size)
+
+
+def _round_up(at: int, to: int) -> int:
+    return -(-at // to) * to

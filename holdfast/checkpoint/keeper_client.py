@@ -1,0 +1,110 @@
+"""A rank's line to the keeper of its node."""
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import msgspec
+
+from holdfast.checkpoint.image_layout import ImageLayout
+from holdfast.wire import keeper_messages, replay_environment, unix_sockets
+
+_AGAIN_S = 0.2
+_LOST_S = 60.0  # an agent that died is back by then
+
+
+def current_generation() -> int:
+    """Of this launch; 0 without an agent."""
+    return int(os.environ.get("HOLDFAST_GENERATION", "0"))
+
+
+def make_want(
+    layout: ImageLayout, slots: int, metadata_path: str, storage: keeper_messages.CheckpointPolicy | None
+) -> keeper_messages.ArenaRequest:
+    """What to ask for, for snapshots of this layout."""
+    return keeper_messages.ArenaRequest(
+        rank=layout.rank,
+        world=layout.world,
+        generation=current_generation(),
+        layout=layout.digest.hex(),
+        image_bytes=layout.image_bytes,
+        slots=slots,
+        share=tuple((part.start, part.end) for part in layout.owned_ranges()),
+        metadata_path=metadata_path,
+        storage=storage,
+    )
+
+
+class KeeperError(Exception):
+    """One sentence: why the keeper did not do what it was asked."""
+
+
+class KeeperClient:
+    """One question at a time; an agent that is replaced meanwhile is asked again."""
+
+    def __init__(self, path: str, lost_s: float = _LOST_S) -> None:
+        self.path = Path(path)
+        self._lost_s = lost_s
+
+    @classmethod
+    def for_this_rank(cls) -> "KeeperClient | None":
+        """The keeper of this rank's node; None without an agent, and in a replay, which keeps nothing."""
+        path = os.environ.get(keeper_messages.KEEPER)
+        return cls(path) if path and not replay_environment.is_replay() else None
+
+    def request_arena(self, want: keeper_messages.ArenaRequest, layout: ImageLayout) -> str:
+        """The path of the arena for these snapshots; the keeper may have to tell others how they are laid out."""
+        self.put_file(keeper_messages.layout_file_name(want.rank, want.layout), msgspec.msgpack.encode(layout))
+        match self._send_request(want):
+            case keeper_messages.ArenaGrant(path=path):
+                return path
+            case answer:
+                raise KeeperError(f"the keeper answered a request for memory with {answer}")
+
+    def request_state(self, resume: keeper_messages.StateRequest) -> keeper_messages.StateGrant:
+        """Where the state to go on from lies; waits until it is there."""
+        match self._send_request(resume):
+            case keeper_messages.StateGrant() as state:
+                return state
+            case answer:
+                raise KeeperError(f"the keeper answered a request for state with {answer}")
+
+    def _send_request(self, message: keeper_messages.ToKeeper) -> keeper_messages.FromKeeper:
+        line = keeper_messages.encode(message) + b"\n"
+        until = time.monotonic() + self._lost_s
+        while True:
+            try:
+                with unix_sockets.connect(self.path) as peer:
+                    answer = _exchange_line(peer, line)
+            except OSError as e:
+                if time.monotonic() > until:
+                    raise KeeperError(f"the keeper at {self.path} does not answer: {e}") from None
+            else:
+                if answer:
+                    return _parse_answer(answer)
+                until = time.monotonic() + self._lost_s  # it was there, and hung up
+            time.sleep(_AGAIN_S)
+
+    def put_file(self, name: str, content: bytes) -> str:
+        """Leave a file where the keeper finds it; returns its path."""
+        path = self.path.parent / name
+        draft = path.with_name(f".{name}.{os.getpid()}.{socket.gethostname()}")
+        draft.write_bytes(content)
+        draft.replace(path)
+        return str(path)
+
+
+def _exchange_line(peer: socket.socket, line: bytes) -> bytes:
+    """One line back; empty if the other end went away first."""
+    peer.sendall(line)
+    with peer.makefile("rb") as answers:
+        answer = answers.readline(keeper_messages.MAX_BYTES)
+    return answer if answer.endswith(b"\n") else b""
+
+
+def _parse_answer(line: bytes) -> keeper_messages.FromKeeper:
+    answer: keeper_messages.FromKeeper = keeper_messages.from_keeper(line)
+    if isinstance(answer, keeper_messages.KeeperRefusal):
+        raise KeeperError(answer.why)
+    return answer

@@ -1,0 +1,183 @@
+"""Checkpoints in a folder of this machine or of a shared file system; what is said to be done is on stable storage."""
+
+import errno
+import itertools
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from holdfast.checkpoint.direct_io import InputFile, write_file
+from holdfast.checkpoint.manifest import (
+    StorageError,
+    WriteAttempt,
+    gone_name,
+    staged_name,
+    staged_of,
+    step_name,
+    step_of,
+)
+from holdfast.checkpoint.write_lane import WritePulse
+
+_TAKEN = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
+
+
+class LocalStorage:
+    """One folder. Names are relative to it; whatever the file system raises becomes one sentence."""
+
+    def __init__(self, path: str) -> None:
+        self._path = os.path.abspath(path)
+
+    def url(self, name: str = "") -> str:
+        return os.path.join(self._path, name) if name else self._path
+
+    def staging_name(self, step: int, tag: str) -> str:
+        return staged_name(step, tag)
+
+    def list_names(self, folder: str = "") -> list[str]:
+        """What lies in a folder; nothing when it is not there."""
+        with _as_storage_error(f"{self.url(folder)} cannot be listed"):
+            try:
+                return sorted(os.listdir(self.url(folder)))
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+    def list_unpublished(self) -> list[WriteAttempt]:
+        """Writes that have not come to their end, and removals that have not."""
+        return [attempt for name in self.list_names() if (attempt := staged_of(name))]
+
+    def read(self, name: str) -> bytes | None:
+        """A small file; None when it is not there."""
+        with _as_storage_error(f"{self.url(name)} cannot be read"):
+            try:
+                with open(self.url(name), "rb") as file:
+                    return file.read()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def file_size(self, name: str) -> int | None:
+        """None when it is not there."""
+        with _as_storage_error(f"{self.url(name)} cannot be looked at"):
+            try:
+                return os.stat(self.url(name)).st_size
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def open(self, name: str) -> InputFile | None:
+        """A file to be read in blocks; None when it is not there."""
+        with _as_storage_error(f"{self.url(name)} cannot be read"):
+            try:
+                return InputFile(self.url(name))
+            except FileNotFoundError:
+                return None
+
+    def make_folder(self, folder: str = "") -> None:
+        with _as_storage_error(f"{self.url(folder)} cannot be made"):
+            _make_folders(self.url(folder))
+
+    def put_file(self, name: str, content: bytes) -> None:
+        """A small file: whole, or as it was before."""
+        path = self.url(name)
+        with _as_storage_error(f"{path} cannot be written"):
+            fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            try:
+                view = memoryview(content)
+                while view:
+                    view = view[os.write(fd, view) :]
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.rename(f"{path}.new", path)
+
+    def write(self, name: str, ranges: Sequence[memoryview], threads: int, pulse: WritePulse) -> str:
+        """A large file; returns the checksums of its blocks."""
+        with _as_storage_error(f"{self.url(name)} cannot be written"):
+            return write_file(self.url(name), ranges, threads, pulse)
+
+    def sync_folder(self, folder: str = "") -> None:
+        """Make the names in a folder as durable as the files."""
+        with _as_storage_error(f"{self.url(folder)} cannot be synced"):
+            _sync_folder(self.url(folder))
+
+    def remove_file(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        with _as_storage_error(f"{self.url(name)} cannot be removed"), suppress(FileNotFoundError):
+            os.unlink(self.url(name))
+
+    def publish(self, staged: str, step: int) -> str:
+        """Make a finished folder a checkpoint, in one instant; returns the name it got."""
+        self.sync_folder(staged)
+        with _as_storage_error(f"{self.url(staged)} cannot be published"):
+            name = self._rename_staged(staged, step)
+        self.sync_folder()
+        return name
+
+    def _rename_staged(self, staged: str, step: int) -> str:
+        for mark in itertools.count(1):
+            name = step_name(step, str(mark) if mark > 1 else "")
+            try:
+                os.rename(self.url(staged), self.url(name))
+                return name
+            except OSError as e:
+                # No folder is renamed onto one that holds something: an earlier write of this step is not touched.
+                if e.errno not in _TAKEN:
+                    raise
+        raise AssertionError("numbers do not end")
+
+    def remove_folder(self, folder: str) -> None:
+        """Take a checkpoint back in one instant, then remove its files; or remove a folder that is none."""
+        step = step_of(folder)
+        with _as_storage_error(f"{self.url(folder)} cannot be removed"):
+            if step is not None:
+                gone = gone_name(step, secrets.token_hex(4))
+                os.rename(self.url(folder), self.url(gone))
+                _sync_folder(self._path)
+                folder = gone
+            _remove_tree(self.url(folder))
+
+
+@contextmanager
+def _as_storage_error(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        raise StorageError(f"{what}: {e.strerror or e}") from e
+
+
+def _make_folders(path: str) -> None:
+    """Make a folder and those above it, each known to the one above for good."""
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        above = os.path.dirname(path)
+        if os.path.isdir(above):  # as in /proc, where nobody can make anything
+            raise
+        _make_folders(above)
+        with suppress(FileExistsError):
+            os.mkdir(path)
+    _sync_folder(os.path.dirname(path))
+
+
+def _sync_folder(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as e:
+        if e.errno != errno.EINVAL:  # a file system whose folders need no syncing
+            raise
+    finally:
+        os.close(fd)
+
+
+def _remove_tree(path: str) -> None:
+    """Remove a folder and all in it; somebody else may be at it too."""
+    with suppress(FileNotFoundError):
+        for entry in os.scandir(path):
+            if entry.is_dir(follow_symlinks=False):
+                _remove_tree(entry.path)
+                continue
+            with suppress(FileNotFoundError):
+                os.unlink(entry.path)
+        os.rmdir(path)

@@ -1,0 +1,71 @@
+"""Where in the parts of a checkpoint the records of an image lie."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from holdfast.checkpoint.arena_header import PAGE_BYTES
+from holdfast.checkpoint.checkpoint_load import PartPiece
+from holdfast.checkpoint.image_layout import ImageItem, ImageLayout, is_empty_chunk, name_of
+
+_FILE = re.compile(r"__(\d+)_0\.distcp")
+
+
+def file_of(rank: int) -> str:
+    """The one file of a rank in a checkpoint: its share of its image."""
+    return f"__{rank}_0.distcp"
+
+
+def rank_of(file: str) -> int | None:
+    found = _FILE.fullmatch(file)
+    return int(found[1]) if found else None
+
+
+def locate_pieces(metadata: Any, layout: ImageLayout) -> tuple[PartPiece, ...] | None:
+    """What to read for an image, by torch's metadata; None if the checkpoint was cut in another way."""
+    known = {(index.fqn, tuple(index.offset or ())): info for index, info in metadata.storage_data.items()}
+    pieces: list[PartPiece] = []
+    for item in layout.items:
+        if is_empty_chunk(item.spec):
+            continue
+        piece = _locate_item(metadata.state_dict_metadata, known, item)
+        if piece is None:
+            return None
+        if pieces and _is_adjacent(pieces[-1], piece):
+            last = pieces.pop()
+            piece = msgspec.structs.replace(last, bytes=piece.to + piece.bytes - last.to)
+        pieces.append(piece)
+    return tuple(map(_extend_to_page, pieces, [*(piece.to for piece in pieces[1:]), layout.image_bytes]))
+
+
+def _locate_item(
+    tensors: Mapping[str, Any], known: Mapping[tuple[str, tuple[int, ...]], Any], item: ImageItem
+) -> PartPiece | None:
+    spec = item.spec
+    key = next((key for key in (name_of(spec.key, spec.group), spec.key) if key in tensors), "")
+    info = known.get((key, spec.start))
+    if info is None or info.length != item.length or (rank := rank_of(info.relative_path)) is None:
+        return None
+    whole = tensors[key]
+    if hasattr(whole, "chunks") != bool(spec.dtype):
+        return None
+    if spec.dtype:
+        chunks = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in whole.chunks]
+        same = str(whole.properties.dtype) == f"torch.{spec.dtype}" and tuple(whole.size) == spec.whole
+        if not same or (spec.start, spec.shape) not in chunks:
+            return None
+    return PartPiece(rank=rank, start=info.offset, bytes=info.length, to=item.offset)
+
+
+def _is_adjacent(last: PartPiece, piece: PartPiece) -> bool:
+    """Whether what lies between two records in the part is just what lies between them in the image."""
+    return last.rank == piece.rank and 0 <= piece.to - last.to == piece.start - last.start
+
+
+def _extend_to_page(piece: PartPiece, until: int) -> PartPiece:
+    """With the rest of its last page, as shares end with pages: what goes to whole pages is read without a copy."""
+    end = -(-(piece.to + piece.bytes) // PAGE_BYTES) * PAGE_BYTES
+    aligned = piece.to % PAGE_BYTES == piece.start % PAGE_BYTES == 0
+    return msgspec.structs.replace(piece, bytes=end - piece.to) if aligned and end <= until else piece

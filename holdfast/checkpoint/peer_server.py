@@ -1,0 +1,251 @@
+"""The listening side of a keeper: who comes in, what they ask for, and where pushed state goes."""
+
+import errno
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import takewhile
+
+import msgspec
+
+from holdfast.checkpoint.peer_transport import (
+    UNIX_BYTES,
+    WAIT_S,
+    PeerGuard,
+    PeerReply,
+    PeerRequest,
+    TransportError,
+    cut_chunks,
+    read_line,
+    receive_chunk,
+    send_chunk,
+)
+from holdfast.core.decoding import from_json
+from holdfast.linux.peer_credentials import read_peer
+from holdfast.wire.credentials import mutual_tls
+
+_PROVE_S = 5.0  # for one that has not proved itself, or not said what it wants
+_MOST_LINKS = 256
+_MOST_STRANGERS = 16  # links from one host that have not proved themselves
+_LEAVING = 64  # on top of the most: sent away, and not gone yet
+_BREATH_S = 0.1  # where there are no more files to be had
+
+
+class PushTarget(msgspec.Struct):
+    """Where pushed state goes: its memory, how much is there, and what to do when all is."""
+
+    views: list[memoryview]
+    done: int  # chunks
+    finish: Callable[[], None]  # raises a TransportError if it is not wanted any more
+    mix: Callable[[int, memoryview, bytes], None] | None = None  # takes and counts chunks, which are not to lie there
+    beyond: set[int] = msgspec.field(default_factory=set)  # that are here, too, where several links bring them
+    finished: bool = False
+    lock: threading.Lock = msgspec.field(default_factory=threading.Lock)
+
+    def on_chunk(self, number: int) -> None:
+        with self.lock:
+            self.beyond.add(number)
+            while self.done in self.beyond:
+                self.done += 1
+
+    def first_missing(self, start: int, end: int) -> int:
+        """From a start, the first chunk that is not here."""
+        with self.lock:
+            here = (number < self.done or number in self.beyond for number in range(start, end))
+            return start + sum(takewhile(bool, here))
+
+    def finish_once(self) -> None:
+        """Once, by whichever link finds all of it here; the others wait until that is done."""
+        with self.lock:
+            if not self.finished:
+                self.finish()
+                self.finished = True
+
+
+class UnprovenLink:
+    """A link that has not proved itself."""
+
+    def __init__(self, link: socket.socket, host: str) -> None:
+        self.link, self.host = link, host
+        self.unwanted = False
+
+
+class PeerServer:
+    """The listening side of a keeper: a thread per link, few links; strangers get little of our time and none of our
+    memory."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        guard: PeerGuard | None,
+        take: Callable[[PeerRequest], PushTarget | str],
+        give: Callable[[PeerRequest], tuple[Sequence[memoryview], Callable[[], None]] | str],
+    ) -> None:
+        """`guard`: of a listener that other hosts reach; without one it is a unix socket."""
+        self._listener = listener
+        self._guard = guard
+        self._context = mutual_tls.server_tls(guard.keys, strangers=False) if guard else None
+        self._take = take
+        self._give = give
+        self._lock = threading.Lock()
+        self._links = 0
+        self._strangers: dict[UnprovenLink, None] = {}  # the oldest first
+
+    def start(self) -> None:
+        threading.Thread(target=self._accept_links, name="keeper-links", daemon=True).start()
+
+    def _accept_links(self) -> None:
+        while True:
+            try:
+                link, address = self._listener.accept()
+            except OSError as e:
+                if e.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED):
+                    time.sleep(_BREATH_S)
+                    continue
+                return  # closed: the keeper ends
+            one = UnprovenLink(link, str(address[0]) if address else "")
+            if not self._make_room_for(one):
+                link.close()
+                continue
+            try:
+                threading.Thread(target=self._serve_link, args=(one,), name="keeper-link", daemon=True).start()
+            except RuntimeError:  # no more threads
+                link.close()
+                self._leave_strangers(one)
+                self._forget_link()
+
+    def _make_room_for(self, one: UnprovenLink) -> bool:
+        """Whether there is room for one more that nobody knows yet. The oldest stranger makes room, of the same host
+        if that has many: who means it has proved itself by then."""
+        with self._lock:
+            beside = [other for other in self._strangers if other.host == one.host]
+            full = self._links >= _MOST_LINKS + _LEAVING
+            if full or (self._links >= _MOST_LINKS and not self._strangers):
+                return False
+            if len(beside) >= _MOST_STRANGERS:
+                self._drop_link(beside[0])
+            elif self._links >= _MOST_LINKS:
+                self._drop_link(next(iter(self._strangers)))
+            self._links += 1
+            self._strangers[one] = None
+            return True
+
+    def _drop_link(self, one: UnprovenLink) -> None:
+        """Its thread wakes up and ends."""
+        one.unwanted = True
+        self._strangers.pop(one, None)
+        with suppress(OSError):
+            socket.socket.shutdown(one.link, socket.SHUT_RDWR)  # not as TLS does it: that is its thread's alone
+
+    def _leave_strangers(self, one: UnprovenLink) -> bool:
+        """It has proved itself, or is gone; whether it is still wanted."""
+        with self._lock:
+            self._strangers.pop(one, None)
+            return not one.unwanted
+
+    def _forget_link(self) -> None:
+        with self._lock:
+            self._links -= 1
+
+    def _serve_link(self, one: UnprovenLink) -> None:
+        proved = False
+        try:
+            with suppress(OSError):
+                one.link.settimeout(_PROVE_S)
+                proved = self._prove_peer(one)
+        finally:
+            wanted = self._leave_strangers(one)
+        try:
+            if proved and wanted:
+                self._serve_requests(one.link)
+        finally:
+            one.link.close()
+            self._forget_link()
+
+    def _prove_peer(self, one: UnprovenLink) -> bool:
+        """Whether it is from somebody who may have our state."""
+        link = one.link
+        if self._guard is None or self._context is None:
+            if link.family == socket.AF_UNIX and read_peer(link).user != os.getuid():
+                return False
+            if link.family == socket.AF_UNIX:
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BYTES)
+            return True
+        with self._lock:  # whoever sends it away must find it
+            secured = one.link = self._context.wrap_socket(link, server_side=True, do_handshake_on_connect=False)
+            if one.unwanted:
+                return False
+        secured.do_handshake()
+        return self._guard.accepts_certificate(secured.getpeercert())
+
+    def _serve_requests(self, link: socket.socket) -> None:
+        """One request after the other, until the caller hangs up."""
+        with suppress(OSError, TransportError):
+            while self._answer_request(link):
+                link.settimeout(WAIT_S)
+
+    def _answer_request(self, link: socket.socket) -> bool:
+        try:
+            ask = from_json(read_line(link), PeerRequest)
+        except msgspec.DecodeError:
+            _send_reply(link, PeerReply(error="not a request of this version of holdfast"))
+            return False
+        link.settimeout(WAIT_S)
+        if ask.verb in ("push", "tell"):
+            self._receive_state(link, ask)
+        else:
+            self._send_state(link, ask)
+        return True
+
+    def _receive_state(self, link: socket.socket, ask: PeerRequest) -> None:
+        holding = self._take(ask)
+        if isinstance(holding, str):
+            _send_reply(link, PeerReply(error=holding))
+            return
+        all = cut_chunks(holding.views)
+        count = max(len(all), holding.done)  # of what is here already, the memory is not named
+        start, end = ask.part or (0, count)
+        if not 0 <= start <= end <= count or (ask.part and holding.mix):
+            _send_reply(link, PeerReply(error=f"there is no part {start} to {end} of {count} chunks"))
+            return
+        first = holding.first_missing(start, end)  # fixed: a link that broke may still have a chunk to deliver
+        _send_reply(link, PeerReply(chunks=first))
+        _receive_chunks(link, holding, all[first:end], first)
+        try:
+            if holding.done >= len(all):
+                holding.finish_once()
+        except TransportError as e:
+            _send_reply(link, PeerReply(error=str(e)))
+        else:
+            _send_reply(link, PeerReply(chunks=end))
+
+    def _send_state(self, link: socket.socket, ask: PeerRequest) -> None:
+        given = self._give(ask)
+        if isinstance(given, str):
+            _send_reply(link, PeerReply(error=given))
+            return
+        views, release = given
+        try:
+            _send_reply(link, PeerReply(bytes=sum(map(len, views))))
+            for chunk in cut_chunks(views):
+                send_chunk(link, chunk)
+        finally:
+            release()
+
+
+def _receive_chunks(link: socket.socket, holding: PushTarget, coming: list[memoryview], first: int) -> None:
+    aside = memoryview(bytearray(max(map(len, coming), default=0) if holding.mix else 0))
+    for number, chunk in enumerate(coming, first):
+        if holding.mix is None:
+            receive_chunk(link, chunk, number)
+            holding.on_chunk(number)
+        else:
+            apart = aside[: len(chunk)]
+            holding.mix(number, apart, receive_chunk(link, apart, number))
+
+
+def _send_reply(link: socket.socket, reply: PeerReply) -> None:
+    link.sendall(msgspec.json.encode(reply) + b"\n")

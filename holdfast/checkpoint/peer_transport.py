@@ -1,0 +1,344 @@
+"""State between keepers: ranges of memory in checked chunks, paced, and resumed where a link broke.
+
+On one host the link is a unix socket, and the kernel says whose process is at the other end; between hosts it is TLS,
+and both sides show a certificate of the job.
+
+One request after the other on a link: a line of JSON each way, then chunks, each followed by its xxh3. Whoever sends
+paces itself. Whoever receives writes straight into the memory the state will live in, and says which chunks it has if
+asked again. Between hosts a large copy goes in parts by several links at once, as encryption binds each to one core.
+"""
+
+import os
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import xxhash
+
+from holdfast.core.decoding import from_json
+from holdfast.linux.peer_credentials import read_peer
+from holdfast.model.state_copy import Address
+from holdfast.wire import unix_sockets
+from holdfast.wire.credentials import mutual_tls
+from holdfast.wire.credentials.mutual_tls import KeyFiles
+
+CHUNK_BYTES = 8 << 20
+_LINE_BYTES = 1 << 20
+_SUM_BYTES = 8
+_PIECE_BYTES = 256 << 10  # summed while it is in a core's cache, and while the other side has the piece before
+_SMALL_BYTES = 1 << 30
+WAIT_S = 30.0  # for a peer that says nothing
+UNIX_BYTES = 1 << 20  # on their way at once: with the kernel's fifth of that both ends wait for one another too often
+MOST_LINKS = 4  # of one copy
+PART_BYTES = 4 * CHUNK_BYTES  # that a link takes at once
+_ONE_LINK_BYTES_S = 256e6  # a slower pace needs no second link
+
+
+class PeerRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a connection is for."""
+
+    verb: Literal["push", "pull", "tell", "plan"]  # take this state; give me that state; and of a layout the same
+    rank: int
+    layout: str
+    world: int = 0
+    step: int = 0
+    generation: int = 0
+    floor: int = -1  # push: a step that must not be lost
+    bytes: int = 0  # push and tell: how many will come
+    part: tuple[int, int] | None = None  # push: only these chunks, of all that will come
+    ranges: tuple[tuple[int, int], ...] = ()  # pull: of the rank's whole image; of a parity's, where there is a pair
+    pair: tuple[int, int] | None = None  # the rank is one of these: its half is laid over the other's
+
+
+class PeerReply(msgspec.Struct, frozen=True, kw_only=True):
+    error: str = ""
+    chunks: int = 0  # push: up to this one they are here already
+    bytes: int = 0  # pull and plan: how many will come
+
+
+class TransportError(Exception):
+    """One sentence: what broke between two keepers."""
+
+
+class PeerKeeper(NamedTuple):
+    """A keeper, and what proves us and it to each other if it is on another host."""
+
+    address: Address  # without a port: the path of a unix socket
+    guard: "PeerGuard | None" = None
+    links: int = MOST_LINKS  # at once, between hosts
+
+
+def cut_range(start: int, end: int) -> list[tuple[int, int]]:
+    """Where a range is cut into chunks."""
+    return [(at, min(at + CHUNK_BYTES, end)) for at in range(start, end, CHUNK_BYTES)]
+
+
+def cut_chunks(views: Sequence[memoryview]) -> list[memoryview]:
+    """The ranges cut into pieces that both sides cut alike."""
+    return [view[start:end] for view in views for start, end in cut_range(0, len(view))]
+
+
+class BytePacer:
+    """Keeps an average rate; a pause of any length earns no more than a second's worth."""
+
+    def __init__(self, bytes_s: float) -> None:
+        self.bytes_s = bytes_s  # 0: as fast as it goes
+        self._free_at = time.monotonic()
+        self._lock = threading.Lock()  # links of several threads share it
+
+    def spend_bytes(self, count: int) -> None:
+        if self.bytes_s <= 0:
+            return
+        now = time.monotonic()
+        with self._lock:
+            free_at = self._free_at = max(self._free_at, now - 1.0) + count / self.bytes_s
+        if free_at > now:
+            time.sleep(free_at - now)
+
+
+def push_state(keeper: PeerKeeper, ask: PeerRequest, views: Sequence[memoryview], pacer: BytePacer) -> int:
+    """Send state to a keeper that will hold it; returns the bytes that were sent."""
+    all = cut_chunks(views)
+    several = not ask.pair and not 0 < pacer.bytes_s < _ONE_LINK_BYTES_S  # halves of a parity are laid in their order
+
+    def carry(link: socket.socket, part: tuple[int, int] | None) -> int:
+        start, end = part or (0, len(all))
+        reply = _send_request(link, msgspec.structs.replace(ask, part=part))
+        sent = 0
+        for chunk in all[max(start, reply.chunks) : end]:
+            pacer.spend_bytes(len(chunk))
+            send_chunk(link, chunk)
+            sent += len(chunk)
+        _read_reply(link)
+        return sent
+
+    return _PartTransfer(keeper, carry, _cut_parts(all) if several and _uses_several_links(keeper) else [None]).run()
+
+
+def pull_state(keeper: PeerKeeper, ask: PeerRequest, views: Sequence[memoryview]) -> int:
+    """Fetch state from a keeper that holds it, straight into memory; returns the bytes that came."""
+    pieces = [(at, end) for start, stop in ask.ranges for at, end in cut_range(start, stop)]
+    all = cut_chunks(views)
+    several = [end - at for at, end in pieces] == list(map(len, all))
+
+    def carry(link: socket.socket, part: tuple[int, int] | None) -> int:
+        start, end = part or (0, len(all))
+        wanted = all[start:end]
+        came = _send_request(link, msgspec.structs.replace(ask, ranges=tuple(pieces[start:end])) if part else ask).bytes
+        if came != sum(map(len, wanted)):
+            raise TransportError(f"the keeper has {came} bytes where {sum(map(len, wanted))} were asked for")
+        for number, chunk in enumerate(wanted, start):
+            receive_chunk(link, chunk, number)
+        return came
+
+    return _PartTransfer(keeper, carry, _cut_parts(all) if several and _uses_several_links(keeper) else [None]).run()
+
+
+def _uses_several_links(keeper: PeerKeeper) -> bool:
+    """On one host nothing is encrypted, and one link does."""
+    return keeper.address[1] > 0 and keeper.links > 1
+
+
+Part = tuple[int, int] | None  # chunks from..to; None: all
+
+
+def _cut_parts(all: Sequence[memoryview]) -> Sequence[Part]:
+    """The first is one chunk, as the other links wait for its answer; what is small goes in one."""
+    starts, gathered = [0], PART_BYTES
+    for number, chunk in enumerate(all):
+        if number and gathered >= PART_BYTES:
+            starts.append(number)
+            gathered = 0
+        gathered += len(chunk)
+    return list(pairwise([*starts, len(all)])) if len(starts) > 2 else [None]
+
+
+class _PartTransfer:
+    """One copy, by several links if it has several parts: each takes the next part that nobody has, and what a link
+    that broke had taken goes to another."""
+
+    def __init__(self, keeper: PeerKeeper, carry: Callable[[socket.socket, Part], int], parts: Sequence[Part]) -> None:
+        self._keeper, self._carry = keeper, carry
+        self._left, self._count = deque(parts), len(parts)
+        self._moved: list[int] = []
+        self._failed: list[TransportError] = []
+
+    def run(self) -> int:
+        """The bytes that went; the first link is alone until it has been answered, so that a refusal is one."""
+        with _connect_keeper(self._keeper) as link:
+            self._moved.append(self._carry(link, self._left.popleft()))
+            number = min(self._keeper.links - 1, len(self._left))
+            others = [
+                threading.Thread(target=self._run_extra_link, name="keeper-copy", daemon=True) for _ in range(number)
+            ]
+            for other in others:
+                other.start()
+            whole = self._drain_parts(link)
+            for other in others:
+                other.join()
+            if whole:
+                self._drain_parts(link)  # what another one had to leave
+        if len(self._moved) < self._count:
+            raise next(iter(self._failed), TransportError("a link ended without a word"))
+        return sum(self._moved)
+
+    def _run_extra_link(self) -> None:
+        """A link that cannot be had is not missed: the others do its work."""
+        try:
+            with _connect_keeper(self._keeper) as link:
+                self._drain_parts(link)
+        except TransportError as e:
+            self._failed.append(e)
+
+    def _drain_parts(self, link: socket.socket) -> bool:
+        """Parts, until there is none or the link breaks; False: it broke."""
+        while True:
+            try:
+                part = self._left.popleft()
+            except IndexError:
+                return True
+            try:
+                self._moved.append(self._carry(link, part))
+            except TransportError as e:
+                self._failed.append(e)
+                self._left.append(part)
+                return False
+
+
+def fetch_content(keeper: PeerKeeper, ask: PeerRequest) -> bytes:
+    """What a keeper has, where its size is not known beforehand; for what is small."""
+    with _connect_keeper(keeper) as link:
+        size = _send_request(link, ask).bytes
+        if not 0 <= size <= _SMALL_BYTES:
+            raise TransportError(f"the keeper says that {size} bytes come, where {_SMALL_BYTES} are the most")
+        content = bytearray()
+        for number, (start, end) in enumerate(
+            cut_range(0, size)
+        ):  # memory for what has come, not for what was promised
+            chunk = bytearray(end - start)
+            receive_chunk(link, memoryview(chunk), number)
+            content += chunk
+        return bytes(content)
+
+
+def _never_gone(node: str) -> bool:
+    return False
+
+
+class PeerGuard(NamedTuple):
+    """Who may have our state: nodes of the job whose certificate still counts."""
+
+    keys: KeyFiles
+    is_peer: Callable[[str], bool]  # by its serial
+    run_id: str = ""  # of this run; "": whichever it is
+    is_gone: Callable[[str], bool] = _never_gone  # whether a node has left, whatever certificate it has now
+
+    def accepts_certificate(self, shown: dict[str, Any] | None) -> bool:
+        """Whether this is the certificate of a node of this run: the user's authority may have signed others."""
+        ours = not self.run_id or mutual_tls.certificate_run(shown) in ("", self.run_id)
+        node = mutual_tls.certificate_node(shown)
+        return ours and bool(node) and not self.is_gone(node) and self.is_peer(mutual_tls.certificate_serial(shown))
+
+
+@lru_cache(maxsize=4)
+def _client_tls(keys: KeyFiles) -> ssl.SSLContext:
+    return mutual_tls.client_tls(keys, controller=False)
+
+
+def _connect_keeper(keeper: PeerKeeper) -> socket.socket:
+    host, port = keeper.address
+    try:
+        if not port:
+            return _connect_unix(Path(host))
+        link = socket.create_connection((host, port), timeout=WAIT_S)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return _wrap_tls(link, keeper.guard) if keeper.guard else link
+    except OSError as e:
+        raise TransportError(f"the keeper at {host}:{port} cannot be reached: {e}") from None
+
+
+def _wrap_tls(link: socket.socket, guard: PeerGuard) -> ssl.SSLSocket:
+    secured = _client_tls(guard.keys).wrap_socket(link)
+    if not guard.accepts_certificate(secured.getpeercert()):
+        secured.close()
+        raise PermissionError("its certificate counts no more")
+    return secured
+
+
+def _connect_unix(path: Path) -> socket.socket:
+    link = unix_sockets.connect(path)
+    if read_peer(link).user != os.getuid():
+        link.close()
+        raise PermissionError("it is another user's")
+    link.settimeout(WAIT_S)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BYTES)
+    return link
+
+
+def _send_request(link: socket.socket, ask: PeerRequest) -> PeerReply:
+    try:
+        link.sendall(msgspec.json.encode(ask) + b"\n")
+    except OSError as e:
+        raise TransportError(f"the link broke: {e}") from None
+    return _read_reply(link)
+
+
+def _read_reply(link: socket.socket) -> PeerReply:
+    try:
+        reply = from_json(read_line(link), PeerReply)
+    except (OSError, msgspec.DecodeError) as e:
+        raise TransportError(f"the keeper's answer was lost: {e}") from None
+    if reply.error:
+        raise TransportError(f"the keeper refused: {reply.error}")
+    return reply
+
+
+def read_line(link: socket.socket) -> bytes:
+    """One line and not a byte more: what follows it goes straight into its place."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = link.recv(1)
+        if not byte or len(line) > _LINE_BYTES:
+            raise TransportError("the link ended in the middle of a line")
+        line += byte
+    return bytes(line)
+
+
+def send_chunk(link: socket.socket, chunk: memoryview) -> None:
+    summed = xxhash.xxh3_64()
+    try:
+        for start in range(0, len(chunk), _PIECE_BYTES):
+            piece = chunk[start : start + _PIECE_BYTES]
+            summed.update(piece)
+            link.sendall(piece)
+        link.sendall(summed.digest())
+    except OSError as e:
+        raise TransportError(f"the link broke while sending: {e}") from None
+
+
+def receive_chunk(link: socket.socket, chunk: memoryview, number: int) -> bytes:
+    """Its checksum, which has been compared."""
+    summed, digest = xxhash.xxh3_64(), bytearray(_SUM_BYTES)
+    for part in (chunk, memoryview(digest)):
+        at = 0
+        while at < len(part):
+            try:
+                count = link.recv_into(part[at : at + _PIECE_BYTES])
+            except OSError as e:
+                raise TransportError(f"the link broke while receiving: {e}") from None
+            if not count:
+                raise TransportError("the link ended in the middle of a chunk")
+            if part is chunk:
+                summed.update(part[at : at + count])
+            at += count
+    if summed.digest() != bytes(digest):
+        raise TransportError(f"chunk {number} was damaged on its way")
+    return bytes(digest)

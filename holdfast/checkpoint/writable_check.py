@@ -1,0 +1,36 @@
+"""Whether checkpoints can be written to a place at all, asked before training, not when the first one is due."""
+
+import errno
+import secrets
+import threading
+
+from holdfast.checkpoint.manifest import StorageError
+from holdfast.checkpoint.storage import open_storage
+
+# These stay as they are, however long one waits; a disk that is full or a network that is down does not.
+_FOR_GOOD = {errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL}
+_REFUSED = (PermissionError, NotADirectoryError, FileExistsError, FileNotFoundError)
+WAIT_S = 10.0
+
+
+def write_refusal(url: str, wait_s: float = WAIT_S) -> str:
+    """Why nothing can be written there, now or later; empty if it can, or if nobody can tell yet."""
+    found: list[str] = []
+    # Of its own, and left behind if storage hangs: that is told when a checkpoint is due, and stops nobody.
+    thread = threading.Thread(target=lambda: found.append(_try_write(url)), name="holdfast-try", daemon=True)
+    thread.start()
+    thread.join(wait_s)
+    return found[0] if found else ""
+
+
+def _try_write(url: str) -> str:
+    try:
+        storage, name = open_storage(url), f".holdfast-{secrets.token_hex(4)}"
+        storage.make_folder()
+        storage.put_file(name, b"")
+        storage.remove_file(name)
+    except StorageError as e:
+        cause = e.__cause__
+        lasting = isinstance(cause, _REFUSED) or (isinstance(cause, OSError) and cause.errno in _FOR_GOOD)
+        return str(e) if lasting else ""
+    return ""

@@ -1,0 +1,118 @@
+"""One write at a time to one storage, in a thread of its own, so that storage that hangs holds up nobody."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from holdfast.checkpoint.manifest import StorageError
+
+_LOOK_S = 0.2
+
+
+class WriteOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a write: a sentence either way."""
+
+    step: int
+    ok: bool
+    detail: str
+    url: str = ""  # of the checkpoint, where one was published
+    bytes: int = 0
+    took_s: float = 0.0
+
+
+class WritePulse:
+    """Shows from outside that a write still moves, and lets it be given up.
+
+    Memory that is being written may be used again once a write was given up: whoever writes feels its pulse after the
+    last byte too, so that what was read from such memory is never called done.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.moved_at = time.monotonic()
+        self.notes: list[str] = []  # what a person may want to know once
+        self.waiting = False  # for rank 0 to begin: nothing was written yet
+        self.passed_over = False  # a later step is due by now
+        self.left_out = False  # nothing was written, and nothing will be
+        self._given_up = False
+        self._lock = threading.Lock()
+
+    def add_bytes(self, count: int = 0) -> None:
+        """So many bytes more; raises when nobody waits for them any longer."""
+        with self._lock:
+            if self._given_up:
+                raise StorageError("the write was given up")
+            self.bytes += count
+            self.moved_at = time.monotonic()
+
+    def give_up(self) -> None:
+        with self._lock:
+            self._given_up = True
+
+
+class WriteLane:
+    """The way to one storage. `say` is told what a person should know, each thing once."""
+
+    def __init__(self, url: str, say: Callable[[str], None], stall_s: float = 60.0) -> None:
+        self._url = url
+        self._say = say
+        self._stall_s = stall_s
+        self._said: set[str] = set()
+        self._last: tuple[int, threading.Thread] | None = None
+        self._pulse = WritePulse()
+
+    def give_up(self) -> None:
+        """Nobody wants what is being written any more; it ends when it next moves."""
+        self._pulse.give_up()
+
+    def run(self, step: int, write: Callable[[WritePulse], str]) -> WriteOutcome:
+        """Carry out one write, which answers with the checkpoint's URL or ""; never raises for storage's sake."""
+        if self._last and self._last[1].is_alive() and self._pulse.waiting:
+            self._pulse.passed_over = True  # or ranks would wait for different steps, and none would ever be whole
+            self._last[1].join(_LOOK_S)
+        if self._last and self._last[1].is_alive():
+            why = f"storage at {self._url} still holds up the write of step {self._last[0]}, so step {step} is left out"
+            return WriteOutcome(step=step, ok=False, detail=why)
+        began_at = time.monotonic()
+        pulse = self._pulse = WritePulse()
+        found: list[WriteOutcome] = []
+
+        def carry() -> None:
+            try:
+                url = write(pulse)
+            except StorageError as e:
+                found.append(WriteOutcome(step=step, ok=False, detail=f"step {step} was not written: {e}"))
+            else:
+                took_s = time.monotonic() - began_at
+                done = f"step {step} was written to {url or self._url} in {took_s:.1f} s"
+                detail = f"step {step} was left out: rank 0 has not begun it" if pulse.left_out else done
+                found.append(WriteOutcome(step=step, ok=True, detail=detail, url=url, bytes=pulse.bytes, took_s=took_s))
+
+        # Not of a pool: a pool's threads are waited for when the interpreter ends, and this one may never end.
+        thread = threading.Thread(target=carry, name=f"holdfast-write-{step}", daemon=True)
+        self._last = (step, thread)
+        thread.start()
+        self._wait_for(thread, pulse)
+        self._say_notes(pulse)
+        if found:
+            return found[0]
+        if thread.is_alive():
+            why = f"storage at {self._url} has taken nothing for {self._stall_s:g} s, so step {step} was given up"
+        else:
+            why = f"step {step} was not written: the writer ended by an error of its own"
+        return WriteOutcome(step=step, ok=False, detail=why)
+
+    def _wait_for(self, thread: threading.Thread, pulse: WritePulse) -> None:
+        while thread.is_alive():
+            thread.join(min(_LOOK_S, self._stall_s))
+            if time.monotonic() - pulse.moved_at > self._stall_s:
+                pulse.give_up()
+                return
+
+    def _say_notes(self, pulse: WritePulse) -> None:
+        for note in pulse.notes:
+            if note not in self._said:
+                self._said.add(note)
+                self._say(note)

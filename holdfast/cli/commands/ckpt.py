@@ -1,0 +1,159 @@
+"""`holdfast ckpt`: look at checkpoints, check them, hand their weights on, remove them."""
+
+import argparse
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from holdfast.checkpoint.checkpoint_load import verify_checkpoint
+from holdfast.checkpoint.manifest import MANIFEST, StorageError
+from holdfast.checkpoint.retention import StoredCheckpoint, clean_unpublished, find_checkpoints
+from holdfast.checkpoint.storage import open_storage
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.terminal.command_parser import CommandParser
+from holdfast.cli.terminal.quantities import counted_noun
+
+BROKEN = 1
+NONE = 1  # there is no checkpoint
+
+
+def main(argv: list[str]) -> int:
+    args = _make_parser().parse_args(argv)
+    verbs = {
+        "ls": _list_checkpoints,
+        "verify": _verify_checkpoints,
+        "export": _export_weights,
+        "rm": _remove_checkpoints,
+    }
+    try:
+        return verbs[args.verb](args)
+    except (UsageError, StorageError) as e:
+        print(f"holdfast ckpt {args.verb}: {e}", file=sys.stderr)
+        return 2
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = CommandParser(prog="holdfast ckpt", description="Look after checkpoints on storage.")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    what = "List checkpoints, newest first; the exit code is 1 if there is none."
+    ls = verbs.add_parser("ls", help="list the checkpoints of a job", description=what)
+    ls.add_argument("base", help="the folder or URL that checkpoints go to")
+    ls.add_argument("--json", action="store_true", help="print them as JSON")
+    what = "Read checkpoints and compare every byte with its checksum; the exit code is 1 if one is broken."
+    check = verbs.add_parser("verify", help="check every byte of checkpoints", description=what)
+    check.add_argument("place", help="a checkpoint, or the folder or URL of several")
+    check.add_argument("--step", type=int, help="only this one of several")
+    what = "Write the weights of a checkpoint as safetensors, checked as they are read."
+    export = verbs.add_parser("export", help="write weights as safetensors", description=what)
+    export.add_argument("place", help="a checkpoint, or the folder or URL of several: then the newest sound one")
+    export.add_argument("to", type=Path, help="folder for the files")
+    export.add_argument("--step", type=int, help="this one of several")
+    export.add_argument("--prefix", default="model.", help="tensors whose names begin so, without it (default model.)")
+    export.add_argument("--file-gb", type=float, default=5.0, help="no file larger than this (default 5); 0: one file")
+    what = "Remove checkpoints, or what writes that never came to their end have left."
+    rm = verbs.add_parser("rm", help="remove checkpoints", description=what)
+    rm.add_argument("base", help="the folder or URL that checkpoints go to")
+    rm.add_argument("steps", nargs="*", type=int, metavar="STEP")
+    rm.add_argument("--partial", action="store_true", help="unfinished writes of processes that have ended")
+    rm.add_argument("--force", action="store_true", help="the last sound one too, and writes that may be going on")
+    return parser
+
+
+def _list_checkpoints(args: argparse.Namespace) -> int:
+    found = find_checkpoints(args.base)
+    storage = open_storage(args.base)
+    unfinished = [storage.url(attempt.name) for attempt in storage.list_unpublished()]
+    if args.json:
+        print(msgspec.json.encode({"checkpoints": found, "unfinished": unfinished}).decode())
+        return 0 if found else NONE
+    for one in found:
+        print(_checkpoint_line(one))
+    if not found:
+        print(f"there is no checkpoint in {args.base}")
+    for url in unfinished:
+        print(f"unfinished, or being written: {url}")
+    return 0 if found else NONE
+
+
+def _checkpoint_line(one: StoredCheckpoint) -> str:
+    # Not a table: addresses are long, and one that is folded cannot be copied.
+    if not one.ok:
+        return f"{one.step:>10}  {one.url}  broken: {one.why}"
+    when = datetime.fromtimestamp(one.at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    run = f" of {one.author.run}" if one.author.run else ""
+    ranks = counted_noun(one.world, "rank")
+    return (
+        f"{one.step:>10}  {one.url}  {when}, {_size_text(one.bytes)}, {ranks}, generation {one.author.generation}{run}"
+    )
+
+
+def _size_text(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
+def _chosen_urls(place: str, step: int | None) -> list[str]:
+    """The URLs of the checkpoints meant, newest first."""
+    if open_storage(place).read(MANIFEST) is not None:
+        return [place]
+    found = [one for one in find_checkpoints(place) if step in (None, one.step)]
+    if not found:
+        which = "checkpoint" if step is None else f"checkpoint of step {step}"
+        raise UsageError(f"there is no {which} in {place}")
+    return [one.url for one in found]
+
+
+def _verify_checkpoints(args: argparse.Namespace) -> int:
+    broken = 0
+    for url in _chosen_urls(args.place, args.step):
+        faults = verify_checkpoint(url)
+        broken += bool(faults)
+        print(f"{url}: {'broken' if faults else 'sound'}")
+        for fault in faults:
+            print(f"  {fault}")
+    return BROKEN if broken else 0
+
+
+def _export_weights(args: argparse.Namespace) -> int:
+    try:
+        import safetensors  # noqa: F401
+    except ImportError:
+        raise UsageError("this needs safetensors: pip install safetensors") from None
+    from holdfast.checkpoint.dcp.safetensors_export import export_safetensors  # torch, which takes seconds
+
+    if args.file_gb < 0:
+        raise UsageError("--file-gb must not be negative")
+    url = next((url for url in _chosen_urls(args.place, args.step) if not verify_checkpoint(url)), None)
+    if url is None:
+        raise UsageError(f"no checkpoint in {args.place} is sound; holdfast ckpt verify says more")
+    most = int(args.file_gb * 1e9) if args.file_gb else sys.maxsize
+    files = export_safetensors(url, args.to, prefix=args.prefix, most_bytes=most)
+    print(f"{url} -> {', '.join(map(str, files))}")
+    return 0
+
+
+def _remove_checkpoints(args: argparse.Namespace) -> int:
+    if not args.steps and not args.partial:
+        raise UsageError("say which steps, or --partial")
+    found = find_checkpoints(args.base)
+    if unknown := sorted(set(args.steps) - {one.step for one in found}):
+        raise UsageError(f"there is no checkpoint of step {unknown[0]} in {args.base}")
+    gone = [one for one in found if one.step in args.steps]
+    sound = [one for one in found if one.ok]
+    if gone and sound and not args.force and not [one for one in sound if one not in gone]:
+        raise UsageError(f"step {sound[0].step} is the last that can be restored; --force removes it all the same")
+    storage = open_storage(args.base)
+    for one in gone:
+        storage.remove_folder(one.url.rstrip("/").rpartition("/")[2])
+    removed = [one.url for one in gone]
+    if args.partial:
+        removed += clean_unpublished(args.base, None, force=args.force)
+    print("\n".join(f"removed {url}" for url in removed) or "there was nothing to remove")
+    if args.partial and (left := storage.list_unpublished()):
+        print(f"{counted_noun(len(left), 'unfinished write')} may be going on; --force removes them all the same")
+    return 0

@@ -1,0 +1,140 @@
+"""`holdfast logs` and `holdfast attach`: what ranks print, of a run that another terminal has started."""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+from holdfast.cli.run_dirs import run_directory, run_selection
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.terminal.command_parser import CommandParser
+from holdfast.cli.terminal.console import Console, ConsoleStyle, list_generations, list_ranks, write_all
+from holdfast.core.terminal_sanitizer import sanitize_line
+from holdfast.wire import run_files
+from holdfast.wire.run_files import RunEnd, RunSpec
+
+_LOOK_S = 0.1
+_LINES = 100
+_STREAMS = {"stdout": 1, "stderr": 2, "both": 3}
+
+
+def main(argv: list[str]) -> int:
+    attach = argv[0] == "attach"
+    parser = _attach_parser() if attach else _make_parser()
+    args = parser.parse_args(argv[1:])
+    try:
+        run_dir = run_selection.run_to_read(args)
+        run = run_directory.read_spec(run_dir)
+        if attach:
+            return _attach_run(run_dir, run)
+        return _show_logs(run_dir, run, args)
+    except UsageError as e:
+        print(f"holdfast {argv[0]}: {e}", file=sys.stderr)
+        return 2
+
+
+def _attach_parser() -> argparse.ArgumentParser:
+    about = "Follow a run as the terminal that started it does: its ranks' output, and what holdfast says. "
+    about += "Ctrl-C leaves it running. The exit code is the run's, if it ends meanwhile."
+    parser = CommandParser(prog="holdfast attach", description=about)
+    run_selection.add_run_argument(parser)
+    return parser
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    about = "Show what ranks have printed. Their files are in the run's log directory, one folder for each rank."
+    parser = CommandParser(prog="holdfast logs", description=about)
+    run_selection.add_run_argument(parser)
+    parser.add_argument("-f", "--follow", action="store_true", help="go on with what they print from now on")
+    parser.add_argument(
+        "--rank", type=int, action="append", metavar="R", help="of this rank; repeatable (default: all)"
+    )
+    parser.add_argument("--generation", type=int, metavar="G", help="ranks of this generation (default: the newest)")
+    parser.add_argument("--stream", choices=_STREAMS, default="both", help="(default: both)")
+    parser.add_argument(
+        "-n", "--lines", type=int, default=_LINES, help=f"of each file, its last (default {_LINES}; 0: all)"
+    )
+    return parser
+
+
+def _attach_run(run_dir: Path, run: RunSpec) -> int:
+    if run_directory.find_controller(run_dir) is None:
+        raise UsageError(
+            f"the run in {run_dir} {run_directory.ending_text(run_dir)}; see holdfast report, or holdfast logs"
+        )
+    console = _log_console(run, run_dir / "said.log", frozenset(), _STREAMS["both"])
+    console.skip_to_end()
+    print(f"holdfast attach: following {run.job.run_id}; Ctrl-C leaves it running", file=sys.stderr)
+    if _follow_run(run_dir, console):
+        return run_files.read_json(run_dir / "exit.json", RunEnd).code
+    print(f"holdfast attach: the run goes on; holdfast stop {run_dir} ends it", file=sys.stderr)
+    return 0
+
+
+def _show_logs(run_dir: Path, run: RunSpec, args: argparse.Namespace) -> int:
+    log_dir = Path(run.log_dir)
+    there = list_generations(log_dir)
+    if args.generation is not None and args.generation not in there:
+        raise UsageError(f"there is no generation {args.generation} in {log_dir}; there are {there}")
+    if not there and not args.follow:
+        raise UsageError(f"no rank has printed anything yet in {log_dir}")
+    console = _log_console(run, Path(os.devnull), frozenset(args.rank or ()), _STREAMS[args.stream])
+    console.skip_to_end()
+    if there:
+        shown = args.generation if args.generation is not None else there[-1]
+        _show_ends(log_dir / f"gen-{shown}", args)
+    if args.follow:
+        _follow_run(run_dir, console)
+    return 0
+
+
+def _show_ends(folder: Path, args: argparse.Namespace) -> None:
+    """The last lines of each file, a rank after the other."""
+    ranks = list_ranks(folder)
+    if strange := sorted(set(args.rank or ()) - set(ranks)):
+        raise UsageError(f"there is no rank {strange[0]} in {folder}; there are {ranks[0]} to {ranks[-1]}")
+    for rank in args.rank or ranks:
+        for name, fd in (("stdout", 1), ("stderr", 2)):
+            if fd & _STREAMS[args.stream]:
+                _show_end(folder / f"rank-{rank}" / f"{name}.log", fd, f"[rank {rank}] ".encode(), args.lines)
+
+
+def _show_end(path: Path, fd: int, prefix: bytes, count: int) -> None:
+    lines: deque[bytes] = deque(maxlen=count or None)
+    for one in (path.with_name(f"{path.name}.1"), path):  # what was rotated away comes before
+        try:
+            with one.open("rb") as file:
+                lines.extend(file)
+        except FileNotFoundError:
+            continue
+    for line in lines:
+        write_all(fd, prefix + sanitize_line(line.rstrip(b"\r\n").rpartition(b"\r")[2]) + b"\n")
+
+
+def _log_console(run: RunSpec, said: Path, ranks: frozenset[int], streams: int) -> Console:
+    style = ConsoleStyle(
+        nproc=run.nproc,
+        shown=lambda local: streams,
+        ranks=ranks,
+        role=run.entry.role,
+        bytes_s=run.settings.logs.console_bytes_s,
+    )
+    return Console(Path(run.log_dir), style, said)
+
+
+def _follow_run(run_dir: Path, console: Console) -> bool:
+    """Until it has ended, or a person has seen enough; whether it has ended."""
+    left: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: left.append(number))
+    while not left:
+        ended = (run_dir / "exit.json").exists()
+        console.show_new_output()
+        if ended:
+            console.drain_output()
+            return True
+        time.sleep(_LOOK_S)
+    return False

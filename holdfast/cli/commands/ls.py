@@ -1,0 +1,76 @@
+"""`holdfast ls`: the runs of this user on this host, and how it stands with each."""
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.cli.run_dirs import run_directory, run_selection
+from holdfast.cli.run_dirs.controller_client import ask_controller
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.terminal.command_parser import CommandParser
+from holdfast.cli.terminal.quantities import duration_text, step_said
+from holdfast.core.terminal_sanitizer import strip_controls
+from holdfast.wire import run_files
+from holdfast.wire.controller_socket import ControllerNotRunning
+from holdfast.wire.run_files import RunEnd
+
+_ANSWER_S = 2.0  # one controller that does not answer must not hide the others
+_NEWEST = 10
+_OLD = ("token", "env.json", "run.json")  # run.json is written anew by --resume, the others are gone when it has ended
+
+
+class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+    run_id: str
+    run_dir: str
+    state: str  # the phase of one that is alive; "ended", "left" without a controller, "unreadable"
+    detail: str
+    script: str
+    started_at: float
+
+
+def main(argv: list[str]) -> int:
+    parser = CommandParser(prog="holdfast ls", description="Show your runs on this host, the newest last.")
+    parser.add_argument("--all", action="store_true", help=f"not only those alive and the {_NEWEST} newest")
+    parser.add_argument("--json", action="store_true", help="print them as JSON")
+    args = parser.parse_args(argv)
+    known = run_selection.known_runs()
+    rows = [
+        _make_row(path) for path in known if args.all or path in known[-_NEWEST:] or run_directory.find_controller(path)
+    ]
+    if args.json:
+        print(msgspec.json.encode(rows).decode())
+        return 0
+    # Not a table: paths are long, and one that is folded cannot be copied.
+    for row in rows:
+        when = f"{duration_text(max(0.0, time.time() - row.started_at))} ago"
+        print(strip_controls(f"{row.run_id}  {row.state}{row.detail}  {row.script}  started {when}  {row.run_dir}"))
+    if left_out := len(known) - len(rows):
+        print(f"and {left_out} older: holdfast ls --all")
+    if not known:
+        print("there is no run yet; start one with holdfast run")
+    return 0
+
+
+def _make_row(run_dir: Path) -> RunRow:
+    started_at = min((run_dir / name).stat().st_mtime for name in _OLD if (run_dir / name).exists())
+    try:
+        run = run_directory.read_spec(run_dir)
+        name, script, (state, detail) = run.job.run_id, " ".join(run.entry.argv), _run_state(run_dir)
+    except UsageError as e:
+        name, script, (state, detail) = run_dir.name, "", ("unreadable", f": {e}")
+    return RunRow(run_id=name, run_dir=str(run_dir), state=state, detail=detail, script=script, started_at=started_at)
+
+
+def _run_state(run_dir: Path) -> tuple[str, str]:
+    if run_directory.find_controller(run_dir):
+        try:
+            status: dict[str, Any] = ask_controller(run_dir, "/api/v1/status", wait_s=_ANSWER_S)
+            return str(status["phase"]), f", {step_said(status['step'])}"
+        except (ControllerNotRunning, KeyError):
+            return "alive", ", but its controller does not answer now"
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return "ended", f" with code {run_files.read_json(run_dir / 'exit.json', RunEnd).code}"
+    return "left", ": no controller; holdfast run --resume takes it up, holdfast clean removes what is left"

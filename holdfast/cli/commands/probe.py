@@ -1,0 +1,112 @@
+"""`holdfast probe`: try this machine by hand, no job needed; one line for each finding as it is made, and a table."""
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.agent.diagnostics.probe_runner import ProbeTerms, run_probes
+from holdfast.agent.probes import PROBES
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.terminal.command_parser import CommandParser
+from holdfast.cli.terminal.quantities import counted_noun
+from holdfast.core.diagnose.probe_assessment import ProbeAssessment, assess_probes, finding_sentence, golden_rows
+from holdfast.logs import golden_bits
+from holdfast.model.probe import Finding
+
+FAILED = 1
+_HERE = "this node"
+_LEVELS = {1: "seconds", 2: "a minute", 3: "and a reference model, bit for bit"}
+_MARKS = {True: ("ok", "green"), False: ("FAILED", "bold red"), None: ("not judged", "yellow")}
+
+
+def main(argv: list[str]) -> int:
+    args = _make_parser().parse_args(argv)
+    try:
+        level = _checked_level(args)
+        findings = asyncio.run(_collect_findings(args, level))
+    except UsageError as e:
+        print(f"holdfast probe: {e}", file=sys.stderr)
+        return 2
+    judged = assess_probes({_HERE: findings}, golden_bits.load_golden())
+    bad = bool(judged.bad) or any(f.ok is False for f in findings)
+    if args.golden:
+        print(golden_rows(findings))
+    elif args.json:
+        said = {"ok": not bad, "reason": judged.summary_text, "findings": findings}
+        print(msgspec.json.encode(said).decode())
+    else:
+        Console(markup=False, highlight=False, soft_wrap=True).print(findings_table(findings))
+        print(_verdict_text(findings, judged))
+    return FAILED if bad else 0
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    what = "Try this machine: processors, GPUs, memory, disk, clock. The exit code is 1 if something failed."
+    parser = CommandParser(prog="holdfast probe", description=what)
+    levels = "; ".join(f"{level}: {said}" for level, said in _LEVELS.items())
+    parser.add_argument("--level", type=int, default=1, metavar="1..3", help=f"how much (default 1). {levels}")
+    parser.add_argument("--only", default="", metavar="NAME,...", help=f"of {', '.join(p.name for p in PROBES)}")
+    parser.add_argument("--repeats", type=int, default=1, metavar="N", help="of what must give the same bits each time")
+    parser.add_argument(
+        "--budget", type=float, default=0.0, metavar="S", help="seconds for all probes (default: no end)"
+    )
+    parser.add_argument("--where", type=Path, default=Path(), metavar="DIR", help="whose disk is tried (default: here)")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON, at the end")
+    parser.add_argument("--golden", action="store_true", help="print this machine's bits as rows for golden.toml")
+    return parser
+
+
+def _checked_level(args: argparse.Namespace) -> int:
+    """The level, which is that of the highest probe where probes are named."""
+    known = {probe.name: probe.level for probe in PROBES}
+    names = [name for name in args.only.split(",") if name]
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"there is no probe '{unknown[0]}'; there are {', '.join(known)}")
+    if not 1 <= args.level <= 3:
+        raise UsageError("--level is 1, 2 or 3")
+    if not 1 <= args.repeats <= 1_000_000 or not 0 <= args.budget < float("inf"):
+        raise UsageError("--repeats is at least 1, --budget not negative")
+    if not args.where.is_dir():
+        raise UsageError(f"there is no folder {args.where}")
+    args.only = names
+    if args.golden:
+        args.only = names or [name for name in known if name.endswith("_bits") or name == "reference"]
+    level: int = max([args.level, *(known[name] for name in args.only)])
+    return level
+
+
+async def _collect_findings(args: argparse.Namespace, level: int) -> list[Finding]:
+    found = []
+    terms = ProbeTerms(nice=0)
+    probes = run_probes(
+        level, args.budget, sys.executable, args.where, only=args.only, repeats=args.repeats, terms=terms
+    )
+    async for finding in probes:
+        found.append(finding)
+        if not args.json and not args.golden:
+            print(finding_sentence(finding), flush=True)
+    return found
+
+
+def findings_table(findings: list[Finding]) -> Table:
+    made = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("level", "probe", "on", "form", "verdict", "value", "bits", "took"):
+        made.add_column(column, justify="right" if column in ("value", "took") else "left")
+    for f in findings:
+        said, style = _MARKS[f.ok]
+        value = f"{f.value:.4g} {f.unit}" if f.value is not None else ""
+        verdict = Text(said, style=style)
+        made.add_row(str(f.level), f.probe, f.place, f.form, verdict, value, f.digest[:12], f"{f.took_s:.2f} s")
+    return made
+
+
+def _verdict_text(findings: list[Finding], judged: ProbeAssessment) -> str:
+    failed = [f for f in findings if f.ok is False]
+    told = f"{counted_noun(len(findings), 'finding')}, {len(failed)} failed"
+    return f"{told}: {judged.summary_text}" if judged.bad else f"{told}; nothing is wrong that could be seen"

@@ -1,0 +1,95 @@
+"""`holdfast releases`: which versions of the user's code a job had, and what became of them."""
+
+import contextlib
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.cli.commands.job_orders import OrderUnanswered, ask_patiently
+from holdfast.cli.run_dirs import run_directory, run_selection
+from holdfast.cli.run_dirs.controller_client import ask_controller
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.terminal.command_parser import CommandParser
+from holdfast.cli.terminal.quantities import duration_text
+from holdfast.controller.decider_rebuild import RebuildError, rebuild_decider
+from holdfast.core.decide.decider import Decider
+from holdfast.core.release.release_history import ReleaseHistory, ReleaseOverview
+from holdfast.core.terminal_sanitizer import strip_tree
+from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
+from holdfast.model.release import Fate
+from holdfast.wire.controller_socket import ControllerNotRunning
+
+PATH = "/api/v1/releases"
+_COLOURS = {Fate.RUNNING: "green", Fate.REFUSED: "red", Fate.ROLLED_BACK: "red", Fate.WAITING: "yellow"}
+
+
+def main(argv: list[str]) -> int:
+    parser = CommandParser(prog="holdfast releases", description="Show the releases of a job.")
+    run_selection.add_run_argument(parser)
+    parser.add_argument("--json", action="store_true", help="print them as JSON")
+    args = parser.parse_args(argv)
+    try:
+        told = load_releases(run_selection.run_to_read(args))
+    except (UsageError, JournalError, RebuildError, ControllerNotRunning) as e:
+        print(f"holdfast releases: {e}", file=sys.stderr)
+        return 2
+    if args.json:
+        print(msgspec.json.encode(told).decode())
+    else:
+        Console(markup=False, highlight=False).print(render_releases(told, time.time()))
+    return 0
+
+
+def ask_releases(run_dir: Path, *, waits: bool = False) -> ReleaseOverview:
+    """From the controller; with `waits` from its successor, should it just be restarted."""
+    if not waits:
+        return msgspec.convert(ask_controller(run_dir, PATH), ReleaseOverview, strict=False)
+    try:
+        return msgspec.convert(
+            ask_patiently(run_dir, lambda: ask_controller(run_dir, PATH)), ReleaseOverview, strict=False
+        )
+    except ControllerNotRunning:
+        raise OrderUnanswered(f"the run in {run_dir} {run_directory.ending_text(run_dir)}") from None
+
+
+def load_releases(run_dir: Path) -> ReleaseOverview:
+    """From the controller, or from the journal of a run that has none."""
+    if run_directory.find_controller(run_dir):
+        return ask_releases(run_dir)
+    path = run_dir / "journal.db"
+    if not path.exists():
+        raise UsageError(f"{run_dir} has no journal yet; its controller has not started")
+    decider, history = Decider(), ReleaseHistory()
+    with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
+        for entry in rebuild_decider(journal, decider):
+            history.add(entry)
+    releases = decider.releases
+    return ReleaseOverview(running=releases.running.number, releases=history.list_chapters(releases))
+
+
+def render_releases(told: ReleaseOverview, now: float) -> Group:
+    told = msgspec.convert(
+        strip_tree(msgspec.to_builtins(told)), ReleaseOverview, strict=False
+    )  # messages are people's own words
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("release", "fate", "who", "when", "steps", "from", "message"):
+        table.add_column(column, justify="right" if column in ("release", "steps") else "left", overflow="fold")
+    lines: list[Table | Text] = [table]
+    for one in told.releases:
+        release = one.release
+        fate = Text(str(one.fate), style=_COLOURS.get(one.fate, ""))
+        digest = f" {release.digest[:10]}" if release.digest else " where it stands"
+        when = (
+            f"{datetime.fromtimestamp(one.at, UTC):%Y-%m-%d %H:%M:%S} UTC, {duration_text(max(0.0, now - one.at))} ago"
+        )
+        source = f"{release.source}{digest}"
+        table.add_row(str(release.number), fate, release.who, when, str(one.steps), source, release.message)
+        if one.why:
+            lines.append(Text(f"{release.number}: {one.fate}: {one.why}"))
+    return Group(*lines)

@@ -1,0 +1,226 @@
+"""`holdfast report`: what a job did and what it cost, live or finished, from its journal alone."""
+
+import contextlib
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.cli.run_dirs import run_directory, run_selection
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.terminal.command_parser import CommandParser
+from holdfast.cli.terminal.quantities import NO_STEP, counted_noun, duration_text, ettr_of, incidents_text, step_said
+from holdfast.core.decide.controller_takeover import lost_journal_sentence
+from holdfast.core.incident.incident_text import count_failures, phases_s, redone_steps
+from holdfast.core.record.job_report import Report, report_of
+from holdfast.core.record.ledger import TimeUse, fold_entries
+from holdfast.core.record.report_bill import Bill, draw_bill
+from holdfast.core.record.tenths import share_tenths
+from holdfast.core.terminal_sanitizer import strip_tree
+from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
+from holdfast.model.verdict import Change, Record
+
+_BAR = 100  # characters
+_START_SHARE = 0.01  # of the time: a start that took less is not worth a word
+_COLOURS = {
+    TimeUse.TRAIN: "green",
+    TimeUse.REDO: "magenta",
+    TimeUse.DETECT: "red",
+    TimeUse.STOP: "bright_red",
+    TimeUse.LAUNCH: "yellow",
+    TimeUse.RESTORE: "cyan",
+    TimeUse.DIAGNOSE: "bright_magenta",
+    TimeUse.WAIT: "bright_black",
+    TimeUse.UPDATE: "blue",
+    TimeUse.HOLD: "white",
+    TimeUse.STALL: "red",
+    TimeUse.RUN: "bright_green",
+}
+# Where there are no colours, as in a file or a mail.
+_LETTERS = {
+    TimeUse.TRAIN: "█",
+    TimeUse.REDO: "r",
+    TimeUse.DETECT: "?",
+    TimeUse.STOP: "x",
+    TimeUse.LAUNCH: "l",
+    TimeUse.RESTORE: "m",
+    TimeUse.DIAGNOSE: "d",
+    TimeUse.WAIT: ".",
+    TimeUse.UPDATE: "u",
+    TimeUse.HOLD: "h",
+    TimeUse.STALL: "!",
+    TimeUse.RUN: "o",
+}
+
+
+def main(argv: list[str]) -> int:
+    parser = CommandParser(prog="holdfast report", description="Show what a job did and what it cost.")
+    run_selection.add_run_argument(parser)
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    args = parser.parse_args(argv)
+    try:
+        run_dir = run_selection.run_to_read(args)
+        report = load_report(run_dir)
+    except (UsageError, JournalError) as e:
+        print(f"holdfast report: {e}", file=sys.stderr)
+        return 2
+    if args.json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        console = Console(markup=False, highlight=False)
+        shown = msgspec.convert(strip_tree(msgspec.to_builtins(report)), Report)
+        console.print(render_report(shown, min(_BAR, console.width), letters=console.color_system is None))
+    return 0
+
+
+def load_report(run_dir: Path) -> Report:
+    path = run_dir / "journal.db"
+    if not path.exists():
+        raise UsageError(f"{run_dir} has no journal yet; its controller has not started")
+    now = time.time() if run_directory.find_controller(run_dir) else None
+    with contextlib.closing(SqliteJournal(path, read_only=True, mark_path=run_dir / "journal.mark")) as journal:
+        if journal.lost:
+            print(f"holdfast report: {lost_journal_sentence(journal.lost)}", file=sys.stderr)
+        return report_of(fold_entries(journal.read(), now))
+
+
+def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -> Group:
+    ended = f"ended with code {report.code}: {report.ending}" if report.code is not None else report.phase
+    mttr = f", mean time to recover {report.mttr_s:.1f} s" if report.mttr_s is not None else ""
+    planned = f", {counted_noun(len(report.changes), 'planned restart')}" if report.changes else ""
+    head = Text.assemble(
+        (ettr_of(report.wall_s, report.ettr, report.at_most), "bold green"),
+        f"{_since_start(report)}: ",
+        f"{incidents_text(len(report.incidents), count_failures(report.incidents))}{mttr}{planned}; ",
+        f"{step_said(report.step)}, generation {report.generation}; {ended}",
+    )
+    bill = draw_bill(report)
+    parts: list[Text | Table] = [
+        head,
+        _time_bar(report, width, letters),
+        _spent_text(report, bill, letters),
+        _by_cause(bill),
+    ]
+    parts += [Text(NO_STEP)] if report.spent_s[TimeUse.RUN] else []
+    parts.append(_standbys_text(report))
+    parts += [_releases_text(report)] if len(report.releases) > 1 else []
+    parts += [_incidents_table(report, bill)] if report.incidents else []
+    parts += [_changes_table(report, bill)] if report.changes else []
+    return Group(*(part for part in parts if part))
+
+
+def _since_start(report: Report) -> str:
+    """A job that has just begun is not a bad one."""
+    first_at = next((span.start_at for span in report.spans if span.use is TimeUse.TRAIN), None)
+    if first_at is None:
+        return ""
+    start_s = first_at - report.start_at
+    if start_s < _START_SHARE * report.wall_s or report.wall_s <= start_s:
+        return ""
+    since = report.spent_s[TimeUse.TRAIN] / (report.wall_s - start_s)
+    return f" ({100 * since:.1f} % after a start of {duration_text(start_s)})"
+
+
+def _use_mark(use: TimeUse, letters: bool) -> str:
+    return _LETTERS[use] if letters else "█"
+
+
+def _time_bar(report: Report, width: int, letters: bool) -> Text:
+    """The wall clock as one line, every use in its colour or by its letter; a cell shows its longest use."""
+    if report.wall_s <= 0:
+        return Text("")
+    bar = Text()
+    for cell in range(width):
+        start = report.start_at + cell * report.wall_s / width
+        end = start + report.wall_s / width
+        shares: dict[TimeUse, float] = {}
+        for span in report.spans:
+            shared = min(end, span.end_at) - max(start, span.start_at)
+            if shared > 0:
+                shares[span.use] = shares.get(span.use, 0.0) + shared
+        use = max(shares, key=lambda u: shares[u], default=TimeUse.WAIT)
+        bar.append(_use_mark(use, letters), style=_COLOURS[use])
+    return bar
+
+
+def _spent_text(report: Report, bill: Bill, letters: bool) -> Text:
+    text = Text()
+    for use in TimeUse:
+        seconds = bill.uses.get(use, report.spent_s[use])
+        if seconds > 0:
+            text.append(f"{_use_mark(use, letters)} ", style=_COLOURS[use])
+            text.append(f"{use.value} {duration_text(seconds)}   ")
+    return text
+
+
+def _by_cause(bill: Bill) -> Text:
+    lost = sorted(((seconds, cause) for cause, seconds in bill.causes.items() if seconds > 0), reverse=True)
+    if not lost:
+        return Text("")
+    shares = ", ".join(f"{cause} {duration_text(seconds)}" for seconds, cause in lost)
+    return Text(f"lost {duration_text(bill.lost_s)}: {shares}")
+
+
+def _standbys_text(report: Report) -> Text:
+    """Who took whose place, and how long nodes were waited for."""
+    mended: tuple[Record | Change, ...] = (*report.incidents, *report.changes)
+    out, new = sum(len(m.evicted) for m in mended), sum(len(m.admitted) for m in mended)
+    if not (out or new):
+        return Text("")
+    waited_s = sum(s.seconds for s in report.spans if s.use is TimeUse.WAIT and (s.incident or s.change))
+    return Text(f"nodes: {out} evicted, {new} admitted, {duration_text(waited_s)} waited for nodes", style="dim")
+
+
+def _releases_text(report: Report) -> Text:
+    said = [
+        f"{ran.release}{f' ({ran.source})' if ran.source else ''} {counted_noun(ran.steps, 'step')}"
+        for ran in report.releases
+    ]
+    return Text(f"releases: {', '.join(said)}", style="dim")
+
+
+def _incidents_table(report: Report, bill: Bill) -> Table:
+    table = _new_table("#", "at", "what happened", "why and what was done", "lost")
+    for record in report.incidents:
+        step = f" at step {record.good_step}" if record.good_step >= 0 else " before any step was seen"
+        swapped = f"; {', '.join(record.admitted)} took its place" if record.admitted else ""
+        why = f"{record.verdict.reason}{swapped}"
+        redo_s = sum(s.seconds for s in report.spans if s.use is TimeUse.REDO and s.incident == record.number)
+        lost = _lost_text(record, bill.incidents.get(record.number, 0.0), redo_s)
+        table.add_row(str(record.number), _clock_text(record.alarm_at), f"{record.cause}{step}", why, lost)
+    return table
+
+
+def _changes_table(report: Report, bill: Bill) -> Table:
+    table = _new_table("planned", "at", "why", "release", "took")
+    for number, change in enumerate(report.changes, 1):
+        redo_s = sum(s.seconds for s in report.spans if s.use is TimeUse.REDO and s.change == number)
+        took = _lost_text(change, bill.changes.get(number, 0.0), redo_s)
+        swapped = [f"{', '.join(change.evicted)} left"] if change.evicted else []
+        swapped += [f"{', '.join(change.admitted)} came"] if change.admitted else []
+        why = "; ".join([change.why, *swapped])
+        table.add_row("", _clock_text(change.asked_at), why, str(change.release), took)
+    return table
+
+
+def _new_table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", title_justify="left")
+    for column in columns:
+        table.add_column(column, vertical="top")
+    return table
+
+
+def _clock_text(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).astimezone().strftime("%H:%M:%S")
+
+
+def _lost_text(record: Record | Change, lost_s: float, redo_s: float) -> str:
+    again = redone_steps(record)
+    parts = phases_s(record) | ({"redo": redo_s} if redo_s else {})
+    shown = ", ".join(f"{name} {seconds:.1f}" for name, seconds in share_tenths(parts, lost_s).items())
+    return f"{lost_s:.1f} s ({shown})" + (f", {counted_noun(again, 'step')} redone" if again is not None else "")

@@ -1,0 +1,54 @@
+"""`holdfast rollback`: go back to an older release, by hand."""
+
+import sys
+import time
+from pathlib import Path
+
+from holdfast.cli.commands import releases
+from holdfast.cli.commands.job_orders import Gait, OrderUnanswered, ask_patiently, give_order
+from holdfast.cli.run_dirs import run_directory, run_selection
+from holdfast.cli.run_dirs.controller_client import ask_controller
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.terminal.command_parser import CommandParser
+from holdfast.wire.controller_socket import ControllerNotRunning, RequestRefused
+
+_LOOK_S = 0.1
+
+
+def main(argv: list[str]) -> int:
+    parser = CommandParser(prog="holdfast rollback", description="Go back to an older release, now.")
+    parser.add_argument("release", nargs="?", type=int, default=0, metavar="REL", help="default: the one before")
+    run_selection.add_run_argument(parser, order=True, positional=False)
+    parser.add_argument("--no-wait", action="store_true", help="do not wait until it makes steps")
+    args = parser.parse_args(argv)
+    try:
+        run_dir = run_selection.run_to_change(args)
+        before = releases.ask_releases(run_dir).running
+        give_order(run_dir, {"verb": "rollback", "number": args.release})
+        where = f"to release {args.release}" if args.release else "to the release before"
+        print(f"holdfast rollback: release {before} is ended, and the job goes back {where}", flush=True)
+        if not args.no_wait:
+            print(f"holdfast rollback: {_await_release(run_dir, before)}")
+    except RequestRefused as e:
+        print(f"holdfast rollback: {e.why}", file=sys.stderr)
+        return 2
+    except (UsageError, ControllerNotRunning) as e:
+        print(f"holdfast rollback: {e}", file=sys.stderr)
+        return 2
+    except OrderUnanswered as e:
+        print(f"holdfast rollback: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _await_release(run_dir: Path, before: int) -> str:
+    """Until another release makes steps."""
+    began, gait = time.monotonic(), Gait()
+    while True:
+        try:
+            status = ask_patiently(run_dir, lambda: ask_controller(run_dir, "/api/v1/status"))
+        except ControllerNotRunning:
+            raise OrderUnanswered(f"the run in {run_dir} {run_directory.ending_text(run_dir)}") from None
+        if status["release"] != before and gait.goes_on(status):
+            return f"release {status['release']} runs; it took {time.monotonic() - began:.1f} s"
+        time.sleep(_LOOK_S)

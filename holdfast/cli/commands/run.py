@@ -1,0 +1,143 @@
+"""`holdfast run`: torchrun's command line, and a job that heals itself."""
+
+import contextlib
+import os
+import secrets
+import sys
+from pathlib import Path
+
+from holdfast import config
+from holdfast.cli.launch.controller_port import listen_at
+from holdfast.cli.launch.fork_server_start import start_fork_server
+from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_flags import run_arguments
+from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
+from holdfast.client.boot.zygote import FIRST_PRELOAD, LATER_PRELOAD
+from holdfast.config import ConfigError, Settings
+from holdfast.logs import catalog_files
+from holdfast.model.topology import Job
+from holdfast.wire.fork_server import ForkServer
+from holdfast.wire.rank_environment import with_whole_paths
+from holdfast.wire.run_files import EntryPoint, RunSpec
+
+
+def main(argv: list[str]) -> int:
+    try:
+        args = run_arguments.parse_run_args(argv, os.environ)
+        if args.notes:
+            from holdfast.cli.terminal.console import say
+
+            for note in args.notes:
+                say(note)
+        if args.resume is not None:
+            from holdfast.cli.launch.run_resume import resume_run
+
+            return resume_run(args, _load_settings(args) if args.settings or args.config else None)
+        settings = _load_settings(args)
+        os.environ.update(with_whole_paths(os.environ, os.getcwd()))  # nothing of ours is started from this folder
+        if args.fleet == "join":
+            from holdfast.cli.launch.host_join import join_job
+
+            return join_job(args, settings, _make_entry(args))
+        if settings.door.key:
+            raise UsageError(
+                "door.key and its like are for jobs that span hosts: give --rdzv-endpoint, or leave them out"
+            )
+        return _run_local(args, settings)
+    except (UsageError, ConfigError) as e:
+        print(f"holdfast run: {e}", file=sys.stderr)
+        return 2
+
+
+def _load_settings(args: RunArgs) -> Settings:
+    """Settings, with what torchrun's own flags say about them on top."""
+    given = [*args.settings]
+    if args.grace_s is not None:
+        given.append(("recovery.shutdown_grace_s", str(args.grace_s)))
+    if args.on_incident is not None:
+        given.append(("hook.command", args.on_incident))
+    if args.snapshot_memory is not None:
+        given.append(("snapshot.memory", args.snapshot_memory))
+    for key, setting in (("join_timeout", "recovery.wait_s"), ("last_call_timeout", "recovery.last_call_s")):
+        if key in args.rdzv_conf:
+            given.append((setting, str(args.rdzv_conf[key])))
+    if args.fleet == "join" and not any(key == "node.lost_s" for key, _ in given):
+        given.append(("node.lost_s", "1800"))  # a controller on another host may take its time to come back
+    settings = config.load(args.config, given)
+    catalog_files.check_catalogs(settings)
+    return settings
+
+
+def _make_entry(args: RunArgs) -> EntryPoint:
+    return EntryPoint(
+        argv=(args.script, *args.script_args),
+        module=args.module,
+        python="" if args.no_python else args.python,
+        zygote=args.zygote and not args.no_python and args.python == sys.executable,
+        preload=(*FIRST_PRELOAD, *args.preload),
+        later=LATER_PRELOAD,
+        cwd=os.getcwd(),
+        role=args.role,
+    )
+
+
+def _run_local(args: RunArgs, settings: Settings) -> int:
+    nproc = args.ranks_per_node()
+    with listen_at("127.0.0.1", args.port, "give another with --port, or 0 for any free one") as listener:
+        run_id = args.run_id or run_directory.new_run_id()
+        run_dir = run_directory.make_run_dir(args.run_dir, run_id)
+        log_dir = run_directory.make_log_dir(args.log_dir, run_dir, run_id)
+        with contextlib.ExitStack() as closing:
+            server = _early_server(args, run_dir, closing)
+            # What is imported from here on, and done, costs no time: the fork server has more to import.
+            from holdfast.cli.launch import release_packing
+            from holdfast.cli.launch.supervisor import Supervisor, leave_terminal
+            from holdfast.cli.run_dirs import run_selection
+            from holdfast.cli.terminal.console import describe_shape, make_console, say
+
+            entry = _make_entry(args)
+            begun = release_packing.pack_first_release(entry, run_dir, (log_dir,), copied=args.release)
+            run = RunSpec(
+                job=_make_job(args, run_id, settings),
+                entry=entry,
+                settings=settings,
+                fleet="local",
+                nproc=nproc,
+                log_dir=str(log_dir),
+                port=listener.getsockname()[1],
+                release=begun.release,
+            )
+            run_directory.publish_run(run_dir, run)
+            run_selection.remember_run(run_dir)
+            say(f"local fleet: {describe_shape(args, run.nproc)} on this host; run directory {run_dir}")
+            say(begun.said)
+            if args.detach:
+                leave_terminal(run_dir)
+            return Supervisor(run_dir, listener, make_console(args, run, run_dir), server).run()
+
+
+def _early_server(args: RunArgs, run_dir: Path, closing: contextlib.ExitStack) -> ForkServer | None:
+    """A fork server that imports while we see to the rest; it would not outlive a front that leaves its terminal."""
+    if args.detach:
+        return None
+    run_directory.save_environment(run_dir)
+    server = start_fork_server(run_dir, _make_entry(args).zygote, args.max_nodes + args.standbys)
+    if server is not None:
+        closing.callback(server.close)
+    return server
+
+
+def _make_job(args: RunArgs, run_id: str, settings: Settings) -> Job:
+    return Job(
+        run_id=run_id,
+        min_nodes=args.min_nodes,
+        max_nodes=args.max_nodes,
+        standbys=args.standbys,
+        max_restarts=args.max_restarts,
+        mark=secrets.token_hex(4),
+        mesh=args.mesh,
+        parity=settings.backup.parity,
+        probes=settings.probe.allow,
+        checks=settings.probe.allow,
+        replays=settings.replay.allow,
+    )

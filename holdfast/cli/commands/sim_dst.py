@@ -1,0 +1,97 @@
+"""`holdfast sim dst`: the real controller and the agents' protocol, against all that can fail around them."""
+
+import argparse
+import re
+import time
+
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.terminal.command_parser import CommandParser
+from holdfast.controller import operator_orders
+from holdfast.controller.actions.action_executor import ActionExecutor
+from holdfast.controller.control_loop import Controller
+from holdfast.logs import catalog_files
+from holdfast.model.event import Order
+from holdfast.model.topology import Job
+from holdfast.ports import Socket
+from holdfast.sim.dst.controller_protocol import ControllerParts, DstController
+from holdfast.sim.dst.seed_run import SeedResult, play_seed
+from holdfast.sim.dst.seed_setup import draw_setup
+
+BROKEN = 1
+_SEED = re.compile("[0-9]{1,12}")
+
+
+class RealController:
+    """A controller as the simulated world sees it."""
+
+    def __init__(self, parts: ControllerParts) -> None:
+        self._controller = Controller(
+            parts.journal, parts.settings, lambda c: ActionExecutor(parts.fleet, parts.store, c.on_outcome)
+        )
+        self._controller.clock_of, self._controller.on_entry = parts.clock, parts.on_entry
+        self._controller.clock = parts.clock(0.0)  # by which what the journal tells of launches is watched
+        self._controller.hands.say, self._controller.hands.notes = lambda text: None, parts.notes
+        self.decider, self.ledger = self._controller.decider, self._controller.ledger
+
+    async def run(self, job: Job) -> int:
+        return await self._controller.run(job)
+
+    def give_order(self, order: Order) -> str:
+        refused = operator_orders.order_refusal(self.decider, order)
+        if not refused:
+            self._controller.process_event(order)
+        return refused
+
+    async def serve_agent(self, socket: Socket) -> None:
+        await self._controller.ingest.attend_link(socket)
+
+
+def build_controller(parts: ControllerParts) -> DstController:
+    return RealController(parts)
+
+
+def add_command(commands: "argparse._SubParsersAction[CommandParser]") -> None:
+    what = "break the control plane of small jobs in every way that a seed can think of, and see whether it heals"
+    dst = commands.add_parser("dst", help="break the control plane, seed by seed", description=what)
+    dst.add_argument("--seed", type=int, help="one seed; the same seed is always the same")
+    dst.add_argument("--seeds", metavar="A:B", help="all seeds from A up to, not including, B")
+    dst.add_argument("--verbose", action="store_true", help="tell everything that happens")
+
+
+def run(args: argparse.Namespace) -> int:
+    began_at, known, broken = time.monotonic(), catalog_files.load_failures(), 0
+    seeds = _parse_seeds(args)
+    for seed in seeds:
+        result = play_seed(draw_setup(seed), build_controller, known, print if args.verbose else None)
+        if result.failure:
+            broken += 1
+            print(f"seed {seed} is broken {result.failure}\nto see it: {repeat_command(seed)}", flush=True)
+        elif len(seeds) == 1:
+            print(result_text(result))
+    took_s = time.monotonic() - began_at
+    print(f"{len(seeds)} seeds, {broken} broken, {took_s:.1f} s")
+    return BROKEN if broken else 0
+
+
+def repeat_command(seed: int) -> str:
+    return f"holdfast sim dst --seed {seed} --verbose"
+
+
+def result_text(result: SeedResult) -> str:
+    struck = ", ".join(f"{count} {kind}" for kind, count in result.struck.items()) or "none"
+    return (
+        f"seed {result.seed}: {result.entries} entries, {result.steps} steps, {result.generations} generations, "
+        f"{result.lives} lives of the controller in {result.virtual_s:.0f} s; faults: {struck}; "
+        f"it ended: {result.ended or 'when told to'}"
+    )
+
+
+def _parse_seeds(args: argparse.Namespace) -> range:
+    if (args.seed is None) == (args.seeds is None):
+        raise UsageError("give either --seed N or --seeds A:B")
+    if args.seed is not None:
+        return range(args.seed, args.seed + 1)
+    first, _, last = args.seeds.partition(":")
+    if not (_SEED.fullmatch(first) and _SEED.fullmatch(last) and int(first) < int(last)):
+        raise UsageError(f"--seeds {args.seeds}: write it as A:B, like 0:1000")
+    return range(int(first), int(last))

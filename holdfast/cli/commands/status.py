@@ -1,0 +1,123 @@
+"""`holdfast status`: what a job is doing now, once or live."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.cli.run_dirs import run_selection
+from holdfast.cli.run_dirs.controller_client import ask_controller
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.terminal.command_parser import CommandParser
+from holdfast.cli.terminal.quantities import NO_STEP, counted_noun, duration_text, ettr_of, incidents_text, step_said
+from holdfast.core.terminal_sanitizer import strip_tree
+from holdfast.wire.controller_socket import ControllerNotRunning
+
+__all__ = ["duration_text", "main", "render_status"]
+
+_COLOURS = {"training": "green", "stopping": "red", "launching": "yellow", "starting": "yellow", "waiting": "yellow"}
+_COLOURS |= {"probing": "magenta", "pausing": "blue", "held": "bright_blue"}
+
+
+def main(argv: list[str]) -> int:
+    parser = CommandParser(prog="holdfast status", description="Show what a job is doing now.")
+    run_selection.add_run_argument(parser)
+    parser.add_argument("-w", "--watch", action="store_true", help="keep showing it until the job ends")
+    parser.add_argument("--json", action="store_true", help="print the status as JSON")
+    args = parser.parse_args(argv)
+    try:
+        run_dir = run_selection.run_to_read(args)
+        if args.watch:
+            return _watch_status(run_dir)
+        status = strip_tree(ask_controller(run_dir, "/api/v1/status"))
+    except UsageError as e:
+        print(f"holdfast status: {e}", file=sys.stderr)
+        return 2
+    except ControllerNotRunning as e:
+        print(f"holdfast status: {e}; see what it did with holdfast report", file=sys.stderr)
+        return 1
+    print(json.dumps(status)) if args.json else Console(markup=False).print(render_status(strip_tree(status)))
+    return 0
+
+
+def _watch_status(run_dir: Path) -> int:
+    status = strip_tree(ask_controller(run_dir, "/api/v1/status"))
+    with Live(render_status(status), console=Console(markup=False), refresh_per_second=4) as live:
+        while True:
+            time.sleep(0.5)
+            if (run_dir / "exit.json").exists():
+                return 0
+            try:
+                live.update(render_status(strip_tree(ask_controller(run_dir, "/api/v1/status"))))
+            except ControllerNotRunning as e:  # it may be back presently
+                live.update(Text(str(e)))
+
+
+def render_status(status: dict[str, Any]) -> Group:
+    """One screen: the state and its reason, the nodes, the last incident."""
+    phase = status["phase"]
+    head = Text.assemble(
+        (f" {phase} ", f"bold reverse {_COLOURS.get(phase, 'white')}"),
+        f"  generation {status['generation']}, {step_said(status['step'])}, ",
+        (ettr_of(status["wall_s"], status["ettr"]), "bold"),
+        f", {incidents_text(status['incidents'], status.get('failures', 0))}",
+        _planned_text(status),
+        f"   run {status['run_id']}",
+    )
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("node", "role", "ranks", "step", "loss", "phase"):
+        table.add_column(column, justify="right" if column in ("step", "loss") else "left")
+    for node in status["nodes"]:
+        loss = f"{node['loss']:.4f}" if node["loss"] is not None else ""
+        step = str(node["step"]) if node["step"] >= 0 else ""
+        table.add_row(node["node"], node["role"], node["ranks"], step, loss, node["phase"])
+    lines: list[Text | Table] = [head, Text(f"now: {status['now']}", style="dim"), *_people_lines(status), table]
+    if status["ettr"] is None and phase == "starting":
+        lines.append(Text(NO_STEP, style="dim"))
+    if release := _release_text(status):
+        lines.append(Text(release, style="dim"))
+    if status.get("floor", -1) >= 0:
+        lines.append(Text(f"step {status['floor']} is held by every rank and its peer", style="dim"))
+    if status["last_incident"]:
+        lines.append(Text(f"last incident: {status['last_incident']}"))
+    if status.get("last_change"):
+        lines.append(Text(f"last planned restart: {status['last_change']}"))
+    return Group(*lines)
+
+
+def _planned_text(status: dict[str, Any]) -> str:
+    count = status.get("changes", 0)
+    return f", {counted_noun(count, 'planned restart')}" if count else ""
+
+
+def _people_lines(status: dict[str, Any]) -> list[Text | Table]:
+    """Whom the job waits for."""
+    lines: list[Text | Table] = []
+    if status.get("held"):
+        lines.append(Text(f"held by {status['held']}: holdfast resume lets it go on", style="bold"))
+    if status.get("asking"):
+        left = f", for another {_time_left(status['asks_until'])}" if status.get("asks_until") else ""
+        question = f"a person is asked{left}: {status['asking']}; holdfast approve tries again, holdfast stop ends it"
+        lines.append(Text(question, style="bold red"))
+    return lines
+
+
+def _release_text(status: dict[str, Any]) -> str:
+    if not status.get("release"):
+        return ""
+    source = f" ({status['source']})" if status.get("source") else ""
+    text = f"release {status['release']}{source} runs"
+    if not status.get("waiting"):
+        return text
+    until = f", at the latest in {_time_left(status['waiting_until'])}" if status.get("waiting_until") else ""
+    return f"{text}; release {status['waiting']} waits for a restart{until}"
+
+
+def _time_left(until: float) -> str:
+    return duration_text(max(0.0, until - time.time()))

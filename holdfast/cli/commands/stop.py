@@ -1,0 +1,40 @@
+"""`holdfast stop`: end a job, with grace or without."""
+
+import sys
+import time
+
+from holdfast.cli.run_dirs import run_directory, run_selection
+from holdfast.cli.run_dirs.controller_client import ask_controller
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.terminal.command_parser import CommandParser
+from holdfast.wire.controller_socket import ControllerNotRunning
+
+_GONE_S = 10.0  # a controller that crashed is back by then
+
+
+def main(argv: list[str]) -> int:
+    parser = CommandParser(prog="holdfast stop", description="Stop a job and everything it started.")
+    run_selection.add_run_argument(parser, order=True)
+    parser.add_argument("--now", action="store_true", help="without grace: SIGKILL at once")
+    parser.add_argument("--no-wait", action="store_true", help="do not wait until it has ended")
+    args = parser.parse_args(argv)
+    try:
+        run_dir = run_selection.run_to_change(args)
+        order = {"verb": "stop", "code": 143, "now": args.now}
+        ask_controller(run_dir, "/api/v1/orders", order)
+    except (UsageError, ControllerNotRunning) as e:
+        print(f"holdfast stop: {e}", file=sys.stderr)
+        return 2
+    if args.no_wait:
+        print("stopping")
+        return 0
+    seen_at = time.monotonic()
+    while not (run_dir / "exit.json").exists():
+        time.sleep(0.1)
+        if run_directory.find_controller(run_dir):
+            seen_at = time.monotonic()
+        elif time.monotonic() > seen_at + _GONE_S:
+            print(f"holdfast stop: the run in {run_dir} {run_directory.ending_text(run_dir)}", file=sys.stderr)
+            return 2
+    print("stopped")
+    return 0

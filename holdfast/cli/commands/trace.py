@@ -1,0 +1,203 @@
+"""`holdfast trace`: where all processes of a job are now, who is missing from which collective, and a picture of it."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from holdfast.cli.run_dirs import run_selection
+from holdfast.cli.run_dirs.controller_client import ask_controller
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.terminal import flame_graph
+from holdfast.cli.terminal.command_parser import CommandParser
+from holdfast.cli.terminal.quantities import counted_noun
+from holdfast.controller.api import JobStacks
+from holdfast.core.diagnose.blocking_ranks import (
+    STOPPED,
+    BlockingRanks,
+    find_motion,
+    format_ranks,
+    training_processes,
+    vote_rounds,
+)
+from holdfast.core.diagnose.stack_tree import StackBranch, grow_tree, list_branches
+from holdfast.core.diagnose.wait_graph import build_wait_graph
+from holdfast.core.terminal_sanitizer import strip_tree
+from holdfast.model.stacks import Process
+from holdfast.wire.controller_socket import ControllerNotRunning
+
+_ROUND_S = 1.0  # between rounds
+_AGAIN_S = 1.2  # until a second look; flight records of ranks are up to a second old
+_ROAD_S = 5.0
+_STANDING = ("stopped", "gone", "silent")  # seen of the rank itself, whatever the others do
+_STATES = {"D": "in the kernel", "T": "stopped", "t": "stopped", "X": "gone", "Z": "ended"}
+
+
+def main(argv: list[str]) -> int:
+    args = _make_parser().parse_args(argv)
+    try:
+        if not 1 <= args.rounds <= 100 or not 0 < args.deadline <= 60:
+            raise UsageError("--rounds takes 1 to 100, --deadline seconds above 0 and up to 60")
+        run_dir = run_selection.run_to_read(args)
+        rounds = [_ask_trace(run_dir, args)]
+        for _ in range(args.rounds - 1):
+            time.sleep(_ROUND_S)
+            rounds.append(_ask_trace(run_dir, args))
+        if len(rounds) == 1 and rounds[0].naming.ranks and rounds[0].naming.how not in _STANDING:
+            step = _read_step(run_dir)
+            time.sleep(_AGAIN_S)
+            later = _ask_trace(run_dir, args)
+            named = find_stopped(later) or acquit_if_moving(rounds[0], later, _read_step(run_dir) - step)
+        else:
+            voted = vote_rounds([r.naming for r in rounds]) if len(rounds) > 1 else rounds[0].naming
+            named = find_stopped(rounds[-1]) or voted
+        if args.svg:
+            _write_svg(Path(args.svg), draw_svg(rounds[-1], named))
+    except (UsageError, ControllerNotRunning) as e:
+        print(f"holdfast trace: {e}", file=sys.stderr)
+        return 2 if isinstance(e, UsageError) else 1
+    if args.json:
+        print(msgspec.json.encode({"naming": named, "rounds": rounds}).decode())
+    else:
+        Console(markup=False, highlight=False, soft_wrap=True).print(render_trace(rounds[-1], named))
+    return 0
+
+
+def find_stopped(found: JobStacks) -> BlockingRanks | None:
+    """Who is stopped now: a fact, whatever was seen before and whatever the others do, be it every rank."""
+    stopped = {p.rank: p.node for p in training_processes(found.traces).values() if p.state in STOPPED}
+    if found.naming.how == "stopped" or not stopped:
+        return found.naming if found.naming.how == "stopped" else None
+    ranks, nodes = tuple(sorted(stopped)), tuple(sorted(set(stopped.values())))
+    reason = f"{format_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} stopped, and no rank runs"
+    return BlockingRanks(ranks=ranks, nodes=nodes, wide=nodes, how="stopped", hard=True, reason=reason)
+
+
+def _read_step(run_dir: Path) -> int:
+    status: dict[str, Any] = ask_controller(run_dir, "/api/v1/status")
+    return int(status["step"])
+
+
+def acquit_if_moving(found: JobStacks, later: JobStacks, steps: int) -> BlockingRanks:
+    """Whoever is last at a moment keeps nobody waiting in a job that goes on: one that makes steps, or whose accused
+    came to further collectives."""
+    motions = find_motion(found.traces, later.traces)
+    accused = [motions[rank].collectives for rank in found.naming.ranks if rank in motions]
+    if steps <= 0 and not (accused and all(accused)):
+        return found.naming
+    did = (
+        f"it made {counted_noun(steps, 'step')}" if steps > 0 else f"its ranks came to {sum(accused)} more collectives"
+    )
+    return BlockingRanks(
+        reason=f"the job goes on, {did} while it was looked at; --rounds 10 finds who is late more often than others",
+        clusters=found.naming.clusters,
+    )
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = CommandParser(prog="holdfast trace", description="Show where all processes of a job are now.")
+    run_selection.add_run_argument(parser)
+    parser.add_argument("--native", action="store_true", help="frames of C and C++ too; stops each rank for a moment")
+    parser.add_argument("--rounds", type=int, default=1, help="look this often, and name who stands out in most rounds")
+    parser.add_argument("--deadline", type=float, default=5.0, metavar="S", help="for nodes to answer (default: 5)")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--svg", metavar="FILE", help="write a picture: frames as boxes, as wide as ranks are in them")
+    return parser
+
+
+def _ask_trace(run_dir: Path, args: argparse.Namespace) -> JobStacks:
+    body: dict[str, Any] = {"deadline_s": args.deadline, "native": args.native}
+    found = ask_controller(run_dir, "/api/v1/trace", body, args.deadline + _ROAD_S)
+    return msgspec.convert(strip_tree(found), JobStacks)  # names of functions and threads are the script's own
+
+
+def _write_svg(path: Path, svg: str) -> None:
+    try:
+        path.write_text(svg, encoding="utf-8")
+    except OSError as e:
+        raise UsageError(f"cannot write {path}: {e.strerror}") from None
+
+
+def draw_svg(found: JobStacks, named: BlockingRanks) -> str:
+    root = grow_tree(p for trace in found.traces for p in trace.processes if not p.child)
+    return flame_graph.draw_flame_graph(root, _headline_text(named), frozenset(named.ranks))
+
+
+def render_trace(found: JobStacks, named: BlockingRanks) -> Group:
+    """One screen: whom the others wait for, where everybody is, who is missing from what, what could not be seen."""
+    processes = [p for trace in found.traces for p in trace.processes]
+    took_s = max((trace.took_s for trace in found.traces), default=0.0)
+    size = f"{counted_noun(len(found.traces), 'node')}, {counted_noun(len(processes), 'process')}, {took_s:.2f} s"
+    parts: list[Text | Tree | Table] = [Text(_headline_text(named), style="bold red" if named.ranks else "bold green")]
+    if named.group:
+        parts.append(Text(f"  all in parallel group {named.group}: nodes {', '.join(named.wide)}"))
+    parts.append(
+        _stack_tree(f"main threads ({size})", grow_tree(p for p in processes if not p.child), set(named.ranks))
+    )
+    if any(p.child and p.threads for p in processes):
+        parts.append(_stack_tree("children", grow_tree(p for p in processes if p.child), set(named.ranks)))
+    parts += _missing_table(found)
+    parts += [Text(line, style="yellow") for line in _oddity_lines(found)]
+    return Group(*parts)
+
+
+def _headline_text(named: BlockingRanks) -> str:
+    if not named.ranks:
+        return f"nobody stands out: {named.reason}"
+    sure = ", for certain" if named.hard else ""
+    nodes = ", ".join(named.nodes) or "unknown nodes"
+    return f"{format_ranks(named.ranks)} on {nodes} ({named.how}{sure}): {named.reason}"
+
+
+def _stack_tree(title: str, root: StackBranch, suspects: set[int]) -> Tree:
+    tree = Tree(Text(title, style="dim"), guide_style="dim")
+    if not root.below:
+        tree.add(Text("no frames"))
+    ahead = [(tree, root)]
+    while ahead:
+        trunk, branch = ahead.pop()
+        for way, end in list_branches(branch):
+            ahead.append((trunk.add(_branch_label(way, end, suspects)), end))
+    return tree
+
+
+def _branch_label(way: list[str], end: StackBranch, suspects: set[int]) -> Text:
+    ranks = sorted(set(end.ranks))
+    guilty = suspects and suspects.issuperset(ranks)
+    text = Text(f"{format_ranks(ranks)}: ", style="bold red" if guilty else "bold")
+    text.append("\n".join(way), style="red" if guilty else "not bold")
+    if end.here and end.below:
+        text.append(f"\n(here: {format_ranks(sorted(set(end.here)))})", style="dim")
+    return text
+
+
+def _missing_table(found: JobStacks) -> list[Text | Tree | Table]:
+    waiting = build_wait_graph([flight for trace in found.traces for flight in trace.flights])
+    if not waiting.missing:
+        return []
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("collective", "group", "entered by", "missing"):
+        table.add_column(column, vertical="top")
+    for m in waiting.missing:
+        table.add_row(f"{m.op} {m.seq}", m.group, format_ranks(m.inside), Text(format_ranks(m.ranks), style="red"))
+    return [table]
+
+
+def _oddity_lines(found: JobStacks) -> list[str]:
+    lines = [f"{trace.node}: {trace.error}" for trace in found.traces if trace.error]
+    odd = [p for trace in found.traces for p in trace.processes if p.error or p.state in _STATES]
+    return lines + [
+        f"{_process_name(p)}: {', '.join(w for w in (_STATES.get(p.state, ''), p.error) if w)}" for p in odd
+    ]
+
+
+def _process_name(process: Process) -> str:
+    child = f"child {process.name} of " if process.child else ""
+    return f"{child}rank {process.rank} on {process.node} (pid {process.pid})"

@@ -1,0 +1,228 @@
+"""`holdfast update`: bring newer code to a job that runs."""
+
+import argparse
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.cli.commands import releases
+from holdfast.cli.commands.job_orders import STEPLESS_S, OrderUnanswered, give_order
+from holdfast.cli.launch import release_packing
+from holdfast.cli.launch.release_packing import PackedUpdate
+from holdfast.cli.run_dirs import run_directory, run_selection
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.terminal.command_parser import CommandParser
+from holdfast.cli.terminal.quantities import duration_text
+from holdfast.core.release.release_history import ReleaseChapter
+from holdfast.model.release import Fate, Release
+from holdfast.wire.controller_socket import ControllerNotRunning, RequestRefused
+from holdfast.wire.releases import release_signature, tree_archive
+from holdfast.wire.releases.release_signature import SigningError
+from holdfast.wire.releases.staged_release import is_within
+from holdfast.wire.run_files import EntryPoint
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_WINDOW = "24h"
+_LOOK_S = 0.1
+_OPEN = (Fate.STAGING, Fate.WAITING)
+
+
+def main(argv: list[str]) -> int:
+    split = argv.index("--") if "--" in argv else len(argv)
+    args = _make_parser().parse_args(argv[:split])
+    try:
+        return _update_job(args, tuple(argv[split + 1 :]))
+    except RequestRefused as e:
+        print(f"holdfast update: {e.why}", file=sys.stderr)
+        return 2
+    except (UsageError, ControllerNotRunning) as e:
+        print(f"holdfast update: {e}", file=sys.stderr)
+        return 2
+    except OrderUnanswered as e:
+        print(f"holdfast update: {e}", file=sys.stderr)
+        return 1
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        prog="holdfast update",
+        usage="holdfast update [flags] [PATH|GIT_REF] [-- SCRIPT [arguments of the script]]",
+        description="Bring newer code to a job that runs: checked on one node, staged on all, then launched.",
+    )
+    parser.add_argument("what", nargs="?", metavar="PATH|GIT_REF", help="default: the job's own folder as it is now")
+    run_selection.add_run_argument(parser, order=True, positional=False)
+    when = parser.add_mutually_exclusive_group()
+    when.add_argument("--now", action="store_true", help="restart the job for it, in place, as soon as it is staged")
+    when.add_argument("--lazy", action="store_true", help="let it ride on the next restart (the default)")
+    parser.add_argument("--window", metavar="TIME", default=_WINDOW, help="a lazy one waits no longer (default 24h)")
+    parser.add_argument("--message", metavar="TEXT", default="", help="what is new, for the history")
+    parser.add_argument("--env", metavar="NAME=VALUE", action="append", default=[], help="set for ranks; repeatable")
+    parser.add_argument("--sign", metavar="KEY", help="sign it with this ssh key, for jobs that ask for that")
+    parser.add_argument("--no-wait", action="store_true", help="do not wait until it is staged")
+    return parser
+
+
+def _update_job(args: argparse.Namespace, words: tuple[str, ...]) -> int:
+    run_dir = run_selection.run_to_change(args)
+    window_s, env = _parse_seconds(args.window), _parse_environment(args.env)
+    entry = run_directory.read_spec(run_dir).entry
+    if not entry.python:
+        raise UsageError(f"this job runs {entry.argv[0]}, and only Python code has releases")
+    chapters = releases.ask_releases(run_dir).releases
+    base = next((c for c in reversed(chapters) if c.fate in _OPEN), _running_chapter(chapters))
+    log_dir = Path(run_directory.read_spec(run_dir).log_dir)
+    brought = release_packing.pack_update(args.what, base.release, run_dir, (log_dir,))
+    release = _make_release(base.release, brought, entry, words, env)
+    release = msgspec.structs.replace(release, message=args.message, signature="")
+    if args.sign:
+        release = _sign_release(release, Path(args.sign))
+    if _is_same_code(release, base.release) and not (args.now and base.fate in _OPEN):
+        print(f"nothing has changed since release {base.release.number}, which is {base.fate}")
+        return 0
+    print(f"holdfast update: {_describe_changes(run_dir, base.release, release, brought)}", flush=True)
+    body = {"verb": "update", "now": args.now, "window_s": 0.0 if args.now else window_s}
+    give_order(run_dir, body | {"release": json.loads(msgspec.json.encode(release))})
+    if args.no_wait:
+        print("holdfast update: it is being checked and staged; holdfast releases shows what becomes of it")
+        return 0
+    return _watch_release(run_dir, release, chapters, args.now, window_s)
+
+
+def _sign_release(release: Release, key: Path) -> Release:
+    try:
+        return release_signature.sign_release(release, key)
+    except SigningError as e:
+        raise UsageError(str(e)) from None
+
+
+def _running_chapter(chapters: tuple[ReleaseChapter, ...]) -> ReleaseChapter:
+    return next(chapter for chapter in reversed(chapters) if chapter.fate is Fate.RUNNING)
+
+
+def _parse_seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]*)", text)
+    if not found or found[2] not in _UNITS:
+        raise UsageError(f"--window {text}: write a time such as 90s, 30m, 24h or 2d")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _parse_environment(given: list[str]) -> dict[str, str]:
+    for word in given:
+        if not re.match(r"[A-Za-z_][A-Za-z0-9_]*=", word):
+            raise UsageError(f"--env {word}: write it as NAME=VALUE")
+    return dict(word.split("=", 1) for word in given)
+
+
+def _make_release(
+    base: Release, brought: PackedUpdate, entry: EntryPoint, words: tuple[str, ...], env: dict[str, str]
+) -> Release:
+    """The base with another tree and, where they were given, another command line and environment."""
+    script, argv = base.script, base.argv
+    if words:
+        script, argv = "" if entry.module else _script_path(words[0], brought.root), words
+    release = msgspec.structs.replace(base, number=0, digest=brought.digest, root=brought.root, source=brought.source)
+    release = msgspec.structs.replace(release, home=base.home or base.root)
+    return msgspec.structs.replace(release, script=script, argv=argv, env=base.env | env)
+
+
+def _script_path(word: str, root: str) -> str:
+    """A script's path in the tree, whether it was written from there or from here."""
+    whole = os.path.realpath(word)
+    return os.path.relpath(whole, root) if is_within(whole, root) else os.path.normpath(word)
+
+
+def _is_same_code(release: Release, base: Release) -> bool:
+    return (release.digest, release.script, release.argv, release.env) == (
+        base.digest,
+        base.script,
+        base.argv,
+        base.env,
+    )
+
+
+def _describe_changes(run_dir: Path, base: Release, release: Release, brought: PackedUpdate) -> str:
+    """What it brings, in words; UsageError if it lacks the script."""
+    there = tree_archive.archive_contents(run_dir / "releases" / f"{release.digest}.tar")
+    if release.script and release.script not in there and f"{release.script}/__main__.py" not in there:
+        raise UsageError(f"{brought.source} has no {release.script}, which the job runs; name another after --")
+    changed = (
+        f"{brought.files} files"
+        if not base.digest
+        else release_packing.describe_difference(run_dir, base.digest, release)
+    )
+    own = [what for what, one, other in _changed_words(base, release) if one != other]
+    what = ", ".join([*([changed] if changed else []), *own]) or "no file that ranks find is another"
+    return f"{what} since release {base.number}, from {brought.source}{_left_out_text(brought)}"
+
+
+def _left_out_text(brought: PackedUpdate) -> str:
+    if not brought.left_out:
+        return ""
+    more = len(brought.left_out) - 3
+    names = ", ".join(brought.left_out[:3]) + (f" and {more} more" if more > 0 else "")
+    return f"; left out, as the job may have written it: {names}"
+
+
+def _changed_words(base: Release, release: Release) -> tuple[tuple[str, Any, Any], ...]:
+    command = ((base.script, base.argv), (release.script, release.argv))
+    return (("another command line", *command), ("another environment", base.env, release.env))
+
+
+# --- what becomes of it ----------------------------------------------------------------------------------------
+
+
+def _watch_release(
+    run_dir: Path, release: Release, before: tuple[ReleaseChapter, ...], now: bool, window_s: float
+) -> int:
+    """Until it is staged or, if it is to run now, until it has made a step; a job that makes none need only run."""
+    began, said = time.monotonic(), ""
+    stepless = not any(chapter.steps for chapter in before)
+    while True:
+        chapter = _find_chapter(run_dir, release, len(before))
+        if chapter is not None:
+            for_s = time.time() - chapter.launched_at if chapter.launched_at else 0.0
+            ran = chapter.steps > 0 or (stepless and for_s >= STEPLESS_S)
+            line, code = _progress_line(chapter, now, ran, window_s, time.monotonic() - began)
+            if line != said:
+                print(f"holdfast update: {line}", file=sys.stderr if code else sys.stdout, flush=True)
+            if code is not None:
+                return code
+            said = line
+        time.sleep(_LOOK_S)
+
+
+def _find_chapter(run_dir: Path, release: Release, before: int) -> ReleaseChapter | None:
+    """Ours among those that came since; of two alike the newer."""
+    came = releases.ask_releases(run_dir, waits=True).releases[before:]
+    mine = [c for c in came if _is_same_code(c.release, release) and c.release.message == release.message]
+    return mine[-1] if mine else None
+
+
+def _progress_line(
+    chapter: ReleaseChapter, now: bool, ran: bool, window_s: float, took_s: float
+) -> tuple[str, int | None]:
+    """How it stands, and the exit code if that is the end of it."""
+    name = f"release {chapter.release.number}"
+    match chapter.fate:
+        case Fate.STAGING:
+            return f"{name} is checked on one node and staged on all", None
+        case Fate.WAITING if now:
+            return f"{name} is staged; the job is restarted with it", None
+        case Fate.WAITING:
+            return f"{name} is staged, and rides on the next restart or gets its own in {duration_text(window_s)}", 0
+        case Fate.RUNNING if ran or not now:
+            return f"{name} runs; it took {took_s:.1f} s", 0
+        case Fate.RUNNING:
+            return f"{name} is launched", None
+        case Fate.REFUSED:
+            return f"{name} was refused, and nobody was stopped: {chapter.why}", 1
+        case Fate.ROLLED_BACK:
+            return f"{name} was rolled back: {chapter.why}", 1
+        case Fate.MERGED | Fate.REPLACED:
+            return f"{name} is {chapter.fate}: {chapter.why}", 0

@@ -1,0 +1,1 @@
+"""From the command to a running job: supervisor, controller, hosts that join."""

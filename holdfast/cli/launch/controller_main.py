@@ -1,0 +1,309 @@
+"""The controller of one run, as the process that `holdfast run` starts and restarts."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+
+from aiohttp import web
+
+from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.terminal.quantities import NO_STEP, ettr_said, incidents_text
+from holdfast.controller.access.access_control import PortAccess, Right, admit_by_socket, make_user_token
+from holdfast.controller.access.audit_log import AuditLog
+from holdfast.controller.access.certificate_enrolment import NEEDLESS, CertificateEnrolment
+from holdfast.controller.access.connection_gate import ConnectionGate
+from holdfast.controller.access.node_enrolment import NodeEnrolment
+from holdfast.controller.access.node_tokens import NodeTokens
+from holdfast.controller.access.server_log_filter import ServerLogFilter
+from holdfast.controller.access.token_minting import TokenMinting
+from holdfast.controller.access.user_tokens import UserTokens
+from holdfast.controller.actions.action_executor import ActionExecutor
+from holdfast.controller.api import ApiEntrance, make_api, make_runner
+from holdfast.controller.control_loop import Controller
+from holdfast.controller.decider_rebuild import RebuildError
+from holdfast.controller.store_process import StoreProcess
+from holdfast.controller.user_hooks import UserHooks, job_standing
+from holdfast.core.incident.incident_text import count_failures
+from holdfast.core.record.ledger import Account, TimeUse
+from holdfast.core.terminal_sanitizer import sentence_of_ours
+from holdfast.fleet.join import JoinFleet
+from holdfast.fleet.local import LocalFleet
+from holdfast.journal.sqlite_journal import JournalError, JournalFullError, SqliteJournal
+from holdfast.linux import process_control
+from holdfast.linux.python_fork import KEPT
+from holdfast.model.action import Finish, Say
+from holdfast.model.alarm import Alarm
+from holdfast.model.event import Begin, Entry, Order, Phase
+from holdfast.ports import Fleet
+from holdfast.wire import folder_lock, fork_server, run_files, unix_sockets
+from holdfast.wire.credentials import mutual_tls
+from holdfast.wire.run_files import ControllerAddress, RunEnd, RunSpec
+
+_BACKLOG = 4096
+_LOG_BYTES = 32 << 20
+_PREDECESSOR_S = 5.0  # for one that was killed to be gone
+
+
+class SaidLog:
+    """RUN_DIR/said.log: our sentences for the console, which the front shows; a console that stands still, or is
+    closed, must not stop us."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._file = (run_dir / "said.log").open("a", encoding="utf-8", errors="replace")
+
+    def __call__(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # nor must a full disk
+            self._file.write(f"holdfast: {sentence_of_ours(text)}\n")
+            self._file.flush()
+
+
+class NotesFolder:
+    """Notes as files of the run directory."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._dir = run_dir
+
+    def put_tensor(self, name: str, content: bytes) -> None:
+        run_files.publish_file(self._dir / name, content)
+
+    def get_tensor(self, name: str) -> bytes:
+        path = self._dir / name
+        return path.read_bytes() if path.exists() else b""
+
+
+def main() -> int:
+    """python -m holdfast.cli.launch.controller_main RUN_DIR FRONT; the first inherited file is the listening socket."""
+    run_dir, front = Path(sys.argv[1]), int(sys.argv[2])
+    process_control.die_with(front)
+    fd = int(os.environ.pop(KEPT).split(",")[0])
+    logging.basicConfig(handlers=[open_log(run_dir)], level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    say = SaidLog(run_dir)
+    ended: RunEnd | None = None
+    if (alone := folder_lock.lock_file_alone(run_dir / "controller.lock", _PREDECESSOR_S)) is None:
+        say(f"another controller works in {run_dir}, so this one does not")
+        return 1
+    try:
+        ended = asyncio.run(_run_controller(run_dir, socket.socket(fileno=fd), say))
+    except* JournalFullError as group:
+        say("; ".join(str(e) for e in leaf_exceptions(group)))  # which is no end: the front knows what to do
+    except* (JournalError, RebuildError, UsageError) as group:
+        sentences = [str(e) for e in leaf_exceptions(group)]
+        ended = RunEnd(code=1, reason="; ".join(sentences))
+        say(f"{ended.reason}; the job is ended")
+    if ended is None:
+        return 1
+    run_files.write_json(run_dir / "exit.json", ended)
+    os.close(alone)
+    return ended.code
+
+
+def open_log(run_dir: Path) -> logging.Handler:
+    """What whoever looks after us reads, and strangers cannot fill."""
+    log = RotatingFileHandler(run_dir / "controller.log", maxBytes=_LOG_BYTES, backupCount=1)
+    log.addFilter(ServerLogFilter())
+    return log
+
+
+def leaf_exceptions(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
+    for e in group.exceptions:
+        if isinstance(e, BaseExceptionGroup):
+            yield from leaf_exceptions(e)
+        else:
+            yield e
+
+
+async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) -> RunEnd:
+    run = run_directory.read_spec(run_dir)
+    env = run_directory.node_environment(run_dir)
+    url = run_directory.web_address(run.host, listener.getsockname()[1], "https" if run.fleet == "join" else "http")
+    fleet = _make_fleet(run, run_dir, env)
+    store = StoreProcess(run_dir, run.host, run.settings.node.lost_s, env)
+    store.server = fork_server.socket_path(run_dir)
+    journal = SqliteJournal(run_dir / "journal.db", mark_path=run_dir / "journal.mark")
+    controller = Controller(journal, run.settings, lambda c: _make_executor(c, fleet, store, say))
+    controller.hands.notes = NotesFolder(run_dir)
+    controller.hands.set_probe_limits(run.settings.probe, run.settings.replay, run_dir / "probed.json")
+    controller.hands.replaying.mesh, controller.hands.replaying.say = lambda: controller.ingest.mesh, say
+    controller.archives, controller.release = run_dir / "releases", run.release
+    teller = ConsoleTeller(run_dir, say)
+    hooks = UserHooks(run.settings.hook, run.job.run_id, run_dir, run.entry.cwd, say)
+    _listen_to_entries(controller, teller, hooks)
+    process_control.raise_file_limit()
+    audit = AuditLog(run_dir)
+    port = NetworkPort(controller, run, run_dir, audit)
+    runners = [
+        await _open_door(controller, run_dir, ApiEntrance(admit_by_socket, audit, minting=port.minting)),
+        await port.open(),
+    ]
+
+    def begun() -> None:
+        teller.set_phase(controller.decider.phase)
+        _on_signals(controller)
+        address = ControllerAddress(url=url, pid=os.getpid(), started_at=time.time())
+        run_files.write_json(run_dir / "controller.json", address)
+
+    async with asyncio.TaskGroup() as tasks:
+        attending, telling = tasks.create_task(store.connect_ahead()), tasks.create_task(hooks.run())
+        watching = tasks.create_task(store.watch_process(controller.on_store_lost))
+        receiving = tasks.create_task(port.porch.run(listener))
+        code = await controller.run(run.job, begun)
+        attending.cancel()
+        watching.cancel()
+        receiving.cancel()
+        hooks.finish_up()
+        await asyncio.wait({telling}, timeout=run.settings.hook.timeout_s)
+        telling.cancel()
+    account = controller.ledger.make_account()
+    for runner in runners:
+        await runner.cleanup()
+    run_directory.door_path(run_dir).unlink(missing_ok=True)
+    (run_dir / "controller.json").unlink(missing_ok=True)
+    teller.tell_end(account, code)
+    return RunEnd(code=code, reason=account.ending)
+
+
+async def _open_door(controller: Controller, run_dir: Path, door: ApiEntrance) -> web.AppRunner:
+    """For everybody on this host: the kernel says who they are."""
+    runner = make_runner(make_api(controller, door))
+    await runner.setup()
+    await web.SockSite(runner, unix_sockets.listen(run_directory.door_path(run_dir), backlog=_BACKLOG)).start()
+    return runner
+
+
+class NetworkPort:
+    """For people, by their tokens, and for nodes of other hosts, by their certificates."""
+
+    def __init__(self, controller: Controller, run: RunSpec, run_dir: Path, audit: AuditLog) -> None:
+        own = make_user_token("RUN_DIR/token", Right.ADMIN, run_directory.read_token(run_dir))
+        badges = UserTokens(run_directory.people_path(), (own,))
+        self.minting: TokenMinting | None = None
+        if run.fleet != "join":
+            self.porch = ConnectionGate(self._make_protocol, None)
+            door = ApiEntrance(PortAccess(badges, run.host), audit, None, self.porch.note_proved)
+        else:
+            taking = self._make_enrolling(run.job.run_id, run_dir, audit)
+            controller.ingest.serials, taking.counts = taking.serials, controller.ingest.is_valid_certificate
+            if isinstance(taking, CertificateEnrolment):
+                taking.is_here = controller.ingest.is_linked
+            keys = mutual_tls.KeyFiles.in_folder(run_directory.door_keys_folder(run_dir))
+            self.porch = ConnectionGate(self._make_protocol, mutual_tls.server_tls(keys, strangers=True))
+            admit = PortAccess(badges, run.host, taking.certificate_refusal)
+            door = ApiEntrance(admit, audit, taking, self.porch.note_proved, self.minting)
+        self._runner = make_runner(make_api(controller, door))
+
+    def _make_enrolling(self, run_id: str, run_dir: Path, audit: AuditLog) -> NodeEnrolment | CertificateEnrolment:
+        """Who says which hosts are nodes of this job."""
+        folder = run_directory.door_keys_folder(run_dir)
+        if run_directory.is_certified(run_dir):
+            self.minting = TokenMinting(audit, None, NEEDLESS)
+            return CertificateEnrolment(folder, run_id, audit)
+        tokens = NodeTokens(folder)
+        self.minting = TokenMinting(audit, tokens)
+        return NodeEnrolment(
+            run_directory.open_authority(run_dir), run_directory.read_secret(run_dir), run_id, audit, tokens
+        )
+
+    async def open(self) -> web.AppRunner:
+        await self._runner.setup()
+        return self._runner
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        assert self._runner.server is not None
+        return self._runner.server()
+
+
+def _listen_to_entries(controller: Controller, teller: "ConsoleTeller", hooks: UserHooks) -> None:
+    """Who hears of every entry; hooks hear of old ones too, of which the last may not have been told."""
+
+    def replayed(entry: Entry) -> None:
+        hooks.on_entry(entry, job_standing(controller.decider))
+
+    def heard(entry: Entry) -> None:
+        teller.on_entry(entry)
+        replayed(entry)
+
+    controller.on_entry, controller.on_replayed = heard, replayed
+
+
+def _make_executor(controller: Controller, fleet: Fleet, store: StoreProcess, say: SaidLog) -> ActionExecutor:
+    hands = ActionExecutor(fleet, store, controller.on_outcome)
+    hands.say = say
+    return hands
+
+
+def _make_fleet(run: RunSpec, run_dir: Path, env: dict[str, str]) -> Fleet:
+    if run.fleet == "join":
+        return JoinFleet()
+    return LocalFleet(run_dir, run_directory.make_node_spec(run, run_dir), env, fork_server.socket_path(run_dir))
+
+
+def _on_signals(controller: Controller) -> None:
+    asked: list[int] = []
+
+    def stop(number: int) -> None:
+        asked.append(number)
+        if len(asked) == 1:
+            name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            controller.process_event(Order(verb="stop", who=name, code=128 + number))
+        else:
+            controller.end_at_once()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop, number)
+
+
+class ConsoleTeller:
+    """What the person at the terminal is told of the job's life, besides the sentence that ends an incident."""
+
+    def __init__(self, run_dir: Path, say: SaidLog) -> None:
+        self._run_dir = run_dir
+        self._say = say
+        self._phase = Phase.NEW
+        self._begun_at = 0.0
+        self._trained = False
+
+    def set_phase(self, phase: Phase) -> None:
+        self._phase = phase
+
+    def on_entry(self, entry: Entry) -> None:
+        phase, self._phase = self._phase, entry.decision.phase
+        if isinstance(entry.event, Begin):
+            self._begun_at = entry.at
+        if self._phase is phase:
+            return
+        match self._phase:
+            case Phase.TRAINING if self._begun_at and not self._trained:
+                self._trained = True
+                self._say(f"training: the first step was made after {entry.at - self._begun_at:.1f} s")
+            case Phase.STOPPING if isinstance(entry.event, Alarm):
+                self._say(f"{entry.decision.reason}; stopping all ranks")
+            case Phase.PAUSING:
+                self._say(f"{entry.decision.reason.rpartition('; ')[2]}; ending all ranks")
+            case Phase.HELD if not any(isinstance(action, Say) for action in entry.decision.actions):
+                self._say(f"{entry.decision.reason}; nodes and state are kept until holdfast resume")
+            case Phase.ENDING:
+                for action in entry.decision.actions:
+                    if isinstance(action, Finish) and action.code:
+                        self._say(f"ending: {action.reason}")
+
+    def tell_end(self, account: Account, code: int) -> None:
+        what = "done" if code == 0 else f"ended with code {code}"
+        count = incidents_text(len(account.incidents), count_failures(account.incidents))
+        ettr = ettr_said(account.ettr, account.at_most)
+        ettr += f", as {NO_STEP}" if account.spent_s(TimeUse.RUN) else ""
+        self._say(f"{what}: {count}, {ettr}; more: holdfast report {self._run_dir}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

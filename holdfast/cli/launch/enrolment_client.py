@@ -1,0 +1,170 @@
+"""This host at the door of a job's controller: it speaks only once the controller has proved itself."""
+
+import http.client
+import os
+import socket
+import ssl
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.core.decoding import from_json
+from holdfast.core.terminal_sanitizer import strip_controls
+from holdfast.wire.credentials import certificate_authority, enrolment, job_secret, mutual_tls, node_token
+from holdfast.wire.credentials.enrolment import CertifiedNode, Challenge, EnrolmentGrant, EnrolmentRequest
+from holdfast.wire.credentials.mutual_tls import KeyFiles
+
+_WAIT_S = 10.0
+_MOST_BYTES = 1 << 16
+_ANOTHER = "it is another job's, or too old: have one made on the controller's host with holdfast token node"
+
+
+class EnrolmentError(Exception):
+    """One sentence: why this host is not in the job."""
+
+
+class NotControllerError(EnrolmentError):
+    """What answers is something else."""
+
+
+class NoAnswerError(EnrolmentError):
+    """Nobody answers; somebody may do so later."""
+
+
+class LinkClosedError(NoAnswerError):
+    """It was there, and closed the link; where it does so again and again it does not take what it was shown."""
+
+
+class TlsConnection:
+    """HTTP over one TLS link to a controller."""
+
+    def __init__(self, address: tuple[str, int], context: ssl.SSLContext) -> None:
+        """`context` says how the controller proves itself; EnrolmentError if it does not."""
+        self.where, self._shows = f"{address[0]}:{address[1]}", context.verify_mode is not ssl.CERT_NONE
+        try:
+            bare = socket.create_connection(address, timeout=_WAIT_S)
+        except OSError as e:
+            raise NoAnswerError(f"the controller at {self.where} does not answer: {e}") from None
+        try:
+            self._link = context.wrap_socket(bare, server_hostname=mutual_tls.CONTROLLER)
+        except OSError as e:
+            bare.close()
+            raise self._no_answer(e) from None
+        self._http = http.client.HTTPConnection(mutual_tls.CONTROLLER)
+        self._http.sock = self._link
+
+    def peer_certificate(self) -> bytes:
+        return self._link.getpeercert(binary_form=True) or b""
+
+    def proved_certificate(self) -> dict[str, Any]:
+        """The certificate of a controller that has proved itself by it."""
+        return self._link.getpeercert() or {}
+
+    def _no_answer(self, e: OSError) -> EnrolmentError:
+        if isinstance(e, ssl.SSLCertVerificationError):
+            return EnrolmentError(
+                f"what answers at {self.where} is no controller by door.authority: {e.verify_message}"
+            )
+        if isinstance(e, ssl.SSLError):
+            return NotControllerError(f"what answers at {self.where} is not holdfast")
+        return NoAnswerError(f"the controller at {self.where} does not answer: {e}")
+
+    def send_request(self, method: str, path: str, kind: type[Any], body: bytes | None = None) -> Any:
+        try:
+            self._http.request(method, path, body, {"Content-Type": "application/json"} if body else {})
+            answer = self._http.getresponse()
+            content = answer.read(_MOST_BYTES)
+        except OSError as e:
+            if self._shows and isinstance(e, ConnectionError | ssl.SSLError):
+                why = f"the controller at {self.where} closes the link when it has seen door.certificate"
+                raise LinkClosedError(why) from None
+            raise self._no_answer(e) from None
+        except http.client.HTTPException:
+            raise NotControllerError(f"what answers at {self.where} is not holdfast") from None
+        if answer.status == http.HTTPStatus.TOO_MANY_REQUESTS:
+            raise NoAnswerError(f"the controller at {self.where} has no time just now")
+        if answer.status != 200:
+            raise EnrolmentError(f"the controller at {self.where} refused: {_refusal_text(content, answer.status)}")
+        try:
+            return from_json(content, kind)
+        except msgspec.DecodeError:
+            raise NotControllerError(f"what answers at {self.where} is not holdfast") from None
+
+    def close(self) -> None:
+        self._http.close()
+        self._link.close()
+
+
+class EnrolmentClient:
+    def __init__(self, address: tuple[str, int], token: str) -> None:
+        """EnrolmentError: who answers there is not this job's controller."""
+        self._own = node_token.parse_token(token)
+        self._token = self._own.secret if self._own else token
+        self._line = TlsConnection(address, mutual_tls.unproved_tls())
+        self._certificate = self._line.peer_certificate()
+        try:
+            self._prove_controller()
+        except EnrolmentError:
+            self.close()
+            raise
+
+    def _prove_controller(self) -> None:
+        mine = os.urandom(job_secret.NONCE_BYTES).hex()
+        which = f"&token={self._own.id}" if self._own else ""
+        found: Challenge = self._line.send_request("GET", f"{enrolment.PATH}?nonce={mine}{which}", Challenge)
+        self._nonces = (mine, found.nonce)
+        wanted = enrolment.controller_proof(self._token, self._nonces, self._certificate)
+        if not job_secret.is_equal(wanted, found.proof):
+            raise EnrolmentError(
+                f"the controller at {self._line.where} does not know this host's token, so nothing was sent to it; "
+                + (_ANOTHER if self._own else "set HOLDFAST_TOKEN to the same value on every host")
+            )
+
+    def enrol_node(self, name: str, folder: Path, run_id: str = "") -> KeyFiles:
+        """A key of this node's own, signed; it is made here and stays here."""
+        key = certificate_authority.make_key()
+        request = certificate_authority.request_pem(key).decode()
+        parts = enrolment.node_proof_parts(name, self._nonces, request, self._certificate)
+        shown = job_secret.make_proof(self._token, "node", *parts)
+        body = EnrolmentRequest(name=name, nonces=self._nonces, request=request, proof=shown, run_id=run_id)
+        found = self._line.send_request("POST", enrolment.PATH, EnrolmentGrant, msgspec.json.encode(body))
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        keys = KeyFiles.in_folder(folder)
+        contents = (certificate_authority.key_pem(key), found.certificate.encode(), found.authority.encode())
+        for path, content in zip(keys, contents, strict=True):
+            mutual_tls.write_secret(path, content)
+        return keys
+
+    def close(self) -> None:
+        self._line.close()
+
+
+def introduce_host(address: tuple[str, int], keys: KeyFiles, run_id: str) -> CertifiedNode:
+    """This host, by a certificate of the user's own authority: whether the controller there takes it in.
+
+    `run_id`: the job that is meant; "": whichever this is.
+    """
+    line = TlsConnection(address, mutual_tls.client_tls(keys, controller=True))
+    try:
+        run = mutual_tls.certificate_run(line.proved_certificate())
+        if run and run_id and run != run_id:
+            raise EnrolmentError(
+                f"the certificate of the controller at {line.where} is for the run {run}, not {run_id}"
+            )
+        known: CertifiedNode = line.send_request("GET", enrolment.PATH, CertifiedNode)
+        if run_id and known.run_id != run_id:
+            raise EnrolmentError(
+                f"the controller at {line.where} refused: it runs the job {known.run_id}, not {run_id}"
+            )
+        return known
+    finally:
+        line.close()
+
+
+def _refusal_text(content: bytes, status: int) -> str:
+    try:
+        said = str(from_json(content, dict[str, object])["error"])  # by who may not have proved itself yet
+        return " ".join(strip_controls(said).split())[:500]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return f"HTTP {status}"

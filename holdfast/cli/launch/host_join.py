@@ -1,0 +1,298 @@
+"""The drop-in use: the same command on each of several hosts joins one job, whose controller is at the endpoint."""
+
+import errno
+import os
+import secrets
+import socket
+import time
+from pathlib import Path
+
+import msgspec
+
+from holdfast.cli.launch import release_packing
+from holdfast.cli.launch.enrolment_client import (
+    EnrolmentClient,
+    EnrolmentError,
+    LinkClosedError,
+    NoAnswerError,
+    NotControllerError,
+    introduce_host,
+)
+from holdfast.cli.launch.supervisor import Supervisor, leave_terminal, watch_node
+from holdfast.cli.run_dirs import run_directory, run_selection
+from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
+from holdfast.cli.terminal.console import Console, describe_shape, make_console, say
+from holdfast.config import Settings
+from holdfast.fleet.local import start_node
+from holdfast.model.topology import Job
+from holdfast.wire.credentials import certificate_authority, job_secret, mutual_tls, node_token, user_certificates
+from holdfast.wire.credentials.mutual_tls import KeyFiles
+from holdfast.wire.credentials.node_token import NodeToken
+from holdfast.wire.credentials.user_certificates import UserCertificateError, UserCertificates
+from holdfast.wire.run_files import EntryPoint, RunSpec
+
+_ANOTHER_PORT = "give another port in --rdzv-endpoint"
+_REFUSED = 5  # times that the controller closed the link at the sight of a certificate
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+class HostJoin:
+    """One host's share in a job that spans hosts."""
+
+    def __init__(self, args: RunArgs, settings: Settings, entry: EntryPoint) -> None:
+        assert args.endpoint is not None
+        self.args = args
+        self.host, self.port = args.endpoint
+        self.given = _user_certificates(args, settings)
+        self.token, self.own_token = ("", None) if self.given else _read_token(args, self.host, self.port)
+        self.settings, self._closed = settings, 0
+        self.meant = args.run_id or (self.given.run if self.given else "")  # which job; "": whichever is there
+        self.run_id = self.meant or run_directory.new_run_id()
+        wanted = self.given.node if self.given else self.own_token.name if self.own_token else ""
+        suffix = f"-{secrets.token_hex(2)}"
+        self.name = wanted or f"{socket.gethostname()}{suffix}"
+        place = f"{self.name}{suffix if wanted else ''}"  # a host that was refused may try again under the same name
+        self.nproc = args.ranks_per_node()
+        self.run_dir = run_directory.make_run_dir(args.run_dir and f"{args.run_dir}/{place}", f"{self.run_id}-{place}")
+        log_dir = run_directory.make_log_dir(args.log_dir, self.run_dir, f"{self.run_id}-{place}")
+        job = Job(
+            run_id=self.run_id,
+            min_nodes=args.min_nodes,
+            max_nodes=args.max_nodes,
+            standbys=args.standbys,
+            max_restarts=args.max_restarts,
+            mark=secrets.token_hex(4),
+            mesh=args.mesh,
+            parity=settings.backup.parity,
+            probes=settings.probe.allow,
+            checks=settings.probe.allow,
+            replays=settings.replay.allow,
+            can_acquire=False,
+        )
+        self.run = RunSpec(
+            job=job,
+            entry=entry,
+            settings=settings,
+            fleet="join",
+            nproc=self.nproc,
+            log_dir=str(log_dir),
+            host=self.host,
+            port=self.port,
+        )
+
+    @property
+    def may_lead(self) -> bool:
+        """Who may not waits for another, though the endpoint be its own: several nodes may have one address, and which
+        of them comes first is chance."""
+        return self.given.leads if self.given else self.own_token is None
+
+    @property
+    def node_dir(self) -> Path:
+        return self.run_dir / "nodes" / self.name
+
+    def start_node(self, keys: Path, port: int, leads: bool) -> int:
+        url = run_directory.web_address(self.host, port, "https")
+        # Without a node rank the endpoint's host comes first; the rest follow by name.
+        order = self.args.node_rank if self.args.node_rank is not None else (0 if leads else 1)
+        node = run_directory.make_node_spec(self.run, self.run_dir)
+        own = msgspec.structs.replace(
+            node, node=self.name, order=order, url=url, keys=str(keys), run_id=self.meant or node.run_id
+        )
+        try:
+            return start_node(self.node_dir, own, dict(os.environ))
+        except OSError as e:
+            raise UsageError(f"cannot start this node in {self.node_dir}: {e.strerror}") from None
+
+    @property
+    def _keys_folder(self) -> Path:
+        return self.run_dir / "keys"
+
+    def lead_job(self, listener: socket.socket, console: Console) -> int:
+        port = listener.getsockname()[1]
+        begun = release_packing.pack_first_release(
+            self.run.entry, self.run_dir, (Path(self.run.log_dir),), copied=self.args.release
+        )
+        release = msgspec.structs.replace(begun.release, argv=())  # every host was started with words of its own
+        if self.given:
+            self._copy_keys(self.given, run_directory.door_keys_folder(self.run_dir), self._keys_folder)
+        else:
+            run_directory.write_secret(self.run_dir, self.token)
+            certificate_authority.enrol_local_node(
+                run_directory.open_authority(self.run_dir), self.name, self._keys_folder
+            )
+        run_directory.publish_run(self.run_dir, msgspec.structs.replace(self.run, port=port, release=release))
+        run_selection.remember_run(self.run_dir)
+        say(f"join fleet: this host carries the controller at {self.host}:{port}; {self._place_text()}")
+        say(begun.said)
+        if self.args.detach:
+            leave_terminal(self.run_dir)
+        front = Supervisor(self.run_dir, listener, console)
+        self.start_node(self._keys_folder, port, leads=True)
+        return front.run()
+
+    def follow_job(self, console: Console) -> int:
+        run_directory.publish_run(self.run_dir, self.run)
+        say(f"join fleet: node {self.name} joins the job at {self.host}:{self.port}; {self._place_text()}")
+        run_directory.lock_run_dir(self.run_dir)
+        self._await_enrolment()
+        if self.args.detach:
+            leave_terminal(self.run_dir)
+        try:
+            return watch_node(self.node_dir, self.start_node(self._keys_folder, self.port, leads=False), console)
+        finally:
+            run_directory.forget_secrets(self.run_dir)
+
+    def _place_text(self) -> str:
+        return f"{describe_shape(self.args, self.nproc)}; run directory {self.run_dir}"
+
+    def _copy_keys(self, given: UserCertificates, *folders: Path) -> None:
+        try:
+            for folder in folders:
+                given.copy_to(folder)
+        except OSError as e:
+            raise UsageError(
+                f"cannot copy the files of door.key and its like to {self.run_dir}: {e.strerror}"
+            ) from None
+
+    def _await_enrolment(self) -> None:
+        """Wait for the controller, and have it take this host in."""
+        if self.given:
+            self._copy_keys(self.given, self._keys_folder)
+        until = time.monotonic() + self.settings.recovery.wait_s
+        said = False
+        while not self._try_to_enrol(last_try=time.monotonic() > until):
+            if not said:
+                said = True
+                say(f"waiting for the controller at {self.host}:{self.port}")
+            time.sleep(0.2)
+
+    def _try_to_enrol(self, last_try: bool) -> bool:
+        """False while nobody answers."""
+        try:
+            self._call_controller()
+        except LinkClosedError as e:
+            self._closed += 1  # one may be a controller that died just then
+            if last_try or self._closed == _REFUSED:
+                raise UsageError(f"{e}; both must be of one authority: look at door.authority on both hosts") from None
+            return False
+        except NoAnswerError as e:
+            if last_try:
+                why = f"{e}; nobody answered for {self.settings.recovery.wait_s:g} s{self._hint()}"
+                raise UsageError(why) from None
+            return False
+        except NotControllerError as e:
+            raise UsageError(f"{e}; {_ANOTHER_PORT}") from None
+        except EnrolmentError as e:
+            raise UsageError(str(e)) from None
+        return True
+
+    def _hint(self) -> str:
+        if self.given is None or self.given.leads:
+            return ""
+        return (
+            f"; this host cannot carry the controller: door.certificate {self.given.keys.certificate} lacks the DNS "
+            f"name {mutual_tls.CONTROLLER} among its alternative names"
+        )
+
+    def _call_controller(self) -> None:
+        address = (self.host, self.port)
+        if self.given:
+            self.meant = introduce_host(address, KeyFiles.in_folder(self._keys_folder), self.meant).run_id
+            return
+        call = EnrolmentClient(address, self.token)
+        try:
+            call.enrol_node(self.name, self._keys_folder, self.args.run_id or "")
+        finally:
+            call.close()
+
+
+def join_job(args: RunArgs, settings: Settings, entry: EntryPoint) -> int:
+    joining = HostJoin(args, settings, entry)
+    console = make_console(args, joining.run, joining.run_dir)
+    if joining.may_lead and (listener := _try_to_lead(joining.host, joining.port, args.node_rank)) is not None:
+        with listener:
+            return joining.lead_job(listener, console)
+    return joining.follow_job(console)
+
+
+def _user_certificates(args: RunArgs, settings: Settings) -> UserCertificates | None:
+    """What this host was given by the user's own authority, if there is one."""
+    door = settings.door
+    if not door.key:
+        return None
+    try:
+        found = user_certificates.check_certificates(
+            KeyFiles(Path(door.key), Path(door.certificate), Path(door.authority))
+        )
+    except UserCertificateError as e:
+        raise UsageError(str(e)) from None
+    if found.run and args.run_id and found.run != args.run_id:
+        raise UsageError(f"door.certificate {door.certificate} is for the run {found.run}, not for {args.run_id}")
+    return found
+
+
+def _try_to_lead(host: str, port: int, node_rank: int | None) -> socket.socket | None:
+    """Whoever can bind the endpoint carries the controller; on its host that is the first to come."""
+    if node_rank not in (None, 0) and host not in _LOOPBACK:
+        return None
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as e:
+        raise UsageError(f"the host of the endpoint, {host}, cannot be found: {e.strerror}") from None
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(4096)
+    except OSError as e:
+        listener.close()
+        if e.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+            return None
+        raise UsageError(f"cannot listen at {host}:{port}: {e.strerror}") from None
+    return listener
+
+
+def _read_token(args: RunArgs, host: str, port: int) -> tuple[str, NodeToken | None]:
+    """From a file or the environment, never from the command line: the job's secret, or a token of this node's own."""
+    if path := args.token_file or os.environ.get("HOLDFAST_TOKEN_FILE"):
+        try:
+            token, named = Path(path).read_text(encoding="utf-8").strip(), f"the token in {path}"
+        except OSError as e:
+            raise UsageError(f"cannot read the token file {path}: {e.strerror}") from None
+        except UnicodeDecodeError:
+            raise UsageError(f"the token file {path} is no text; write a token into it as one line of ASCII") from None
+    elif "HOLDFAST_TOKEN" in os.environ:
+        token, named = os.environ["HOLDFAST_TOKEN"], "HOLDFAST_TOKEN"
+    elif host in _LOOPBACK:
+        return _own_token(port), None
+    else:
+        raise UsageError(
+            f"{host} is not this host's loopback, so a join token is needed: set HOLDFAST_TOKEN, or --token-file FILE, "
+            "to the same secret on every host, or to one of this host's own from holdfast token node"
+        )
+    if fault := job_secret.secret_fault(token):
+        raise UsageError(f"{named} {fault}")
+    try:
+        return token, node_token.parse_token(token)
+    except ValueError as e:
+        raise UsageError(f"{named} {e}") from None
+
+
+def _own_token(port: int) -> str:
+    """All that join are on this host, and this user's: they find one secret in a folder that is this user's alone."""
+    folder = run_directory.holdfast_home() / "join"
+    try:
+        folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+        path = folder / f"{port}.token"
+        mutual_tls.write_new_secret(path, os.urandom(16).hex().encode())
+        if any(
+            found.stat().st_uid != os.getuid() or found.stat().st_mode & 0o022
+            for found in (folder.parent, folder, path)
+        ):
+            raise UsageError(f"others may write to {folder}, so its tokens may be theirs; set HOLDFAST_TOKEN instead")
+        token = path.read_bytes().decode("ascii", "replace").strip()
+        if fault := job_secret.secret_fault(token):
+            raise UsageError(f"the token in {path} {fault}")
+        return token
+    except OSError as e:
+        raise UsageError(f"cannot keep a join token in {folder}: {e.strerror}; set HOLDFAST_TOKEN instead") from None

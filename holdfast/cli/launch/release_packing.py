@@ -1,0 +1,201 @@
+"""What the user's code is, as a release: its tree, where it comes from, and an archive of it in the run directory."""
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+
+import msgspec
+
+from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_flags.run_arguments import UsageError
+from holdfast.cli.terminal.quantities import counted_noun
+from holdfast.model.release import Release
+from holdfast.wire.releases import tree_archive, tree_sync
+from holdfast.wire.releases.release_files import (
+    ReleaseFiles,
+    ReleaseFilesError,
+    find_repository,
+    list_release_files,
+    run_git,
+)
+from holdfast.wire.releases.release_folder import ReleaseFolder
+from holdfast.wire.releases.tree_archive import MIB, ArchiveError, ArchiveLimits, PackedArchive
+from holdfast.wire.run_files import EntryPoint
+
+FIRST = ArchiveLimits(bytes=64 * MIB, files=20_000)  # what a job begins with is packed while somebody waits
+LATER = ArchiveLimits()
+
+
+class FirstRelease(msgspec.Struct, frozen=True, kw_only=True):
+    """The first release, and what is said of it."""
+
+    release: Release
+    said: str
+
+
+class RunInPlace(Exception):
+    """Why the user's tree is run where it stands."""
+
+
+def pack_first_release(entry: EntryPoint, run_dir: Path, apart: Collection[Path], *, copied: bool) -> FirstRelease:
+    """Pack the tree that a job begins with; one that is no such tree, or is not to be copied, is run in place."""
+    root, script = Path(), ""
+    try:
+        root, script = _find_tree(entry)
+        if not copied:
+            raise RunInPlace("--no-release was given")
+        release, packed = _pack_tree(entry, root, script, run_dir, apart)
+    except (RunInPlace, ReleaseFilesError, ArchiveError) as e:
+        kept = str(root) if root != Path() else ""
+        release = Release(
+            number=1, root=kept, script=script, argv=entry.argv, source=kept, who=run_directory.user_name()
+        )
+        return FirstRelease(release=release, said=f"release 1 is run where it stands: {e}")
+    files = counted_noun(packed.files, "file")
+    said = f"release 1 is {files} of {release.source}, run in place while they stay as they are"
+    return FirstRelease(release=release, said=f"{said}; what is changed there later comes by holdfast update")
+
+
+def _pack_tree(
+    entry: EntryPoint, root: Path, script: str, run_dir: Path, apart: Collection[Path]
+) -> tuple[Release, PackedArchive]:
+    if root in (Path("/"), Path.home().resolve(), Path(tempfile.gettempdir()).resolve()):
+        raise RunInPlace(f"{root} is no folder of code")
+    found = list_release_files(root, (*apart, run_dir, run_directory.holdfast_home()), FIRST.files)
+    _check_tree(entry, root, script, found)
+    packed = tree_archive.pack_files(root, found.kept, run_dir / "releases", FIRST)
+    _note_files(run_dir, root, found, packed)
+    source = f"{root}{_commit_text(root) if found.git else ''}"
+    release = Release(
+        number=1, root=str(root), script=script, argv=entry.argv, source=source, who=run_directory.user_name()
+    )
+    return msgspec.structs.replace(release, digest=packed.digest), packed
+
+
+def _note_files(run_dir: Path, root: Path, found: ReleaseFiles, packed: PackedArchive) -> None:
+    """So that nodes of this host can see that the tree is as it was, and run it, before they have a copy of it."""
+    loose = found.possible_outputs()
+    files = {path: word for path, word in packed.words.items() if path not in loose}
+    index = tree_sync.TreeIndex(root=str(root), home=str(root), files=files)
+    with contextlib.suppress(OSError):  # they will wait for the copy
+        tree_sync.write_index(
+            ReleaseFolder(run_dir / "releases").copy_of(packed.digest), tree_sync.find_edits(index)[1]
+        )
+
+
+def _find_tree(entry: EntryPoint) -> tuple[Path, str]:
+    """The folder that is the user's code, and the script's path in it."""
+    if not entry.python:
+        raise RunInPlace(f"{entry.argv[0]} is not Python")
+    if entry.module:
+        if entry.python != sys.executable:
+            raise RunInPlace(f"{entry.argv[0]} is a module for another Python than holdfast's")
+        here = Path(entry.cwd).resolve()
+        return find_repository(here) or here, ""
+    path = Path(entry.cwd, entry.argv[0])
+    here = path.parent.resolve()
+    root = find_repository(here) or here
+    return root, os.path.relpath(here / path.name, root)
+
+
+def _check_tree(entry: EntryPoint, root: Path, script: str, found: ReleaseFiles) -> None:
+    if entry.module:
+        top = entry.argv[0].split(".")[0]
+        if not any(name.split("/")[-1] in (top, f"{top}.py") or f"{top}/" in name for name in found.kept):
+            raise RunInPlace(f"the module {top} is not in {root}")
+    elif script not in found.kept and not any(name.startswith(f"{script}/") for name in found.kept):
+        raise RunInPlace(f"{script} is left out of {root}" + (", as git ignores it" if found.git else ""))
+    if not any(name.endswith(".py") for name in found.kept):
+        raise RunInPlace(f"{root} has no Python files")
+
+
+def _commit_text(root: Path) -> str:
+    """In words, after the name of the tree."""
+    try:
+        commit = os.fsdecode(run_git(root, "rev-parse", "--short", "HEAD")).strip()
+        changed = bool(run_git(root, "status", "--porcelain"))
+    except ReleaseFilesError:
+        return ""  # nothing was ever committed there
+    return f" (git {commit}{', changed' if changed else ''})"
+
+
+# --- later releases --------------------------------------------------------------------------------------------
+
+
+class PackedUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """A tree that was packed for an update."""
+
+    digest: str
+    root: str
+    source: str
+    files: int
+    left_out: tuple[str, ...] = ()  # as the job may have written it
+
+
+def pack_update(what: str | None, base: Release, run_dir: Path, apart: Collection[Path]) -> PackedUpdate:
+    """Pack a folder, a commit of the job's repository, or the job's own tree as it is now; UsageError otherwise."""
+    root = base.root
+    if what is None and not root:
+        raise UsageError("this job's code is not in one folder; say which is: holdfast update PATH")
+    try:
+        if what is None or os.path.isdir(what):
+            return _pack_folder(Path(what or root).resolve(), base, run_dir, apart)
+        return _pack_commit(what, root, run_dir)
+    except (ReleaseFilesError, ArchiveError) as e:
+        raise UsageError(str(e)) from None
+
+
+def _pack_folder(root: Path, base: Release, run_dir: Path, apart: Collection[Path]) -> PackedUpdate:
+    if not root.is_dir():
+        raise UsageError(f"{root} is not there; say where the code is: holdfast update PATH")
+    if root == Path("/"):
+        raise UsageError("/ is no folder of code; say where the code is: holdfast update PATH")
+    found = list_release_files(root, (*apart, run_dir, run_directory.holdfast_home()), LATER.files)
+    known = tree_archive.archive_contents(run_dir / "releases" / f"{base.digest}.tar") if base.digest else {}
+    written = found.new_outputs(known) if root == Path(base.home or base.root).resolve() else frozenset()
+    packed = tree_archive.pack_files(root, set(found.kept) - written, run_dir / "releases", LATER)
+    brought = PackedUpdate(digest=packed.digest, root=str(root), source=str(root), files=packed.files)
+    source = f"{root}{_commit_text(root) if found.git else ''}"
+    return msgspec.structs.replace(brought, source=source, left_out=tuple(sorted(written)))
+
+
+def _pack_commit(what: str, root: str, run_dir: Path) -> PackedUpdate:
+    top = find_repository(Path(root)) if root else None
+    if top is None:
+        raise UsageError(f"{what} is no folder, and the job's code is in no git repository; name a folder")
+    try:
+        commit = os.fsdecode(run_git(top, "rev-parse", "--verify", "--quiet", f"{what}^{{commit}}")).strip()
+    except ReleaseFilesError:
+        raise UsageError(f"{what} is neither a folder nor a commit of {top}") from None
+    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
+        place, index = Path(folder, "tree"), str(Path(folder, "index"))
+        place.mkdir()
+        run_git(top, "read-tree", commit, index=index)
+        run_git(top, "checkout-index", "--all", f"--prefix={place}/", index=index)
+        below = Path(root).resolve().relative_to(top.resolve())
+        inside = place / below
+        if not inside.is_dir():
+            raise UsageError(f"{what} has no folder {below}, in which the job's code is")
+        names = [os.path.relpath(os.path.join(f, n), inside) for f, _, files in os.walk(inside) for n in files]
+        packed = tree_archive.pack_files(inside, names, run_dir / "releases", LATER)
+    return PackedUpdate(digest=packed.digest, root=root, source=f"{root} (git {commit[:10]})", files=packed.files)
+
+
+def describe_difference(run_dir: Path, before: str, after: Release) -> str:
+    """In words: what an archive brings that is not in the one before; empty if nothing differs.
+
+    What the release does not hold and still lies in the user's tree is linked into every copy: it is not removed.
+    """
+    old = tree_archive.archive_contents(run_dir / "releases" / f"{before}.tar")
+    new = tree_archive.archive_contents(run_dir / "releases" / f"{after.digest}.tar")
+    places = [place for place in (after.root, after.home) if place]
+    missing = [path for path in old.keys() - new.keys() if not any(os.path.lexists(f"{p}/{path}") for p in places)]
+    counts = {
+        "changed": sum(1 for path in old.keys() & new.keys() if old[path] != new[path]),
+        "added": len(new.keys() - old.keys()),
+        "removed": len(missing),
+    }
+    return ", ".join(f"{counted_noun(count, 'file')} {what}" for what, count in counts.items() if count)

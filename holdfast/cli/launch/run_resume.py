@@ -1,0 +1,57 @@
+"""`holdfast run --resume`: goes on with a run whose front is gone."""
+
+import contextlib
+from pathlib import Path
+
+import msgspec
+
+from holdfast.cli.launch.controller_port import listen_at
+from holdfast.cli.launch.supervisor import Supervisor, leave_terminal
+from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
+from holdfast.cli.terminal.console import make_console, say
+from holdfast.config import Settings
+from holdfast.controller.decider_rebuild import RebuildError, rebuild_decider
+from holdfast.core.decide.decider import Decider
+from holdfast.journal.sqlite_journal import JournalDamagedError, JournalError, SqliteJournal
+from holdfast.wire import run_files
+
+
+def resume_run(args: RunArgs, settings: Settings | None) -> int:
+    """`settings`: what the person gave this time, if anything."""
+    run_dir = run_directory.find_run_dir(args.resume)
+    run = run_directory.read_spec(run_dir)
+    if alive := run_directory.find_controller(run_dir):
+        raise UsageError(f"this run has a controller already (pid {alive.pid}); look with holdfast status {run_dir}")
+    if (run_dir / "exit.json").exists():
+        raise UsageError(f"this run has ended; see holdfast report {run_dir}, or start a new one")
+    _check_replay(run_dir)
+    if settings is not None:
+        run = msgspec.structs.replace(run, settings=settings)
+    with listen_at(run.host, run.port, "this run's nodes look for it there, so that must be free") as listener:
+        run_files.write_json(run_dir / "run.json", run)
+        console = make_console(args, run, run_dir)
+        console.skip_to_end()
+        say(f"resuming {run.job.run_id} in {run_dir}")
+        if args.detach:
+            leave_terminal(run_dir)
+        return Supervisor(run_dir, listener, console).run()
+
+
+def _check_replay(run_dir: Path) -> None:
+    """Before anything is touched: what runs is not to be ended because of a journal that we cannot go on with."""
+    path = run_dir / "journal.db"
+    if not path.exists():
+        return
+    try:
+        # The controller goes on without what is damaged, and says so.
+        with (
+            contextlib.closing(SqliteJournal(path, read_only=True)) as journal,
+            contextlib.suppress(JournalDamagedError),
+        ):
+            for _ in rebuild_decider(journal, Decider()):
+                pass
+    except RebuildError as e:
+        raise UsageError(f"{e}; resume with the version that wrote it") from None
+    except JournalError as e:
+        raise UsageError(str(e)) from None

@@ -1,0 +1,259 @@
+"""The process a person sees: shows the ranks' output, keeps the controller alive, passes signals on."""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from holdfast.cli.launch.fork_server_start import start_fork_server
+from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.terminal.console import Console, ConsolePump, say
+from holdfast.core.incident.incident_text import describe_exit
+from holdfast.fleet.local import end_node
+from holdfast.linux import process_control
+from holdfast.linux.python_fork import OpenFiles, Program
+from holdfast.wire import fork_server, run_files, unix_sockets
+from holdfast.wire.fork_server import ForkServer, ProgramProcess
+from holdfast.wire.releases import tree_sync
+
+_LOOK_S = 0.05
+_TRIES = 5  # controllers in a row that did not live _LIVED_S
+_LIVED_S = 10.0
+_BEGIN_S = 2.0  # for a fork server to begin with a controller, or we execute it ourselves
+_ROOM_BYTES = 1 << 20  # a disk with less than this is full
+_TRAINING = b"training: the first step was made"  # as the controller says it
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def leave_terminal(run_dir: Path) -> None:
+    """Go on in a process of its own session; the one that the person waits for says how to come back, and ends."""
+    say(f"it goes on by itself: holdfast attach {run_dir} shows it, holdfast stop {run_dir} ends it")
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):  # what ranks print is in their logs, and our own words are in said.log
+        os.dup2(nowhere, fd)
+    os.close(nowhere)
+
+
+class StopSignals:
+    """The signals we got: the first asks for an end, the second for a quick one, the third for one at any price."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            # The terminal is gone, not the wish to train. It is not ignored, as programs would inherit that.
+            signal.signal(signal.SIGHUP, lambda number, _: None)
+        for number in _SIGNALS:
+            signal.signal(number, lambda number, _: self.numbers.append(number))
+
+    def more_than(self, count: int) -> Callable[[], bool]:
+        return lambda: len(self.numbers) > count
+
+    @property
+    def code(self) -> int:
+        return 128 + self.numbers[0]
+
+
+class Supervisor:
+    def __init__(
+        self, run_dir: Path, listener: socket.socket, console: Console, server: ForkServer | None = None
+    ) -> None:
+        """`server`: one that was started before, so that it has imported something by now."""
+        self._run_dir = run_dir
+        self._listener = listener
+        self._console = console
+        self._lock = run_directory.lock_run_dir(run_dir)
+        self._asked = StopSignals()
+        self._passed = 0  # to the present controller
+        self._server = server
+
+    def run(self) -> int:
+        (self._run_dir / "exit.json").unlink(missing_ok=True)
+        process_control.leave_input_note(self._run_dir / run_directory.STDIN)
+        pump = ConsolePump(self._console)
+        self._server = self._server or self._start_fork_server()
+        code = self._keep_controller()
+        self._end_nodes()
+        _gather_outputs(self._run_dir / "releases")
+        self._end_store()
+        self._end_fork_server()
+        if (self._run_dir / "exit.json").exists():
+            run_directory.forget_secrets(self._run_dir)
+        pump.await_shown(self._asked.more_than(2))
+        return code
+
+    def _start_fork_server(self) -> ForkServer | None:
+        run = run_directory.read_spec(self._run_dir)
+        if run.fleet != "local":
+            return None
+        return start_fork_server(self._run_dir, run.entry.zygote, run.job.max_nodes + run.job.standbys)
+
+    def _look_at_fork_server(self) -> None:
+        if self._server is not None and (code := self._server.exit_code()) is not None:
+            self._end_fork_server()
+            log = self._run_dir / "fork.log"
+            say(
+                f"the fork server {describe_exit(code)}; {self._meanwhile_text()}, "
+                f"nodes that come start more slowly (see {log})"
+            )
+
+    def _end_fork_server(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _keep_controller(self) -> int:
+        tries = 0
+        server = fork_server.socket_path(self._run_dir) if self._server is None else None
+        while True:
+            started_at = time.monotonic()
+            code = self._watch_controller(self._start_controller(server))
+            server = fork_server.socket_path(self._run_dir)  # which has imported all by now
+            if code is not None:
+                return code
+            if run_directory.free_bytes(self._run_dir) < _ROOM_BYTES:
+                tries = 0
+                if not self._wait_for_room():
+                    return self._asked.code if self._asked.numbers else 1
+                continue
+            tries = tries + 1 if time.monotonic() - started_at < _LIVED_S else 1
+            log = self._run_dir / "controller.log"
+            if tries >= _TRIES:
+                say(f"the controller does not stay up; see {log}")
+                return 1
+            say(f"the controller went away; {self._meanwhile_text()} while it is restarted (see {log})")
+
+    def _meanwhile_text(self) -> str:
+        """What goes on without it: training only if the person was told that it has begun."""
+        try:
+            trains = _TRAINING in (self._run_dir / "said.log").read_bytes()
+        except OSError:
+            trains = False
+        return "training goes on" if trains else "nodes and ranks are kept"
+
+    def _wait_for_room(self) -> bool:
+        """No controller can work on a full disk; whether a person has made room, and wants to go on."""
+        wait_s = run_directory.read_spec(self._run_dir).settings.recovery.wait_s
+        full = f"the disk that holds {self._run_dir} is full"
+        say(f"{full}, so the controller ended; make room there, within {wait_s:g} s, and it is started again")
+        until = time.monotonic() + wait_s
+        while run_directory.free_bytes(self._run_dir) < _ROOM_BYTES:
+            if self._asked.numbers:
+                return False
+            if time.monotonic() > until:
+                say(f"{full}; the job is ended: make room, then go on with holdfast run --resume {self._run_dir}")
+                return False
+            time.sleep(_LOOK_S)
+        return True
+
+    def _start_controller(self, server: Path | None) -> ProgramProcess | None:
+        """In a session of its own: Ctrl-C reaches it through us, once."""
+        self._passed = 0
+        where, args = str(self._run_dir), (str(self._run_dir), str(os.getpid()))
+        program = Program(
+            module=run_directory.CONTROLLER, args=args, env=run_directory.node_environment(self._run_dir), cwd=where
+        )
+        with (self._run_dir / "controller.log").open("ab") as log:
+            keep = (self._listener.fileno(), *self._lock)
+            files = OpenFiles(stdout=log.fileno(), stderr=log.fileno(), keep=keep)
+            try:
+                return fork_server.start_program(program, files, server, _BEGIN_S)
+            except OSError as e:
+                log.write(f"the controller cannot be started: {e}\n".encode())
+                return None
+
+    def _watch_controller(self, process: ProgramProcess | None) -> int | None:
+        """The job's exit code, or None if the controller crashed."""
+        while process is not None and not process.is_over():
+            self._pass_signals_on(process)
+            self._look_at_fork_server()
+            time.sleep(_LOOK_S)
+        if process is not None:
+            process.close()
+        try:
+            return run_files.read_json(self._run_dir / "exit.json", run_files.RunEnd).code
+        except (OSError, msgspec.DecodeError):
+            return self._asked.code if len(self._asked.numbers) > 2 else None
+
+    def _pass_signals_on(self, process: ProgramProcess) -> None:
+        """Signals go to a controller that can take them; a new one is told what its predecessor was."""
+        asked = self._asked.numbers
+        if len(asked) > 2:
+            process.kill()
+        elif self._passed < len(asked) and self._is_listening(process):
+            if self._passed == 0:
+                say("stopping; once more to stop without grace")
+                self._end_fork_server()  # it may be importing still, and whoever asks it would wait
+            process.send_signal(asked[self._passed])
+            self._passed += 1
+
+    def _is_listening(self, process: ProgramProcess) -> bool:
+        found = run_directory.find_controller(self._run_dir)
+        return found is not None and found.pid == process.pid
+
+    def _end_nodes(self) -> None:
+        """The last resort: no node of this run on this host may outlive it, whatever became of the controller."""
+        nodes = self._run_dir / "nodes"
+        for folder in nodes.iterdir() if nodes.is_dir() else ():
+            if (folder / "holder.pid").exists():
+                _end_one_node(folder)
+
+    def _end_store(self) -> None:
+        """One whose controller could not tell it that the job is over would wait for the next."""
+        try:
+            with unix_sockets.connect(self._run_dir / "store.sock") as store:
+                store.sendall(b'{"quit": true}\n')
+        except OSError:
+            return  # it is gone already
+
+
+def _gather_outputs(releases: Path) -> None:
+    """What ranks made in copies, should their nodes have had no time to bring it to the user's tree."""
+    try:
+        for index, gathered in tree_sync.gather_all(releases):
+            say(tree_sync.describe_gathered(index, gathered))
+    except OSError as e:
+        say(f"what ranks made beside the script stays in {releases}: {e}")
+
+
+def _end_one_node(folder: Path) -> None:
+    try:
+        end_node(folder)
+    except OSError as e:
+        say(str(e))
+
+
+def watch_node(folder: Path, pid: int, console: Console) -> int:
+    """Follow a node that joined another host's job until its holder ends; the job's exit code."""
+    asked = StopSignals()
+    pump = ConsolePump(console)
+    passed = 0
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        if passed < len(asked.numbers):
+            if passed == 0:
+                say("leaving the job; once more to leave without grace")
+            os.kill(pid, signal.SIGINT if passed == 0 else signal.SIGTERM)
+            passed += 1
+        time.sleep(_LOOK_S)
+    _end_one_node(folder)  # should the holder have been killed, what it held may still be there
+    _gather_outputs(folder.parents[1] / "releases")
+    pump.await_shown(asked.more_than(2))
+    code = os.waitstatus_to_exitcode(ended[1])
+    say(_farewell_text(folder, code))
+    if asked.numbers:
+        return asked.code
+    return code if code >= 0 else 128 - code
+
+
+def _farewell_text(folder: Path, code: int) -> str:
+    try:
+        reason = (folder / "left").read_text(encoding="utf-8").strip()
+    except OSError:
+        return f"this node is lost: its holder ended with code {code}; see {folder}/holder.log"
+    return f"done: {reason}" if code == 0 else f"this node left the job with code {code}: {reason}"

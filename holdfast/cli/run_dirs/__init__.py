@@ -1,0 +1,1 @@
+"""Run directories: finding one, locking one, asking its controller, removing what is left."""

@@ -1,0 +1,22 @@
+"""Asking a run's controller, from the command line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from holdfast.cli.run_dirs import run_directory
+from holdfast.wire import controller_socket
+from holdfast.wire.controller_socket import ControllerNotRunning, NotAController
+
+
+def ask_controller(
+    run_dir: Path, path: str, body: dict[str, Any] | None = None, wait_s: float = controller_socket.WAIT_S
+) -> Any:
+    """The answer as a tree."""
+    if run_directory.find_controller(run_dir) is None:
+        raise ControllerNotRunning(f"the run in {run_dir} {run_directory.ending_text(run_dir)}")
+    content = controller_socket.fetch(run_dir, path, body, wait_s)
+    try:
+        return json.loads(content)
+    except ValueError:
+        raise NotAController(f"what answers in {run_dir} is not holdfast") from None

@@ -1,0 +1,199 @@
+"""What a run that is over has left on this host and on storage; a lock proves that it is over."""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from holdfast.checkpoint import retention
+from holdfast.checkpoint.manifest import StorageError
+from holdfast.checkpoint.storage import open_storage
+from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.terminal.quantities import counted_noun
+from holdfast.fleet.local import MARK, end_node, node_processes
+from holdfast.wire import folder_lock, run_files
+from holdfast.wire.keeper_messages import ArenaRequest
+from holdfast.wire.run_files import RunSpec
+
+_DRAFT = re.compile(r"\..+\.\d+")  # a file that was being written, and by whom
+_WANTS = "nodes/*/want-*.json"
+_NODE_KEPT = ("left", "released", folder_lock.NAME)  # why it is gone; a run that is resumed gives no name twice
+_SECRET = ("env.json", "token")  # needed to resume, and by nobody afterwards
+
+
+class Leftover(msgspec.Struct, frozen=True):
+    """One thing that nobody will use again."""
+
+    kind: str  # "file", "process", "write": an unfinished checkpoint
+    name: str  # its path, pid or URL
+    bytes: int  # on disk or, for a process, in memory
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """Something of a run that stays, and what for."""
+
+    what: str
+    bytes: int
+    why: str
+
+
+class RunLeftovers(msgspec.Struct, frozen=True, kw_only=True):
+    """How it stands with a run. Only of a dead one something is ever removed."""
+
+    run: str
+    state: str  # "alive", "dead", "unknown"
+    why: str
+    left: tuple[Leftover, ...] = ()
+    kept: tuple[Kept, ...] = ()
+    failed: tuple[str, ...] = ()  # one sentence each: what could not be looked at or removed
+
+    @property
+    def bytes(self) -> int:
+        return sum(one.bytes for one in self.left)
+
+
+def clean_run(run_dir: Path, *, dry_run: bool) -> RunLeftovers:
+    """Find what is left of a run and, unless this is a rehearsal, remove it while nobody can move in."""
+    with contextlib.ExitStack() as locks:
+        try:
+            alive = _alive_reason(run_dir, locks)
+        except folder_lock.LockError as e:
+            return RunLeftovers(run=str(run_dir), state="unknown", why=f"the run {e}")
+        if alive:
+            return RunLeftovers(run=str(run_dir), state="alive", why=alive)
+        found = _find_leftovers(run_dir)
+        return found if dry_run else _remove_leftovers(run_dir, found)
+
+
+def _node_folders(run_dir: Path) -> list[Path]:
+    folder = run_dir / "nodes"
+    return sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+
+
+def _alive_reason(run_dir: Path, locks: contextlib.ExitStack) -> str:
+    """Who lives here; nobody: all locks are ours until the stack is closed."""
+    if os.path.realpath(os.environ.get(MARK, "/")).startswith(os.path.realpath(run_dir) + "/"):
+        return "this command was started by one of its ranks"
+    if not _take_lock(run_dir, locks):
+        return "holdfast run, its controller or its store is running"
+    for node in _node_folders(run_dir):
+        if (node / folder_lock.NAME).exists() and not _take_lock(node, locks):
+            return f"node {node.name} is running"
+    return ""
+
+
+def _take_lock(folder: Path, locks: contextlib.ExitStack) -> bool:
+    fd = folder_lock.lock_exclusively(folder)
+    if fd is not None:
+        locks.callback(os.close, fd)
+    return fd is not None
+
+
+def _find_leftovers(run_dir: Path) -> RunLeftovers:
+    run = run_directory.read_spec(run_dir)
+    ending = _ending_text(run_dir, run)
+    processes = [_process_leftover(pid) for node in _node_folders(run_dir) for pid in node_processes(node)]
+    failed: list[str] = []
+    writes: list[Leftover] = []
+    urls = sorted(set(_checkpoint_urls(run_dir)))
+    for url in urls:
+        try:
+            abandoned = retention.find_abandoned(url, run.job.run_id)
+            writes += [Leftover("write", one.url, one.bytes) for one in abandoned]
+        except StorageError as e:
+            failed.append(str(e))
+    files = [Leftover("file", str(path), path.lstat().st_size) for path in _removable_files(run_dir, bool(ending))]
+    return RunLeftovers(
+        run=str(run_dir),
+        state="dead",
+        why=ending or f"was killed; holdfast run --resume {run_dir} takes it up",
+        left=(*processes, *writes, *files),
+        kept=tuple(_kept_items(run_dir, Path(run.log_dir), bool(ending), urls)),
+        failed=tuple(failed),
+    )
+
+
+def _ending_text(run_dir: Path, run: RunSpec) -> str:
+    """How it ended; empty if it could be resumed."""
+    if (run_dir / "exit.json").exists():
+        return run_directory.ending_text(run_dir)
+    if run.fleet == "join" and not (run_dir / "journal.db").exists():
+        return "was a node of a job whose controller is elsewhere"
+    return ""
+
+
+def _removable_files(run_dir: Path, ended: bool) -> Iterator[Path]:
+    names = {"store.sock", "fork.sock", "controller.json", "imports.json", *(_SECRET if ended else ())}
+    for path in sorted(run_dir.iterdir()):
+        if path.name in names or _DRAFT.fullmatch(path.name):
+            yield path
+    for node in _node_folders(run_dir):
+        for path in sorted(node.iterdir()):
+            if path.suffix != ".log" and path.name not in _NODE_KEPT and not path.is_dir():
+                yield path
+
+
+def _checkpoint_urls(run_dir: Path) -> Iterator[str]:
+    """Where its ranks wanted checkpoints written."""
+    for path in run_dir.glob(_WANTS):
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            want = run_files.read_json(path, ArenaRequest)
+            if want.storage:
+                yield want.storage.url
+
+
+def _kept_items(run_dir: Path, log_dir: Path, ended: bool, urls: list[str]) -> Iterator[Kept]:
+    yield Kept("the journal", sum(_size(path) for path in run_dir.glob("journal.*")), "holdfast report reads it")
+    yield Kept("the logs", _size(log_dir), "holdfast logs and holdfast diagnose read them")
+    if copies := _size(run_dir / "releases"):
+        yield Kept("copies of your code", copies, "they are what the ranks ran")
+    if not ended:
+        notes = sum(_size(run_dir / name) for name in ("run.json", *_SECRET))
+        yield Kept("the command line and the environment", notes, "holdfast run --resume needs them")
+    with contextlib.suppress(StorageError):
+        for url in urls:
+            if found := retention.find_checkpoints(url):
+                total = sum(one.bytes for one in found)
+                yield Kept(f"{counted_noun(len(found), 'checkpoint')} in {url}", total, "training goes on from them")
+
+
+def _size(place: Path) -> int:
+    """Of a file, or of all files below a folder; 0 of what is not there."""
+    files = [place] if place.is_file() else [p for p in place.rglob("*") if p.is_file() and not p.is_symlink()]
+    total = 0
+    for path in files:
+        with contextlib.suppress(OSError):
+            total += path.lstat().st_size
+    return total
+
+
+def _process_leftover(pid: int) -> Leftover:
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        pages = 0  # it has just ended
+    return Leftover("process", str(pid), pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+def _remove_leftovers(run_dir: Path, found: RunLeftovers) -> RunLeftovers:
+    failed = [*found.failed]
+    for node in _node_folders(run_dir) if any(one.kind == "process" for one in found.left) else ():
+        try:
+            end_node(node)
+        except OSError as e:
+            failed.append(str(e))
+    for one in found.left:
+        try:
+            if one.kind == "file" and failed and Path(one.name).match(_WANTS):
+                continue  # by these the next try finds the storage
+            if one.kind == "file":
+                Path(one.name).unlink(missing_ok=True)
+            elif one.kind == "write":
+                base, _, name = one.name.rpartition("/")
+                open_storage(base).remove_folder(name)
+        except (OSError, StorageError) as e:
+            failed.append(f"{one.name} cannot be removed: {e}" if isinstance(e, OSError) else str(e))
+    return msgspec.structs.replace(found, failed=tuple(failed))

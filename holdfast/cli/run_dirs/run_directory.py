@@ -1,0 +1,271 @@
+"""Run directories: where they are, how one is made, and how the newest is found."""
+
+import contextlib
+import getpass
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+import urllib.parse
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.core.decoding import from_json
+from holdfast.wire import controller_socket, folder_lock, run_files
+from holdfast.wire.credentials import mutual_tls
+from holdfast.wire.rank_environment import make_rank_environment
+from holdfast.wire.run_files import ControllerAddress, NodeSpec, RunEnd, RunSpec
+
+if TYPE_CHECKING:
+    from holdfast.wire.credentials.certificate_authority import CertificateAuthority
+
+STDIN = "stdin"  # the note of the front, whose standard input rank 0 reads
+CONTROLLER = "holdfast.cli.launch.controller_main"  # the module, and the word that its command line has
+
+
+def holdfast_home() -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(os.environ.get("HOLDFAST_HOME") or Path(state) / "holdfast")
+
+
+def make_run_dir(wanted: str | None, run_id: str) -> Path:
+    """A new run directory, for its owner alone."""
+    run_dir = Path(wanted).absolute() if wanted else _unused_path(holdfast_home() / "runs", run_id)
+    try:
+        run_dir.mkdir(parents=True, mode=0o700, exist_ok=True)
+        if (run_dir / "run.json").exists():
+            raise UsageError(f"{run_dir} holds a run already: go on with --resume {run_dir}, or give another --run-dir")
+        _require_owner(run_dir)
+    except OSError as e:
+        raise UsageError(f"cannot make the run directory {run_dir}: {e.strerror}; give another --run-dir") from None
+    return run_dir
+
+
+def _require_owner(run_dir: Path) -> None:
+    """Whose folder this is, and who may write there, decides whose word counts in this run."""
+    seen = run_dir.lstat()
+    if not stat.S_ISDIR(seen.st_mode):
+        raise UsageError(f"{run_dir} is no folder of its own, but leads elsewhere; give another --run-dir")
+    if seen.st_uid != os.getuid():
+        raise UsageError(f"{run_dir} is another user's; give another --run-dir")
+    if seen.st_mode & 0o022:
+        raise UsageError(f"others may write to {run_dir}, and what lies there may be theirs; give another --run-dir")
+    if any(run_dir.iterdir()):
+        raise UsageError(f"{run_dir} is not empty; give a --run-dir that is, or one that there is not yet")
+    run_dir.chmod(0o700)
+
+
+def make_log_dir(wanted: str | None, run_dir: Path, run_id: str) -> Path:
+    log_dir = _unused_path(Path(wanted).absolute(), run_id) if wanted else run_dir / "logs"
+    try:
+        log_dir.parent.mkdir(parents=True, exist_ok=True)
+        while not _try_to_make(log_dir):  # somebody else was faster
+            log_dir = log_dir.with_name(f"{log_dir.name}-{secrets.token_hex(4)}")
+        probe = log_dir / f".{secrets.token_hex(4)}"
+        probe.touch()
+        probe.unlink()
+    except OSError as e:
+        raise UsageError(f"cannot write to the log directory {log_dir}: {e.strerror}; give another --log-dir") from None
+    return log_dir
+
+
+def _try_to_make(folder: Path) -> bool:
+    """Whether it is new, and so ours."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def _unused_path(folder: Path, run_id: str) -> Path:
+    """A place of this run's own, although the id is the user's, who may give the same to every run."""
+    place = folder / re.sub(r"[^\w.-]", "_", run_id)
+    return place if not place.exists() else place.with_name(f"{place.name}-{new_run_id()}")
+
+
+def new_run_id() -> str:
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def save_environment(run_dir: Path) -> None:
+    """Nodes that come later, even after a resume from another shell, run in the environment of the first hour."""
+    try:
+        mutual_tls.write_secret(run_dir / "env.json", json.dumps(dict(os.environ)).encode())
+    except OSError as e:
+        raise UsageError(f"cannot write to the run directory {run_dir}: {e.strerror}; give another --run-dir") from None
+
+
+def node_environment(run_dir: Path) -> dict[str, str]:
+    """Of the nodes on this host, and of the fork server that they come from: all the same, so that they can."""
+    try:
+        env = from_json((run_dir / "env.json").read_bytes(), dict[str, str])
+    except (OSError, msgspec.DecodeError) as e:
+        raise UsageError(f"{run_dir}/env.json cannot be read: {e}; without it nothing can be started here") from None
+    return make_rank_environment(env)
+
+
+def publish_run(run_dir: Path, run: RunSpec) -> None:
+    """Everything that a controller, and whoever looks for it, needs to know."""
+    try:
+        mutual_tls.write_secret(run_dir / "token", os.urandom(16).hex().encode())
+        save_environment(run_dir)
+        run_files.write_json(run_dir / "run.json", run)
+    except OSError as e:
+        raise UsageError(f"cannot write to the run directory {run_dir}: {e.strerror}; give another --run-dir") from None
+
+
+def lock_run_dir(run_dir: Path) -> tuple[int, ...]:
+    """Say that this run is alive, for as long as this process or a child that is given these files is."""
+    try:
+        return folder_lock.lock_shared(run_dir)
+    except BlockingIOError:
+        raise UsageError(f"{run_dir} is being cleaned by holdfast clean; try again when it is done") from None
+    except OSError as e:
+        raise UsageError(f"cannot write to the run directory {run_dir}: {e.strerror}; give another --run-dir") from None
+
+
+def mark_newest(run_dir: Path) -> None:
+    """So that `holdfast report` needs no argument; a home that cannot be written is no reason to fail."""
+    try:
+        holdfast_home().mkdir(parents=True, exist_ok=True)
+        link = holdfast_home() / f".newest.{os.getpid()}"
+        link.symlink_to(run_dir)
+        link.replace(holdfast_home() / "newest")
+    except OSError:
+        pass
+
+
+def free_bytes(run_dir: Path) -> int:
+    """What can still be written to the disk that holds a run."""
+    disk = os.statvfs(run_dir)
+    return disk.f_bavail * disk.f_frsize if disk.f_favail or not disk.f_files else 0
+
+
+def find_run_dir(wanted: str | None) -> Path:
+    """The run directory that was meant: the one given, by path or id, or the newest."""
+    if wanted is None:
+        newest = holdfast_home() / "newest"
+        if not newest.exists():
+            raise UsageError("there is no run yet; start one with holdfast run, or name a run directory")
+        return newest.resolve()
+    for path in (Path(wanted), holdfast_home() / "runs" / wanted):
+        if (path / "run.json").exists():
+            return path.absolute()
+    raise UsageError(f"{wanted} is no run directory (it has no run.json); name the one that holdfast run printed")
+
+
+def read_spec(run_dir: Path) -> RunSpec:
+    try:
+        return run_files.read_json(run_dir / "run.json", RunSpec)
+    except (OSError, msgspec.DecodeError) as e:
+        raise UsageError(f"{run_dir}/run.json cannot be read: {e}; is this a run directory of this version?") from None
+
+
+def open_authority(run_dir: Path) -> "CertificateAuthority":
+    """Who says which hosts are in this run; made when it is first asked for."""
+    from holdfast.wire.credentials.certificate_authority import CertificateAuthority
+
+    return CertificateAuthority(door_keys_folder(run_dir))
+
+
+def door_keys_folder(run_dir: Path) -> Path:
+    """By what the controller proves itself to hosts, and knows them."""
+    return run_dir / "door"
+
+
+def is_certified(run_dir: Path) -> bool:
+    """Whether nodes come by certificates of the user's own authority; else they know a secret first."""
+    return not (door_keys_folder(run_dir) / mutual_tls.SIGNING).exists()
+
+
+def read_secret(run_dir: Path) -> str:
+    """What hosts that join must know."""
+    return (door_keys_folder(run_dir) / "secret").read_text(encoding="utf-8").strip()
+
+
+def write_secret(run_dir: Path, told: str) -> None:
+    door_keys_folder(run_dir).mkdir(mode=0o700, exist_ok=True)
+    mutual_tls.write_secret(door_keys_folder(run_dir) / "secret", told.encode())
+
+
+def forget_secrets(run_dir: Path) -> None:
+    """Of a run that has ended: it is never resumed, so nobody needs them."""
+    for name in ("token", "env.json"):
+        (run_dir / name).unlink(missing_ok=True)
+    for name in ("door", "keys"):
+        shutil.rmtree(run_dir / name, ignore_errors=True)
+
+
+def people_path() -> Path:
+    """Tokens that open the ports of all runs of this user."""
+    return holdfast_home() / "people.json"
+
+
+def read_token(run_dir: Path) -> str:
+    """What people at the run's port must know; one that is damaged is made anew."""
+    with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
+        return (run_dir / "token").read_text(encoding="ascii").strip()
+    made = os.urandom(16).hex()
+    mutual_tls.write_secret(run_dir / "token", made.encode())
+    return made
+
+
+def find_controller(run_dir: Path) -> ControllerAddress | None:
+    """Where the run's controller answers, if one is alive."""
+    try:
+        found = run_files.read_json(run_dir / "controller.json", ControllerAddress)
+        argv = Path(f"/proc/{found.pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+        here = CONTROLLER in argv and any(os.path.isdir(a) and os.path.samefile(a, run_dir) for a in argv)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return found if here else None  # or the pid belongs to somebody else by now
+
+
+def user_name() -> str:
+    """Who gives an order."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # as in a container, where a number is all there is
+        return f"user {os.getuid()}"
+
+
+def ending_text(run_dir: Path) -> str:
+    """How it stands with a run that has no controller."""
+    try:
+        ended = run_files.read_json(run_dir / "exit.json", RunEnd)
+    except (OSError, msgspec.DecodeError):
+        return "has no controller now"
+    return f"has ended with code {ended.code}: {ended.reason}"
+
+
+def web_address(host: str, port: int, scheme: str = "http") -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def door_path(run_dir: Path) -> Path:
+    """Where the controller is called on its own host."""
+    return run_dir / controller_socket.NAME
+
+
+def make_node_spec(run: RunSpec, run_dir: Path) -> NodeSpec:
+    return NodeSpec(
+        node="",
+        order=0,
+        nproc=run.nproc,
+        url=f"unix:{urllib.parse.quote(str(door_path(run_dir)))}",
+        log_dir=run.log_dir,
+        entry=run.entry,
+        settings=run.settings,
+        run_id=run.job.run_id,
+        host_nodes=run.job.max_nodes if run.fleet == "local" else 1,
+        learned=str(run_dir / "imports.json"),
+        releases=str(run_dir / "releases"),
+        stdin=str(run_dir / STDIN) if run.fleet == "local" else "",
+    )

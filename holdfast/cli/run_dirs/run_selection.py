@@ -1,0 +1,132 @@
+"""Which run a command means: the one that is named, or the only one that can be meant."""
+
+import argparse
+import contextlib
+import hashlib
+import time
+from pathlib import Path
+
+from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.terminal.quantities import duration_text
+
+_SHOWN = 10  # runs that are listed where several may be meant
+_HELP = "run directory, or id or part of it (default: the newest run)"
+_HELP_ORDER = "run directory, or id or part of it (default: the only run that is alive)"
+
+
+class AmbiguousRun(UsageError):
+    """A part of an id that several runs have."""
+
+
+def add_run_argument(parser: argparse.ArgumentParser, *, order: bool = False, positional: bool = True) -> None:
+    """`--run RUN` in every command, and for short RUN alone where nothing else is named."""
+    said = _HELP_ORDER if order else _HELP
+    if positional:
+        parser.add_argument("run", nargs="?", metavar="RUN", help=said)
+    parser.add_argument("--run", dest="named", metavar="RUN", help="the same as RUN alone" if positional else said)
+
+
+def named_run(args: argparse.Namespace) -> str | None:
+    alone: str | None = getattr(args, "run", None)
+    if alone is not None and args.named is not None and alone != args.named:
+        raise UsageError(f"two runs are named, {alone} and {args.named}; name one")
+    return alone if args.named is None else str(args.named)
+
+
+def find(name: str | None) -> Path:
+    """By its directory or its id, which may be cut short at either end while it names one run; None: the newest."""
+    try:
+        return run_directory.find_run_dir(name)
+    except UsageError:
+        if not name:
+            raise
+    ids = {run_dir: _id_of(run_dir) for run_dir in known_runs()}
+    meant = [run_dir for run_dir, id in ids.items() if id == name]
+    meant = meant or [run_dir for run_dir, id in ids.items() if _has_part(name, id, run_dir.name)]
+    if len(meant) == 1:
+        return meant[0]
+    if not meant:
+        why = "(it has no run.json), and no run's id begins or ends so; holdfast ls lists your runs"
+        raise UsageError(f"{name} is no run directory {why}")
+    alike = len({ids[run_dir] for run_dir in meant}) < len(meant)
+    shown = [str(run_dir) if alike else ids[run_dir] for run_dir in meant]
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    raise AmbiguousRun(
+        f"{name} may be any of {len(shown)} runs: {', '.join(shown[-_SHOWN:])}{more}; write more of its id"
+    )
+
+
+def _has_part(part: str, *names: str) -> bool:
+    return any(name.startswith(part) or name.endswith(part) for name in names)
+
+
+def _id_of(run_dir: Path) -> str:
+    try:
+        return run_directory.read_spec(run_dir).job.run_id
+    except UsageError:
+        return run_dir.name
+
+
+def run_to_read(args: argparse.Namespace) -> Path:
+    """The run directory of a command that only looks: the newest, or the only one alive if that has ended."""
+    if (name := named_run(args)) is not None:
+        return find(name)
+    newest = run_directory.find_run_dir(None)
+    if not (newest / "exit.json").exists():
+        return newest
+    alive = [run_dir for run_dir in known_runs() if run_directory.find_controller(run_dir)]
+    return alive[0] if len(alive) == 1 else newest
+
+
+def run_to_change(args: argparse.Namespace) -> Path:
+    """The run directory of a command that changes something: never a guess between two that are alive."""
+    if (name := named_run(args)) is not None:
+        run_dir = find(name)
+        if since := _ended_since(run_dir):
+            code = run_directory.ending_text(run_dir).partition(":")[0]
+            raise UsageError(f"the run in {run_dir} {code}, {since} ago")
+        return run_dir
+    alive = [run_dir for run_dir in known_runs() if run_directory.find_controller(run_dir)]
+    if len(alive) > 1:
+        shown = ", ".join(str(run_dir) for run_dir in alive)
+        raise UsageError(f"{len(alive)} runs are alive; name one with --run: {shown}")
+    if alive:
+        return alive[0]
+    newest = run_directory.find_run_dir(None)
+    if since := _ended_since(newest):
+        raise UsageError(f"no run is alive here; the last one, {newest.name}, ended {since} ago")
+    return newest  # its controller may be back presently
+
+
+def _ended_since(run_dir: Path) -> str:
+    """For how long it has been over, in words; "": it may still be alive."""
+    try:
+        at = (run_dir / "exit.json").stat().st_mtime
+    except OSError:
+        return ""
+    return "" if run_directory.find_controller(run_dir) else duration_text(max(0.0, time.time() - at))
+
+
+def known_runs() -> list[Path]:
+    """Every run of this user on this host that is still there, the oldest first."""
+    found = {path.parent for path in (run_directory.holdfast_home() / "runs").glob("*/run.json")}
+    elsewhere = run_directory.holdfast_home() / "elsewhere"
+    for link in elsewhere.iterdir() if elsewhere.is_dir() else ():
+        with contextlib.suppress(OSError):
+            if (link / "run.json").exists():
+                found.add(link.resolve())
+            else:
+                link.unlink()
+    return sorted(found, key=lambda run_dir: ((run_dir / "run.json").stat().st_mtime, run_dir))
+
+
+def remember_run(run_dir: Path) -> None:
+    """The newest run, and where to find it later; a home that cannot be written is no reason to fail."""
+    run_directory.mark_newest(run_dir)
+    if run_dir.parent == run_directory.holdfast_home() / "runs":
+        return
+    with contextlib.suppress(OSError):
+        elsewhere = run_directory.holdfast_home() / "elsewhere"
+        elsewhere.mkdir(parents=True, exist_ok=True)
+        (elsewhere / hashlib.sha256(bytes(run_dir)).hexdigest()[:16]).symlink_to(run_dir)

@@ -1,0 +1,1 @@
+"""The flags of `holdfast run`: torchrun's and ours."""

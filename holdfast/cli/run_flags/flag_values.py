@@ -1,0 +1,261 @@
+"""What a flag's words mean: each function turns them into a value, or says in one sentence why it cannot."""
+
+import os
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+from math import lcm, prod
+from pathlib import Path
+
+import msgspec
+
+from holdfast.cli.run_flags.flag_table import FlagWord, GivenFlags, UsageError
+from holdfast.core.replay.node_grid import DATA_PARALLEL
+from holdfast.core.snapshots.memory_grant import parse_cap
+from holdfast.model.topology import Dims
+
+_NPROC_KINDS = ("auto", "gpu", "cpu")
+_STREAMS = re.compile(r"[0-3]|(\d+:[0-3],)*\d+:[0-3]")
+_HOST = re.compile(r"[\w.:-]+")
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+class StreamChoice(msgspec.Struct, frozen=True):
+    """Which streams a choice covers, per local rank: bit 1 is stdout, bit 2 is stderr."""
+
+    every: int = 0
+    by_rank: dict[int, int] = {}
+
+    def streams_of(self, local_rank: int) -> int:
+        return self.by_rank.get(local_rank, self.every)
+
+
+def parse_number(given: GivenFlags, name: str, *, most: int | None = None) -> int | None:
+    """A whole number from 0 to `most`; None when the flag is absent."""
+    word = given.words.get(name)
+    if word is None:
+        return None
+    try:
+        value = int(word.text)
+    except ValueError:
+        raise UsageError(f"{word}: give a whole number") from None
+    if value < 0 or (most is not None and value > most):
+        raise UsageError(f"{word}: give a number {'of 0 or more' if most is None else f'from 0 to {most}'}")
+    return value
+
+
+def parse_nodes(given: GivenFlags) -> tuple[int, int]:
+    """The least and the most nodes that train."""
+    word = given.words.get("nnodes", FlagWord("--nnodes", "1"))
+    try:
+        bounds = [int(part) for part in word.text.split(":")]
+    except ValueError:
+        bounds = []
+    if not 1 <= len(bounds) <= 2:
+        raise UsageError(f"{word}: give a number of nodes, or MIN:MAX")
+    if bounds[0] < 1:
+        raise UsageError(f"{word}: a job needs at least 1 node")
+    if bounds[0] > bounds[-1]:
+        raise UsageError(f"{word}: the minimum comes first; did you mean {bounds[1]}:{bounds[0]}?")
+    return _least_nodes(given, word, bounds), bounds[-1]
+
+
+def _least_nodes(given: GivenFlags, word: FlagWord, bounds: list[int]) -> int:
+    """With --min-nodes as many as --nnodes says are waited for at the start, and fewer will do later."""
+    least = parse_number(given, "min-nodes")
+    if least is None:
+        return bounds[0]
+    told = given.words["min-nodes"]
+    if len(bounds) == 2:
+        raise UsageError(f"{told} and {word} both say how few nodes will do; drop one of them")
+    if not 1 <= least <= bounds[0]:
+        raise UsageError(f"{told}: give a number from 1 to {bounds[0]}, as many as {word} asks for")
+    return least
+
+
+def parse_nproc(given: GivenFlags) -> int | str:
+    """Ranks per node, or the word from which each node finds out for itself."""
+    word = given.words.get("nproc-per-node", FlagWord("--nproc-per-node", "1"))
+    if word.text in _NPROC_KINDS:
+        return word.text
+    try:
+        count = int(word.text)
+    except ValueError:
+        raise UsageError(f"{word}: give a number of ranks, or one of {', '.join(_NPROC_KINDS)}") from None
+    if count < 1:
+        raise UsageError(f"{word}: a node needs at least 1 rank")
+    return count
+
+
+def parse_streams(given: GivenFlags, name: str) -> StreamChoice:
+    word = given.words.get(name)
+    if word is None:
+        return StreamChoice()
+    if not _STREAMS.fullmatch(word.text):
+        raise UsageError(f"{word}: give 0 none, 1 stdout, 2 stderr or 3 both, for all or per local rank as in 0:3,1:2")
+    if ":" not in word.text:
+        return StreamChoice(int(word.text))
+    pairs = (pair.split(":") for pair in word.text.split(","))
+    return StreamChoice(0, {int(rank): int(which) for rank, which in pairs})
+
+
+def parse_local_ranks(given: GivenFlags) -> frozenset[int] | None:
+    """The local ranks to show; None for all of them."""
+    text = given.flag_text("local-ranks-filter")
+    if text is None:
+        return None
+    try:
+        return frozenset(int(rank) for rank in text.split(","))
+    except ValueError:
+        raise UsageError(f"{given.words['local-ranks-filter']}: give local ranks as in 0,1,2") from None
+
+
+def parse_host_port(word: FlagWord, text: str, default_port: int) -> tuple[str, int]:
+    """HOST, HOST:PORT, or the same with an IPv6 address in brackets."""
+    text = text.strip()
+    host, colon, port = (text, "", "") if text.endswith("]") else text.rpartition(":")
+    if not colon:
+        host, port = text, str(default_port)
+    if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        raise UsageError(f"{word}: the port must be a number from 0 to 65535, as in HOST:29400")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not _HOST.fullmatch(host):
+        raise UsageError(f"{word}: {host or 'nothing'} is no host name or address; give HOST:PORT")
+    return host, int(port)
+
+
+def parse_rdzv_conf(given: GivenFlags) -> dict[str, str]:
+    """The pairs of --rdzv-conf, as written."""
+    text = (given.flag_text("rdzv-conf") or "").strip()
+    pairs = [[side.strip() for side in pair.split("=", 1)] for pair in text.split(",")] if text else []
+    if any(len(pair) != 2 or not all(pair) for pair in pairs):
+        raise UsageError(f"{given.words['rdzv-conf']}: give KEY=VALUE,KEY=VALUE")
+    return dict(pairs)
+
+
+def parse_seconds(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise UsageError(f"{name}={text}: give a time in seconds")
+    return value
+
+
+def parse_settings(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """The pairs of --set; whether such settings exist is for the configuration to say."""
+    pairs = []
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (equals and key.strip()):
+            raise UsageError(f"--set {text}: give KEY=VALUE")
+        pairs.append((key.strip(), value))
+    return tuple(pairs)
+
+
+def parse_memory(given: GivenFlags, name: str) -> str | None:
+    """A size or a percentage, as written; None when the flag is absent."""
+    word = given.words.get(name)
+    if word is None:
+        return None
+    try:
+        parse_cap(word.text)
+    except ValueError:
+        raise UsageError(f"{word}: give a size as in 64G, or a part of what is free as in 50%") from None
+    return word.text
+
+
+def parse_mesh(given: GivenFlags, name: str) -> Dims:
+    """Names and sizes of parallel groups; () when the flag is absent."""
+    word = given.words.get(name)
+    if word is None:
+        return ()
+    dims = tuple((dim.strip(), size.strip()) for dim, _, size in (part.partition("=") for part in word.text.split(",")))
+    good = all(dim.isidentifier() and size.isdecimal() and int(size) > 0 for dim, size in dims)
+    if not good or len({dim for dim, _ in dims}) < len(dims):
+        raise UsageError(f"{word}: give each dimension once with its size, as in pp=2,dp=4,tp=8")
+    return tuple((dim, int(size)) for dim, size in dims)
+
+
+def check_replicas(mesh: Dims, least: int, nproc: int) -> None:
+    """A job goes on with fewer nodes by whole data-parallel replicas only."""
+    if not any(dim in DATA_PARALLEL for dim, _ in mesh):
+        raise UsageError(
+            f"--min-nodes {least}: by --mesh there is one replica, which takes all nodes; drop one of these"
+        )
+    ranks = prod(size for dim, size in mesh if dim not in DATA_PARALLEL)
+    nodes = lcm(ranks, nproc) // nproc
+    if least % nodes:
+        raise UsageError(f"--min-nodes {least}: by --mesh whole replicas take {nodes} nodes; give a multiple of that")
+
+
+def parse_modules(texts: Iterable[str]) -> tuple[str, ...]:
+    """Module names of all --preload flags, each once, in the order given."""
+    names = dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip())
+    for name in names:
+        if not _MODULE.fullmatch(name):
+            raise UsageError(f"--preload {name}: give module names as in import, separated by commas")
+    return tuple(names)
+
+
+def existing_path(given: GivenFlags, name: str, *, folder: bool = False) -> str | None:
+    """A path that must be there already."""
+    word = given.words.get(name)
+    if word is None:
+        return None
+    if not (os.path.isdir(word.text) if folder else os.path.isfile(word.text)):
+        raise UsageError(f"{word}: there is no such {'directory' if folder else 'file'}")
+    return word.text
+
+
+def check_script(path: str, *, compiles: bool) -> None:
+    """Refuse now what every rank would fail on; `compiles` only where this interpreter is the one to run it."""
+    if not os.path.exists(path):
+        raise UsageError(f"there is no script {path}; give its path, or -m for a module, or --no-python for a program")
+    if os.path.isdir(path):
+        if os.path.exists(os.path.join(path, "__main__.py")):
+            return
+        raise UsageError(f"{path} is a directory without a __main__.py; give the script in it")
+    if not os.path.isfile(path):
+        return  # a pipe can be read only once, and that is for the rank
+    try:
+        source = Path(path).read_bytes()
+    except OSError as e:
+        raise UsageError(f"the script {path} cannot be read: {e.strerror}") from None
+    if not compiles or b"\0" in source:
+        return  # a zip archive or compiled code; Python runs those too
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the ranks will say these themselves
+            compile(source, path, "exec", dont_inherit=True)
+    except SyntaxError as e:
+        line = f": {e.text.strip()}" if e.text else ""
+        raise UsageError(f"{path}, line {e.lineno or 1}: {e.msg}{line}") from None
+
+
+def resolve_nproc(value: int | str, env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> int:
+    """Ranks on this node, counted here, without torch, when the flag left it to the node."""
+    if isinstance(value, int):
+        return value
+    visible = 0 if value == "cpu" else _visible_gpus(env, root)
+    if value == "gpu" and visible == 0:
+        raise UsageError("--nproc-per-node gpu: this node shows no NVIDIA GPU; give a number, or cpu")
+    return visible or len(os.sched_getaffinity(0))
+
+
+def _visible_gpus(env: Mapping[str, str], root: Path) -> int:
+    # A container may hold few of the host's devices and yet see the driver's list of all of them.
+    devices = [path for path in root.glob("dev/nvidia[0-9]*") if path.name.removeprefix("nvidia").isdecimal()]
+    present = len(devices) or len(list(root.glob("proc/driver/nvidia/gpus/*")))
+    listed = env.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return present
+    count = 0
+    for name in (part.strip() for part in listed.split(",")):
+        # CUDA shows the devices up to the first entry that names none.
+        if not present or not (name.startswith(("GPU-", "MIG-")) or (name.isdecimal() and int(name) < present)):
+            break
+        count += 1
+    return count

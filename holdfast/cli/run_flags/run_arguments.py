@@ -1,0 +1,252 @@
+"""The command line of `holdfast run`: torchrun's flags and PET_ variables, our own flags, and one checked result."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import msgspec
+
+from holdfast.cli.run_flags import flag_values as values
+from holdfast.cli.run_flags.flag_table import OURS, TORCHRUN, UNUSED, FlagWord, GivenFlags, UsageError, read_flags
+from holdfast.cli.run_flags.flag_values import StreamChoice, resolve_nproc
+from holdfast.model.topology import Dims
+
+__all__ = ["FLEETS", "RunArgs", "StreamChoice", "UsageError", "parse_run_args", "resolve_nproc"]
+
+FLEETS = ("local", "join")
+_RDZV_PORT = 29400
+_MASTER_PORT = 29500
+_PLACES = ("rdzv-endpoint", "master-addr", "node-rank")  # any of these says: a job that spans hosts
+_JOIN_ONLY = (*_PLACES, "master-port", "local-addr", "rdzv-conf")
+_CONF_KEYS = ("join_timeout", "last_call_timeout")
+_KEPT_ON_RESUME = ("resume", "config")
+_NOT_ON_RESUME = {
+    "port": "the nodes of that run look for its controller at the port it had",
+    "token-file": "the nodes of that run show the token it was started with",
+}
+
+
+class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run and how, checked; None means that nobody said, so the settings decide."""
+
+    min_nodes: int
+    max_nodes: int
+    shrinks: bool  # by --min-nodes; MIN:MAX is torchrun's, and takes any mesh
+    nproc: int | str  # "auto", "gpu" and "cpu" are counted on each node, by resolve_nproc
+    standbys: int
+    max_restarts: int | None
+    fleet: str
+    endpoint: tuple[str, int] | None  # join only; port 0: any free one, the job has a single node
+    node_rank: int | None
+    local_addr: str | None
+    run_id: str | None
+    rdzv_conf: dict[str, float]  # join only; of join_timeout and last_call_timeout those that were given
+    role: str
+    log_dir: str | None
+    run_dir: str | None
+    detach: bool
+    resume: str | None
+    redirects: StreamChoice
+    tee: StreamChoice
+    local_ranks_filter: frozenset[int] | None
+    log_line_prefix_template: str | None
+    grace_s: float | None
+    preload: tuple[str, ...]
+    zygote: bool
+    release: bool  # whether the code that the job begins with is copied
+    snapshot_memory: str | None
+    on_incident: str | None
+    mesh: Dims
+    settings: tuple[tuple[str, str], ...]
+    config: str | None
+    port: int
+    token_file: str | None
+    python: str
+    module: bool
+    no_python: bool
+    script: str  # empty with resume only
+    script_args: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def ranks_per_node(self) -> int:
+        """How many ranks there are on each node, in a job whose mesh, if it has one, is of that many in all."""
+        nproc = resolve_nproc(self.nproc)
+        dims, ranks = prod(size for _, size in self.mesh), self.max_nodes * nproc
+        if self.mesh and dims != ranks:
+            raise UsageError(f"--mesh is of {dims} ranks, but {self.max_nodes} x {nproc} are {ranks}: mend one of them")
+        if self.mesh and self.shrinks and self.min_nodes < self.max_nodes:
+            values.check_replicas(self.mesh, self.min_nodes, nproc)
+        return nproc
+
+    def console_streams(self, local_rank: int) -> int:
+        """The streams of a local rank that the console shows: bit 1 stdout, bit 2 stderr."""
+        if self.local_ranks_filter is not None and local_rank not in self.local_ranks_filter:
+            return 0
+        return (3 & ~self.redirects.streams_of(local_rank)) | self.tee.streams_of(local_rank)
+
+
+def parse_run_args(argv: Sequence[str], env: Mapping[str, str]) -> RunArgs:
+    """Read the command line after `holdfast run`; raises UsageError, and SystemExit after --help."""
+    given = read_flags(argv, env)
+    min_nodes, max_nodes = values.parse_nodes(given)
+    standbys = values.parse_number(given, "standbys") or 0
+    fleet = _choose_fleet(given)
+    module, no_python = _script_kind(given)
+    args = RunArgs(
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        shrinks="min-nodes" in given.words,
+        nproc=values.parse_nproc(given),
+        standbys=standbys,
+        max_restarts=values.parse_number(given, "max-restarts"),
+        fleet=fleet,
+        endpoint=_join_endpoint(given, max_nodes + standbys) if fleet == "join" else None,
+        node_rank=_join_node_rank(given, max_nodes + standbys) if fleet == "join" else None,
+        local_addr=given.flag_text("local-addr") if fleet == "join" else None,
+        run_id=_given_run_id(given),
+        rdzv_conf=_time_limits(given) if fleet == "join" else {},
+        role=given.flag_text("role") or "default",
+        log_dir=given.flag_text("log-dir"),
+        run_dir=given.flag_text("run-dir"),
+        detach="detach" in given.words,
+        resume=values.existing_path(given, "resume", folder=True),
+        redirects=values.parse_streams(given, "redirects"),
+        tee=values.parse_streams(given, "tee"),
+        local_ranks_filter=values.parse_local_ranks(given),
+        log_line_prefix_template=env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
+        grace_s=_shutdown_grace_s(given, env),
+        preload=values.parse_modules(given.lists["preload"]),
+        zygote="no-zygote" not in given.words,
+        release="no-release" not in given.words,
+        mesh=values.parse_mesh(given, "mesh"),
+        snapshot_memory=values.parse_memory(given, "snapshot-memory"),
+        on_incident=given.flag_text("on-incident"),
+        settings=values.parse_settings(given.lists["set"]),
+        config=values.existing_path(given, "config"),
+        port=values.parse_number(given, "port", most=65535) or 0,
+        token_file=values.existing_path(given, "token-file"),
+        python=env.get("PYTHON_EXEC") or sys.executable,
+        module=module,
+        no_python=no_python,
+        script=given.script,
+        script_args=given.script_args,
+        notes=_flag_notes(given, fleet, max_nodes + standbys),
+    )
+    if not (args.resume or module or no_python):
+        values.check_script(args.script, compiles=args.python == sys.executable)
+    return args
+
+
+def _flag_notes(given: GivenFlags, fleet: str, nodes: int) -> tuple[str, ...]:
+    return (*_unused_flags(given), *_misplaced_flags(given, fleet, nodes), *_flags_beside_resume(given))
+
+
+def _given_run_id(given: GivenFlags) -> str | None:
+    run_id = given.flag_text("rdzv-id")
+    return None if run_id == "none" else run_id
+
+
+def _choose_fleet(given: GivenFlags) -> str:
+    fleet = given.flag_text("fleet")
+    if fleet is not None and fleet not in FLEETS:
+        raise UsageError(f"--fleet {fleet}: there is no such fleet; known are {' and '.join(FLEETS)}")
+    places = any(given.flag_text(name) for name in _PLACES)
+    if "standalone" in given.words:
+        if fleet == "join":
+            raise UsageError(f"{given.words['standalone'].source} keeps the job on this host; drop it or --fleet join")
+        return "local"
+    if fleet == "join" and not places:
+        raise UsageError("--fleet join: say which host carries the controller, with --rdzv-endpoint HOST:PORT")
+    return fleet or ("join" if places else "local")
+
+
+def _join_endpoint(given: GivenFlags, hosts: int) -> tuple[str, int]:
+    """Where the controller of a joined job listens, with torchrun's defaults."""
+    port = values.parse_number(given, "master-port", most=65535)
+    text = given.flag_text("rdzv-endpoint")
+    if text is not None:
+        word = given.words["rdzv-endpoint"]
+        backend = given.words.get("rdzv-backend")
+        if backend and backend.text.startswith("etcd"):
+            raise UsageError(f"{backend}: etcd has no use here; name one of the job's own hosts in {word.source}")
+        endpoint = values.parse_host_port(word, text, _RDZV_PORT)
+    elif hosts == 1 and port is None:
+        return "localhost", 0  # as torchrun: nobody else has to find it, so jobs on one host do not collide
+    else:
+        word = FlagWord("--master-addr", given.flag_text("master-addr") or "127.0.0.1")
+        port = _MASTER_PORT if port is None else port
+        endpoint = values.parse_host_port(word, f"{word.text}:{port}", port)
+    if hosts > 1 and endpoint[1] == 0:
+        raise UsageError(f"{word}: port 0 means any free port, which the other hosts cannot know; name one")
+    return endpoint
+
+
+def _join_node_rank(given: GivenFlags, hosts: int) -> int | None:
+    rank = values.parse_number(given, "node-rank")
+    if rank is not None and rank >= hosts > 1:  # torchrun takes any rank for a single node
+        raise UsageError(f"{given.words['node-rank']}: the job has {hosts} nodes, counted from 0 to {hosts - 1}")
+    return rank
+
+
+def _time_limits(given: GivenFlags) -> dict[str, float]:
+    conf = values.parse_rdzv_conf(given)
+    return {key: values.parse_seconds(f"--rdzv-conf {key}", conf[key]) for key in _CONF_KEYS if key in conf}
+
+
+def _shutdown_grace_s(given: GivenFlags, env: Mapping[str, str]) -> float | None:
+    grace = values.parse_number(given, "shutdown-timeout")
+    if grace is not None:
+        return float(grace)
+    name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"  # where torchrun looks next
+    return values.parse_seconds(name, env[name]) if env.get(name) else None
+
+
+def _script_kind(given: GivenFlags) -> tuple[bool, bool]:
+    """Whether the script is a module, and whether it is no Python at all."""
+    module, no_python = "module" in given.words, "no-python" in given.words
+    if "resume" in given.words:
+        if given.script:
+            raise UsageError(f"--resume takes up the script of that run; drop {given.script}")
+        return module, no_python
+    if not given.script:
+        raise UsageError("no script given; write holdfast run [flags] SCRIPT [arguments of the script]")
+    if "run-path" in given.words:
+        module = no_python = False  # torchrun's rule
+    if module and no_python:
+        raise UsageError("-m runs a Python module and --no-python runs no Python; drop one of them")
+    return module, no_python
+
+
+def _unused_flags(given: GivenFlags) -> list[str]:
+    notes = [f"{given.words[f.name].source} has no use here: {f.help}" for f in UNUSED if f.name in given.words]
+    for key in values.parse_rdzv_conf(given):
+        if key not in _CONF_KEYS:
+            notes.append(f"{given.words['rdzv-conf'].source} {key} has no use here: there is no rendezvous")
+    return notes
+
+
+def _misplaced_flags(given: GivenFlags, fleet: str, hosts: int) -> list[str]:
+    """Flags that have a use, but not beside the others that were given."""
+    names: tuple[str, ...]
+    if fleet == "local":
+        names, why = _JOIN_ONLY, "nodes are started on this host"
+    elif given.flag_text("rdzv-endpoint"):
+        names, why = ("master-addr", "master-port"), f"{given.words['rdzv-endpoint'].source} names the place already"
+    elif hosts == 1 and "master-port" not in given.words:
+        names, why = ("master-addr",), "a single node needs no meeting place"
+    else:
+        return []
+    return [f"{given.words[name].source} is ignored: {why}" for name in names if given.flag_text(name)]
+
+
+def _flags_beside_resume(given: GivenFlags) -> list[str]:
+    """Flags beside --resume; variables are left out, for they belong to the host and not to this command."""
+    if "resume" not in given.words:
+        return []
+    for name, why in _NOT_ON_RESUME.items():
+        if name in given.words:
+            raise UsageError(f"--{name} has no use beside --resume: {why}; drop it")
+    names = [f.name for f in TORCHRUN + OURS if f.name not in _KEPT_ON_RESUME]
+    told = [name for name in names if name in given.words and given.words[name].source == f"--{name}"]
+    told += ["preload"] if given.lists["preload"] else []
+    return [f"--{name} is ignored: the run is taken up as it was recorded" for name in told]

@@ -1,0 +1,1 @@
+"""What a terminal shows: lines of ranks, quantities, tracebacks, flame graphs."""

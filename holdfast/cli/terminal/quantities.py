@@ -1,0 +1,35 @@
+"""Numbers in words, as all commands write them."""
+
+
+def duration_text(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+NO_STEP = "no step was seen: no torch optimizer made one, and nothing called holdfast.step"
+
+
+def ettr_said(ettr: float | None, at_most: str = "") -> str:
+    """None: no step was ever seen, so nobody knows what was productive."""
+    return f"ETTR {at_most}{100 * ettr:.1f} %" if ettr is not None else "ETTR not known"
+
+
+def ettr_of(wall_s: float, ettr: float | None, at_most: str = "") -> str:
+    return f"{ettr_said(ettr, at_most)} {'of' if ettr is not None else 'in'} {duration_text(wall_s)}"
+
+
+def step_said(step: int) -> str:
+    """The newest step; -1: there was none."""
+    return f"step {step}" if step >= 0 else "no step seen"
+
+
+def incidents_text(count: int, failures: int) -> str:
+    """An incident may have failed more than once before its next step: the same in status, report and at the end."""
+    return counted_noun(count, "incident") + (f" ({counted_noun(failures, 'failure')})" if failures > count else "")
+
+
+def counted_noun(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "es" if noun.endswith("s") else "s")

@@ -1,0 +1,84 @@
+"""Makes a forked copy of the zygote into a rank that looks freshly started."""
+
+import os
+import sys
+from typing import Any, NamedTuple, cast
+
+from holdfast.client.boot import release_imports
+from holdfast.linux import process_control
+from holdfast.wire.releases.staged_release import StagedRelease
+from holdfast.wire.zygote_messages import ForkRank
+
+
+class RankFiles(NamedTuple):
+    """What the rank starts with, opened before the fork so that failures can still be told to the holder."""
+
+    stdin: int
+    stdout: int
+    stderr: int
+    cwd: int
+
+    @classmethod
+    def open(cls, request: ForkRank) -> "RankFiles":
+        fds: list[int] = []
+        log = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        try:
+            fds.append(process_control.open_input(request.stdin))
+            fds += [os.open(path, log, 0o644) for path in (request.stdout, request.stderr)]
+            fds.append(os.open(request.cwd, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        except OSError:
+            for fd in fds:
+                os.close(fd)
+            raise
+        return cls(*fds)
+
+    def close(self) -> None:
+        for fd in self:
+            os.close(fd)
+
+
+def become_rank(request: ForkRank, files: RankFiles, coerced: dict[str, str], preloaded: tuple[str, ...] = ()) -> None:
+    """Turn this process into the rank, as far as it can be done while it is still the usher's child."""
+    os.setsid()
+    for fd, standard in zip(files[:3], (0, 1, 2), strict=True):
+        os.dup2(fd, standard)
+    os.fchdir(files.cwd)
+    files.close()
+    os.environ.clear()
+    os.environ.update(coerced | request.env)
+    process_control.reset_signals()
+    if request.root:
+        release_imports.move_imports(StagedRelease(root=request.root, at=request.staged), preloaded)
+    _forget_the_zygote()
+    python = [sys.executable, "-u", *(["-m"] if request.module else [])]
+    process_control.set_command_line(
+        [*python, *request.argv], [f"{name}={value}" for name, value in request.env.items()]
+    )
+    process_control.allow_stack_reads()
+
+
+def await_holder(go: int, holder: int) -> None:
+    """Wait until this process is the holder's child, and tie it to the holder's life."""
+    if not os.read(go, 1):
+        os._exit(127)  # the zygote died before it could tell of us
+    os.close(go)
+    process_control.die_with_parent(holder, 127)
+
+
+def _forget_the_zygote() -> None:
+    """Undo what modules remember from when they were imported; `random` reseeds itself after a fork.
+
+    Every object looked at here costs the rank a copied page, so this goes through no table of all modules.
+    """
+    for path in sys.path:
+        finder = sys.path_importer_cache.get(path)
+        if finder is not None and hasattr(finder, "invalidate_caches"):
+            finder.invalidate_caches()
+    loaded = cast(dict[str, Any], sys.modules)
+    if "numpy.random" in loaded:
+        loaded["numpy.random"].seed()
+    if "tempfile" in loaded:
+        loaded["tempfile"].tempdir = None
+    if "multiprocessing.process" in loaded:
+        loaded["multiprocessing.process"].ORIGINAL_DIR = os.getcwd()
+        loaded["multiprocessing.process"].current_process().authkey = os.urandom(32)

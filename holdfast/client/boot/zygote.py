@@ -1,0 +1,205 @@
+"""The zygote: a process that has imported what ranks need and touched no device; ranks are forked from it.
+
+    python -u -m holdfast.client.boot.zygote --fd N [--preload MODULE]...
+
+It is started by the holder, a subreaper, with one end of a packet socket as file N. The zygote always has a child, the
+usher, forked in advance: the usher takes the requests that are waiting, forks a rank for each and ends, whereupon the
+kernel hands the ranks to the holder, who will reap them. So a rank costs one fork of latency, not two.
+"""
+
+import argparse
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.client.boot import import_recorder, release_imports
+from holdfast.client.boot.forked_rank import RankFiles, await_holder, become_rank
+from holdfast.client.boot.script_runner import run_script
+from holdfast.client.training.progress import here
+from holdfast.linux import process_control
+from holdfast.wire.zygote_messages import PACKET_BYTES, ForkFailed, ForkRank, RankForked, ZygoteReady, encode, to_zygote
+
+FIRST_PRELOAD = ("torch",)  # what every script imports before it prints anything
+# What DDP and FSDP2 scripts import besides up to the end of their first steps, a checkpoint and a data loader
+# included: found by comparing sys.modules. The first alone takes longer than torch, and brings the second.
+LATER_PRELOAD = (
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.profiler._cupti_monitor",
+    "torch.utils.serialization.config",
+    "multiprocessing.popen_fork",
+    "multiprocessing.queues",
+    "multiprocessing.synchronize",
+)
+DEFAULT_PRELOAD = (*FIRST_PRELOAD, *LATER_PRELOAD)
+
+_NO_MORE = 3  # exit code of an usher whose socket has ended
+
+
+class RankBirth(NamedTuple):
+    """In a process that was just forked: the rank it is to become."""
+
+    request: ForkRank
+    files: RankFiles
+    go: int  # says when it is the holder's child, and known to it
+
+
+class ZygoteLink(NamedTuple):
+    """What the zygote serves with."""
+
+    socket: socket.socket
+    holder: int
+    coerced: dict[str, str]  # variables that this interpreter set for itself, and a fresh one would
+    strays: tuple[str, ...] = ()  # modules that may be of a user's tree
+
+
+def warm_up(fd: int, preload: list[str]) -> ZygoteLink:
+    """Import everything, then say so."""
+    holder = os.getppid()
+    process_control.die_with_parent(holder)
+    process_control.close_all_but({0, 1, 2, fd})
+    serving = ZygoteLink(socket.socket(fileno=fd), holder, _coerced_locale())
+    serving.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * PACKET_BYTES)
+    if not sys.flags.safe_path:
+        sys.path.pop(0)  # in the place of the working directory; a script has its own folder there
+    gc.disable()  # imports make no garbage worth looking for, and a collection would touch every page
+    skipped = tuple(name for name in preload if not _try_import(name))
+    if "torch.optim.optimizer" in sys.modules:
+        from holdfast.client.training import optimizer_hooks
+
+        optimizer_hooks.install_hooks(here)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the holder's to answer
+    if opened := process_control.find_open_file("/dev/nvidia"):
+        sys.exit(f"holdfast: a preloaded module touched a GPU ({opened}); ranks cannot be forked from here")
+    strays = release_imports.find_strays()
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    serving.socket.send(encode(ZygoteReady(modules=len(sys.modules), threads=_lasting_threads(), skipped=skipped)))
+    return serving._replace(strays=strays)
+
+
+def serve_forks(serving: ZygoteLink) -> RankBirth | None:
+    """Fork ranks until the holder closes the socket; None in the zygote, which is then done."""
+    zygote = os.getpid()
+    while True:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        go, start = os.pipe()
+        usher = os.fork()
+        if usher == 0:
+            ours.close()
+            os.close(start)
+            process_control.die_with_parent(zygote)
+            birth = _run_usher(serving, theirs, go)
+            serving.socket.close()
+            theirs.close()
+            return birth
+        theirs.close()
+        os.close(go)
+        answers = []
+        with ours:
+            while answer := ours.recv(PACKET_BYTES):
+                answers.append(answer)
+        _, status = os.waitpid(usher, 0)  # from here on the ranks are the holder's
+        _announce_ranks(serving.socket, answers, start)
+        if status != 0:
+            if os.waitstatus_to_exitcode(status) == _NO_MORE:
+                return None
+            sys.exit("holdfast: the zygote lost its usher")  # with requests that nobody will answer
+
+
+def _announce_ranks(holder: socket.socket, answers: list[bytes], start: int) -> None:
+    """Tell the holder, then the ranks: one that nobody knows of must never run."""
+    for answer in answers:
+        holder.send(answer)
+    try:
+        os.write(start, b"." * len(answers))
+    except BrokenPipeError:
+        pass  # they are dead already
+    os.close(start)
+
+
+def _run_usher(serving: ZygoteLink, answers: socket.socket, go: int) -> RankBirth:
+    """Fork a rank for every request that waits, then end; returns in the ranks only."""
+    packet = serving.socket.recv(PACKET_BYTES)
+    if not packet:
+        os._exit(_NO_MORE)
+    while packet:
+        request = to_zygote(packet)
+        try:
+            files = RankFiles.open(request)
+            pid = os.fork()
+            if pid == 0:
+                return RankBirth(request, files, go)
+            files.close()
+            answers.send(encode(RankForked(key=request.key, pid=pid)))
+        except OSError as e:
+            answers.send(encode(ForkFailed(key=request.key, error=str(e))))
+        try:
+            packet = serving.socket.recv(PACKET_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            packet = b""
+    os._exit(0)
+
+
+def _try_import(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as e:
+        if e.name == name and name in DEFAULT_PRELOAD:
+            return True  # not every release of torch has them all, and where they are missing nobody needs them
+        print(f"holdfast: {name} is not preloaded: {e!r}", file=sys.stderr)
+        return False
+    except (Exception, SystemExit) as e:  # it is the user's, and may raise anything
+        print(f"holdfast: {name} is not preloaded: {e!r}", file=sys.stderr)
+        return False
+    return True
+
+
+def _lasting_threads() -> int:
+    """How many threads there are, but for those of libraries that are ready for a fork, as OpenBLAS: it ends them."""
+    if process_control.count_threads() > 1:
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+    return process_control.count_threads()
+
+
+def _coerced_locale() -> dict[str, str]:
+    started_with = Path("/proc/self/environ").read_bytes().split(b"\0")
+    names = {entry.partition(b"=")[0] for entry in started_with}
+    return {name: os.environ[name] for name in ("LC_CTYPE",) if name in os.environ and name.encode() not in names}
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="holdfast.client.boot.zygote")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--preload", action="append", default=[])
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = _parse_arguments()
+    serving = warm_up(args.fd, args.preload)
+    if (birth := serve_forks(serving)) is None:
+        return
+    try:
+        become_rank(birth.request, birth.files, serving.coerced, serving.strays)
+        await_holder(birth.go, serving.holder)
+    except OSError as e:
+        print(f"holdfast: the rank could not start: {e}", file=sys.stderr)
+        os._exit(127)
+    here.begin_rank(import_recorder.watch_imports(os.environ))
+    # Called from here and not from further down, so that stacks show little of us below the script.
+    run_script(birth.request.argv, birth.request.module, birth.request.path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The Checkpointer: arguments, model and optimizer state, restore."""

@@ -1,0 +1,400 @@
+"""State that survives, as a training script uses it.
+
+Every rank makes one, after wrapping the model, and calls both. What was saved is a snapshot in memory that outlives the
+rank; the node's keeper copies it to a peer and, where `path` is given, makes checkpoints of it. Without an agent the
+snapshots are the process's own, and checkpoints are made by a thread.
+"""
+
+import atexit
+import os
+import secrets
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterable, MutableMapping
+from contextlib import suppress
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.optim import Optimizer
+
+from holdfast.checkpoint import dcp
+from holdfast.checkpoint.arena import DUE, Arena, SealedSnapshot, SnapshotName
+from holdfast.checkpoint.image_layout import ImageLayout, arrange_image
+from holdfast.checkpoint.image_metadata import ImageMetadataError
+from holdfast.checkpoint.keeper_client import KeeperClient, current_generation, make_want
+from holdfast.checkpoint.manifest import Author, StorageError
+from holdfast.checkpoint.retention import apply_doubts, find_checkpoints
+from holdfast.checkpoint.state_image import StateError, extra_spec, flatten_state, record_sizes
+from holdfast.checkpoint.writable_check import write_refusal
+from holdfast.client.checkpointing.checkpointer_args import source_of, storage_of
+from holdfast.client.checkpointing.extra_state import ExtraState, extras_room
+from holdfast.client.checkpointing.local_writer import CheckpointTimer, LocalWriter
+from holdfast.client.checkpointing.model_state import ModelState
+from holdfast.client.checkpointing.rank_world import RankWorld
+from holdfast.client.checkpointing.state_comparison import describe_mismatch
+from holdfast.client.checkpointing.state_restore import StateRestore
+from holdfast.client.snapshot.rank_snapshots import RankSnapshots
+from holdfast.client.snapshot.state_locations import ChangedError
+from holdfast.client.training import script_replay
+from holdfast.client.training.progress import here
+from holdfast.wire.keeper_messages import StateGrant, StateRequest
+
+_NO_STATE = StateGrant(source="none")
+_ENDING_S = 120.0  # a write that is under way when the script ends is waited for as long
+
+
+class Checkpointer:
+    """The state of one rank. `save` never raises because of storage or memory; both raise when they are misused.
+
+    >>> import holdfast, torch
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> ckpt = holdfast.Checkpointer(model=model, optimizer=optimizer, extra={"epoch": 1}, path="ckpt", every=100)
+    >>> for step in range(ckpt.restore() + 1, 4):
+    ...     saved = ckpt.save(step)
+    """
+
+    def __init__(
+        self,
+        *,
+        model: torch.nn.Module | None = None,
+        optimizer: Optimizer | Iterable[Optimizer] | None = None,
+        extra: MutableMapping[str, Any] | None = None,
+        state_dict: dict[str, Any] | Callable[[], dict[str, Any]] | None = None,
+        load: Callable[[dict[str, Any]], object] | None = None,
+        path: str | os.PathLike[str] | None = None,
+        every: int | str | None = None,
+        keep: int = 3,
+        keep_every: int | None = None,
+        slots: int | None = None,
+        verified: bool = False,
+        replicated: "bool | dist.ProcessGroup | None" = None,
+    ) -> None:
+        """`every`: so many steps, or "30s", or "auto", from a snapshot that becomes a checkpoint under `path` to the
+        next. `slots`: for how many snapshots there is memory; by default 4 where they are copied to peers, 3 where
+        they are copied to storage, else 2. `verified`: one more, for a snapshot that has been found good.
+        `replicated`: ranks that have no wrapper in common hold the same tensors all the same."""
+        self._world = RankWorld()
+        self._replay = script_replay.current_replay()
+        self._storage = storage_of(path, every, keep, keep_every)
+        self._unread = self._storage is not None and not self._replay  # nobody has looked what is there already
+        self._newest: SealedSnapshot | None = None  # snapshot
+        self._link = KeeperClient.for_this_rank()
+        if slots is None:
+            slots = 4 if self._link and self._world.nodes > 1 else 3 if self._storage else 2
+        self._slots, self._verified = slots + verified, verified
+        if slots < 2:
+            raise ValueError(f"with {slots} slots a snapshot would be overwritten before the next is whole; give 2")
+        group = self._world.replica_group(replicated)
+        self._source = source_of(model, optimizer, (state_dict, load), rank=self._world.rank, group=group)
+        self._extras = ExtraState({} if extra is None else extra)
+        self._generation = current_generation()
+        self._said: set[str] = set()
+        self._check_path()
+        self._storing: LocalWriter | None = None
+        if self._storage and not self._link and not self._replay:
+            author = Author(self._generation, self._world.broadcast_first(secrets.token_hex(8)))
+            self._storing = LocalWriter(self._storage, self._world, author, _print_line)
+        self._due = CheckpointTimer(self._storage, self._world) if self._storage and not self._replay else None
+        self._snapshots: RankSnapshots | None = None
+        self._metadata = b""
+        self._last = -1
+        self._stall_s = 0.0  # what the last save took
+        self.skipped = 0  # saves for which there was no room
+        self.restored_from = ""  # "memory", "peer", "storage"; "none": nothing was found
+        self._lay_out()
+        atexit.register(_on_exit, weakref.ref(self))
+
+    def save(self, step: int, *, force: bool = False) -> bool:
+        """Take a snapshot: when this returns, the state may change again. False: it was skipped, training goes on.
+
+        `force`: it becomes a checkpoint, whatever `every` says; all ranks force the same steps.
+
+        >>> holdfast.Checkpointer(model=torch.nn.Linear(2, 1), path="saved", every=100).save(7, force=True)
+        True
+        """
+        if type(step) is not int or step < 0:
+            raise ValueError(f"a step is a number from 0 on, not {step!r}")
+        if step <= self._last:
+            raise ValueError(f"step {step} comes after step {self._last}: steps only grow")
+        if force and not self._storage:
+            raise ValueError("force makes a checkpoint, and path, which tells where, is missing")
+        self._check_line(step)
+        began_at = time.monotonic()
+        self._last = step
+        if self._replay:
+            return self._sign_replay(step)
+        due = self._due is not None and (self._due.is_due(step, self._stall_s) or force)
+        if here.is_astray():  # the states before it may be needed, and would be overwritten
+            self._say_once("no snapshots are taken while the loss is not finite")
+            taken = None
+        else:
+            taken = self._take_snapshot(step, due)
+        if taken is None:
+            self.skipped += 1
+            return False
+        self._newest = taken
+        if self._storing and due:
+            self._store_snapshot(self._storing, taken, force)
+        self._stall_s = time.monotonic() - began_at
+        return True
+
+    def restore(self) -> int:
+        """Take the newest state that every rank can get; returns the step it was saved as, 0 if there is none.
+
+        >>> holdfast.Checkpointer(model=torch.nn.Linear(2, 1), path="nothing-yet").restore()
+        0
+        """
+        if self._last >= 0:
+            raise RuntimeError("restore comes before the first save")
+        self._unread = False
+        with here.phase("restore"):
+            began_at = time.monotonic()
+            step = self._resume_from(self._link) if self._link else self._restore_newest()
+        if self._snapshots:
+            self._snapshots.on_restored()
+        if self.restored_from != "none":
+            self._last = step
+            if self._world.rank == 0:
+                _print_line(
+                    f"step {step} was restored from {self.restored_from} in {time.monotonic() - began_at:.2f} s"
+                )
+        here.on_restored(step)
+        return step
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """For copies and for a write that are under way; False: they did not come to their end in time.
+
+        >>> holdfast.Checkpointer(model=torch.nn.Linear(2, 1), path="waited-for").wait(timeout_s=60)
+        True
+        """
+        if self._snapshots:
+            self._snapshots.close()
+        whole = self._storing is None or self._storing.wait(timeout_s)
+        if not whole:
+            _print_line("the last checkpoint was not written to its end")
+        return whole
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """All ranks call it at the end. The newest snapshot becomes a checkpoint; with an agent, as the job ends.
+
+        >>> holdfast.Checkpointer(model=torch.nn.Linear(2, 1), path="closed").close()
+        """
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        if self.wait(timeout_s) and self._storing and self._newest and self._newest.step > self._storing.offered:
+            self._store_snapshot(self._storing, self._newest)
+            self.wait(None if until is None else max(0.0, until - time.monotonic()))
+
+    def _check_path(self) -> None:
+        """Whoever cannot write anything is told now, not when the first checkpoint is due."""
+        if not self._storage or self._replay:
+            return
+        why = self._world.broadcast_first(write_refusal(self._storage.url) if self._world.rank == 0 else "")
+        if why and self._generation > 1:  # it could be written to before, so it may well be again
+            self._say_once(f"no checkpoints can be written: {why}")
+        elif why:
+            raise StateError(f"no checkpoints can be written: {why}")
+
+    def _check_line(self, step: int) -> None:
+        """Steps beside newer ones of another run would be neither its continuation nor found by the next restore."""
+        if not self._unread or not self._storage:
+            return
+        self._unread = False
+        url, newest = self._storage.url, -1
+        if self._world.rank == 0:
+            with suppress(StorageError):  # storage that fails stops nobody
+                newest = max((one.step for one in find_checkpoints(url) if one.ok), default=-1)
+        if (newest := self._world.broadcast_first(newest)) >= step:
+            told = "call restore() before the first save, or give a path of its own"
+            raise StateError(f"{url} holds a checkpoint of step {newest}, and this is step {step}: {told}")
+
+    def _sign_replay(self, step: int) -> bool:
+        """In a replay nothing is kept: what the state hashes to is told instead."""
+        self._say_once("this is a replay: nothing is saved")
+        try:
+            known = self._snapshots is not None or self._lay_out()
+            things = self._source.read().all if known else []
+        except ChangedError:
+            things = self._source.read().all if self._lay_out() else []
+        self._replay.done(step, [thing for thing in things if isinstance(thing, torch.Tensor)])
+        return False
+
+    def _take_snapshot(self, step: int, due: bool) -> SealedSnapshot | None:
+        try:
+            for _ in range(2):
+                if not self._snapshots and not self._lay_out():
+                    raise StateError("the optimizer has no state yet, and does not tell what it will be")
+                assert self._snapshots
+                try:
+                    return self._copy_state(step, due)
+                except ChangedError as e:
+                    self._say_once(f"the state is laid out anew: {e}")
+                    self._snapshots.free_memory()
+                    self._snapshots = self._newest = None
+        except StateError as e:
+            self._say_once(f"no snapshots are taken, {e}")
+        return None
+
+    def _copy_state(self, step: int, due: bool) -> SealedSnapshot | None:
+        assert self._snapshots
+        things = self._source.read()
+        packed = self._extras.pack_extras(step, things.absent)
+        name = SnapshotName(step=step, generation=self._generation, flags=DUE if due else 0)  # the keeper sees by it
+        return self._snapshots.take_snapshot(name, things, packed)
+
+    def _lay_out(self) -> bool:
+        """Plan everything that is the same for every snapshot; a collective. False: the state is not known yet."""
+        state = self._source.build_state()
+        if not all(self._world.gather_all(state is not None)) or state is None:
+            return False
+        world = self._world
+        found = flatten_state(state, self._source.holders_of)
+        extra = world.largest_of(extras_room(self._extras.pack_extras(0, list(found.objects))))
+        specs = [*found.specs, extra_spec(extra, world.rank, world.size)]
+        layout = arrange_image(
+            specs, record_sizes, rank=world.rank, world=world.size, form=f"torch {torch.__version__}"
+        )
+        gathered = world.gather_layouts(layout)
+        self._metadata = dcp.encode_metadata(gathered) if gathered else b""
+        self._source.bind_layout(layout, found)
+        self._snapshots = self._make_memory(layout)
+        if self._replay:
+            return True  # no more of its memory is used than to read a checkpoint
+        devices = {
+            thing.device for thing in found.objects.values() if isinstance(thing, torch.Tensor) and thing.is_cuda
+        }
+        if len(devices) == 1:
+            side = self._snapshots.use_gpu(devices.pop(), self._source.guarded_items(), self._say_once)
+            self._source.before_step(torch.compiler.disable(side.before_step))
+        else:
+            self._snapshots.populate_memory()
+        return True
+
+    def _make_memory(self, layout: ImageLayout) -> RankSnapshots:
+        if not self._link:
+            fd = os.memfd_create("holdfast")
+            try:
+                path = f"/proc/self/fd/{fd}"
+                arena = Arena.make(fd, layout=layout.digest, image_bytes=layout.image_bytes, slots=self._slots)
+            finally:
+                os.close(fd)
+            return RankSnapshots(layout, arena, path)
+        left = self._link.put_file(_metadata_name(self._metadata), self._metadata) if self._metadata else ""
+        want = make_want(layout, self._slots, left, self._storage)
+        path = self._link.request_arena(msgspec.structs.replace(want, verified=self._verified), layout)
+        arena = Arena.open(path)
+        if arena.layout != layout.digest:
+            raise StateError(f"the keeper gave memory of another layout: {path}")
+        return RankSnapshots(layout, arena, path)
+
+    def _resume_from(self, link: KeeperClient) -> int:
+        """What the keeper says; all ranks of a generation are told the same step. No memory has it: storage, then."""
+        state = link.request_state(StateRequest(rank=self._world.rank, generation=self._generation))
+        self.restored_from = state.source
+        if state.source == "none":
+            return self._restore_newest(state)
+        restoring = self._start_restore()
+        if state.source == "storage":
+            if why := self._load_checkpoint(restoring, state.url, state.step):
+                raise StateError(f"{state.url} cannot be restored: {why}")
+        else:
+            restoring.from_memory(state.arena, state.slot, state.step)
+        restoring.drop_later(state.step)
+        return state.step
+
+    def _restore_newest(self, told: StateGrant = _NO_STATE) -> int:
+        """The newest checkpoint that all ranks can read."""
+        self.restored_from = "none"
+        url = self._storage.url if self._storage else ""
+        there = find_checkpoints(url) if url and self._world.rank == 0 else ()
+        found = self._world.broadcast_first(apply_doubts(there, told.run, told.doubts))
+        tried = False
+        for one in found:
+            if 0 <= self._replay.not_after < one.step:
+                continue
+            if not one.ok:
+                self._say_once(f"{one.url} is left out: {one.why}")
+                continue
+            tried = True
+            why = self._load_checkpoint(self._start_restore(), one.url, one.step)
+            if not why:
+                self.restored_from = "storage"
+                return one.step
+            self._say_once(f"{one.url} is left out: {why}")
+        if tried:
+            raise StateError(f"of the checkpoints at {url} none can be restored")
+        return 0
+
+    def _load_checkpoint(self, restoring: StateRestore, url: str, step: int) -> str:
+        """Take the state from a checkpoint, all ranks or none; the answer is why not, the same for all."""
+        metadata, pieces, why = None, None, ""
+        try:
+            metadata, pieces = restoring.plan_read(url)
+        except StorageError as e:
+            why = str(e)
+        told = self._world.gather_all((why, pieces is not None))
+        if reasons := [why for why, _ in told if why]:
+            return reasons[0]
+        assert metadata is not None
+        self._check_alike(url, metadata)  # though all that we ask for be there, there may be more, which would be lost
+        try:
+            if pieces is not None and all(same for _, same in told):
+                # Of the generation before: what was just read from storage need not be written there again.
+                restoring.from_parts(url, step, self._generation - 1, pieces)
+            elif note := restoring.from_other(url, metadata, self._world.rank):
+                self._say_once(f"{url} is {note}")
+        except (StorageError, StateError, ImageMetadataError, CheckpointException) as e:
+            why = str(e)
+        return next(filter(None, self._world.gather_all(why)), "")
+
+    def _check_alike(self, url: str, metadata: Metadata) -> None:
+        """A state of something else is not left out for an older one of the same: all ranks raise one sentence."""
+        ours, trained = (
+            dcp.decode_metadata(self._metadata) if self._metadata else None,
+            isinstance(self._source, ModelState),
+        )
+        why = self._world.broadcast_first(describe_mismatch(url, metadata, ours, trained=trained) if ours else "")
+        if why:
+            raise StateError(why)
+
+    def _start_restore(self) -> StateRestore:
+        if not self._snapshots:
+            self._source.loadable_state()
+            self._lay_out()
+        assert self._snapshots
+        return StateRestore(self._source, self._extras, self._snapshots)
+
+    def _store_snapshot(self, storing: LocalWriter, taken: SealedSnapshot, force: bool = False) -> None:
+        assert self._snapshots
+        if force:
+            storing.wait(_ENDING_S)
+        if not storing.offer_snapshot(self._snapshots, self._metadata, taken):
+            self._say_once("a checkpoint was due while another was still being written: it is left out")
+
+    def _say_once(self, what: str) -> None:
+        if what not in self._said and self._world.rank == 0:
+            _print_line(what)
+        self._said.add(what)
+
+
+def _print_line(what: str) -> None:
+    print(f"holdfast: {what}", file=sys.stderr, flush=True)
+
+
+def _metadata_name(metadata: bytes) -> str:
+    return f"metadata-{blake2b(metadata, digest_size=16).hexdigest()}"
+
+
+def _on_exit(checkpointer: "weakref.ref[Checkpointer]") -> None:
+    if (found := checkpointer()) is None:
+        return
+    if found._world.size > 1 and hasattr(sys, "last_value"):  # an exception: the others are at other steps
+        found.wait(_ENDING_S)
+    else:
+        found.close(_ENDING_S)

@@ -1,0 +1,137 @@
+"""Without an agent, the rank itself makes checkpoints of its snapshots: in a thread, from the memory they lie in."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+from torch.distributed.distributed_c10d import _get_default_store
+
+from holdfast.checkpoint.arena import SealedSnapshot
+from holdfast.checkpoint.checkpoint_save import (
+    collect_parts,
+    publish_checkpoint,
+    staging_folder,
+    wait_until_begun,
+    write_part,
+)
+from holdfast.checkpoint.manifest import Author, CheckpointPart, StorageError
+from holdfast.checkpoint.retention import clean_unpublished, retain_checkpoints
+from holdfast.checkpoint.storage_owner import take_ownership
+from holdfast.checkpoint.write_lane import WriteLane, WritePulse
+from holdfast.client.checkpointing.rank_world import RankWorld
+from holdfast.client.snapshot.rank_snapshots import RankSnapshots
+from holdfast.core.snapshots.checkpoint_interval import best_interval
+from holdfast.wire.keeper_messages import CheckpointPolicy
+
+_ASK_EVERY = 16  # saves; a rank that must ask rank 0 whether it is time does so no more often
+_PARTS_S = 600.0  # other ranks have as long to write theirs
+_SEALED_S, _LOOK_S = 600.0, 0.01
+_FAILURES_PER_DAY = 1.0
+
+
+class CheckpointTimer:
+    """When a snapshot is to become a checkpoint; every rank comes to the same answer."""
+
+    def __init__(self, storage: CheckpointPolicy, world: RankWorld) -> None:
+        self._storage = storage
+        self._world = world
+        self._saves = 0
+        self._last_at = time.monotonic()
+
+    def is_due(self, step: int, stall_s: float) -> bool:
+        self._saves += 1
+        if self._storage.every_steps:
+            return step % self._storage.every_steps == 0
+        if self._world.size == 1:
+            return self._is_timely(stall_s)
+        if self._saves % _ASK_EVERY:
+            return False
+        store, key = _get_default_store(), f"holdfast/due/{self._saves}"
+        if self._world.rank == 0:
+            store.set(key, "1" if self._is_timely(stall_s) else "0")
+        return bool(store.get(key) == b"1")
+
+    def _is_timely(self, stall_s: float) -> bool:
+        every_s = self._storage.every_s or best_interval(stall_s, _FAILURES_PER_DAY).every_s
+        timely = time.monotonic() - self._last_at >= every_s
+        if timely:
+            self._last_at = time.monotonic()
+        return timely
+
+
+class LocalWriter:
+    """At most one write at a time; what comes meanwhile is left out."""
+
+    def __init__(self, storage: CheckpointPolicy, world: RankWorld, author: Author, say: Callable[[str], None]) -> None:
+        self._storage = storage
+        self._world = world
+        self._author = author
+        self._say = say
+        self._lane = WriteLane(storage.url, say)
+        self._thread: threading.Thread | None = None
+        self._taken = False
+        self.offered = -1  # newest step that was taken on
+
+    def offer_snapshot(self, snapshots: RankSnapshots, metadata: bytes, sealed: SealedSnapshot) -> bool:
+        """Write this snapshot, unless another one is still being written."""
+        if self._thread and self._thread.is_alive():
+            return False
+        snapshots.arena.pin_own(sealed.slot)
+        self.offered = sealed.step
+        name = f"holdfast-store-{sealed.step}"
+        self._thread = threading.Thread(
+            target=self._run_write, args=(snapshots, metadata, sealed), name=name, daemon=True
+        )
+        self._thread.start()
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Until the write that is under way has ended; False if it has not."""
+        if self._thread:
+            self._thread.join(timeout_s)
+        return not (self._thread and self._thread.is_alive())
+
+    def _run_write(self, snapshots: RankSnapshots, metadata: bytes, sealed: SealedSnapshot) -> None:
+        try:
+            outcome = self._lane.run(
+                sealed.step, lambda pulse: self._write_checkpoint(snapshots, metadata, sealed, pulse)
+            )
+        finally:
+            snapshots.arena.unpin(sealed.slot)
+        if not outcome.ok:
+            self._say(outcome.detail)
+
+    def _write_checkpoint(
+        self, snapshots: RankSnapshots, metadata: bytes, sealed: SealedSnapshot, pulse: WritePulse
+    ) -> str:
+        base, step, world = self._storage.url, sealed.step, self._world
+        if world.rank == 0 and not self._taken:
+            take_ownership(base, self._author)
+            self._taken = True
+        folder = staging_folder(base, step, self._author)
+        if world.rank and not wait_until_begun(folder, pulse):
+            return ""
+        until = time.monotonic() + _SEALED_S
+        while snapshots.arena.slot_seq(sealed.slot) != sealed.seq:  # a GPU is still copying
+            if time.monotonic() > until:
+                raise StorageError(f"the snapshot was not whole after {_SEALED_S:g} s")
+            time.sleep(_LOOK_S)
+            pulse.add_bytes()
+        image = snapshots.arena.slot_image(sealed.slot)
+        share = [image[part.start : part.end] for part in snapshots.layout.owned_ranges()]
+        parts: tuple[CheckpointPart, ...] = (write_part(folder, world.rank, share, pulse=pulse),)
+        if world.rank:
+            return ""
+        if world.size > 1:
+            parts = collect_parts(folder, world.size, _PARTS_S, pulse)
+        layout, version = snapshots.layout.digest.hex(), str(torch.__version__)
+        url = publish_checkpoint(
+            base, step, parts, metadata, author=self._author, layout=layout, torch=version, pulse=pulse
+        )
+        try:
+            retain_checkpoints(base, self._storage.keep, self._storage.keep_every, newest=step)
+            clean_unpublished(base, self._author)
+        except StorageError as e:
+            self._say(f"step {step} was written, but older ones could not be removed: {e}")
+        return url

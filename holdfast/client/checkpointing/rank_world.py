@@ -1,0 +1,65 @@
+"""This rank among the others, and what they have to agree on before they can save together."""
+
+import os
+from typing import TypeVar
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from holdfast.checkpoint.image_layout import ImageLayout, Ranks
+from holdfast.checkpoint.state_image import StateError
+from holdfast.core.decoding import make_decoder
+
+T = TypeVar("T")
+_encode = msgspec.msgpack.Encoder().encode
+_decode = make_decoder(msgspec.msgpack.Decoder(ImageLayout))
+
+
+class RankWorld:
+    """The ranks of one job. Its calls are collectives, but for a rank that is alone."""
+
+    def __init__(self) -> None:
+        together = dist.is_available() and dist.is_initialized()
+        told = int(os.environ.get("WORLD_SIZE", "1"))
+        if not together and told > 1:
+            raise StateError(f"this is one of {told} ranks: call init_process_group before making a Checkpointer")
+        self.rank = dist.get_rank() if together else 0
+        self.size = dist.get_world_size() if together else 1
+        self.nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
+
+    def replica_group(self, replicated: "bool | dist.ProcessGroup | None") -> Ranks:
+        """Who have the same tensors as this rank, as far as the script says."""
+        if replicated is None or replicated is False or self.size == 1:
+            return (self.rank,)
+        if replicated is True:
+            return tuple(range(self.size))
+        return tuple(sorted(dist.get_process_group_ranks(replicated)))
+
+    def gather_layouts(self, layout: ImageLayout) -> list[ImageLayout] | None:
+        """Every rank's layout, on rank 0."""
+        if self.size == 1:
+            return [layout]
+        found: list[bytes | None] | None = [None] * self.size if self.rank == 0 else None
+        dist.gather_object(_encode(layout), found, dst=0)
+        return [_decode(content) for content in found if content is not None] if found else None
+
+    def largest_of(self, number: int) -> int:
+        return max(self.gather_all(number))
+
+    def gather_all(self, thing: T) -> list[T]:
+        """What every rank says, in their order."""
+        if self.size == 1:
+            return [thing]
+        found: list[T] = [thing] * self.size
+        dist.all_gather_object(found, thing)
+        return found
+
+    def broadcast_first(self, thing: T) -> T:
+        """What rank 0 says."""
+        if self.size == 1:
+            return thing
+        said = [thing]
+        device = torch.device("cpu") if dist.get_backend() == "gloo" else None
+        dist.broadcast_object_list(said, src=0, device=device)
+        return said[0]

@@ -1,0 +1,43 @@
+"""Whether a checkpoint holds the state that a script wants to go on with; if not, which tensor says so."""
+
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from holdfast.checkpoint.image_layout import EXTRA
+
+_MODEL, _OPTIMIZER, _RANK = "model.", "optimizer.", "@"
+
+
+def describe_mismatch(url: str, stored: Metadata, ours: Metadata, *, trained: bool) -> str:
+    """One sentence; empty if everything fits. `trained`: it is all of a model and its optimizers, if there are any."""
+    there, here = _tensor_shapes(stored), _tensor_shapes(ours)
+    if trained and (rest := _forgotten_optimizer(there, here)):
+        give = "give optimizer=, or a path of its own"
+        return f"{url} holds the state of an optimizer ({rest}), and this Checkpointer was given none: {give}"
+    found = [_describe_difference(key, there.get(key), here[key]) for key in here if there.get(key) != here[key]]
+    if trained:
+        lost = [key for key in there if key.startswith(_MODEL) and key not in here]
+        found += [f"{key} is {there[key]} there and not here" for key in lost]
+    if not found:
+        return ""
+    more = f", and {len(found) - 1} more tensors differ" if len(found) > 1 else ""
+    return f"{url} holds the state of another model or optimizer: {found[0]}{more}"
+
+
+def _forgotten_optimizer(there: dict[str, str], here: dict[str, str]) -> str:
+    """Tensors of an optimizer where ours has none."""
+    if any(key.startswith(_OPTIMIZER) for key in here):
+        return ""
+    lost = [key for key in there if key.startswith(_OPTIMIZER)]
+    return f"{lost[0]}{f' and {len(lost) - 1} more tensors' if len(lost) > 1 else ''}" if lost else ""
+
+
+def _describe_difference(key: str, there: str | None, here: str) -> str:
+    return f"{key} is {here} here and not there" if there is None else f"{key} is {there} there and {here} here"
+
+
+def _tensor_shapes(metadata: Metadata) -> dict[str, str]:
+    """Of all tensors, as people write them; what each rank has of its own is told apart by the ranks' number alone."""
+    found = sorted(metadata.state_dict_metadata.items(), reverse=True)
+    tensors = {key: one for key, one in found if isinstance(one, TensorStorageMetadata) and key != EXTRA}
+    shapes = {key.partition(_RANK)[0]: "x".join(map(str, one.size)) or "a number" for key, one in tensors.items()}
+    return dict(sorted(shapes.items()))

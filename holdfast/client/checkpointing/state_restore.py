@@ -1,0 +1,107 @@
+"""Restoring a state: from an image that lies in memory, or from a checkpoint, cut the same way or another."""
+
+import warnings
+
+import torch
+import torch.distributed.checkpoint as torch_dcp
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from holdfast.checkpoint import checkpoint_load, dcp
+from holdfast.checkpoint.arena import STORED, Arena
+from holdfast.checkpoint.image_layout import EXTRA
+from holdfast.checkpoint.image_metadata import unpack_metadata
+from holdfast.checkpoint.manifest import StorageError
+from holdfast.checkpoint.part_offsets import locate_pieces
+from holdfast.checkpoint.state_image import StateError, StateImage, bytes_of
+from holdfast.client.checkpointing.extra_state import ExtraState
+from holdfast.client.checkpointing.model_state import ModelState
+from holdfast.client.checkpointing.user_state_dict import UserState
+from holdfast.client.snapshot.cuda_streams import CudaStreams
+from holdfast.client.snapshot.gpu_upload import GpuUpload
+from holdfast.client.snapshot.rank_snapshots import RankSnapshots
+
+
+class StateRestore:
+    """One state, to be filled from wherever it is found."""
+
+    def __init__(self, source: ModelState | UserState, extras: ExtraState, snapshots: RankSnapshots) -> None:
+        self._source = source
+        self._extras = extras
+        self._snapshots = snapshots
+
+    def from_memory(self, path: str, slot: int, step: int) -> None:
+        """A snapshot of this rank, in its own arena or in one that was fetched."""
+        own = path == self._snapshots.path
+        arena = self._snapshots.arena if own else Arena.open(path)
+        if arena.layout != self._snapshots.layout.digest:
+            raise StateError(f"the snapshot of step {step} is laid out for another model or optimizer than this one")
+        found = [sealed for sealed in arena.list_sealed() if sealed.slot == slot and sealed.step == step]
+        if not found:
+            raise StateError(f"there is no whole snapshot of step {step} in slot {slot} of {path}")
+        image = self._snapshots.images[slot] if own else StateImage(self._snapshots.layout, arena.slot_image(slot))
+        self._upload_image(image, path, arena.image_at(slot))
+        if arena.slot_seq(slot) != found[0].seq:
+            raise StateError(f"the snapshot of step {step} was overwritten while it was read")
+
+    def drop_later(self, step: int) -> None:
+        """Later snapshots are of a line that was left: what was restored is to outlive the next write instead."""
+        self._snapshots.arena.drop_after(step)
+
+    def plan_read(self, url: str) -> tuple[Metadata, tuple[checkpoint_load.PartPiece, ...] | None]:
+        """What a checkpoint holds, and where in it this rank's image lies, if it was cut the same way."""
+        metadata = dcp.decode_metadata(checkpoint_load.read_metadata(url))
+        return metadata, locate_pieces(metadata, self._snapshots.layout)
+
+    def from_parts(self, url: str, step: int, generation: int, pieces: tuple[checkpoint_load.PartPiece, ...]) -> None:
+        """A checkpoint that was cut the same way: read into a slot, which then is a snapshot like any other."""
+        slot = self._snapshots.arena.begin_slot(step, generation, STORED)
+        if slot is None:
+            raise StorageError("there is no free slot to read into")
+        image = self._snapshots.images[slot.index]
+        image.forget_contents()
+        checkpoint_load.read_ranges(url, pieces, image.memory)
+        slot.seal()
+        self._from_image(image)
+
+    def from_other(self, url: str, metadata: Metadata, rank: int) -> str:
+        """A checkpoint of another world size, or cut in another way; says what could not be restored."""
+        state = self._source.loadable_state()
+        extra = metadata.state_dict_metadata.get(EXTRA)
+        rows = torch.zeros(extra.size, dtype=torch.uint8) if isinstance(extra, TensorStorageMetadata) else None
+        if rows is not None:
+            state[EXTRA] = rows
+        planner = dcp.Planner()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            torch_dcp.load(state, storage_reader=dcp.Reader(url), planner=planner, no_dist=True)
+        for key, value in planner.values.items():
+            self._source.put_value(planner.mappings[key], value)
+        if rows is None:
+            self._source.finish_load(())
+            return "it has no extras of ours"
+        told = [unpack_metadata(bytes_of(row)) for row in rows]
+        self._source.finish_load({key for one in told for key in one.absent})
+        here = len(told) == self._snapshots.layout.world
+        self._extras.restore(told[rank if here else 0], here=here)
+        return "" if here else f"of {len(told)} ranks: random numbers go on differently, extras are those of rank 0"
+
+    def _upload_image(self, image: StateImage, path: str, first: int) -> None:
+        """The image that begins here in the file at this path, the faster way if the state is on a GPU."""
+        side = self._snapshots.side
+        if not side:
+            self._from_image(image)
+            return
+        torch.cuda.synchronize(side.device)  # whatever is still to be done to these tensors
+        fetching = self._snapshots.fetching or GpuUpload(lambda: CudaStreams(side.device))
+        self._snapshots.fetching = None
+        with fetching.from_file(path, first) as fetch:
+            image.fetch, image.settle = fetch, fetching.finish  # before anybody is told that it is there
+            try:
+                self._from_image(image)
+            finally:
+                image.fetch, image.settle = None, lambda: None
+
+    def _from_image(self, image: StateImage) -> None:
+        told = unpack_metadata(image.payload_bytes(self._snapshots.extra))
+        self._source.restore_image(image, told.absent)
+        self._extras.restore(told, here=True)

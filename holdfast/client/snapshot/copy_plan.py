@@ -1,0 +1,170 @@
+"""One choice of ways into the slots: the memory that it takes beside them, and the copies that go along it."""
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from holdfast.checkpoint.arena import Arena, SlotClaim
+from holdfast.checkpoint.arena_header import SlotHeader
+from holdfast.checkpoint.image_layout import EXTRA, ImageLayout
+from holdfast.checkpoint.state_image import StateImage, bytes_of, shape_payload
+from holdfast.client.snapshot.copy_routes import CopyRoutes, is_large
+from holdfast.client.snapshot.cuda_streams import CudaStreams
+
+STAGES = 3  # the processor may be as many snapshots ahead of the GPU before it has to wait
+
+# What the GPU writes into a slot's header: seq while it is written; step, generation, at, flags; seq when it is whole.
+_WORDS = struct.Struct("<QqqdI4xQ")
+_SEQ, _BODY, _WHOLE = slice(0, 8), slice(8, SlotHeader.flags.offset + 4), slice(_WORDS.size - 8, _WORDS.size)
+_TURN_BYTES = 32 << 20  # copied without letting others onto the bus
+_FIXED = frozenset((type(None), bool, int, float, str, bytes))
+
+
+class GpuSlots:
+    """The memory of an arena as the GPU sees it."""
+
+    def __init__(self, arena: Arena, layout: ImageLayout) -> None:
+        memory = torch.frombuffer(arena.memory, dtype=torch.uint8)
+        self.pattern = arena.slot_image(0)  # all slots have the same bytes around payloads
+        self.heads = [memory[arena.head_at(slot) :] for slot in range(arena.slots)]
+        self.images = [memory[arena.image_at(slot) :][: arena.image_bytes] for slot in range(arena.slots)]
+        self.payloads = [
+            {i: shape_payload(image, item.spec, item.payload) for i, item in enumerate(layout.items) if is_large(item)}
+            for image in self.images
+        ]
+
+
+class HostStage(NamedTuple):
+    """Memory of the host from which the GPU takes what is small."""
+
+    flat: torch.Tensor
+    image: StateImage
+
+
+class CopyPlan:
+    """All memory is had beforehand; a snapshot is nothing but copies."""
+
+    def __init__(self, layout: ImageLayout, slots: GpuSlots, chosen: CopyRoutes, streams: CudaStreams) -> None:
+        self.split = chosen
+        self._layout = layout
+        self._slots = slots
+        specs = [item.spec for item in layout.items]
+        on_gpu = {"dtype": torch.uint8, "device": streams.device}
+        self._device = torch.empty(chosen.stage_bytes, **on_gpu)  # type: ignore[call-overload]
+        self._views = {
+            i: shape_payload(self._device, specs[i], chosen.places[i]) for i in (*chosen.packed, *chosen.early)
+        }
+        self._shadows = {
+            i: shape_payload(torch.empty(specs[i].bytes, **on_gpu), specs[i], 0)  # type: ignore[call-overload]
+            for i in chosen.shadowed
+        }
+        self._stages = [self._make_stage(streams.host_buffer(chosen.stage_bytes)) for _ in range(STAGES)]
+        sources = [self._device[at : at + run.end - run.start] for run, at in chosen.runs]
+        self._runs = [([image[run.start : run.end] for run, _ in chosen.runs], sources) for image in slots.images]
+        self._tensors = [index for index in chosen.host if specs[index].dtype and specs[index].key != EXTRA]
+        self._values = [index for index in chosen.host if not specs[index].dtype]
+        self._extra = [index for index in chosen.host if specs[index].key == EXTRA]
+        self._tick, self._tock = torch.zeros(8, **on_gpu), streams.host_buffer(8)  # type: ignore[call-overload]
+
+    @property
+    def shadow_bytes(self) -> int:
+        return sum(shadow.nbytes for shadow in self._shadows.values())
+
+    # What the processor does, in a stage that the GPU has done with.
+
+    @torch.no_grad()
+    def keep_host_values(self, number: int, things: Sequence[Any]) -> None:
+        """Copy what is on the host and may change as soon as the script goes on."""
+        image = self._stages[number % STAGES].image
+        for index in self._tensors:
+            image.payloads[index].copy_(things[index])
+        for index in self._values:
+            if not _is_fixed(things[index]):
+                image.put_value(index, things[index])
+
+    def fill_stage(self, number: int, claim: SlotClaim, things: Sequence[Any], packed: bytes) -> torch.Tensor:
+        """Write the rest; the answer is what the GPU takes."""
+        flat, image = self._stages[number % STAGES]
+        name = claim.name
+        words = (claim.seq, name.step, name.generation, claim.at, name.flags, claim.seq + 1)
+        image.memory[: _WORDS.size] = _WORDS.pack(*words)
+        for index in self._extra:
+            image.put_bytes(index, packed)
+        for index in self._values:
+            if _is_fixed(things[index]):
+                image.put_value(index, things[index])
+        return flat
+
+    # What the GPU does.
+
+    def copy_early(self, things: Sequence[Any]) -> None:
+        """Where the training computes: what it may change before the optimizer's step."""
+        loose = self.split.at_once
+        _copy_tensors([self._shadows[index] for index in loose], [things[index] for index in loose])
+
+    def warm_up(self) -> None:
+        """Load the code of the copies, which takes a tenth of a second; with memory of the stream's own."""
+        for dtype in {view.dtype for view in (*self._views.values(), *self._shadows.values())}:
+            few = torch.zeros(4, 16, dtype=dtype, device=self._device.device)
+            _copy_tensors([few[0], few[1]], [few[2], few[3]])
+
+    def begin_copy(self, slot: int, things: Sequence[Any], stage: torch.Tensor) -> None:
+        """All that has to be copied before the optimizer's step."""
+        chosen, shadows, into = self.split, self._shadows, self._slots.payloads[slot]
+        self._device.copy_(stage, non_blocking=True)
+        _copy_tensors([*self._views.values()], [shadows.get(index, things[index]) for index in self._views])
+        self._slots.heads[slot][_SEQ].copy_(self._device[_SEQ], non_blocking=True)
+        _copy_tensors([shadows[index] for index in chosen.tail], [things[index] for index in chosen.tail])
+        self._in_turns([into[index] for index in chosen.loose], [shadows[index] for index in chosen.loose])
+        self._in_turns([into[index] for index in chosen.direct], [things[index] for index in chosen.direct])
+
+    def end_copy(self, slot: int) -> None:
+        """All the rest; the header last."""
+        chosen, into, head = self.split, self._slots.payloads[slot], self._slots.heads[slot]
+        self._in_turns([into[index] for index in chosen.tail], [self._shadows[index] for index in chosen.tail])
+        _copy_tensors(*self._runs[slot])
+        head[_BODY].copy_(self._device[_BODY], non_blocking=True)
+        head[_SEQ].copy_(self._device[_WHOLE], non_blocking=True)
+
+    def _in_turns(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+        """Copies to the host are made in the order in which they were queued, whatever stream they are of: a script
+        that reads its loss would wait for all of these. A copy the other way after every few lets it in between."""
+        into: list[torch.Tensor] = []
+        outof: list[torch.Tensor] = []
+        size = 0
+        for target, source in zip(targets, sources, strict=True):
+            for part, of in _cut_parts(target, source):
+                into.append(part)
+                outof.append(of)
+                size += part.nbytes
+                if size >= _TURN_BYTES:
+                    _copy_tensors(into, outof)
+                    self._tick.copy_(self._tock, non_blocking=True)
+                    into, outof, size = [], [], 0
+        _copy_tensors(into, outof)
+
+    def _make_stage(self, flat: torch.Tensor) -> HostStage:
+        memory = bytes_of(flat)
+        for run, at in self.split.runs:
+            memory[at : at + run.end - run.start] = self._slots.pattern[run.start : run.end]
+        return HostStage(flat, StateImage(self._layout, memory, self.split.places))
+
+
+def _cut_parts(target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    if target.nbytes < 2 * _TURN_BYTES or not source.is_contiguous():
+        return iter([(target, source)])
+    size = _TURN_BYTES // target.element_size()
+    return zip(target.view(-1).split(size), source.detach().view(-1).split(size), strict=True)
+
+
+def _is_fixed(value: object) -> bool:
+    """Whether a value stays what it is."""
+    return type(value) in _FIXED or (type(value) is tuple and _FIXED.issuperset(map(type, value)))
+
+
+@torch.no_grad()
+def _copy_tensors(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    if targets:
+        torch._foreach_copy_(targets, sources, non_blocking=True)

@@ -1,0 +1,182 @@
+"""CUDA as far as snapshots need it: a stream beside the one that computes, events, and memory both sides can reach."""
+
+import ctypes
+import mmap
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise, zip_longest
+from typing import Any
+
+import torch
+
+from holdfast.checkpoint.arena import Arena
+from holdfast.checkpoint.image_layout import BIG_BYTES, ImageLayout
+
+_CHUNK_BYTES = 256 << 20  # registered at once, so that copies can start before all of it is
+_TOUCH_BYTES = 32 << 20  # touched at once, by each of a few threads
+_MOST_THREADS = 8
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which Python 3.11 has no name for
+
+_madvise = ctypes.CDLL(None).madvise  # without the interpreter's lock
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+class CudaStreams:
+    """One GPU. Work given to a stream is done later, in order; only `sync` waits for any of it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.side: Any = torch.cuda.Stream(device)
+        self._index: int | None = device.index  # which is looked up faster
+
+    def use_device(self) -> None:
+        """This thread works with this GPU: with another one it would make a context there."""
+        torch.cuda.set_device(self.device)
+
+    def compute_stream(self) -> Any:
+        return torch.cuda.current_stream(self._index)
+
+    def run(self, stream: Any, work: Callable[[], object]) -> None:
+        with torch.cuda.stream(stream):
+            work()
+
+    def record_event(self, stream: Any) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(stream)
+        return event
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """Let the stream, not the caller, wait."""
+        stream.wait_event(event)
+
+    def is_passed(self, event: Any) -> bool:
+        return bool(event.query())
+
+    def sync(self, event: Any) -> None:
+        event.synchronize()
+
+    def between_s(self, first: Any, last: Any) -> float:
+        return float(first.elapsed_time(last)) / 1000
+
+    def is_capturing(self) -> bool:
+        return bool(torch.cuda.is_current_stream_capturing())
+
+    def host_buffer(self, size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.uint8, pin_memory=True)
+
+    def free_bytes(self) -> int:
+        """Bytes of the GPU that are free."""
+        return int(torch.cuda.mem_get_info(self.device)[0])
+
+
+_Part = tuple[int, int, int, int]  # slot; start and end in the arena; how far into the slot's image that is
+
+
+def thread_count() -> int:
+    """Of this rank's share of processors, as many as are of use."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)) // max(1, ranks)))
+
+
+class RegisteredArena:
+    """Makes an arena reachable for the GPU in a thread; a copy waits for its own part only."""
+
+    def __init__(self, arena: Arena, layout: ImageLayout, device: torch.device, say: Callable[[str], None]) -> None:
+        self._device = device
+        memory = torch.frombuffer(arena.memory, dtype=torch.uint8)
+        self._base, self._bytes = memory.data_ptr(), memory.nbytes
+        self._news = threading.Condition()
+        self._done: dict[int, int] = dict.fromkeys(range(arena.slots), 0)  # how far into its image each slot is
+        self._made: list[int] = []
+        # CUDA fails in strange places once registered memory is gone: whoever lets go of this lets go of it in order.
+        self._end = weakref.finalize(self, _unregister_parts, device, memory, self._made)
+        self._end.atexit = False
+        newest = [sealed.slot for sealed in arena.list_sealed()]  # and what is newest is written last
+        order = sorted(range(arena.slots), key=lambda slot: -newest.index(slot) if slot in newest else -arena.slots)
+        parts = [(slot, *part) for slot in order for part in _cut_slot(arena, layout, slot)]
+        self._thread = threading.Thread(
+            target=self._register_parts, args=(parts, say), name="holdfast-register", daemon=True
+        )
+        self._is_begun = False
+
+    def start_registering(self) -> None:
+        """Not before a state was restored: the driver does one thing at a time, and that would take thrice as long."""
+        if not self._is_begun:
+            self._is_begun = True
+            self._thread.start()
+
+    def wait_reachable(self, slot: int, end: int) -> None:
+        """Until the image of a slot is reachable up to here."""
+        self.start_registering()
+        with self._news:
+            self._news.wait_for(lambda: self._done[slot] >= end)
+
+    def close(self) -> None:
+        """Nothing may be copied any more."""
+        if self._is_begun:
+            self._thread.join()
+        self._end()
+
+    def _register_parts(self, parts: list[_Part], say: Callable[[str], None]) -> None:
+        torch.cuda.set_device(self._device)  # of this thread: another GPU is none of its business
+        failed = 0
+        _madvise(self._base, self._bytes, mmap.MADV_HUGEPAGE)
+        with ThreadPoolExecutor(thread_count(), "holdfast-touch") as pool:
+            for slot, start, end, reached in _populated_parts(pool, self._base, parts):
+                failed = failed or int(torch.cuda.cudart().cudaHostRegister(self._base + start, end - start, 0))
+                if not failed:
+                    self._made.append(self._base + start)
+                with self._news:
+                    self._done[slot] = reached
+                    self._news.notify_all()
+        if failed:
+            say(f"memory cannot be registered with the GPU (CUDA error {failed}): snapshots will hold training up")
+
+
+def _unregister_parts(device: torch.device, memory: torch.Tensor, made: list[int]) -> None:
+    """`memory` is held until then."""
+    torch.cuda.synchronize(device)  # nothing may be on its way there any more
+    for address in made:
+        torch.cuda.cudart().cudaHostUnregister(address)
+
+
+def _populated_parts(pool: ThreadPoolExecutor, base: int, parts: Sequence[_Part]) -> Iterator[_Part]:
+    """Each part when its pages are at hand; the next one's are fetched meanwhile. CUDA would do that by one thread."""
+    ahead: list[Future[None]] = []
+    for part, following in zip_longest(parts, parts[1:]):
+        under_way, ahead = (
+            ahead or _populate_part(pool, base, part),
+            _populate_part(pool, base, following) if following else [],
+        )
+        for one in under_way:
+            one.result()
+        yield part
+
+
+def _populate_part(pool: ThreadPoolExecutor, base: int, part: _Part) -> list[Future[None]]:
+    _, start, end, _ = part
+    cut = [(base + at, min(_TOUCH_BYTES, end - at)) for at in range(start, end, _TOUCH_BYTES)]
+    try:
+        return [pool.submit(_populate_pages, *piece) for piece in cut]
+    except RuntimeError:
+        return []  # the interpreter ends: nobody will miss them
+
+
+def _populate_pages(start: int, size: int) -> None:
+    """Have these pages at hand. A kernel that knows no such advice: whoever comes first waits for each page."""
+    _madvise(start, size, _POPULATE_WRITE)
+
+
+def _cut_slot(arena: Arena, layout: ImageLayout, slot: int) -> Iterator[tuple[int, int, int]]:
+    """Where a slot is cut: at large records, which start on a page, so that no copy crosses a cut."""
+    first = arena.image_at(slot)
+    cuts = [arena.head_at(slot)]
+    for item in layout.items:
+        if item.spec.bytes >= BIG_BYTES and first + item.offset - cuts[-1] >= _CHUNK_BYTES:
+            cuts.append(first + item.offset)
+    cuts.append(first + -(-layout.image_bytes // 4096) * 4096)
+    for start, end in pairwise(cuts):
+        yield start, end, end - first

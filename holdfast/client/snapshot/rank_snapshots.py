@@ -1,0 +1,96 @@
+"""The snapshots of this rank: an arena and the images in it, written by one pass of copies."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from holdfast.checkpoint.arena import Arena, SealedSnapshot, SnapshotName
+from holdfast.checkpoint.image_layout import EXTRA, ImageLayout
+from holdfast.checkpoint.memory_copy import MemoryCopier
+from holdfast.checkpoint.state_image import StateError, StateImage
+from holdfast.client.snapshot.cuda_streams import CudaStreams, RegisteredArena
+from holdfast.client.snapshot.gpu_upload import GpuUpload
+from holdfast.client.snapshot.side_stream import SideStream
+from holdfast.client.snapshot.state_locations import ABSENT, CurrentItems
+
+
+class RankSnapshots:
+    """Everything that can be done beforehand is: memory is at hand, and what never changes is written."""
+
+    def __init__(self, layout: ImageLayout, arena: Arena, path: str) -> None:
+        self.layout = layout
+        self.arena = arena
+        self.path = path
+        self.extra = next(index for index, item in enumerate(layout.items) if item.spec.key == EXTRA)
+        self.side: SideStream | None = None
+        self._copier = MemoryCopier()
+        self._registered: RegisteredArena | None = None
+        self.fetching: GpuUpload | None = None
+        self.images = [StateImage(layout, arena.slot_image(slot)) for slot in range(arena.slots)]
+        # In a whole slot it is written already, and what lies there may have to be restored yet.
+        for slot in set(range(arena.slots)) - {sealed.slot for sealed in arena.list_sealed()}:
+            self.images[slot].write_frames()
+
+    def populate_memory(self) -> None:
+        """The processor makes the copies."""
+        self.arena.populate_pages()
+
+    def use_gpu(self, device: torch.device, guarded: Sequence[bool], say: Callable[[str], None]) -> SideStream:
+        """From now on the GPU makes the copies."""
+        self._registered = registered = RegisteredArena(self.arena, self.layout, device, say)
+        for slot, image in enumerate(self.images):
+            image.wait = lambda end, slot=slot: registered.wait_reachable(slot, end)  # type: ignore[misc]
+        if self.arena.list_sealed():  # it will most likely be restored
+            self.fetching = GpuUpload(lambda: CudaStreams(device))
+        else:
+            registered.start_registering()
+        self.side = SideStream(self.layout, self.arena, guarded, CudaStreams(device), registered.wait_reachable)
+        return self.side
+
+    def on_restored(self) -> None:
+        """Nothing has to be read any more: make ready for the first snapshot."""
+        if self.fetching:
+            self.fetching.finish()
+            self.fetching = None
+        if self._registered:
+            self._registered.start_registering()
+
+    def take_snapshot(self, name: SnapshotName, things: CurrentItems, packed: bytes) -> SealedSnapshot | None:
+        """Copy it all; None if no slot was free. What a GPU copies is sealed a little later."""
+        if len(packed) > (most := self.layout.items[self.extra].spec.bytes):
+            raise StateError(f"the extras have outgrown their room of {most} bytes, twice what they were at the start")
+        if self.side and self.side.can_copy(things):
+            claim = self.side.queue_snapshot(name, things, packed)
+            named = {"step": name.step, "generation": name.generation, "flags": name.flags}
+            return SealedSnapshot(slot=claim.slot, seq=claim.seq + 1, at=claim.at, **named) if claim else None
+        if self.side:
+            self.side.drain()
+        return self._copy_on_cpu(name, things, packed)
+
+    def close(self) -> None:
+        """Wait until all that was taken is sealed."""
+        if self.side:
+            self.side.drain()
+
+    def free_memory(self) -> None:
+        """Nothing more will be taken: let the memory go."""
+        self.close()
+        if self._registered:
+            self._registered.close()
+
+    def _copy_on_cpu(self, name: SnapshotName, things: CurrentItems, packed: bytes) -> SealedSnapshot | None:
+        slot = self.arena.begin_slot(name.step, name.generation, name.flags)
+        if slot is None:
+            return None
+        image = self.images[slot.index]
+        moves = []
+        with torch.no_grad():
+            for index, thing in enumerate(things.all):
+                if isinstance(thing, torch.Tensor):
+                    moves.append(image.put_tensor(index, thing))
+                elif thing is not ABSENT:
+                    image.put_value(index, thing)
+        self._copier.copy_moves(filter(None, moves))
+        image.put_bytes(self.extra, packed)
+        slot.seal()
+        return self.arena.list_sealed()[0]

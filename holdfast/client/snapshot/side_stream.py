@@ -1,0 +1,195 @@
+"""Snapshots of a state on a GPU: copied beside the next forward and backward pass, and waited for by the GPU alone.
+
+The copies run on a stream of their own. It writes the slot's header too, so whatever happens to a slot happens in the
+order of that stream, however far ahead the processor is: a slot that is not whole is never sealed, and a whole one
+stays until the next is. Parameters and optimizer state may be read until the optimizer's next step, which waits for
+that on the GPU. What may change earlier, buffers say, is copied on the GPU at once. Of the rest, the tail that the bus
+cannot take within a step is copied on the GPU too, but beside the forward pass: nothing has to stand still for it.
+"""
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+
+from holdfast.checkpoint.arena import Arena, SlotClaim, SnapshotName
+from holdfast.checkpoint.image_layout import ImageLayout
+from holdfast.client.snapshot.copy_plan import STAGES, CopyPlan, GpuSlots
+from holdfast.client.snapshot.copy_routes import choose_routes, guess_kinds, kinds_of, lengthen_tail
+from holdfast.client.snapshot.cuda_streams import CudaStreams
+from holdfast.client.snapshot.state_locations import CurrentItems
+
+_HOST_BYTES = 64 << 20  # of a state that has more than this on the host, the processor makes the copies
+_SHADOW_SHARE = 0.6  # of the state, at most, is copied on the GPU first
+_SHADOW_ROOM = 0.8  # of what the GPU has left
+_MARGIN = 0.9  # of the time in a step that copies are planned for
+_LATE_S = 1e-3  # a copy that had to wait as long for its slot says nothing about the bus
+
+
+class SnapshotRequest(NamedTuple):
+    """A snapshot, as the script asked for it."""
+
+    claim: SlotClaim
+    number: int
+    things: Sequence[Any]
+    packed: bytes
+    ready: Any  # the state is as it was when save was called
+
+
+class CopyTurn(NamedTuple):
+    """One snapshot on its way."""
+
+    asked: SnapshotRequest  # and what is read until it is sealed
+    free: Any  # the state may change again
+    sealed: Any
+    late: bool  # the slot was not at hand when it should have begun
+
+
+class OptimizerWait(NamedTuple):
+    """Where an optimizer came to wait for a snapshot."""
+
+    reached: Any
+    turn: CopyTurn
+
+
+class SideStream:
+    """The copies of one rank's state, one after the other in the order in which they were asked for."""
+
+    def __init__(
+        self,
+        layout: ImageLayout,
+        arena: Arena,
+        guarded: Sequence[bool],
+        streams: CudaStreams,
+        reach: Callable[[int, int], None] = lambda slot, end: None,
+    ) -> None:
+        """`reach` waits until the GPU can reach the image of a slot up to some byte."""
+        self._layout = layout
+        self._arena = arena
+        self._guarded = guarded
+        self._streams = streams
+        self._reach = reach
+        self._slots = GpuSlots(arena, layout)
+        self._hold = not any(guarded)  # nobody tells when the state changes: what comes after waits for the copies
+        self._queue = ThreadPoolExecutor(
+            1, "holdfast-side", streams.use_device
+        )  # to queue hundreds of copies takes a while
+        self._turns: deque[Future[CopyTurn]] = deque()
+        self._taken = self._waited = 0
+        self._known = self._version = -1  # of the things
+        self._takes = False
+        self._waits: deque[OptimizerWait] = deque(maxlen=4)
+        self._arrange_plan(guess_kinds(layout), frozenset())
+        # Memory that copies still use must not be given to anybody else, even if nobody closes what they let go of.
+        weakref.finalize(self, _drain_turns, self._turns, streams).atexit = False
+
+    @property
+    def device(self) -> torch.device:
+        return self._streams.device
+
+    def can_copy(self, things: CurrentItems) -> bool:
+        """Whether this state is one for the GPU to copy."""
+        if things.version != self._known:
+            tensors = [thing for thing in things.all if isinstance(thing, torch.Tensor)]
+            devices = {tensor.device for tensor in tensors if not tensor.is_cpu}
+            on_host = sum(tensor.nbytes for tensor in tensors if tensor.is_cpu)
+            self._takes = devices == {self._streams.device} and on_host <= _HOST_BYTES
+            self._known = things.version
+        return self._takes
+
+    def queue_snapshot(self, name: SnapshotName, found: CurrentItems, packed: bytes) -> SlotClaim | None:
+        """Queue a snapshot; None if no slot is free."""
+        self._adapt_plan(found)
+        claim = self._arena.claim(name)
+        if claim is None:
+            return None
+        things: list[Any] = found.all
+        streams, compute, ways = self._streams, self._streams.compute_stream(), self.ways
+        if len(self._turns) >= STAGES:
+            streams.sync(self._turns.popleft().result().sealed)
+        ways.keep_host_values(self._taken, things)
+        if ways.split.at_once:
+            if self._turns:
+                streams.wait(compute, self._turns[-1].result().free)  # until these shadows have been read
+            streams.run(compute, lambda: ways.copy_early(things))
+        asked = SnapshotRequest(claim, self._taken, things, packed, streams.record_event(compute))
+        self._turns.append(self._queue.submit(self._copy_snapshot, asked))
+        self._taken += 1
+        if self._hold:
+            streams.wait(compute, self._turns[-1].result().free)
+        return claim
+
+    def before_step(self, *_: object) -> None:
+        """An optimizer is about to change the state."""
+        if self._hold or not self._turns:
+            return
+        if self._streams.is_capturing():
+            self._hold = True  # steps of a captured graph do not come by here
+            return
+        compute, turn = self._streams.compute_stream(), self._turns[-1].result()
+        if self._waited < self._taken:
+            self._waited = self._taken
+            if not turn.late:
+                self._waits.append(OptimizerWait(self._streams.record_event(compute), turn))
+        self._streams.wait(compute, turn.free)
+
+    def drain(self) -> None:
+        """Wait until all that was queued is sealed."""
+        _drain_turns(self._turns, self._streams)
+
+    def _copy_snapshot(self, asked: SnapshotRequest) -> CopyTurn:
+        """In a thread, beside the script."""
+        slot, streams, ways = asked.claim.slot, self._streams, self.ways
+        stage = ways.fill_stage(asked.number, asked.claim, asked.things, asked.packed)
+        began_at = time.monotonic()
+        self._reach(slot, self._layout.image_bytes)
+        late = time.monotonic() - began_at > _LATE_S
+        streams.wait(streams.side, asked.ready)
+        streams.run(streams.side, lambda: ways.begin_copy(slot, asked.things, stage))
+        free = streams.record_event(streams.side)
+        streams.run(streams.side, lambda: ways.end_copy(slot))
+        turn = CopyTurn(asked, free, streams.record_event(streams.side), late)
+        while self._waits and self._is_over(self._waits[0]):
+            self._tail = self._judge_tail(self._waits.popleft())
+        return turn
+
+    def _adapt_plan(self, things: CurrentItems) -> None:
+        """Choose the ways anew if things lie elsewhere than before, or if the optimizer had to wait for them."""
+        kinds = self._kinds
+        if things.version != self._version:
+            kinds, self._version = kinds_of(self._layout, things.all), things.version
+        if kinds != self._kinds or self._tail is not self._arranged:
+            self.drain()
+            self._arrange_plan(kinds, self._tail)
+
+    def _is_over(self, wait: OptimizerWait) -> bool:
+        return self._streams.is_passed(wait.reached) and self._streams.is_passed(wait.turn.free)
+
+    def _judge_tail(self, wait: OptimizerWait) -> frozenset[int]:
+        """The tail, judged by an earlier snapshot."""
+        had_s = self._streams.between_s(wait.turn.asked.ready, wait.reached)
+        took_s = self._streams.between_s(wait.turn.asked.ready, wait.turn.free)
+        if took_s <= had_s or self._tail is not self._arranged:
+            return self._tail
+        split, state = self.ways.split, sum(item.spec.bytes for item in self._layout.items)
+        size = sum(self._layout.items[index].spec.bytes for index in split.direct)
+        most = min(_SHADOW_SHARE * state, self.ways.shadow_bytes + _SHADOW_ROOM * self._streams.free_bytes())
+        tail = lengthen_tail(self._layout, split, size * _MARGIN * had_s / took_s, int(most))
+        return tail if tail != self._tail else self._tail
+
+    def _arrange_plan(self, kinds: list[str], tail: frozenset[int]) -> None:
+        self._kinds, self._tail, self._arranged = kinds, tail, tail
+        self._waits.clear()  # they were waits for other ways
+        steady = [self._hold or guarded for guarded in self._guarded]
+        chosen = choose_routes(self._layout, kinds, steady, tail)
+        self.ways: CopyPlan = CopyPlan(self._layout, self._slots, chosen, self._streams)
+        self._queue.submit(self._streams.run, self._streams.side, self.ways.warm_up)
+
+
+def _drain_turns(turns: deque[Future[CopyTurn]], streams: CudaStreams) -> None:
+    while turns:
+        streams.sync(turns.popleft().result().sealed)

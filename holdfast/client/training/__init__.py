@@ -1,0 +1,1 @@
+"""What a script tells and asks while it trains: steps, losses, groups, batches to skip."""

@@ -1,0 +1,159 @@
+"""A thread in the rank that writes down, once a second, which collectives it came to; and where it is, when asked.
+
+What it writes lies in shared memory, so the node reads it when the rank is stopped, or can no longer run any Python.
+The thread is none of `threading`'s, takes no signals and no lock, and does not keep the process from ending. While it
+dumps torch's recorder (half a millisecond for 64 entries) it holds the interpreter's lock, so no fork comes in between.
+"""
+
+import _thread
+import os
+import pickle  # noqa: TID251 - for what torch itself hands us in this process; its JSON takes three times as long
+import signal
+import sys
+import time
+from types import FrameType
+from typing import Any
+
+from holdfast.linux import process_control
+from holdfast.wire.rank_memory.flight_log_writer import NAME_CHARS, FlightLog, GroupArrival, GroupState
+from holdfast.wire.rank_memory.slot_writer import open_slot_memory
+
+_LOOK_S = 0.25  # how often a question for stacks is looked for
+_SHARE = 0.002  # of a core that dumps may take: a large buffer is dumped less often
+_RARELY_S = 10.0  # but not more rarely than this
+_KEEP = 16  # arrivals of one group
+_A_SECOND = 6  # arrivals of one group, about
+_SPREAD, _WHOLE = 0x9E3779B1, 1 << 32  # multiples of the golden ratio of it lie evenly, whatever they are counted by
+_DEPTH = 64  # frames of one thread
+
+Entry = dict[str, Any]  # of torch's recorder
+Dump = dict[str, Any]
+
+
+def start_recorder(place: str, generation: int, rank: int) -> None:
+    """Begin to write to "<path of the arena>:<where the log begins>"; without such a place there is no recorder."""
+    path, _, at = place.rpartition(":")
+    try:
+        log = FlightLog(open_slot_memory(path), int(at), generation=generation, rank=rank)
+    except (OSError, ValueError):
+        return
+    process_control.allow_stack_reads()
+    os.register_at_fork(after_in_child=process_control.allow_stack_reads)  # what was allowed here is not inherited
+    _thread.start_new_thread(FlightRecorder(log, _thread.get_ident()).run, ())
+
+
+class FlightRecorder:
+    def __init__(self, log: FlightLog, main: int) -> None:
+        self._log = log
+        self._main = main  # thread that started us, which is the main one unless threads were made before
+        self._groups: dict[str, GroupState] = {}
+        self._arrivals: dict[str, dict[int, float]] = {}
+        self._answered = log.newest_question()
+
+    def run(self) -> None:
+        """Until the process ends. Seconds begin at the same time everywhere, so ranks tell of the same collectives."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        due = time.time()
+        try:
+            while True:
+                now = time.time()
+                time.sleep(_LOOK_S - now % _LOOK_S)
+                self._answer_stacks()
+                if now >= due:
+                    # On a busy machine most of a dump's time is spent waiting for a core, which costs nobody anything.
+                    began = time.thread_time()
+                    self.note_collectives(_read_dumps(), _group_names(), time.time())
+                    due = int(now) + min(max(1.0, (time.thread_time() - began) / _SHARE), _RARELY_S)
+        except Exception:
+            return  # of no use to the script, so nothing to tell it
+
+    def note_collectives(self, dumps: list[Dump], names: dict[str, str], now: float) -> None:
+        """Tell what torch's recorders hold; a group that has left their buffers has nothing open any more."""
+        entries: dict[str, list[Entry]] = {}
+        for entry in (e for dump in dumps for e in dump.get("entries", ()) if not e["is_p2p"]):
+            name = str(entry["process_group"][0])
+            entries.setdefault(names.get(name, name[:NAME_CHARS]), []).append(entry)
+        for name, (_, entered, _, op, at) in self._groups.items():
+            self._groups[name] = (name, entered, entered, op, at)
+        for name in names.values():
+            self._groups.setdefault(name, (name, 0, 0, "", 0.0))
+        for name, found in entries.items():
+            self._groups[name] = newest_collective(name, found)
+            kept = self._arrivals.setdefault(name, {})
+            kept.update(sample_arrivals(found))
+            for seq in sorted(kept)[:-_KEEP]:
+                del kept[seq]
+        came: list[GroupArrival] = [
+            (name, seq, at) for name, kept in self._arrivals.items() for seq, at in kept.items()
+        ]
+        self._log.write_flight(now, list(self._groups.values()), came)
+
+    def _answer_stacks(self) -> None:
+        asked = self._log.newest_question()
+        if asked != self._answered:
+            self._answered = asked
+            self._log.write_stacks(asked, thread_stacks(self._main))
+
+
+def newest_collective(name: str, entries: list[Entry]) -> GroupState:
+    """The last that was entered; completed is what is not open, nor comes after what is."""
+    last = max(entries, key=lambda e: (e["collective_seq_id"], e["record_id"]))
+    entered: int = last["collective_seq_id"]
+    # gloo never says that something has completed, only that it is retired.
+    still = [e["collective_seq_id"] for e in entries if not e["retired"] and e["state"] != "completed"]
+    op = str(last["profiling_name"]).rpartition(":")[2][:NAME_CHARS]
+    return name, entered, min(still, default=entered + 1) - 1, op, last["time_created_ns"] / 1e9
+
+
+def sample_arrivals(entries: list[Entry]) -> dict[int, float]:
+    """When a few of the collectives were entered: which, depends on their numbers and their rate alone.
+
+    Ranks that differ in their choice, by a factor of two then, still share every second one. A step has the same
+    collectives again and again, and who is slow is late to some of them: so none of a step may be left out every time.
+    """
+    times = {e["collective_seq_id"]: e["time_created_ns"] / 1e9 for e in reversed(entries)}
+    places = {seq: seq * _SPREAD % _WHOLE for seq in times}
+    span_s = max(times.values()) - min(times.values())
+    room = _WHOLE
+    while len(times) * room > _WHOLE * _A_SECOND * max(span_s, 0.1) and sum(p < room // 2 for p in places.values()) > 1:
+        room //= 2
+    return {seq: at for seq, at in times.items() if places[seq] < room}
+
+
+def thread_stacks(main: int) -> list[object]:
+    """Of every thread of this process but ours, the main thread first."""
+    me, threading = _thread.get_ident(), sys.modules.get("threading")
+    first = threading.main_thread().ident if threading else main
+    frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != first)
+    return [(tid, tid == first, "", _list_frames(frame)) for tid, frame in frames if tid != me]
+
+
+def _list_frames(frame: FrameType | None) -> list[tuple[str, str, int]]:
+    found: list[tuple[str, str, int]] = []
+    while frame is not None and len(found) < _DEPTH:
+        code = frame.f_code
+        found.append((code.co_qualname[-200:], code.co_filename[-200:], frame.f_lineno or 0))
+        frame = frame.f_back
+    return found[::-1]
+
+
+def _read_dumps() -> list[Dump]:
+    """What torch's recorders hold, without stacks, for these would take seconds; nothing before there is a group."""
+    c10d = sys.modules.get("torch._C._distributed_c10d")
+    initialized = getattr(sys.modules.get("torch.distributed"), "is_initialized", None)
+    if c10d is None or initialized is None or not initialized():
+        return []
+    asks = [getattr(c10d, name, None) for name in ("_dump_fr_trace", "_dump_nccl_trace")]
+    return [pickle.loads(ask(True, False, False)) for ask in asks if ask is not None]
+
+
+def _group_names() -> dict[str, str]:
+    """The groups this rank is in: torch's names and ours. Parts of a split share a name; their first ranks differ."""
+    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    ranks = getattr(world, "pg_group_ranks", {})
+    known = {}
+    for group, name in list(getattr(world, "pg_names", {}).items()):
+        members = ranks.get(group) or {}
+        part = f" from rank {min(members)}" if 0 < len(members) < int(os.environ.get("WORLD_SIZE", "1")) else ""
+        known[str(name)] = f"{str(name)[:NAME_CHARS]}{part}"
+    return known

@@ -1,0 +1,117 @@
+"""What scripts that import nothing let us know: PyTorch tells of every optimizer step, and of the process group."""
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from holdfast.client.training import resumed_step, spawned_children
+from holdfast.client.training.progress import RankProgress, here
+
+_MAKES_STATE = "_init_optim_state"  # of torch.distributed.checkpoint.state_dict
+_FRAMES = 16  # from our hook up to it, profilers and compilers included
+
+
+class StepCount:
+    """Steps of the first optimizer in this generation; others (a discriminator's, say) do not count."""
+
+    def __init__(self, progress: RankProgress) -> None:
+        self._progress = progress
+        self._first: weakref.ref[Optimizer] | None = None
+        self._steps = 0
+
+    def on_optimizer_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        first = self._first() if self._first else None
+        if first is None:
+            self._first = weakref.ref(optimizer)
+        elif first is not optimizer:
+            return
+        if _is_made_up(optimizer):
+            return
+        self._steps += 1
+        if self._steps == 1:
+            self._progress.goes_on_from(resumed_step.steps_before(optimizer, self._progress.reads))
+        self._progress.count_steps(self._steps)
+
+
+def _is_made_up(optimizer: Optimizer) -> bool:
+    """Whether torch has an optimizer without state make one, to be saved or to be filled by a restore.
+
+    Such a step has a rate of 0. So may the first one of a warm-up, so it is also asked who makes it.
+    """
+    if any(_is_rate(group.get("lr")) for group in optimizer.param_groups):
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_FRAMES):
+        if frame is None or frame.f_code.co_name == _MAKES_STATE:
+            break
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name == _MAKES_STATE
+
+
+def _is_rate(rate: Any) -> bool:
+    """A rate that a device has is not the one that torch puts there meanwhile, and is not waited for."""
+    return bool(getattr(rate, "is_cuda", False) or rate)
+
+
+def install_hooks(progress: RankProgress) -> None:
+    """Count from here on, until the script tells its steps itself.
+
+    The hook is never taken out again: that might happen while PyTorch goes through its hooks. The compiler must not
+    look into it: it would trace the count once and run it never.
+    """
+    count = StepCount(progress)
+
+    def see(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        count.on_optimizer_step(optimizer, args, kwargs)
+
+    register_optimizer_step_post_hook(_untraced()(see))
+    if "torch.distributed.distributed_c10d" in sys.modules:
+        tell_groups()
+    spawned_children.follow_spawns()
+
+
+def _untraced() -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """What keeps the compiler out of a function, as torch does it for its own: without importing the compiler now."""
+    at_once: Callable[[Callable[..., None]], Callable[..., None]] = torch.compiler.disable
+    return at_once if "torch._dynamo" in sys.modules else getattr(torch, "_disable_dynamo", at_once)
+
+
+def tell_groups() -> None:
+    """Have PyTorch tell when it has made its process group, and when it takes it apart; once is enough."""
+    from torch.distributed import distributed_c10d as c10d
+
+    made, ended = c10d.init_process_group, c10d.destroy_process_group
+    if getattr(made, "tells_holdfast", False):
+        return
+
+    @functools.wraps(made)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        group = made(*args, **kwargs)
+        here.on_group()
+        return group
+
+    @functools.wraps(ended)
+    def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+        here.on_group_teardown(True)
+        try:
+            return ended(*args, **kwargs)
+        finally:
+            here.on_group_teardown(False)
+
+    _replace_function("init_process_group", made, init_process_group)
+    _replace_function("destroy_process_group", ended, destroy_process_group)
+
+
+def _replace_function(name: str, plain: Any, telling: Any) -> None:
+    """Wherever PyTorch itself keeps it."""
+    vars(telling)["tells_holdfast"] = True
+    for place in ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh"):
+        module = sys.modules.get(place)
+        if module is not None and vars(module).get(name) is plain:
+            vars(module)[name] = telling

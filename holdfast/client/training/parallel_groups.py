@@ -1,0 +1,53 @@
+"""The parallel groups that a script has made, told to its node: by whom nodes may be lost together."""
+
+import json
+import os
+import sys
+from typing import Any
+
+MESH = "HOLDFAST_MESH"  # the file that one rank of a node writes
+
+# Megatron numbers ranks in this order, the first over the farthest ones; experts are laid over dp and change nothing.
+_MEGATRON = (("pp", "pipeline_model"), ("dp", "data"), ("cp", "context"), ("tp", "tensor_model"))
+
+
+def report_mesh(mesh: object) -> None:
+    """`mesh`: a DeviceMesh over all ranks in their order, or names and sizes; None: what Megatron has set up."""
+    place = os.environ.get(MESH)
+    dims = (_megatron_dims() if mesh is None else _mesh_dims(mesh)) if place else []
+    if not place or not dims:
+        return
+    whole = f"{place}.{os.getpid()}"
+    with open(whole, "w", encoding="utf-8") as file:
+        json.dump(dims, file)
+    os.replace(whole, place)
+
+
+def _mesh_dims(mesh: Any) -> list[tuple[str, int]]:
+    if isinstance(mesh, dict):
+        return _check_dims([(str(name), int(size)) for name, size in mesh.items()])
+    ranks, names = mesh.mesh, mesh.mesh_dim_names
+    if ranks.flatten().tolist() != list(range(ranks.numel())):
+        raise ValueError("the mesh does not number all ranks in their order, the last dimension over neighbours")
+    if not names:
+        raise ValueError("the mesh has no names of dimensions: give mesh_dim_names")
+    return _check_dims([*zip(names, map(int, ranks.shape), strict=True)])
+
+
+def _megatron_dims() -> list[tuple[str, int]]:
+    state = sys.modules.get("megatron.core.parallel_state")
+    if state is None or not state.model_parallel_is_initialized():
+        return []
+    sizes = [(name, getattr(state, f"get_{of}_parallel_world_size", lambda: 1)()) for name, of in _MEGATRON]
+    return _check_dims([(name, int(size)) for name, size in sizes if size > 1])
+
+
+def _check_dims(dims: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    ranks = 1
+    for _, size in dims:
+        ranks *= size
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if dims and ranks != world:
+        told = ",".join(f"{name}={size}" for name, size in dims)
+        raise ValueError(f"the mesh {told} is of {ranks} ranks, and there are {world}")
+    return dims

@@ -1,0 +1,395 @@
+"""The verbs of a training script: each returns in microseconds, never raises, and does nothing without an agent.
+
+Losses may be numbers or tensors. A tensor on the CPU is read at once. One on an accelerator is never waited for: it is
+copied on the current stream and reported by a later call, so it shows a step or two late, under its own step.
+"""
+
+import os
+import sys
+
+from holdfast.wire.rank_memory.slot_writer import (
+    RING_AT,
+    SLOT_BYTES,
+    SlotBusy,
+    SlotWriter,
+    claim_slot,
+    is_alive,
+    newest_record,
+    open_slot_memory,
+    record_owner,
+    was_claimed,
+)
+from holdfast.wire.replay_environment import is_replay
+from holdfast.wire.skip_environment import EASE
+
+TYPE_CHECKING = False  # importing typing would take longer than all the rest
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    from holdfast.client.training.gpu_losses import LossFetches
+    from holdfast.client.training.learning_rate import LearningRateEase
+    from holdfast.client.training.parameter_hash import ParameterHash
+    from holdfast.client.training.resumed_step import ReadWatch
+    from holdfast.client.training.update_norm import UpdateWatch
+
+    Model = TypeVar("Model")
+
+SLOT = "HOLDFAST_SLOT"  # "<path of the arena>:<index>"
+GENERATION = "HOLDFAST_GENERATION"
+EVERY = "HOLDFAST_REPLICA_EVERY"  # steps between comparisons of replicas
+FLIGHT = "HOLDFAST_FLIGHT"  # "<path of the arena>:<where the flight log begins>"
+
+
+class RankProgress:
+    """What this process tells its node."""
+
+    def __init__(self) -> None:
+        self._slot: SlotWriter | None = None
+        self._sought = False  # the environment is looked at once
+        self._claimed = self._refused = False  # whether this process makes the rank's steps, or another one does
+        self._before = 0  # steps that were counted by a process of the rank that is gone
+        self._told = False  # the script tells its steps itself
+        self._copies: LossFetches | None = None
+        self._marking: ParameterHash | None = None
+        self._watching: UpdateWatch | None = None
+        self._easing: LearningRateEase | None = None
+        self._on_first: Callable[[], None] | None = None
+        self.reads: ReadWatch | None = None  # what this rank reads up to its first step
+        self._unread: set[str] = set()  # of what is told to `step`, what cannot be read; said once
+        # Children are not the rank: what they say would overwrite what it said. Only the first that makes a step is,
+        # where the rank itself has made none.
+        os.register_at_fork(after_in_child=self._drop_slot)
+
+    def attach(self, model: "Model" = None, replicas: object = None, mesh: object = None) -> "Model":  # type: ignore[assignment]
+        """Report from here on; a DistributedDataParallel model gets the same reduction layout in every generation.
+
+        Call it on every rank, after wrapping the model and before its first backward pass. Returns the model. With
+        `replicas` (True for all ranks, or a process group) parameters are compared with those of these ranks now and
+        then; with a Checkpointer that is done without it, and without the rank. `mesh` tells the parallel groups, where
+        --mesh does not: a DeviceMesh over all ranks, or {"pp": 2, "dp": 4}; those of Megatron are found without it.
+
+        >>> model = holdfast.attach(torch.nn.Linear(2, 1))
+        """
+        try:
+            if self.find_slot() is not None and (mesh is not None or "megatron.core.parallel_state" in sys.modules):
+                from holdfast.client.training import parallel_groups
+
+                parallel_groups.report_mesh(mesh)
+            if self.find_slot() is not None and model is not None:
+                self._fix_layout(model)
+                if is_replay():
+                    from holdfast.client.training.script_replay import sign_gradients
+
+                    sign_gradients(model)
+                if replicas:
+                    self._start_hashing(model, None if replicas is True else replicas)
+        except Exception as e:
+            print(f"holdfast: the model was not wholly attached: {e!r}", file=sys.stderr)
+        return model
+
+    def watch(self, optimizer: object, model: object = None) -> None:
+        """Have updates of this optimizer (Adam or its kin) judged, too: a pass over its state at every step.
+
+        With a DistributedDataParallel model also the norm of the rank's own gradient, which takes a communication hook.
+
+        >>> holdfast.watch(torch.optim.AdamW(torch.nn.Linear(2, 1).parameters()))
+        """
+        try:
+            if self.find_slot() is not None:
+                from holdfast.client.training.update_norm import UpdateWatch
+
+                self._watching = UpdateWatch(optimizer, model)  # type: ignore[arg-type]
+        except Exception as e:
+            print(f"holdfast: the optimizer is not watched: {e!r}", file=sys.stderr)
+
+    def step(self, step: int, loss: object = None, grad_norm: object = None) -> None:
+        """Step number `step` is done, with this loss and this gradient norm, if they are told.
+
+        >>> for step in range(1, 4):
+        ...     holdfast.step(step, loss=1 / step, grad_norm=0.5)
+        """
+        try:
+            slot = self._slot if self._claimed else self._claim_slot()
+            if slot is None and self._easing is None:
+                return
+            if type(step) is not int:
+                step = int(step) if _is_here(step) else -1
+            if not 0 <= step < 1 << 63:
+                return
+            if self._easing is not None:
+                self._easing.done = step
+            if slot is None:
+                return
+            self._told = True
+            if self._copies is not None:
+                self._copies.collect_arrived(slot)
+            if loss is not None or grad_norm is not None or self._watching is not None:
+                try:
+                    self._note_values(slot, step, loss, grad_norm)
+                except Exception:
+                    pass  # the step itself counts all the same
+            if self._marking is not None:
+                self._marking.on_step(slot, step)
+            slot.step(step)
+            if self._on_first is not None:
+                self._call_on_first()
+        except Exception:
+            return  # whatever was passed, training goes on
+
+    def count_steps(self, steps: int) -> None:
+        """The optimizer hook has seen this many steps; superseded for good once the script tells its own."""
+        if self._told or (slot := self._slot if self._claimed else self._claim_slot()) is None:
+            return
+        if steps == 1 and not self._before:
+            slot.remember_first_step(steps)
+        else:
+            slot.step(steps + self._before, counted=True)
+            if self._on_first is not None:
+                self._call_on_first()
+
+    def goes_on_from(self, step: int) -> None:
+        """So many steps were made before the first that is counted; -1: nobody knows. Shown with the next.
+
+        A process that goes on for another one of its rank does not know.
+        """
+        slot = self._slot if self._claimed else self._claim_slot()
+        if slot is not None and not self._before:
+            slot.resume_from(step)
+
+    def phase(self, name: str) -> "PhaseBlock":
+        """The rank is in phase `name` from now on; as a context manager, until the block ends.
+
+        >>> with holdfast.phase("eval"):
+        ...     accuracy = 0.5
+        """
+        try:
+            slot = self.find_slot()
+            before = slot.phase if slot else ""
+            if slot:
+                slot.enter_phase(str(name))
+            return PhaseBlock(slot, before)
+        except Exception:
+            return PhaseBlock(None, "")
+
+    def is_astray(self) -> bool:
+        """Whether the newest loss that the script told of is not finite."""
+        slot = self._slot or self.find_slot()
+        return slot is not None and slot.is_loss_bad
+
+    def announce_step(self, step: int) -> None:
+        """The script is about to make this step, or to leave it out."""
+        if self._easing is not None:
+            self._easing.at = step
+
+    def on_group(self) -> None:
+        """The rank has its process group."""
+        if (slot := self._slot or self.find_slot()) is not None:
+            slot.mark_grouped()
+
+    def on_restored(self, step: int) -> None:
+        """The rank has the state of this step, or knows that there is none."""
+        if (slot := self._slot or self.find_slot()) is not None:
+            slot.mark_restored()
+        if self._easing is not None:
+            self._easing.done = step
+
+    def on_returned(self) -> None:
+        """The script is over, and well."""
+        if (slot := self._last_slot()) is not None:
+            slot.mark_returned()
+
+    def on_group_teardown(self, begins: bool) -> None:
+        """The script takes its process groups apart, or has done so."""
+        if self._slot is not None:
+            self._slot.mark_parting(begins)
+
+    def record_failure(self, text: str) -> None:
+        """The rank ends by this failure."""
+        if (slot := self._last_slot()) is not None:
+            slot.write_failure(text)
+
+    def _last_slot(self) -> SlotWriter | None:
+        """At the end, whether or not the script has ever told anything."""
+        try:
+            return self._slot if self._sought else _open_slot(os.environ)
+        except (OSError, ValueError):
+            return None
+
+    def begin_rank(self, on_first: "Callable[[], None] | None" = None) -> SlotWriter | None:
+        """Look at the environment anew, as a rank that was just forked must; `on_first` is called at its first step."""
+        self._sought, self._on_first = False, on_first
+        slot, generation = self.find_slot(), int(os.environ.get(GENERATION, "0"))
+        if slot is not None and generation > 1:
+            from holdfast.client.training import resumed_step
+
+            self.reads = resumed_step.watch_reads(os.environ)
+            self._on_first = resumed_step.stop_at_first_step(self.reads, self._on_first)
+        return slot
+
+    def begin_child(self) -> None:
+        """In a child of a rank that was started afresh, whose steps may be the rank's: what it reads nobody sees."""
+        if int(os.environ.get(GENERATION, "0")) > 1:
+            from holdfast.client.training import resumed_step
+
+            self.reads = resumed_step.ReadWatch(0.0)
+            self.reads.lose()
+
+    def _call_on_first(self) -> None:
+        on_first, self._on_first = self._on_first, None
+        if on_first is not None:
+            on_first()
+
+    def find_slot(self) -> SlotWriter | None:
+        """This rank's slot; None without an agent, and in children of the rank."""
+        if self._sought:
+            return self._slot
+        self._sought = True
+        self.seek_groups()
+        try:
+            self._slot = _open_slot(os.environ)
+        except (OSError, ValueError):
+            self._slot = None
+        if self._slot is not None and is_replay():
+            from holdfast.client.training.script_replay import guard_first_step
+
+            self._on_first = guard_first_step(self._on_first)
+        if os.environ.get(EASE):
+            self._install_ease(os.environ[EASE])
+        if self._slot is not None and FLIGHT in os.environ:
+            from holdfast.client.training import flight_recorder
+
+            flight_recorder.start_recorder(
+                os.environ[FLIGHT], int(os.environ.get(GENERATION, "0")), int(os.environ.get("RANK", "0"))
+            )
+        return self._slot
+
+    def _claim_slot(self) -> SlotWriter | None:
+        """The slot, for a process of the rank that makes its first step; None if another makes the rank's steps."""
+        mine = self.find_slot()
+        place = os.environ.get(SLOT, "")
+        if self._refused or not place:
+            return None
+        path, _, index = place.rpartition(":")
+        try:
+            slot = claim_slot(path, int(index), int(os.environ.get(GENERATION, "0")), mine)
+        except SlotBusy:
+            return None  # the next step asks again
+        except (OSError, ValueError):
+            slot = None
+        if slot is None:
+            self._refused = True
+            return None
+        self._slot, self._claimed, self._before = slot, True, slot.counted_steps
+        return slot
+
+    def _drop_slot(self) -> None:
+        self._slot, self._sought, self._copies, self._on_first = None, True, None, None
+        self._claimed = self._refused = False
+        self._marking = self._watching = self._easing = None
+
+    def _install_ease(self, told: str) -> None:
+        try:
+            from holdfast.client.training.learning_rate import LearningRateEase
+
+            self._easing = self._easing or LearningRateEase(told)
+        except (ImportError, ValueError) as e:
+            print(f"holdfast: the learning rate is not eased, as {EASE}={told} asks for: {e}", file=sys.stderr)
+
+    def seek_groups(self) -> None:
+        """Where no zygote has seen to it: be told when this rank has its process group."""
+        if SLOT in os.environ and "torch.distributed.distributed_c10d" in sys.modules:
+            from holdfast.client.training import optimizer_hooks
+
+            optimizer_hooks.tell_groups()
+
+    def _note_values(self, slot: SlotWriter, step: int, loss: object, grad_norm: object) -> None:
+        own_norm = update = None
+        loss, grad_norm = self._local_value(step, "loss", loss), self._local_value(step, "grad_norm", grad_norm)
+        if self._watching is not None:
+            own_norm, update = self._watching.own_norm, self._watching.update
+            grad_norm = self._watching.norm if grad_norm is None else grad_norm
+        if _is_here(loss) and _is_here(grad_norm) and _is_here(update):
+            slot.write_values(step, _to_number(loss), _to_number(grad_norm), _to_number(own_norm), _to_number(update))
+            return
+        if self._copies is None:
+            from holdfast.client.training.gpu_losses import LossFetches
+
+            self._copies = LossFetches()
+        self._copies.start_fetch(step, loss, grad_norm, own_norm, update)
+
+    def _local_value(self, step: int, name: str, value: object) -> object:
+        """What is here of a distributed tensor, if that is all of it: asking the others would have them waited for."""
+        if not hasattr(value, "device_mesh"):
+            return value
+        if all(placement.is_replicate() for placement in value.placements):  # type: ignore[attr-defined]
+            return value.to_local()  # type: ignore[attr-defined]
+        if name not in self._unread and not (name == "grad_norm" and self._watching is not None):
+            self._unread.add(name)
+            also = ", or have it seen by holdfast.watch(optimizer)" if name == "grad_norm" else ""
+            print(
+                f"holdfast: the {name} of step {step} is not judged: each rank has a part of it; "
+                f"tell {name}.full_tensor(){also}",
+                file=sys.stderr,
+            )
+        return None
+
+    def _start_hashing(self, model: object, group: object) -> None:
+        from holdfast.client.training.parameter_hash import ParameterHash
+
+        every = int(os.environ.get(EVERY, "0"))
+        self._marking = ParameterHash(model.parameters(), group, every) if every else None  # type: ignore[attr-defined, arg-type]
+
+    def _fix_layout(self, model: object) -> None:
+        if "torch.nn.parallel.distributed" in sys.modules:
+            from holdfast.client.training.ddp_buckets import fix_buckets
+
+            fix_buckets(model)
+
+
+class PhaseBlock:
+    """What `phase` returns, so that `with` can end it."""
+
+    def __init__(self, slot: SlotWriter | None, before: str) -> None:
+        self._slot = slot
+        self._before = before
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, *exc: object) -> None:
+        if self._slot is not None:
+            self._slot.enter_phase(self._before)
+
+
+def _open_slot(environ: "os._Environ[str]") -> SlotWriter | None:
+    place = environ.get(SLOT)
+    if not place:
+        return None
+    path, _, number = place.rpartition(":")
+    index, generation, rank = int(number), int(environ.get(GENERATION, 0)), int(environ.get("RANK", 0))
+    arena = open_slot_memory(path)
+    image = arena[index * SLOT_BYTES : (index + 1) * SLOT_BYTES]
+    if len(image) < SLOT_BYTES:
+        raise ValueError(f"{place} has no slot {index}")
+    before = newest_record(image[:RING_AT])
+    told = record_owner(before) if before else (0, 0, 0)
+    if before and told[0] == generation and told[2] != os.getpid() and (was_claimed(before) or is_alive(told[2])):
+        return None  # the environment is inherited; this is some child of the rank
+    return SlotWriter(arena, index, generation=generation, rank=rank)
+
+
+def _is_here(value: object) -> bool:
+    """Whether the value can be read without waiting for a device."""
+    if value is None or type(value) is float or type(value) is int:
+        return True
+    return str(getattr(value, "device", "cpu")) == "cpu"
+
+
+def _to_number(value: object) -> float | None:
+    if value is None:
+        return None
+    return float(value.item() if hasattr(value, "item") else value)  # type: ignore[arg-type]
+
+
+here = RankProgress()

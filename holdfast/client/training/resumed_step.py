@@ -1,0 +1,126 @@
+"""What a rank goes on from, as far as it can be known without the script's word.
+
+Most optimizers count their own steps and keep the count in their state, so a restored one tells where it goes on. One
+that is new says less: a script may restore its weights alone. So it is also seen whether, up to the first step, the
+rank may have read anything that the job had written before. Where that may be, the origin is not known.
+"""
+
+import os
+import stat
+import sys
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+BEGAN = "HOLDFAST_BEGAN"  # when the job began, in seconds since the epoch
+UNKNOWN = -1
+
+_SLACK_S = 30.0  # by which the clocks of nodes and of storage may differ
+_NATIVE = ("safetensors", "h5py", "tensorstore", "s3torchconnector")  # read files without Python's knowing
+_CODE = (".py", ".pyc", ".so")
+_BUILT = ("/torchinductor_", "/.triton/")  # what compilers keep
+_KERNEL = ("/proc/", "/sys/")
+_LOOKED_AT = 64  # parameters of an optimizer
+_ODD = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)  # of what is not as expected
+
+
+class ReadWatch:
+    """Whether this process may have read something that the job wrote before it was launched."""
+
+    def __init__(self, began_at: float) -> None:
+        self._since = began_at - _SLACK_S
+        self._found = self._is_over = False
+
+    def start(self) -> None:
+        """An audit hook stays for good, so it has little to do once the first step is made."""
+        sys.addaudithook(self._on_audit)
+        os.register_at_fork(after_in_child=self.lose)
+
+    def stop(self) -> None:
+        self._is_over = True
+
+    def lose(self) -> None:
+        """In a child: what it reads from now on is not seen, so it may be anything."""
+        self._is_over = self._found = True
+
+    @property
+    def found(self) -> bool:
+        return self._found or any(name in sys.modules for name in _NATIVE)
+
+    def _on_audit(self, event: str, args: tuple[Any, ...]) -> None:
+        if self._is_over:
+            return
+        try:
+            if event == "open":
+                self._found |= _opens_for_reading(args[1], args[2]) and self._is_new(args[0])
+            elif event == "sqlite3.connect":
+                self._found |= self._is_new(args[0])
+            elif event == "socket.connect":
+                self._found |= _is_remote(args[1])
+        except _ODD:
+            self._found = True  # what raises here would make the script's call fail
+
+    def _is_new(self, path: object) -> bool:
+        if not isinstance(path, str | bytes | os.PathLike):
+            return False  # a file that was open before
+        name = os.fsdecode(path)
+        if name.endswith(_CODE) or name.startswith(_KERNEL) or any(part in name for part in _BUILT):
+            return False
+        try:
+            there = os.stat(name)
+        except OSError:
+            return False
+        return stat.S_ISREG(there.st_mode) and max(there.st_mtime, there.st_ctime) >= self._since
+
+
+def watch_reads(environ: "os._Environ[str]") -> ReadWatch:
+    """To be called in a fresh rank of a later generation: before the first one nothing was written."""
+    reads = ReadWatch(float(environ.get(BEGAN, "0")))
+    reads.start()
+    return reads
+
+
+def stop_at_first_step(reads: ReadWatch, on_first: Callable[[], None] | None) -> Callable[[], None]:
+    """What is to be called at the first step."""
+
+    def first() -> None:
+        reads.stop()
+        if on_first is not None:
+            on_first()
+
+    return first
+
+
+def steps_before(optimizer: Any, reads: ReadWatch | None) -> int:
+    """Steps that were made before the one that this optimizer has just made, the first of this rank."""
+    try:
+        before = _optimizer_count(optimizer) - 1
+    except _ODD:  # its state is whatever its author wants it to be
+        return UNKNOWN
+    if before > 0:
+        return before
+    return UNKNOWN if reads is not None and reads.found else 0
+
+
+def _optimizer_count(optimizer: Any) -> int:
+    """The optimizer's own count, 1 where it has none."""
+    most = 1
+    for state in islice(optimizer.state.values(), _LOOKED_AT):
+        count = state.get("step", 0)
+        count = count.to_local() if hasattr(count, "to_local") else count
+        if getattr(count, "is_cuda", False) and sys.modules["torch"].cuda.is_current_stream_capturing():
+            raise ValueError("nothing may be read while a graph is captured")
+        most = max(most, int(count))
+    return most
+
+
+def _opens_for_reading(mode: str | None, flags: int) -> bool:
+    if mode is not None:
+        return "r" in mode or "+" in mode
+    return flags & os.O_ACCMODE != os.O_WRONLY
+
+
+def _is_remote(address: object) -> bool:
+    """Whether it is on the network: state may come from there as well."""
+    host = str(address[0]) if isinstance(address, tuple) else ""
+    return bool(host) and not host.startswith("127.") and host not in ("localhost", "::1")

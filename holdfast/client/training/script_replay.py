@@ -1,0 +1,199 @@
+"""`holdfast.replayable()`: a script's work may be done again, to find out which machine does it wrong.
+
+    replay = holdfast.replayable(seed=args.seed)     # first thing; what it returns is false unless this is a replay
+    out = replay.path(args.out)                      # in a replay, a file in the replay's own folder
+    for step in range(start, steps + 1):
+        ...
+        if replay.done(step, model.parameters()):    # in a replay: tells what they hash to; true after its last step
+            break
+
+Nothing that training keeps is touched in a replay: snapshots are not taken, checkpoints are read and never written, and
+what this rank prints goes to logs of the replay.
+"""
+
+import os
+import sys
+
+from holdfast.client.training.progress import GENERATION
+from holdfast.wire import replay_environment
+
+TYPE_CHECKING = False  # importing typing would take longer than all the rest
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import TypeVar
+
+    import torch
+
+    Tensor = TypeVar("Tensor", bound=torch.Tensor)
+
+REFUSED = 78  # exit code of a script that was to be replayed and had not said that it may be
+
+_KEEPER = "HOLDFAST_KEEPER"  # as wire/keeper_messages.py has it, which would bring more with it
+_CHAIN, _WORD = 0x9E3779B97F4A7C15, 2**64 - 1
+
+
+class ScriptReplay:
+    """What this process knows of the replay that it takes part in, if it does."""
+
+    def __init__(self) -> None:
+        self.opted = False  # the script called `replayable`
+        self.read_environment()
+
+    def read_environment(self) -> None:
+        """See what the environment says, as a rank that was just forked must."""
+        environ = os.environ
+        self.is_replay = replay_environment.is_replay()
+        self.name = environ.get(replay_environment.REPLAY, "")
+        self.steps = int(environ.get(replay_environment.STEPS, "0")) if self.is_replay else 0
+        self.folder = environ.get(replay_environment.FOLDER, "") if self.is_replay else ""
+        self.not_after = int(environ.get(replay_environment.NOT_AFTER, "-1")) if self.is_replay else -1
+        self.marks: dict[int, int] = {}  # step -> signature of all that was told up to it
+        self._boundary: torch.Tensor | None = None
+        self._chain = 0
+        self._file = -1
+
+    def __bool__(self) -> bool:
+        return self.is_replay
+
+    def path(self, path: "str | os.PathLike[str]") -> str:
+        """The same path; in a replay, one in its own folder."""
+        return replay_environment.redirect_path(os.fspath(path))
+
+    def boundary(self, tensor: "Tensor") -> "Tensor":
+        """What leaves this rank for the next stage, or for a sum: in a replay its bits count. Returns the tensor."""
+        if self.is_replay:
+            from holdfast.client.training.parameter_hash import hash_tensors
+
+            found = hash_tensors([tensor])
+            self._boundary = found if self._boundary is None else self._boundary + found
+        return tensor
+
+    def done(self, step: int, tensors: "Iterable[torch.Tensor]" = ()) -> bool:
+        """This step is done, and left these tensors: whether it was the last of a replay."""
+        if not self.is_replay:
+            return False
+        from holdfast.client.training.parameter_hash import hash_tensors
+
+        step = int(step)
+
+        places: dict[str, list[torch.Tensor]] = {}  # optimizers keep some of theirs on another device
+        for tensor in tensors:
+            places.setdefault(str(tensor.device), []).append(tensor)
+        found = [int(hash_tensors(some)) for some in places.values()]
+        sent, self._boundary = None if self._boundary is None else int(self._boundary) & _WORD, None
+        for value in found if sent is None else (*found, sent):
+            self._chain = (self._chain * _CHAIN + value) & _WORD
+        self.marks[step] = self._chain
+        self._write_marks(step, sent)
+        return 0 < self.steps <= len(self.marks)
+
+    def _write_marks(self, step: int, sent: int | None) -> None:
+        if not self.folder:
+            return
+        if self._file < 0:
+            os.makedirs(self.folder, exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._file = os.open(
+                replay_environment.signature_path(self.folder, int(os.environ.get("RANK", "0"))), flags, 0o600
+            )
+        os.write(self._file, replay_environment.encode_signature(step, self._chain, sent))
+
+
+_this = ScriptReplay()
+
+
+def replayable(seed: int | None = None) -> ScriptReplay:
+    """Say that this script may be replayed. Call it first, on every rank.
+
+    `seed`: all its random numbers and batches follow from this, the step and the rank, so that the same work can be
+    compared bit for bit between machines. In a replay the generators of python, numpy and torch are seeded with it;
+    in training nothing is changed. Without one only a crash or a loss that is not finite shows a fault.
+
+    >>> replay = holdfast.replayable(seed=1)
+    >>> replay.is_replay
+    False
+    """
+    if _this.name != os.environ.get(replay_environment.REPLAY, ""):  # forked from a zygote, which knew nothing of it
+        _this.read_environment()
+    _this.opted = True
+    if _this.is_replay:
+        _end_with_agent()
+        if _this.folder:
+            os.makedirs(_this.folder, exist_ok=True)
+        if seed is not None:
+            _seed_generators(seed + int(os.environ.get("RANK", "0")))
+    else:
+        _write_note(seed is not None)
+    return _this
+
+
+def sign_gradients(model: object) -> None:
+    """What each rank of a DistributedDataParallel model adds to the sum of gradients counts as sent."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    ddp = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
+    if isinstance(ddp, DistributedDataParallel):
+        for parameter in ddp.parameters():
+            if parameter.requires_grad:
+                parameter.register_hook(_sign_gradient)
+
+
+def _sign_gradient(grad: "torch.Tensor") -> None:
+    """A gradient, before it is summed up; one that cannot be signed is the replay's loss, not the script's."""
+    try:
+        for part in (grad.coalesce().indices(), grad.coalesce().values()) if grad.is_sparse else (grad,):
+            _this.boundary(part)
+    except (RuntimeError, TypeError, NotImplementedError) as e:  # what torch raises of kinds of tensors it cannot do
+        print(f"holdfast: a gradient was not signed: {e!r}", file=sys.stderr)
+
+
+def current_replay() -> ScriptReplay:
+    """The replay this process takes part in, as a Checkpointer asks for it."""
+    if replay_environment.is_replay() and not _this.opted:
+        raise RuntimeError("this script is being replayed and has not called holdfast.replayable(): it is not run")
+    return _this
+
+
+def guard_first_step(on_first: "Callable[[], None] | None") -> "Callable[[], None] | None":
+    """What to do at the first step of a replay: a script that has not said that it may be replayed ends there."""
+
+    def first() -> None:
+        if not _this.opted:
+            print("holdfast: this script has not called holdfast.replayable(): it is not replayed", file=sys.stderr)
+            os._exit(REFUSED)
+        if on_first is not None:
+            on_first()
+
+    return first
+
+
+def _write_note(seeded: bool) -> None:
+    """Tell the node that this script may be replayed."""
+    keeper = os.environ.get(_KEEPER)
+    if not keeper or os.environ.get("LOCAL_RANK", "0") != "0":
+        return
+    note = f'{{"generation": {int(os.environ.get(GENERATION, "0"))}, "seeded": {str(seeded).lower()}}}'
+    path = os.path.join(os.path.dirname(keeper), replay_environment.NOTE)
+    try:
+        with open(f"{path}.{os.getpid()}", "w") as file:
+            file.write(note)
+        os.replace(file.name, path)
+    except OSError as e:
+        print(f"holdfast: nobody will know that this script may be replayed: {e}", file=sys.stderr)
+
+
+def _end_with_agent() -> None:
+    """Nobody else would end this process, and it must not go on beside training."""
+    from holdfast.linux import process_control
+
+    process_control.die_with_parent(os.getppid(), REFUSED)
+
+
+def _seed_generators(seed: int) -> None:
+    import random
+
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)

@@ -1,0 +1,1 @@
+"""Who may connect, ask and order: tokens, certificates, rates, the audit log."""

@@ -1,0 +1,158 @@
+"""Who comes in at the controller's door, and what they may do.
+
+On this host the kernel says whose process is at the other end of a unix socket. From other hosts nodes show a
+certificate of this job, and people a token that has a name and a role. Nobody comes in without one of these.
+"""
+
+import asyncio
+import enum
+import hashlib
+import ipaddress
+import pwd
+from collections.abc import Callable, Collection
+from contextvars import ContextVar
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from aiohttp import web
+
+from holdfast.controller.access.request_rates import RequestRates
+from holdfast.linux import peer_credentials
+from holdfast.wire.agent_messages import TOKEN_HEADER
+from holdfast.wire.credentials import job_secret, mutual_tls
+
+_BEARER = "Bearer "
+_A_SECOND, _AT_ONCE = 20.0, 200.0  # requests with one token
+ANY_NODE = "*"
+
+
+class Right(enum.IntEnum):
+    """What a caller may do; each has all that comes before it."""
+
+    VIEW = 1  # look at everything
+    OPERATE = 2  # order what changes nothing but when and where the job runs
+    ADMIN = 3  # bring code and environment
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody who has proved who they are."""
+
+    name: str
+    right: Right | None = None  # None: no person
+    node: str = ""  # which node's agent it may be; ANY_NODE: any
+    origin: str = ""  # where it called from
+
+
+ANYBODY = Caller(name="a node of this host", node=ANY_NODE)
+CALLER: ContextVar[Caller] = ContextVar("caller")  # of the request that is being answered
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    status: int
+    why: str
+
+
+Admit = Callable[[web.Request], Caller | Refusal]
+Proved = Callable[[asyncio.BaseTransport | None], None]  # is told of links whose callers were let in
+
+
+def admit_by_socket(request: web.Request) -> Caller | Refusal:
+    """A process on this host: the job's own user, and root, may do all."""
+    assert request.transport is not None
+    peer = peer_credentials.read_peer(request.transport.get_extra_info("socket"))
+    if not peer_credentials.may_order(peer):
+        return Refusal(status=403, why="this job is another user's")
+    return Caller(
+        name=_user_name(peer.user), right=Right.ADMIN, node=ANY_NODE, origin=f"process {peer.pid} of this host"
+    )
+
+
+def _user_name(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:  # as in a container, where a number is all there is
+        return f"user {number}"
+
+
+class UserToken(msgspec.Struct, frozen=True, kw_only=True):
+    """A person's token, by what is kept of it."""
+
+    name: str
+    right: Right
+    digest: str
+
+
+def make_user_token(name: str, right: Right, token: str) -> UserToken:
+    return UserToken(name=name, right=right, digest=token_digest(token))
+
+
+def token_digest(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
+
+
+def _refuse_certificate(shown: dict[str, Any]) -> str:
+    return "this job has no nodes on other hosts"
+
+
+class PortAccess:
+    """People and nodes at the controller's port."""
+
+    def __init__(
+        self,
+        badges: Callable[[], Collection[UserToken]],
+        host: str,
+        refusal: Callable[[dict[str, Any]], str] = _refuse_certificate,
+    ) -> None:
+        """`refusal`: why a node's certificate does not count; empty if it does."""
+        self._badges = badges
+        self._refusal = refusal
+        self._host = host  # by whose name the port may be called, besides numbers
+        self._rates = RequestRates(_A_SECOND, _AT_ONCE)
+
+    def __call__(self, request: web.Request) -> Caller | Refusal:
+        if stray := _refuse_foreign_page(request, self._host):
+            return stray
+        shown = request.transport.get_extra_info("peercert") if request.transport else None
+        origin = request.remote or ""
+        if node := mutual_tls.certificate_node(shown):
+            if why := self._refusal(shown or {}):
+                return Refusal(status=403, why=why)
+            return Caller(name=node, node=node, origin=origin)
+        wanted = token_digest(_bearer_token(request))
+        for badge in self._badges():
+            if job_secret.is_equal(badge.digest, wanted):
+                if not self._rates.may_call(badge.name):
+                    return Refusal(status=429, why="you ask too often; wait a little")
+                return Caller(name=badge.name, right=badge.right, origin=origin)
+        return Refusal(
+            status=401, why=f"send a token in the header {TOKEN_HEADER}; the run's own is in the file RUN_DIR/token"
+        )
+
+
+def _bearer_token(request: web.Request) -> str:
+    """Never from the address, which ends up in logs and histories."""
+    said = request.headers.get("Authorization", "")
+    return said.removeprefix(_BEARER) if said.startswith(_BEARER) else request.headers.get(TOKEN_HEADER, "")
+
+
+def _refuse_foreign_page(request: web.Request, host: str) -> Refusal | None:
+    """A page in a browser may make it call any address, but then says which page, or calls by another name."""
+    try:
+        called = urlsplit(f"//{request.host}").hostname or ""
+        page = urlsplit(request.headers.get("Origin", "")).netloc
+    except ValueError:  # half an IPv6 address
+        return Refusal(status=400, why="the header Host or Origin names no host")
+    if called not in ("localhost", mutual_tls.CONTROLLER, host.lower()) and not _is_ip_address(called):
+        return Refusal(status=403, why=f"there is no {called} here: call this port by its number, or by {host}")
+    if "Origin" in request.headers and page != request.host:
+        return Refusal(status=403, why="pages of other sites are not served")
+    return None
+
+
+def _is_ip_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,156 @@
+"""Hosts that know the job's secret, or have a token of their own, become nodes: the controller's side of
+wire/credentials/enrolment.py."""
+
+import asyncio
+import os
+import ssl
+import time
+from collections.abc import Callable, MutableMapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import msgspec
+from aiohttp import web
+
+from holdfast.controller.access.audit_log import AuditLog
+from holdfast.controller.access.node_tokens import NodeTokens
+from holdfast.controller.access.request_rates import RequestRates
+from holdfast.core.decoding import from_json
+from holdfast.wire.credentials import enrolment, job_secret, mutual_tls
+from holdfast.wire.credentials.enrolment import Challenge, EnrolmentGrant, EnrolmentRequest
+
+if TYPE_CHECKING:
+    from holdfast.wire.credentials.certificate_authority import CertificateAuthority
+
+_OPEN_S = 30.0  # from the challenge to the answer
+_A_SECOND, _AT_ONCE = 0.1, 20.0  # refusals with one token that get a line each
+
+
+class _Open(NamedTuple):
+    """A challenge that waits for its answer."""
+
+    nonces: tuple[str, str]
+    until: float
+    token: str  # the id of a node's token; "": the job's secret is meant
+
+
+_NONE = _Open(("", ""), 0.0, "")
+
+
+class NodeEnrolment:
+    def __init__(
+        self, authority: "CertificateAuthority", token: str, run_id: str, audit: AuditLog, tokens: NodeTokens
+    ) -> None:
+        self._authority, self._token, self._run_id = authority, token, run_id
+        self._audit, self._tokens = audit, tokens
+        self._rates = RequestRates(_A_SECOND, _AT_ONCE)
+        self._certificate = ssl.PEM_cert_to_DER_cert(authority.keys.certificate.read_text())
+        # By link, and gone with it: whoever asks for many fills nothing but the links that the porch lets him have.
+        self._open: MutableMapping[asyncio.BaseTransport, _Open] = WeakKeyDictionary()
+        self.serials = authority.node_serials()  # of the nodes, by name
+        self.counts: Callable[[str, str], bool] = lambda node, serial: self.serials.get(node) == serial
+
+    def certificate_refusal(self, shown: dict[str, Any]) -> str:
+        """Why a node's certificate, which we have signed, is not taken any more."""
+        node = mutual_tls.certificate_node(shown)
+        return (
+            ""
+            if self.counts(node, mutual_tls.certificate_serial(shown))
+            else f"the certificate of {node} counts no more"
+        )
+
+    async def challenge_route(self, request: web.Request) -> web.Response:
+        mine, token = request.query.get("nonce", ""), request.query.get("token", "")
+        if len(mine) != 2 * job_secret.NONCE_BYTES:
+            return _error_response(400, f"send a nonce of {2 * job_secret.NONCE_BYTES} characters")
+        if request.transport is None or request.transport in self._open:
+            return _error_response(400, "there was a challenge on this link already; call again for another")
+        nonces = (mine, os.urandom(job_secret.NONCE_BYTES).hex())
+        self._open[request.transport] = _Open(nonces, time.monotonic() + _OPEN_S, token)
+        shown = enrolment.controller_proof(self._secret_of(token), nonces, self._certificate)
+        return _json_response(Challenge(nonce=nonces[1], proof=shown))
+
+    def _secret_of(self, token: str) -> str:
+        """Of a token that we do not know, one that nobody does: nobody is told which there are."""
+        known = self._tokens.secret_of(token) if token else self._token
+        return known or os.urandom(job_secret.NONCE_BYTES).hex()
+
+    async def enrol_route(self, request: web.Request) -> web.Response:
+        try:
+            asked = from_json(await request.read(), EnrolmentRequest)
+        except msgspec.DecodeError as e:
+            return _error_response(400, f"this is no request of this version of holdfast: {e}")
+        found = self._answered(request.transport)
+        origin = request.remote or ""
+        if why := self._why_unproved(asked, found):
+            self._audit.record_refusal(origin, f"POST {enrolment.PATH}", why)
+            return _error_response(403, why)
+        try:
+            signed = self._sign_certificate(asked, found.token)
+        except _RefusedError as e:
+            self._audit_attempt(asked, found.token, origin, e.why)
+            return _error_response(e.status, e.why)
+        self._audit_attempt(asked, found.token, origin)
+        return _json_response(EnrolmentGrant(certificate=signed, authority=self._authority.keys.authority.read_text()))
+
+    def _answered(self, link: asyncio.BaseTransport | None) -> _Open:
+        """The link's challenge, which is open no more; there is not another on the same link."""
+        found = self._open.get(link, _NONE) if link else _NONE
+        if link:
+            self._open[link] = _NONE
+        return found
+
+    def _why_unproved(self, asked: EnrolmentRequest, found: _Open) -> str:
+        if found.until < time.monotonic() or asked.nonces != found.nonces:
+            return "this challenge is not open; ask for another"
+        parts = enrolment.node_proof_parts(asked.name, asked.nonces, asked.request, self._certificate)
+        if not job_secret.is_equal(job_secret.make_proof(self._secret_of(found.token), "node", *parts), asked.proof):
+            return "the token is not this job's"
+        return ""
+
+    def _sign_certificate(self, asked: EnrolmentRequest, token: str) -> str:
+        """The certificate of a node that is in from now on; a token is used up only by that."""
+        if not enrolment.NAME.fullmatch(asked.name):
+            raise _RefusedError(400, enrolment.NAMES)
+        if token and (why := self._tokens.why_unusable(token, asked.name)):
+            raise _RefusedError(403, why)
+        if asked.run_id and asked.run_id != self._run_id:
+            raise _RefusedError(409, f"it runs the job {self._run_id}, not {asked.run_id}")
+        if asked.name in self.serials:
+            raise _RefusedError(409, f"there is a node {asked.name} in this job already; give this one another name")
+        try:
+            signed = self._authority.sign_node(asked.name, asked.request.encode())
+        except ValueError as e:
+            raise _RefusedError(400, f"the key cannot be signed: {e}") from None
+        try:
+            if token:
+                self._tokens.use_token(token, asked.name)
+            self.serials[asked.name] = self._authority.register_node(asked.name, signed)
+        except OSError as e:
+            raise _RefusedError(503, f"the controller cannot write down who comes: {e.strerror}") from None
+        return signed.decode()
+
+    def _audit_attempt(self, asked: EnrolmentRequest, token: str, origin: str, refused: str = "") -> None:
+        """Who has a token that is used up may call as often as he likes, but does not fill the disk."""
+        if refused and not self._rates.may_call(token):
+            self._audit.record_refusal(origin, f"POST {enrolment.PATH}", refused)
+            return
+        who = f"node's token {token}" if token else "the job's secret"
+        self._audit.record_order(who, origin, {"enrol": asked.name[:200]}, refused)
+
+
+class _RefusedError(Exception):
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status, self.why = status, why
+
+
+def _json_response(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+
+
+def _error_response(status: int, sentence: str) -> web.Response:
+    """The last word on its link: whoever asks badly, as often as he can, has to call anew each time."""
+    answer = _json_response({"error": sentence}, status)
+    answer.force_close()
+    return answer

@@ -1,0 +1,67 @@
+"""The tokens of a job that enrol one node each: made here, used once, and remembered by the next controller."""
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from holdfast.core.decoding import from_json
+from holdfast.wire.credentials import mutual_tls, node_token
+from holdfast.wire.credentials.node_token import NodeToken
+
+MOST_S = 30 * 86400.0
+_KEPT_S = 86400.0  # after its time is over, so that a host that comes late is told why
+_MORE = "have another made with holdfast token node"
+
+
+class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of one."""
+
+    secret: str  # in the clear: the controller proves with it that it is the one that made it
+    until: float  # by the clock of the controller's host
+    name: str = ""
+    used_by: str = ""  # the node that was enrolled with it
+
+
+class NodeTokens:
+    """A controller's alone: nobody else writes the file."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        """`folder`: the authority's; its owner's alone."""
+        self._path, self._clock = folder / "tokens.json", clock
+        try:
+            self._minted = from_json(self._path.read_bytes(), dict[str, TokenRecord])
+        except (FileNotFoundError, msgspec.DecodeError):
+            self._minted = {}  # one that is damaged lets nobody in
+
+    def mint_token(self, name: str, within_s: float) -> NodeToken:
+        """One more, for this node alone if it has a name; on disk when this returns."""
+        made, now = node_token.make_token(name), self._clock()
+        kept = {id: found for id, found in self._minted.items() if now < found.until + _KEPT_S}
+        self._write_tokens(kept | {made.id: TokenRecord(secret=made.secret, until=now + within_s, name=name)})
+        return made
+
+    def secret_of(self, id: str) -> str | None:
+        return self._minted[id].secret if id in self._minted else None
+
+    def why_unusable(self, id: str, name: str) -> str:
+        """Why a node of this name cannot be enrolled with it, in one sentence; empty if it can."""
+        found = self._minted[id]
+        if found.used_by:
+            return f"this token has enrolled {found.used_by} already, and is good for one node; {_MORE}"
+        if self._clock() >= found.until:
+            over = datetime.fromtimestamp(found.until, UTC)
+            return f"this token was good until {over:%Y-%m-%d %H:%M:%S} UTC; {_MORE}"
+        if found.name and found.name != name:
+            return f"this token is for the node {found.name}, not for {name}"
+        return ""
+
+    def use_token(self, id: str, name: str) -> None:
+        """On disk before the node hears of it: nobody uses it twice, whoever dies meanwhile."""
+        self._write_tokens(self._minted | {id: msgspec.structs.replace(self._minted[id], used_by=name)})
+
+    def _write_tokens(self, minted: dict[str, TokenRecord]) -> None:
+        mutual_tls.write_secret(self._path, msgspec.json.encode(minted), durable=True)
+        self._minted = minted

@@ -1,0 +1,82 @@
+"""People's tokens: each has a name and a right, is kept as a digest alone, and can be revoked while jobs run."""
+
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from holdfast.controller.access.access_control import Right, UserToken, make_user_token
+from holdfast.core.decoding import from_json
+from holdfast.wire.credentials import mutual_tls
+
+_LOOK_S = 1.0
+
+
+class UserTokens:
+    """Those of one file, read again when it has changed, and those of the run itself."""
+
+    def __init__(self, path: Path, own: tuple[UserToken, ...]) -> None:
+        self._path, self._own = path, own
+        self._seen: tuple[int, int] | None = None
+        self._read: tuple[UserToken, ...] = ()
+        self._look_at = 0.0
+
+    def __call__(self) -> tuple[UserToken, ...]:
+        if (now := time.monotonic()) >= self._look_at:
+            self._look_at = now + _LOOK_S
+            self._reload_changed()
+        return (*self._own, *self._read)
+
+    def _reload_changed(self) -> None:
+        try:
+            found = self._path.stat()
+            seen = (found.st_mtime_ns, found.st_ino)
+            if seen != self._seen:
+                self._seen, self._read = seen, read_tokens(self._path)
+        except OSError:
+            self._seen, self._read = None, ()  # whoever removes the file revokes all
+
+
+class UserTokenError(Exception):
+    """One sentence: why nothing was changed."""
+
+
+def read_tokens(path: Path) -> tuple[UserToken, ...]:
+    """None where there is no such file; one that is damaged, or that others may write, lets nobody in."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return ()
+    with os.fdopen(fd, "rb") as file:
+        seen = os.fstat(fd)
+        if seen.st_uid != os.getuid() or seen.st_mode & 0o022:
+            return ()
+        try:
+            return from_json(file.read(), tuple[UserToken, ...])
+        except msgspec.DecodeError:
+            return ()
+
+
+def add_token(path: Path, name: str, right: Right) -> str:
+    """The new token, which is told once and kept nowhere."""
+    badges = read_tokens(path)
+    if not name or not name.isprintable() or len(name) > 100:
+        raise UserTokenError("a token's name has 1 to 100 printable characters")
+    if any(badge.name == name for badge in badges):
+        raise UserTokenError(f"there is a token of {name} already; revoke it first, or take another name")
+    token = os.urandom(16).hex()
+    _write_tokens(path, (*badges, make_user_token(name, right, token)))
+    return token
+
+
+def revoke_token(path: Path, name: str) -> None:
+    badges = read_tokens(path)
+    if not any(badge.name == name for badge in badges):
+        raise UserTokenError(f"there is no token of {name}; there are {', '.join(b.name for b in badges) or 'none'}")
+    _write_tokens(path, tuple(badge for badge in badges if badge.name != name))
+
+
+def _write_tokens(path: Path, badges: tuple[UserToken, ...]) -> None:
+    path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+    mutual_tls.write_secret(path, msgspec.json.format(msgspec.json.encode(badges)))

@@ -1,0 +1,1 @@
+"""The decider's actions carried out: launches, probes, staging, replays."""

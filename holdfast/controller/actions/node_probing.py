@@ -1,0 +1,108 @@
+"""Tries nodes while the job stands: each alone, and if nobody fails, what lies between them, in pairs."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from holdfast.core.decoding import from_json
+from holdfast.core.diagnose import pair_assessment, pair_test, probe_assessment
+from holdfast.core.diagnose.fleet_baseline import MeasurementHistory
+from holdfast.core.diagnose.pair_test import PairResult, PairTestResult, World
+from holdfast.core.diagnose.probe_assessment import Key, ProbeAssessment, ProbeLimits
+from holdfast.logs import golden_bits
+from holdfast.model.action import Probe
+from holdfast.model.errand import Done, Errand, PairTestHere, ProbeHere
+from holdfast.model.event import Outcome
+from holdfast.model.probe import Finding, PairMeeting
+from holdfast.ports import Store
+from holdfast.wire import run_files
+
+_SLACK_S = 180.0  # beyond what probes may take: to start, and for one that hangs to be given up on
+_MEETING_IDS = 10**6  # errands of waves are numbered downwards from here, as an action has but one number
+_WAVES = 100
+
+# An errand for each node, its number, and within how many seconds; whoever has not answered is missing.
+Ask = Callable[[int, dict[str, Errand], float], Awaitable[dict[str, Done]]]
+
+
+class NodeProbing:
+    def __init__(
+        self,
+        ask: Ask,
+        store: Store,
+        hosts: Mapping[str, str],
+        limits: ProbeLimits | None = None,
+        kept: Path | None = None,
+    ) -> None:
+        """`kept`: where the past of nodes is written down."""
+        self._ask = ask
+        self._store = store
+        self._hosts = hosts
+        self._limits = limits or ProbeLimits()
+        self._kept = kept
+        self._golden: Mapping[Key, str] = {}
+
+    async def probe_nodes(self, action: Probe) -> Outcome:
+        """Whom probes found bad, under `failed`; of whom one is, under `nodes`."""
+        self._golden = self._golden or golden_bits.load_golden()
+        errands: dict[str, Errand] = {n: ProbeHere(id=action.id, level=action.level) for n in action.nodes}
+        answers = await self._ask(action.id, errands, self._limits.budget_s + _SLACK_S)
+        found = {node: done.findings for node, done in answers.items() if done.ok}
+        past = self._read_history()
+        judged = probe_assessment.assess_probes(found, self._golden, past, action.least)
+        bad = judged.bad | {node: _failure_reason(answers.get(node)) for node in action.nodes if node not in found}
+        reason = ProbeAssessment(bad=bad, suspects=judged.suspects, notes=judged.notes).summary_text
+        if not bad and len({self._hosts.get(node, node) for node in found}) > 1:
+            met = await self._test_pairs(action, "nccl" if _on_gpus(found) else "gloo")
+            bad, reason = met.bad, met.reason if met.bad or not judged.suspects else f"{reason}; {met.reason}"
+        self._write_history(past, {node: told for node, told in found.items() if node not in bad})
+        return Outcome(action=action.id, ok=True, failed=bad, nodes=tuple(judged.suspects), detail=reason)
+
+    async def _test_pairs(self, action: Probe, backend: str) -> PairTestResult:
+        """The pair test, wave by wave."""
+        port = await self._store.open(action.generation)
+        done: list[PairResult] = []
+        passed: dict[World, Mapping[str, tuple[Finding, ...]]] = {}
+        for number in range(_WAVES):
+            wave = pair_test.next_wave(action.nodes, done)
+            if isinstance(wave, PairTestResult):
+                return wave
+            id = -(_MEETING_IDS + action.id * _WAVES + number)
+            errands: dict[str, Errand] = {
+                node: PairTestHere(id=id, meeting=self._make_meeting(world, rank, f"{-id}-{at}", port, backend))
+                for at, world in enumerate(wave.worlds)
+                for rank, node in enumerate(world)
+            }
+            answers = await self._ask(id, errands, _SLACK_S)
+            told = {world: {node: answers[node].findings for node in world if node in answers} for world in wave.worlds}
+            judged = pair_assessment.assess_pairs(told, passed)
+            passed |= {one.world: told[one.world] for one in judged if one.ok}
+            done += judged
+        return PairTestResult(unsure=action.nodes, reason=f"no end of the pair test after {_WAVES} waves")
+
+    def _make_meeting(self, world: World, rank: int, name: str, port: int, backend: str) -> PairMeeting:
+        host = self._store.host
+        return PairMeeting(rank=rank, world=len(world), host=host, port=port, name=name, backend=backend)
+
+    def _read_history(self) -> dict[str, MeasurementHistory]:
+        if self._kept is None or not self._kept.exists():
+            return {}
+        try:
+            return from_json(self._kept.read_bytes(), dict[str, MeasurementHistory])
+        except msgspec.DecodeError:  # torn, or a measurement was no number: what is usual is learned anew
+            return {}
+
+    def _write_history(self, past: dict[str, MeasurementHistory], sound: Mapping[str, tuple[Finding, ...]]) -> None:
+        for node, findings in sound.items():
+            past[node] = probe_assessment.add_to_history(past.get(node, MeasurementHistory()), findings)
+        if self._kept is not None:
+            run_files.publish_file(self._kept, msgspec.json.encode(past))
+
+
+def _failure_reason(done: Done | None) -> str:
+    return (done.detail if done else "") or "did not answer when it was tried"
+
+
+def _on_gpus(found: Mapping[str, tuple[Finding, ...]]) -> bool:
+    return any(finding.place.startswith("cuda") for findings in found.values() for finding in findings)

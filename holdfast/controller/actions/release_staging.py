@@ -1,0 +1,38 @@
+"""Brings a release to nodes: one of them checks it first, and only then the others get it."""
+
+from holdfast.controller.actions.node_probing import Ask
+from holdfast.model.action import Stage
+from holdfast.model.errand import StageHere
+from holdfast.model.event import Outcome
+
+_STAGE_S = 600.0  # for the slowest node
+
+
+class ReleaseStaging:
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    async def stage_release(self, action: Stage) -> Outcome:
+        """A release that a node refuses has a detail; nodes that could not have it are under `failed`."""
+        failed: dict[str, str] = {}
+        rest = [*action.nodes]
+        while rest:
+            first = rest.pop(0)
+            done = (await self._ask(action.id, {first: self._make_errand(action, check=True)}, _STAGE_S)).get(first)
+            if done and done.refused:
+                return Outcome(action=action.id, ok=False, detail=done.detail)
+            if done and done.ok:
+                break
+            failed[first] = done.detail if done else "it did not answer"
+        else:
+            why = "" if failed else "there is no node to check it on"
+            return Outcome(action=action.id, ok=False, detail=why, failed=failed)
+        answers = await self._ask(action.id, dict.fromkeys(rest, self._make_errand(action, check=False)), _STAGE_S)
+        for node in rest:
+            done = answers.get(node)
+            if not done or not done.ok:
+                failed[node] = done.detail if done else "it did not answer"
+        return Outcome(action=action.id, ok=not failed, failed=failed)
+
+    def _make_errand(self, action: Stage, *, check: bool) -> StageHere:
+        return StageHere(id=action.id, release=action.release, check=check)

@@ -1,0 +1,136 @@
+"""Has nodes do the job's own work again, in two halves or wave by wave in groups, and tells whom that accuses."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
+
+import msgspec
+
+from holdfast.controller.actions.node_probing import Ask
+from holdfast.core.replay.dual_phase import ReplayLimits, ReplayRuling, RulingKind
+from holdfast.core.replay.group_session import GroupLaunch, GroupSession, ReplayRequest
+from holdfast.core.replay.majority import GroupResult
+from holdfast.core.replay.node_grid import UnfitError
+from holdfast.core.replay.twin_session import TwinSession
+from holdfast.model.action import Replay
+from holdfast.model.errand import Done, Errand, LaunchHere, ReplayHere
+from holdfast.model.event import Outcome
+from holdfast.model.release import Release
+from holdfast.model.replay_task import ReplayResult
+from holdfast.model.topology import Dims
+from holdfast.ports import Store
+
+_IDS, _GROUPS = 10**14, 10**4  # errands of groups are numbered downwards from the one, at most so many of an action
+_SLACK_S = 60.0
+_BEATS, _BEAT_S = 10, 0.5
+
+
+class _GoneError(Exception):
+    """Nodes that answer no more: whatever a replay would find, they are lost."""
+
+    def __init__(self, nodes: list[str]) -> None:
+        super().__init__()
+        self.nodes = nodes
+
+
+class ReplayRuns:
+    def __init__(self, ask: Ask, store: Store, limits: ReplayLimits | None = None) -> None:
+        self.mesh: Callable[[], Dims] = tuple
+        self.say: Callable[[str], None] = lambda text: None
+        self.release: Callable[[], Release] = lambda: Release(number=0)  # that runs
+        self.allowed: str | None = None  # by the script: "seeded", "unseeded", "" for not at all; None: not heard yet
+        self._ask = ask
+        self._store = store
+        self._limits = limits or ReplayLimits()
+
+    async def replay_nodes(self, action: Replay) -> Outcome:
+        """Whom it accuses alone, under `failed`; of whom one is bad, under `nodes`."""
+        for _ in range(_BEATS):
+            if self.allowed is None:  # this controller has just come back
+                await asyncio.sleep(_BEAT_S)
+        if not self.allowed:
+            return Outcome(action=action.id, ok=True, detail="the script has not said that it may be replayed")
+        self.say("the same again although nothing was found: groups of nodes do the work again")
+        asked = ReplayRequest(
+            seats=action.seats,
+            mesh=self.mesh(),
+            steps=self._limits.steps,
+            not_after=action.not_after,
+            seeded=self.allowed == "seeded",
+        )
+        try:
+            ruling = await self._find_ruling(action, asked)
+        except UnfitError as e:
+            return Outcome(action=action.id, ok=True, detail=f"no replay: {e}")
+        except _GoneError as e:
+            return Outcome(action=action.id, ok=True, failed=dict.fromkeys(e.nodes, "did not answer in a replay"))
+        named = dict.fromkeys(ruling.nodes, ruling.reason) if ruling.how is RulingKind.ONE else {}
+        some = ruling.nodes if ruling.how is RulingKind.SOME else ()
+        return Outcome(action=action.id, ok=True, failed=named, nodes=some, detail=ruling.reason)
+
+    async def _find_ruling(self, action: Replay, asked: ReplayRequest) -> ReplayRuling:
+        """By two halves where they can be, as the fault has to show but once; what they leave open, by groups."""
+        numbers, found = count(1), None
+        if asked.seeded and self._limits.halves:
+            with contextlib.suppress(UnfitError):
+                found = await self._run_session(action, TwinSession(asked, self._limits), numbers)
+        if found is None or found.how in (RulingKind.ONE, RulingKind.NOBODY):
+            return found or await self._run_session(action, GroupSession(asked, self._limits), numbers)
+        asked = msgspec.structs.replace(asked, suspects=found.nodes)
+        ruling = await self._run_session(action, GroupSession(asked, self._limits), numbers)
+        return msgspec.structs.replace(ruling, reason=f"two halves: {found.reason}; groups: {ruling.reason}")
+
+    async def _run_session(
+        self, action: Replay, session: GroupSession | TwinSession, numbers: Iterator[int]
+    ) -> ReplayRuling:
+        while not isinstance(wave := session.next_launches(), ReplayRuling):
+            asked = []
+            for launch in wave:
+                id = -(_IDS + action.id * _GROUPS + next(numbers))
+                port = await self._store.open(id)  # one of its own, as keys would be mixed up
+                errands = dict(self._make_errands(id, action, launch, port))
+                asked.append(self._ask(id, errands, self._within_s(launch) + _SLACK_S))
+            for launch, answers in zip(wave, await asyncio.gather(*asked), strict=True):
+                if gone := [seat.node for seat in launch.seats if seat.node not in answers]:
+                    raise _GoneError(gone)
+                session.on_group_result(launch.replay.name, _group_result(launch, answers))
+        return wave
+
+    def _within_s(self, launch: GroupLaunch) -> float:
+        """The limit is for a replay of the usual length."""
+        return self._limits.within_s * max(1.0, launch.replay.steps / self._limits.steps)
+
+    def _make_errands(self, id: int, action: Replay, launch: GroupLaunch, port: int) -> Iterable[tuple[str, Errand]]:
+        for seat in launch.seats:
+            here = LaunchHere(
+                id=id,
+                generation=action.generation,
+                seat=seat,
+                world_size=launch.world_size,
+                group_world_size=len(launch.seats),
+                store_host=self._store.host,
+                store_port=port,
+                run_id=launch.replay.name,
+                max_restarts=0,
+                release=self.release(),
+            )
+            # In a folder that no earlier replay has written to.
+            replay = msgspec.structs.replace(launch.replay, name=f"{action.id}-{launch.replay.name}")
+            yield seat.node, ReplayHere(id=id, launch=here, replay=replay, within_s=self._within_s(launch))
+
+
+def _group_result(launch: GroupLaunch, answers: dict[str, Done]) -> GroupResult | None:
+    """What is known of a group; nothing if a node of it has not answered."""
+    done = [answers.get(seat.node) for seat in launch.seats]
+    played: list[ReplayResult] = [one for answer in done if answer and answer.ok for one in answer.played]
+    if len(played) < launch.world_size:
+        return None
+    bad = [one.bad_step for one in played if one.bad_step >= 0]
+    return GroupResult(
+        failed=any(one.failed for one in played),
+        bad_step=min(bad, default=-1),
+        ended=all(one.ended for one in played),
+        marks={(step, one.rank): value for one in played for step, value in one.marks.items()},
+        signed={(step, one.rank): value for one in played for step, value in one.signed.items()},
+    )

@@ -1,0 +1,129 @@
+"""What people may order: whether it can be done as the job stands, and what happens next."""
+
+import msgspec
+
+from holdfast.core.decide.decider import Decider
+from holdfast.model.event import Order, Phase
+from holdfast.model.release import Release
+
+VERBS = ("stop", "update", "rollback", "hold", "resume", "evict", "drain", "approve")
+_RUNNING = (Phase.STARTING, Phase.TRAINING)
+_SOON = "as soon as what is under way now is done"
+
+
+class OrderBody(msgspec.Struct, frozen=True, kw_only=True):
+    """An order, as it is sent."""
+
+    verb: str
+    code: int = 0
+    now: bool = False
+    node: str = ""
+    release: Release | None = None
+    number: int = 0
+    window_s: float = 0.0
+
+    def make_order(self, who: str) -> Order:
+        """As given by somebody who has proved to be that."""
+        return Order(
+            verb=self.verb,
+            who=who,
+            code=self.code,
+            now=self.now,
+            node=self.node,
+            release=msgspec.structs.replace(self.release, who=who) if self.release else None,
+            number=self.number,
+            window_s=self.window_s,
+        )
+
+
+class OrderReceipt(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to an order that is in the journal now."""
+
+    seq: int  # of its entry
+    next: str  # what happens
+    taken: bool = True
+
+
+def order_refusal(decider: Decider, order: Order) -> str:
+    """Why an order cannot be taken, in one sentence; "" if it can."""
+    if order.verb not in VERBS:
+        return f"there is no order '{order.verb}'; there are {', '.join(VERBS)}"
+    if order.verb != "stop" and decider.phase in (Phase.ENDING, Phase.DONE):
+        return f"the job is ending, so it takes no order but stop; '{order.verb}' comes too late"
+    match order.verb:
+        case "update" if order.release is None:
+            return "an update needs a release; send one with holdfast update"
+        case "update" if order.release and (bad := decider.releases.rolled_back_as(order.release)):
+            return f"this is release {bad} again, which was rolled back: {decider.releases.told[bad]}"
+        case "rollback":
+            return decider.releases.rollback_refusal(order.number)
+        case "hold" if decider.people.held:
+            return f"{decider.people.held} holds the job already; holdfast resume lets it go on"
+        case "hold" if decider.people.asking:
+            return f"the job stands, and asks: {decider.people.asking}; answer with holdfast approve or stop"
+        case "resume" if not decider.people.held and decider.people.asking:
+            return f"nobody holds the job, it asks: {decider.people.asking}; answer with holdfast approve or stop"
+        case "resume" if not decider.people.held:
+            return f"nobody holds the job, it is {decider.phase}; there is nothing to resume"
+        case "approve" if not decider.people.asking:
+            return f"the job asks nothing, it is {decider.phase}; there is nothing to approve"
+        case "evict" | "drain":
+            return _why_node_stays(decider, order)
+    return ""
+
+
+def _why_node_stays(decider: Decider, order: Order) -> str:
+    """Why a node cannot be sent away."""
+    node, active = order.node, {seat.node for seat in decider.seats} - decider.out
+    beside = {*decider.pool, *decider.coming, *decider.under_probe}
+    if not node:
+        return f"say which node to {order.verb}; there are {_list_nodes(active | beside)}"
+    if order.verb == "evict" and node in decider.fence.nodes:
+        return ""  # a person says that it is dead
+    if node in decider.gone and node not in active | beside:
+        return f"{node} has left the job already"
+    if node not in active | beside:
+        return f"there is no node '{node}' in this job; there are {_list_nodes(active | beside)}"
+    told = decider.people.evicting if order.verb == "evict" else decider.people.draining
+    if node in told:
+        return f"{told[node]} has ordered that already: {node} leaves as soon as it can"
+    left = len(active | set(decider.pool)) - 1
+    if node in active and not decider.job.can_acquire and left < decider.job.min_nodes and order.verb == "evict":
+        short = f"{left} nodes of the {decider.job.min_nodes} that the job needs"
+        return f"without {node} there are {short}; start another host first, or drain it"
+    return ""
+
+
+def _list_nodes(nodes: set[str]) -> str:
+    return ", ".join(sorted(nodes)) or "none yet"
+
+
+def describe_effect(decider: Decider, order: Order) -> str:
+    """What an order will lead to, as the job stands; asked before it is told to the decider."""
+    when = "now" if decider.phase in _RUNNING else _SOON
+    match order.verb:
+        case "hold" if decider.phase in (Phase.WAITING, Phase.HELD):
+            return "nothing is launched until holdfast resume; nodes and state are kept"
+        case "hold":
+            return f"all ranks are ended {when}; nodes and state are kept until holdfast resume"
+        case "resume" | "approve":
+            return "all ranks are launched again, from the newest state that all of them can get"
+        case "evict" if order.node in decider.fence.nodes:
+            return f"{order.node} counts as ended: nobody waits any longer for its ranks to end themselves"
+        case "evict" | "drain" if order.node not in {seat.node for seat in decider.seats} - decider.out:
+            return f"{order.node} has no ranks, and leaves now"
+        case "evict" if decider.phase is Phase.HELD:
+            return f"{order.node} leaves when the job goes on"
+        case "evict":
+            return f"{order.node} leaves {when}: all ranks are ended, and launched again without it"
+        case "drain":
+            return f"{order.node} leaves when a standby can take its place, {_describe_standbys(decider)}"
+    return ""
+
+
+def _describe_standbys(decider: Decider) -> str:
+    if decider.pool:
+        return f"and {len(decider.pool)} {'waits' if len(decider.pool) == 1 else 'wait'}"
+    if decider.coming or decider.checking or decider.job.standbys:
+        return "of which there is none now"
+    return "but this job keeps none; holdfast evict waits for no standby"

@@ -1,0 +1,54 @@
+"""Releases on the controller's port: their history, their archives for nodes that fetch them, and orders about them."""
+
+import asyncio
+
+from aiohttp import web
+
+from holdfast.controller.control_loop import Controller
+from holdfast.core.release.release_history import ReleaseOverview
+from holdfast.model.event import Order
+from holdfast.model.release import Fate, Release
+from holdfast.wire.releases import release_signature, tree_archive
+
+
+def release_overview(controller: Controller) -> ReleaseOverview:
+    releases = controller.decider.releases
+    return ReleaseOverview(running=releases.running.number, releases=controller.history.list_chapters(releases))
+
+
+def update_fault(controller: Controller, order: Order) -> str:
+    """Why an update cannot be taken; empty if it can, or is none."""
+    if order.verb != "update":
+        return ""
+    release = order.release
+    if release is None or not tree_archive.DIGEST.fullmatch(release.digest):
+        return "an update needs a release with the digest of its tree; send one with holdfast update"
+    if not 0 <= order.window_s < float("inf"):
+        return "window_s is how many seconds a release waits for a restart: 0 or more"
+    if not (controller.archives / f"{release.digest}.tar").is_file():
+        return f"{controller.archives} holds no archive of {release.digest[:12]}; send it with holdfast update"
+    for chapter in release_overview(controller).releases:
+        same = chapter.release
+        if chapter.fate is Fate.ROLLED_BACK and _launch_key(same) == _launch_key(release):
+            return f"this is release {same.number} again, which was rolled back: {chapter.why}; change something first"
+    return ""
+
+
+async def signature_fault(controller: Controller, order: Order) -> str:
+    """Why the one who brings it is none of those whose releases this job takes."""
+    signers = controller.settings.release.signers
+    if order.verb != "update" or order.release is None or not signers:
+        return ""
+    return await asyncio.to_thread(release_signature.signature_fault, order.release, signers)
+
+
+def _launch_key(release: Release) -> tuple[object, ...]:
+    return release.digest, release.argv, release.env
+
+
+def release_archive(controller: Controller, digest: str) -> web.StreamResponse | None:
+    """The tree of a release, as nodes get it."""
+    path = controller.archives / f"{digest}.tar"
+    if not tree_archive.DIGEST.fullmatch(digest) or not path.is_file():
+        return None
+    return web.FileResponse(path, headers={"Content-Type": "application/x-tar"})

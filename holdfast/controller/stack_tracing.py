@@ -1,0 +1,63 @@
+"""Asks every node at once for the stacks of all its processes, and waits until the deadline at most."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from holdfast.model.stacks import Trace
+from holdfast.wire.agent_messages import TraceAnswer, TraceRequest
+
+_ROAD_S = 1.0  # for question and answer, besides the looking
+
+
+class StackTracing:
+    def __init__(self, linked: Callable[[], tuple[str, ...]], ask: Callable[[str, TraceRequest], bool]) -> None:
+        self.now: Callable[[], float] = lambda: 0.0
+        self._linked = linked
+        self._ask = ask
+        self._newest = 0
+        self._open: dict[int, _Round] = {}
+
+    async def take_traces(
+        self, deadline_s: float, native: bool = False, nodes: tuple[str, ...] | None = None
+    ) -> tuple[Trace, ...]:
+        """One trace from each of these nodes, or of all that are linked; of one that does not answer it says so."""
+        wanted = self._linked() if nodes is None else nodes
+        self._newest += 1
+        look = TraceRequest(id=self._newest, deadline_s=deadline_s, native=native)
+        round = self._open[look.id] = _Round(wanted)
+        try:
+            for node in wanted:
+                if not self._ask(node, look):
+                    round.add_trace(Trace(node=node, at=self.now(), error="it is not linked"))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(deadline_s + _ROAD_S):
+                    await round.complete.wait()
+        finally:
+            del self._open[look.id]
+        late = f"it did not answer in {deadline_s + _ROAD_S:g} s"
+        return tuple(round.traces.get(node) or Trace(node=node, at=self.now(), error=late) for node in wanted)
+
+    def on_trace(self, node: str, looked: TraceAnswer) -> None:
+        """An answer; one that is late, or that speaks for another node, is dropped."""
+        round = self._open.get(looked.id)
+        if round is not None and looked.trace.node == node:
+            round.add_trace(looked.trace)
+
+
+class _Round:
+    """One question to many nodes."""
+
+    def __init__(self, nodes: tuple[str, ...]) -> None:
+        self.traces: dict[str, Trace] = {}
+        self.complete = asyncio.Event()
+        self._left = set(nodes)
+        if not nodes:
+            self.complete.set()
+
+    def add_trace(self, trace: Trace) -> None:
+        if trace.node in self._left:
+            self._left.discard(trace.node)
+            self.traces[trace.node] = trace
+        if not self._left:
+            self.complete.set()

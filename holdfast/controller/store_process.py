@@ -1,0 +1,137 @@
+"""The job's TCPStore: a process that outlives the controller, with one namespace for every generation."""
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from holdfast.linux.python_fork import OpenFiles, Program
+from holdfast.wire import folder_lock, fork_server, unix_sockets
+from holdfast.wire.fork_server import ProgramProcess
+
+_UP_S = 120.0
+_QUIT_S = 2.0
+_ASKED = 3  # times, by one question
+_STARTS = 3  # of the process, for one question
+_LOOK_S = 0.02
+_WATCH_S = 0.5
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class StoreProcess:
+    """Keeps a store process and asks it for a port per generation.
+
+    The process ends by itself some time after the last controller has left it, so a controller stays connected.
+    """
+
+    server: Path | None = None  # a fork server, which has torch imported already
+
+    def __init__(self, run_dir: Path, host: str, lost_s: float, env: dict[str, str]) -> None:
+        self.host = host
+        self._run_dir = run_dir
+        self._lost_s = lost_s
+        self._env = env
+        self._process: ProgramProcess | None = None
+        self._asking = asyncio.Lock()
+        self._streams: Streams | None = None
+        self._over = False
+
+    async def connect_ahead(self) -> None:
+        """Be connected before anybody asks: a new process takes seconds to be up, an old one may be about to leave."""
+        with contextlib.suppress(OSError):  # it is said to whoever asks
+            async with self._asking:
+                self._streams = self._streams or await self._connect_store()
+
+    async def watch_process(self, gone: Callable[[], None]) -> None:
+        """Say so whenever the process has gone, and have another one ready for whoever asks next."""
+        while not self._over:
+            await asyncio.sleep(_WATCH_S)
+            if self._streams is None or self._asking.locked() or not _is_over(self._streams[0]):
+                continue
+            self._streams[1].close()
+            self._streams = None
+            gone()
+            await self.connect_ahead()
+
+    async def open(self, generation: int) -> int:
+        """The port of this generation's own store; the same answer however often it is asked."""
+        answer = await self._ask_store({"open": generation})
+        if "error" in answer:
+            raise OSError(f"the store refused: {answer['error']}")
+        return int(answer["port"])
+
+    async def quit(self) -> None:
+        """Without it the store would only leave after a while; one that is not there need not be told."""
+        self._over = True
+        with contextlib.suppress(OSError, ValueError):
+            async with asyncio.timeout(_QUIT_S):
+                await self._send_quit()
+        if self._process is not None:  # it has said goodbye, or is still coming up, for a job that is over
+            await asyncio.to_thread(self._process.kill)
+            self._process.close()
+
+    async def _send_quit(self) -> None:
+        if self._streams is None:
+            return
+        reader, writer = self._streams
+        try:
+            await self._exchange(self._streams, {"quit": True})
+            await reader.read()  # until it is gone
+        finally:
+            self._streams = None
+            writer.close()
+
+    async def _ask_store(self, question: dict[str, object]) -> dict[str, Any]:
+        async with self._asking:
+            for _ in range(_ASKED):
+                if self._streams is None:
+                    self._streams = await self._connect_store()
+                with contextlib.suppress(OSError):
+                    return await self._exchange(self._streams, question)
+                self._streams[1].close()  # the process is gone, or was just dying: another one is asked
+                self._streams = None
+            raise ConnectionResetError("the store process goes away whenever it is asked; see store.log")
+
+    async def _exchange(self, streams: Streams, question: dict[str, object]) -> dict[str, Any]:
+        reader, writer = streams
+        writer.write(json.dumps(question).encode() + b"\n")
+        await writer.drain()
+        line = await reader.readline()
+        if not line:
+            raise ConnectionResetError("the store process went away; see store.log")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    async def _connect_store(self) -> Streams:
+        until, starts = time.monotonic() + _UP_S, 0
+        while True:
+            with contextlib.suppress(OSError):
+                return await asyncio.open_unix_connection(sock=unix_sockets.connect(self._run_dir / "store.sock"))
+            if self._process is None or self._process.is_over():
+                if starts == _STARTS or self._over:
+                    raise OSError("the store process does not stay up; see store.log")
+                starts += 1
+                self._process = await asyncio.to_thread(self._start_process)
+            if time.monotonic() > until:
+                raise TimeoutError("the store process did not come up; see store.log")
+            await asyncio.sleep(_LOOK_S)
+
+    def _start_process(self) -> ProgramProcess:
+        args = (str(self._run_dir), str(self._lost_s), self.host)
+        program = Program(module="holdfast.client.boot.tcp_store", args=args, env=self._env, cwd=os.getcwd())
+        log = os.open(self._run_dir / "store.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            with folder_lock.shared_lock(self._run_dir) as held:  # it may outlive everybody else here
+                return fork_server.start_program(program, OpenFiles(stdout=log, stderr=log, keep=held), self.server)
+        finally:
+            os.close(log)
+
+
+def _is_over(reader: asyncio.StreamReader) -> bool:
+    """Whether the other end has gone; it may have done so before it took our call."""
+    return reader.at_eof() or reader.exception() is not None

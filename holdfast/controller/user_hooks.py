@@ -1,0 +1,246 @@
+"""Tells people elsewhere: a command of theirs, or an address, gets what is worth a notice; nobody waits for it."""
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from holdfast.core.decide.decider import Decider
+from holdfast.core.record.hook_notices import (
+    HookLimits,
+    HookNotice,
+    HookNotices,
+    JobStanding,
+    NoticePacer,
+    format_slack,
+)
+from holdfast.core.terminal_sanitizer import strip_tree
+from holdfast.model.event import Entry
+from holdfast.wire import run_files
+
+_PAUSES_S = (0.0, 1.0, 2.0)  # before each try to post
+_WORDS = 300  # characters of what a command said that are told when it failed
+_VARIABLE = 4096  # characters; the notice has the whole
+_LOG_BYTES = 1 << 20
+_AGAIN = (429, 500, 502, 503, 504)
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+# The shell ends when this controller does, so that a command that hangs is nobody's orphan.
+_SHELL = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9, 0, 0, 0);"
+    "os.getppid() == int(sys.argv[1]) or os._exit(1); os.execl('/bin/sh', 'sh', '-c', sys.argv[2])"
+)
+_log = logging.getLogger("holdfast.controller")
+
+
+class HookProgress(msgspec.Struct, frozen=True):
+    """RUN_DIR/hooked.json: how far the journal was told of."""
+
+    seq: int
+
+
+class UserHooks:
+    """Fed every entry; a controller that comes back goes on telling where its predecessor was."""
+
+    def __init__(self, limits: HookLimits, run_id: str, run_dir: Path, cwd: str, say: Callable[[str], None]) -> None:
+        self.failures = 0
+        self._limits = limits
+        self._run_dir = run_dir
+        self._cwd = cwd
+        self._say = say
+        self._notices = HookNotices(run_id)
+        self._pacer = NoticePacer(limits.least_s)
+        self._news = asyncio.Event()
+        self._over = False
+        self._said: set[str] = set()  # which hooks have failed
+        self._seq = _read_progress(run_dir)
+
+    @property
+    def is_enabled(self) -> bool:
+        return bool(self._limits.command or self._limits.url)
+
+    def on_entry(self, entry: Entry, standing: JobStanding) -> None:
+        for notice in self._notices.on_entry(entry, standing):
+            if notice.seq > self._seq and self.is_enabled:
+                self._pacer.add_notice(notice)
+                self._news.set()
+
+    async def run(self) -> None:
+        """Tell, one at a time, until `over` and all is told."""
+        while True:
+            upto, now = self._pacer.newest_seq, math.inf if self._over else time.monotonic()
+            if notice := self._pacer.next_notice(now):
+                await self._tell_notice(notice, upto)
+                continue
+            if self._over:
+                return
+            self._news.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._pacer.wait_s(now)):
+                    await self._news.wait()
+
+    def finish_up(self) -> None:
+        """The job is: what is still to be told is told now."""
+        self._over = True
+        self._news.set()
+
+    async def _tell_notice(self, notice: HookNotice, upto: int) -> None:
+        notice = msgspec.convert(
+            strip_tree(msgspec.to_builtins(notice)), HookNotice
+        )  # it may end on somebody's console
+        ran, posted = await asyncio.gather(self._run_command(notice), self._post_notice(notice))
+        self._note_failure("command", ran)
+        self._note_failure("url", posted)
+        self._seq = max(self._seq, upto)
+        with contextlib.suppress(OSError):  # then the next controller says it once more
+            run_files.write_json(self._run_dir / "hooked.json", HookProgress(self._seq))
+
+    def _note_failure(self, which: str, why: str) -> None:
+        if not why:
+            return
+        self.failures += 1
+        _log.warning("hook.%s %s", which, why)
+        if which not in self._said:
+            self._said.add(which)
+            self._say(f"hook.{which} {why}; people may not have heard of this, and its later failures are only logged")
+
+    # --- a command ---------------------------------------------------------------------------------------------
+
+    async def _run_command(self, notice: HookNotice) -> str:
+        """Why it failed, or nothing."""
+        if not self._limits.command:
+            return ""
+        try:
+            # Files and no pipes: whatever it leaves behind may hold them open as long as it likes.
+            with _notice_file(notice) as told, _log_file(self._run_dir) as log:
+                began = log.tell()
+                code = await self._execute_command(notice, told, log)
+                log.seek(max(began, log.seek(0, os.SEEK_END) - _WORDS))
+                said = log.read(_WORDS).decode("utf-8", "replace").strip()
+        except OSError as e:
+            return f"could not be started: {e}"
+        if code is None:
+            return f"did not end within {self._limits.timeout_s:g} s, and was ended"
+        return f"failed with code {code}{f': {said}' if said else ''}" if code else ""
+
+    async def _execute_command(self, notice: HookNotice, told: BinaryIO, log: BinaryIO) -> int | None:
+        """Its exit code; None: it took too long."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-c", _SHELL, str(os.getpid()), self._limits.command),
+            stdin=told,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, **_notice_env(notice, self._run_dir)},
+            cwd=self._cwd,
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(self._limits.timeout_s):
+                return await process.wait()
+        except TimeoutError:
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and what it has started
+            await process.wait()
+
+    # --- an address --------------------------------------------------------------------------------------------
+
+    async def _post_notice(self, notice: HookNotice) -> str:
+        """Why it failed, or nothing. The address may hold a secret, as Slack's do: only its host is ever told."""
+        if not self._limits.url:
+            return ""
+        host = urlsplit(self._limits.url).hostname or ""
+        tries = [f"did not answer within {self._limits.timeout_s:g} s"]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.timeout_s):
+                await self._try_to_post(notice, tries, trust_env=host not in _LOOPBACK)
+        return f"({host}) {tries[-1]}" if tries[-1] else ""
+
+    async def _try_to_post(self, notice: HookNotice, tries: list[str], trust_env: bool) -> None:
+        for pause_s in _PAUSES_S:
+            await asyncio.sleep(pause_s)
+            why, again = await self._post_once(notice, trust_env)
+            tries.append(why)
+            if not again:
+                return
+
+    async def _post_once(self, notice: HookNotice, trust_env: bool) -> tuple[str, bool]:
+        """Why it was not taken, and whether to try again."""
+        slack = self._limits.format == "slack"
+        body = msgspec.json.encode({"text": format_slack(notice)} if slack else notice)
+        try:
+            async with (
+                aiohttp.ClientSession(trust_env=trust_env) as session,
+                session.post(
+                    self._limits.url,
+                    data=body,
+                    headers={"Content-Type": "application/json"},
+                    allow_redirects=False,
+                ) as answer,
+            ):
+                if answer.status < 300:
+                    return "", False
+                return f"answered {answer.status}", answer.status in _AGAIN
+        except (aiohttp.ClientError, OSError, ValueError) as e:
+            return f"cannot be reached: {type(e).__name__}", True
+
+
+def _notice_file(notice: HookNotice) -> BinaryIO:
+    file = os.fdopen(os.memfd_create("notice"), "w+b")
+    file.write(msgspec.json.encode(notice))
+    file.seek(0)
+    return file
+
+
+def _log_file(run_dir: Path) -> BinaryIO:
+    """RUN_DIR/hook.log: what commands say; it begins anew when it has grown large."""
+    path = run_dir / "hook.log"
+    if path.exists() and path.stat().st_size > _LOG_BYTES:
+        path.unlink()
+    return path.open("a+b")
+
+
+def _notice_env(notice: HookNotice, run_dir: Path) -> dict[str, str]:
+    found = {
+        "HOLDFAST_TOPIC": notice.topic,
+        "HOLDFAST_TEXT": notice.text,
+        "HOLDFAST_RUN_ID": notice.run_id,
+        "HOLDFAST_RUN_DIR": str(run_dir),
+        "HOLDFAST_PHASE": notice.phase,
+    }
+    if notice.incident:
+        found["HOLDFAST_INCIDENT"] = str(notice.incident.number)
+    if notice.code is not None:
+        found["HOLDFAST_CODE"] = str(notice.code)
+    if notice.release:
+        found |= {"HOLDFAST_RELEASE": str(notice.release.number), "HOLDFAST_OWNER": notice.owner}
+    return {name: value.replace("\0", "")[:_VARIABLE] for name, value in found.items()}
+
+
+def job_standing(decider: Decider) -> JobStanding:
+    releases, people = decider.releases, decider.people
+    return JobStanding(
+        asking=people.asking,
+        until=people.asks_until or None,
+        fates=releases.fates,
+        told=releases.told,
+        known=releases.known,
+    )
+
+
+def _read_progress(run_dir: Path) -> int:
+    try:
+        return run_files.read_json(run_dir / "hooked.json", HookProgress).seq
+    except (OSError, msgspec.DecodeError):
+        return 0

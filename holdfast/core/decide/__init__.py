@@ -1,0 +1,1 @@
+"""The decider and its phases: launching, recovery, planned restarts, orders of people."""

@@ -1,0 +1,36 @@
+"""Which states are not to be gone on from: those from which the loss became what no number is.
+
+The first time the state before it is believed: the cause may have been a passing one. If it comes again, no later than
+before, that state is poisoned too, and only what was found good since it was taken will do.
+"""
+
+from holdfast.model.event import Progress
+from holdfast.model.state_copy import Doubt
+
+_KEPT = 64
+
+
+class DoubtfulStates:
+    def __init__(self) -> None:
+        self.all: tuple[Doubt, ...] = ()
+        self.verified = False  # only states that were found good will do
+        self.not_after: int | None = None  # of the incident that is open
+        self._bad = -1  # where it went wrong last
+
+    def doubt_after(self, generation: int, not_after: int, progress: Progress | None) -> None:
+        """The loss was good up to this step, in a generation that came so far."""
+        self.not_after, self.verified = not_after, 0 <= self._bad and not_after <= self._bad
+        if self.verified and not (progress and progress.counted):  # before the state that it went on from
+            self.not_after = min(not_after, progress.first_step - 2 if progress else not_after - 1)
+        self._bad = max(self._bad, not_after)
+        self.all = (*self.all, Doubt(generation=generation, not_after=self.not_after))[-_KEPT:]
+
+    def clear_after(self, not_after: int) -> None:
+        """It was a batch that spoilt the loss, which is left out from now on: the state before it is as good as any."""
+        if self.all and self.not_after is not None:
+            self.not_after, self.verified = not_after, False
+            self.all = (*self.all[:-1], Doubt(generation=self.all[-1].generation, not_after=not_after))
+
+    def on_training(self) -> None:
+        """Training goes on; what is in memory now comes from a state that is not doubted."""
+        self.not_after, self.verified = None, False

@@ -1,0 +1,73 @@
+"""Ranks that did not answer when they were to be ended: nothing is launched beside them until they have ended."""
+
+from collections.abc import Iterable
+
+from holdfast.model.action import Action, Dismiss, Say
+
+
+class Fence:
+    """Part of the decider's state.
+
+    It stands after a stop that nobody confirmed. Where one node did, the others cannot make a step without it.
+    """
+
+    def __init__(self, lasts_s: float = 0.0, *, fleet_ends: bool = True) -> None:
+        """`lasts_s`: by then a node without a controller has ended its ranks. 0, as in old journals: no fence."""
+        self.nodes: set[str] = set()  # that may have living ranks, and nobody knows
+        self.until = 0.0  # 0: it does not stand
+        self._lasts_s = lasts_s
+        self._fleet_ends = fleet_ends  # it can end nodes that do not listen, and knows when they are gone
+        self._dismissed: dict[int, str] = {}
+
+    def raise_fence(self, now: float, nodes: Iterable[str]) -> list[Action]:
+        """Nobody has confirmed the stop; what a person is told, where nothing but time can help."""
+        self.nodes.update(nodes)
+        if not self.nodes or not self._lasts_s:
+            return []
+        self.until = now + self._lasts_s
+        return [] if self._fleet_ends else [Say(text=f"{self.describe_wait(now)}; {_SOONER}")]
+
+    def blocks_launch(self, now: float) -> bool:
+        """Whether nothing may be launched yet; once it is over it is gone."""
+        if now >= self.until:
+            self._drop_fence()
+        return bool(self.until)
+
+    def describe_wait(self, now: float) -> str:
+        where = ", ".join(sorted(self.nodes))
+        left_s = self.until - now
+        return f"waiting out {left_s:.0f} s until the ranks on {where}, which did not answer, have ended themselves"
+
+    def watch_dismissals(self, actions: Iterable[Action]) -> None:
+        """Whom the fleet ends for us."""
+        if self.until and self._fleet_ends:
+            found = (action for action in actions if isinstance(action, Dismiss) and action.node in self.nodes)
+            self._dismissed |= {action.id: action.node for action in found}
+
+    def awaits_outcome(self, action: int) -> bool:
+        return action in self._dismissed
+
+    def on_dismissed(self, now: float, action: int, error: str) -> tuple[str, list[Action]]:
+        """The fleet has ended a node, or could not: then time has to."""
+        node = self._dismissed.pop(action)
+        if error:
+            told = f"{node} could not be ended: {error}"
+            return told, [Say(text=f"{told}; {self.describe_wait(now)}; {_SOONER}")]
+        self.note_empty(node)
+        return f"{node} is gone", []
+
+    def note_empty(self, node: str) -> bool:
+        """No rank lives there any more; whether with it the last doubt is gone."""
+        stood = bool(self.until)
+        self.nodes.discard(node)
+        if not self.nodes:
+            self._drop_fence()
+        return stood and not self.until
+
+    def _drop_fence(self) -> None:
+        self.until = 0.0
+        self.nodes.clear()
+        self._dismissed.clear()
+
+
+_SOONER = "whoever knows that a node is dead can say so with holdfast evict NODE"

@@ -1,0 +1,60 @@
+"""What the next launch goes on from, and which steps it makes otherwise: doubts about states, batches left out."""
+
+from holdfast.core.decide.doubtful_states import DoubtfulStates
+from holdfast.core.incident import incident_text
+from holdfast.model.action import Launch, Say
+from holdfast.model.event import Progress
+from holdfast.model.release import Ease, Release, Skip
+from holdfast.model.topology import Seat
+from holdfast.model.verdict import Change, Record, Remedy, Verdict
+
+_KEPT = 64  # skips, and eases
+
+
+class ResumePoint:
+    """Part of the decider's state."""
+
+    def __init__(self) -> None:
+        self.doubts = DoubtfulStates()
+        self.skips: tuple[Skip, ...] = ()
+        self.eases: tuple[Ease, ...] = ()
+        self.anew = 0  # restarts after which the script began at step 0
+
+    def doubt_after(self, generation: int, not_after: int, progress: Progress | None) -> None:
+        """States after this step are in doubt."""
+        self.doubts.doubt_after(generation, not_after, progress)
+
+    def apply_verdict(self, verdict: Verdict, not_after: int | None) -> None:
+        """Batches that are left out once are left out whenever their steps are made again."""
+        if verdict.remedy is Remedy.SKIP and not_after is not None:
+            self.doubts.clear_after(not_after)
+        self.skips = (*self.skips, *verdict.skips)[-_KEPT:]
+        self.eases = (*self.eases, *verdict.eases)[-_KEPT:]
+
+    def on_resumed(self, over: Record | Change) -> tuple[Say, ...]:
+        """What to do about a script that begins at step 0 again, the second time; not if it asked us for its state."""
+        self.anew += incident_text.is_fresh_start(over)
+        return (
+            (Say(text=incident_text.ADVICE),)
+            if incident_text.is_fresh_start(over) and self.anew == 2 and not over.restored_at
+            else ()
+        )
+
+    def on_training(self) -> None:
+        self.doubts.on_training()
+
+    def make_launch(
+        self, id: int, generation: int, seats: tuple[Seat, ...], astray: tuple[str, ...], release: Release
+    ) -> Launch:
+        return Launch(
+            id=id,
+            generation=generation,
+            seats=seats,
+            doubts=self.doubts.all,
+            not_after=self.doubts.not_after,
+            verified=self.doubts.verified,
+            astray=astray,
+            release=release,
+            skips=self.skips,
+            eases=self.eases,
+        )

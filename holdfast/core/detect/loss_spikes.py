@@ -1,0 +1,227 @@
+"""spikes: a loss, a gradient norm or an update that stands out from this rank's own last ones.
+
+Refuses to judge before it has seen enough values, a median that is not positive (there "five times" means nothing),
+losses that are not finite (`loss` has those), and an update whose step before it was not seen. Of norms that are not
+finite only the first is told, and none where they come from the start: loss scaling makes such on purpose. None of the
+rules can tell a fault from a bad batch, nor whose fault it was: a gradient is shared by all replicas once it is summed.
+So they name the step; only the norm of a rank's own gradient, before the sum, names a rank. What is done about it the
+user says (`loss.policy`), and only a loss or a gradient norm that ranks share is acted on.
+"""
+
+from bisect import bisect_left, insort
+from collections import deque
+from enum import StrEnum
+from math import isfinite, sqrt
+
+import msgspec
+
+from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.release import Ease
+from holdfast.model.signal import StepValues
+
+_LEAST = 16  # values before anything is judged
+_NORMAL = 1.4826  # makes the median deviation of a normal spread its standard deviation
+_FLAT = 1e-3  # of the median: no spread is taken for narrower
+_ALPHA = 0.05  # of the update rule, and the steps from which it judges
+_STEADY = 10
+
+
+class LossPolicy(StrEnum):
+    """What is to be done about a spike."""
+
+    IGNORE = "ignore"  # the journal alone
+    ALERT = "alert"
+    SKIP = "skip-batches"  # go on from the newest state, without the next batches
+    REWIND = "rewind-and-skip"  # go on from a state before it, without its batch
+    LOWER = "lower-lr"  # go on from a state before it, at a part of the learning rate
+
+
+_ACTS = {LossPolicy.SKIP, LossPolicy.REWIND, LossPolicy.LOWER}
+
+
+class LossLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """When a loss is worth a word."""
+
+    stance: Stance = Stance.ACT  # on a loss that is not finite
+    policy: LossPolicy = LossPolicy.ALERT  # on what the rules below find
+    skip_batches: int = 1  # that skip-batches and rewind-and-skip leave out
+    lower_to: float = 0.5  # of the learning rate, by lower-lr
+    lower_steps: int = 100  # for so long
+    window: int = 128  # steps that a value is compared with; as long nothing is said again
+    times: float = 5.0  # the median of the window
+    score: float = 20.0  # deviations above the median
+    warmup: int = 1000  # steps from which the update rule learns a usual jump
+
+
+class SpikeWindow:
+    """The last values, and their middle."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._values: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    def add(self, value: float) -> None:
+        self._values.append(value)
+        insort(self._sorted, value)
+        if len(self._values) > self._size:
+            del self._sorted[bisect_left(self._sorted, self._values.popleft())]
+
+    @property
+    def has_enough(self) -> bool:
+        return len(self._values) >= _LEAST
+
+    @property
+    def median(self) -> float:
+        return _median_of(self._sorted)
+
+    @property
+    def largest_value(self) -> float:
+        return self._sorted[-1]
+
+    def deviation(self) -> float:
+        """A standard deviation that outliers do not move."""
+        median = self.median
+        spread = _median_of(sorted(abs(value - median) for value in self._values))
+        return max(_NORMAL * spread, _FLAT * abs(median))
+
+
+def _median_of(ordered: list[float]) -> float:
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def times_reason(window: SpikeWindow, value: float, limit: float) -> str:
+    """Why this value is too many times the usual; empty if it is not."""
+    if not window.has_enough or window.median <= 0 or value <= limit * window.median:
+        return ""
+    return f"is {value:.4g}, {value / window.median:.1f} times its median"
+
+
+def score_reason(window: SpikeWindow, value: float, limit: float) -> str:
+    """The same by deviations: for values that hardly vary, much less than some times the median is too much."""
+    if not window.has_enough or value <= window.largest_value:  # most values end here, before anything is sorted
+        return ""
+    above = (value - window.median) / max(window.deviation(), 1e-300)
+    return f"is {value:.4g}, {above:.0f} deviations above its median" if above > limit else ""
+
+
+class UpdateRule:
+    """The update rule of Altenbernd, Wiesner and Kao: the largest RMS of a tensor's Adam step, lr m / (sqrt(v) + eps),
+    jumps by more than the jumps of the warm-up allow, while the gradient norm rises."""
+
+    def __init__(self, warmup: int) -> None:
+        self._warmup = warmup
+        self._seen = 0
+        self._mean = 0.0  # jump in the warm-up
+        self._before: tuple[int, float, float] | None = None
+
+    def on_update(self, step: int, ratio: float, norm: float) -> str:
+        before, self._before = self._before, (step, ratio, norm)
+        if before is None or step != before[0] + 1:
+            return ""
+        jump, rise = abs(ratio - before[1]), norm - before[2]
+        self._seen += 1
+        usual = self._mean
+        if self._seen <= self._warmup:
+            self._mean += (jump - self._mean) / self._seen
+        if self._seen <= _STEADY or rise <= 0 or jump <= usual / (_ALPHA * sqrt(rise)):
+            return ""
+        return f"jumped by {jump:.3g}, {jump / usual if usual else 0:.0f} times its usual, as the gradient norm rose"
+
+
+class SpikeDetector:
+    """One rank's values, by all rules; each speaks once per window."""
+
+    def __init__(self, limits: LossLimits) -> None:
+        self.limits = limits
+        self._windows: dict[str, SpikeWindow] = {}
+        self._update = UpdateRule(limits.warmup)
+        self._quiet: dict[str, int] = {}
+        self._scaled: set[str] = set()  # series in which what is not finite is nothing special
+
+    def on_values(self, told: StepValues) -> list[tuple[str, str]]:
+        """Rules that fire, each with its reason."""
+        if told.loss is not None and not isfinite(told.loss):
+            return []  # `loss` says so, and nothing else of this step means anything
+        found = []
+        for name, what, value in (
+            ("loss", "its loss", told.loss),
+            ("norm", "its gradient norm", told.grad_norm),
+            ("own", "its own gradient norm, before the sum over replicas,", told.own_norm),
+        ):
+            if value is None:
+                continue
+            window = self._windows.setdefault(name, SpikeWindow(self.limits.window))
+            if not isfinite(value):
+                if window.has_enough and name not in self._scaled:
+                    found.append((f"{name} times", f"{what} is {value}"))
+                self._scaled.add(name)
+                continue
+            found += [
+                (f"{name} times", f"{what} {why}") for why in [times_reason(window, value, self.limits.times)] if why
+            ]
+            if name != "own":  # heavy tails: of injected faults it saw none there, and cried wolf
+                found += [
+                    (f"{name} score", f"{what} {why}")
+                    for why in [score_reason(window, value, self.limits.score)]
+                    if why
+                ]
+            window.add(value)
+        if told.update is not None and told.grad_norm is not None and isfinite(told.update + told.grad_norm):
+            why = self._update.on_update(told.step, told.update, told.grad_norm)
+            found += [("update", f"its largest update {why}")] if why else []
+        return [(rule, why) for rule, why in found if self._is_first(rule, told.step)]
+
+    def _is_first(self, rule: str, step: int) -> bool:
+        quiet_until = self._quiet.get(rule, -1)
+        self._quiet[rule] = step + self.limits.window
+        return step >= quiet_until
+
+
+def encode_policy(limits: LossLimits) -> str:
+    """The policy with its numbers, as an alarm carries it and `diagnose/easing.py` reads it."""
+    match limits.policy:
+        case LossPolicy.SKIP | LossPolicy.REWIND:
+            return f"{limits.policy}:{limits.skip_batches}"
+        case LossPolicy.LOWER:
+            return f"{limits.policy}:{limits.lower_to!r}:{limits.lower_steps}"
+    return str(limits.policy)
+
+
+def policy_hindrance(limits: LossLimits, step: int, skippable: bool, eases: tuple[Ease, ...]) -> str:
+    """Why what the user wants cannot be done about this step; empty if it can."""
+    if limits.policy in (LossPolicy.SKIP, LossPolicy.REWIND) and not skippable:
+        return (
+            f"loss.policy={limits.policy} takes a script that asks holdfast.skip(step) or uses holdfast.batches(loader)"
+        )
+    if limits.policy is LossPolicy.LOWER and any(ease.first <= step <= ease.last for ease in eases):
+        return "the learning rate of this step is lowered already"  # it was gone back for: its loss is the same again
+    return ""
+
+
+def alarm_of(
+    node: str, told: StepValues, rules: list[tuple[str, str]], limits: LossLimits, hindered: str = ""
+) -> Alarm:
+    """One word for all that stood out in one step of one rank."""
+    acts = limits.policy in _ACTS and any(rule.startswith(("loss", "norm")) for rule, _ in rules)
+    stance = Stance.OBSERVE if limits.policy is LossPolicy.IGNORE else Stance.NOTIFY
+    why = "; ".join(why for _, why in rules)
+    if acts and hindered:
+        why = f"{why}; it is only told of: {hindered}"
+    elif acts:
+        stance = Stance.ACT
+    return Alarm(
+        kind=Kind.LOSS,
+        at=told.at,
+        suspects=(node,),
+        ranks=(told.rank,),
+        generation=told.generation,
+        reason=f"stands out at step {told.step}: {why}",
+        signature=f"spike {rules[0][0]}" + (f" {told.rank}" if rules[0][0].startswith("own") else ""),
+        evidence=tuple(rule for rule, _ in rules),
+        stance=stance,
+        policy=encode_policy(limits) if stance is Stance.ACT else "",
+        # Who only leaves out what comes next goes on from the newest state.
+        not_after=None if stance is Stance.ACT and limits.policy is LossPolicy.SKIP else told.step - 1,
+    )

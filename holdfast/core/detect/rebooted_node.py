@@ -1,0 +1,27 @@
+"""reborn: a node that is there, and knows nothing of the generation that was launched on it.
+
+Its machine was started anew, faster than its silence could be noticed or while nobody listened: its ranks are gone, and
+nobody is left who could tell of their end. Refuses to judge before the launch is over.
+"""
+
+from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.signal import Beat
+
+
+class RebootDetector:
+    def __init__(self) -> None:
+        self._told: set[tuple[int, str]] = set()
+
+    def on_beat(self, now: float, generation: int, beat: Beat) -> Alarm | None:
+        """A beat of a node whose launch of this generation is known to be over; each is named once."""
+        if beat.generation >= generation or (generation, beat.node) in self._told:
+            return None
+        self._told = {told for told in self._told if told[0] == generation} | {(generation, beat.node)}
+        return Alarm(
+            kind=Kind.CRASH,
+            at=now,
+            suspects=(beat.node,),
+            generation=generation,
+            reason="was started anew, and its ranks are gone",
+            signature=f"reborn {beat.node}",
+        )

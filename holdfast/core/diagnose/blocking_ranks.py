@@ -1,0 +1,249 @@
+"""Names the ranks that keep a job from going on, by where all its processes stand and which collectives they came to.
+
+Three witnesses, the surest first. The kernel: a process that is stopped or gone. Sequence numbers: a rank that others
+wait for in a collective while it waits for nobody itself; where all wait in a circle, the circle. Stacks: most ranks of
+a job that stands stand at the same place, and those who do not are apart. "Nobody" is an answer: all at one place is
+the network's or the code's fault, and most of the ranks behind a few is no fault of theirs.
+
+A job that runs is not for `name`: records of different ranks are up to a second apart, and somebody is always last.
+Ask again and again and let `vote` find who is always the one.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from math import ceil
+
+import msgspec
+
+from holdfast.core.diagnose.stack_folding import (
+    StackCluster,
+    cluster_ranks,
+    fold_stack,
+    is_waiting,
+    is_waiting_for_one,
+    main_frames,
+)
+from holdfast.core.diagnose.wait_graph import MissingAtCollective, WaitGraph, build_wait_graph
+from holdfast.core.snapshots.peer_placement import dense_mesh, parallel_groups
+from holdfast.model.stacks import Process, Trace
+from holdfast.model.topology import Dims, Seat
+
+STOPPED = ("T", "t")
+GONE = ("Z", "X", "x")
+_SHOWN = 8  # ranks in a sentence
+
+
+class BlockingRanks(msgspec.Struct, frozen=True, kw_only=True):
+    """Who keeps the others waiting; no ranks: nobody."""
+
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()  # of these ranks
+    group: str = ""  # the smallest parallel group that covers them, where they are on several nodes: "pp 2"
+    wide: tuple[str, ...] = ()  # nodes of that group; without one, as `nodes`
+    how: str = ""  # stopped, gone, silent, missing, crossed (wait for each other), apart (another place); "": nobody
+    reason: str = ""
+    hard: bool = False  # stopped or gone, or missing from a collective that others entered while outside any
+    clusters: tuple[StackCluster, ...] = ()
+
+
+class RankMotion(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank and its children did between two traces."""
+
+    cpu_s: float = 0.0
+    io_bytes: int = 0
+    frames: bool = False  # a main thread is at another place, or on another line
+    collectives: int = 0  # that the rank came to
+
+
+def find_blocking(traces: Sequence[Trace], seats: tuple[Seat, ...] = (), mesh: Dims = ()) -> BlockingRanks:
+    """Whom the processes of a job that stands are waiting for; seats and mesh tell what can be evicted together."""
+    mains = training_processes(traces)
+    children = [p for trace in traces for p in trace.processes if p is not mains.get(p.rank)]
+    places = cluster_ranks(tuple(mains.values()))
+    waiting = build_wait_graph([flight for trace in traces for flight in trace.flights])
+    silent = {trace.node: trace.error for trace in traces if trace.error}
+    node_of = {s.first_rank + i: s.node for s in seats for i in range(s.nproc)} | {
+        p.rank: p.node for p in mains.values()
+    }
+    found = (
+        _by_state(mains, children)
+        or _by_silence(silent, node_of, waiting)
+        or _by_waits(waiting, mains, children)
+        or _by_place(places, len(mains))
+        or BlockingRanks(reason=_nobody_reason(places, waiting, len(mains)))
+    )
+    found = msgspec.structs.replace(found, clusters=places)
+    return _widen_suspects(found, node_of, seats, mesh) if found.ranks else found
+
+
+def training_processes(traces: Sequence[Trace]) -> dict[int, Process]:
+    """The process of each rank that trains: its own, or the child that makes its steps."""
+    found = {p.rank: p for trace in traces for p in trace.processes if not p.child}
+    return found | {p.rank: p for trace in traces for p in trace.processes if p.steps}
+
+
+def vote_rounds(rounds: Sequence[BlockingRanks], margin: float = 0.4, share: float = 0.6) -> BlockingRanks:
+    """Who was named in at least this share of the rounds, and more often than anybody else by this part of them."""
+    counts = Counter(rank for round in rounds for rank in round.ranks)
+    often = {rank for rank, count in counts.items() if count >= max(1, ceil(share * len(rounds)))}
+    runner_up = max((count for rank, count in counts.items() if rank not in often), default=0)
+    if not often or min(counts[rank] for rank in often) - runner_up < margin * len(rounds):
+        shown = ", ".join(f"rank {rank} {count} times" for rank, count in counts.most_common(3)) or "nobody in any"
+        clusters_seen = rounds[-1].clusters if rounds else ()
+        return BlockingRanks(reason=f"no rank stands out in {len(rounds)} rounds: {shown}", clusters=clusters_seen)
+    last = next(r for r in reversed(rounds) if often & set(r.ranks))
+    named = tuple(sorted(often))
+    nodes = tuple(sorted({node for r in rounds if often.issuperset(r.ranks) for node in r.nodes}))
+    counted = f"named in {min(counts[rank] for rank in often)} of {len(rounds)} rounds, others in at most {runner_up}"
+    if set(last.ranks) == often:
+        return msgspec.structs.replace(last, reason=f"{format_ranks(named)} {counted}: {last.reason}")
+    return BlockingRanks(ranks=named, nodes=nodes, wide=nodes, how="apart", reason=f"{format_ranks(named)} {counted}")
+
+
+def find_motion(before: Sequence[Trace], after: Sequence[Trace]) -> dict[int, RankMotion]:
+    """What every rank did between two traces, its children counted in; one that was born or ended in between moved."""
+    then = {(p.node, p.pid): p for trace in before for p in trace.processes}
+    now = {(p.node, p.pid): p for trace in after for p in trace.processes}
+    found: dict[int, RankMotion] = {}
+    came = _count_collectives(after)
+    for rank, count in _count_collectives(before).items():
+        found[rank] = RankMotion(collectives=max(0, came.get(rank, count) - count))
+    for key in sorted(then.keys() | now.keys()):
+        old, new = then.get(key), now.get(key)
+        known = new or old
+        assert known is not None
+        so_far = found.get(known.rank, RankMotion())
+        found[known.rank] = msgspec.structs.replace(
+            so_far,
+            cpu_s=so_far.cpu_s + (new.cpu_s if new else 0.0) - (old.cpu_s if old and new else 0.0),
+            io_bytes=so_far.io_bytes + (new.io_bytes if new else 0) - (old.io_bytes if old and new else 0),
+            frames=so_far.frames or old is None or new is None or main_frames(old) != main_frames(new),
+        )
+    return found
+
+
+def _count_collectives(traces: Sequence[Trace]) -> dict[int, int]:
+    """How many collectives every rank has come to."""
+    return {flight.rank: sum(c.entered for c in flight.groups) for trace in traces for flight in trace.flights}
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0-5, 7`."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    words = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
+    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(words[:_SHOWN])}{more}"
+
+
+# --- witnesses -------------------------------------------------------------------------------------------------------
+
+
+def _by_state(mains: dict[int, Process], children: list[Process]) -> BlockingRanks | None:
+    for how, states, said in (("stopped", STOPPED, "stopped"), ("gone", GONE, "gone")):
+        # Who is gone after its script has returned was about to go.
+        own = {
+            rank for rank, p in mains.items() if p.state in states and not p.steps and not (p.ending and how == "gone")
+        }
+        below = [*children, *(p for p in mains.values() if p.steps)]
+        lent = {p.rank: p for p in below if p.state in STOPPED} if how == "stopped" else {}
+        ranks = own | lent.keys()
+        alone = len(mains) == 1 and not own  # one rank whose children train: it is not wholly stopped
+        if ranks and (alone or ranks != mains.keys()):
+            through = next((p for rank, p in lent.items() if rank not in own), None)
+            what = f"{through.name or 'child'} (pid {through.pid}) of rank {through.rank} is stopped" if through else ""
+            also = f"{format_ranks(tuple(own))} {'is' if len(own) == 1 else 'are'} {said}" if own else ""
+            reason = "; ".join(part for part in (also, what) if part)
+            return BlockingRanks(ranks=tuple(sorted(ranks)), how=how, hard=True, reason=reason)
+        if ranks:
+            return BlockingRanks(reason=f"every rank is {said}")
+    return None
+
+
+def _by_silence(silent: dict[str, str], node_of: dict[int, str], waiting: WaitGraph) -> BlockingRanks | None:
+    """Nodes that did not answer, unless somebody else is missing for certain."""
+    ranks = tuple(sorted(rank for rank, node in node_of.items() if node in silent))
+    if not ranks or waiting.outside or len(ranks) == len(node_of):
+        return None
+    why = "; ".join(f"{node}: {error}" for node, error in sorted(silent.items()))
+    return BlockingRanks(ranks=ranks, how="silent", reason=f"{format_ranks(ranks)} could not be looked at ({why})")
+
+
+def _by_waits(waiting: WaitGraph, mains: dict[int, Process], children: list[Process]) -> BlockingRanks | None:
+    # A record may be a second old, or tell nothing of messages between two ranks: the stack knows better who waits.
+    free = [r for r in waiting.outside if r not in mains or not is_waiting(fold_stack(main_frames(mains[r])))]
+    if free and 2 * len(free) <= waiting.told:
+        first = next(m for m in waiting.missing if set(free) & set(m.ranks))
+        absent = tuple(r for r in free if r in first.ranks)
+        reason = f"{_describe_missing(first, absent)}{_describe_place(free, mains, children)}"
+        return BlockingRanks(ranks=tuple(free), how="missing", hard=True, reason=reason)
+    # Whoever waits for somebody, but nobody knows for whom, is a part of the trouble if nobody else is.
+    crossed = waiting.circle or waiting.mixed or (() if free else waiting.outside)
+    if crossed and (2 * len(crossed) <= waiting.told or len(crossed) == 2):
+        said = [_describe_missing(m, m.ranks) for m in waiting.missing if set(m.inside) & set(crossed)]
+        apart = f"{format_ranks(crossed)} entered another collective than the others under the same number"
+        return BlockingRanks(ranks=crossed, how="crossed", reason="; ".join(said[:4]) or apart)
+    return None
+
+
+def _by_place(places: tuple[StackCluster, ...], world: int) -> BlockingRanks | None:
+    """Most wait, or most are at one place; the rest is apart."""
+    inside = {rank for c in places if c.waits for rank in c.ranks}
+    pair = {r for c in places if c.waits and is_waiting_for_one(c.frames) for r in c.ranks}
+    rest = [c for c in places if not c.waits] if inside and inside != pair else list(places[1:])
+    apart = tuple(sorted(rank for c in rest for rank in c.ranks))
+    if not apart or 2 * len(apart) > world or (not inside and 2 * len(apart) == world):
+        return None
+    where = rest[0].frames[-1]
+    others = "the others wait for them" if inside else f"most are in {places[0].frames[-1]}"
+    return BlockingRanks(ranks=apart, how="apart", reason=f"{format_ranks(apart)} in {where}, {others}")
+
+
+def _nobody_reason(places: tuple[StackCluster, ...], waiting: WaitGraph, world: int) -> str:
+    if waiting.outside and 2 * len(waiting.outside) > waiting.told:
+        return f"most have not come yet: {_describe_missing(waiting.missing[0], waiting.missing[0].ranks)}"
+    if len(places) == 1 and len(places[0].ranks) == world:
+        return f"all {world} ranks are in {places[0].frames[-1]}"
+    return f"{world} ranks are at {len(places)} places, and no place has most of them" if places else "no stacks"
+
+
+# --- words and width -------------------------------------------------------------------------------------------------
+
+
+def _describe_missing(m: MissingAtCollective, ranks: Sequence[int]) -> str:
+    verb = "has" if len(ranks) == 1 else "have"
+    what = f"{m.op or 'collective'} {m.seq} of group {m.group}"
+    return f"{format_ranks(ranks)} {verb} not come to {what}; {len(m.inside)} wait"
+
+
+def _describe_place(ranks: Sequence[int], mains: dict[int, Process], children: list[Process]) -> str:
+    """Where the first of them is instead, and its children."""
+    main = mains.get(ranks[0])
+    if main is None:
+        return ""
+    at = [f"it is in {fold_stack(frames[-1:])[0]}"] if (frames := main_frames(main)) else []
+    own = [p for p in children if p.rank == ranks[0] and main_frames(p)]
+    at += [f"its child {p.name or p.pid} in {fold_stack(main_frames(p)[-1:])[0]}" for p in own[:2]]
+    return f"; {', '.join(at)}" if at else f"; {main.error}" if main.error else ""
+
+
+def _widen_suspects(
+    found: BlockingRanks, node_of: dict[int, str], seats: tuple[Seat, ...], mesh: Dims
+) -> BlockingRanks:
+    nodes = tuple(sorted({node_of[rank] for rank in found.ranks if rank in node_of}))
+    group, wide = "", nodes
+    if len(nodes) > 1:
+        named = set(found.ranks)
+        covering = [
+            (len(members), f"{dim} {number}", members)
+            for dim, groups in parallel_groups(dense_mesh(seats, mesh) if mesh else ())
+            for number, members in enumerate(groups)
+            if named.issubset(members)
+        ]
+        for _, group_name, members in sorted(covering)[:1]:
+            group, wide = group_name, tuple(sorted({node_of[rank] for rank in members if rank in node_of}))
+    return msgspec.structs.replace(found, nodes=nodes, group=group, wide=wide)

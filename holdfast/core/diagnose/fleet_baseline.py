@@ -1,0 +1,163 @@
+"""Measured values against the fleet and against a node's own past; no number is good or bad by itself.
+
+What is compared is whole distributions: the shortfall of one against another is the area between their empirical
+distribution functions on the worse side alone. It is taken of logarithms: so it is a part of the other whatever the
+unit, 0.04 reads as "4 % worse", and a tenth stands out of noise as well as ten times does. The fleet is stood for by
+its medoid, the node that is closest to all others: first of a majority that is close together, then of all that do not
+fall short of it, until these stay the same. How far a node may fall short follows from how the healthy ones scatter; it
+is no fixed part.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import exp, log
+from statistics import median
+
+import msgspec
+
+LEAST = 3  # nodes, or measurements of the past; fewer tell nothing about the others
+KEPT = 32  # measurements of a node's past
+_SIGMAS = 5.0  # beyond what healthy nodes do
+_MATTERS = 0.015  # a smaller shortfall is worth nobody's eviction, however certain
+_SCALE = 1.4826  # of a median deviation, to be a standard deviation where values are normal
+_FEW = 8.0  # nodes, or measurements; about as many are needed to know a scatter
+_POINTS = 21  # at which two distributions are compared
+_TRIM = 0.15
+_LOWER, _MIDDLE, _UPPER, _QUARTILES = 4, 10, 16, 1.11  # of these points; the outer ones stand 1.11 sigmas apart
+_ROUNDS = 16
+
+
+class MeasurementHistory(msgspec.Struct, frozen=True):
+    """What a node has shown before: per kind of measurement the newest medians, oldest first."""
+
+    medians: dict[str, tuple[float, ...]] = {}
+
+    def with_value(self, kind: str, value: float) -> "MeasurementHistory":
+        kept = (*self.medians.get(kind, ()), value)[-KEPT:]
+        return MeasurementHistory({**self.medians, kind: kept})
+
+
+class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that falls short."""
+
+    by: float  # as a part of what it should be
+    limit: float
+    of: str  # "the fleet", "its own past"
+
+
+def shortfall(samples: Sequence[float], against: Sequence[float], *, lower: bool = False) -> float:
+    """The one-sided area between two distributions, as a part of the other."""
+    return _area_share(_one_sided_area(_log_quantiles(samples), _log_quantiles(against), lower), lower)
+
+
+def below_fleet(
+    measured: Mapping[str, Sequence[float]], *, lower: bool = False, matters: float = 0.0
+) -> dict[str, Shortfall]:
+    """The nodes that fall short of the fleet; nobody is an answer, and the only one with fewer than three nodes."""
+    curves = {node: _log_quantiles(samples) for node, samples in measured.items() if samples}
+    healthy = _closest_majority(curves)
+    matters = matters or _MATTERS * max(1.0, _FEW / max(1, len(curves)))
+    for _ in range(_ROUNDS if len(curves) >= LEAST else 0):
+        if 2 * len(healthy) <= len(curves):
+            return {}
+        medoid = curves[_find_medoid(curves, healthy)]
+        limit = _scatter_limit(
+            [_signed_area(curves[node], medoid, lower) for node in healthy], [curves[node] for node in healthy]
+        )
+        limit = max(limit, matters)
+        short = {node: _one_sided_area(curve, medoid, lower) for node, curve in curves.items()}
+        kept = [node for node in sorted(curves) if short[node] <= limit]
+        if kept == healthy:
+            return {n: _make_shortfall(by, limit, lower, "the fleet") for n, by in short.items() if by > limit}
+        healthy = kept
+    return {}
+
+
+def below_own_past(
+    now: Mapping[str, float], past: Mapping[str, Sequence[float]], *, lower: bool = False
+) -> dict[str, Shortfall]:
+    """The nodes that have become worse than they were, beyond what became of all: a new driver is nobody's fault."""
+    known = {node: _log_quantiles(past[node], 0.0) for node in now if len(past.get(node, ())) >= LEAST}
+    change = {node: _safe_log(now[node]) - known[node][_MIDDLE] for node in known}
+    of_all = median(change.values()) if len(change) >= LEAST else 0.0
+    found = {}
+    for node in known:
+        limit = max(_MATTERS, _scatter_limit([_safe_log(value) for value in past[node]]))
+        worse = (change[node] - of_all) * (1.0 if lower else -1.0)
+        if worse > limit:
+            found[node] = _make_shortfall(worse, limit, lower, "its own past")
+    return found
+
+
+def inner_range(samples: Sequence[float]) -> tuple[float, float]:
+    """From where to where they go, without the outermost parts."""
+    curve = _log_quantiles(samples)
+    return exp(curve[0]), exp(curve[-1])
+
+
+def _make_shortfall(by: float, limit: float, lower: bool, of: str) -> Shortfall:
+    return Shortfall(by=_area_share(by, lower), limit=_area_share(limit, lower), of=of)
+
+
+def _area_share(area: float, lower: bool) -> float:
+    """Less than the other by this part of it, or longer by it."""
+    return exp(area) - 1.0 if lower else 1.0 - exp(-area)
+
+
+def _safe_log(value: float) -> float:
+    return log(max(value, 1e-300))
+
+
+def _scatter_limit(deviations: Sequence[float], curves: Sequence[Sequence[float]] = ()) -> float:
+    """How far a healthy one may fall short, by how these scatter. A scatter that few have shown is hardly known: then
+    it counts for more, and so does how each of them scatters by itself."""
+    few = _FEW / len(deviations)
+    middle = median(deviations)
+    between = _SCALE * median(abs(one - middle) for one in deviations)
+    within = median([(c[_UPPER] - c[_LOWER]) / _QUARTILES for c in curves] or [0.0])
+    return max(_SIGMAS * between * (1 + few / 2), _SIGMAS * within * min(1.0, few))
+
+
+def _closest_majority(curves: Mapping[str, Sequence[float]]) -> list[str]:
+    """The closest majority: to begin with all would have those that fall short hide one another."""
+    if not curves:
+        return []
+    medoid = curves[_find_medoid(curves, sorted(curves))]
+    return sorted(
+        sorted(curves, key=lambda node: (_curve_distance(curves[node], medoid), node))[: len(curves) // 2 + 1]
+    )
+
+
+def _find_medoid(curves: Mapping[str, Sequence[float]], among: Sequence[str]) -> str:
+    """Whose sum of distances to all others is least. Ordered by their medians, the distance of two is about that of
+    their medians, so the middle one and its neighbours are all that need to be looked at."""
+    ordered = sorted(among, key=lambda node: curves[node][_MIDDLE])
+    half = len(ordered) // 2
+    near = ordered[max(0, half - 2) : half + 3]
+    return min(near, key=lambda node: sum(_curve_distance(curves[node], curves[other]) for other in among))
+
+
+def _curve_distance(one: Sequence[float], other: Sequence[float]) -> float:
+    return sum(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+def _one_sided_area(curve: Sequence[float], against: Sequence[float], lower: bool) -> float:
+    sign = -1.0 if lower else 1.0
+    return sum(max(0.0, sign * (b - a)) for a, b in zip(curve, against, strict=True)) / _POINTS
+
+
+def _signed_area(curve: Sequence[float], against: Sequence[float], lower: bool) -> float:
+    """The area with its sign, so that half of the healthy ones stand on either side."""
+    return _one_sided_area(curve, against, lower) - _one_sided_area(curve, against, not lower)
+
+
+def _log_quantiles(samples: Sequence[float], trim: float = _TRIM) -> list[float]:
+    """Of logarithms, without the outermost parts: a hiccup or two among many measurements is not the node's."""
+    ordered = sorted(map(_safe_log, samples))
+    last = len(ordered) - 1
+    found = []
+    for point in range(_POINTS):
+        at = last * (trim + (1 - 2 * trim) * point / (_POINTS - 1))
+        low = int(at)
+        high = min(low + 1, last)
+        found.append(ordered[low] + (ordered[high] - ordered[low]) * (at - low))
+    return found

@@ -1,0 +1,45 @@
+"""Stacks of many processes as one tree: who went which way, and where they are now."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from holdfast.core.diagnose.stack_folding import fold_stack, main_frames
+from holdfast.model.stacks import Process
+
+
+class StackBranch(msgspec.Struct, kw_only=True):
+    """A frame, who is in it or below, and the frames below."""
+
+    frame: str
+    ranks: list[int] = []
+    here: list[int] = []  # whose innermost frame it is
+    below: dict[str, "StackBranch"] = {}
+
+
+def grow_tree(processes: Iterable[Process]) -> StackBranch:
+    """The main threads of these; a rank counts as often as it has processes among them."""
+    root = StackBranch(frame="")
+    for process in processes:
+        folded = fold_stack(main_frames(process))
+        if not folded:
+            continue
+        branch = root
+        branch.ranks.append(process.rank)
+        for frame in folded:
+            branch = branch.below.setdefault(frame, StackBranch(frame=frame))
+            branch.ranks.append(process.rank)
+        branch.here.append(process.rank)
+    return root
+
+
+def list_branches(root: StackBranch) -> list[tuple[list[str], StackBranch]]:
+    """The branches below, largest first, each with the frames that all of its ranks share on the way to it."""
+    found = []
+    for branch in sorted(root.below.values(), key=lambda b: (-len(b.ranks), b.frame)):
+        way = [branch.frame]
+        while len(branch.below) == 1 and not branch.here:
+            (branch,) = branch.below.values()
+            way.append(branch.frame)
+        found.append((way, branch))
+    return found

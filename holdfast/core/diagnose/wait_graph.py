@@ -1,0 +1,100 @@
+"""Who waits for whom, by the sequence numbers of collectives.
+
+A rank that entered a collective waits for every member of the group that has not. Whoever is waited for and waits for
+nobody is missing: it sits outside any collective that could hold it. Where there is no such rank the ranks wait in a
+circle. Records are up to a second old; in a job that stands this does not matter, and of a rank that can no longer tell
+(it holds the interpreter's lock) the last word is old in the right direction: behind.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from holdfast.model.stacks import Collective, Flight
+
+WORLD = "0"  # torch's name of the group of all ranks
+_CIRCLE = 256  # ranks; more in a circle name nobody
+
+
+class MissingAtCollective(msgspec.Struct, frozen=True, kw_only=True):
+    """A collective that some ranks of a group have entered and others have not."""
+
+    group: str
+    seq: int
+    op: str
+    inside: tuple[int, ...]
+    ranks: tuple[int, ...]  # who has not come
+
+
+class WaitGraph(msgspec.Struct, frozen=True, kw_only=True):
+    missing: tuple[MissingAtCollective, ...] = ()
+    outside: tuple[int, ...] = ()  # waited for, and waiting for nobody
+    circle: tuple[int, ...] = ()  # without such: who wait for one another
+    mixed: tuple[int, ...] = ()  # in another operation than most, under the same number
+    told: int = 0  # ranks whose flight recorder was read
+
+
+def build_wait_graph(flights: Sequence[Flight]) -> WaitGraph:
+    """All of it, from the newest word of every rank."""
+    by_group: dict[str, dict[int, Collective]] = {}
+    for flight in flights:
+        for one in flight.groups:
+            by_group.setdefault(one.group, {})[flight.rank] = one
+    for flight in flights:
+        by_group.setdefault(WORLD, {}).setdefault(flight.rank, Collective(group=WORLD, entered=0, completed=0))
+    missing = tuple(m for group in by_group.values() for m in _find_missing(group))
+    targets = {rank for m in missing for rank in m.ranks}
+    waits_for: dict[int, set[int]] = {}
+    for m in missing:
+        for rank in targets.intersection(m.inside):
+            waits_for.setdefault(rank, set()).update(m.ranks)
+    outside = tuple(sorted(targets - waits_for.keys()))
+    return WaitGraph(
+        missing=missing,
+        outside=outside,
+        circle=() if outside else _find_circle(waits_for),
+        mixed=() if missing else tuple(sorted({r for group in by_group.values() for r in _mixed_operations(group)})),
+        told=len(flights),
+    )
+
+
+def _find_missing(group: dict[int, Collective]) -> Iterable[MissingAtCollective]:
+    inside: dict[int, list[int]] = {}
+    for rank, one in group.items():
+        if one.entered > one.completed:
+            inside.setdefault(one.entered, []).append(rank)
+    for seq, ranks in sorted(inside.items(), reverse=True):
+        absent = tuple(sorted(rank for rank, one in group.items() if one.entered < seq))
+        if absent:
+            some = group[ranks[0]]
+            yield MissingAtCollective(group=some.group, seq=seq, op=some.op, inside=tuple(sorted(ranks)), ranks=absent)
+
+
+def _mixed_operations(group: dict[int, Collective]) -> Iterable[int]:
+    """Ranks in other operations than most of those that are inside under the same number; all, if there is no most."""
+    inside = {rank: one for rank, one in group.items() if one.entered > one.completed and one.op}
+    for seq in {one.entered for one in inside.values()}:
+        here = {rank: one.op for rank, one in inside.items() if one.entered == seq}
+        (most, count), *others = Counter(here.values()).most_common(2)
+        if others:
+            yield from (rank for rank, op in here.items() if op != most or others[0][1] == count)
+
+
+def _find_circle(waits_for: dict[int, set[int]]) -> tuple[int, ...]:
+    """Ranks that can all be reached from each of them, and nobody else from them."""
+    if not waits_for or len(waits_for) > _CIRCLE:
+        return ()
+    reached = [sorted(_reachable_ranks(rank, waits_for)) for rank in waits_for]
+    smallest = min(reached, key=lambda ranks: (len(ranks), ranks))
+    return tuple(smallest)
+
+
+def _reachable_ranks(start: int, waits_for: dict[int, set[int]]) -> set[int]:
+    reached: set[int] = set()
+    ahead = [start]
+    while ahead:
+        fresh = waits_for.get(ahead.pop(), set()) - reached
+        reached |= fresh
+        ahead.extend(fresh)
+    return reached

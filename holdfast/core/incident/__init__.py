@@ -1,0 +1,1 @@
+"""One incident: what failed before, the ladder of remedies, the sentence about it."""

@@ -1,0 +1,156 @@
+"""One sentence per incident: who, on which node, why, resumed from which step, what it cost."""
+
+from collections.abc import Iterable
+
+from holdfast.core.record.tenths import share_tenths
+from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.release import Skip
+from holdfast.model.verdict import Change, Record, Remedy
+
+_SIGNALS = {1: "SIGHUP", 2: "SIGINT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL"}
+_SIGNALS |= {11: "SIGSEGV", 13: "SIGPIPE", 15: "SIGTERM"}
+ADVICE = (
+    "the script has started from step 0 twice: have it save checkpoints and load the newest one when it starts, "
+    "or let holdfast do both (holdfast.Checkpointer)"
+)
+_OPTIONAL = ("probe", "held", "last step")  # told of only if they took time
+
+
+def describe_exit(code: int) -> str:
+    """How a process ended, in words."""
+    if code < 0:
+        return f"was killed by {_SIGNALS.get(-code, f'signal {-code}')}"
+    return f"exited with code {code}"
+
+
+WHILE_OTHERS = "while the others went on"
+
+
+def describe_cause(alarm: Alarm) -> str:
+    """Who failed, where and how."""
+    where = ", ".join(alarm.suspects)
+    if not where:
+        return alarm.reason
+    if alarm.kind in (Kind.HEALTH, Kind.LINES) and len(alarm.suspects) > 1:
+        where = f"the host of {where}"
+    if alarm.kind is Kind.SILENCE or not alarm.ranks:
+        return f"{where} {alarm.reason}"
+    ranks = ", ".join(str(r) for r in alarm.ranks)
+    return f"rank {ranks} on {where} {alarm.reason}"
+
+
+def describe_lost_standby(alarm: Alarm) -> str:
+    return "standby fell silent" if alarm.kind is Kind.SILENCE else f"standby {alarm.reason}"
+
+
+def incident_sentence(record: Record) -> str:
+    again = (
+        f", then failed {_count_times(record.failures - 1)} more before the next step" if record.failures > 1 else ""
+    )
+    text = f"{record.cause}{_describe_step(record)}{again}; {_describe_remedy(record)}"
+    if record.verdict.remedy is Remedy.GIVE_UP:
+        return text
+    lost_s = record.resumed_at - record.good_at
+    if is_fresh_start(record):
+        text = f"{text.rstrip(',')}, {describe_fresh_start(record)} and {lost_s:.1f} s"
+    elif record.resumed_from is None:
+        text += f"{describe_unknown_resume(record)}, lost {lost_s:.1f} s"
+    else:
+        made = redone_steps(record)
+        lost = f"{count_steps(made)} and " if made is not None else ""
+        text += f" from step {record.resumed_from}, lost {lost}{lost_s:.1f} s"
+    return f"{text} ({describe_phases(record)})"
+
+
+def is_fresh_start(record: Record | Change) -> bool:
+    """Whether the script began at step 0, though steps had been made."""
+    return record.resumed_from is not None and record.resumed_from <= 0 and record.resumed_from < record.good_step
+
+
+def describe_fresh_start(record: Record | Change) -> str:
+    made = redone_steps(record)
+    return f"but the script started from step 0: lost {count_steps(made) if made is not None else 'all steps'}"
+
+
+def describe_unknown_resume(record: Record | Change) -> str:
+    """Where nobody knows what the script went on from."""
+    if record.resumed_from is not None or record.good_step <= 0:
+        return ""
+    most = "" if record.counted else f": at most {count_steps(record.good_step)} redone"
+    return f" (whether the script resumed is not known{most})"
+
+
+def redone_steps(record: Record | Change) -> int | None:
+    """How many steps have to be made again; None: that is not known."""
+    if record.resumed_from is None or record.counted:
+        return None
+    return max(0, record.good_step - record.resumed_from)
+
+
+def _describe_step(record: Record) -> str:
+    """How far it was."""
+    if record.cause.endswith(WHILE_OTHERS):  # which names its step itself
+        return ""
+    if record.kind == Kind.LOSS:  # so does this
+        return f" (last good step: {record.good_step})" if record.good_step >= 0 else " (no step was good)"
+    if record.counted:
+        return f" {count_steps(record.good_step)} after its launch"
+    return f" at step {record.good_step}" if record.good_step >= 0 else " before any step was seen"
+
+
+def count_failures(records: Iterable[Record]) -> int:
+    """How many failures there were in these incidents."""
+    return sum(max(1, record.failures) for record in records)
+
+
+def describe_phases(record: Record | Change) -> str:
+    """In tenths that add up to what the whole is said to have taken."""
+    return ", ".join(f"{name} {seconds:.1f}" for name, seconds in share_tenths(phases_s(record)).items())
+
+
+def phases_s(record: Record | Change) -> dict[str, float]:
+    """What the time from the last good step to the next one went by with; group set-up and restore where ranks told."""
+    if isinstance(record, Record):
+        ends = {"detect": record.alarm_at, "stop": record.stopped_at, "probe": record.stopped_at + record.probed_s}
+    else:
+        ends = {"last step": record.asked_at, "stop": record.stopped_at, "held": record.stopped_at + record.held_s}
+    ends |= {"launch": record.launched_at, "group set-up": record.grouped_at, "restore": record.restored_at}
+    if record.resumed_from is not None or record.resumed_at > record.launched_at:  # else its ranks make no steps
+        ends["first step"] = record.resumed_at
+    found, at = {}, record.good_at
+    for name, end_at in ends.items():
+        untold = name in ("group set-up", "restore") and not end_at
+        end_at = min(max(end_at, at), record.resumed_at)  # ranks may be further than the news of their launch
+        if not untold and (end_at > at or name not in _OPTIONAL):
+            found[name] = end_at - at
+            at = end_at
+    return found
+
+
+def _describe_remedy(record: Record) -> str:
+    if record.verdict.remedy is Remedy.GIVE_UP:
+        return f"gave up: {record.verdict.reason}"
+    if record.rolled_back:
+        evicted = f", {', '.join(record.evicted)} evicted" if record.evicted else ""
+        return f"release {record.rolled_back} was rolled back to release {record.verdict.to or 'before it'}{evicted}"
+    if record.skipped:
+        left_out = ", ".join(_step_range(skip) for skip in record.skipped)
+        return f"restarted in place, the batches of {left_out} left out,"
+    if not record.evicted:
+        return "restarted in place" + (f" with {', '.join(record.admitted)} admitted" if record.admitted else "")
+    went_on = "restarted" if is_fresh_start(record) or record.resumed_from is None else "resumed"
+    if record.admitted:
+        return f"evicted {', '.join(record.evicted)}, admitted {', '.join(record.admitted)} and {went_on}"
+    return f"evicted {', '.join(record.evicted)} and {went_on} on fewer nodes"
+
+
+def _step_range(skip: Skip) -> str:
+    return f"step {skip.first}" if skip.first == skip.last else f"steps {skip.first} to {skip.last}"
+
+
+def count_steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
+
+
+def _count_times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

@@ -1,0 +1,1 @@
+"""What logs say: lines, tracebacks, the catalog of failures, the root cause."""

@@ -1,0 +1,185 @@
+"""Lines that rows know, each with how much it says about the cause here."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+
+import msgspec
+
+from holdfast.core.log_analysis.benign_lines import discount_benign
+from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureCatalog, RowPattern
+from holdfast.core.log_analysis.line_prefixes import WARNED, LogLine
+from holdfast.core.log_analysis.tracebacks import ExceptionChain, RaisedException, parse_tracebacks
+
+_LINE_CHARS = 4000
+# Raised and caught every day: one of these is a cause only if nothing came of handling it.
+_FLOW = frozenset(
+    "KeyError AttributeError IndexError StopIteration StopAsyncIteration Empty Full ImportError ModuleNotFoundError "
+    "LookupError TypeError NameError CancelledError".split()
+)
+# What the network says; who wanted something of it says which service it was.
+_CARRIER = re.compile(
+    r"^gaierror$|^timeout$|Connect(?:ion)?\w*Error$|Timeout(?:Error)?$|ProtocolError|Disconnected|SSL\w*Error|MaxRetry"
+)
+_LESS = 2.5
+_CAUGHT_LESS = 5.0
+_RETRIED = re.compile(
+    r"\b(?:retry(?:ing)?|attempt \d+|back(?:ing)? off|ignor(?:ed|ing)|skipp(?:ed|ing)|fall(?:ing)? back|non-fatal)\b",
+    re.IGNORECASE,
+)
+# Said before a traceback: it is shown by who has caught it and goes on.
+_CAUGHT = re.compile(
+    r"\b(?:fail|error|exception|could not|unable|problem)\w*\b.{0,200}\b(?:retry(?:ing)?|try(?:ing)? again"
+    r"|ignor(?:ed|ing)|skipp(?:ed|ing)|fall(?:ing)? back|continuing|non-fatal)\b",
+    re.IGNORECASE,
+)
+_GAVE_UP = re.compile(
+    r"max(?:imum)? retries|retries exceeded|giving up|gave up|after \d+ (?:attempts|retries|tries)", re.IGNORECASE
+)
+_PYTHON = CatalogRow(klass="python_exception", source="an exception that no row knows", weight=3)
+_BARE = CatalogRow(klass="python_exception", source="an exception without a traceback that no row knows", weight=2)
+_FRAMEWORK = CatalogRow(klass="framework_runtime_error", source="an exception of a library that no row knows", weight=3)
+_STOPPED = CatalogRow(klass="preempted_cancelled", source="a person or a launcher interrupts", weight=2, role="echo")
+# What anything may be raised as: then a hint in the message says more than the type. The others are bugs.
+_ANYTHING = re.compile(
+    r"(?:Runtime|Value|Assertion|OS|IO|System|Timeout|Environment)Error|(?!.*Key|.*Index)\w*Exception"
+)
+_OF_TYPES = ("python_exception", "framework_runtime_error")
+_HINTS_MORE = 0.25
+_ASIDE = ("context", "hint")
+_MILDER = {"warning": 1.5, "info": 1.5, "debug": 1.5, WARNED: 3.5}  # by how a line was said
+
+
+class CatalogHit(msgspec.Struct, kw_only=True):
+    row: CatalogRow
+    said: LogLine
+    weight: float
+    raised: RaisedException | None = None
+    rank: int | None = None
+    named: bool = False  # whether the words name the rank, not only who says them
+    node: str = ""
+
+    @property
+    def klass(self) -> str:
+        return self.row.klass
+
+
+def find_hits(lines: Sequence[LogLine], catalog: FailureCatalog) -> list[CatalogHit]:
+    """What is known about these lines; of exceptions that led to one another only the one that counts."""
+    promised = catalog.candidate_rows([said.raw for said in lines])
+    known = {id(lines[index]): rows for index, rows in promised.items()}
+    traces = list(parse_tracebacks(lines))
+    inside: set[int] = set()
+    found: list[CatalogHit] = []
+    for trace in traces:
+        for raised in trace.chain:
+            inside |= {id(said) for said in (raised.said, *raised.more)}
+        found += _hits_of_trace(trace, known)
+    for said in lines:
+        if id(said) not in inside and id(said) in known and not said.code:
+            found += _keep_heaviest(list(_hits_of_line(said, known[id(said)], None)))
+    return found
+
+
+def _hits_of_trace(trace: ExceptionChain, known: dict[int, list[RowPattern]]) -> Iterator[CatalogHit]:
+    """The hits of the exception in a chain that counts: the weightiest, of equals the first."""
+    best: list[CatalogHit] = []
+    worth = -1.0
+    for place, raised in enumerate(trace.chain):
+        hits = _hits_of_exception(raised, known)
+        after = trace.chain[place + 1].link if place + 1 < len(trace.chain) else ""
+        less = (
+            _LESS if (after == "during" and raised.name in _FLOW) or (after and _CARRIER.search(raised.name)) else 0.0
+        )
+        mine = max((hit.weight for hit in hits), default=0.0) - less
+        if mine > worth:
+            best, worth = hits, mine
+    yield from best
+
+
+def _hits_of_exception(raised: RaisedException, known: dict[int, list[RowPattern]]) -> list[CatalogHit]:
+    found: list[CatalogHit] = []
+    for said in (raised.said, *raised.more):
+        found += _hits_of_line(said, known.get(id(said), ()), raised)
+    hints = [hit for hit in found if hit.row.role == "hint" and hit.said is raised.said]
+    found = [hit for hit in found if hit.row.role != "hint"]
+    if hints and _ANYTHING.fullmatch(raised.name) and all(_is_type_only(hit) for hit in found):
+        least = float((_PYTHON if raised.frames else _BARE).weight)
+        worth = max((hit.weight for hit in found), default=least) + _HINTS_MORE
+        best = max(hints, key=lambda hit: hit.row.weight)
+        return [msgspec.structs.replace(best, row=msgspec.structs.replace(best.row, role="cause"), weight=worth)]
+    if any(hit.row.role != "context" for hit in found):
+        return _keep_heaviest(found)
+    if raised.name == "KeyboardInterrupt":
+        return [_make_hit(_STOPPED, raised.said, raised)]
+    if raised.name == "SystemExit":
+        return found
+    theirs = raised.name == "RuntimeError" and raised.frames and not raised.frames[-1].is_user_code
+    return [*found, _make_hit((_FRAMEWORK if theirs else _PYTHON) if raised.frames else _BARE, raised.said, raised)]
+
+
+def _is_type_only(hit: CatalogHit) -> bool:
+    """Whether no more is known than the type of what was raised, or that something was raised there."""
+    bare = f"{hit.raised.type}:" if hit.raised else ""
+    return hit.row.role == "context" or (hit.klass in _OF_TYPES and re.search(hit.row.pattern, bare) is not None)
+
+
+def _keep_heaviest(hits: list[CatalogHit]) -> list[CatalogHit]:
+    """Of the rows that know the same words those that know most; the others know only a part of them."""
+    top = max((hit.weight for hit in hits if hit.row.role not in _ASIDE), default=0.0)
+    return [hit for hit in hits if hit.row.role in _ASIDE or hit.weight >= top]
+
+
+def _hits_of_line(said: LogLine, rows: Iterable[RowPattern], raised: RaisedException | None) -> Iterator[CatalogHit]:
+    text, whole = said.text[:_LINE_CHARS], said.raw[:_LINE_CHARS]
+    for known in rows:
+        if known.raised and not (raised and known.raised.fullmatch(raised.name)):
+            continue
+        if known.frames and not (raised and known.frames.search(raised.stack)):
+            continue
+        if found := _search_line(known, text, whole):
+            yield _make_hit(known.row, said, raised, found)
+
+
+@lru_cache(maxsize=4096)  # who fails says the same again and again
+def _search_line(known: RowPattern, text: str, whole: str) -> re.Match[str] | None:
+    return known.pattern.search(text) or known.pattern.search(whole)
+
+
+def _make_hit(
+    row: CatalogRow, said: LogLine, raised: RaisedException | None, found: re.Match[str] | None = None
+) -> CatalogHit:
+    told = found.groupdict() if found else {}
+    rank = told.get("rank") or told.get("rank2") or ""
+    return CatalogHit(
+        row=row,
+        said=said,
+        weight=_weigh_hit(row, said, raised),
+        raised=raised,
+        rank=int(rank) if rank.isdecimal() else said.rank,
+        named=rank.isdecimal(),
+        node=told.get("node") or said.node,
+    )
+
+
+def _weigh_hit(row: CatalogRow, said: LogLine, raised: RaisedException | None) -> float:
+    weight = float(row.weight)
+    if raised is None and row.role in ("cause", "hint") and weight < 9:
+        if not said.kernel:
+            weight -= _MILDER.get(said.level, 0.0)
+        if _is_retried(said.text):
+            weight -= 2
+    if raised is None and row.role in ("cause", "hint"):
+        weight = discount_benign(weight, row.klass, said.text)
+    if raised is not None and raised.ignored:
+        return min(weight, 1.0)
+    if raised is not None and _CAUGHT.search(raised.before[:400]) and not _GAVE_UP.search(raised.before):
+        return max(weight - _CAUGHT_LESS, 0.5)
+    if raised is not None and raised.frames:
+        weight += 0.5
+    return max(weight, 0.5)
+
+
+@lru_cache(maxsize=256)
+def _is_retried(text: str) -> bool:
+    return _RETRIED.search(text) is not None and not _GAVE_UP.search(text)

@@ -1,0 +1,134 @@
+"""The catalog of last words: rows of knowledge, and which of them know a line."""
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Literal
+
+import msgspec
+
+from holdfast.core.log_analysis.pattern_literals import (
+    LineBlock,
+    LiteralIndex,
+    fold_line,
+    required_literals,
+    split_alternatives,
+)
+
+_LINE_CHARS = 4000  # of a line are looked at
+UNKNOWN = "unknown_child_failure"
+
+# What a failure is made of beside the words that rows know.
+STRUCTURE = (
+    b"traceback (most recent", b'file "', b"during handling of", b"direct cause", b"exitcode", b"rank      :",
+    b"root cause", b"-- process ", b"first observed failure", b"terminated with", b"host      :",
+)  # fmt: skip
+
+
+class FailureClass(msgspec.Struct, frozen=True, kw_only=True):
+    """One class of the failure taxonomy, and what follows from it unless a row knows better."""
+
+    klass: str
+    group: str
+    action: str
+    title: str
+    hint: str = ""
+
+
+class CatalogRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line of knowledge about last words."""
+
+    klass: str
+    source: str
+    pattern: str = ""
+    weight: int = 5  # 9 is proof, 5 a clear exception, 2 a mere symptom, 1 a launcher's summary
+    # an echo says that somebody else failed first; a hint counts where nobody says anything plainly
+    role: Literal["cause", "echo", "context", "hint"] = "cause"
+    code: int | None = None  # without a pattern: speaks where no words do
+    raised: str = ""  # only of an exception of this type
+    frames: str = ""  # only of a traceback with such a frame
+    needle: str | tuple[str, ...] = ()  # where the pattern does not say itself what it looks for
+    group: str = ""
+    action: str = ""
+    sample: str = ""
+    samples: tuple[str, ...] = ()
+    hint: str = ""
+
+    @property
+    def all_samples(self) -> tuple[str, ...]:
+        return (self.sample, *self.samples) if self.sample else self.samples
+
+
+class RowPattern:
+    """One alternative of a row's pattern, ready for use."""
+
+    def __init__(self, row: CatalogRow, pattern: str, wanted: tuple[bytes, ...]) -> None:
+        self.row = row
+        self.needles = wanted
+        self.anchored = "^" in pattern  # may match only when what stands before the words is gone
+        self._pattern = pattern
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:  # most are never needed, and to compile them all takes a second
+        return re.compile(self._pattern)
+
+    @cached_property
+    def raised(self) -> re.Pattern[str] | None:
+        return re.compile(self.row.raised) if self.row.raised else None
+
+    @cached_property
+    def frames(self) -> re.Pattern[str] | None:
+        return re.compile(self.row.frames) if self.row.frames else None
+
+
+def row_patterns(row: CatalogRow) -> list[RowPattern]:
+    """A row by its alternatives: a line is tried against those alone whose needles it holds."""
+    given = (row.needle,) if isinstance(row.needle, str) else row.needle
+    if given:
+        return [RowPattern(row, row.pattern, tuple(fold_line(needle) for needle in given))]
+    parts = [RowPattern(row, part, required_literals(part)) for part in split_alternatives(row.pattern)]
+    if not all(part.needles for part in parts):
+        raise ValueError(f"nothing can be looked for first in the pattern {row.pattern!r}: give a needle")
+    return parts
+
+
+class FailureCatalog:
+    def __init__(self, rows: tuple[CatalogRow, ...], classes: tuple[FailureClass, ...] = ()) -> None:
+        self.rows = rows
+        self.classes = {klass.klass: klass for klass in classes}
+        self.known = tuple(known for row in rows if row.pattern for known in row_patterns(row))
+        self._places = {id(known): place for place, known in enumerate(self.known)}
+        self.codes = {row.code: row for row in rows if row.code is not None and not row.pattern}
+        self._by_needle: dict[bytes, list[RowPattern]] = {}
+        for known in self.known:
+            for needle in known.needles:
+                self._by_needle.setdefault(needle, []).append(known)
+        self.index = LiteralIndex((*self._by_needle, *STRUCTURE))
+
+    def match_line(self, line: str) -> list[CatalogRow]:
+        """The rows whose pattern is in this line, whatever else they demand."""
+        line = line[:_LINE_CHARS]
+        found = (known.row for known in self.candidate_rows([line]).get(0, ()) if known.pattern.search(line))
+        return list({id(row): row for row in found}.values())
+
+    def candidate_rows(self, lines: Sequence[str]) -> dict[int, list[RowPattern]]:
+        """By its place, the rows that may know a line: their needles are in it."""
+        plains = [fold_line(line[:_LINE_CHARS]).replace(b"\n", b" ") for line in lines]
+        unlike = list(dict.fromkeys(plains))
+        rows = {
+            line: self.rows_of_literals(found)
+            for line, found in zip(unlike, self.index.find_literals(unlike), strict=True)
+            if found
+        }
+        return {place: rows[line] for place, line in enumerate(plains) if line in rows}
+
+    def rows_of_literals(self, found: Iterable[bytes]) -> list[RowPattern]:
+        """The rows that look for one of these needles, in the catalog's order: of equals always the same one speaks."""
+        wanted = {id(known): known for needle in found for known in self._by_needle.get(needle, ())}
+        return sorted(wanted.values(), key=lambda known: self._places[id(known)])
+
+
+def lines_containing(lines: Sequence[bytes], wanted: Iterable[bytes]) -> list[bytes]:
+    """Those of the lines that hold one of the wanted."""
+    many = LineBlock(lines)
+    return [lines[place] for place in sorted({place for needle in wanted for place in many.lines_containing(needle)})]

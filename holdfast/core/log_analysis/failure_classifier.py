@@ -1,0 +1,232 @@
+"""The first cause among all that was said, and what follows from it."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from holdfast.core.incident.incident_text import describe_exit
+from holdfast.core.log_analysis.catalog_hits import CatalogHit, find_hits
+from holdfast.core.log_analysis.failure_catalog import UNKNOWN, CatalogRow, FailureCatalog, FailureClass
+from holdfast.core.log_analysis.launcher_summary import LauncherSummary, normalize_code, summarize_lines
+from holdfast.core.log_analysis.line_prefixes import LogLine, fill_times
+from holdfast.core.log_analysis.root_cause import CauseFinding, best_hint, find_root, rival_causes
+from holdfast.model.diagnosis import Diagnosis
+
+_EVIDENCE = 5
+_LINE_CHARS = 400
+_SURE = 6.0  # weight of the evidence on which a machine may be sent away
+_PROOF = 8.0
+_CLEAR = 5.0  # weight of a clear exception
+_BUGS = frozenset({"python_exception", "shape_dtype_device", "import_dependency", "config_argument"})
+_EVICT, _ASK = "evict_and_restart", "run_diagnostics"
+_LOUD = (-9, -7, -11, -4, -8)  # signals that no echo ends with
+_KILL = -9
+_VAGUE = 2.5  # weight of an exception without a traceback that no row knows: others' hints say more
+
+
+class FailureEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of one failure."""
+
+    lines: Sequence[LogLine]
+    code: int | None = None  # of the launcher, or of the only process
+    codes: Mapping[int, int] = {}  # by rank
+    ended_at: Mapping[int, float] = {}  # by rank
+    starved: bool | None = None  # whether the kernel killed for want of memory; None: nobody has looked
+    pressed: str = ""  # where nobody can know that: the sign that memory was scarce just before
+
+
+def classify_failure(case: FailureEvidence, catalog: FailureCatalog) -> Diagnosis:
+    fill_times(case.lines)
+    hits = find_hits(case.lines, catalog)
+    summary = summarize_lines(case.lines)
+    hits = [hit for hit in hits if not summary.is_about_another(hit.said)]
+    hits, hints = [hit for hit in hits if hit.row.role != "hint"], [hit for hit in hits if hit.row.role == "hint"]
+    summary.codes |= {rank: normalize_code(code) for rank, code in case.codes.items()}
+    root = find_root(hits, case.lines, case.ended_at)
+    root = _prefer_user_bug(root, hits, catalog) or root
+    if (root is None or root.klass == UNKNOWN or root.weight <= _VAGUE) and not _is_loud_signal(summary, case):
+        root = best_hint(hints, case.lines) or root
+    mute = summary.root_rank is not None and all(hit.rank != summary.root_rank for hit in hits)
+    guess = mute and root is not None and not root.row.pattern and summary.codes.get(summary.root_rank or 0) in _LOUD
+    if root is None or root.row.role == "echo" or (root.weight < 2 and root.row.role != "hint") or guess:
+        code = _telling_code(summary, case, words=root is not None and root.weight >= 2, mute=mute)
+        if code is not None and code in catalog.codes:
+            return _diagnose_kill(case, summary, catalog) if code == _KILL else _diagnose_code(code, summary, catalog)
+        if mute and code:
+            root = None  # the others only tell that it has gone
+    if root is None:
+        quiet = not hits and not hints and summary.root_rank is None and not any((case.code, *summary.codes.values()))
+        return _diagnose_quiet(case) if quiet else _diagnose_unknown(case, summary, catalog)
+    return _diagnose_hit(CauseFinding(root=root, hits=hits, summary=summary), catalog)
+
+
+def _prefer_user_bug(root: CatalogHit | None, hits: list[CatalogHit], catalog: FailureCatalog) -> CatalogHit | None:
+    """A bug in the user's code, where less than proof speaks against a machine: no machine makes a TypeError."""
+    if root is None or root.raised or root.weight >= _PROOF:
+        return None
+    if (root.row.action or _find_class(root.klass, catalog, root.row).action) != _EVICT:
+        return None
+    bugs = [hit for hit in hits if hit.klass in _BUGS and hit.raised and hit.raised.frames and hit.weight >= _CLEAR]
+    return min(bugs, key=lambda hit: (hit.said.source, hit.said.index)) if bugs else None
+
+
+def _telling_code(summary: LauncherSummary, case: FailureEvidence, *, words: bool, mute: bool) -> int | None:
+    """The code that says most about the cause. Where there are words, only some signals outdo them; but what the first
+    to fail ended with counts if it said nothing itself (`mute`)."""
+    codes = [*summary.told_codes(), *([normalize_code(case.code)] if case.code is not None else [])]
+    strong = [code for code in codes if code in _LOUD]
+    if strong:
+        return strong[0]
+    if words:
+        return codes[0] if mute and codes and codes[0] != -15 else None
+    # Launchers end the others with SIGTERM: it says something only where nobody ended otherwise.
+    telling = [code for code in codes if code not in (0, -15)] or codes
+    return telling[0] if telling else None
+
+
+def _is_loud_signal(summary: LauncherSummary, case: FailureEvidence) -> bool:
+    """Whether a signal says more than a hint could: that a launcher sent one to the rest says nothing."""
+    codes = [*summary.told_codes(), *([normalize_code(case.code)] if case.code is not None else [])]
+    return any(code in _LOUD for code in codes) or (bool(codes) and all(code == -15 for code in codes))
+
+
+def _diagnose_hit(finding: CauseFinding, catalog: FailureCatalog) -> Diagnosis:
+    root, row = finding.root, finding.root.row
+    klass = _find_class(row.klass, catalog, row)
+    doubt = rival_causes(finding)
+    confidence = _hit_confidence(root, doubted=bool(doubt))
+    action = row.action or klass.action
+    heavier = [hit for hit in doubt if hit.weight >= root.weight and not root.said.kernel]
+    others = {hit.row.action or _find_class(hit.klass, catalog, hit.row).action for hit in heavier}
+    if action == _EVICT and (root.weight < _SURE or row.role != "cause" or others - {_EVICT, _ASK}):
+        action = _ASK  # a wrong eviction is worse than a question
+    rank = finding.rank
+    return Diagnosis(
+        klass=row.klass,
+        group=row.group or klass.group,
+        action=action,
+        confidence=confidence,
+        explanation=_explain_finding(finding, klass),
+        evidence=_evidence_lines(finding),
+        root_rank=rank,
+        title=klass.title,
+        hint=row.hint or klass.hint,
+        origin=root.raised.origin if root.raised else "",
+        echoes=finding.echoes,
+        node=root.node or (finding.summary.node if rank == finding.summary.root_rank else ""),
+    )
+
+
+def _hit_confidence(root: CatalogHit, *, doubted: bool) -> float:
+    if root.row.role == "echo":
+        return 0.5
+    confidence = min(0.98, 0.35 + 0.07 * root.weight)
+    return round(confidence * (0.85 if doubted else 1.0), 2)
+
+
+def _explain_finding(finding: CauseFinding, klass: FailureClass) -> str:
+    root = finding.root
+    who = (f"rank {finding.rank}" if finding.rank is not None else "") + (f" on {root.node}" if root.node else "")
+    if root.row.role == "echo":
+        return f"{klass.title}. This is what ranks say when another one has failed, and nothing shows which, or why."
+    if root.row.role == "hint":
+        return f"{klass.title}, perhaps: nobody says so plainly, what {who.strip() or 'somebody'} says hints at it."
+    first = f"{who.strip() or 'somebody'} said so first"
+    at = f", at {root.raised.origin}" if root.raised and root.raised.origin else ""
+    count = finding.echoes
+    lines = "1 line is a mere echo" if count == 1 else f"{count} lines are mere echoes"
+    return f"{klass.title}: {first}{at}." + (f" {lines} of it." if count else "")
+
+
+def _evidence_lines(finding: CauseFinding) -> tuple[str, ...]:
+    same = [hit.said for hit in finding.hits if hit.klass == finding.root.klass and hit.row.role != "context"]
+    shown = dict.fromkeys(said.raw[:_LINE_CHARS] for said in (finding.root.said, *same))
+    return tuple(shown)[:_EVIDENCE]
+
+
+def _diagnose_code(code: int, summary: LauncherSummary, catalog: FailureCatalog) -> Diagnosis:
+    row = catalog.codes[code]
+    klass = _find_class(row.klass, catalog, row)
+    ranks = [rank for rank, mine in summary.codes.items() if mine == code]
+    rank = summary.root_rank if summary.root_rank in ranks else min(ranks, default=None)
+    if rank is None and summary.root_rank not in summary.codes:
+        rank = summary.root_rank  # named without a code of its own
+    said = summary.lines.get(code)
+    who = f"Rank {rank}" if rank is not None else "A process"
+    return Diagnosis(
+        klass=row.klass,
+        group=row.group or klass.group,
+        action=row.action or klass.action,
+        confidence=0.6,
+        explanation=f"{who} {describe_exit(code)} and nothing else was said; {klass.title} is the usual reason.",
+        evidence=(said.raw[:_LINE_CHARS],) if said else (f"exit code {code}",),
+        root_rank=rank,
+        title=klass.title,
+        hint=row.hint or klass.hint,
+        node=summary.node if rank == summary.root_rank else "",
+    )
+
+
+def _diagnose_kill(case: FailureEvidence, summary: LauncherSummary, catalog: FailureCatalog) -> Diagnosis:
+    """SIGKILL names no sender: want of memory is told if the kernel says so, and guessed if nobody has asked it."""
+    found = _diagnose_code(_KILL, summary, catalog)
+    who = f"Rank {found.root_rank}" if found.root_rank is not None else "A process"
+    if case.starved:
+        told = f"{who} {describe_exit(_KILL)} as the kernel counted a kill for want of memory."
+        return msgspec.structs.replace(found, confidence=0.8, explanation=told)
+    if case.pressed:
+        how = f"{who} {describe_exit(_KILL)}, probably by the OOM killer"
+        told = f"{how}: {case.pressed}, and the kernel tells nobody here."
+        return msgspec.structs.replace(found, confidence=0.6, explanation=told)
+    unknown = f"{who} {describe_exit(_KILL)}, sender unknown"
+    if case.starved is None:
+        guess = f"{unknown}; {found.title} is the usual reason, and nothing here shows it."
+        return msgspec.structs.replace(found, confidence=0.4, explanation=guess)
+    nothing = _diagnose_unknown(case, summary, catalog)
+    told = f"{unknown}: the kernel told of no kill for want of memory."
+    hint = "Ask who may end processes on this node: a person, a script, or what has given out the machine."
+    return msgspec.structs.replace(
+        nothing, explanation=told, hint=hint, evidence=found.evidence, root_rank=found.root_rank, node=found.node
+    )
+
+
+def _diagnose_unknown(case: FailureEvidence, summary: LauncherSummary, catalog: FailureCatalog) -> Diagnosis:
+    klass = _find_class(UNKNOWN, catalog, None)
+    last = [said.raw[:_LINE_CHARS] for said in case.lines if said.text.strip()][-3:]
+    code = f"it {describe_exit(normalize_code(case.code))}; " if case.code else ""
+    return Diagnosis(
+        klass=UNKNOWN,
+        group=klass.group,
+        action=klass.action,
+        confidence=0.3 if case.lines else 0.1,
+        explanation=f"{klass.title}: {code}nothing in what was said shows why.",
+        evidence=tuple(last),
+        root_rank=summary.root_rank,
+        title=klass.title,
+        hint=klass.hint,
+        node=summary.node,
+    )
+
+
+def _diagnose_quiet(case: FailureEvidence) -> Diagnosis:
+    """Nobody says that anything has failed: no class is more likely than another."""
+    last = [said.raw[:_LINE_CHARS] for said in case.lines if said.text.strip()][-3:]
+    return Diagnosis(
+        klass=UNKNOWN,
+        group="unknown",
+        action=_ASK,
+        confidence=0.0,
+        explanation="Nothing was found: nothing in it shows a failure.",
+        evidence=tuple(last),
+        root_rank=None,
+        title="Nothing was found",
+        hint="If a job has failed, give the logs of all its ranks, or --exit-code.",
+    )
+
+
+def _find_class(name: str, catalog: FailureCatalog, row: CatalogRow | None) -> FailureClass:
+    known = catalog.classes.get(name)
+    if known is not None:
+        return known
+    group, action = (row.group, row.action) if row else ("unknown", _ASK)
+    return FailureClass(klass=name, group=group or "unknown", action=action or _ASK, title=name.replace("_", " "))

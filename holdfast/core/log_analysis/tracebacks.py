@@ -1,0 +1,213 @@
+"""Tracebacks: what was raised where, by whose code, and what led to it."""
+
+import re
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from holdfast.core.log_analysis.line_prefixes import LogLine
+
+_HEAD = re.compile(r"^(?P<indent>\s*)(?P<kind>Original |Exception Group |Remote )?Traceback \(most recent call last\)")
+_FRAME = re.compile(r'^(?P<indent>\s*)File "(?P<file>[^"]{1,500})", line (?P<line>\d+)(?:, in (?P<function>.{1,200}))?')
+_RAISED = re.compile(
+    r"^(?P<type>[A-Za-z_][\w]*(?:\.[A-Za-z_<][\w>]*)*)(?:\((?P<inner>[\w.]+)\))?(?: ?\[[^\]]{1,40}\])?"
+    r"(?::(?: (?P<text>.*)|$)|$)"
+)
+_BARE = re.compile(r"(?:Error|Exception|Interrupt|Exit|Timeout|Iteration|Empty|Full|Failure|Expired|error)$")
+_SPECIAL = re.compile(r"^\s*+(?:[~^ ]+|\.\.\.<?.*|\[Previous line repeated .*\])$")
+_GROUPED = re.compile(r"^\s*(?:\||\+(?=[-+ ]))[-+ ]?(?:-{0,80}\+?-{1,80} (?:\d+|\.\.\.) -+$)?")
+_BOXED = re.compile(r"^\s*[│╭╰|][─ ]*(?:❱ *)?")
+_BOX_FRAME = re.compile(r"^(?P<file>[/<][^:]{1,400}):(?P<line>\d+) in (?P<function>\S{1,200})")
+_DURING = "During handling of the above exception, another exception occurred"
+_DIRECT = "The above exception was the direct cause of the following exception"
+_WRAPS = re.compile(
+    r"^Caught \w+ in |^-- Process \d+ terminated|_?RemoteTraceback$|ExceptionGroup$|RayTaskError|ProcessRaised"
+)
+_PROCESS = re.compile(r"-- Process (\d+) terminated with the following error")
+_SUMMARY = "ChildFailedError"  # what follows is torchrun's list, not its message
+_LIBRARY = re.compile(
+    r"site-packages|dist-packages|/usr/(?:local/)?lib/|/lib/python\d|^<|/torch/(?:nn|utils|distributed|_\w+|autograd|optim)/"
+)
+_OTHERS = re.compile(
+    r"^(?:#{3,}|={5,} \w|usage: |\+ \w|srun: |slurmstepd: |mpirun\b|pdsh@)"
+)  # begins no line of a message
+_OPEN = 12  # lines of others that may stand between a frame and what follows it
+_MESSAGE = 40  # lines that a message may have
+
+
+class TracebackFrame(msgspec.Struct, frozen=True):
+    file: str
+    line: int
+    function: str
+
+    @property
+    def is_user_code(self) -> bool:
+        """Whether it is the user's code, as far as a path can tell."""
+        return not _LIBRARY.search(self.file)
+
+
+class RaisedException(msgspec.Struct, kw_only=True):
+    """One exception."""
+
+    type: str
+    message: str
+    said: LogLine  # its line
+    frames: list[TracebackFrame] = []  # outermost first
+    more: list[LogLine] = []  # further lines of its message
+    link: str = ""  # how it came of the one before it: "during", "direct"
+    inner: bool = False  # was printed after what it led to
+    before: str = ""  # what was said before its traceback: why it is shown
+    ignored: bool = False  # in a destructor or the like, where nobody can catch it
+
+    @property
+    def name(self) -> str:
+        return self.type.rsplit(".", 1)[-1]
+
+    @property
+    def stack(self) -> str:
+        """Its frames, one a line, so that a row's pattern can mean the innermost by the end of it."""
+        return "\n".join(f"{frame.file} {frame.function}" for frame in self.frames)
+
+    @property
+    def origin(self) -> str:
+        frame = next((f for f in reversed(self.frames) if f.is_user_code), self.frames[-1] if self.frames else None)
+        return f"{frame.file.rsplit('/', 1)[-1]}:{frame.line}" if frame else ""
+
+
+class ExceptionChain(msgspec.Struct, kw_only=True):
+    """Exceptions that led to one another, the first cause first."""
+
+    chain: list[RaisedException]
+
+    @property
+    def last(self) -> RaisedException:
+        return self.chain[-1]
+
+
+class _TracebackParser:
+    """One stream of words, taken apart line by line."""
+
+    def __init__(self) -> None:
+        self.traces: list[ExceptionChain] = []
+        self._frames: list[TracebackFrame] | None = None  # of a traceback whose exception is still to come
+        self._indent = 0
+        self._waited = 0
+        self._link = ""
+        self._inner = False
+        self._grouped = False  # whether this line belongs to a group of exceptions
+        self._ignored = False
+        self._process: int | None = None  # of torch.multiprocessing's, whose traceback is to come
+        self._newest: RaisedException | None = None
+        self._last = ""  # words outside of any traceback
+        self._before = ""  # those that stood before this one
+        self._message = 0  # lines that may still belong to it
+
+    def add_line(self, said: LogLine) -> None:
+        self._grouped = said.text.lstrip()[:1] in ("|", "+")
+        text = _GROUPED.sub("", said.text) if self._grouped else said.text
+        if text.lstrip()[:1] in ("│", "╭", "╰"):  # as the library rich shows them
+            self._add_boxed_line(_BOXED.sub("", text))
+        elif found := _HEAD.match(text):
+            self._begin_traceback(len(found["indent"]), found["kind"] or "")
+        elif found := _FRAME.match(text):
+            if self._frames is None:  # its head was cut off, or it belongs to an exception told before
+                self._begin_traceback(max(0, len(found["indent"]) - 2), "")
+            assert self._frames is not None
+            self._frames.append(TracebackFrame(found["file"], int(found["line"]), (found["function"] or "").strip()))
+            self._waited = 0
+            said.code = True  # names of files and functions sound like anything
+        elif text.startswith((_DURING, _DIRECT)):
+            self._link = "during" if text.startswith(_DURING) else "direct"
+            self._frames, self._message = None, 0
+        elif text.startswith("Exception ignored in"):
+            self._ignored, self._frames = True, None
+        elif text.strip():
+            self._add_words(text, said)
+
+    def _add_boxed_line(self, text: str) -> None:
+        if text.startswith("Traceback (most recent call last)"):
+            self._begin_traceback(0, "")
+        elif self._frames is not None and (found := _BOX_FRAME.match(text)):
+            self._frames.append(TracebackFrame(found["file"], int(found["line"]), found["function"]))
+
+    def _begin_traceback(self, indent: int, kind: str) -> None:
+        self._inner = kind == "Original " or (not self._link and self._is_wrapped())
+        self._frames, self._indent, self._waited = [], indent, 0
+        self._before, self._last = self._last, ""
+
+    def _is_wrapped(self) -> bool:
+        """Whether what comes now is what an exception told before was made of."""
+        if self._newest is None or not self._message:
+            return False
+        last = self.traces[-1].last
+        return bool(_WRAPS.search(self._newest.message) or _WRAPS.search(self._newest.type)) or (
+            self._grouped and last.name.endswith("ExceptionGroup")
+        )
+
+    def _add_words(self, text: str, said: LogLine) -> None:
+        if _SPECIAL.match(text):
+            return
+        if self._frames is None:
+            self._last = text
+        indent = len(text) - len(text.lstrip())
+        found = _RAISED.match(text.strip())
+        if self._frames and indent > self._indent + 2:
+            said.code = True
+        elif self._frames is not None:
+            if found and indent <= self._indent and _is_type(found["type"], strict=self._waited > 0):
+                self._end_traceback(found, said, self._frames)
+            elif indent <= self._indent:
+                self._waited += 1
+                self._frames = None if self._waited > _OPEN else self._frames
+        elif found and not indent and _BARE.search(found["type"]) and _is_type(found["type"], strict=True):
+            self._end_traceback(found, said, [])
+        elif _OTHERS.match(text):
+            self._message = 0
+        elif self._message and self._newest is not None:
+            self._message -= 1
+            if process := _PROCESS.match(text):
+                self._newest.message += f" {text}"
+                self._process = int(process[1])
+            if self._newest.name != _SUMMARY:
+                self._newest.more.append(said)
+
+    def _end_traceback(self, found: re.Match[str], said: LogLine, frames: list[TracebackFrame]) -> None:
+        if self._inner and said.rank is None:
+            said.rank = self._process
+        raised = RaisedException(
+            type=found["inner"] or found["type"],
+            message=found["text"] or "",
+            said=said,
+            frames=frames,
+            link=self._link,
+            inner=self._inner,
+            before=self._before,
+            ignored=self._ignored,
+        )
+        self._before = self._last = ""
+        self._ignored = False
+        if found["inner"]:
+            raised.message = f"RayTaskError {raised.message}"
+        if self.traces and self._inner:
+            self.traces[-1].chain.insert(0, raised)
+        elif self.traces and self._link:
+            self.traces[-1].chain.append(raised)
+        else:
+            self.traces.append(ExceptionChain(chain=[raised]))
+        self._frames, self._link, self._inner = None, "", False
+        self._newest, self._message = raised, _MESSAGE
+
+
+def _is_type(name: str, *, strict: bool) -> bool:
+    """Whether it may name an exception; `strict`: others talk in between, as in "Loss: 2.3"."""
+    last = name.rsplit(".", 1)[-1]
+    return bool(_BARE.search(last)) or "." in name or (not strict and (last[:1].isupper() or last.startswith("_")))
+
+
+def parse_tracebacks(lines: Iterable[LogLine]) -> Iterator[ExceptionChain]:
+    """The tracebacks of all mouths; lines come in the order of their sources."""
+    mouths: dict[tuple[int, int | None, str, int | None], _TracebackParser] = {}
+    for said in lines:
+        mouths.setdefault((said.source, said.rank, said.node, said.pid), _TracebackParser()).add_line(said)
+    for mouth in mouths.values():
+        yield from mouth.traces

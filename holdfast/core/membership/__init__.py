@@ -1,0 +1,1 @@
+"""The nodes of a job: seats, standbys and how many of them."""

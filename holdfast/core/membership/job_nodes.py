@@ -1,0 +1,106 @@
+"""The nodes of a job: who sits where, who waits beside the seats, and who is to go."""
+
+from collections.abc import Collection, Iterable, Iterator
+
+from holdfast.core.membership.seating import growth_unit, next_seats
+from holdfast.core.membership.standbys import Standbys
+from holdfast.core.snapshots.eviction_safety import Bonds, copy_bonds
+from holdfast.model.action import Action
+from holdfast.model.alarm import Kind
+from holdfast.model.event import Limits, Ready
+from holdfast.model.topology import Job, Seat
+
+
+class JobNodes:
+    """Part of the decider's state; its methods answer with the actions they call for."""
+
+    def __init__(self, job: Job, limits: Limits, ids: Iterator[int]) -> None:
+        self.job = job
+        self.standbys = Standbys(job, limits, ids)
+        self.pool = self.standbys.pool
+        self.seats: tuple[Seat, ...] = ()
+        self.out: set[str] = set()  # seated, but not in the next generation
+        self.ended: set[str] = set()  # seated, and all of their ranks have ended well
+        self.seated: frozenset[str] = frozenset()
+        self.back: dict[str, Ready] = {}  # silent ones that are back before they could be evicted
+        self.unstopped: set[str] = set()  # whose ranks could not be ended
+        self._line: frozenset[str] = frozenset()  # who was seated when the job last made a step
+
+    @property
+    def active(self) -> set[str]:
+        return set(self.seated - self.out)
+
+    def is_active(self, node: str) -> bool:
+        return node in self.seated and node not in self.out
+
+    @property
+    def node_count(self) -> int:
+        return len(self.seats) - len(self.out) + len(self.pool)
+
+    def on_step(self) -> None:
+        """The job's line goes on with those that are seated now."""
+        self._line = self.seated
+
+    def set_lineage(self, nodes: Iterable[str]) -> None:
+        """Others than we know have gone on; nobody is named: then nobody here has."""
+        self._line = frozenset(nodes) or frozenset({""})
+
+    @property
+    def astray(self) -> tuple[str, ...]:
+        """Seated ones that were away when the job last stepped: what they hold may be of a line that was left."""
+        return tuple(sorted(self.seated - self._line)) if self._line else ()
+
+    def can_do_without(self, nodes: Iterable[str]) -> bool:
+        left = self.active.difference(nodes)
+        return bool(left) and (self.job.can_acquire or len(left) + len(self.pool) >= self.job.min_nodes)
+
+    def nodes_of_ranks(self, ranks: Collection[int]) -> tuple[str, ...]:
+        """Seated nodes with one of these ranks."""
+        return tuple(seat.node for seat in self.seats if any(seat.has_rank(rank) for rank in ranks))
+
+    def copy_bonds(self) -> Bonds:
+        """Who of those that are seated must not leave at once."""
+        return copy_bonds(self.seats, self.job.mesh, parity=self.job.parity)
+
+    def evict_nodes(
+        self, nodes: Iterable[str], silent: Collection[str], generation: int, *, examine: bool
+    ) -> tuple[list[str], list[Action]]:
+        """Part with seated nodes: who leaves, and what is to be done for it."""
+        leaving = sorted(self.active.intersection(nodes))
+        actions: list[Action] = []
+        self.out.update(leaving)
+        for node in leaving:
+            kind, answers = Kind.SILENCE if node in silent else Kind.CRASH, node not in self.unstopped
+            released = self.standbys.evict_node(node, kind, generation, examine=examine and answers)
+            actions += released
+            if not released and node in self.back:
+                self.standbys.on_ready(self.back[node], 0)
+        return leaving, actions
+
+    def forget_returned(self, nodes: Iterable[str]) -> None:
+        gone = set(nodes)
+        self.back = {node: ready for node, ready in self.back.items() if node not in gone}
+
+    def propose_seats(self, *, may_shrink: bool) -> tuple[Seat, ...] | None:
+        """The seats of the next generation, were it launched now; None while nodes are missing."""
+        if self.node_count < (self.job.min_nodes if may_shrink else self.job.max_nodes):
+            return None  # without looking at thousands of them for each one that comes
+        return next_seats(self.job, self.seats, self.out, self.pool, may_shrink)
+
+    def take_seats(self, seats: tuple[Seat, ...]) -> tuple[str, ...]:
+        """These are the seats from now on; who is new in them."""
+        kept = self.active
+        admitted = tuple(seat.node for seat in seats if seat.node not in kept)
+        for node in admitted:
+            self.standbys.admit_node(node)
+        self.seats, self.seated = seats, frozenset(seat.node for seat in seats)
+        self.out, self.ended = set(), set()
+        return admitted
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether the job runs on fewer nodes than it wants, and enough wait for one more replica at least."""
+        missing = self.job.max_nodes - len(self.seats)
+        if missing <= 0 or not self.pool:
+            return False
+        return min(missing, len(self.pool)) >= growth_unit(self.job, self.seats[0].nproc if self.seats else 1)

@@ -1,0 +1,74 @@
+"""Who sits where in the next generation."""
+
+from collections.abc import Iterable, Mapping
+from math import prod
+
+from holdfast.model.action import Probe, Replay
+from holdfast.model.event import Ready
+from holdfast.model.topology import Job, Seat
+from holdfast.model.verdict import Remedy, Verdict
+
+REPLICAS = frozenset({"dp", "ddp", "fsdp", "replicate", "dp_replicate", "dp_shard", "data"})  # names of dimensions
+
+
+def seat_order_key(ready: Ready) -> tuple[int, str]:
+    return ready.order, ready.node
+
+
+def next_seats(
+    job: Job, old: tuple[Seat, ...], evicted: Iterable[str], pool: Mapping[str, Ready], may_shrink: bool
+) -> tuple[Seat, ...] | None:
+    """Seats for the next generation, or None while nodes are missing.
+
+    A standby takes exactly the seat of the node it replaces, so every surviving rank keeps its number and the sums
+    of a reduction keep their order. Only a job that may run smaller closes the gaps.
+    """
+    out = set(evicted)
+    free = sorted(pool.values(), key=seat_order_key)  # one of them may be evicted and back
+    kept: list[tuple[str, int]] = []
+    for seat in old:
+        if seat.node not in out:
+            kept.append((seat.node, seat.nproc))
+            continue
+        standby = next((r for r in free if r.nproc == seat.nproc), None)
+        if standby is None:
+            continue
+        free.remove(standby)
+        kept.append((standby.node, standby.nproc))
+    kept += [(standby.node, standby.nproc) for standby in free[: max(0, job.max_nodes - len(kept))]]
+    if len(kept) < job.max_nodes:
+        unit = growth_unit(job, kept[0][1]) if kept else 1
+        kept = kept[: len(kept) // unit * unit]
+        if not (may_shrink and len(kept) >= max(1, job.min_nodes)):
+            return None
+    return _number_seats(kept, old)
+
+
+def growth_unit(job: Job, nproc: int) -> int:
+    """By how many nodes a job may shrink and grow: those of one replica, where the user told the parallel groups."""
+    if not job.mesh:
+        return 1
+    replica = prod(size for name, size in job.mesh if name not in REPLICAS)
+    return max(1, -(-replica // nproc))
+
+
+def make_probe_or_replay(
+    id: int, generation: int, seats: tuple[Seat, ...], verdict: Verdict, not_after: int | None
+) -> Probe | Replay:
+    """How nodes are tried while the job stands."""
+    if verdict.remedy is Remedy.REPLAY:
+        return Replay(id=id, generation=generation, seats=seats, not_after=-1 if not_after is None else not_after)
+    nodes = tuple(sorted(seat.node for seat in seats))
+    return Probe(id=id, generation=generation, nodes=nodes, level=verdict.level, least=verdict.least)
+
+
+def _number_seats(nodes: list[tuple[str, int]], old: tuple[Seat, ...]) -> tuple[Seat, ...]:
+    seats, first = [], 0
+    for group_rank, (node, nproc) in enumerate(nodes):
+        was = old[group_rank] if group_rank < len(old) else None
+        if was is not None and (was.node, was.first_rank, was.nproc) == (node, first, nproc):
+            seats.append(was)
+        else:
+            seats.append(Seat(node=node, group_rank=group_rank, first_rank=first, nproc=nproc))
+        first += nproc
+    return tuple(seats)

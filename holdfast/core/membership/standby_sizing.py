@@ -1,0 +1,86 @@
+"""How many standbys to hold: what is lost at once, by nodes, whole groups and whole switches, in 99 of 100 periods."""
+
+from collections.abc import Iterator, Sequence
+from math import exp, lgamma, log, log1p, sqrt
+
+import msgspec
+
+_MUCH = 1e200  # a float holds little more
+_NONE = -1200.0  # not even _MUCH times what has this logarithm is above 0
+
+
+class LossRates(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job loses, on average, in one period: the time in which a lost standby is made up for."""
+
+    nodes: int
+    p: float  # that a node fails within a period
+    group: int = 1  # nodes that are evicted together where stacks name a group
+    group_share: float = 0.0  # of all incidents
+    blasts: tuple[tuple[float, int], ...] = ()  # switches and the like: how many a period, and nodes behind each
+
+
+class StandbySizing(msgspec.Struct, frozen=True, kw_only=True):
+    """Standbys for one confidence."""
+
+    plain: int  # of the binomial distribution: every node by itself
+    ours: int  # with groups and switches
+    short: float  # how often the plain number would not do, with groups and switches
+
+
+def binomial_quantile(nodes: int, p: float, confidence: float = 0.99) -> int:
+    """The least number that is not exceeded with this confidence."""
+    if not 0 < p < 1:
+        return nodes if p >= 1 else 0
+    total, mean = 0.0, nodes * p
+    least = max(0, int(mean - 40 * sqrt(mean)))  # below that there is nothing that a float could hold
+    for count in range(least, nodes + 1):
+        # By logarithms: the number of ways to lose a hundred of 16,384 nodes is beyond what a float holds.
+        ways = lgamma(nodes + 1) - lgamma(count + 1) - lgamma(nodes - count + 1)
+        total += exp(ways + count * log(p) + (nodes - count) * log1p(-p))
+        if total >= confidence:
+            return count
+    return nodes
+
+
+def size_standbys(losses: LossRates, confidence: float = 0.99) -> StandbySizing:
+    """Groups and switches come by themselves, so what is lost is a sum of parts that know nothing of one another."""
+    rate = losses.nodes * losses.p
+    kinds = ((rate * (1 - losses.group_share), 1), (rate * losses.group_share, losses.group), *losses.blasts)
+    plain, ours = binomial_quantile(losses.nodes, losses.p, confidence), -1
+    total = held = 0.0
+    for count, chance in enumerate(loss_distribution(kinds, losses.nodes)):
+        total += chance
+        if count == plain:
+            held = total
+        if ours < 0 and total >= confidence:
+            ours = count
+        if ours >= 0 and count >= plain:
+            break
+    return StandbySizing(plain=plain, ours=ours if ours >= 0 else losses.nodes, short=max(0.0, 1.0 - held))
+
+
+def loss_distribution(kinds: Sequence[tuple[float, int]], most: int) -> Iterator[float]:
+    """The chances of losing 0, 1, 2 ... and `most`, where all is lost that there is; a kind is how many events come on
+    average, and what each takes. By Panjer's recursion, beginning with 1 instead of what a float may not hold: whenever
+    a chance has grown too large, those that follow are written so many times smaller."""
+    weights = [(mean * each, each) for mean, each in kinds if mean]
+    scale = -sum(weight / each for weight, each in weights)  # logarithm of what the newest are to be multiplied by
+    found, smaller_at, older_at, seen = [1.0], 0, 0, exp(scale)
+    yield seen
+    for count in range(1, most):
+        value = 0.0
+        for weight, each in weights:
+            place = count - each
+            if place >= smaller_at:
+                value += weight * found[place]
+            elif place >= older_at:  # what is older adds nothing
+                value += weight * found[place] / _MUCH
+        value /= count
+        if value > _MUCH:
+            value, scale = value / _MUCH, scale + log(_MUCH)
+            smaller_at, older_at = count, smaller_at
+        found.append(value)
+        chance = exp(scale + log(value)) if value and scale > _NONE else 0.0
+        seen += chance
+        yield chance
+    yield max(0.0, 1.0 - seen)

@@ -1,0 +1,220 @@
+"""The nodes beside the seats: standbys that wait, nodes that were asked for, and those that are not to come back."""
+
+from collections.abc import Iterable, Iterator, Set
+
+from holdfast.model.action import Acquire, Dismiss, Probe, Say
+from holdfast.model.alarm import Kind
+from holdfast.model.event import Limits, Outcome, Ready
+from holdfast.model.topology import Job
+
+# Levels of the probes: of a node that the job waits for, of a standby, and of an evicted node that may come back.
+BRIEF, CHECK, EXAMINATION = 1, 2, 3
+_IN_A_ROW = 3  # nodes that fail their check, and nobody passes: it is not the nodes
+RETRY_S = 10.0  # before a fleet that gave too few nodes is asked again
+_LONGEST = 32  # times ready_s: no fleet is given longer for a node
+
+
+class Standbys:
+    """Part of the decider's state; its methods answer with the actions they call for."""
+
+    def __init__(self, job: Job, limits: Limits, ids: Iterator[int]) -> None:
+        self.job = job
+        self.limits = limits
+        self.pool: dict[str, Ready] = {}  # ready, not seated
+        self.coming: dict[str, float] = {}  # acquired, and when; not heard of yet
+        self.acquiring: dict[int, int] = {}  # Acquire without outcome: how many
+        self.gone: dict[str, Kind | None] = {}  # released, and for which kind of alarm if for any
+        self.examined: dict[int, str] = {}  # Probe without outcome: an evicted node that may come back
+        self.suspects: dict[str, int] = {}  # evicted nodes yet to be examined, and the generation they were in
+        self.checking: dict[int, str] = {}  # Probe without outcome: a node that has come, or a standby that waits
+        self._failed = 0  # checks in a row
+        self._checked: dict[str, float] = {}  # standbys, and when they are to be probed again
+        self._met: dict[str, Ready] = {}
+        self._evicted: set[str] = set()  # once before
+        self._ids = ids
+        self._retry_at: float | None = None
+        self._patience_s = limits.ready_s  # as long as a node that was asked for may take; longer with a slow fleet
+        self._came = False  # one that was asked for, since others were last given back as late
+
+    @property
+    def _is_checking_on(self) -> bool:
+        return self.job.checks and self._failed < _IN_A_ROW
+
+    @property
+    def under_probe(self) -> set[str]:
+        """Nodes that are being probed beside the job, or are about to be."""
+        return {*self.suspects, *self.examined.values(), *self.checking.values()}
+
+    @property
+    def wanted_nodes(self) -> int:
+        return self.job.max_nodes + self.job.standbys
+
+    def request_missing(self, active: int) -> tuple[Acquire, ...]:
+        """Ask the fleet for what is missing; in the background, nobody waits for standbys."""
+        have = active + len(self.pool.keys() | set(self.checking.values()))
+        have += len(self.coming) + sum(self.acquiring.values())
+        if have >= self.wanted_nodes or not self.job.can_acquire or self._retry_at is not None:
+            return ()
+        action = Acquire(id=next(self._ids), count=self.wanted_nodes - have)
+        self.acquiring[action.id] = action.count
+        return (action,)
+
+    def on_acquired(self, now: float, event: Outcome, active: Set[str]) -> str:
+        asked = self.acquiring.pop(event.action)
+        # One that is up already may have reported before this outcome, or even left again.
+        here = {*self.pool, *self.under_probe, *self.gone, *active}
+        new = [n for n in event.nodes if n not in here]
+        self.coming.update(dict.fromkeys(new, now))
+        if not event.ok or len(event.nodes) < asked:
+            self._retry_at = now + RETRY_S
+        if not event.nodes:
+            return f"the fleet gave no nodes: {event.detail or 'it did not say why'}"
+        return f"the fleet gave {len(event.nodes)} of {asked}" + (f", {', '.join(new)} will come" if new else "")
+
+    def on_arrival(self, now: float, node: str) -> None:
+        """A node reports: if it is a new one, the fleet takes no longer than that."""
+        if node not in self._met and node not in self.gone:
+            took_s = now - self.coming.get(node, now)
+            self._came, self._patience_s = True, max(self.limits.ready_s, 2 * took_s)
+
+    def may_return(self, node: str) -> bool:
+        """Where the fleet cannot acquire, a node that had fallen silent may come back: nobody else will."""
+        return node not in self.gone or (not self.job.can_acquire and self.gone[node] is Kind.SILENCE)
+
+    def on_ready(self, event: Ready, level: int) -> tuple[Dismiss | Probe, ...]:
+        """Take a node that reports, once it has passed probes of this level; one that left for good is sent away."""
+        self.coming.pop(event.node, None)
+        if not self.may_return(event.node):
+            return (Dismiss(id=next(self._ids), node=event.node, reason="it had left the job before"),)
+        self.gone.pop(event.node, None)
+        self._met[event.node] = event
+        if event.node in self.under_probe:
+            return ()
+        if level and self._is_checking_on and event.node not in self.pool:
+            return (self._start_check(event.node, level),)
+        self.pool[event.node] = event
+        return ()
+
+    def _start_check(self, node: str, level: int) -> Probe:
+        action = Probe(id=next(self._ids), generation=0, nodes=(node,), level=level)
+        self.checking[action.id] = node
+        return action
+
+    def on_checked(self, now: float, event: Outcome) -> tuple[str, tuple[Dismiss | Say, ...]]:
+        """A standby has been probed: it waits from now on, or goes before it does harm.
+
+        Where several in a row fail and none passes, checks say nothing about nodes: there are no more of them.
+        """
+        node = self.checking.pop(event.action)
+        if node not in self._met or node in self.gone:
+            return "", ()
+        why = event.failed.get(node, "" if event.ok else event.detail)
+        self._failed = self._failed + 1 if why else 0
+        if why and self._failed < _IN_A_ROW:
+            return f"{node} failed its check: {why}", self.dismiss_node(node, Kind.CRASH, f"failed its check: {why}")
+        said = f"{self._failed} nodes in a row failed their check, so standbys are not checked any more: {why}"
+        self.pool[node] = self._met[node]
+        self._checked[node] = now + self.limits.recheck_s
+        return (said, (Say(text=said),)) if why else (f"{node} passed its check and is a standby", ())
+
+    def recheck_due(self, now: float) -> tuple[Probe, ...]:
+        """Standbys whose last check was too long ago, or that never had one, are probed where they wait."""
+        if not self._is_checking_on or not self.limits.recheck_s:
+            return ()
+        busy = set(self.checking.values())
+        due = [node for node in sorted(self.pool) if node not in busy and self._checked.get(node, 0.0) <= now]
+        return tuple(self._start_check(node, CHECK) for node in due)
+
+    def admit_node(self, node: str) -> None:
+        """It is seated; what a probe of it still finds is of no interest."""
+        self.pool.pop(node, None)
+        self._checked.pop(node, None)
+        for id in [id for id, other in self.checking.items() if other == node]:
+            del self.checking[id]
+
+    def evict_node(self, node: str, kind: Kind, generation: int, *, examine: bool) -> tuple[Dismiss, ...]:
+        """Part with a seated node. One that may be examined comes back if nothing is wrong with it: once."""
+        again = node in self._evicted
+        self._evicted.add(node)
+        if kind is Kind.SILENCE or again or not examine or not self.job.probes:
+            return self.dismiss_node(node, kind, "evicted")
+        self.suspects[node] = generation
+        return ()
+
+    def examine_evicted(self) -> tuple[Probe, ...]:
+        """Those that were evicted are examined, now that nobody waits for the job to come back."""
+        actions = []
+        for node, generation in self.suspects.items():
+            actions.append(Probe(id=next(self._ids), generation=generation, nodes=(node,), level=EXAMINATION))
+            self.examined[actions[-1].id] = node
+        self.suspects.clear()
+        return tuple(actions)
+
+    def on_examined(self, now: float, event: Outcome) -> tuple[str, tuple[Dismiss | Say, ...]]:
+        """What was found on a node that had been evicted: who was told of that is told how it ended."""
+        node = self.examined.pop(event.action)
+        if why := event.failed.get(node, "" if event.ok else event.detail or "it could not be tried"):
+            found, actions = f"{node} is bad: {why}", self.dismiss_node(node, Kind.CRASH, f"examined: {why}")
+        elif self.job.can_acquire and len(self.pool) >= self.job.standbys:
+            said = "examined: nothing is wrong with it, and another has its place"
+            found, actions = f"{node} is given back, {said}", self.dismiss_node(node, None, said)
+        else:
+            self.pool[node], self._checked[node] = self._met[node], now + self.limits.recheck_s
+            found, actions = f"nothing is wrong with {node}: it is a standby again", ()
+        return found, (*actions, Say(text=f"after its eviction: {found}"))
+
+    def dismiss_node(self, node: str, kind: Kind | None, reason: str) -> tuple[Dismiss, ...]:
+        """Part with a node, whether it was seated, waiting or coming."""
+        self.pool.pop(node, None)
+        self.coming.pop(node, None)
+        self._checked.pop(node, None)
+        self.suspects.pop(node, None)
+        for waiting in (self.examined, self.checking):
+            for id in [id for id, other in waiting.items() if other == node]:
+                del waiting[id]
+        self.gone[node] = kind
+        if kind is Kind.SILENCE and not self.job.can_acquire:
+            return ()  # it shall find us when it comes back
+        return (Dismiss(id=next(self._ids), node=node, reason=reason),)
+
+    def doubt_all(self, now: float) -> None:
+        """Nobody knows what they do by now, and one may have ranks: each has to report before it counts again."""
+        self.coming |= dict.fromkeys(sorted({*self.pool, *self.under_probe}), now)
+        for known in (self.pool, self._checked, self.suspects, self.examined, self.checking):
+            known.clear()
+
+    def beside_job(self, nodes: Iterable[str]) -> tuple[str, ...]:
+        """Those of these nodes that wait, are coming, or are examined."""
+        return tuple(n for n in nodes if n in self.pool or n in self.coming or n in self.under_probe)
+
+    def tick(self, now: float, *, standing: bool = False) -> tuple[Dismiss, ...]:
+        """The clock has moved: late nodes are given back, and a fleet that gave too few may be asked again.
+
+        Where others came in time it was the node; where nobody did the fleet may need longer, and is given twice as
+        long until somebody comes: asked anew every few minutes, a fleet that takes an hour would never bring a node.
+        """
+        if self._retry_at is not None and self._retry_at <= now:
+            self._retry_at = None
+        patience_s = self._arrival_limit_s(standing)
+        late = sorted(node for node, asked_at in self.coming.items() if asked_at + patience_s <= now)
+        reason = f"not ready within {patience_s:g} s"
+        if late and not self._came:
+            self._patience_s = min(2 * patience_s, _LONGEST * self.limits.ready_s)
+        self._came = self._came and not late
+        return tuple(action for node in late for action in self.dismiss_node(node, None, reason))
+
+    def _arrival_limit_s(self, standing: bool) -> float:
+        """How long a node may take; where the job stands without it, another has to have the time to come instead."""
+        longest_s = max(self.limits.ready_s, self.limits.wait_s / 2) if standing else self._patience_s
+        return min(self._patience_s, longest_s)
+
+    def wake_at(self, *, steady: bool = False, standing: bool = False) -> float | None:
+        """When the clock matters here; standbys are probed again while the job is steady."""
+        patience_s = self._arrival_limit_s(standing)
+        waits = [asked_at + patience_s for asked_at in self.coming.values()] + (
+            [self._retry_at] if self._retry_at is not None else []
+        )
+        if steady and self._is_checking_on and self.limits.recheck_s:
+            busy = set(self.checking.values())
+            waits += [self._checked.get(node, 0.0) for node in self.pool if node not in busy]
+        return min(waits, default=None)

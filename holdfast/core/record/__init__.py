@@ -1,0 +1,1 @@
+"""The account of every second, the report, and what hooks are told."""

@@ -1,0 +1,70 @@
+"""What a job cost, as one value that the report, the API and the metrics show alike."""
+
+import msgspec
+
+from holdfast.core.incident.incident_text import phases_s
+from holdfast.core.record.ledger import Account, ReleaseRun, Span, TimeUse
+from holdfast.model.verdict import Change, Record, Remedy
+
+
+class RestartCost(msgspec.Struct, frozen=True, kw_only=True):
+    """From the last good step to the next one, and what the time went by with."""
+
+    incident: int  # its number; 0: it was planned
+    at: float  # when ranks were told to stop
+    lost_s: float
+    phases_s: dict[str, float]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    phase: str
+    code: int | None
+    ending: str
+    generation: int
+    step: int
+    start_at: float
+    wall_s: float
+    ettr: float | None  # None: no step was ever seen, so it is not known
+    at_most: str
+    mttr_s: float | None
+    spent_s: dict[str, float]  # by use
+    lost_s: dict[str, float]  # by cause
+    incidents: tuple[Record, ...]
+    changes: tuple[Change, ...]  # planned restarts
+    restarts: tuple[RestartCost, ...]  # of both kinds, by time
+    releases: tuple[ReleaseRun, ...]
+    spans: tuple[Span, ...]
+
+
+def report_of(account: Account) -> Report:
+    return Report(
+        phase=account.phase,
+        code=account.code,
+        ending=account.ending,
+        generation=account.generation,
+        step=account.step,
+        start_at=account.start_at,
+        wall_s=account.wall_s,
+        ettr=account.ettr,
+        at_most=account.at_most,
+        mttr_s=account.mttr_s,
+        spent_s={use.value: account.spent_s(use) for use in TimeUse},
+        lost_s=account.lost_s(),
+        incidents=account.incidents,
+        changes=account.changes,
+        restarts=_restart_costs(account),
+        releases=account.ran,
+        spans=account.spans,
+    )
+
+
+def _restart_costs(account: Account) -> tuple[RestartCost, ...]:
+    mended = [r for r in account.incidents if r.verdict.remedy is not Remedy.GIVE_UP]
+    found = [_restart_cost(r, r.alarm_at, r.number) for r in mended] + [
+        _restart_cost(c, c.asked_at) for c in account.changes
+    ]
+    return tuple(sorted(found, key=lambda restart: restart.at))
+
+
+def _restart_cost(record: Record | Change, at: float, incident: int = 0) -> RestartCost:
+    return RestartCost(incident=incident, at=at, lost_s=record.resumed_at - record.good_at, phases_s=phases_s(record))

@@ -1,0 +1,1 @@
+"""Releases of the user's code in a job, and their history."""

@@ -1,0 +1,168 @@
+"""Which releases of the user's code there are: the one that runs, the one that waits, and those to go back to.
+
+While a job recovers one thing is changed at a time. So a release that has just come in is on trial: until it has made
+`trial_steps` steps it is suspected before any machine is, and for a day it is what is gone back from before a person is
+asked. A release that was rolled back is not taken again.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from holdfast.model.action import Action, Say, Stage
+from holdfast.model.event import Order, Outcome, Progress
+from holdfast.model.release import Fate, Release
+
+_SUSPECT_S = 86400.0  # a release that ran for a day is no longer the newest thing that changed
+
+
+class PendingUpdate(msgspec.Struct, frozen=True):
+    """An order to update, while its release is staged."""
+
+    number: int
+    now: bool
+    window_s: float
+
+
+class JobReleases:
+    """Part of the decider's state."""
+
+    def __init__(self, first: Release, trial_steps: int) -> None:
+        self.running = first
+        self.waiting: Release | None = None  # staged everywhere, for the next launch
+        self.due_at: float | None = None  # when the one that waits gets a restart of its own
+        self.known = {first.number: first}
+        self.fates = {first.number: Fate.RUNNING}
+        self.told: dict[int, str] = {}  # why a release met its fate
+        self.staging: dict[int, PendingUpdate] = {}  # by the id of the action
+        self.mixed = False  # the running one came in together with other machines
+        self._trial_steps = trial_steps
+        self._made = 0  # steps in a row by the running one
+        self._since: dict[int, float] = {}  # when each first ran
+        self._ran: list[int] = []  # those that made steps before it, newest last
+        self._left: tuple[Release, str] | None = None  # to be gone back from, and why
+
+    # --- orders ------------------------------------------------------------------------------------------------
+
+    def order_update(self, order: Order, nodes: Sequence[str], ids: Iterator[int]) -> tuple[str, tuple[Action, ...]]:
+        """A person has a newer release; it is checked and staged while everything goes on."""
+        assert order.release is not None
+        if bad := self.rolled_back_as(order.release):
+            said = f"this is release {bad} again, which was rolled back: {self.told[bad]}"
+            return said, (Say(text=f"update refused: {said}"),)
+        number = max(self.known) + 1
+        release = msgspec.structs.replace(order.release, number=number, who=order.who)
+        self.known[number], self.fates[number] = release, Fate.STAGING
+        action = Stage(id=next(ids), release=release, nodes=tuple(nodes))
+        self.staging[action.id] = PendingUpdate(number, order.now, order.window_s)
+        return f"release {number} is checked and staged", (action,)
+
+    def on_staged(self, now: float, event: Outcome, active: set[str]) -> tuple[str, tuple[Action, ...]]:
+        """Every node has it, or it was refused; what failed on a node that has left since is nobody's concern."""
+        taken = self.staging.pop(event.action)
+        number, failed = taken.number, {node: why for node, why in event.failed.items() if node in active}
+        if failed or not (event.ok or event.failed):
+            why = (
+                "; ".join(f"{node}: {said}" for node, said in sorted(failed.items())) or event.detail or "not said why"
+            )
+            self._set_fate(number, Fate.REFUSED, why)
+            return f"release {number} refused", (Say(text=f"release {number} was refused, and nobody stops: {why}"),)
+        if number < max((n for n, fate in self.fates.items() if fate is Fate.WAITING), default=0):
+            self._set_fate(number, Fate.MERGED, "a newer one was staged before it")
+            return f"release {number} is staged, and older than the one that waits", ()
+        if self.waiting is not None:
+            self._set_fate(self.waiting.number, Fate.MERGED, f"release {number} came before it had run")
+        self.waiting, self.fates[number] = self.known[number], Fate.WAITING
+        self.due_at = now if taken.now else now + taken.window_s
+        rides = "" if taken.now else ": it rides on the next restart"
+        return f"release {number} is staged{rides}", ()
+
+    def rollback_refusal(self, number: int) -> str:
+        """Why the job cannot go back to this release (0: to the one before); "" if it can."""
+        if number == 0:
+            return "" if self.previous_release is not None else "there is no release to go back to"
+        if number not in self.known:
+            return f"there is no release {number}; there are {', '.join(map(str, sorted(self.known)))}"
+        if number == self.running.number:
+            return f"release {number} is the one that runs"
+        if self.fates[number] in (Fate.STAGING, Fate.REFUSED):
+            return f"release {number} is not staged"
+        return ""
+
+    def order_rollback(self, now: float, number: int, who: str) -> str:
+        """A person wants an older release, now."""
+        to = self.known[number] if number else self.previous_release
+        assert to is not None
+        self._leave_running(to, f"rolled back by {who}")
+        self.due_at = now
+        return f"going back to release {to.number}, as {who} wants"
+
+    def roll_back(self, to: int, why: str) -> int:
+        """The ladder's rung: the next launch is of the older one. Returns the number of the one that is given up."""
+        self._leave_running(self.known[to], why)
+        return self.running.number
+
+    def _leave_running(self, to: Release, why: str) -> None:
+        if self.waiting is not None and self.waiting.number not in self._ran:
+            self._set_fate(self.waiting.number, Fate.MERGED, "an older release was gone back to")
+        self._left, self.waiting = (self.running, why), to
+
+    # --- launches and steps ------------------------------------------------------------------------------------
+
+    def is_due(self, now: float) -> bool:
+        return self.waiting is not None and self.due_at is not None and self.due_at <= now
+
+    def next_release(self, now: float, *, machines: bool, guess: bool) -> Release:
+        """The release of the next generation. Where machines are changed on a guess, code is not changed as well."""
+        if not self._since:
+            self._since[self.running.number] = now
+        if self.waiting is None or (guess and machines and self._left is None):
+            return self.running
+        old, self.running, self.waiting, self.due_at = self.running, self.waiting, None, None
+        if self._left is not None:
+            bad, why = self._left
+            self._set_fate(bad.number, Fate.ROLLED_BACK, why)
+            self._ran = [n for n in self._ran if n != self.running.number]
+            self._made, self.mixed, self._left = self._trial_steps, False, None
+        else:
+            if self._made:
+                self._ran = [*(n for n in self._ran if n != old.number), old.number]
+            self._set_fate(old.number, Fate.REPLACED, f"by release {self.running.number}")
+            self._made, self.mixed = 0, machines
+        self._since.setdefault(self.running.number, now)  # one that is gone back to is as old as it is
+        self._set_fate(self.running.number, Fate.RUNNING, "")
+        return self.running
+
+    def on_progress(self, event: Progress) -> None:
+        self._made = max(self._made, event.step - event.first_step + 1)
+
+    @property
+    def previous_release(self) -> Release | None:
+        """The newest that ran before the running one and was not given up."""
+        good = [n for n in self._ran if self.fates[n] is not Fate.ROLLED_BACK]
+        return self.known[good[-1]] if good else None
+
+    @property
+    def on_trial(self) -> bool:
+        return self.previous_release is not None and self._made < self._trial_steps
+
+    def is_suspect(self, now: float) -> bool:
+        """Whether it came in so lately that it may be what changed."""
+        since = self._since.get(self.running.number, 0.0)
+        return self.previous_release is not None and (self.on_trial or now < since + _SUSPECT_S)
+
+    def wake_at(self) -> float | None:
+        return self.due_at if self.waiting is not None else None
+
+    def _set_fate(self, number: int, fate: Fate, why: str) -> None:
+        self.fates[number], self.told[number] = fate, why
+
+    def rolled_back_as(self, release: Release) -> int:
+        """The number under which this very code was rolled back before; 0: it was not."""
+        same = (release.digest, release.argv, release.env)
+        bad = [n for n, fate in self.fates.items() if fate is Fate.ROLLED_BACK]
+        return next((n for n in bad if release.digest and _launch_key(self.known[n]) == same), 0)
+
+
+def _launch_key(release: Release) -> tuple[str, tuple[str, ...], dict[str, str]]:
+    return release.digest, release.argv, release.env

@@ -1,0 +1,67 @@
+"""The releases of a job with their times: who brought each, when, what became of it, how far it came."""
+
+import msgspec
+
+from holdfast.core.release.job_releases import JobReleases
+from holdfast.model.action import Launch, Stage
+from holdfast.model.event import Begin, Entry, Progress
+from holdfast.model.release import Fate, Release
+
+
+class ReleaseChapter(msgspec.Struct, frozen=True, kw_only=True):
+    """One release and its life in the job."""
+
+    release: Release
+    fate: Fate
+    why: str = ""
+    at: float  # when it was brought
+    launched_at: float = 0.0  # first; 0: it has not run
+    steps: int = 0  # that were made with it, those done twice included
+
+
+class ReleaseOverview(msgspec.Struct, frozen=True, kw_only=True):
+    """All releases of a job, the oldest first."""
+
+    running: int  # the number of the one that ranks run, or will run first
+    releases: tuple[ReleaseChapter, ...]
+
+
+class ReleaseHistory:
+    """A fold over the journal; what became of a release is the decider's to say."""
+
+    def __init__(self) -> None:
+        self._brought: dict[int, float] = {}
+        self._launched: dict[int, float] = {}
+        self._steps: dict[int, int] = {}
+        self._running = 0
+        self._generation = 0
+        self._before = 0  # steps of the running release in earlier generations
+
+    def add(self, entry: Entry) -> None:
+        match entry.event:
+            case Begin(release=release):
+                self._brought[release.number] = entry.at
+            case Progress(generation=generation, step=step, first_step=first) if generation == self._generation:
+                self._steps[self._running] = self._before + step - first + 1
+        for action in entry.decision.actions:
+            match action:
+                case Stage(release=release):
+                    self._brought.setdefault(release.number, entry.at)
+                case Launch(release=release, generation=generation):
+                    self._launched.setdefault(release.number, entry.at)
+                    self._running, self._generation = release.number, generation
+                    self._before = self._steps.get(release.number, 0)
+
+    def list_chapters(self, releases: JobReleases) -> tuple[ReleaseChapter, ...]:
+        """All of them, the oldest first."""
+        return tuple(
+            ReleaseChapter(
+                release=release,
+                fate=releases.fates[number],
+                why=releases.told.get(number, ""),
+                at=self._brought.get(number, 0.0),
+                launched_at=self._launched.get(number, 0.0),
+                steps=self._steps.get(number, 0),
+            )
+            for number, release in sorted(releases.known.items())
+        )

@@ -1,0 +1,67 @@
+"""How often to repeat a replay, and what it means when nothing showed."""
+
+from math import ceil, inf, log, sqrt
+
+DIGITS = 1e-9  # a chance that misses the wanted one by less is it
+
+
+def dual_phase_odds(q: float, repeats: int) -> float:
+    """That a fault shows itself in both phases: it does with chance q in every replay of a group that holds it."""
+    return shown_odds(q, repeats) ** 2
+
+
+def shown_odds(q: float, repeats: float) -> float:
+    """That a fault shows itself at least once."""
+    return 1.0 - float((1.0 - q) ** repeats)
+
+
+def repeats_needed(q: float, confidence: float, most: int) -> int:
+    """Of each phase, so that both show the fault with this confidence; no more than `most`, whatever that reaches."""
+    if not 0.0 < confidence < 1.0 or not 0.0 <= q <= 1.0 or most < 1:
+        raise ValueError("a confidence lies between 0 and 1, a chance from 0 to 1, and there is one replay at least")
+    if q == 1.0:
+        return 1
+    wanted = inf if q == 0.0 else log(1.0 - sqrt(confidence)) / log(1.0 - q)
+    return most if wanted >= most else max(1, ceil(wanted - DIGITS))
+
+
+def second_phase_repeats(shown_at: int, confidence: float, most: int) -> int:
+    """Repeats of the second phase, where nobody knew q and the fault first showed in this replay of the first.
+
+    With every q equally likely beforehand that leaves Beta(2, shown_at) for it, and the chance that it stays hidden in
+    r more replays is s(s+1) / ((s+r)(s+r+1)) with s = shown_at. It is asked to be small enough that the two phases
+    together may reach the confidence.
+    """
+    hidden = 1.0 - sqrt(confidence)
+    s = shown_at
+    for r in range(1, most):
+        if s * (s + 1) <= hidden * (s + r) * (s + r + 1):
+            return r
+    return most
+
+
+def excluded_rate(replays: int, confidence: float) -> float:
+    """The least q that is out of the question when nothing showed in so many replays; 1: none is."""
+    return shown_odds(confidence, 1.0 / replays) if replays else 1.0
+
+
+def remaining_belief(replays: int, prior: float = 0.5) -> float:
+    """That one machine is faulty after all, though nothing showed: with this belief before, and every q as likely."""
+    hidden = prior / (replays + 1)
+    return hidden / (hidden + 1.0 - prior)
+
+
+def step_odds(q: float, steps: int) -> float:
+    """The chance of a single step, of a fault that shows with chance q in so many."""
+    return shown_odds(q, 1.0 / steps)
+
+
+def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
+    """The interval of a measured rate (Wilson's, 95 % unless told otherwise)."""
+    if trials < 1:
+        return 0.0, 1.0
+    rate, weight = successes / trials, z * z / trials
+    middle = rate + weight / 2
+    half = z * sqrt(rate * (1 - rate) / trials + weight / (4 * trials))
+    low, high = (middle - half) / (1 + weight), (middle + half) / (1 + weight)
+    return (0.0 if successes == 0 else low), (1.0 if successes == trials else high)

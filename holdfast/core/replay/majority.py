@@ -1,0 +1,54 @@
+"""What counts as faulty in a replay: a crash, a loss that is not finite, or a state that differs from most groups'.
+
+All groups do the same work: the same state, seeds and batches, the same number of ranks, wherever these run. So rank i
+of every group must come to the same bits at every step, in every repeat, and votes are counted over all of them.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+Place = tuple[int, int]  # step and rank within the group
+
+
+class GroupResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a group after its replay."""
+
+    failed: bool = False  # a rank crashed or hung
+    bad_step: int = -1  # the first whose loss was not finite
+    ended: bool = True  # every rank did all its steps; False: it was cut short by something else
+    marks: Mapping[Place, int] = {}  # signatures of the state
+    signed: Mapping[Place, int] = {}  # and of what was sent to others in the step, where the script signed it
+
+
+class ReplayMajority:
+    """The votes of all groups so far."""
+
+    def __init__(self, comparable: bool = True) -> None:
+        self.comparable = comparable  # the script said that its work follows from a seed
+        self._votes: dict[Place, Counter[int]] = {}
+
+    def judge_wave(self, told: Mapping[str, GroupResult]) -> dict[str, bool | None]:
+        """For each group of a wave whether the fault showed; None: nobody can say."""
+        good = {name: one for name, one in told.items() if not _has_failed(one)}
+        for one in good.values() if self.comparable else ():
+            for place, value in one.marks.items():
+                self._votes.setdefault(place, Counter())[value] += 1
+        return {name: True if name not in good else self._judge_group(one) for name, one in told.items()}
+
+    def _judge_group(self, one: GroupResult) -> bool | None:
+        differs = list(self._compare_marks(one.marks.items())) if self.comparable else []
+        if True in differs:
+            return True
+        return None if None in differs or not one.ended else False
+
+    def _compare_marks(self, marks: Iterable[tuple[Place, int]]) -> Iterable[bool | None]:
+        for place, value in marks:
+            votes = self._votes[place]
+            usual, count = votes.most_common(1)[0]
+            yield value != usual if 2 * count > votes.total() else None
+
+
+def _has_failed(told: GroupResult) -> bool:
+    return told.failed or told.bad_step >= 0

@@ -1,0 +1,209 @@
+"""Two halves of a job's nodes do the same work; twins are compared step by step, and a third says which is wrong.
+
+The halves are jobs of their own with ranks numbered alike, so node x of one has its twin in node x of the other. What a
+rank sends into a sum or to the next stage is signed before it mixes with what others send, and its state after the
+step: if one pair of twins differs first, it happened there. The referee takes the place of one of them in the half
+that the other is not in, and does the steps up to that one again.
+
+What this cannot decide (several that differ at once, a half that crashes, work that is not the same twice) is left to a
+dual-phase replay.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from holdfast.core.replay.dual_phase import ReplayGroup, ReplayLimits, ReplayRuling, RulingKind
+from holdfast.core.replay.group_session import GroupLaunch, ReplayRequest, group_launch, valid_mesh
+from holdfast.core.replay.majority import GroupResult
+from holdfast.core.replay.node_grid import Nodes, UnfitError, nodes_per_replica
+from holdfast.core.replay.twin_comparison import Referee, TwinComparison, TwinLimits
+from holdfast.model.topology import Dims
+
+_MIX, _WORD = 0x9E3779B97F4A7C15, 2**64 - 1
+
+
+def nodes_per_half(count: int, mesh: Dims, nproc: int) -> int:
+    """How many of so many nodes make one half. Raises UnfitError where there are no two, or nobody to be a referee."""
+    unit = nodes_per_replica(mesh, nproc)
+    half = count // unit // 2 * unit
+    if not half:
+        raise UnfitError(f"{count} nodes, of which {unit} make a whole replica of the model, have no two halves")
+    if half < 2 and count < 3:
+        raise UnfitError("there is no third node to say which of two is wrong")
+    return half
+
+
+class TwinSession:
+    """From the first launch to the ruling, as a Session is. SOME and EVERYWHERE are for others to go on from."""
+
+    def __init__(self, asked: ReplayRequest, limits: ReplayLimits) -> None:
+        self._asked, self._limits = asked, limits
+        self._nproc = {seat.node: seat.nproc for seat in asked.seats}
+        if len(set(self._nproc.values())) != 1:
+            raise UnfitError("nodes with different numbers of ranks cannot stand in for one another")
+        self._mesh = valid_mesh(asked.seats, asked.mesh)
+        self._each = asked.seats[0].nproc
+        self._half = nodes_per_half(len(asked.seats), self._mesh, self._each)
+        self._unit = nodes_per_replica(self._mesh, self._each)
+        self._nodes = tuple(seat.node for seat in asked.seats)
+        self._watched = Counter(dict.fromkeys(self._nodes, 0))  # in so many steps
+        self._round, self._trials = 0, 0
+        self._left = limits.steps * limits.most  # to be asked for
+        self._first = 0  # step of a replay, as far as anybody told
+        self._differ: _Moment | None = None
+        self._ruling: ReplayRuling | None = None
+        self._waiting: dict[str, GroupLaunch] = {}
+        self._told: dict[str, GroupResult | None] = {}
+        self._start_round()
+
+    def next_launches(self) -> tuple[GroupLaunch, ...] | ReplayRuling:
+        """What to launch now; while groups are out, those that have not been told of."""
+        if self._ruling is None and self._waiting.keys() <= self._told.keys():
+            self._evaluate_round()
+        left = tuple(launch for name, launch in self._waiting.items() if name not in self._told)
+        return self._ruling or left
+
+    def on_group_result(self, name: str, told: GroupResult | None) -> None:
+        """What became of the group of this name; None: it could not be run, or nobody knows."""
+        if name in self._waiting:
+            self._told.setdefault(name, told)
+
+    # --- rounds ------------------------------------------------------------------------------------------------
+
+    def _start_round(self) -> None:
+        """Another round, twice as long as the last: a start is dear, and so are steps after the one that tells."""
+        replicas, half = len(self._nodes) // self._unit, self._half
+        turn = self._round % replicas * self._unit if replicas % 2 else 0  # then every round leaves out another one
+        self._order = (*self._nodes[turn:], *self._nodes[:turn])
+        nodes = tuple(((node,),) for node in self._order[: 2 * half + 1])  # twins, and one that is in neither half
+        self._halves = TwinComparison(nodes, TwinLimits(steps=1 << 62, confidence=self._limits.confidence))
+        steps = min(self._limits.steps << self._round, self._left)
+        self._round, self._left = self._round + 1, self._left - steps
+        self._launch_groups({"a": self._order[:half], "b": self._order[half : 2 * half]}, steps)
+
+    def _launch_groups(self, groups: Mapping[str, Nodes], steps: int) -> None:
+        asked, self._told, self._trials = self._asked, {}, self._trials + 1
+        made = [ReplayGroup(name=name, phase=0, repeat=self._trials, nodes=nodes) for name, nodes in groups.items()]
+        launches = [group_launch(group, self._nproc, self._mesh, steps, asked.not_after) for group in made]
+        self._waiting = {launch.replay.name: launch for launch in launches}
+
+    def _evaluate_round(self) -> None:
+        told = [self._told[name] for name in self._waiting]
+        if self._differ is not None:
+            self._on_referee_result(told[0])
+        else:
+            self._compare_halves(told[0], told[1])
+        if self._ruling is None:
+            self._make_move()
+
+    def _make_move(self) -> None:
+        match self._halves.next_move():
+            case ReplayRuling() as ruling:
+                self._ruling = ruling
+            case Referee() as asked:
+                self._launch_referee(asked)
+            case _ if not self._left:
+                self._ruling = self._halves.rule_nobody(min(self._watched.values()))
+            case _:
+                self._start_round()
+
+    # --- what is found -----------------------------------------------------------------------------------------
+
+    def _compare_halves(self, one: GroupResult | None, other: GroupResult | None) -> None:
+        half = self._half
+        for told, nodes in ((one, self._order[:half]), (other, self._order[half : 2 * half])):
+            if told is None:
+                self._set_ruling(RulingKind.SOME, nodes, "a half did not answer")
+        if one is None or other is None:
+            return
+        for moment in _shared_moments(one, other):
+            signed = self._node_signatures(moment, one, other)
+            if apart := self._differing_places(signed):
+                self._first = min(step for step, _ in (*one.marks, *one.signed))
+                if self._needs_referee(moment, apart, one):
+                    self._differ = moment
+                    self._halves.on_signatures(moment.step, signed)
+                return
+            if moment.state:
+                self._watched.update(self._order[: 2 * half])
+                self._halves.on_signatures(moment.step, signed)
+        for told, nodes in ((one, self._order[:half]), (other, self._order[half : 2 * half])):
+            if told.failed or told.bad_step >= 0 or not told.ended:
+                self._set_ruling(RulingKind.SOME, nodes, "this half failed, and twins had not differed before")
+                return
+        if not one.marks:
+            self._set_ruling(RulingKind.EVERYWHERE, (), "the script signed nothing")
+
+    def _node_signatures(self, moment: "_Moment", one: GroupResult, other: GroupResult) -> dict[int, list[int | None]]:
+        """By node, as `Halves` counts them, what it signed at this moment."""
+        places = range(self._half)
+        first = {place: [self._node_signature(moment, one, place)] for place in places}
+        return first | {self._half + place: [self._node_signature(moment, other, place)] for place in places}
+
+    def _node_signature(self, moment: "_Moment", told: GroupResult, place: int) -> int | None:
+        """What a node's ranks signed, as one number."""
+        values, signature = told.marks if moment.state else told.signed, 0
+        for rank in range(place * self._each, (place + 1) * self._each):
+            value = values.get((moment.step, rank))
+            if value is None:
+                return None
+            signature = (signature * _MIX + value) & _WORD
+        return signature
+
+    def _differing_places(self, signed: Mapping[int, list[int | None]]) -> list[int]:
+        """The places whose twins differ."""
+        told = [(place, signed[place][0], signed[self._half + place][0]) for place in range(self._half)]
+        return [place for place, a, b in told if a is not None and b is not None and a != b]
+
+    def _needs_referee(self, moment: "_Moment", apart: list[int], told: GroupResult) -> bool:
+        """Whether one pair of twins differs, for a referee to judge; of several, one may have it from another.
+
+        What a late stage of a pipeline computes wrongly comes back to the early ones as gradients within the same step.
+        And a state that is sharded may be wrong on the node that keeps it, though another one computed it.
+        """
+        half, at = self._half, f"at step {moment.step}"
+        unsigned = moment.state and half > 1 and not any(step == moment.step for step, _ in told.signed)
+        if len(apart) == 1 and not unsigned:
+            return True
+        if len(apart) == half > 1:
+            self._set_ruling(RulingKind.EVERYWHERE, (), f"all twins differ {at}: it had mixed before anybody signed it")
+            return False
+        twins = [self._order[first + place] for place in apart for first in (0, half)]
+        nodes = self._order[: 2 * half] if unsigned else twins
+        self._set_ruling(RulingKind.SOME, nodes, f"more than one may be wrong {at}, one having it from another")
+        return False
+
+    def _launch_referee(self, asked: Referee) -> None:
+        """The referee does it in the place of one twin, in the half where it is not needed elsewhere."""
+        assert self._differ is not None
+        half = self._half
+        base = half if asked.replica < half else 0  # one of the first half goes into the second
+        nodes = list(self._order[base : base + half])
+        nodes[asked.pair[0]] = self._order[asked.replica]
+        self._launch_groups({"r": tuple(nodes)}, self._differ.step - self._first + 1)
+
+    def _on_referee_result(self, told: GroupResult | None) -> None:
+        asked, moment = self._halves.next_move(), self._differ
+        assert isinstance(asked, Referee) and moment is not None
+        self._halves.on_referee_signature(self._node_signature(moment, told, asked.pair[0]) if told else None)
+        if isinstance(self._halves.next_move(), ReplayRuling):
+            self._differ = None
+
+    def _set_ruling(self, how: RulingKind, nodes: Iterable[str], reason: str) -> None:
+        if self._ruling is None:
+            self._ruling = ReplayRuling(how=how, nodes=tuple(nodes), reason=reason)
+
+
+class _Moment(msgspec.Struct, frozen=True):
+    step: int
+    state: bool  # after the step; else what was sent in it
+
+
+def _shared_moments(one: GroupResult, other: GroupResult) -> list[_Moment]:
+    """All at which both halves signed something, in the order of time."""
+    sent = {step for step, _ in one.signed} & {step for step, _ in other.signed}
+    kept = {step for step, _ in one.marks} & {step for step, _ in other.marks}
+    found = [_Moment(step, False) for step in sent] + [_Moment(step, True) for step in kept]
+    return sorted(found, key=lambda moment: (moment.step, moment.state))

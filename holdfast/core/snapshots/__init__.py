@@ -1,0 +1,1 @@
+"""Where state is: placement on peers, the newest step held by all, how a restart finds its state."""

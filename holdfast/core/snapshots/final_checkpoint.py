@@ -1,0 +1,46 @@
+"""What of memory goes to storage when a job ends: the newest step that every rank holds on a node that answers.
+
+State in doubt may still be what somebody wants to look at, so it is written too, but apart: to go on from it would be
+to go wrong again, and it takes nothing away from a good one.
+"""
+
+from collections.abc import Collection, Mapping
+
+from holdfast.model.errand import FinalState
+from holdfast.model.state_copy import Copy
+
+_LEAST = 0.5  # of the time is for storage, however long ranks took to end
+
+
+def choose_final(
+    copies: Mapping[str, Collection[Copy]], stored: int, not_after: int | None, *, verified: bool = False
+) -> dict[str, tuple[FinalState, ...]]:
+    """For every node what it is to write, the good one first; what is not newer than `stored` is on storage."""
+    held: dict[tuple[int, int], dict[int, Copy]] = {}  # by step and world
+    for one in (copy for node in sorted(copies) for copy in copies[node] if copy.whole):
+        held.setdefault((one.step, one.world), {})[one.rank] = one
+    whole = [(step, ranks) for (step, world), ranks in sorted(held.items()) if ranks.keys() == set(range(world))]
+    good = [one for one in whole if not any(_is_doubted(copy, not_after, verified) for copy in one[1].values())]
+    found: dict[str, tuple[FinalState, ...]] = {}
+    if good and good[-1][0] > stored:
+        _add_step(found, *good[-1], doubted=False)
+    if whole and whole[-1] not in good:
+        _add_step(found, *whole[-1], doubted=True)
+    return found
+
+
+def storage_time_s(last_s: float, took_s: float) -> float:
+    """How long storage has, of the time for the whole end, of which ranks took so much."""
+    return max(last_s - took_s, last_s * _LEAST)
+
+
+def _is_doubted(copy: Copy, not_after: int | None, verified: bool) -> bool:
+    if copy.poisoned:
+        return True
+    return not_after is not None and (copy.step > not_after or (verified and not copy.verified))
+
+
+def _add_step(found: dict[str, tuple[FinalState, ...]], step: int, ranks: dict[int, Copy], *, doubted: bool) -> None:
+    for node in sorted({copy.node for copy in ranks.values()}):
+        own = tuple(sorted(rank for rank, copy in ranks.items() if copy.node == node))
+        found[node] = (*found.get(node, ()), FinalState(step=step, ranks=own, doubted=doubted))

@@ -1,0 +1,84 @@
+"""Whose copies are laid over one another: the XOR of two takes the memory of one.
+
+Every node's share is cut in two. Each node keeps the first half of one other's XORed with the second half of a third's:
+half of what it would keep as a whole copy, and the same for all, however many there are. What is lost with a node is
+the parity XORed with what the third still holds, so of the three no two may be evicted together.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from holdfast.core.snapshots.peer_placement import Groups, dense_mesh, evicted_together, match_owners, parallel_groups
+from holdfast.model.state_copy import Half
+from holdfast.model.topology import Dims, Seat, world_size
+
+_LEAST = 3  # nodes
+_TRIES = 16  # ways to deal the first halves, where no regular one fits both
+
+
+class ParityPlacement(msgspec.Struct, frozen=True, kw_only=True):
+    """Indexed by the node that keeps."""
+
+    first: tuple[int, ...]  # whose first half
+    second: tuple[int, ...]  # whose second half
+
+
+def place_halves(seats: tuple[Seat, ...], mesh: Dims) -> tuple[dict[str, tuple[Half, Half]], str]:
+    """Where every node's two halves go; or nowhere, and why in one sentence."""
+    nproc = seats[0].nproc
+    if len(seats) < 2:
+        return {}, ""  # there are no copies at all
+    if any(seat.nproc != nproc for seat in seats):
+        return {}, "backup.parity: nodes have different numbers of ranks, so whole copies are kept"
+    if len(seats) < _LEAST:
+        return {}, f"backup.parity: it takes {_LEAST} nodes, so whole copies are kept"
+    laid = place_parity(world_size(seats), nproc, parallel_groups(dense_mesh(seats, mesh)))
+    if laid is None:
+        return {}, "backup.parity: too many nodes could be evicted together, so whole copies are kept"
+    to_first = {owner: keeper for keeper, owner in enumerate(laid.first)}
+    to_second = {owner: keeper for keeper, owner in enumerate(laid.second)}
+    found = {}
+    for number, seat in enumerate(seats):
+        k1, k2 = to_first[number], to_second[number]
+        one = Half(keeper=seats[k1].node, beside=seats[laid.second[k1]].first_rank)
+        two = Half(keeper=seats[k2].node, beside=seats[laid.first[k2]].first_rank)
+        found[seat.node] = (one, two)
+    return found, ""
+
+
+def place_parity(world: int, nproc: int, groups: Groups) -> ParityPlacement | None:
+    """Give every node two others to keep for, each of them once with either half; None if that is not found."""
+    nodes = world // nproc
+    if nodes < _LEAST:
+        return None
+    shared = evicted_together(nodes, nproc, groups)
+    safe = [s for s in range(1, nodes) if all((n + s) % nodes not in shared[n] for n in range(nodes))]
+    fits = frozenset(safe)
+    for one, two in _shift_pairs(nodes, safe):
+        if (two - one) % nodes in fits:
+            return ParityPlacement(first=_shift_nodes(nodes, one), second=_shift_nodes(nodes, two))
+    for first in _first_placements(nodes, safe, shared):
+        barred = [shared[keeper] | shared[owner] for keeper, owner in enumerate(first)]
+        second = match_owners(nodes, barred)
+        if len(second) == nodes:
+            return ParityPlacement(first=first, second=tuple(second[keeper] for keeper in range(nodes)))
+    return None
+
+
+def _shift_pairs(nodes: int, safe: list[int]) -> Iterator[tuple[int, int]]:
+    """Pairs of shifts that may fit. The fewer nodes depend on one node, the fewer second losses are fatal: at best
+    three keep for each other and for nobody else; opposite shifts come next."""
+    yield from ((shift, nodes - shift) for shift in sorted(safe, key=lambda s: abs(3 * s - nodes)))
+    yield from ((one, two) for one in safe for two in safe if one < two)
+
+
+def _shift_nodes(nodes: int, shift: int) -> tuple[int, ...]:
+    return tuple((node + shift) % nodes for node in range(nodes))
+
+
+def _first_placements(nodes: int, safe: list[int], shared: tuple[frozenset[int], ...]) -> Iterator[tuple[int, ...]]:
+    yield from (_shift_nodes(nodes, shift) for shift in safe[:_TRIES])
+    found = match_owners(nodes, shared)
+    if len(found) == nodes:
+        yield tuple(found[keeper] for keeper in range(nodes))

@@ -1,0 +1,150 @@
+"""Where a rank's snapshot is copied to: a node that is not evicted together with its own.
+
+Over-eviction takes all nodes of one parallel group at once. So a backup lies on a node that shares no group with the
+owner's node: then evicting the nodes of any one group, if these are not all nodes, leaves the owner or the copy.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from math import prod
+
+import msgspec
+
+from holdfast.model.topology import Dims, Seat, world_size
+
+Groups = tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]  # (dimension, its groups of ranks), ...
+
+
+class PeerPlacement(msgspec.Struct, frozen=True, kw_only=True):
+    """For every rank the rank that keeps its copy, and what this placement does not survive."""
+
+    partner: tuple[int, ...]  # indexed by rank
+    exposed: tuple[str, ...] = ()  # one sentence each: groups whose eviction would lose a shard
+
+
+def parallel_groups(dims: tuple[tuple[str, int], ...]) -> Groups:
+    """The groups of a dense layout; the first dimension varies fastest over ranks (tp, then dp, then pp, say)."""
+    world = 1
+    for _, size in dims:
+        world *= size
+    found, stride = [], 1
+    for name, size in dims:
+        starts = [r for r in range(world) if (r // stride) % size == 0]
+        found.append((name, tuple(tuple(start + stride * i for i in range(size)) for start in starts)))
+        stride *= size
+    return tuple(found)
+
+
+def choose_peers(seats: tuple[Seat, ...], mesh: Dims) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Which node keeps the copies of which, and what that does not survive."""
+    if len(seats) < 2:
+        return {}, ()
+    world, nproc = world_size(seats), seats[0].nproc
+    if any(seat.nproc != nproc for seat in seats):
+        # Nodes of different sizes have no regular place in any group; a neighbour is as good as another.
+        return {seat.node: seats[number - 1].node for number, seat in enumerate(seats)}, ()
+    placed = place_copies(world, nproc, parallel_groups(dense_mesh(seats, mesh)))
+    kept_by = [placed.partner[seat.first_rank] // nproc for seat in seats]
+    return {seat.node: seats[other].node for seat, other in zip(seats, kept_by, strict=True)}, placed.exposed
+
+
+def dense_mesh(seats: tuple[Seat, ...], mesh: Dims) -> Dims:
+    """The mesh as `groups_of` wants it; of another size, it tells nothing."""
+    return mesh[::-1] if prod(size for _, size in mesh) == world_size(seats) else ()
+
+
+def place_copies(world: int, nproc: int, groups: Groups) -> PeerPlacement:
+    """Choose for every node another one that keeps the snapshots of its ranks, each node keeping for one other.
+
+    Ranks are dense over nodes, nproc to a node; the copy of a rank goes to the same local place on the other node.
+    """
+    nodes = world // nproc
+    if nodes < 2:
+        return PeerPlacement(
+            partner=tuple(range(world)), exposed=("there is one node only: its loss loses every snapshot",)
+        )
+    shared = evicted_together(nodes, nproc, groups)
+    chosen = _regular_shift(nodes, shared) or _match_keepers(nodes, shared)
+    partner = tuple(chosen[rank // nproc] * nproc + rank % nproc for rank in range(world))
+    return PeerPlacement(partner=partner, exposed=find_exposures(nodes, nproc, groups, chosen))
+
+
+def find_exposures(nodes: int, nproc: int, groups: Groups, chosen: tuple[int, ...]) -> tuple[str, ...]:
+    """The groups whose eviction takes a node together with the keeper of its copies, told by brute force."""
+    found = []
+    for name, members in groups:
+        for number, ranks in enumerate(members):
+            out = {rank // nproc for rank in ranks}
+            if len(out) < nodes and any(chosen[node] in out for node in out):
+                found.append(f"evicting {name} group {number} (nodes {sorted(out)}) would lose a snapshot and its copy")
+    return tuple(found)
+
+
+def evicted_together(nodes: int, nproc: int, groups: Groups) -> tuple[frozenset[int], ...]:
+    """For every node the nodes that could be evicted with it; a group over all nodes is evicted by nobody."""
+    shared: list[set[int]] = [{node} for node in range(nodes)]
+    evictions = ({rank // nproc for rank in ranks} for _, members in groups for ranks in members)
+    for together in evictions:
+        for node in together if len(together) < nodes else ():
+            shared[node] |= together
+    return tuple(frozenset(s) for s in shared)
+
+
+def _regular_shift(nodes: int, shared: tuple[frozenset[int], ...]) -> tuple[int, ...] | None:
+    """In a regular layout one shift fits all; half-way round is tried first, so that partners keep for each other."""
+    for shift in sorted(range(1, nodes), key=lambda s: abs(2 * s - nodes)):
+        if all((node + shift) % nodes not in shared[node] for node in range(nodes)):
+            return tuple((node + shift) % nodes for node in range(nodes))
+    return None
+
+
+def _match_keepers(nodes: int, shared: tuple[frozenset[int], ...]) -> tuple[int, ...]:
+    """A perfect matching of owners to keepers where there is one; who finds nobody safe takes a neighbour."""
+    chosen = match_owners(nodes, shared)
+    free = deque(n for n in range(nodes) if n not in chosen.values())
+    for owner in range(nodes):
+        if owner in chosen:
+            continue
+        safe = [n for n in range(nodes) if n not in shared[owner]]
+        if safe:  # kept twice by somebody rather than in danger
+            chosen[owner] = safe[owner % len(safe)]
+        else:
+            chosen[owner] = next((n for n in free if n != owner), (owner + 1) % nodes)
+            if chosen[owner] in free:
+                free.remove(chosen[owner])
+    return tuple(chosen[node] for node in range(nodes))
+
+
+def match_owners(nodes: int, barred: Sequence[frozenset[int]]) -> dict[int, int]:
+    """As many owners as possible with a keeper each, of whom none is barred to them or taken twice."""
+    keeper_of: dict[int, int] = {}  # keeper -> owner
+    for owner in range(nodes):
+        _augment_matching(owner, nodes, barred, keeper_of)
+    return {owner: keeper for keeper, owner in keeper_of.items()}
+
+
+def _augment_matching(owner: int, nodes: int, barred: Sequence[frozenset[int]], keeper_of: dict[int, int]) -> None:
+    """Grow the matching by one along a shortest alternating path, if there is one."""
+    came_from: dict[int, int] = {}  # keeper -> owner who would take it
+    queue = deque([owner])
+    while queue:
+        seeking = queue.popleft()
+        for keeper in range(nodes):
+            if keeper in barred[seeking] or keeper in came_from:
+                continue
+            came_from[keeper] = seeking
+            if keeper in keeper_of:
+                queue.append(keeper_of[keeper])
+                continue
+            _flip_path(keeper, owner, came_from, keeper_of)
+            return
+
+
+def _flip_path(keeper: int, owner: int, came_from: dict[int, int], keeper_of: dict[int, int]) -> None:
+    while True:
+        seeking = came_from[keeper]
+        before = next((k for k, o in keeper_of.items() if o == seeking), None)
+        keeper_of[keeper] = seeking
+        if seeking == owner or before is None:
+            return
+        keeper = before

@@ -1,0 +1,63 @@
+"""Text of others, made fit to be shown: a terminal obeys what it reads, and a script may print anything.
+
+Sequences that move the cursor, set the title or the clipboard, and letters that turn the reading direction, could make
+a console or a report say what nobody said.
+"""
+
+import re
+from typing import Any
+
+# An escape sequence, whole or cut off: CSI; strings such as OSC and DCS with what they hold; all others.
+_ESCAPE = r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~]?)"
+_TURNS = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
+_HARMFUL = re.compile(rf"{_ESCAPE}|[\x00-\x08\x0b-\x1f\x7f-\x9f{_TURNS}]")
+# Of a rank's own lines colours stay: they end with the line. Bytes that are no text are half characters here.
+_COLOUR = r"\x1b\[[0-9;:]*m"
+_CONTROLS = rf"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f{_TURNS}\udc90\udc98\udc9b\udc9d-\udc9f]"
+_HARMFUL_SHOWN = re.compile(rf"(?!{_COLOUR})(?:{_ESCAPE}|{_CONTROLS})")
+_COLOURED = re.compile(_COLOUR)
+_PLAIN_AGAIN = "\x1b[m"
+
+
+def strip_controls(text: str) -> str:
+    """Without anything that a terminal would obey; ends of lines stay."""
+    return _strip_pattern(_HARMFUL, text)
+
+
+def sentence_of_ours(text: str) -> str:
+    """What we say, though it quotes others: no line of theirs begins where one of ours would."""
+    return strip_controls(text).replace("\n", "\n  ")
+
+
+def _strip_pattern(harmful: re.Pattern[str], text: str) -> str:
+    """Until nothing is found: what is taken out may have kept apart what is harmful together."""
+    while (less := harmful.sub("", text)) != text:
+        text = less
+    return text
+
+
+def strip_tree(value: Any) -> Any:
+    """The same for every text in a tree of dicts and lists."""
+    if isinstance(value, str):
+        return strip_controls(value)
+    if isinstance(value, dict):
+        return {strip_tree(key): strip_tree(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [strip_tree(inner) for inner in value]
+    return value
+
+
+def sanitize_line(line: bytes) -> bytes:
+    """A rank's line for a console that others share."""
+    text, before = _decode_line(line), ""
+    while text != before:  # bytes that were apart may be a character when what was between is gone
+        before, text = text, _decode_line(_encode_text(_strip_pattern(_HARMFUL_SHOWN, text)))
+    return _encode_text(text + _PLAIN_AGAIN if _COLOURED.search(text) else text)
+
+
+def _decode_line(line: bytes) -> str:
+    return line.decode("utf-8", "surrogateescape")
+
+
+def _encode_text(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

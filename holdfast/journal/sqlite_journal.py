@@ -1,0 +1,323 @@
+"""The journal in one SQLite file: write-ahead log, one writer, synced before actions are carried out.
+
+Every entry carries a checksum over itself and the one before it, and a mark outside the file says how far it got: what
+is lost or damaged is noticed when it is opened to be written, and told.
+"""
+
+import contextlib
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from holdfast.journal import format1, high_water_mark
+from holdfast.journal.entry_chain import START_BYTES, JournalRow, heading_checksum, make_row, parse_row
+from holdfast.journal.high_water_mark import HighWaterMark, MarkFile
+from holdfast.journal.journal_errors import JournalDamagedError as JournalDamagedError
+from holdfast.journal.journal_errors import JournalError as JournalError
+from holdfast.journal.journal_errors import JournalFullError as JournalFullError
+from holdfast.model.action import Launch
+from holdfast.model.event import Entry, Lost
+
+FORMAT = 2
+_MOST = (1 << 63) - 1  # the largest number of SQLite
+_ENTRY = """
+create table entry (seq integer primary key, at real not null, event blob not null, decision blob not null,
+    epoch integer not null, chain blob not null) strict
+"""
+_HEADING = """
+create table heading (start blob not null, epoch integer not null, marked integer not null, chain blob not null) strict
+"""
+_INSERT = "insert into entry values (?, ?, ?, ?, ?, ?)"
+_COLUMNS = "select seq, at, event, decision, epoch, chain from entry"
+
+
+class SqliteJournal:
+    def __init__(self, path: Path, *, read_only: bool = False, mark_path: Path | None = None) -> None:
+        """With `mark_path` it is noticed when entries were lost."""
+        self._path = path
+        self._read_only = read_only
+        self._mark_path = mark_path
+        self.epoch = 0  # of the writer: how many have opened it so far
+        self.lost: Lost | None = None  # what was written once and is not there any more
+        self.doubt = ""  # why nobody knows whether something was lost
+        self._start = self._chain = b""
+        self._marked = False
+        self._damaged = 0  # from which entry on it was, 0: it was not
+        self._format = FORMAT
+        self._mark = HighWaterMark(start=b"", epoch=0)
+        self._marking: MarkFile | None = None
+        # Before the entries are read, for whoever writes it writes entries first.
+        self._found = high_water_mark.read_mark(mark_path) if mark_path else high_water_mark.MarkReading()
+        self._connect()
+        try:
+            self._open_entries()
+        except (sqlite3.Error, msgspec.DecodeError, OSError, UnicodeDecodeError, MemoryError) as e:
+            self._db.close()
+            raise self._make_error(e) from None
+        except JournalError:
+            self._db.close()
+            raise
+
+    def _connect(self) -> None:
+        mode = "ro" if self._read_only else "rwc"
+        try:
+            self._db = sqlite3.connect(f"{self._path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None)
+        except sqlite3.Error as e:
+            raise self._make_error(e) from None
+
+    def _open_entries(self) -> None:
+        if self._read_only:
+            self._read_heading()
+            self._compare_with_mark()
+            return
+        known = self._found.mark
+        try:
+            self._prepare_tables()
+        except sqlite3.DatabaseError as e:
+            if not _is_corrupt(e) or known is None or not known.seq:
+                raise
+            self._start, self.epoch = known.start, known.epoch
+            self._set_aside(1)
+        self._next_epoch(self._repair_end())
+
+    def _prepare_tables(self) -> None:
+        self._db.execute("pragma journal_mode = wal")
+        self._db.execute("pragma synchronous = full")
+        self._db.execute("begin immediate")
+        if not self._db.execute("select count(*) from sqlite_schema").fetchone()[0]:
+            self._db.execute(_ENTRY)
+            self._write_heading(os.urandom(START_BYTES), 0)
+        elif self._check_format() == 1:
+            start = os.urandom(START_BYTES)
+            format1.convert_entries(self._db, _ENTRY, start)
+            self._write_heading(start, 1)
+        self._db.execute("commit")
+        self._read_heading()
+
+    def _write_heading(self, start: bytes, epoch: int) -> None:
+        self._db.execute(_HEADING)
+        self._db.execute(
+            "insert into heading values (?, ?, 0, ?)", (start, epoch, heading_checksum(start, epoch, False))
+        )
+        self._db.execute(f"pragma user_version = {FORMAT}")
+
+    def _check_format(self) -> int:
+        self._format = self._db.execute("pragma user_version").fetchone()[0]
+        if self._format not in (1, FORMAT):
+            raise sqlite3.DatabaseError(f"its format is {self._format}, this holdfast reads {FORMAT}")
+        return self._format
+
+    def _read_heading(self) -> None:
+        self._check_format()
+        if self._format == 1:
+            return
+        for start, epoch, marked, chain in self._db.execute("select start, epoch, marked, chain from heading"):
+            if (
+                isinstance(start, bytes)
+                and isinstance(epoch, int)
+                and chain == heading_checksum(start, epoch, bool(marked))
+            ):
+                self._start, self.epoch, self._marked = start, epoch, bool(marked)
+                return
+        if self._found.mark is None:
+            raise sqlite3.DatabaseError("its heading is damaged")
+        self._start, self.epoch, self._marked = self._found.mark.start, self._found.mark.epoch, True
+
+    # --- what became of what was written -----------------------------------------------------------------------
+
+    def _compare_with_mark(self) -> None:
+        """As a reader may, which has nothing to mend."""
+        known, [(kept,)] = self._found.mark, self._db.execute("select coalesce(max(seq), 0) from entry")
+        if known and known.seq > kept:
+            self.lost = self._describe_loss(kept, known.seq, damaged=False)
+
+    def _repair_end(self) -> JournalRow | None:
+        """The last entry, when those that are damaged, and all after them, are set aside."""
+        last, damaged = self._last_sound()
+        if damaged:
+            self._set_aside(damaged)
+        damaged = self._damaged
+        kept, known = last.seq if last else 0, self._found.mark
+        if damaged or (known and self._has_lost(known, kept)):
+            self.lost = self._describe_loss(kept, max(damaged, known.seq if known else 0), damaged=bool(damaged))
+        elif known and known.seq and known.start != self._start:
+            self.doubt = f"{self._mark_path} is of another journal{self._not_known(kept)}"
+        elif self._found.damaged:
+            self.doubt = f"{self._mark_path} is damaged{self._not_known(kept)}"
+        elif self._mark_path and self._marked and not self._found.there:
+            self.doubt = f"{self._mark_path} is gone{self._not_known(kept)}"
+        return last
+
+    def _has_lost(self, known: HighWaterMark, kept: int) -> bool:
+        """Whether something is not there that was; a file that was made anew has nothing of what was."""
+        if known.start != self._start:
+            return known.seq > 0 and kept == 0
+        return known.seq > kept or (known.seq > 0 and not self._agrees_with_mark(known))
+
+    def _not_known(self, kept: int) -> str:
+        return f": whether the journal lost entries after {kept:,} is not known"
+
+    def _describe_loss(self, kept: int, of: int, *, damaged: bool) -> Lost:
+        known = self._found.mark
+        if known is None:
+            return Lost(kept=kept, of=of, damaged=damaged)
+        generation, release, phase = known.generation, known.release, known.phase
+        return Lost(kept=kept, of=of, damaged=damaged, generation=generation, release=release, phase=phase)
+
+    def _last_sound(self) -> tuple[JournalRow | None, int]:
+        """The last one before the first that is damaged, and the number of that, 0: none is."""
+        last: JournalRow | None = None
+        try:
+            for row in self._read_rows():
+                seq, chain = (last.seq, last.chain) if last else (0, self._start)
+                if row is None or not row.is_next_of(seq, chain):
+                    return last, seq + 1
+                last = row
+        except sqlite3.DatabaseError as e:
+            if not _is_corrupt(e):
+                raise
+            return last, (last.seq if last else 0) + 1
+        return last, 0
+
+    def _agrees_with_mark(self, known: HighWaterMark) -> bool:
+        found = self._db.execute("select chain from entry where seq = ?", (known.seq,)).fetchone()
+        return found is not None and found[0] == known.chain
+
+    def _set_aside(self, seq: int) -> None:
+        """Keep the files as they were for whoever wants to look, and go on with the entries before this one."""
+        rows = [row for row in islice(self._read_rows(), seq - 1) if row] if seq > 1 else []
+        files = [self._path.with_name(self._path.name + suffix) for suffix in ("", "-wal", "-shm")]
+        for found in files[:2]:
+            if found.exists():
+                shutil.copy2(found, found.with_name(f"damaged-{self.epoch}-{found.name}"))
+        self._db.close()
+        for found in files:
+            found.unlink(missing_ok=True)
+        start, epoch = self._start, self.epoch
+        self._connect()
+        self._db.execute("pragma journal_mode = wal")
+        self._db.execute("pragma synchronous = full")
+        self._db.execute("begin immediate")
+        self._db.execute(_ENTRY)
+        self._write_heading(start, epoch)
+        self._db.executemany(_INSERT, (msgspec.structs.astuple(row) for row in rows))
+        self._db.execute("commit")
+        self._damaged = seq
+
+    def _next_epoch(self, last: JournalRow | None) -> None:
+        """It stands in the file itself, not in its log, before anything is written under it."""
+        known = self._found.mark
+        self.epoch = max(self.epoch, known.epoch if known else 0, last.epoch if last else 0) + 1
+        self.raise_epoch(self.epoch)
+        self._chain = last.chain if last else self._start
+        self._mark = HighWaterMark(start=self._start, epoch=self.epoch, seq=last.seq if last else 0, chain=self._chain)
+        if self._mark_path is None:
+            return
+        if known:
+            generation, release, phase = known.generation, known.release, known.phase
+            self._mark = msgspec.structs.replace(self._mark, generation=generation, release=release, phase=phase)
+        else:
+            for entry in self.read():
+                self._mark = _advance_mark(self._mark, entry)
+        self._marking = MarkFile(self._mark_path, self._mark)
+
+    def raise_epoch(self, epoch: int) -> None:
+        """Somebody has heard of one that we have lost."""
+        self.epoch, marked = epoch, bool(self._marked or self._mark_path)
+        self.flush()
+        chain = heading_checksum(self._start, epoch, marked)
+        try:
+            self._db.execute("begin immediate")
+            self._db.execute("delete from heading")
+            self._db.execute("insert into heading values (?, ?, ?, ?)", (self._start, epoch, int(marked), chain))
+            self._db.execute("commit")
+            self._db.execute("pragma wal_checkpoint(passive)").fetchall()
+        except sqlite3.Error as e:
+            raise self._make_error(e) from None
+
+    # --- entries -----------------------------------------------------------------------------------------------
+
+    def append(self, entry: Entry, durable: bool) -> None:
+        row = make_row(entry, self.epoch, self._chain)
+        try:
+            # Rows that no action depends on gather in an open transaction; the next durable one takes them along.
+            if not self._db.in_transaction:
+                self._db.execute("begin immediate")
+            self._db.execute(_INSERT, msgspec.structs.astuple(row))
+            self._chain = row.chain
+            self._mark = msgspec.structs.replace(
+                _advance_mark(self._mark, entry), epoch=self.epoch, seq=row.seq, chain=row.chain
+            )
+            if durable:
+                self.flush()
+        except sqlite3.IntegrityError:
+            raise JournalError(f"{self._path} has an entry {entry.seq} already: somebody else writes to it") from None
+        except sqlite3.Error as e:
+            raise self._make_error(e) from None
+
+    def flush(self) -> None:
+        """Readers see what was appended so far."""
+        try:
+            if self._db.in_transaction:
+                self._db.execute("commit")
+                if self._marking:
+                    self._marking.write_mark(self._mark)
+        except sqlite3.Error as e:
+            raise self._make_error(e) from None
+
+    def read(self, after: int = 0) -> Iterator[Entry]:
+        after = min(max(after, 0), _MOST)
+        try:
+            if self._format == 1:
+                yield from format1.read_entries(self._db, after)
+                return
+            seq, chain = self._link_before(after)
+            for row in self._read_rows(after):
+                if row is None or not row.is_next_of(seq, chain):
+                    raise JournalDamagedError(f"{self._path} is damaged: entry {seq + 1} is not as it was written")
+                seq, chain = row.seq, row.chain
+                yield row.entry
+        except (sqlite3.Error, msgspec.DecodeError, UnicodeDecodeError, MemoryError, TypeError, RecursionError) as e:
+            raise self._make_error(e) from None
+
+    def _link_before(self, after: int) -> tuple[int, bytes]:
+        found = self._db.execute("select chain from entry where seq = ?", (after,)).fetchone() if after else None
+        return (after, found[0]) if found else (after, self._start)
+
+    def _read_rows(self, after: int = 0) -> Iterator[JournalRow | None]:
+        where = f"{_COLUMNS} where seq > ? order by seq" if after else f"{_COLUMNS} order by seq"
+        for values in self._db.execute(where, (after,) if after else ()):
+            yield parse_row(values)
+
+    def close(self) -> None:
+        """A journal that is closed is one plain file, readable from a read-only place too."""
+        self.flush()
+        if self._marking:
+            self._marking.close()
+            self._marking = None
+        if not self._read_only:
+            with contextlib.suppress(sqlite3.OperationalError):  # somebody reads it just now: it keeps its log
+                self._db.execute("pragma busy_timeout = 0")
+                self._db.execute("pragma journal_mode = delete")
+        self._db.close()
+
+    def _make_error(self, why: Exception) -> JournalError:
+        if getattr(why, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
+            return JournalFullError(f"{self._path} cannot grow: the disk that holds it is full")
+        return JournalError(f"{self._path} cannot be used as a journal: {str(why) or type(why).__name__}")
+
+
+def _advance_mark(known: HighWaterMark, entry: Entry) -> HighWaterMark:
+    """Where the job stands after this entry."""
+    launch = next((action for action in entry.decision.actions if isinstance(action, Launch)), None)
+    generation, release = (launch.generation, launch.release.number) if launch else (known.generation, known.release)
+    return msgspec.structs.replace(known, generation=generation, release=release, phase=entry.decision.phase)
+
+
+def _is_corrupt(why: sqlite3.Error) -> bool:
+    return getattr(why, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)

@@ -1,0 +1,145 @@
+"""The catalogs as parsed values, for detectors that may not read files; a bad one is refused with one sentence."""
+
+import re
+import tomllib
+from collections.abc import Iterable
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.config import ConfigError, Settings, WordLimits
+from holdfast.core.decoding import from_toml
+from holdfast.core.detect import health, lines
+from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureCatalog, FailureClass
+from holdfast.logs import user_rows
+from holdfast.logs.pattern_limits import find_explosive_part
+
+T = TypeVar("T")
+
+
+_CLASSES = "classes.toml"
+
+
+def load_failures(limits: WordLimits | None = None) -> FailureCatalog:
+    """Last words: the classes of failure, the rows of every file beside them, and, if asked for, the user's own."""
+    more = _user_rows(limits, frozenset(klass.klass for klass in load_classes())) if limits else ()
+    return _built_in_with(more) if more else load_built_in()
+
+
+@cache
+def load_built_in() -> FailureCatalog:
+    """It takes most of a second, and is the same for whoever asks."""
+    return _built_in_with(())
+
+
+def _built_in_with(more: tuple[CatalogRow, ...]) -> FailureCatalog:
+    folder = resources.files("holdfast.core").joinpath("catalog/words")
+    texts = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.name.endswith(".toml")}
+    del texts[_CLASSES]
+    try:
+        return FailureCatalog(
+            (*(row for name in sorted(texts) for row in _parse_rows(texts[name], name, CatalogRow)), *more),
+            load_classes(),
+        )
+    except (re.error, ValueError) as e:
+        raise ConfigError(f"the catalog of last words cannot be used: {e}") from None
+
+
+def load_classes() -> tuple[FailureClass, ...]:
+    return _parse_rows(_read_ours(f"words/{_CLASSES.removesuffix('.toml')}"), _CLASSES, FailureClass, table="klass")
+
+
+def _user_rows(limits: WordLimits, classes: frozenset[str]) -> tuple[CatalogRow, ...]:
+    """The user's rows. Only `holdfast catalog` holds them against ours: a newer version of ours must not stop a job."""
+    path = user_rows.user_rows_path(limits)
+    rows = (
+        _parse_rows(_read_users(limits.catalog), limits.catalog, CatalogRow)
+        if limits.catalog
+        else user_rows.read_user_rows(path)
+    )
+    for row in rows:
+        if fault := user_rows.find_row_fault(row, (), classes):
+            raise ConfigError(f"the catalog {path}: the row '{row.pattern[:60]}' {fault}")
+    return rows
+
+
+def load_lines(path: str = "") -> lines.LineCatalog:
+    """Our rows, and those of a user's file: no line may be known to two of them."""
+    rows = _parse_rows(_read_ours("lines"), "lines.toml", lines.LineRow)
+    if path:
+        rows = (*rows, *_parse_rows(_read_users(path), path, lines.LineRow))
+        for row in rows:
+            if not lines.find_row_fault(row) and (fault := find_explosive_part(row.pattern)):
+                raise ConfigError(f"the catalog {path}: the row '{row.say}' {fault}")
+    where = path or "lines.toml"
+    for row in rows:
+        if fault := lines.find_row_fault(row):
+            raise ConfigError(f"the catalog {where}: the row '{row.say}' {fault}")
+    catalog = lines.LineCatalog(rows)
+    for row in rows:
+        if len(found := catalog.match_line(row.sample, rank=row.rank)) > 1:
+            named = " and ".join(f"'{other.say}'" for other, _ in found)
+            raise ConfigError(
+                f"the catalog {where}: the sample of '{row.say}' is matched by {named}; one must be narrower"
+            )
+    return catalog
+
+
+def load_health(path: str = "") -> tuple[health.GaugeRow, ...]:
+    """Our rows, with those of a user's file in the place of ours for the same gauge."""
+    rows = {
+        row.gauge: row
+        for row in _check_unique(_parse_rows(_read_ours("health"), "health.toml", health.GaugeRow), "health.toml")
+    }
+    if path:
+        rows |= {row.gauge: row for row in _check_unique(_parse_rows(_read_users(path), path, health.GaugeRow), path)}
+    for row in rows.values():
+        if fault := health.find_row_fault(row):
+            raise ConfigError(f"the catalog {path or 'health.toml'}: the row for {row.gauge} {fault}")
+    return tuple(rows.values())
+
+
+def check_catalogs(settings: Settings) -> None:
+    """Before anything starts: what the settings name can be used. Our own can, and to read it takes half a second."""
+    if settings.words.catalog or user_rows.user_rows_path(settings.words).exists():
+        load_failures(settings.words)
+    if settings.lines.catalog:
+        load_lines(settings.lines.catalog)
+    for rule in settings.rules.rule:
+        if fault := find_explosive_part(rule.pattern):
+            raise ConfigError(f"rules.rule '{rule.name}' {fault}")
+    if settings.health.catalog:
+        load_health(settings.health.catalog)
+
+
+def _check_unique(rows: Iterable[health.GaugeRow], where: str) -> list[health.GaugeRow]:
+    seen: dict[str, health.GaugeRow] = {}
+    for row in rows:
+        if row.gauge in seen:
+            raise ConfigError(f"the catalog {where} has two rows for {row.gauge}; one gauge has one meaning")
+        seen[row.gauge] = row
+    return list(seen.values())
+
+
+def _read_ours(name: str) -> str:
+    return resources.files("holdfast.core").joinpath(f"catalog/{name}.toml").read_text(encoding="utf-8")
+
+
+def _read_users(path: str) -> str:
+    if not Path(path).is_absolute():
+        raise ConfigError(f"the catalog {path}: give its absolute path, as every node is to find it")
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"cannot read the catalog {path}: {e}") from None
+
+
+def _parse_rows(text: str, where: str, kind: type[T], table: str = "row") -> tuple[T, ...]:
+    try:
+        tree = from_toml(text)
+        return msgspec.convert(tree.get(table, []), tuple[kind, ...])  # type: ignore[valid-type]
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as e:
+        raise ConfigError(f"the catalog {where} cannot be understood: {e}") from None

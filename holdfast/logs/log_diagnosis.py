@@ -1,0 +1,83 @@
+"""The logs of a job's ranks, with their exit codes and the kernel's lines: which failure it was."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from holdfast.core.log_analysis.catalog_hits import find_hits
+from holdfast.core.log_analysis.failure_catalog import FailureCatalog
+from holdfast.core.log_analysis.failure_classifier import FailureEvidence, classify_failure
+from holdfast.core.log_analysis.line_prefixes import LogLine, parse_lines
+from holdfast.logs.log_reader import read_telling_lines
+from holdfast.model.diagnosis import Diagnosis
+
+_RANK = re.compile(r"(?:^|[-_.])rank[-_.]?(\d{1,6})(?=[-_.]|$)", re.IGNORECASE)  # rank3.txt, node1_rank3.log
+_FOLDER = re.compile(r"(?:^|/)(?:rank[-_]?|attempt_\d+/)(\d{1,6})$", re.IGNORECASE)  # rank-3/; torchrun's attempt_0/3/
+_FIRST_LINE = "Traceback (most recent call last):"
+_KERNEL = re.compile(r"kernel|dmesg|kern\.log|syslog|^messages", re.IGNORECASE)
+
+
+class RankLog(msgspec.Struct, frozen=True, kw_only=True):
+    """One log, and whose it is."""
+
+    open: Callable[[], BinaryIO]
+    rank: int | None = None
+    kernel: bool = False
+
+
+class ProcessEnds(msgspec.Struct, frozen=True, kw_only=True):
+    """How processes ended, where somebody knows."""
+
+    code: int | None = None  # of the launcher, or of the only process
+    codes: Mapping[int, int] = {}  # by rank
+    at: Mapping[int, float] = {}  # by rank: when
+    starved: bool | None = None  # whether the kernel killed for want of memory; None: nobody has looked
+    pressed: str = ""  # where nobody can know that: the sign that memory was scarce just before
+
+
+def open_log(path: Path) -> RankLog:
+    """A file, by its name."""
+    found = _RANK.search(path.name) or _FOLDER.search("/".join(path.parts[-3:-1]))
+    rank = int(found[1]) if found else None
+    return RankLog(open=lambda: path.open("rb"), rank=rank, kernel=bool(_KERNEL.search(path.name)))
+
+
+def diagnose_logs(
+    logs: Sequence[RankLog], ends: ProcessEnds, catalog: FailureCatalog, progress: Callable[[int], None] | None = None
+) -> Diagnosis:
+    """What became of the job that wrote these. `progress` is told how many bytes of a log have been read."""
+    lines: list[LogLine] = []
+    for source, log in enumerate(logs):
+        with log.open() as file:
+            heard = parse_lines(read_telling_lines(file, catalog, progress), source, log.rank)
+        for said in heard if log.kernel else ():
+            said.kernel = True
+        lines += heard
+    case = FailureEvidence(
+        lines=lines,
+        code=ends.code,
+        codes=ends.codes,
+        ended_at=ends.at,
+        starved=ends.starved,
+        pressed=ends.pressed,
+    )
+    return classify_failure(case, catalog)
+
+
+def is_echo(exception: str, catalog: FailureCatalog) -> bool:
+    """Whether the last line of a traceback only says that somebody else failed first."""
+    lines = (_FIRST_LINE, '  File "train.py", line 1, in <module>', exception)
+    hits = find_hits(parse_lines(list(enumerate(lines)), 0), catalog)
+    return bool(hits) and max(hits, key=lambda hit: hit.weight).row.role == "echo"
+
+
+def read_whole(logs: Sequence[RankLog]) -> Iterator[bytes]:
+    """All of it once more, in pieces, for who wants to look at more than the telling lines."""
+    for log in logs:
+        with log.open() as file:
+            while chunk := file.read(1 << 20):
+                yield chunk
+        yield b"\n"

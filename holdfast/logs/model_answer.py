@@ -1,0 +1,126 @@
+"""A language model's answer, held against the classes, the rules and the log: what does not hold is not believed."""
+
+import re
+from collections.abc import Mapping, Sequence
+from json import JSONDecoder
+from typing import Any
+
+import msgspec
+
+from holdfast.core.log_analysis.failure_catalog import FailureClass
+from holdfast.logs.log_digest import ShownLine, plain_line
+from holdfast.logs.model_request import NoAnswer
+from holdfast.model.diagnosis import Diagnosis
+
+CAP = 0.6  # what a language model says is never surer than this: below all on which a machine is sent away
+_EVICT, _TEST = "evict_and_restart", "run_diagnostics"
+_QUOTE = 12  # characters: a shorter part of a line could stand anywhere
+_LINES = 5
+_EVIDENCE_CHARS = 400
+_WORDS_CHARS = 500
+_OBJECTS = 20  # places in an answer where an object may begin that are tried
+_NUMBER = re.compile(r"^\s*\d+\|\s?")
+_CUT = " ... "
+
+
+class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True, rename={"klass": "class"}):
+    klass: str
+    group: str = ""
+    action: str = ""
+    root_rank: int | None = None
+    evidence: tuple[str, ...] = ()
+    confidence: float = 0.0
+    explanation: str = ""
+    hint: str = ""
+    pattern: str = ""
+
+
+def parse_answer(text: str) -> ModelAnswer:
+    """The JSON object in what was said: alone, in a code fence, or after some thinking aloud."""
+    text = text.rpartition("</think>")[2]
+    starts = [m.start() for m in re.finditer(r"\{", text)][:_OBJECTS]
+    for start in starts:
+        tree = _object_at(text, start)
+        if tree is None or "class" not in tree:
+            continue
+        try:
+            return msgspec.convert(tree, ModelAnswer, strict=False)
+        except (msgspec.ValidationError, UnicodeError) as e:  # JSON may hold half a character
+            raise NoAnswer(f"gave an answer that does not fit: {e}") from None
+    raise NoAnswer("gave no answer in JSON" if not starts else "gave an answer without a class, or cut short")
+
+
+def _object_at(text: str, start: int) -> dict[str, Any] | None:
+    try:
+        tree, _ = JSONDecoder().raw_decode(text, start)
+    except (ValueError, RecursionError):
+        return None
+    return tree if isinstance(tree, dict) else None
+
+
+def check_answer(
+    answer: ModelAnswer, rules: Diagnosis, shown: Sequence[ShownLine], classes: Mapping[str, FailureClass]
+) -> Diagnosis:
+    """What comes of it. It can name a cause and explain it, and never alone send a machine away."""
+    klass = classes.get(answer.klass)
+    if klass is None:
+        raise NoAnswer(f"named a class that there is not: {sanitize_words(answer.klass)[:60]}")
+    real = [line for quote in answer.evidence if (line := _find_quote(quote, shown))]
+    evidence = tuple(dict.fromkeys(line[:_EVIDENCE_CHARS] for line in real))[:_LINES]
+    if not evidence:
+        raise NoAnswer("rests on lines that are not in the log")
+    trust = 1.0 if len(real) == len(answer.evidence) else 0.5  # who invents one line may have invented more
+    confidence = round(min(CAP, max(0.0, answer.confidence) * trust), 2)
+    explanation = f"A language model thinks: {sanitize_words(answer.explanation) or klass.title}"
+    if klass.klass == rules.klass:
+        return msgspec.structs.replace(
+            rules, confidence=max(rules.confidence, confidence), explanation=f"{rules.explanation} {explanation}"
+        )
+    if confidence <= rules.confidence:
+        raise NoAnswer(f"thinks of {klass.klass}, but is no surer ({confidence:g}) than the rules")
+    return Diagnosis(
+        klass=klass.klass,
+        group=klass.group,
+        action=_careful_action(answer.action, klass),
+        confidence=confidence,
+        explanation=explanation,
+        evidence=evidence,
+        root_rank=_proven_rank(answer.root_rank, evidence, rules),
+        title=klass.title,
+        hint=sanitize_words(answer.hint) or klass.hint,
+        origin=rules.origin,
+        echoes=rules.echoes,
+        node=rules.node,
+    )
+
+
+def sanitize_words(text: str) -> str:
+    """Words of others, fit for a terminal and a journal: one line, no control characters, not too long."""
+    words = " ".join(plain_line(text.replace("\n", " ")).split())
+    return words if len(words) <= _WORDS_CHARS else words[:_WORDS_CHARS] + "..."
+
+
+def _find_quote(quote: str, shown: Sequence[ShownLine]) -> str | None:
+    """The line of the log that a quote is, or is a good part of."""
+    wanted = " ".join(_NUMBER.sub("", quote).split())
+    for line in shown:
+        text = " ".join(line.text.split())
+        whole = text == wanted and text
+        part = len(wanted) >= _QUOTE and wanted in text
+        head = _CUT in wanted and len(wanted) >= _QUOTE and all(p in line.text for p in wanted.split(_CUT))
+        if whole or part or head:
+            return line.raw
+    return None
+
+
+def _careful_action(wanted: str, klass: FailureClass) -> str:
+    """The class's own, or a more careful one."""
+    if klass.action == _EVICT or wanted == _TEST:
+        return _TEST
+    return klass.action
+
+
+def _proven_rank(rank: int | None, evidence: Sequence[str], rules: Diagnosis) -> int | None:
+    """A rank counts if the evidence names it."""
+    named = re.compile(rf"(?i:rank)[\s_:=\[(#-]{{0,3}}0*{rank}\b|\[{rank}\]|^\s*{rank}:") if rank is not None else None
+    return rank if named and any(named.search(line) for line in evidence) else rules.root_rank

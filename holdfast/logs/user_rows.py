@@ -1,0 +1,143 @@
+"""The user's own rows about last words, and rows that were proposed: nothing is known before a person accepts it."""
+
+import hashlib
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from holdfast.config import ConfigError, WordLimits
+from holdfast.core.decoding import from_toml
+from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureCatalog
+from holdfast.logs.pattern_limits import find_pattern_fault
+
+_PROPOSED = 200  # kept; who does not look at them needs no more
+_FIELDS = ("klass", "pattern", "weight", "role", "code", "raised", "frames", "needle", "group", "action")
+_TELLING = ("sample", "samples", "source", "hint")
+# A pattern that finds one of these says nothing.
+_ORDINARY = (
+    "step 1200 loss 2.3187 grad_norm 0.9121 lr 3.0e-04 tokens/s 182311",
+    "Epoch 3:  42%|████▏     | 420/1000 [01:10<01:37,  5.97it/s, loss=1.83]",
+    "INFO:root:saving checkpoint to /workspace/ckpt/step-1200",
+    "Traceback (most recent call last):",
+    '  File "/workspace/train.py", line 88, in main',
+    "RuntimeError: ",
+    "ERROR: failed",
+)
+
+
+def user_rows_path(limits: WordLimits) -> Path:
+    """The file of the user's own rows."""
+    if limits.catalog:
+        return Path(limits.catalog)
+    config = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(os.environ.get("HOLDFAST_HOME") or Path(config) / "holdfast") / "words.toml"
+
+
+def read_user_rows(path: Path) -> tuple[CatalogRow, ...]:
+    """The rows in a file, which need not be there."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ()
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"cannot read the catalog {path}: {e}") from None
+    try:
+        return msgspec.convert(from_toml(text).get("row", []), tuple[CatalogRow, ...])
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as e:
+        raise ConfigError(f"the catalog {path} cannot be understood: {e}") from None
+
+
+def find_faults(rows: Iterable[CatalogRow], catalog: FailureCatalog) -> Iterator[str]:
+    """What is wrong with rows that are to stand beside those of a catalog; each is held against all others."""
+    rows = tuple(rows)
+    for at, row in enumerate(rows):
+        if fault := find_row_fault(row, (*catalog.rows, *rows[:at]), frozenset(catalog.classes)):
+            yield f"the row '{(row.pattern or str(row.code))[:60]}' {fault}"
+
+
+def find_row_fault(row: CatalogRow, others: Iterable[CatalogRow], classes: frozenset[str]) -> str:
+    if row.klass not in classes:
+        return f"is of a class that there is not: {row.klass}"
+    if row.code is not None and not row.pattern:
+        taken = next((other.klass for other in others if other.code == row.code and not other.pattern), "")
+        return f"speaks for an exit code that a row of {taken} speaks for" if taken else ""
+    if not row.pattern or not row.all_samples:
+        return "has no pattern or no sample"
+    if not 1 <= row.weight <= 9:
+        return f"has the weight {row.weight}; it goes from 1 to 9"
+    if fault := find_pattern_fault(row.pattern):
+        return fault
+    try:
+        mine = FailureCatalog((row,))
+        for demand in (row.raised, row.frames):
+            re.compile(demand)
+    except (re.error, ValueError) as e:
+        return f"cannot be used: {e}"
+    if missed := [sample for sample in row.all_samples if not mine.match_line(sample)]:
+        return f"does not match its own sample: {missed[0][:80]}"
+    if row.raised or row.frames:
+        return ""  # it speaks of tracebacks only, and what those demand no single line shows
+    if found := next((line for line in _ORDINARY if mine.match_line(line)), ""):
+        return f"says nothing: it matches ordinary lines such as '{found.strip()}'"
+    return _find_collision(row, mine, others)
+
+
+def _find_collision(row: CatalogRow, mine: FailureCatalog, others: Iterable[CatalogRow]) -> str:
+    """Two rows of different classes that say as much about the same line would leave it to chance."""
+    strangers = [
+        other for other in others if other.klass != row.klass and other.pattern and not (other.raised or other.frames)
+    ]
+    theirs = FailureCatalog(tuple(other for other in strangers if other.weight == row.weight))
+    for sample in row.all_samples:
+        if met := theirs.match_line(sample):
+            return f"collides with a row of {met[0].klass} of the same weight, which matches its sample too"
+    for other in strangers:
+        if other.weight <= row.weight and (taken := next((s for s in other.all_samples if mine.match_line(s)), "")):
+            return f"would take what is {other.klass} for {row.klass}: {taken[:80]}"
+    return ""
+
+
+def add_rows(rows: Iterable[CatalogRow], path: Path) -> None:
+    """Write rows at the end of the user's file; what is there stays as it is, comments included."""
+    _write_rows(path, "".join(f"\n{format_row(row)}" for row in rows), append=True)
+
+
+def propose_row(row: CatalogRow, path: Path) -> str:
+    """Put a row aside for a person to look at; returns its id, which is the same for the same row."""
+    folder = path.with_name("proposals")
+    name = "p" + hashlib.sha256(f"{row.klass}\0{row.pattern}".encode()).hexdigest()[:8]
+    if len(list(folder.glob("p*.toml"))) >= _PROPOSED:
+        raise ConfigError(f"there are {_PROPOSED} proposals in {folder} already; accept or remove some")
+    _write_rows(folder / f"{name}.toml", format_row(row), append=False)
+    return name
+
+
+def list_proposals(path: Path) -> dict[str, Path]:
+    """By id, what was proposed."""
+    return {file.stem: file for file in sorted(path.with_name("proposals").glob("p*.toml"))}
+
+
+def format_row(row: CatalogRow) -> str:
+    """A row as TOML; its strings are those of JSON."""
+    lines = ["[[row]]"]
+    for name in (*_FIELDS, *_TELLING):
+        value = getattr(row, name)
+        if value not in ("", (), None):
+            lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}")
+    return "\n".join(lines) + "\n"
+
+
+def _write_rows(path: Path, text: str, *, append: bool) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        before = path.read_text(encoding="utf-8") if append and path.exists() else ""
+        new = path.with_name(f".{path.name}.{os.getpid()}")
+        new.write_text(before + text, encoding="utf-8")
+        new.replace(path)  # whole or not at all
+    except OSError as e:
+        raise ConfigError(f"cannot write {path}: {e.strerror}") from None

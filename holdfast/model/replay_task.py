@@ -1,0 +1,21 @@
+"""What the ranks of a group are told when they are to do work again that was done before."""
+
+import msgspec
+
+
+class ReplayTask(msgspec.Struct, frozen=True, kw_only=True):
+    name: str  # of this replay of this group: it names folders, so it is letters, digits and dashes
+    steps: int  # to do
+    not_after: int = -1  # the newest checkpoint to begin with; -1: whichever is newest
+
+
+class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one rank of a group."""
+
+    rank: int  # within the group
+    ended: bool  # it did all its steps
+    failed: bool = False  # it crashed before that, or stood still
+    bad_step: int = -1  # the first whose loss was not finite
+    marks: dict[int, int] = {}  # what its state hashed to, by step
+    signed: dict[int, int] = {}  # and what it had sent to others by then, where the script signed that
+    detail: str = ""

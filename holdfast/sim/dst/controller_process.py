@@ -1,0 +1,153 @@
+"""The controller's process: it is started, killed at any point, and started again by its front."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import TYPE_CHECKING
+
+from holdfast.model.event import Entry, Order, Phase
+from holdfast.sim.dst.controller_protocol import BuildController, ControllerCrashed, ControllerParts, DstController
+from holdfast.sim.dst.simulated_disk import DiskJournal, DiskNotes, SimDisk
+from holdfast.sim.dst.simulated_fleet import SimFleet, SimStore
+from holdfast.sim.dst.simulated_link import SimLink
+
+if TYPE_CHECKING:
+    from holdfast.sim.dst.dst_world import DstWorld
+
+
+_FORGETS = 0.5
+
+
+class ControllerLife:
+    """One process; once it is dead nothing that still runs of it has an effect."""
+
+    def __init__(self, office: "ControllerProcess") -> None:
+        self.office = office
+        self.dead = False
+        self.links: list[SimLink] = []
+        world = office.world
+        self.tasks: list[asyncio.Task[None]] = []
+        self.brain: DstController = office.build(
+            ControllerParts(
+                journal=DiskJournal(office.disk, self.strike_point),
+                settings=world.setup.settings,
+                fleet=SimFleet(world, self.strike_point),
+                store=SimStore(),
+                notes=DiskNotes(office.disk, self.strike_point),
+                clock=office.make_clock,
+                on_entry=self._on_entry,
+            )
+        )
+
+    def strike_point(self, point: str) -> None:
+        """Somebody in this process is about to change the world: the last moment to die before that."""
+        if self.dead:
+            raise ControllerCrashed
+        if self.office.armed == point:
+            self.office.crash_controller(f"at '{point}'")
+            raise ControllerCrashed
+
+    def _on_entry(self, entry: Entry) -> None:
+        world = self.office.world
+        world.log_line(f"{entry.seq} {type(entry.event).__name__} -> {entry.decision.phase}: {entry.decision.reason}")
+        for action in entry.decision.actions:
+            world.log_line(f"    {action}")
+        world.truth.on_entry(entry, self.brain.decider)
+
+
+class ControllerProcess:
+    def __init__(self, world: "DstWorld", build: BuildController) -> None:
+        self.world = world
+        self.build = build
+        self.disk = SimDisk()
+        self.life: ControllerLife | None = None
+        self.armed = ""  # where it will die
+        self.lives = 0
+        self.ended = False
+        self._chance = Random(f"loss {world.setup.seed}")  # of its own: seeds without it are played as before
+
+    @property
+    def brain(self) -> DstController | None:
+        return self.life.brain if self.life else None
+
+    def make_clock(self, not_before: float) -> Callable[[], float]:
+        loop, first = self.world.loop, max(self.world.loop.time(), not_before)
+        began_at = loop.time()
+        return lambda: first + loop.time() - began_at
+
+    def start(self) -> None:
+        if self.life or self.ended or self.world.over:
+            return
+        self.lives += 1
+        if self.world.setup.forgets and self.disk.entries and self._chance.random() < _FORGETS:
+            kept = self._chance.randrange(len(self.disk.entries))
+            self.world.log_line(f"the journal has lost its entries after {kept}, of {len(self.disk.entries)}")
+            self.disk.lose_entries(kept)
+        self.world.truth.on_restart()
+        self.life = ControllerLife(self)
+        self.world.log_line(f"the controller starts, for the {self.lives}. time")
+        self._spawn_task(self.life, self._run_life(self.life))
+
+    def _spawn_task(self, life: ControllerLife, work: Coroutine[None, None, None]) -> None:
+        life.tasks.append(self.world.loop.create_task(work))
+
+    async def _run_life(self, life: ControllerLife) -> None:
+        try:
+            await life.brain.run(self.world.setup.job)
+        except BaseException as e:
+            if not life.dead:
+                self.world.report_failure(f"the controller fails: {_error_text(e)}")
+            return
+        if not life.dead:
+            self.ended = True
+            self.world.log_line("the controller has ended")
+            self.crash_controller("for good")
+
+    def accept_link(self, link: SimLink) -> bool:
+        """An agent dials."""
+        life = self.life
+        if life is None or life.brain.decider.phase is Phase.NEW:
+            return False
+        link.strike = life.strike_point
+        life.links.append(link)
+        self._spawn_task(life, self._serve_link(life, link))
+        return True
+
+    async def _serve_link(self, life: ControllerLife, link: SimLink) -> None:
+        try:
+            await life.brain.serve_agent(link)
+        except BaseException as e:
+            if not life.dead:
+                self.world.report_failure(f"the controller fails at a link: {_error_text(e)}")
+
+    def is_fenced(self, node: str) -> bool:
+        """Whether nothing is launched since this node's ranks may live."""
+        return self.brain is not None and node in self.brain.decider.fence.nodes
+
+    def give_order(self, order: Order) -> None:
+        """A person's word, through the API."""
+        if self.life and self.life.brain.decider.phase is not Phase.NEW:
+            with contextlib.suppress(ControllerCrashed):
+                refused = self.life.brain.give_order(order)
+                self.world.log_line(f"{order.who} orders {order.verb} {order.node}: {refused or 'taken'}")
+
+    def crash_controller(self, how: str) -> None:
+        """Killed. Nothing in memory is left, and agents notice as their links break."""
+        life, self.life, self.armed = self.life, None, ""
+        if life is None:
+            return
+        self.world.log_line(f"the controller is gone, {how}")
+        life.dead = True
+        for link in life.links:
+            link.break_link(self.world.rng.uniform(0.0, 1.0), 0.0)
+        for task in life.tasks:
+            task.cancel()
+        if not self.ended:
+            self.world.call_later(self.world.rng.choice((0.3, 1.0, 3.0, 8.0)), self.start)
+
+
+def _error_text(error: BaseException) -> str:
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(_error_text(e) for e in error.exceptions)
+    return f"{type(error).__name__}: {error}"

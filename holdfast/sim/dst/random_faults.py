@@ -1,0 +1,227 @@
+"""What chance does to a simulated job, from a seed, until it is told to stop."""
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from holdfast.core.agent_protocol import fence_s
+from holdfast.model.event import Order
+from holdfast.model.release import Release
+from holdfast.sim.dst.seed_setup import NOTICE_S
+
+if TYPE_CHECKING:
+    from holdfast.sim.dst.dst_world import DstWorld
+    from holdfast.sim.dst.simulated_machine import SimMachine, SimRank
+
+_KINDS = {
+    "break": 8,  # a link
+    "stall": 5,  # a link
+    "cut": 6,  # a machine from the controller
+    "apart": 4,  # a machine from everybody
+    "kill_agent": 6,
+    "crash_controller": 8,
+    "crash_rank": 7,
+    "hang": 2,
+    "nan": 2,
+    "lose": 4,  # a machine
+    "jump": 2,  # a clock
+    "unkillable": 4,  # a rank
+    "order": 6,  # of a person; no fault, and in the way of all others
+}
+_POINTS = (  # at which a controller dies
+    *("decided", "written", "unflushed", "flushed", "sending", "telling", "telling", "telling"),
+    *("acquiring", "acquired", "releasing", "noting", "noted"),
+)
+_CODES = (-11, -9, -6, 1)
+
+
+class RandomFaults:
+    def __init__(self, world: "DstWorld") -> None:
+        self.world = world
+        self.on = False
+        self.struck: dict[str, int] = {}
+        self._armed: dict[str, str] = {}  # machine -> where its agent will die
+        self._aside = Random(f"aside {world.setup.seed}")  # so that all else of a seed stays as it was
+        # Of each seed only some kinds: those that are left come often enough to meet one another.
+        kinds = [kind for kind in _KINDS if world.rng.random() < 0.6] or list(_KINDS)
+        self._weights = {kind: _KINDS[kind] * world.rng.choice((1, 1, 3)) for kind in kinds}
+
+    def start_faults(self) -> None:
+        self.on = True
+        if self._aside.random() < 0.15:
+            self.world.call_later(self._aside.uniform(5.0, 25.0), self._fill_disk)
+        self._plan_next()
+
+    def stop_faults(self) -> None:
+        """All links that can be mended are, and nothing new breaks."""
+        self.on = False
+        self._armed.clear()
+        self.world.office.armed = ""
+        self.world.call_later(21.0, self.world.office.give_order, Order(verb="resume", who="somebody"))
+        for machine in self.world.machines.values():
+            self._heal_machine(machine)
+            self._make_room(machine)
+            for held in list(machine.held.values()):
+                self._make_killable(held)
+
+    def draw_chance(self, probability: float) -> bool:
+        return self.on and self.world.rng.random() < probability
+
+    def launch_error(self) -> str:
+        return "its log folder cannot be made" if self.draw_chance(0.04) else ""
+
+    def kills_agent_at(self, machine: "SimMachine", point: str) -> bool:
+        """Whether the machine's agent dies here."""
+        if self._armed.get(machine.name) != point:
+            return False
+        del self._armed[machine.name]
+        machine.kill_agent()
+        return True
+
+    def _fill_disk(self) -> None:
+        """A disk takes nothing any more; half of the time its machine is cut off, too, longer than a fence stands."""
+        up = [machine for machine in self.world.machines.values() if machine.alive and machine.running_ranks()]
+        if not self.on or not up:
+            return
+        machine = self._aside.choice(up)
+        self.world.log_line(f"fault: full disk on {machine.name}")
+        self._count_fault("full")
+        machine.disk.full = True
+        if self._aside.random() < 0.5:
+            self.world.call_later(self._aside.choice((5.0, 40.0)), self._make_room, machine)
+            return
+        machine.cut = machine.buried = True
+        if machine.agent and machine.agent.link:
+            machine.agent.link.break_link(0.0, 0.0)
+        lasts_s = fence_s(self.world.setup.settings.node)
+        self.world.call_later(lasts_s, self.world.truth.check_fence, machine, lasts_s)
+        self.world.call_later(lasts_s + 30.0, self._reconnect_machine, machine)
+
+    def _reconnect_machine(self, machine: "SimMachine") -> None:
+        machine.buried = False
+        self._heal_machine(machine)
+        self._make_room(machine)
+
+    @staticmethod
+    def _make_room(machine: "SimMachine") -> None:
+        machine.disk.full = machine.buried
+
+    def on_leaving(self, machine: "SimMachine") -> None:
+        """It is about to; its agent may die amid that, which chance alone would hardly ever hit."""
+        if self.on and self._aside.random() < 0.5:
+            self._count_fault("kill_leaving")
+            self.world.call_later(self._aside.uniform(0.0, 1.0), machine.kill_agent)
+
+    def _plan_next(self) -> None:
+        self.world.call_later(self.world.rng.expovariate(1 / self.world.setup.pause_s), self._strike_any)
+
+    def _strike_any(self) -> None:
+        if not self.on or self.world.over:
+            return
+        rng = self.world.rng
+        (kind,) = rng.choices(list(self._weights), list(self._weights.values()))
+        up = [machine for machine in self.world.machines.values() if machine.alive]
+        if kind == "crash_controller":
+            self._crash_controller()
+        elif up:
+            self._hit_machine(kind, rng.choice(up))
+        self._plan_next()
+
+    def _crash_controller(self) -> None:
+        office, rng = self.world.office, self.world.rng
+        self._count_fault("crash_controller")
+        if rng.random() < 0.4:
+            office.crash_controller("killed")
+        else:
+            office.armed = rng.choice(_POINTS)
+
+    def _count_fault(self, kind: str) -> None:
+        self.struck[kind] = self.struck.get(kind, 0) + 1
+
+    def _hit_machine(self, kind: str, machine: "SimMachine") -> None:
+        rng, ranks = self.world.rng, machine.running_ranks()
+        self.world.log_line(f"fault: {kind} on {machine.name}")
+        self._count_fault(kind)
+        link = machine.agent.link if machine.agent else None
+        match kind:
+            case "break" if link:
+                link.break_link(rng.choice((0.0, 0.5, 3.0)), rng.choice((0.0, 0.5, 3.0, NOTICE_S)))
+            case "stall" if link:
+                link.stall_packets(rng.uniform(0.5, 5.0))
+            case "cut":
+                self._cut_machine(machine, apart=False)
+            case "apart":
+                self._cut_machine(machine, apart=True)
+            case "kill_agent":
+                self._kill_agent(machine)
+            case "crash_rank" if ranks:
+                machine.end_rank(rng.choice(ranks), rng.choice(_CODES))
+            case "hang" if ranks:
+                self._hang_rank(rng.choice(ranks))
+            case "unkillable" if ranks:
+                self._make_unkillable(rng.choice(ranks))
+            case "order":
+                self._give_order(machine.name)
+            case "nan":
+                self._spoil_loss()
+            case "lose":
+                self._lose_machine(machine)
+            case "jump":
+                machine.clock.jump_wall(rng.choice((-3600.0, -40.0, 40.0, 3600.0)))
+
+    def _hang_rank(self, held: "SimRank") -> None:
+        """It is stopped; of a job that is stopped as a whole nobody thinks that it hangs."""
+        team = self.world.teams.all[held.generation]
+        held.hung = team.size > 1 and not any(other.hung for other in team.members.values())
+
+    def _give_order(self, node: str) -> None:
+        rng, office = self.world.rng, self.world.office
+        verb = rng.choice(("update", "update", "rollback", "hold", "evict", "drain", "approve"))
+        if verb == "evict" and office.is_fenced(node) and self.world.machines[node].running_ranks():
+            return  # to say so would be to say that they are dead
+        release = Release(number=0, digest=f"{rng.randrange(1 << 30):x}") if verb == "update" else None
+        office.give_order(
+            Order(verb=verb, who="somebody", node=node, release=release, now=rng.random() < 0.5, window_s=20.0)
+        )
+        if verb == "hold":
+            self.world.call_later(rng.choice((1.0, 5.0, 20.0)), office.give_order, Order(verb="resume", who="somebody"))
+
+    def _make_unkillable(self, held: "SimRank") -> None:
+        """In the kernel, where no signal reaches it, for a while."""
+        held.unkillable = True
+        self._hang_rank(held)
+        self.world.call_later(self.world.rng.choice((5.0, 40.0, 80.0)), self._make_killable, held)
+
+    @staticmethod
+    def _make_killable(held: "SimRank") -> None:
+        held.unkillable = False
+        if held.killed and held.machine.alive:  # the signal was waiting for this
+            held.machine.end_rank(held, -9)
+
+    def _kill_agent(self, machine: "SimMachine") -> None:
+        if self.world.rng.random() < 0.5:
+            machine.kill_agent()
+        else:
+            self._armed[machine.name] = self.world.rng.choice(("carried", "remembered"))
+
+    def _cut_machine(self, machine: "SimMachine", *, apart: bool) -> None:
+        rng = self.world.rng
+        machine.cut, machine.apart = True, machine.apart or apart
+        if machine.agent and machine.agent.link:
+            machine.agent.link.break_link(rng.choice((0.0, 2.0, NOTICE_S)), rng.choice((0.0, 2.0, NOTICE_S)))
+        self.world.call_later(rng.choice((1.0, 4.0, 9.0, 30.0)), self._heal_machine, machine)
+
+    @staticmethod
+    def _heal_machine(machine: "SimMachine") -> None:
+        machine.cut, machine.apart = machine.buried, False
+
+    def _spoil_loss(self) -> None:
+        for team in self.world.teams.training_teams():
+            if team.nan_at < 0:
+                team.nan_at = team.step + 1 + self.world.rng.randrange(3)
+                team.spoilt_at = team.nan_at - self.world.rng.choice((0, 0, 1, 2))
+
+    def _lose_machine(self, machine: "SimMachine") -> None:
+        if self.world.setup.job.can_acquire:
+            machine.end_machine("it is lost")
+        else:
+            machine.reboot()

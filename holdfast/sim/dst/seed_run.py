@@ -1,0 +1,126 @@
+"""One seed from start to end: nothing unsafe may happen while there are faults, and all must heal after them."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from holdfast.core.detect.crash import FailureCatalog
+from holdfast.model.event import Order, Phase
+from holdfast.sim.dst.controller_protocol import BuildController
+from holdfast.sim.dst.dst_world import DstWorld
+from holdfast.sim.dst.seed_setup import NOTICE_S, SeedSetup
+from holdfast.sim.dst.virtual_loop import StuckError
+
+_LOOK_S = 3.0
+# A dud takes ready_s to be given back, and a wait for nodes may take wait_s; all the rest together is less.
+HEAL_S = 500.0
+END_S = 120.0
+
+
+class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
+    seed: int
+    failure: str  # the first promise that was broken, "" if none was
+    entries: int
+    steps: int
+    lives: int  # of the controller
+    generations: int
+    struck: dict[str, int]
+    ended: str  # why the job ended, if it did before it was told to
+    virtual_s: float
+
+
+def play_seed(
+    setup: SeedSetup, build: BuildController, catalog: FailureCatalog, say: Callable[[str], None] | None = None
+) -> SeedResult:
+    logging.getLogger("holdfast").setLevel(logging.CRITICAL)
+    world = DstWorld(setup, build, catalog, say)
+    asyncio.set_event_loop(world.loop)
+    ended = ""
+    try:
+        world.start_world()
+        world.run(world.now() + setup.faults_s)
+        world.faults.stop_faults()
+        world.log_line("no more faults")
+        _await_healing(world)
+        ended = _ending_reason(world)
+        _end_job(world)
+        _check_record(world)
+    except StuckError as e:
+        world.report_failure(str(e))
+    finally:
+        world.close()
+    return SeedResult(
+        seed=setup.seed,
+        failure=world.failure,
+        entries=len(world.office.disk.entries),
+        steps=world.truth.steps,
+        lives=world.office.lives,
+        generations=max(world.teams.all, default=0),
+        struck=dict(sorted(world.faults.struck.items())),
+        ended=ended,
+        virtual_s=world.now(),
+    )
+
+
+def _run_until(world: DstWorld, within_s: float, reached: Callable[[DstWorld], str]) -> None:
+    """Let time pass until there is nothing left to say; what is still wrong when it has passed is a broken promise."""
+    until = world.now() + within_s
+    while not world.failure and (wrong := reached(world)):
+        if world.now() >= until:
+            world.report_failure(f"{wrong}, {within_s:g} s after the last fault")
+            return
+        world.run(min(until, world.now() + _LOOK_S))
+
+
+def _await_healing(world: DstWorld) -> None:
+    step = world.truth.steps
+    _run_until(world, HEAL_S, lambda world: _unhealed_reason(world, step))
+
+
+def _unhealed_reason(world: DstWorld, step: int) -> str:
+    """What keeps the job from being as it should be."""
+    office = world.office
+    if office.ended:
+        return ""
+    brain = office.brain
+    if brain is None:
+        return "there is no controller"
+    decider = brain.decider
+    if decider.phase in (Phase.ENDING, Phase.DONE):
+        return "the job does not end"
+    if decider.phase is not Phase.TRAINING:
+        return f"the job is {decider.phase}"
+    if world.truth.steps <= step:
+        return "no step is made"
+    if decider.job.can_acquire and len(decider.pool) < decider.job.standbys:
+        return f"{len(decider.pool)} of {decider.job.standbys} standbys are there"
+    return _stray_ranks(world, decider.generation)
+
+
+def _stray_ranks(world: DstWorld, generation: int) -> str:
+    strays = [h for machine in world.machines.values() for h in machine.running_ranks() if h.generation != generation]
+    return f"ranks of generation {strays[0].generation} still live on {strays[0].machine.name}" if strays else ""
+
+
+def _ending_reason(world: DstWorld) -> str:
+    brain = world.office.brain
+    finish = world.truth.finish
+    return finish if world.office.ended or (brain and brain.decider.phase in (Phase.ENDING, Phase.DONE)) else ""
+
+
+def _end_job(world: DstWorld) -> None:
+    """Told to, the job ends; and nothing of it lives on."""
+    if not world.office.ended and not world.failure:
+        world.office.give_order(Order(verb="stop", who="the simulation"))
+    limits = world.setup.settings
+    _run_until(world, END_S, lambda world: "" if world.office.ended else "the job has not ended")
+    world.over = True
+    _run_until(world, limits.node.lost_s + NOTICE_S + END_S, lambda world: _stray_ranks(world, 0))
+
+
+def _check_record(world: DstWorld) -> None:
+    if not world.failure:
+        world.truth.check_rebuild()
+        world.truth.check_spans()

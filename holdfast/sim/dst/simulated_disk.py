@@ -1,0 +1,84 @@
+"""The controller's disk: what was committed outlives it, what was only appended does not."""
+
+from collections.abc import Callable, Iterator
+
+from holdfast.model.action import Launch
+from holdfast.model.event import Entry, Lost
+
+
+class SimDisk:
+    """The journal of a run, across the lives of its controllers."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.notes: dict[str, bytes] = {}
+        self.epoch = 0
+        self.lost: Lost | None = None
+        self._launched: Launch | None = None  # the newest
+
+    def commit_entries(self, entries: list[Entry]) -> None:
+        self.entries += entries
+        self.lost = None  # what is known of it stands in the journal now
+        for launch in (a for e in entries for a in e.decision.actions if isinstance(a, Launch)):
+            self._launched = launch
+
+    def lose_entries(self, kept: int) -> None:
+        """The end of the journal is damaged; the mark beside it knows what there was."""
+        of, phase, launch = len(self.entries), self.entries[-1].decision.phase, self._launched
+        generation, release = (launch.generation, launch.release.number) if launch else (0, 0)
+        self.lost = Lost(kept=kept, of=of, generation=generation, release=release, phase=phase)
+        del self.entries[kept:]
+
+
+class DiskNotes:
+    """One controller's hold on what else is on its disk."""
+
+    def __init__(self, disk: SimDisk, strike: Callable[[str], None]) -> None:
+        self._disk = disk
+        self._strike = strike
+
+    def put_tensor(self, name: str, content: bytes) -> None:
+        self._strike("noting")
+        self._disk.notes[name] = content
+        self._strike("noted")
+
+    def get_tensor(self, name: str) -> bytes:
+        return self._disk.notes.get(name, b"")
+
+
+class DiskJournal:
+    """One controller's hold on it. `strike` is asked at every point at which a crash would matter."""
+
+    def __init__(self, disk: SimDisk, strike: Callable[[str], None]) -> None:
+        self._disk = disk
+        self._open: list[Entry] = []
+        self.lost = disk.lost
+        self.doubt = ""
+        self.epoch = disk.epoch = disk.epoch + 1
+        self._strike = strike
+
+    def append(self, entry: Entry, durable: bool) -> None:
+        self._strike("decided")
+        self._open.append(entry)
+        if durable:
+            self._commit()
+            self._strike("written")
+
+    def flush(self) -> None:
+        if self._open:
+            self._strike("unflushed")
+            self._commit()
+            self._strike("flushed")
+
+    def _commit(self) -> None:
+        self._disk.commit_entries(self._open)
+        self._open = []
+
+    def read(self, after: int = 0) -> Iterator[Entry]:
+        yield from list(self._disk.entries[after:])
+
+    def raise_epoch(self, epoch: int) -> None:
+        self.epoch = self._disk.epoch = epoch
+
+    def close(self) -> None:
+        self.flush()

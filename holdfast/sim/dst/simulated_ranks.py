@@ -1,0 +1,221 @@
+"""The ranks of each generation: they meet, take up a state, and make steps together for as long as all are well."""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.model.errand import LaunchHere
+from holdfast.sim.dst.simulated_keeper import SimKeeper, SimSnapshot
+
+if TYPE_CHECKING:
+    from holdfast.sim.dst.dst_world import DstWorld
+    from holdfast.sim.dst.simulated_machine import SimRank
+
+ECHO = "RuntimeError: [pair.cc:534] Connection closed by peer [10.0.0.7]:24017"
+_GROUP_S = 0.5
+_TRIES = 20  # to meet: then they give up
+
+
+class SimStorage:
+    """Checkpoints that everybody sees; once a generation has published, no older one can."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, SimSnapshot] = {}
+        self.owner = 0
+
+    def publish_checkpoint(self, generation: int, snap: SimSnapshot) -> bool:
+        if generation < self.owner:
+            return False
+        self.owner = generation
+        self.kept[snap.step] = snap
+        return True
+
+
+class RankTeam:
+    """One generation."""
+
+    def __init__(self, world: "DstWorld", generation: int, size: int) -> None:
+        self.world = world
+        self.generation = generation
+        self.size = size
+        self.members: dict[int, SimRank] = {}
+        self.launches: dict[int, LaunchHere] = {}
+        self.step = -1  # the last that all ranks have made
+        self.spoilt_at = -1  # the first step of a state that leads to NaN
+        self.nan_at = -1  # the step at which the loss shows it
+        self.broken = False
+        self.ending = False
+        self._tries = 0
+
+    @property
+    def is_formed(self) -> bool:
+        return self.step >= 0
+
+    def meet_ranks(self) -> None:
+        """Process groups, then state; nobody goes on before all are there."""
+        if self.broken or self.is_formed or len(self.members) < self.size:
+            return
+        self._tries += 1
+        if any(held.code is not None for held in self.members.values()):
+            return
+        agents = [held.machine.agent for held in self.members.values()]
+        if not all(held.is_healthy for held in self.members.values()) or None in agents:
+            if self._tries < _TRIES:
+                self.world.call_later(1.0, self.meet_ranks)
+            return
+        picks = {rank: self._resume_rank(held) for rank, held in self.members.items()}
+        denied = [rank for rank, pick in picks.items() if isinstance(pick, str)]
+        for rank in denied:
+            held = self.members[rank]
+            held.machine.end_rank(held, 1, (f"holdfast.checkpoint.state_image.StateError: {picks[rank]}",))
+        if not denied:
+            self._begin_steps({rank: pick for rank, pick in picks.items() if not isinstance(pick, str)})
+
+    def _begin_steps(self, picks: dict[int, SimSnapshot | None]) -> None:
+        memory = any(self._rank_keeper(held).restore_source(held.rank) for held in self.members.values())
+        self.world.truth.on_restore(self, picks, memory)
+        snap = next(iter(picks.values()))
+        self.step = snap.step if snap else 0
+        if snap and snap.nan_at >= 0:
+            self.spoilt_at, self.nan_at = snap.step, snap.nan_at
+        self.world.call_later(self.world.setup.step_s, self.advance_step)
+
+    @staticmethod
+    def _rank_keeper(held: "SimRank") -> SimKeeper:
+        assert held.machine.agent is not None
+        return held.machine.agent.keeper
+
+    def _resume_rank(self, held: "SimRank") -> SimSnapshot | str | None:
+        """What the keeper says to a rank; a reason in words where it has to refuse."""
+        keeper, rank = self._rank_keeper(held), held.rank
+        if keeper.generation != self.generation:
+            return f"generation {self.generation} is over; the node runs {keeper.generation}"
+        source = keeper.restore_source(rank)
+        if source is None:
+            return self._find_checkpoint()
+        step = keeper.restore.step
+        snap = keeper.own_snapshot(rank) if source.own else self._fetch_copy(held, source.nodes, step)
+        if snap is None:
+            return f"the snapshot of step {step} is gone"
+        if not source.own:
+            snap = msgspec.structs.replace(snap, label=self.generation - 1, verified=False)
+            held.machine.memory.take_snapshot(rank, self.size, snap, keeper.pinned_snapshots(rank))
+        held.machine.memory.own[rank].drop_after(step)
+        return snap
+
+    def _fetch_copy(self, held: "SimRank", nodes: tuple[str, ...], step: int) -> SimSnapshot | None:
+        for name in nodes:
+            there = self.world.machines.get(name)
+            if (
+                there
+                and there.is_connected
+                and there.agent
+                and (snap := there.agent.keeper.give_snapshot(held.rank, step))
+            ):
+                return snap
+        return None
+
+    def _find_checkpoint(self) -> SimSnapshot | None:
+        """The newest checkpoint that is not doubted; rank 0 says which."""
+        first = self.members[min(self.members)]
+        doubts = self._rank_keeper(first).restore.doubts
+        sound = [
+            snap
+            for snap in self.world.storage.kept.values()
+            if not any(snap.label <= doubt.generation and snap.step > doubt.not_after for doubt in doubts)
+        ]
+        return max(sound, key=lambda snap: snap.step, default=None)
+
+    # --- steps -------------------------------------------------------------------------------------------------
+
+    def advance_step(self) -> None:
+        if self.broken or self.ending or self.world.over:
+            return
+        if all(held.is_healthy for held in self.members.values()):
+            last = self.world.setup.last_step
+            if not last or self.step < last:
+                self._make_step(self.step + 1, list(self.members.values()))
+                self.step += 1
+                self.world.truth.on_step(self)
+                self._plan_checkpoint()
+            if last and self.step >= last:
+                self._end_well()
+                return
+        self.world.call_later(self.world.setup.step_s * self.world.rng.uniform(0.9, 1.1), self.advance_step)
+
+    def _make_step(self, step: int, who: "list[SimRank]") -> None:
+        for held in who:
+            clock = held.machine.clock
+            held.step, held.stepped_mono = step, clock.mono()
+            if held.first_step < 0:
+                held.first_step, held.first_mono = step, clock.mono()
+            if 0 <= self.nan_at <= step and held.nan_since < 0:
+                held.nan_since = step
+            if held.nan_since < 0:
+                snap = self._make_snapshot(step)
+                agent = held.machine.agent
+                held.machine.memory.take_snapshot(
+                    held.rank, self.size, snap, agent.keeper.pinned_snapshots(held.rank) if agent else ()
+                )
+
+    def _make_snapshot(self, step: int) -> SimSnapshot:
+        nan_at = self.nan_at if 0 <= self.spoilt_at <= step else -1
+        return SimSnapshot(step=step, label=self.generation, made=self.generation, nan_at=nan_at)
+
+    def _plan_checkpoint(self) -> None:
+        every = self.world.setup.save_steps
+        if every and self.step % every == 0 and not 0 <= self.nan_at <= self.step:
+            self.world.call_later(
+                self.world.rng.uniform(0.2, 3.0), self._publish_snapshot, self._make_snapshot(self.step)
+            )
+
+    def _publish_snapshot(self, snap: SimSnapshot) -> None:
+        agents = [held.machine.agent for held in self.members.values()]
+        together = all(agent and agent.keeper.generation == self.generation for agent in agents)
+        if together and self.world.storage.publish_checkpoint(self.generation, snap):
+            keeper = self._rank_keeper(self.members[0])
+            keeper.stored = max(keeper.stored, snap.step)
+
+    def _end_well(self) -> None:
+        self.ending = True
+        for held in self.members.values():
+            self.world.call_later(self.world.rng.uniform(0.0, 1.0), held.machine.end_rank, held, 0)
+
+    def on_rank_end(self, held: "SimRank") -> None:
+        """One of them is gone: some may have come a step further, and some notice."""
+        if self.broken or (self.ending and held.code == 0):
+            return
+        self.broken = True
+        rng = self.world.rng
+        left = [other for other in self.members.values() if other.is_healthy]
+        if self.is_formed and left and rng.random() < 0.4 and not self.ending:
+            self._make_step(self.step + 1, rng.sample(left, rng.randint(1, len(left))))
+        for other in left:
+            if rng.random() < 0.6:
+                self.world.call_later(rng.uniform(0.05, 2.0), self._end_as_echo, other)
+
+    @staticmethod
+    def _end_as_echo(held: "SimRank") -> None:
+        if held.machine.alive:
+            held.machine.end_rank(held, 1, (ECHO,))
+
+
+class RankTeams:
+    def __init__(self, world: "DstWorld") -> None:
+        self.world = world
+        self.all: dict[int, RankTeam] = {}
+
+    def on_rank_start(self, held: "SimRank", errand: LaunchHere) -> None:
+        team = self.all.get(held.generation)
+        if team is None:
+            team = self.all[held.generation] = RankTeam(self.world, held.generation, errand.world_size)
+        team.members[held.rank] = held
+        if len(team.members) == team.size:
+            self.world.call_later(_GROUP_S * self.world.rng.uniform(0.5, 2.0), team.meet_ranks)
+
+    def on_rank_end(self, held: "SimRank") -> None:
+        self.all[held.generation].on_rank_end(held)
+
+    def training_teams(self) -> "list[RankTeam]":
+        """Those that could make a step now."""
+        return [t for t in self.all.values() if t.is_formed and not t.broken and not t.ending]

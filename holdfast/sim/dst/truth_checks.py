@@ -1,0 +1,189 @@
+"""What must never happen, seen from outside: the checks know what no part of the system knows."""
+
+from typing import TYPE_CHECKING
+
+from holdfast.core.agent_protocol import AgentProtocol
+from holdfast.core.decide.decider import Decider
+from holdfast.core.record.ledger import fold_entries
+from holdfast.model.action import Finish, Say
+from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.event import Ended, Entry, Progress
+from holdfast.sim.dst.simulated_disk import SimDisk
+from holdfast.sim.dst.simulated_keeper import SimSnapshot
+from holdfast.sim.invariants import InvariantWatch, RecoveryEffort, UnsafeError
+
+if TYPE_CHECKING:
+    from holdfast.sim.dst.dst_world import DstWorld
+    from holdfast.sim.dst.simulated_machine import SimMachine, SimRank
+    from holdfast.sim.dst.simulated_ranks import RankTeam
+
+_TOLD_S = 6.0  # times that agents tell may be off by what a message takes, and by their clocks' drift
+
+
+class TruthChecks:
+    def __init__(self, world: "DstWorld", disk: SimDisk) -> None:
+        self.world = world
+        self.disk = disk
+        self.effort = RecoveryEffort()
+        self.steps = 0
+        self.finish = ""  # why the job ended
+        self._watch = InvariantWatch()
+        self._seen = 0  # entries that the watch has looked at
+        self._kept: set[Alarm | Ended] = set()  # events on disk
+        self._asked: set[int] = set()  # actions on disk
+        self._read = 0  # entries that these were learned from
+        self._from: dict[int, tuple[int, int]] = {}  # generation -> step and maker of the state that it took up
+        self._complete: dict[int, int] = {}  # generation -> the last step that all of its ranks have made
+        self._begun_at: dict[int, float] = {}
+        self._told = 0  # the newest generation of which the journal knows a step
+        self._doubts: list[tuple[int, int]] = []  # by alarms: generation, last good step
+
+    def report_broken(self, what: str) -> None:
+        self.world.report_failure(what)
+
+    # --- the journal -------------------------------------------------------------------------------------------
+
+    def on_entry(self, entry: Entry, decider: Decider) -> None:
+        try:
+            self._watch.check_entry(entry, decider)
+            self.effort.on_entry(entry)
+        except UnsafeError as e:
+            self.report_broken(str(e))
+        self._seen = entry.seq
+        self._remember_entry(entry)
+
+    def _remember_entry(self, entry: Entry) -> None:
+        for action in entry.decision.actions:
+            if isinstance(action, Finish):
+                self.finish = action.reason
+        match entry.event:
+            case Progress(generation=generation, at=at, first_at=first_at):
+                self._told = max(self._told, generation)
+                for told in (at, first_at):
+                    self._check_date(entry, told, generation)
+            case Alarm(kind=Kind.CRASH, generation=generation, at=at) if generation:
+                self._check_date(entry, at, generation)
+            case Alarm(not_after=int() as not_after, stance=Stance.ACT, generation=generation):
+                self._doubts.append((generation, not_after))
+
+    def _check_date(self, entry: Entry, at: float, generation: int) -> None:
+        begun_at = self._begun_at.get(generation)
+        early = begun_at is not None and at < begun_at - _TOLD_S
+        if early or at > entry.at + _TOLD_S:
+            self.report_broken(
+                f"entry {entry.seq}: {type(entry.event).__name__} is dated {at - entry.at:+.1f} s from its entry"
+            )
+
+    def on_restart(self) -> None:
+        """A controller comes back: it has never heard what it had not put on disk."""
+        if self._seen != len(self.disk.entries):
+            self._watch, self.effort, decider = InvariantWatch(), RecoveryEffort(), Decider()
+            self._told, self._doubts, self._read = 0, [], min(self._read, len(self.disk.entries))
+            for entry in self.disk.entries:
+                decider.step(entry.at, entry.event)
+                self.on_entry(entry, decider)
+
+    def on_ack(self, life: AgentProtocol, seq: int) -> None:
+        """What an agent need not say again is on the controller's disk."""
+        post = life._outbox.get(seq)
+        self._read_new_entries()
+        body = post.body if post else None
+        acted = isinstance(body, Ended) or (isinstance(body, Alarm) and body.stance is Stance.ACT)
+        if acted and body not in self._kept:
+            self.report_broken(f"{life.node}'s {type(body).__name__} was acknowledged and is not on disk: {body}")
+
+    def on_carry(self, id: int) -> None:
+        """What a node is about to do, the controller will know of if it dies now."""
+        self._read_new_entries()
+        if 0 < id and id not in self._asked:
+            self.report_broken(f"action {id} is carried out, and is not on disk")
+
+    def on_stay(self, node: str) -> None:
+        """Whoever has begun to leave has ended ranks, and nobody was told: it must not stay as if nothing were."""
+        self.report_broken(f"{node} has begun to leave, and its next agent stays")
+
+    def check_fence(self, machine: "SimMachine", for_s: float) -> None:
+        """Where nobody can be asked, all that a launch waits for is that a node without a controller ends its ranks."""
+        left = [held for held in machine.running_ranks() if not held.unkillable]
+        if left and machine.buried:
+            self.report_broken(
+                f"generation {left[0].generation} lives on {machine.name}, which had no controller for {for_s:g} s"
+            )
+
+    def _read_new_entries(self) -> None:
+        """Learn what has come to the disk since."""
+        for entry in self.disk.entries[self._read :]:
+            self._asked.update(action.id for action in entry.decision.actions if not isinstance(action, Say))
+            if isinstance(entry.event, Alarm | Ended):
+                self._kept.add(entry.event)
+        self._read = len(self.disk.entries)
+
+    def check_spans(self) -> None:
+        """Spans cover the life of the job without gap or overlap."""
+        try:
+            fold_entries(self.disk.entries)
+        except AssertionError as e:
+            self.report_broken(str(e))
+
+    def check_rebuild(self) -> None:
+        """The journal, read again, gives the same decisions."""
+        decider = Decider()
+        for entry in self.disk.entries:
+            if decider.step(entry.at, entry.event) != entry.decision:
+                self.report_broken(f"entry {entry.seq} decides otherwise when it is replayed")
+                return
+
+    # --- ranks -------------------------------------------------------------------------------------------------
+
+    def on_rank_start(self, held: "SimRank", running: "list[SimRank]") -> None:
+        self._begun_at.setdefault(held.generation, self.world.now())
+        others = sorted({other.generation for other in running} - {held.generation})
+        if others:
+            self.report_broken(
+                f"generation {others[0]} lives on {held.machine.name} when {held.generation} starts there"
+            )
+
+    def on_restore(self, team: "RankTeam", picks: dict[int, SimSnapshot | None], memory: bool) -> None:
+        """The states that a generation takes up."""
+        releases = sorted({held.release for held in team.members.values()})
+        if len(releases) > 1:
+            self.report_broken(f"generation {team.generation} runs releases {releases} at once")
+        found = {(snap.step, snap.made) if snap else (0, 0) for snap in picks.values()}
+        self.world.log_line(
+            f"generation {team.generation} goes on from {sorted(found)}, {'memory' if memory else 'storage'}"
+        )
+        if len(found) > 1:
+            self.report_broken(f"generation {team.generation} mixes states: (step, made by) {sorted(found)}")
+            return
+        ((step, made),) = found
+        self._from[team.generation], self._complete[team.generation] = (step, made), step
+        if made and step > self._complete[made]:
+            self.report_broken(f"generation {team.generation} goes on from step {step}, which {made} never completed")
+        for generation, not_after in self._doubts:
+            if 0 < made <= generation and step > not_after:
+                self.report_broken(
+                    f"generation {team.generation} goes on from step {step} of {made}, in doubt after {not_after}"
+                )
+        told = self._newest_generation() if self.world.setup.forgets else self._told
+        if memory and told and made != (line := self._step_maker(step, told)):
+            self.report_broken(
+                f"generation {team.generation} goes on from step {step} of {made}, a line that was left: "
+                f"that of {told} has the step from {line}"
+            )
+
+    def _newest_generation(self) -> int:
+        """The newest generation that has made a step, whether or not the journal still knows of it."""
+        return max((g for g, step in self._complete.items() if step > self._from[g][0]), default=0)
+
+    def _step_maker(self, step: int, generation: int) -> int:
+        """Who made this step on the line that leads to this generation."""
+        while generation and step <= self._from[generation][0]:
+            generation = self._from[generation][1]
+        return generation
+
+    def on_step(self, team: "RankTeam") -> None:
+        self.steps += 1
+        self._complete[team.generation] = team.step
+        newer = [other.generation for other in self.world.teams.training_teams() if other.generation > team.generation]
+        if newer:
+            self.report_broken(f"generation {team.generation} makes step {team.step} while {newer[0]} trains")

@@ -1,0 +1,219 @@
+"""What must never happen, looked at after every step of a decider, live or simulated."""
+
+from holdfast.core.decide.decider import Decider
+from holdfast.core.incident.ladder import GAVE_UP
+from holdfast.core.membership.standbys import RETRY_S
+from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Say, Stop
+from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.event import Begin, Entry, Event, Lost, Order, Outcome, Phase, Progress, Ready, Successor, Tick
+from holdfast.model.topology import Seat
+
+_AWAITING = (Phase.LAUNCHING, Phase.STOPPING, Phase.PROBING, Phase.PAUSING, Phase.ENDING)
+_OVER = (Phase.ENDING, Phase.DONE)
+
+
+class UnsafeError(Exception):
+    """A promise was broken; the sentence says which, and at which entry."""
+
+
+class UnconfirmedStop:
+    """A generation of which nobody confirmed the stop: it is over when its nodes are known to be empty, or in time."""
+
+    def __init__(self) -> None:
+        self.fence_s = 0.0
+        self.fleet_ends = True  # nodes that it was given back
+        self._stops: dict[int, tuple[set[str], set[str]]] = {}  # by id: who had ranks, and who was told
+        self._dismissed: dict[int, str] = {}
+        self._empty: set[str] = set()  # reported since the last launch, so their ranks had ended
+        self._left: set[str] = set()
+        self._until = 0.0
+
+    def on_event(self, at: float, event: Event) -> None:
+        match event:
+            case Begin(fence_s=fence_s, job=job):
+                self.fence_s, self.fleet_ends = fence_s, job.can_acquire
+            case Ready(node=node):
+                self._mark_empty(node)
+            case Order(verb="evict", node=node):
+                self._mark_empty(node)
+            case Outcome(action=id, ok=True) if id in self._dismissed:
+                self._mark_empty(self._dismissed[id])
+            case Outcome(action=id, failed=failed) if id in self._stops:
+                seated, told = self._stops.pop(id)
+                if not (told - set(failed) or seated & self._empty):
+                    self._left, self._until = seated, at + self.fence_s
+
+    def _mark_empty(self, node: str) -> None:
+        self._empty.add(node)
+        self._left.discard(node)
+
+    def on_action(self, at: float, action: Action, active: set[str]) -> None:
+        match action:
+            case Stop(id=id, nodes=nodes):
+                self._stops[id] = active, set(nodes)
+            case Dismiss(id=id, node=node) if self.fleet_ends:
+                self._dismissed[id] = node
+            case Launch(generation=generation):
+                left = f"{', '.join(sorted(self._left))} may have ranks when {generation} is launched"
+                _require(not self._left or at >= self._until, left)
+                self._left, self._empty = set(), set()
+
+
+class InvariantWatch:
+    """Told every entry and shown the decider that made it; raises Unsafe at the first broken promise."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.running = 0  # the generation that may have living ranks
+        self.unanswered: dict[int, float] = {}  # actions without outcome, since when
+        self._unended = UnconfirmedStop()
+        self._seq = 0
+        self._at = 0.0
+        self._id = 0
+        self._closed = 0
+        self._seats: tuple[Seat, ...] = ()
+        self._seated: set[str] = set()
+        self._asked: dict[int, int] = {}  # Acquire without outcome: how many
+        self._stops: dict[int, int] = {}  # Stop id -> generation
+        self._down: set[str] = set()  # fell silent or were released, and have not reported since
+
+    def check_entry(self, entry: Entry, decider: Decider) -> None:
+        try:
+            self._check_event(entry)
+            for action in entry.decision.actions:
+                if not isinstance(action, Say):
+                    self._check_action(entry, action.id)
+                    self._unended.on_action(entry.at, action, decider.nodes.active)
+                if isinstance(action, Acquire):
+                    self._asked[action.id] = action.count
+                elif isinstance(action, Launch):
+                    self._check_launch(action)
+                elif isinstance(action, Stop):
+                    self._stops[action.id] = action.generation
+                elif isinstance(action, Dismiss):
+                    self._down.add(action.node)
+            self._check_nodes(decider)
+            self._check_refill(entry, decider)
+            self._check_state(entry, decider)
+        except UnsafeError as e:
+            raise UnsafeError(f"entry {entry.seq} at {entry.at:.3f}: {e}") from None
+
+    def _check_event(self, entry: Entry) -> None:
+        _require(entry.seq == self._seq + 1 and entry.at >= self._at, "entries follow one another")
+        self._seq, self._at = entry.seq, entry.at
+        self._unended.on_event(entry.at, entry.event)
+        match entry.event:
+            case Successor(lost=Lost(generation=newest)):
+                self._down -= self._seated  # they are asked anew
+                if newest > self.generation:  # an entry that was lost has launched it
+                    self.generation, self.running = newest, newest if self.running else 0
+            case Outcome(action=id):
+                self.unanswered.pop(id, None)
+                self._asked.pop(id, None)
+                if self._stops.pop(id, 0) == self.running:
+                    self.running = 0
+            case Alarm(kind=Kind.SILENCE, suspects=suspects):
+                self._down.update(suspects)
+            case Ready(node=node):
+                self._down.discard(node)  # put back at once if the answer is to release it
+
+    def _check_action(self, entry: Entry, id: int) -> None:
+        _require(id > self._id, f"action ids grow, {id} came after {self._id}")
+        self._id = id
+        self.unanswered[id] = entry.at
+
+    def _check_launch(self, launch: Launch) -> None:
+        _require(launch.generation == self.generation + 1, "generations grow by one")
+        _require(self.running == 0, f"generation {self.running} is stopped before {launch.generation} is launched")
+        self.generation = self.running = launch.generation
+        nodes = [seat.node for seat in launch.seats]
+        _require(len(nodes) == len(set(nodes)) > 0, "a node has one seat")
+        rank = 0
+        for group_rank, seat in enumerate(launch.seats):
+            _require((seat.group_rank, seat.first_rank) == (group_rank, rank), "ranks are numbered without gaps")
+            rank += seat.nproc
+        _require(self._down.isdisjoint(nodes), f"nobody is launched on {self._down.intersection(nodes)}, known as lost")
+
+    def _check_nodes(self, decider: Decider) -> None:
+        if decider.seats is not self._seats:
+            self._seats, self._seated = decider.seats, {seat.node for seat in decider.seats}
+        places = (decider.pool.keys(), decider.coming.keys(), decider.gone.keys())
+        elsewhere = set().union(*places)
+        _require(len(elsewhere) == sum(map(len, places)), "a node is standby, coming or gone, but one of these")
+        _require(elsewhere & self._seated <= decider.out <= self._seated, "who is active is nothing else")
+
+    def _check_refill(self, entry: Entry, decider: Decider) -> None:
+        job, wake_at = decider.job, entry.decision.wake_at
+        if not job.can_acquire or decider.phase in _OVER:
+            return
+        beside = {*decider.pool, *decider.coming, *decider.checking.values()}
+        have = len(self._seated) - len(decider.out) + len(beside)
+        enough = have + sum(self._asked.values()) >= job.max_nodes + job.standbys
+        asks_soon = wake_at is not None and wake_at <= entry.at + RETRY_S
+        _require(enough or asks_soon, "whoever is missing has been asked for")
+
+    def _check_state(self, entry: Entry, decider: Decider) -> None:
+        decision = entry.decision
+        _require(decision.phase is decider.phase and decider.phase is not Phase.NEW, "the decision tells the phase")
+        _require(decider.phase is not Phase.TRAINING or decider.incident is None, "training ends the incident")
+        _require(decider.phase is not Phase.STOPPING or decider.incident is not None, "ranks are stopped for a reason")
+        _require(decider.phase not in _AWAITING or decider.awaited in self.unanswered, "what is awaited can come")
+        _require(decider.phase is not Phase.WAITING or decision.wake_at is not None, "no wait is without end")
+        _require(decider.phase not in _OVER or decision.wake_at is None, "the end needs no clock")
+        if isinstance(entry.event, Tick) and decision.wake_at is not None:
+            _require(decision.wake_at > entry.at, "a tick is not answered by a wish for the same tick")
+        if decision.closed:
+            _require(decision.closed.number == self._closed + 1, "every incident is closed once, in order")
+            self._closed += 1
+
+
+class RecoveryEffort:
+    """Told every entry; knows whether giving up was earned."""
+
+    def __init__(self) -> None:
+        self.attempts = 0
+        self.wait_s = 0.0
+        self.failures = 0  # since a step was made
+        self.ended = ""  # how it ended, if by giving up
+        self._best = -1
+        self._further_s = 0.0  # for so long the job made steps that were new
+        self._stops: list[tuple[float, float]] = []  # when ranks were stopped, and how long it had been by then
+        self._told: Progress | None = None
+        self._phase_at = 0.0
+        self._phase = Phase.NEW
+
+    def on_entry(self, entry: Entry) -> None:
+        event, decision = entry.event, entry.decision
+        if isinstance(event, Begin):
+            self.attempts, self.wait_s = event.limits.attempts, event.limits.wait_s
+        elif isinstance(event, Progress) and decision.phase is Phase.TRAINING:
+            self.failures = 0
+            self._on_progress(event)
+        for action in decision.actions:
+            if isinstance(action, Stop):
+                self.failures += 1
+                self._stops.append((entry.at, self._further_s))
+            elif isinstance(action, Finish) and action.code == GAVE_UP:
+                self.ended = action.reason
+                self._judge_end(entry)
+        if decision.phase is not self._phase:
+            self._phase, self._phase_at = decision.phase, entry.at
+
+    def _on_progress(self, event: Progress) -> None:
+        before = self._told.at if self._told and self._told.generation == event.generation else event.first_at
+        self._told = event
+        if event.step > self._best:
+            self._best = event.step
+            self._further_s += event.at - before
+
+    def _judge_end(self, entry: Entry) -> None:
+        waited = self._phase is Phase.WAITING and entry.at - self._phase_at >= self.wait_s - 0.001
+        # Nobody may give up who makes new steps for half of the time, whatever else is done in the other half.
+        stuck = sum(2 * (self._further_s - further_s) <= entry.at - at for at, further_s in self._stops)
+        if not waited and max(self.failures, stuck) <= self.attempts:
+            raise UnsafeError(f"entry {entry.seq} at {entry.at:.3f}: gave up too early: {self.ended}")
+
+
+def _require(kept: bool, what: str) -> None:
+    if not kept:
+        raise UnsafeError(f"broken: {what}")

@@ -1,0 +1,384 @@
+"""Our policy at scale: the decider itself in virtual time, fed the alarms that published failures would raise."""
+
+from collections.abc import Callable
+from functools import cache
+from random import Random
+
+import msgspec
+
+from holdfast.core.decide.decider import Decider
+from holdfast.core.membership.standby_sizing import binomial_quantile
+from holdfast.core.record.ledger import Ledger
+from holdfast.logs import catalog_files
+from holdfast.model.action import Finish, Launch, Stage
+from holdfast.model.alarm import Alarm
+from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, Phase, Ready, Tick
+from holdfast.model.release import Release
+from holdfast.model.topology import Job
+from holdfast.sim.scale import adjacent_nodes, node_defects
+from holdfast.sim.scale.alarm_model import AlarmModel, silence_alarm
+from holdfast.sim.scale.bad_releases import BadReleases
+from holdfast.sim.scale.failure_mixes import BlastFailure, FailureMix, FailureMode
+from holdfast.sim.scale.failure_schedule import (
+    FailureSchedule,
+    ScaleSetup,
+    ScheduledFailure,
+    draw_schedule,
+    draw_standby_failures,
+)
+from holdfast.sim.scale.node_defects import NodeDefect
+from holdfast.sim.scale.price_sheet import PriceDraws, PriceSheet
+from holdfast.sim.scale.scale_executor import ScaleExecutor
+from holdfast.sim.scale.scale_result import ScaleResult, ScaleTally, make_result
+from holdfast.sim.scale.simulated_people import SimulatedPeople
+from holdfast.sim.scale.slow_jobs import SlowJobs
+from holdfast.sim.scale.standby_failures import StandbyFailures
+from holdfast.sim.scale.step_progress import ScaleProgress
+from holdfast.sim.scale.time_book import TRAIN, TimeBook
+from holdfast.sim.scale.virtual_clock import ALWAYS, VirtualClock
+
+NAME = "holdfast"
+_catalog = cache(catalog_files.load_failures)
+_PERSON = "the simulation"
+_RUNS = (Phase.LAUNCHING, Phase.STARTING, Phase.TRAINING)
+_SETTLED = 30  # steps after a launch at which progress is told once more: a release has proved itself by then
+
+
+class HoldfastPolicy:
+    def __init__(self, setup: ScaleSetup, mix: FailureMix, sheet: PriceSheet) -> None:
+        self.setup, self.mix = setup, mix
+        self.rng = Random(f"ours {setup.seed}")
+        self.prices = PriceDraws(sheet, setup.gpus, self.rng)
+        self._clock = VirtualClock()
+        self.begins = True  # the fleet has this job's nodes at hand
+        self.nodes: set[str] = set()
+        self.dead: set[str] = set()  # of these, those that answer no more
+        self.defects: dict[str, NodeDefect] = {}  # by node
+        self._left: list[NodeDefect] = []  # of nodes that a job queued again gets once more
+        self._lemons: set[str] = set()
+        self.book = TimeBook()
+        self.tally = ScaleTally()
+        self.standbys = self._standby_count()
+        self.signs = AlarmModel(self.prices, _catalog(), setup.step_s, setup.off)
+        self._deeds = ScaleExecutor(self)
+        self.staff = SimulatedPeople(self)
+        self._slow = SlowJobs(self)
+        self._idle = StandbyFailures(self)
+        self.bugs = BadReleases()
+        self.away: tuple[float, FailureMode | None] = (0.0, None)  # a service outside, until then
+        self.cried = ""  # what the newest alarm was about
+        self._striking = ""
+        self._want = ""  # what the next planned restart is owed to
+        self._lost: set[str] = set()  # nodes that left without a word, and so without their state
+        self._before: list[str] = []  # who sat where in the last generation
+        self._causes: dict[int, str] = {}  # of this life's incidents
+        self._wants: dict[int, str] = {}  # and of its planned restarts
+        self.course = ScaleProgress(setup, self.prices, self.rng, self.tally)
+        self._begin_life()
+
+    def _standby_count(self) -> int:
+        if "standbys" in self.setup.off:
+            return 0
+        if self.setup.standbys is not None:
+            return self.setup.standbys
+        return binomial_quantile(self.setup.nodes, self.mix.rate if self.setup.rate is None else self.setup.rate)
+
+    def _begin_life(self) -> None:
+        """A job begins: the first one, or one that a person has queued again."""
+        self._clock.life += 1
+        self.decider, self.ledger = Decider(), Ledger()
+        self._wake_at: float | None = None
+        self._seq = 0
+        self._causes.clear()
+        self._wants.clear()
+        self.staff.begin_job()
+
+    # --- time --------------------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        return self._clock.now
+
+    def call_later(self, delay_s: float, call: Callable[..., object], *args: object) -> None:
+        self._clock.call_later(delay_s, call, *args)
+
+    def play_job(self) -> ScaleResult:
+        weather: FailureSchedule = draw_schedule(self.setup, self.mix)
+        for strike in weather.strikes:
+            self._clock.call_at(ALWAYS, strike.at, self._strike_job, strike)
+        for strike in draw_standby_failures(self.setup, self.mix, self.standbys):
+            self._clock.call_at(ALWAYS, strike.at, self._idle.strike_standby, strike)
+        for number, at in enumerate(weather.updates):
+            self._clock.call_at(ALWAYS, at, self._update_code, f"release-{number}")
+        self._begin_job()
+        self._clock.run(self.setup.end_at)
+        self._book_spans(self.now)
+        self.book.cut_at(self.now)
+        names, stall = (NAME, self.mix.name), self.course.saving_share()
+        return make_result(self.setup, names, self.standbys, self.book, self.tally, stall=stall)
+
+    def _begin_job(self) -> None:
+        job = Job(
+            run_id=f"scale-{self.setup.seed}",
+            min_nodes=self.setup.nodes,
+            max_nodes=self.setup.nodes,
+            standbys=self.standbys,
+            probes="probes" not in self.setup.off,
+        )
+        ask_s = 0.0 if "ask" in self.setup.off else self.setup.ask_s
+        limits = Limits(ready_s=900.0, wait_s=3600.0, ask_s=ask_s, recheck_s=0.0)
+        self.step_decider(Begin(job=job, limits=limits))
+
+    def step_decider(self, event: Event) -> Decision:
+        before = self.decider.phase
+        decision = self.decider.step(self.now, event)
+        self._seq += 1
+        self.ledger.add(Entry(seq=self._seq, at=self.now, event=event, decision=decision))
+        incident = self.decider.incident
+        if incident is not None:
+            self._causes.setdefault(incident.number, self._striking)
+        if decision.phase is Phase.PAUSING and before is not Phase.PAUSING:
+            self._wants[len(self.ledger.changes) + 1] = self._want or "update"
+        for over in (decision.closed, decision.changed):
+            if over is not None:
+                self._want = ""
+                self.tally.evicted += len(over.evicted)
+                self.tally.standbys_used += len(over.admitted)
+        self.tally.rolled_back += bool(decision.closed and decision.closed.rolled_back)
+        self.tally.waits += decision.phase is Phase.WAITING and before not in (Phase.WAITING, Phase.NEW)
+        for action in decision.actions:
+            self._deeds.carry_out(action)
+        if decision.wake_at is not None and decision.wake_at != self._wake_at:
+            self._clock.call_at(self._clock.life, max(self.now, decision.wake_at), self._tick, decision.wake_at)
+        self._wake_at = decision.wake_at
+        if decision.phase is Phase.HELD and before is not Phase.HELD and self.decider.people.asking:
+            self.staff.ask_person()
+        return decision
+
+    def give_order(self, verb: str, cause: str, node: str = "") -> None:
+        self._want = cause
+        self.step_decider(Order(verb=verb, who=_PERSON, node=node))
+
+    def _tick(self, wake_at: float) -> None:
+        if wake_at == self._wake_at:
+            self.step_decider(Tick())
+
+    def _book_spans(self, until: float) -> None:
+        """This life's spans go into the book, each with the failure that it is owed to."""
+        for span in self.ledger.make_account(until).spans:
+            cause = self._causes.get(span.incident, "") or self._wants.get(span.change, "")
+            self.book.add_piece(span.use.value if span.use.value != "train" else TRAIN, span.end_at, cause)
+
+    # --- nodes -------------------------------------------------------------------------------------------------
+
+    def add_node(self, name: str) -> None:
+        self.nodes.add(name)
+        if self.rng.random() < self.mix.lemons:
+            self._lemons.add(name)
+        if self._left:
+            self.defects[name] = self._left.pop()
+        order = int(name.removeprefix("n"))
+        self.step_decider(Ready(node=name, host=name, nproc=self.setup.nproc, order=order))
+
+    def remove_node(self, name: str) -> None:
+        if name in self.dead:
+            self._lost.add(name)
+        for kept in (self.nodes, self.dead, self._lemons):
+            kept.discard(name)
+        self.defects.pop(name, None)
+
+    def _seated_node(self, luck: float) -> str:
+        """A node that has a seat, alive or not; nobody before the first launch."""
+        seats = self.decider.seats
+        return seats[int(luck * len(seats))].node if seats else ""
+
+    # --- failures ----------------------------------------------------------------------------------------------
+
+    def _strike_job(self, strike: ScheduledFailure) -> None:
+        # From here on chance is the same whatever went before, so that policies are compared in pairs.
+        self.rng.seed(f"ours {self.setup.seed} {strike.at}")
+        node = self._choose_victim(strike)
+        if node not in self.nodes or node in self.dead:
+            return
+        fault = strike.fault
+        self.tally.incidents += 1
+        self.tally.count_failure(strike.name)
+        if strike.blast:
+            self._blast_nodes(strike.blast, node)
+            return
+        defect = node_defects.draw_defect(fault, self.rng)
+        match strike.why:
+            case "machine":
+                self.defects[node] = defect
+            case "release":
+                self._bring_release(fault)
+                return
+            case "outside":
+                self.away = (self.now + self.prices("away"), fault)
+            case "passing" if fault.shows == "slow":
+                self._slow.slow_steps(fault, self.prices("passes"))
+                return
+            case "passing":
+                pass
+        self._show_failure(fault, node)
+
+    def _choose_victim(self, strike: ScheduledFailure) -> str:
+        """Of the nodes that have a seat, a lemon if it is to be one. Empty: nobody has one yet."""
+        lemons = [seat.node for seat in self.decider.seats if seat.node in self._lemons] if strike.lemon else []
+        return lemons[int(strike.luck * len(lemons))] if lemons else self._seated_node(strike.luck)
+
+    def _blast_nodes(self, blast: BlastFailure, node: str) -> None:
+        """A switch or a rack is gone, and with it the nodes beside this one."""
+        around = adjacent_nodes.seats_around(self.decider.seats, node, blast.nodes)
+        gone = [seat.node for seat in around if seat.node in self.nodes]
+        self.dead.update(gone)
+        self._striking = blast.name
+        self.stall_steps()
+        self.call_later(self.prices("silence"), self.raise_alarm, silence_alarm(*gone), blast.name, 0)
+
+    def _bring_release(self, fault: FailureMode) -> None:
+        """A release that fails comes, and shows itself when it runs."""
+        self._want = fault.name
+        if not self._order_update(self.bugs.add_release(fault), now=True):
+            self.bugs.make_lasting(fault)
+            self._on_known_bug(fault)
+            self._show_failure(fault, self._seated_node(self.rng.random()))
+
+    def _show_failure(self, fault: FailureMode, node: str) -> None:
+        """A failure shows itself on a node of the generation that runs."""
+        if node not in self.nodes or self.decider.phase not in _RUNS:
+            return
+        self._striking = fault.name
+        if fault.shows == "silence":
+            self.dead.add(node)
+        held = self.defects.get(node)
+        defect = held if held is not None and held.fault is fault else None
+        if fault.shows == "slow":
+            self._slow.show_slowness(fault, node, defect)
+            return
+        places = adjacent_nodes.find_place(self.decider.seats, node, self._seated_node(self.rng.random()))
+        sign = self.signs.draw_sign(fault, places, self.rng, defect)
+        spoilt = max(0, self.course.current_step(self.now) - sign.back_steps) if sign.back_steps else 0
+        if sign.stalls:
+            self.stall_steps()
+        if sign.named is not None:
+            self.call_later(sign.named[0], self.raise_alarm, sign.named[1], fault.name, self.decider.generation)
+        self.call_later(sign.after_s, self.raise_alarm, sign.alarm, fault.name, self.decider.generation, spoilt)
+
+    def raise_alarm(self, alarm: Alarm, name: str, generation: int, spoilt: int = 0) -> None:
+        if generation not in (0, self.decider.generation):
+            return  # its ranks were ended meanwhile
+        self._striking = self.cried = name
+        at = self.course.good_at(self.now)
+        not_after = spoilt if spoilt else None
+        self._report_step()
+        self.step_decider(
+            msgspec.structs.replace(alarm, at=at, generation=self.decider.generation, not_after=not_after)
+        )
+
+    # --- releases and people -----------------------------------------------------------------------------------
+
+    def _update_code(self, digest: str) -> None:
+        self.tally.updates += 1
+        if "update" in self.setup.off:
+            self._book_spans(self.now)
+            self._queue_again(self.prices("requeue") - self.prices("first_step"), "update")
+        elif self.decider.phase not in (Phase.NEW, Phase.DONE):  # a job that is queued has it when it begins
+            self._order_update(digest, now=False)
+
+    def _order_update(self, digest: str, *, now: bool) -> bool:
+        release = Release(number=0, digest=digest, source="simulated")
+        order = Order(verb="update", who=_PERSON, release=release, now=now, window_s=86400.0)
+        return any(isinstance(action, Stage) for action in self.step_decider(order).actions)
+
+    def on_finish(self, action: Finish) -> None:
+        """It gave up: a person finds out why, and queues it again."""
+        self._book_spans(self.now)
+        rest_s = self.staff.rest_s(self.cried)
+        for node in self.staff.mend_failure(self.cried):
+            del self.defects[node]
+        self.book.add_piece("person", self.now + rest_s, self.cried)
+        self._queue_again(self.prices("requeue") - self.prices("first_step"), self.cried)
+
+    def _queue_again(self, wait_s: float, cause: str) -> None:
+        begin_at = max(self.book.at, self.now) + wait_s
+        self.book.add_piece("requeue", begin_at, cause)
+        self._begin_life()
+        # It gets its machines again, but for those that answer no more; a slow one has been counted to its end.
+        ailing = (d for node, d in self.defects.items() if node not in self.dead and d.fault.shows != "slow")
+        self._left, self.defects = list(ailing), {}
+        for kept in (self.nodes, self.dead, self._lemons):
+            kept.clear()
+        self.begins = True
+        self.course.on_end(self.now)
+        self._clock.call_at(self._clock.life, begin_at, self._begin_job)
+
+    # --- training ----------------------------------------------------------------------------------------------
+
+    def stall_steps(self) -> None:
+        self.course.stall_steps(self.now)
+
+    def stop_steps(self) -> None:
+        self.stall_steps()
+        if self.decider.phase is Phase.PAUSING:  # an incident was told of the last step before its alarm
+            self._report_step()
+
+    def on_launching(self, action: Launch) -> None:
+        self.stall_steps()
+        self.bugs.running = action.release.digest
+        names = [seat.node for seat in action.seats]
+        places = enumerate(zip(self._before, names, strict=False))
+        lost = self._lost | self.dead
+        dead = tuple(number for number, (was, now) in places if was != now and was in lost)
+        self.course.choose_restore(action, dead, changed=names != self._before)
+        self._before, self._lost = names, set()
+
+    def on_started(self, action: Launch) -> None:
+        fresh_s = self.prices("fresh") if "zygote" in self.setup.off else 0.0
+        self.call_later(self.course.restore_s() + self.prices("first_step") + fresh_s, self._first_step, action)
+
+    def _first_step(self, action: Launch) -> None:
+        if self.decider.generation != action.generation or self.decider.phase is not Phase.STARTING:
+            return
+        until, away = self.away
+        if away is not None and self.now < until:
+            self._show_failure(away, self._seated_node(self.rng.random()))
+            return
+        self.course.begin_steps(self.now)
+        self._report_step()
+        for steps in sorted({self.course.behind, _SETTLED} - {0}):
+            self.call_later(steps * self.setup.step_s, self._report_settled, action.generation)
+        bug = self.bugs.find_fault(action.release.digest)
+        if bug is not None:
+            self.call_later(self.prices("relapse"), self._fails_again, action.generation, bug)
+        seated = {seat.node for seat in action.seats} if self.defects else set()
+        for node, defect in self.defects.items():
+            if node in seated and defect.fault.shows != "slow":  # that one never stopped dragging
+                again = "corrupts" if defect.fault.shows == "loss" else "relapse"
+                self.call_later(self.prices(again), self._relapse_node, action.generation, defect, node)
+
+    def _fails_again(self, generation: int, fault: FailureMode) -> None:
+        if generation == self.decider.generation and not self.course.stalled:
+            self._on_known_bug(fault)
+            self._show_failure(fault, self._seated_node(self.rng.random()))
+
+    def _relapse_node(self, generation: int, defect: NodeDefect, node: str) -> None:
+        if generation != self.decider.generation or self.course.stalled or self.defects.get(node) is not defect:
+            return
+        self._show_failure(defect.fault, node)
+        self.staff.page_person(node, defect)
+
+    def _on_known_bug(self, fault: FailureMode) -> None:
+        if "rollback" in self.setup.off:
+            self.bugs.make_lasting(fault)
+        self.staff.plan_mend(fault)
+
+    def _report_settled(self, generation: int) -> None:
+        if generation == self.decider.generation and not self.course.stalled:
+            self._report_step()
+
+    def _report_step(self) -> None:
+        """The job's step, where it has made one in this generation."""
+        progress = self.course.progress_event(self.now, self.decider.generation)
+        if progress is not None:
+            self.step_decider(progress)

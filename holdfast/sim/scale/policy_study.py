@@ -1,0 +1,53 @@
+"""Studies: one policy over several seeds, policies side by side, mechanisms off one at a time."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from holdfast.sim.scale import price_sheet, published_policy
+from holdfast.sim.scale.failure_mixes import FailureMix
+from holdfast.sim.scale.failure_schedule import MECHANISMS, ScaleSetup
+from holdfast.sim.scale.holdfast_policy import NAME, HoldfastPolicy
+from holdfast.sim.scale.price_sheet import PriceSheet
+from holdfast.sim.scale.scale_result import ScaleResult, ScaleSummary, make_summary
+from holdfast.sim.scale.time_book import TimeBook
+
+POLICIES = (NAME, *published_policy.KNOWN)
+
+
+def play_policy(
+    policy: str, setup: ScaleSetup, mix: FailureMix, sheet: PriceSheet | None = None
+) -> tuple[ScaleResult, TimeBook]:
+    """One seed, with the book behind it."""
+    sheet = sheet or price_sheet.load_sheet()
+    played = (
+        HoldfastPolicy(setup, mix, sheet)
+        if policy == NAME
+        else published_policy.PolicyRun(published_policy.load_policy(policy), setup, mix, sheet)
+    )
+    return played.play_job(), played.book
+
+
+def play_seeds(
+    policy: str, setup: ScaleSetup, mix: FailureMix, seeds: Iterable[int], sheet: PriceSheet | None = None
+) -> ScaleSummary:
+    return make_summary(
+        [play_policy(policy, msgspec.structs.replace(setup, seed=seed), mix, sheet)[0] for seed in seeds]
+    )
+
+
+def compare_policies(
+    policies: Sequence[str], setup: ScaleSetup, mix: FailureMix, seeds: Sequence[int]
+) -> list[ScaleSummary]:
+    return [play_seeds(policy, setup, mix, seeds) for policy in policies]
+
+
+def ablate_mechanisms(
+    setup: ScaleSetup, mix: FailureMix, seeds: Sequence[int], mechanisms: Sequence[str] = tuple(MECHANISMS)
+) -> list[ScaleSummary]:
+    """All of ours first, then without each of these."""
+    found = [play_seeds(NAME, setup, mix, seeds)]
+    for mechanism in mechanisms:
+        without = msgspec.structs.replace(setup, off=setup.off | {mechanism})
+        found.append(play_seeds(NAME, without, mix, seeds))
+    return found

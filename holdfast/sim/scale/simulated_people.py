@@ -1,0 +1,99 @@
+"""What people do for a simulated job: they answer when asked, look for bad machines, and mend releases."""
+
+from typing import TYPE_CHECKING
+
+from holdfast.model.event import Phase
+from holdfast.sim.scale.node_defects import NodeDefect
+
+if TYPE_CHECKING:
+    from holdfast.sim.scale.failure_mixes import FailureMode
+    from holdfast.sim.scale.holdfast_policy import HoldfastPolicy
+
+
+class SimulatedPeople:
+    def __init__(self, world: "HoldfastPolicy") -> None:
+        self.world = world
+        self._sought: set[str] = set()  # nodes that somebody is looking for
+        self._mending: set[str] = set()  # releases' failures that somebody is at work on
+        self._done_at = 0.0  # when whoever was asked knows the answer
+
+    def begin_job(self) -> None:
+        """A job begins anew: nobody looks for what the last one had."""
+        self._sought.clear()
+        self._mending.clear()
+        self._done_at = 0.0
+
+    # --- a job that asks -----------------------------------------------------------------------------------------
+
+    def ask_person(self) -> None:
+        world = self.world
+        world.tally.people += 1
+        takes_s = self._takes_s(world.cried)
+        self._done_at = world.now + takes_s
+        world.call_later(takes_s, self._answer_job, world.cried)
+
+    def _answer_job(self, name: str) -> None:
+        """A person has found what it was, and lets the job go on without it."""
+        world = self.world
+        for node in self.mend_failure(name):
+            world.give_order("evict", name, node)
+        if world.decider.phase is Phase.HELD:
+            world.give_order("resume", name)
+
+    def mend_failure(self, name: str) -> list[str]:
+        """What was behind this failure, and nothing else; the machines that have to go for it."""
+        world = self.world
+        world.bugs.mend_fault(name)
+        if world.away[1] is not None and world.away[1].name == name:
+            world.away = (0.0, None)
+        return [node for node, defect in world.defects.items() if defect.fault.name == name]
+
+    def rest_s(self, name: str) -> float:
+        """How long it takes from now on until somebody knows, where the job did not wait for that."""
+        if self._done_at > self.world.now:
+            return self._done_at - self.world.now
+        self.world.tally.people += 1
+        return self._takes_s(name)
+
+    def _takes_s(self, name: str) -> float:
+        corrupts = any(fault.name == name and fault.shows == "loss" for fault in self.world.mix.fault)
+        return self.world.prices("person_corruption" if corrupts else "person")
+
+    # --- a bad machine -------------------------------------------------------------------------------------------
+
+    def page_person(self, node: str, defect: NodeDefect) -> None:
+        """It fails again; a person is called if nothing has found it soon."""
+        self.world.call_later(self.world.prices("page"), self._seek_machine, node, defect)
+
+    def _seek_machine(self, node: str, defect: NodeDefect) -> None:
+        """Whoever looks for a machine that computes wrongly needs all of them idle."""
+        world = self.world
+        if node in self._sought or world.defects.get(node) is not defect:
+            return
+        self._sought.add(node)
+        corrupts = defect.fault.shows == "loss"
+        if corrupts:
+            world.give_order("hold", defect.fault.name)
+        world.call_later(self._takes_s(defect.fault.name), self.on_found, node, defect, corrupts)
+
+    def on_found(self, node: str, defect: NodeDefect, held: bool = False) -> None:
+        """A bad machine that is still there is found by a person at last."""
+        world = self.world
+        self._sought.discard(node)
+        if world.defects.get(node) is defect and node not in world.dead:
+            world.tally.people += 1
+            world.give_order("evict", defect.fault.name, node)
+        if held:
+            world.give_order("resume", defect.fault.name)
+
+    # --- a bad release -------------------------------------------------------------------------------------------
+
+    def plan_mend(self, fault: "FailureMode") -> None:
+        """A release has failed: if it is not rolled back, its authors mend it, as soon as a person can."""
+        if fault.name not in self._mending:
+            self._mending.add(fault.name)
+            self.world.call_later(self.world.prices("person"), self._on_mended, fault)
+
+    def _on_mended(self, fault: "FailureMode") -> None:
+        self._mending.discard(fault.name)
+        self.world.tally.people += self.world.bugs.mend_fault(fault.name)

@@ -1,0 +1,110 @@
+"""The steps of a job at scale: how far it has come, and to which step a restart goes back."""
+
+from math import ceil
+from random import Random
+
+from holdfast.core.snapshots.recovery_floor import BackupLimits
+from holdfast.model.action import Launch
+from holdfast.model.event import Progress
+from holdfast.sim.scale.failure_schedule import ScaleSetup
+from holdfast.sim.scale.price_sheet import PriceDraws
+from holdfast.sim.scale.scale_result import ScaleTally
+
+_DUTY = BackupLimits().duty  # the part of the time that copies to peers are on their way
+_PUBLISHED_S = 120.0  # a checkpoint is complete on storage so long after its step
+
+
+class ScaleProgress:
+    def __init__(self, setup: ScaleSetup, prices: PriceDraws, rng: Random, tally: ScaleTally) -> None:
+        self._setup = setup
+        self._prices = prices
+        self._rng = rng
+        self._tally = tally
+        self.behind = 0  # steps that this generation has to make again
+        self._best = 0  # furthest step of the line that counts
+        self._first = 1
+        self._first_at: float | None = None
+        self._stalled_at: float | None = 0.0
+        self._tier = "stored_state"
+        self._again = False  # queued again: nothing is left in memory
+
+    @property
+    def stalled(self) -> bool:
+        return self._stalled_at is not None
+
+    def current_step(self, now: float) -> int:
+        if self._first_at is None:
+            return self._best
+        until = now if self._stalled_at is None else self._stalled_at
+        return self._first + int((until - self._first_at) / self._setup.step_s)
+
+    def good_at(self, now: float) -> float:
+        """When training last was in order."""
+        return now if self._stalled_at is None else min(now, self._stalled_at)
+
+    def runs_s(self, now: float) -> float:
+        """For how long this generation has made steps."""
+        return self.good_at(now) - self._first_at if self._first_at is not None else 0.0
+
+    def saving_share(self) -> float:
+        """The part of the time that saving takes: a rank's own snapshot, and copies while they are on their way."""
+        if "snapshots" in self._setup.off:
+            return 0.0
+        copies = 0.0 if "backups" in self._setup.off else self._prices.share_value("backup_drag") * _DUTY
+        return self._prices.share_value("save_stall_s") / self._setup.step_s + copies
+
+    def stall_steps(self, now: float) -> None:
+        if self._stalled_at is None:
+            self._stalled_at = now
+            self._best = self.current_step(now)
+
+    def progress_event(self, now: float, generation: int) -> Progress | None:
+        """What is told of it; None before the first step of a generation."""
+        if self._first_at is None:
+            return None
+        step = self.current_step(now)
+        return Progress(
+            generation=generation,
+            step=step,
+            at=self._first_at + (step - self._first) * self._setup.step_s,
+            first_step=self._first,
+            first_at=self._first_at,
+            counted=False,
+            backed="backups" not in self._setup.off,
+        )
+
+    def on_end(self, now: float) -> None:
+        self.stall_steps(now)
+        self._again = True
+
+    def choose_restore(self, action: Launch, dead: tuple[int, ...], *, changed: bool) -> None:
+        """Which step the next generation goes on from: own memory, else a peer's, else storage."""
+        seats = len(action.seats)
+        step_s, off = self._setup.step_s, self._setup.off
+        stored_every = self._prices.share_value("stored_every_s")
+        stored = int(max(0.0, self._best * step_s - _PUBLISHED_S) // stored_every * stored_every / step_s)
+        paired = {(number + seats // 2) % seats for number in dead}  # as core/snapshots/peer_placement.py places copies
+        if self._again or "snapshots" in off or (dead and ("backups" in off or paired.intersection(dead))):
+            self._tier, resumed = "stored_state", stored
+        elif dead:
+            self._tier, resumed = "peer_state", max(0, self._best - ceil(self._late_s() / step_s))
+        else:
+            tier = "peer_state" if changed else "own_state"  # an admitted node has to fetch what it needs
+            self._tier, resumed = tier, max(0, self._best - self._rng.randint(0, 1))
+        if action.not_after is not None:
+            resumed = min(resumed, max(0, action.not_after))
+        self._again = False
+        self.behind = self._best - resumed
+        self._first, self._first_at = resumed + 1, None
+        self._tally.restored[self._tier] = self._tally.restored.get(self._tier, 0) + 1
+
+    def _late_s(self) -> float:
+        """How old the newest floor is: a copy is on its way, and the next begins only when `duty` allows it."""
+        sent_s = self._prices("peer_state")
+        return sent_s + self._rng.uniform(0.0, sent_s / _DUTY + self._setup.step_s)
+
+    def restore_s(self) -> float:
+        return self._prices(self._tier)
+
+    def begin_steps(self, now: float) -> None:
+        self._first_at, self._stalled_at = now, None

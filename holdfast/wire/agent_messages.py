@@ -1,0 +1,95 @@
+"""Messages between agents and the controller: msgpack over one WebSocket, bounded in size."""
+
+from typing import Annotated
+
+import msgspec
+
+from holdfast.core.agent_protocol import Post
+from holdfast.core.decoding import make_decoder
+from holdfast.model.errand import Errand
+from holdfast.model.release import Release
+from holdfast.model.signal import Beat, Mark
+from holdfast.model.stacks import Trace
+from holdfast.model.state_copy import Address, Aim, Copy
+
+MAX_BYTES = 1 << 20  # of one message
+TOKEN_HEADER = "X-Holdfast-Token"
+# What a node says of itself is believed as far as it can be so: numbers that follow from these must not run over.
+Epoch = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+Generation = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """Who is speaking; sent on every new link, and again when the node becomes ready."""
+
+    node: str
+    host: str
+    nproc: int
+    order: int
+    generation: Generation  # whose ranks run here, 0: none
+    ready: bool  # checks passed, zygote warm
+    copies: tuple[Copy, ...] = ()  # snapshots that it holds
+    keeper: Address = ("", 0)  # where other nodes reach its keeper
+    epoch: Epoch = 0  # newest controller that it has heard
+
+
+class NodeNotice(msgspec.Struct, frozen=True, kw_only=True, tag="notice"):
+    """One sentence from a node for the person at the console; it may be lost."""
+
+    node: str
+    text: str
+
+
+class HashReport(msgspec.Struct, frozen=True, kw_only=True, tag="marked"):
+    """Hashes of what this node's ranks share with others; those that are lost are not sent again."""
+
+    node: str
+    generation: int
+    marks: tuple[Mark, ...]
+
+
+class TraceAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="looked"):
+    """The answer to a Look; one that is lost is not sent again."""
+
+    id: int
+    trace: Trace
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
+    at: float  # the controller's clock
+    beat_s: float
+    releases: tuple[Release, ...] = ()  # that the node is to have before it is ready
+    revoked: tuple[str, ...] = ()  # serials of certificates that count no more, and NODE + name of their nodes
+    epoch: int = 0  # of the controller
+
+
+class Ack(msgspec.Struct, frozen=True, kw_only=True, tag="ack"):
+    seq: int
+
+
+class ErrandMessage(msgspec.Struct, frozen=True, kw_only=True, tag="tell"):
+    errand: Errand
+    epoch: int = 0  # of the controller
+
+
+class AimMessage(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
+    """Which snapshots the job counts on; it may be lost, and is said again."""
+
+    aim: Aim
+    revoked: tuple[str, ...] = ()  # as in Welcome
+
+
+class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, tag="look"):
+    """Take the stacks of all training processes now, and answer by the deadline with what there is."""
+
+    id: int
+    deadline_s: float
+    native: bool = False
+
+
+FromAgent = Hello | Beat | Post | NodeNotice | HashReport | TraceAnswer
+FromController = Welcome | Ack | ErrandMessage | AimMessage | TraceRequest
+
+encode = msgspec.msgpack.Encoder().encode
+decode_from_agent = make_decoder(msgspec.msgpack.Decoder(FromAgent))
+decode_from_controller = make_decoder(msgspec.msgpack.Decoder(FromController))

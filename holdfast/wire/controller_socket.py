@@ -1,0 +1,72 @@
+"""Asking a controller at its door on this host, where the kernel says who is who."""
+
+import http.client
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from holdfast.linux.peer_credentials import read_peer
+from holdfast.wire import unix_sockets
+
+NAME = "controller.sock"  # in the run directory
+WAIT_S = 5.0
+_MOST_BYTES = 1 << 28
+
+
+class ControllerNotRunning(Exception):
+    """The run has no controller that answers."""
+
+
+class RequestRefused(ControllerNotRunning):
+    """A controller answered, and would not take the request; `why` is its own sentence."""
+
+    def __init__(self, why: str, status: int) -> None:
+        super().__init__(f"the controller refused: {why}")
+        self.why = why
+        self.status = status
+
+
+class NotAController(ControllerNotRunning):
+    """Something answered that is no controller."""
+
+
+def fetch(run_dir: Path, path: str, body: dict[str, Any] | None = None, wait_s: float = WAIT_S) -> bytes:
+    """A GET, or a POST where there is a body; the answer as it comes."""
+    try:
+        link = _connect_controller(run_dir, wait_s)
+    except OSError as e:
+        raise ControllerNotRunning(f"the controller of {run_dir} does not answer: {e}") from None
+    asking = http.client.HTTPConnection("localhost")
+    asking.sock = link
+    try:
+        sent = json.dumps(body).encode() if body is not None else None
+        asking.request("GET" if sent is None else "POST", path, sent)
+        answer = asking.getresponse()
+        content = answer.read(_MOST_BYTES)
+    except OSError as e:  # this includes an answer that broke off, as when a controller dies
+        raise ControllerNotRunning(f"the controller of {run_dir} does not answer: {e}") from None
+    except http.client.HTTPException:
+        raise NotAController(f"what answers in {run_dir} is not holdfast") from None
+    finally:
+        asking.close()
+    if answer.status != http.HTTPStatus.OK:
+        raise RequestRefused(_refusal_text(content, answer.status), answer.status)
+    return content
+
+
+def _connect_controller(run_dir: Path, wait_s: float) -> socket.socket:
+    link = unix_sockets.connect(run_dir / NAME)
+    link.settimeout(wait_s)
+    if read_peer(link).user not in (os.getuid(), run_dir.stat().st_uid):
+        link.close()
+        raise PermissionError("what listens there is neither yours nor the run's")
+    return link
+
+
+def _refusal_text(content: bytes, status: int) -> str:
+    try:
+        return str(json.loads(content)["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {status}"

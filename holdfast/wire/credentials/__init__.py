@@ -1,0 +1,1 @@
+"""Who is who: secrets, tokens, certificates, enrolment."""

@@ -1,0 +1,63 @@
+"""How a host becomes a node of a job: both sides prove that they know a secret, then a key is signed.
+
+The secret is the job's, or that of a token which was made for this node alone (node_token.py): then the node says
+which one it means, by its id.
+
+    node        GET  /enrol?nonce=N1[&token=ID]            over TLS, with nobody proved yet
+    controller  N2, and its proof over N1, N2 and its certificate
+    node        POST /enrol  its name, the request for its key, its proof over all of these
+    controller  the certificate, and the authority's
+
+Both go over one connection, so that the certificate is the same.
+"""
+
+import hashlib
+import re
+
+import msgspec
+
+from holdfast.wire.credentials import job_secret
+
+PATH = "/enrol"
+NAME = re.compile(r"\w[\w.-]{0,199}")
+NAMES = "a node's name has 1 to 200 letters, digits, dots, dashes and underscores"
+
+
+class Challenge(msgspec.Struct, frozen=True, kw_only=True):
+    """The controller's answer to a node's random number."""
+
+    nonce: str
+    proof: str
+
+
+class EnrolmentRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node asks for, once the controller is proved."""
+
+    name: str
+    nonces: tuple[str, str]  # the node's and the controller's
+    request: str
+    proof: str
+    run_id: str = ""  # the job that is meant; "": whichever this is
+
+
+class EnrolmentGrant(msgspec.Struct, frozen=True, kw_only=True):
+    certificate: str
+    authority: str
+
+
+class CertifiedNode(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a node that has shown a certificate of the user's own authority, and need not enrol."""
+
+    node: str
+    run_id: str
+
+
+def controller_proof(token: str, nonces: tuple[str, str], certificate: bytes) -> str:
+    return job_secret.make_proof(
+        token, "controller", *(n.encode() for n in nonces), hashlib.sha256(certificate).digest()
+    )
+
+
+def node_proof_parts(name: str, nonces: tuple[str, str], request: str, certificate: bytes) -> tuple[bytes, ...]:
+    """What a node's proof is over."""
+    return (*(n.encode() for n in nonces), name.encode(), request.encode(), hashlib.sha256(certificate).digest())

@@ -1,0 +1,145 @@
+"""What agent and holder say to each other: one message per packet of a unix socket that the agent inherits."""
+
+import socket
+
+import msgspec
+
+from holdfast.core.decoding import make_decoder
+from holdfast.wire.zygote_messages import ForkRank
+
+PACKET_BYTES = 1 << 18
+
+
+class ExecRank(msgspec.Struct, frozen=True, kw_only=True, tag="exec"):
+    """Start a rank as a program of its own."""
+
+    key: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str
+    stdout: str
+    stderr: str
+    stdin: str = ""  # the note of a process that reads what this one is to read; "": nothing
+
+
+class PreloadZygote(msgspec.Struct, frozen=True, kw_only=True, tag="preload"):
+    """Keep a zygote with these modules; one of another key is of no use any more."""
+
+    modules: tuple[str, ...]
+    learned: tuple[str, ...] = ()  # the same, but they are done without if a rank could not be forked with them
+    env: dict[str, str]
+    key: str = ""
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.modules, *self.learned)))
+
+
+class MakeArena(msgspec.Struct, frozen=True, kw_only=True, tag="make_arena"):
+    """Keep memory of this size under this name; it outlives whoever uses it."""
+
+    name: str
+    bytes: int
+
+
+class KillRank(msgspec.Struct, frozen=True, kw_only=True, tag="kill"):
+    """Signal the process group of a rank, if it has not ended."""
+
+    key: str
+    signal: int
+
+
+class ForgetRank(msgspec.Struct, frozen=True, kw_only=True, tag="forget"):
+    """The exit of this rank is on record elsewhere."""
+
+    key: str
+
+
+class SweepLeftovers(msgspec.Struct, frozen=True, kw_only=True, tag="sweep"):
+    """End whatever ranks that are over have left behind, however well it hid."""
+
+
+class QuitHolder(msgspec.Struct, frozen=True, kw_only=True, tag="quit"):
+    """End everything below the holder, then the holder, with this code."""
+
+    code: int
+
+
+ToHolder = ExecRank | ForkRank | PreloadZygote | MakeArena | KillRank | ForgetRank | SweepLeftovers | QuitHolder
+
+
+class HolderRank(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank as the holder knows it; code is None while it runs."""
+
+    key: str
+    pid: int
+    code: int | None = None
+    at: float = 0.0
+
+
+class KeptArena(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory that the holder keeps; others open it by its path."""
+
+    name: str
+    bytes: int
+    path: str
+
+
+class HolderListing(msgspec.Struct, frozen=True, kw_only=True, tag="listing"):
+    """The first thing a new agent hears."""
+
+    ranks: tuple[HolderRank, ...]
+    arena: str  # path of the slots' memory
+    arenas: tuple[KeptArena, ...]  # of snapshots
+    warm: bool
+    key: str = ""  # of the zygote
+    modules: tuple[str, ...] = ()  # that the newest zygote was asked to have
+
+
+class ArenaMade(msgspec.Struct, frozen=True, kw_only=True, tag="made"):
+    arena: KeptArena
+
+
+class RankStarted(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
+    key: str
+    pid: int
+
+
+class StartRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    key: str
+    error: str
+
+
+class RankEnded(msgspec.Struct, frozen=True, kw_only=True, tag="over"):
+    """A rank has ended."""
+
+    rank: HolderRank
+
+
+class SweepDone(msgspec.Struct, frozen=True, kw_only=True, tag="swept"):
+    """Nothing is left of ranks that are over, but for these pids, which do not die."""
+
+    left: tuple[int, ...] = ()
+
+
+class ZygoteWarmed(msgspec.Struct, frozen=True, kw_only=True, tag="warmed"):
+    """The zygote is ready, or cannot be had (then ranks are executed afresh)."""
+
+    ok: bool
+    detail: str = ""
+    key: str = ""
+    lost: str = ""  # how the one before it ended, if it was not replaced on purpose
+
+
+ToAgent = HolderListing | ArenaMade | RankStarted | StartRefused | RankEnded | SweepDone | ZygoteWarmed
+
+encode = msgspec.msgpack.Encoder().encode
+to_holder = make_decoder(msgspec.msgpack.Decoder(ToHolder))
+to_agent = make_decoder(msgspec.msgpack.Decoder(ToAgent))
+
+
+def make_socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends of a packet socket with room for a rank's whole environment."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * PACKET_BYTES)
+    return ends

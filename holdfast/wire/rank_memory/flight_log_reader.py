@@ -1,0 +1,87 @@
+"""The reading end of a rank's flight log."""
+
+import contextlib
+
+import msgspec
+
+from holdfast.core.decoding import from_json
+from holdfast.model.stacks import Arrival, Collective, Flight, Frame, Thread
+from holdfast.wire.rank_memory.flight_log_writer import (
+    ASKED,
+    ASKED_AT,
+    HALF_BYTES,
+    REGION_BYTES,
+    STACKS_AT,
+    STACKS_BYTES,
+    TOLD_AT,
+    Buffer,
+    GroupArrival,
+    GroupState,
+    get_record,
+)
+
+
+class _FlightRecord(msgspec.Struct, array_like=True):
+    generation: int
+    rank: int
+    pid: int
+    at: float
+    groups: list[GroupState]
+    arrivals: list[GroupArrival]
+
+
+class FlightReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank last told of its collectives; instants are the controller's."""
+
+    generation: int
+    pid: int
+    at: float  # when it told it
+    flight: Flight
+    arrivals: tuple[Arrival, ...]  # the newest of those that other ranks tell of too
+
+
+def read_flight(buf: Buffer, at: int, node: str, offset_s: float = 0.0) -> FlightReport | None:
+    """The newest whole record of the log at this place; `offset_s` is the controller's clock minus ours."""
+    halves = [get_record(buf, at + TOLD_AT + half * HALF_BYTES, HALF_BYTES) for half in (0, 1)]
+    for _, body in sorted((half for half in halves if half), reverse=True):
+        with contextlib.suppress(msgspec.DecodeError):  # a rank can write anything there
+            return _make_report(from_json(body, _FlightRecord), node, offset_s)
+    return None
+
+
+def _make_report(body: _FlightRecord, node: str, offset_s: float) -> FlightReport:
+    groups = tuple(
+        Collective(group=name, entered=entered, completed=completed, op=op, at=at + offset_s)
+        for name, entered, completed, op, at in body.groups
+    )
+    return FlightReport(
+        generation=body.generation,
+        pid=body.pid,
+        at=body.at + offset_s,
+        flight=Flight(node=node, rank=body.rank, groups=groups),
+        arrivals=tuple(Arrival(group, seq, at + offset_s) for group, seq, at in body.arrivals),
+    )
+
+
+def clear_flight(buf: Buffer, at: int) -> None:
+    """Empty the log before a launch."""
+    buf[at : at + REGION_BYTES] = bytes(REGION_BYTES)
+
+
+def ask_for_stacks(buf: Buffer, at: int) -> int:
+    """Ask the rank itself for its stacks; the number of the question."""
+    number: int = ASKED.unpack_from(buf, at + ASKED_AT)[0] + 1
+    buf[at + ASKED_AT : at + ASKED_AT + ASKED.size] = ASKED.pack(number)
+    return number
+
+
+def read_stacks(buf: Buffer, at: int, number: int) -> tuple[Thread, ...] | None:
+    """The rank's stacks, once it has answered this question."""
+    found = get_record(buf, at + STACKS_AT, STACKS_BYTES)
+    if found is None or found[0] != number:
+        return None
+    try:
+        threads = from_json(found[1], list[tuple[int, bool, str, list[Frame]]])
+    except msgspec.DecodeError:
+        return None
+    return tuple(Thread(tid=tid, main=main, name=name, frames=tuple(frames)) for tid, main, name, frames in threads)

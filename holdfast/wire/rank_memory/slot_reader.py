@@ -1,0 +1,157 @@
+"""The reading end of a rank's slot."""
+
+import mmap
+from zlib import crc32
+
+import msgspec
+
+from holdfast.model.signal import Mark, StepValues
+from holdfast.wire.rank_memory.slot_writer import (
+    CLAIMED,
+    COLD,
+    COUNTED,
+    ENTRY_BYTES,
+    FAILED,
+    GRAD_NORM,
+    HOT,
+    LOSS,
+    MARK,
+    MARKED,
+    OWN_NORM,
+    PARTING,
+    RETURNED,
+    RING,
+    RING_AT,
+    SKIPPABLE,
+    SLOT_BYTES,
+    SUM,
+    UPDATE,
+    VALUES,
+    SlotWriter,
+    newest_record,
+    open_slot_memory,
+)
+
+__all__ = ["SLOT_BYTES", "SlotReading", "SlotWriter", "clear_slot", "open_slot_memory", "read_entries", "read_slot"]
+
+PARAMETERS = "parameters"  # the part of the state of which ranks tell marks themselves
+
+_TRIES = 8
+
+
+class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
+    """What a slot said at one instant; instants are CLOCK_MONOTONIC seconds, the same for the whole host."""
+
+    seq: int
+    generation: int
+    rank: int
+    pid: int
+    step: int  # -1: none yet
+    counted: bool  # by the optimizer hook, not told by the script
+    at: float  # of the last step; of the start while there is none
+    first_step: int  # of this generation, left out or not
+    first_at: float
+    loss: float | None
+    grad_norm: float | None
+    loss_step: int  # the step that loss and grad_norm belong to
+    first_bad_step: int  # the first step whose loss or grad_norm was not finite; -1: none
+    phase: str
+    phase_at: float
+    failed: bool
+    failed_at: float
+    failure: str
+    grouped_at: float  # when it had its process group; 0: it has not told
+    restored_at: float  # and its state
+    skippable: bool  # the script asks which batches to leave out
+    skipped: int  # batches that it has left out
+    skipped_samples: int  # in these, as far as they could be counted
+    origin: int  # steps that were made before the first counted one; -1: nobody knows
+    claimed: bool = False  # the process of this pid makes the rank's steps
+    ending: str = ""  # of a script that has nothing left to do but end: "returned", or "parting" with its groups
+
+
+def read_slot(buf: mmap.mmap | memoryview, index: int) -> SlotReading | None:
+    """The newest whole record; None if the slot is empty or no record was whole in a few tries."""
+    for _ in range(_TRIES):
+        image = bytes(buf[index * SLOT_BYTES : index * SLOT_BYTES + RING_AT])
+        body = newest_record(image)
+        if body is not None:
+            return _parse_reading(body)
+        if not any(image):
+            return None
+    return None
+
+
+def read_entries(
+    buf: mmap.mmap | memoryview, index: int, reading: SlotReading, after: int
+) -> tuple[int, list[StepValues | Mark]]:
+    """What the rank of this reading told after so many entries, oldest first; and how many there are by now."""
+    start = index * SLOT_BYTES + RING_AT
+    image = bytes(buf[start : start + RING * ENTRY_BYTES])
+    found: list[tuple[int, StepValues | Mark]] = []
+    for at in range(0, len(image), ENTRY_BYTES):
+        if (entry := _parse_entry(image[at : at + ENTRY_BYTES], reading)) and entry[0] > after:
+            found.append(entry)
+    found.sort(key=lambda entry: entry[0])
+    return (found[-1][0] if found else after), [one for _, one in found]
+
+
+def clear_slot(buf: mmap.mmap | memoryview, index: int) -> None:
+    """Empty the slot before a launch; a writer that is still alive fills it again with its own generation."""
+    buf[index * SLOT_BYTES : (index + 1) * SLOT_BYTES] = bytes(SLOT_BYTES)
+
+
+def _parse_entry(image: bytes, reading: SlotReading) -> tuple[int, StepValues | Mark] | None:
+    flags, generation, number, step = VALUES.unpack_from(image, SUM.size)[:4]
+    form = MARK if flags & MARKED else VALUES
+    body = image[SUM.size : SUM.size + form.size]
+    if SUM.unpack_from(image)[0] != crc32(body) or generation != reading.generation & 0xFFFF or not number:
+        return None
+    if flags & MARKED:
+        *_, value, group, count = MARK.unpack(body)
+        return number, Mark(reading.rank, step, f"{group:x}", count, PARAMETERS, value)
+    *_, loss, grad_norm, own_norm, update = VALUES.unpack(body)
+    return number, StepValues(
+        generation=reading.generation,
+        rank=reading.rank,
+        step=step,
+        at=reading.at,
+        loss=loss if flags & LOSS else None,
+        grad_norm=grad_norm if flags & GRAD_NORM else None,
+        own_norm=own_norm if flags & OWN_NORM else None,
+        update=update if flags & UPDATE else None,
+    )
+
+
+def _parse_reading(body: bytes) -> SlotReading:
+    seq, flags, step, at, loss_step, loss, grad_norm = HOT.unpack_from(body)
+    generation, rank, pid, first_step, first_at, first_bad_step, *rest = COLD.unpack_from(body, HOT.size)
+    phase_at, failed_at, phase, failure, grouped_at, restored_at, skipped, skipped_samples, origin = rest
+    return SlotReading(
+        seq=seq,
+        generation=generation,
+        rank=rank,
+        pid=pid,
+        step=step,
+        counted=bool(flags & COUNTED),
+        at=at,
+        first_step=first_step,
+        first_at=first_at,
+        loss=loss if flags & LOSS else None,
+        grad_norm=grad_norm if flags & GRAD_NORM else None,
+        loss_step=loss_step,
+        first_bad_step=first_bad_step,
+        phase=phase.rstrip(b"\0").decode("ascii", "replace"),
+        phase_at=phase_at,
+        failed=bool(flags & FAILED),
+        failed_at=failed_at,
+        failure=failure.rstrip(b"\0").decode("utf-8", "ignore"),
+        grouped_at=grouped_at,
+        restored_at=restored_at,
+        skippable=bool(flags & SKIPPABLE),
+        skipped=skipped,
+        skipped_samples=skipped_samples,
+        origin=origin,
+        claimed=bool(flags & CLAIMED),
+        ending="returned" if flags & RETURNED else "parting" if flags & PARTING else "",
+    )

@@ -1,0 +1,315 @@
+"""The writing end of a rank's slot: the few numbers it tells its node, in shared memory that outlives it.
+
+A slot is a seqlock over two records that are written in turn, each with a checksum; the newest whole one counts. So a
+rank that was stopped or killed in the middle of a write still shows the step before, and nobody depends on memory
+barriers, which Python does not have. Behind them the values of the last steps go round in a ring, so that whoever looks
+now and then misses none. Every training script pays for the imports here, so there are few.
+"""
+
+import fcntl
+import mmap
+import os
+import struct
+from math import isfinite, nan
+from time import monotonic
+from zlib import crc32
+
+RECORD_BYTES = 320
+RING_AT = 2 * RECORD_BYTES
+RING, ENTRY_BYTES = 16, 64
+SLOT_BYTES = RING_AT + RING * ENTRY_BYTES
+
+SUM = struct.Struct("<I")
+HOT = struct.Struct("<QIqdqdd")  # seq, flags, step, at, loss_step, loss, grad_norm
+COLD = struct.Struct("<qiiqdqdd24s120sddQQq")  # generation, rank, pid, first step and at, first bad step, the rest
+BODY = slice(SUM.size, SUM.size + HOT.size + COLD.size)
+PHASE_BYTES = 24
+_MOST = 1 << 62
+FAILURE_BYTES = 120
+
+VALUES = struct.Struct("<HHQqdddd")  # flags, generation, number, step, loss, grad_norm, own_norm, update
+MARK = struct.Struct("<HHQqQQI")  # the same up to the step; then hash, group and count
+
+COUNTED, LOSS, GRAD_NORM, FAILED = 1, 2, 4, 8
+OWN_NORM, UPDATE, MARKED, SKIPPABLE = 16, 32, 64, 128
+CLAIMED, RETURNED, PARTING = 256, 512, 1024  # somebody makes the rank's steps; its script is over; or about to be
+
+
+class SlotWriter:
+    """One per rank and generation, used by one process alone: the rank's own, or the child that makes its steps."""
+
+    def __init__(
+        self, buf: mmap.mmap | memoryview, index: int, *, generation: int, rank: int, heir: bool = False
+    ) -> None:
+        """`heir`: what stands there was told by the same rank, and is gone on from."""
+        self._buf = buf
+        self._at = index * SLOT_BYTES
+        before = newest_record(bytes(buf[self._at : self._at + RING_AT]))
+        self._seq: int = HOT.unpack_from(before)[0] if before else 0
+        if self._seq > _MOST:  # no rank has written so often: it is nothing of ours, and must not stay the newest
+            buf[self._at : self._at + RING_AT] = bytes(RING_AT)
+            self._seq = 0
+        self._flags = 0
+        self._step = self._loss_step = self._first_step = self._first_bad_step = -1
+        self._step_at = monotonic()
+        self._first_at = 0.0
+        self._loss = self._grad_norm = nan
+        self._owner = (generation, rank, os.getpid())
+        self._told = 0  # entries of the ring
+        self._phase, self._phase_at = b"", 0.0
+        self._failure, self._failed_at = b"", 0.0
+        self._grouped_at = self._restored_at = 0.0
+        self._skipped = self._skipped_samples = 0
+        self._origin = -1
+        self._passed = -1  # first step that was left out, if no step came before it
+        if heir and before:
+            self._inherit_record(before)
+        self._pack_cold_part()
+        self._write_record()
+
+    @classmethod
+    def open(cls, path: str, index: int, *, generation: int, rank: int) -> "SlotWriter":
+        return cls(open_slot_memory(path), index, generation=generation, rank=rank)
+
+    @property
+    def phase(self) -> str:
+        return self._phase.decode("ascii")
+
+    @property
+    def counted_steps(self) -> int:
+        """Steps that were counted up to now."""
+        return max(0, self._step) if self._flags & COUNTED else 0
+
+    def claim_steps(self) -> None:
+        """From now on this process makes the rank's steps."""
+        if self._is_ours():
+            self._flags |= CLAIMED
+            self._pack_cold_part()
+            self._write_record()
+
+    def step(self, step: int, *, counted: bool = False) -> None:
+        """A step is done; the first told one is the first, whatever was counted before."""
+        self._step, self._step_at = step, monotonic()
+        if self._first_step < 0 or (self._flags & COUNTED and not counted):
+            # What was left out before it came first all the same: the state is that of the step before.
+            self._first_step = step if self._passed < 0 else min(step, self._passed)
+            self._first_at = self._step_at
+            self._pack_cold_part()
+        self._flags = self._flags | COUNTED if counted else self._flags & ~COUNTED
+        self._write_record()
+
+    def remember_first_step(self, step: int) -> None:
+        """Remember a counted first step without showing it: the script may be about to tell its own number."""
+        self._first_step, self._first_at = step, monotonic()
+        self._flags |= COUNTED
+        self._pack_cold_part()
+
+    def resume_from(self, step: int) -> None:
+        """So many steps were made before the first that is counted; shown with the next write."""
+        self._origin = step
+        self._pack_cold_part()
+
+    def write_values(
+        self,
+        step: int,
+        loss: float | None,
+        grad_norm: float | None,
+        own_norm: float | None = None,
+        update: float | None = None,
+    ) -> None:
+        """Values of a step: the newest are shown with the next write, all of the last steps in the ring."""
+        self._flags &= ~(LOSS | GRAD_NORM)
+        self._loss_step, self._loss, self._grad_norm = step, nan, nan
+        finite = True
+        if loss is not None:
+            self._flags |= LOSS
+            self._loss, finite = loss, isfinite(loss)
+        if grad_norm is not None:
+            self._flags |= GRAD_NORM
+            self._grad_norm, finite = grad_norm, finite and isfinite(grad_norm)
+        if not finite and self._first_bad_step < 0:
+            self._first_bad_step = step
+            self._pack_cold_part()
+        flags = self._flags & (LOSS | GRAD_NORM)
+        if own_norm is not None or update is not None:
+            flags |= (OWN_NORM if own_norm is not None else 0) | (UPDATE if update is not None else 0)
+        more = (nan if own_norm is None else own_norm, nan if update is None else update)
+        self._told += 1
+        self._append_entry(
+            VALUES.pack(flags, self._owner[0] & 0xFFFF, self._told, step, self._loss, self._grad_norm, *more)
+        )
+
+    def write_hash(self, step: int, value: int, group: int, count: int) -> None:
+        """A hash of what this rank shares with others of a group."""
+        self._told += 1
+        self._append_entry(MARK.pack(MARKED, self._owner[0] & 0xFFFF, self._told, step, value, group, count))
+
+    def _append_entry(self, body: bytes) -> None:
+        at = self._at + RING_AT + self._told % RING * ENTRY_BYTES
+        self._buf[at : at + SUM.size + len(body)] = SUM.pack(crc32(body)) + body
+
+    @property
+    def is_loss_bad(self) -> bool:
+        """Whether the newest loss is not finite."""
+        return bool(self._flags & LOSS) and not isfinite(self._loss)
+
+    def enter_phase(self, phase: str) -> None:
+        """The rank is in this phase from now on."""
+        if self._is_ours():
+            self._phase, self._phase_at = phase.encode("ascii", "replace")[:PHASE_BYTES], monotonic()
+            self._pack_cold_part()
+            self._write_record()
+
+    def write_failure(self, text: str) -> None:
+        """The rank is about to end by this failure; the first one stays."""
+        if self._flags & FAILED:
+            return
+        self._is_ours(whoever=True)
+        self._flags |= FAILED
+        self._failure, self._failed_at = text.encode("utf-8", "replace")[:FAILURE_BYTES], monotonic()
+        self._pack_cold_part()
+        self._write_record()
+
+    def mark_grouped(self) -> None:
+        """The rank has its process group; the first one counts."""
+        if not self._grouped_at and self._is_ours():
+            self._grouped_at = monotonic()
+            self._pack_cold_part()
+            self._write_record()
+
+    def mark_restored(self) -> None:
+        """The rank has its state, or knows that there is none."""
+        if self._is_ours():
+            self._restored_at = monotonic()
+            self._pack_cold_part()
+            self._write_record()
+
+    def mark_skippable(self) -> None:
+        """The script asks which batches to leave out."""
+        self._set_flag(SKIPPABLE)
+
+    def mark_returned(self) -> None:
+        """The script is over, and well; what is left is the interpreter's own end."""
+        self._set_flag(RETURNED)
+
+    def mark_parting(self, begins: bool) -> None:
+        """The script takes its process groups apart, or has done so."""
+        self._set_flag(PARTING, begins)
+
+    def _set_flag(self, flag: int, yes: bool = True) -> None:
+        if self._is_ours():
+            self._flags = self._flags | flag if yes else self._flags & ~flag
+            self._pack_cold_part()
+            self._write_record()
+
+    def _is_ours(self, *, whoever: bool = False) -> bool:
+        """Whether no other process of this rank writes here. What one has written that is gone is gone on from; with
+        `whoever`, so is that of one that lives."""
+        body = newest_record(bytes(self._buf[self._at : self._at + RING_AT]))
+        if body is None or COLD.unpack_from(body, HOT.size)[:3] == self._owner:
+            return True
+        ours = whoever or not is_claimed(body)
+        if ours:
+            self._inherit_record(body)
+            self._pack_cold_part()
+        return ours
+
+    def _inherit_record(self, body: bytes) -> None:
+        """Go on from what another process of the rank has told."""
+        self._seq, flags, *hot = HOT.unpack_from(body)
+        self._flags = flags & ~CLAIMED
+        self._step, self._step_at, self._loss_step, self._loss, self._grad_norm = hot
+        self._first_step, self._first_at, self._first_bad_step, *rest = COLD.unpack_from(body, HOT.size)[3:]
+        self._phase_at, self._failed_at, phase, failure, *rest = rest
+        self._phase, self._failure = phase.rstrip(b"\0"), failure.rstrip(b"\0")
+        self._grouped_at, self._restored_at, self._skipped, self._skipped_samples, self._origin = rest
+
+    def note_skip(self, step: int, batches: int, samples: int) -> None:
+        """This step was left out, and so many up to now; shown with the next write."""
+        if self._first_step < 0 and self._passed < 0:
+            self._passed = step
+        self._skipped, self._skipped_samples = batches, samples
+        self._pack_cold_part()
+
+    def _pack_cold_part(self) -> None:
+        first = (self._first_step, self._first_at, self._first_bad_step)
+        rest = (self._phase_at, self._failed_at, self._phase, self._failure, self._grouped_at, self._restored_at)
+        self._cold = COLD.pack(*self._owner, *first, *rest, self._skipped, self._skipped_samples, self._origin)
+
+    def _write_record(self) -> None:
+        self._seq = seq = self._seq + 1
+        hot = HOT.pack(seq, self._flags, self._step, self._step_at, self._loss_step, self._loss, self._grad_norm)
+        body = hot + self._cold
+        at = self._at + (seq & 1) * RECORD_BYTES
+        # One assignment, so that threads of this process cannot interleave inside a record.
+        self._buf[at : at + BODY.stop] = SUM.pack(crc32(body)) + body
+
+
+def newest_record(image: bytes) -> bytes | None:
+    """The body of the newest whole record in the image of a slot."""
+    halves = image[:RECORD_BYTES], image[RECORD_BYTES:RING_AT]
+    whole = [half[BODY] for half in halves if SUM.unpack_from(half)[0] == crc32(half[BODY])]
+    return max(whole, key=lambda body: HOT.unpack_from(body)[0], default=None)
+
+
+def record_owner(body: bytes) -> tuple[int, int, int]:
+    """Generation, rank and pid of who wrote it."""
+    generation, rank, pid, *_ = COLD.unpack_from(body, HOT.size)
+    return generation, rank, pid
+
+
+def is_claimed(body: bytes) -> bool:
+    """Whether whoever wrote it makes the rank's steps, and lives."""
+    return was_claimed(body) and is_alive(record_owner(body)[2])
+
+
+def was_claimed(body: bytes) -> bool:
+    """Whether whoever wrote it makes the rank's steps, or did so to its end."""
+    return bool(HOT.unpack_from(body)[1] & CLAIMED)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, and it has not ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
+
+
+class SlotBusy(Exception):
+    """Another process is at the same at this moment."""
+
+
+def claim_slot(path: str, index: int, generation: int, mine: SlotWriter | None) -> SlotWriter | None:
+    """The slot, for a process that is about to make the first step of its rank; None if another one makes them.
+
+    The rank's own process, which has written there before, brings its slot along; a child takes the rank's place.
+    """
+    at = index * SLOT_BYTES
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, SLOT_BYTES, at)
+        arena = mmap.mmap(fd, 0)
+        body = newest_record(arena[at : at + RING_AT])
+        told = record_owner(body) if body else (generation, 0, 0)
+        if told[0] != generation or (body and told[2] != os.getpid() and is_claimed(body)):
+            return None
+        if body is None and mine is None:
+            return None  # a child of nobody
+        slot = mine or SlotWriter(arena, index, generation=generation, rank=told[1], heir=True)
+        slot.claim_steps()
+        return slot
+    except BlockingIOError:
+        raise SlotBusy from None
+    finally:
+        os.close(fd)
+
+
+def open_slot_memory(path: str) -> mmap.mmap:
+    """The memory with all slots of a node."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(fd, 0)
+    finally:
+        os.close(fd)

@@ -1,0 +1,66 @@
+"""Releases signed with ssh keys: by whoever brings one, and held against the signers that a job accepts."""
+
+import subprocess
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from holdfast.model.release import Release
+
+_SPACE = "holdfast-release"  # so that a signature for something else is none for this
+_WAIT_S = 10.0
+
+
+class SigningError(Exception):
+    """One sentence: why there is no signature."""
+
+
+def signed_message(release: Release) -> bytes:
+    """All that decides what will run: the tree by its digest, how it is started, and in which environment."""
+    told = {
+        "digest": release.digest,
+        "root": release.root,
+        "script": release.script,
+        "argv": list(release.argv),
+        "env": release.env,
+    }
+    return msgspec.json.encode(told, order="deterministic")
+
+
+def sign_release(release: Release, key: Path) -> Release:
+    """With a private key, or with the public one of a key that ssh-agent holds."""
+    try:
+        done = _ssh_keygen("-Y", "sign", "-n", _SPACE, "-f", str(key), sent=signed_message(release))
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise SigningError(f"ssh-keygen cannot sign with {key}: {e}") from None
+    if done.returncode:
+        raise SigningError(f"ssh-keygen cannot sign with {key}: {_keygen_output(done)}")
+    return msgspec.structs.replace(release, signature=done.stdout.decode("ascii", "replace"))
+
+
+def signature_fault(release: Release, signers: str) -> str:
+    """Why a release is not one of these signers'; empty if it is."""
+    if not release.signature:
+        return "this job takes signed releases only; sign it with holdfast update --sign KEY"
+    with tempfile.TemporaryDirectory(prefix="holdfast-signature-") as folder:
+        file = Path(folder) / "signature"
+        file.write_text(release.signature)
+        try:
+            found = _ssh_keygen("-Y", "find-principals", "-s", str(file), "-f", signers)
+            names = found.stdout.decode("utf-8", "replace").splitlines()
+            if found.returncode or not names:
+                return f"its signature is of nobody whom {signers} names"
+            flags = ("-Y", "verify", "-f", signers, "-I", names[0], "-n", _SPACE, "-s", str(file))
+            done = _ssh_keygen(*flags, sent=signed_message(release))
+        except (OSError, subprocess.TimeoutExpired) as e:
+            return f"its signature cannot be checked: {e}"
+    return f"its signature does not hold: {_keygen_output(done)}" if done.returncode else ""
+
+
+def _ssh_keygen(*flags: str, sent: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
+    return subprocess.run(["ssh-keygen", *flags], input=sent, capture_output=True, check=False, timeout=_WAIT_S)
+
+
+def _keygen_output(done: "subprocess.CompletedProcess[bytes]") -> str:
+    return " ".join((done.stderr + done.stdout).decode("utf-8", "replace").split())[:200]

@@ -1,0 +1,22 @@
+"""The controller's time is kept by a steady clock, whatever happens to the machine's own."""
+
+import time
+
+import pytest
+
+from holdfast.agent.connection.controller_clock import ControllerClock
+
+
+def test_a_clock_that_is_set_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ControllerClock()
+    known = [clock.known]
+    assert abs(time.monotonic() + clock.offset_s - time.time()) < 5
+    assert clock.wall_s() == 0.0
+    clock.on_welcome(5000.0)
+    known.append(clock.known)
+    assert known == [False, True] and abs(time.monotonic() + clock.offset_s - 5000.0) < 60
+    before = clock.offset_s
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 3600.0)
+    assert clock.offset_s == before
+    assert abs(time.time() + clock.wall_s() - 5000.0) < 60, "what others date by the machine's clock is right, too"

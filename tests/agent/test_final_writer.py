@@ -1,0 +1,130 @@
+"""What a keeper writes to storage before its node leaves."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.checkpoint import checkpoint_load, checkpoint_save, retention
+from holdfast.checkpoint.arena import STORED, Arena
+from holdfast.checkpoint.manifest import Author, part_name
+from holdfast.model.errand import FinalState
+from holdfast.wire.keeper_messages import CheckpointPolicy
+from tests.agent.test_keeper import IMAGE_BYTES, Bench, bench, from_own_memory, launch, snapshot, until, want
+
+__all__ = ["bench"]
+
+
+def last(step: int, *, doubted: bool = False) -> tuple[FinalState, ...]:
+    return (FinalState(step=step, ranks=(0,), doubted=doubted),)
+
+
+class Stored:
+    """A rank that writes checkpoints seldom, and the path where they go."""
+
+    def __init__(self, bench: Bench, folder: Path, every: int = 1000) -> None:
+        (folder / "metadata").write_bytes(b"blob")
+        self.keeper, self.said = bench.keeper, bench.said
+        self.storage = CheckpointPolicy(url=str(folder / "ckpt"), every_steps=every, keep=1)
+        self.metadata = str(folder / "metadata")
+        self._bench = bench
+
+    async def arena(self, generation: int = 1) -> Arena:
+        self.keeper.begin_launch(launch(generation))
+        return await self._bench.arena(want(generation, self.storage, self.metadata))
+
+    def steps(self, below: str = "") -> list[int]:
+        return [found.step for found in retention.find_checkpoints(self.storage.url + below)]
+
+
+@pytest.fixture
+def stored(bench: Bench, tmp_path: Path) -> Stored:
+    return Stored(bench, tmp_path)
+
+
+async def test_the_last_step_goes_to_storage(stored: Stored) -> None:
+    content = snapshot(await stored.arena(), 125)
+    await stored.keeper.parting.write_last(last(125), 30)
+    [found] = retention.find_checkpoints(stored.storage.url)
+    into = bytearray(IMAGE_BYTES)
+    checkpoint_load.read_part(found.url, 0, memoryview(into))
+    assert found.step == 125 and bytes(into) == content
+    assert stored.said[0].startswith(f"step 125 is written to {stored.storage.url} before the job ends, within 30 s")
+    assert stored.said[1].startswith(f"step 125 is on storage: {found.url}, in ")
+
+
+async def test_a_rank_that_had_no_time_to_ask_for_its_memory(stored: Stored) -> None:
+    """A generation that is ended before its ranks are up holds what the one before it has left."""
+    snapshot(await stored.arena(), 7)
+    stored.keeper.begin_launch(launch(2, from_own_memory(7)))
+    await stored.keeper.parting.write_last(last(7), 30)
+    assert stored.steps() == [7]
+
+
+async def test_state_in_doubt_is_written_apart_and_retires_nothing(stored: Stored) -> None:
+    arena = await stored.arena()
+    snapshot(arena, 40)
+    snapshot(arena, 41)
+    await stored.keeper.parting.write_last((*last(40), *last(41, doubted=True)), 30)
+    assert stored.steps() == [40] and stored.steps("/doubted") == [41]
+    assert "where no restore looks for it" in stored.said[-1]
+
+
+async def test_what_came_from_storage_is_not_written_there_again(stored: Stored) -> None:
+    arena = await stored.arena()
+    slot = arena.begin_slot(9, 0, STORED)
+    assert slot
+    slot.seal()
+    await stored.keeper.parting.write_last(last(9), 30)
+    assert stored.steps() == [] and stored.said == []
+
+
+async def test_without_storage_nothing_is_said(bench: Bench) -> None:
+    bench.keeper.begin_launch(launch(1))
+    snapshot(await bench.arena(want(1)), 3)
+    await bench.keeper.parting.write_last(last(3), 30)
+    assert bench.said == []
+
+
+async def test_a_damaged_snapshot_does_not_become_a_checkpoint(stored: Stored) -> None:
+    arena = await stored.arena()
+    snapshot(arena, 7)
+    [one] = arena.list_sealed()
+    arena.write_checksums(one.slot)
+    arena.slot_image(one.slot)[5000] ^= 1
+    await stored.keeper.parting.write_last(last(7), 30)
+    assert stored.steps() == [] and "the snapshot of rank 0 is damaged: slot" in stored.said[-1]
+
+
+async def test_storage_that_hangs_does_not_hold_up_the_end(stored: Stored) -> None:
+    arena = await stored.arena()
+    snapshot(arena, 7)
+    folder = checkpoint_save.staging_folder(stored.storage.url, 7, Author(1, "r."))
+    os.makedirs(folder)
+    fifo = f"{folder}/{part_name(0)}"
+    os.mkfifo(fifo)  # whoever opens it waits for a writer
+    began_at = time.monotonic()
+    await stored.keeper.parting.write_last(last(7), 1.0)
+    assert time.monotonic() - began_at < 10
+    assert stored.said[-1] == f"step 7 did not get to {stored.storage.url} within 1 s"
+    os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))  # lets the thread go
+
+
+async def test_a_later_step_that_others_lack_is_given_up_for_the_last(bench: Bench, tmp_path: Path) -> None:
+    """Rank 0 has begun to write step 8 and waits for rank 1, which was killed before it had one."""
+    stored = Stored(bench, tmp_path, every=8)
+    stored.keeper.begin_launch(launch(1))
+    two = msgspec.structs.replace(want(1, stored.storage, stored.metadata), world=2, slots=3)
+    arena = await bench.arena(two)
+    snapshot(arena, 7)
+    snapshot(arena, 8)
+    await until(lambda: (0, 8) in stored.keeper._persisting.under_way)
+    writing = asyncio.create_task(stored.keeper.parting.write_last(last(7), 30))
+    folder = checkpoint_save.staging_folder(stored.storage.url, 7, Author(1, "r."))
+    assert await asyncio.to_thread(checkpoint_save.wait_until_begun, folder, None, 20.0)
+    await asyncio.to_thread(checkpoint_save.write_part, folder, 1, [memoryview(b"rank 1's")])
+    await writing
+    assert stored.steps() == [7]

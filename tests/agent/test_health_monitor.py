@@ -1,0 +1,282 @@
+"""The monitor: sources in threads, detectors in the loop, alarms to the agent; whatever a source does."""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.agent import health_monitor
+from holdfast.agent.health_monitor import HealthMonitor, MonitorPorts
+from holdfast.core.detect.health import HealthLimits
+from holdfast.core.detect.rules import Rule, RuleLimits
+from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.wire import folder_lock, run_files
+from holdfast.wire.holder_messages import HolderRank
+from holdfast.wire.keeper_messages import ArenaRequest, CheckpointPolicy
+from holdfast.wire.run_files import NodeSpec
+from tests.agent.fake_nvml import FakeNvml
+from tests.fleet.places import TEMPLATE
+
+PATIENCE_S = 20.0
+FAST = HealthLimits(kernel_s=0.02, gpu_s=0.02, host_s=0.02, network_s=0.02, deadline_s=60.0)
+XID = b"4,2,200,-;NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"
+
+
+class Scene:
+    def __init__(self, folder: Path, limits: HealthLimits = FAST, rules: RuleLimits | None = None) -> None:
+        self.root = folder / "root"
+        (self.root / "dev").mkdir(parents=True, exist_ok=True)
+        self.kmsg = self.root / "dev/kmsg"
+        self.kmsg.touch()
+        self.limits = msgspec.structs.replace(limits, root=str(self.root))
+        self.settings = msgspec.structs.replace(TEMPLATE.settings, health=self.limits, rules=rules or RuleLimits())
+        self.nodes = folder / "nodes"
+        self.log_dir = str(folder / "logs")
+        self.nvml = FakeNvml(2)
+        self.held = [HolderRank(key="1:0", pid=4711)]
+        self.heard: list[Alarm] = []
+
+    def monitor(self, node: str = "n0", **ties: Any) -> HealthMonitor:
+        node_dir = self.nodes / node
+        node_dir.mkdir(parents=True, exist_ok=True)
+        made = MonitorPorts(self.heard.append, lambda: self.held, lambda: 0.0, **{"nvml": lambda: self.nvml, **ties})
+        return HealthMonitor(node_dir, self.spec(node), made)
+
+    def spec(self, node: str) -> NodeSpec:
+        return msgspec.structs.replace(TEMPLATE, node=node, settings=self.settings, log_dir=self.log_dir)
+
+    def write(self, text: bytes) -> None:
+        with self.kmsg.open("ab") as file:
+            file.write(text)
+
+    async def until(self, look: Callable[[], object]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not look():  # noqa: ASYNC110  (what is looked at knows no events)
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def running(*monitors: HealthMonitor) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as tasks:
+        started = [tasks.create_task(one.run()) for one in monitors]
+        await asyncio.sleep(0.1)
+        yield
+        for task in started:
+            task.cancel()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health_monitor, "_LOOK_S", 0.02)
+    monkeypatch.setattr(health_monitor, "_LOGS_S", 0.02)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+async def test_an_xid_in_the_kernels_log(scene: Scene) -> None:
+    made = scene.monitor()
+    async with running(made):
+        await scene.until(lambda: made._kernel)
+        scene.write(XID.replace(b"3b", b"3a"))
+        await scene.until(lambda: scene.heard)
+    [alarm] = scene.heard
+    assert (alarm.kind, alarm.klass, alarm.hard, alarm.suspects) == (Kind.LINES, "gpu_lost_bus", True, ("n0",))
+
+
+async def test_an_xid_that_both_tell_is_told_once(scene: Scene) -> None:
+    made = scene.monitor()
+    async with running(made):
+        await scene.until(lambda: made._kernel and made._gpus)
+        scene.nvml.xids = [(1, 79)]
+        scene.write(XID)
+        await scene.until(lambda: scene.heard)
+        await asyncio.sleep(0.2)
+    assert len(scene.heard) == 1
+
+
+async def test_an_xid_that_only_nvml_tells(scene: Scene) -> None:
+    scene.kmsg.unlink()
+    made = scene.monitor()
+    async with running(made):
+        await scene.until(lambda: made._feeds["kernel log"].absent)
+        scene.nvml.xids = [(1, 79)]
+        await scene.until(lambda: scene.heard)
+    assert scene.heard[0].hard
+
+
+async def test_an_ecc_error_through_the_driver(scene: Scene) -> None:
+    made = scene.monitor()
+    async with running(made):
+        await scene.until(lambda: ("gpu.ecc_uncorrected", "GPU 1") in made._health._last)
+        scene.nvml.ecc[1][1, 0] = 1
+        await scene.until(lambda: scene.heard)
+    assert (scene.heard[0].klass, scene.heard[0].hard) == ("gpu_ecc_memory", True)
+
+
+async def test_what_is_absent_is_said_once_and_quietly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene(tmp_path)
+    scene.kmsg.unlink()
+    scene.nvml = FakeNvml(0)
+    caplog.set_level("INFO", "holdfast.agent")
+    async with running(scene.monitor()):
+        await asyncio.sleep(0.3)
+    assert scene.heard == []
+    assert caplog.text.count("no kernel log to watch: /dev/kmsg: No such file") == 1
+    assert caplog.text.count("no GPUs to watch") == 1
+    assert not [r for r in caplog.records if r.levelname != "INFO"]
+
+
+async def test_a_source_that_hangs_is_an_alarm_and_stops_no_other(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, msgspec.structs.replace(FAST, deadline_s=0.2))
+    heal = threading.Event()
+
+    class Hanging(FakeNvml):
+        def nvmlDeviceGetTotalEccErrors(self, handle: int, kind: int, counter: int) -> int:
+            heal.wait(PATIENCE_S)
+            return 0
+
+    scene.nvml = Hanging(1)
+    made = scene.monitor()
+    async with running(made):
+        await scene.until(lambda: scene.heard)
+        scene.write(XID.replace(b"3b", b"3a"))
+        await scene.until(lambda: len(scene.heard) > 1)
+        heal.set()
+    stuck, xid = scene.heard
+    assert (stuck.klass, stuck.stance, stuck.hard) == ("gpu_driver_gsp_fault", Stance.NOTIFY, False)
+    assert "when asked for the state of its GPUs" in stuck.reason
+    assert xid.hard
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_source_that_breaks_is_an_alarm(scene: Scene) -> None:
+    def broken() -> object:
+        raise ZeroDivisionError
+
+    async with running(scene.monitor(nvml=broken)):
+        await scene.until(lambda: scene.heard)
+    assert scene.heard[0].reason.startswith("can no longer tell the state of its GPUs")
+
+
+async def test_one_node_speaks_for_its_host(scene: Scene) -> None:
+    for node in ("n0", "n1", "n2"):
+        (scene.nodes / node).mkdir(parents=True)
+        folder_lock.lock_shared(scene.nodes / node)
+        if node != "n2":
+            run_files.publish_file(scene.nodes / node / "holder.pid", b"1\n")
+    made = [scene.monitor(node) for node in ("n0", "n1")]
+    async with running(*made):
+        await scene.until(lambda: all(m._kernel for m in made) and any(m._speaker is not None for m in made))
+        await asyncio.sleep(0.1)
+        scene.nvml.broken[0] = scene.nvml.NVML_ERROR_GPU_IS_LOST
+        scene.write(XID)
+        await scene.until(lambda: len(scene.heard) >= 2)
+        await asyncio.sleep(0.2)
+    assert len(scene.heard) == 2, "the lost GPU and the Xid, once each"
+    assert {alarm.suspects for alarm in scene.heard} == {("n0", "n1")}, "n2 has ended"
+
+
+async def test_the_next_node_speaks_when_the_first_has_ended(scene: Scene) -> None:
+    first, second = scene.monitor("n0"), scene.monitor("n1")
+    assert first._speaks_for_host() and not second._speaks_for_host()
+    assert first._speaker is not None
+    os.close(first._speaker)
+    assert second._speaks_for_host()
+
+
+async def test_a_standby_that_speaks_watches_what_others_write_to(scene: Scene, tmp_path: Path) -> None:
+    standby, other = scene.monitor("n0"), scene.monitor("n1")
+    assert standby._speaks_for_host() and not other._speaks_for_host()
+    storage = CheckpointPolicy(url=str(tmp_path / "ckpt"), every_steps=10)
+    want = ArenaRequest(rank=0, world=1, generation=1, layout="", image_bytes=1, slots=4, share=(), storage=storage)
+    run_files.write_json(scene.nodes / "n1" / "want-0.json", want)
+    assert str(tmp_path / "ckpt") in standby._watched_paths()
+
+
+async def test_a_node_with_a_root_of_its_own_is_a_machine_of_its_own(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    limits = msgspec.structs.replace(FAST, root=str(tmp_path / "{node}"))
+    scene.settings = msgspec.structs.replace(scene.settings, health=limits)
+    for node in ("n0", "n1"):
+        (tmp_path / node / "dev").mkdir(parents=True)
+        (tmp_path / node / "dev/kmsg").touch()
+    made = [scene.monitor(node) for node in ("n0", "n1")]
+    async with running(*made):
+        await scene.until(lambda: all(m._kernel for m in made))
+        (tmp_path / "n1/dev/kmsg").write_bytes(XID)
+        await scene.until(lambda: scene.heard)
+    assert [alarm.suspects for alarm in scene.heard] == [("n1",)]
+
+
+async def test_an_oom_kill_is_told_before_the_ranks_end(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, msgspec.structs.replace(FAST, kernel_s=3600.0))
+    made = scene.monitor()
+    async with running(made):
+        await scene.until(lambda: made._kernel)
+        await asyncio.sleep(0.1)
+        scene.write(b"3,9,9,-;Out of memory: Killed process 4711 (python3) total-vm:1kB, anon-rss:1kB\n")
+        ended_at = time.time()
+        made.on_rank_exit(ended_at)
+        [alarm] = scene.heard
+    assert (alarm.klass, alarm.ranks, alarm.suspects) == ("host_oom_kill", (0,), ("n0",))
+    assert alarm.at <= ended_at
+
+
+async def test_thousands_of_alarms_a_second(scene: Scene) -> None:
+    made = scene.monitor()
+    async with running(made):
+        await scene.until(lambda: made._kernel)
+        scene.write(b"".join(f"4,2,200,-;nfs: server s{i} not responding\n".encode() for i in range(5000)))
+        await scene.until(lambda: made._flood.dropped > 1000)
+    assert len(scene.heard) == 20
+
+
+async def test_rules_follow_what_ranks_write(tmp_path: Path) -> None:
+    rules = RuleLimits(
+        rule=(
+            Rule(name="nan", kind="loss", pattern=r"loss=(\S+)"),
+            Rule(name="pace", kind="hang", pattern=r"step (\d+)", every_s=0.3),
+        )
+    )
+    scene = Scene(tmp_path, rules=rules)
+    log = Path(scene.log_dir) / "gen-1/rank-0/stdout.log"
+    log.parent.mkdir(parents=True)
+    made = scene.monitor()
+    async with running(made):
+        await scene.until(lambda: made.logs and made._generation == 1)
+        log.write_bytes(b"step 1 loss=nan\n")
+        await scene.until(lambda: scene.heard)
+        with log.open("ab") as file:
+            file.write(bytes(range(256)) + b"x" * (10 << 20))
+        await scene.until(lambda: len(scene.heard) == 2)
+    assert {alarm.kind for alarm in scene.heard} == {Kind.LOSS, Kind.HANG}
+
+
+async def test_lines_that_are_slow_to_look_at_do_not_hold_up_the_loop(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, rules=RuleLimits(rule=(Rule(name="slow", kind="loss", pattern=r"a.*(\d)"),)))
+    log = Path(scene.log_dir) / "gen-1/rank-0/stdout.log"
+    log.parent.mkdir(parents=True)
+    made = scene.monitor()
+    feed = made._feeds["ranks' logs"]
+    gaps = []
+    async with running(made):
+        await scene.until(lambda: made.logs)
+        log.write_bytes((b"a" * 1000 + b"\n") * 40)
+        await scene.until(lambda: feed.behind)
+        began = last = time.monotonic()
+        while feed.behind:
+            await asyncio.sleep(0.001)
+            gaps.append(time.monotonic() - last)
+            last = time.monotonic()
+    assert len(gaps) > 3
+    assert max(gaps) < (last - began) / 2, "it was one gap"

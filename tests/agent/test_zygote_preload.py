@@ -1,0 +1,64 @@
+"""What a node's zygote imports, and when."""
+
+import json
+from pathlib import Path
+
+import msgspec
+
+from holdfast.agent.rank.zygote_preload import ZygotePreload
+from tests.fleet.places import TEMPLATE
+
+ABSENT = "a_module_that_nobody_has"
+
+
+def preloading(folder: Path, learned: str = "") -> ZygotePreload:
+    entry = msgspec.structs.replace(TEMPLATE.entry, preload=("torch",), later=(ABSENT, "json"))
+    node = msgspec.structs.replace(TEMPLATE, entry=entry, learned=learned)
+    return ZygotePreload(node, folder / "imports.json")
+
+
+def test_before_the_first_launch_only_what_ranks_wait_for_or_what_is_there(tmp_path: Path) -> None:
+    assert preloading(tmp_path).first_preload().modules == ("torch", "json")
+
+
+def test_the_rest_comes_with_the_first_step_and_once(tmp_path: Path) -> None:
+    made = preloading(tmp_path)
+    made.first_preload()
+    assert made.better_preload(held=True, trains=False, key="") is None, "ranks that start need all processors"
+    better = made.better_preload(held=True, trains=True, key="")
+    assert better and set(better.names()) == {"torch", "json", ABSENT}
+    assert made.better_preload(held=True, trains=True, key="") is None
+
+
+def test_a_node_that_has_just_come_is_no_standby_yet(tmp_path: Path) -> None:
+    made = preloading(tmp_path)
+    made.first_preload()
+    made.on_warm()
+    assert made.better_preload(held=False, trains=True, key="") is None
+    made._idle_since -= 60.0
+    better = made.better_preload(held=False, trains=True, key="")
+    assert better and ABSENT in better.modules
+
+
+def test_what_the_script_imports_can_be_done_without(tmp_path: Path) -> None:
+    shared = tmp_path / "learned.json"
+    made = preloading(tmp_path, str(shared))
+    made.first_preload()
+    (tmp_path / "imports.json").write_text('["rich", "torch", "rich.table"]')
+    better = made.better_preload(held=True, trains=True, key='{"A": "1"}')
+    assert better and better.learned == ("rich", "rich.table") and ABSENT in better.modules
+    assert better.env["A"] == "1" and better.key == '{"A": "1"}'
+    assert json.loads(shared.read_bytes()) == ["rich", "rich.table"]
+
+
+def test_an_agent_that_comes_later_asks_for_nothing_twice(tmp_path: Path) -> None:
+    first, second = preloading(tmp_path), preloading(tmp_path)
+    first.first_preload()
+    (tmp_path / "imports.json").write_text('["rich"]')
+    asked = first.better_preload(held=True, trains=True, key="")
+    assert asked
+    second.adopt_modules(asked.names())
+    assert second.better_preload(held=True, trains=True, key="") is None
+    (tmp_path / "imports.json").write_text('["wave"]')
+    more = second.better_preload(held=True, trains=True, key="")
+    assert more and more.learned == ("rich", "wave")

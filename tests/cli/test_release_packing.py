@@ -1,0 +1,186 @@
+"""What a job's code is, and how it is brought."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.cli.launch import release_packing
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.model.release import Release
+from holdfast.wire.releases import tree_archive
+from holdfast.wire.run_files import EntryPoint
+from tests.wire.test_release_files import git, repo
+from tests.wire.test_tree_archive import plant
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home" / "holdfast"))
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
+def entry_of(folder: Path, script: str = "train.py", **more: object) -> EntryPoint:
+    entry = EntryPoint(argv=(script, "--lr=1"), python=sys.executable, cwd=str(folder))
+    return msgspec.structs.replace(entry, **more)
+
+
+def first(entry: EntryPoint, folder: Path, copied: bool = True) -> release_packing.FirstRelease:
+    return release_packing.pack_first_release(entry, folder / "run", (), copied=copied)
+
+
+def names(folder: Path, digest: str) -> set[str]:
+    return set(tree_archive.archive_contents(folder / "run" / "releases" / f"{digest}.tar"))
+
+
+def test_the_tree_of_a_script_is_its_repository(tmp_path: Path) -> None:
+    root = repo(tmp_path / "proj")
+    begun = first(entry_of(root / "lib", "model.py"), tmp_path)
+    release = begun.release
+    assert (release.number, release.root, release.script) == (1, str(root), "lib/model.py")
+    assert release.argv == ("model.py", "--lr=1")
+    assert names(tmp_path, release.digest) == {".gitignore", "lib/model.py", "notes.txt", "train.py"}
+    assert "(git " in release.source and release.source.endswith(", changed)"), "some files were never committed"
+    assert begun.said.startswith("release 1 is 4 files of ")
+
+
+def test_or_its_folder(tmp_path: Path) -> None:
+    root = plant(tmp_path / "proj", {"train.py": "", "sub/other.py": "", "run/journal.db": ""})
+    entry = entry_of(tmp_path, "proj/train.py")
+    begun = release_packing.pack_first_release(entry, root / "run", (root / "logs",), copied=True)
+    assert (begun.release.root, begun.release.script) == (str(root), "train.py")
+    archive = root / "run" / "releases" / f"{begun.release.digest}.tar"
+    assert set(tree_archive.archive_contents(archive)) == {"train.py", "sub/other.py"}, (
+        "the run itself is no part of it"
+    )
+
+
+def test_a_module_is_of_the_working_directory(tmp_path: Path) -> None:
+    root = plant(tmp_path / "proj", {"pkg/__init__.py": "", "pkg/train.py": ""})
+    begun = first(entry_of(root, "pkg.train", module=True), tmp_path)
+    assert begun.release.digest and begun.release.script == ""
+
+
+def test_what_is_no_tree_of_code_is_run_where_it_stands(tmp_path: Path, home: Path) -> None:
+    root = plant(tmp_path / "proj", {"train.py": ""})
+    plant(home, {"train.py": ""})
+    plant(tmp_path / "bash", {"train": ""})
+    ignored = repo(tmp_path / "git")
+    (ignored / "out" / "job.py").touch()
+    cases = [
+        (entry_of(root, python=""), "train.py is not Python"),
+        (entry_of(root, "torch.distributed.run", module=True), "the module torch is not in"),
+        (entry_of(root, "train", module=True, python="/other/python"), "is a module for another Python"),
+        (entry_of(home), "is no folder of code"),
+        (entry_of(Path("/"), "train.py"), "/ is no folder of code"),
+        (entry_of(Path(tempfile.gettempdir())), "is no folder of code"),
+        (entry_of(tmp_path / "bash", "train"), "has no Python files"),
+        (entry_of(ignored, "out/job.py"), "out/job.py is left out of"),
+    ]
+    for entry, words in cases:
+        begun = first(entry, tmp_path)
+        assert begun.release.digest == "" and begun.release.number == 1
+        assert begun.said.startswith("release 1 is run where it stands: ") and words in begun.said
+    refused = first(entry_of(root), tmp_path, copied=False)
+    assert refused.release.digest == "" and "--no-release was given" in refused.said
+    assert refused.release.root == str(root), "an update may bring it later"
+
+
+def test_a_large_tree_is_run_where_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = plant(tmp_path / "proj", {"train.py": "", "data.txt": "x" * 5000})
+    monkeypatch.setattr(release_packing, "FIRST", tree_archive.ArchiveLimits(bytes=4096, files=9))
+    assert "the biggest is data.txt" in first(entry_of(root), tmp_path).said
+    monkeypatch.setattr(release_packing, "FIRST", tree_archive.ArchiveLimits(bytes=1 << 20, files=1))
+    assert "has more than 1 files" in first(entry_of(root), tmp_path).said
+
+
+def test_a_folder_or_a_commit_is_brought(tmp_path: Path) -> None:
+    root = repo(tmp_path / "proj")
+    begun = first(entry_of(root), tmp_path).release
+    own = release_packing.pack_update(None, begun, tmp_path / "run", ())
+    assert (own.digest, own.root) == (begun.digest, str(root)), "nothing has changed"
+    (root / "train.py").write_text("print(2)")
+    changed = release_packing.pack_update(None, begun, tmp_path / "run", ())
+    assert differs(tmp_path, begun, changed) == "1 file changed"
+    git(root, "tag", "v1")
+    commit = release_packing.pack_update("v1", begun, tmp_path / "run", ())
+    assert names(tmp_path, commit.digest) == {".gitignore", "train.py"}, "what was committed, not what lies there"
+    assert commit.root == str(root) and "(git " in commit.source
+    assert differs(tmp_path, begun, commit) == "", "what was never committed lies in the tree, and is linked"
+    other = plant(tmp_path / "other", {"train.py": "", "new.py": ""})
+    assert release_packing.pack_update(str(other), begun, tmp_path / "run", ()).root == str(other)
+
+
+def differs(folder: Path, base: Release, brought: release_packing.PackedUpdate) -> str:
+    later = msgspec.structs.replace(base, digest=brought.digest, root=brought.root, home=base.home or base.root)
+    return release_packing.describe_difference(folder / "run", base.digest, later)
+
+
+def test_only_what_differs_between_two_releases_is_told(tmp_path: Path) -> None:
+    root = plant(tmp_path / "proj", {"train.py": "1", "old.py": "", "ds.json": "{}", "notes/a.md": ""})
+    begun = first(entry_of(root), tmp_path).release
+    fixed = plant(tmp_path / "fixed", {"train.py": "2", "new.py": ""})
+    other = release_packing.pack_update(str(fixed), begun, tmp_path / "run", ())
+    assert differs(tmp_path, begun, other) == "1 file changed, 1 file added", "the rest is linked from the job's tree"
+    (root / "old.py").unlink()
+    (root / "big.bin").write_text("state of the job, and no part of any release")
+    own = release_packing.pack_update(None, begun, tmp_path / "run", ())
+    assert differs(tmp_path, begun, own) == "1 file removed"
+    (root / "big.bin").unlink()
+    assert differs(tmp_path, begun, release_packing.pack_update(None, begun, tmp_path / "run", ())) == "1 file removed"
+
+
+def test_what_cannot_be_brought(tmp_path: Path) -> None:
+    root = repo(tmp_path / "proj")
+    plain = plant(tmp_path / "plain", {"train.py": ""})
+    cases = [
+        (None, "", "say which is: holdfast update PATH"),
+        (None, str(tmp_path / "gone"), "is not there"),
+        ("/", str(root), "/ is no folder of code"),
+        ("no-such-branch", str(root), f"no-such-branch is neither a folder nor a commit of {root}"),
+        ("HEAD", str(plain), "the job's code is in no git repository"),
+    ]
+    for what, of, words in cases:
+        with pytest.raises(UsageError, match=words.replace("(", "\\(")):
+            release_packing.pack_update(what, Release(number=1, root=of), tmp_path / "run", ())
+
+
+def test_what_a_job_has_written_is_no_part_of_a_release(tmp_path: Path) -> None:
+    root = plant(tmp_path / "proj", {"train.py": "", "ds.json": "{}", "old/step.pt": "", "old/latest": "1"})
+    begun = first(entry_of(root), tmp_path).release
+    assert names(tmp_path, begun.digest) == {"train.py", "ds.json", "old/latest"}, "nor what an earlier job has left"
+    plant(
+        root,
+        {
+            "new.py": "",
+            "conf/b.yaml": "",
+            "ckpt/1/state": "",
+            "ckpt/1/args.yaml": "",
+            "metrics.json": "",
+            "ds.json": "1",
+        },
+    )
+    with (root / "ckpt" / "all.tar").open("wb") as file:
+        file.truncate(10 << 30)
+    brought = release_packing.pack_update(None, begun, tmp_path / "run", ())
+    kept = {"train.py", "ds.json", "old/latest", "new.py", "conf/b.yaml"}
+    assert names(tmp_path, brought.digest) == kept, "ten GiB neither"
+    assert brought.left_out == ("ckpt/1/args.yaml", "ckpt/1/state", "metrics.json"), "and it is said"
+    elsewhere = plant(tmp_path / "fixed", {"train.py": "", "ds.json": "", "metrics.json": ""})
+    assert release_packing.pack_update(str(elsewhere), begun, tmp_path / "run", ()).files == 3, "no job writes there"
+
+
+def test_what_git_was_told_of_is(tmp_path: Path) -> None:
+    root = repo(tmp_path / "proj")
+    begun = first(entry_of(root), tmp_path).release
+    plant(root, {"conf.json": "", "metrics.json": ""})
+    with (root / "model.tokens").open("wb") as file:
+        file.truncate(10 << 30)
+    git(root, "add", "conf.json")
+    brought = release_packing.pack_update(None, begun, tmp_path / "run", ())
+    assert names(tmp_path, brought.digest) == {".gitignore", "conf.json", "lib/model.py", "notes.txt", "train.py"}
+    assert brought.left_out == ("metrics.json",)

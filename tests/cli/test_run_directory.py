@@ -1,0 +1,127 @@
+"""Run directories: made, found, and who is alive in one."""
+
+import os
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.config import Settings
+from holdfast.model.topology import Job
+from holdfast.wire import run_files
+from holdfast.wire.rank_environment import make_rank_environment
+from holdfast.wire.run_files import ControllerAddress, EntryPoint, RunEnd, RunSpec
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def published(run_dir: Path) -> Path:
+    job = Job(run_id="r", min_nodes=1, max_nodes=1)
+    run = RunSpec(job=job, entry=EntryPoint(argv=("x",)), settings=Settings(), fleet="local", nproc=1, log_dir="/l")
+    run_directory.publish_run(run_dir, run)
+    return run_dir
+
+
+def test_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_directory.holdfast_home() == tmp_path / "home"
+    monkeypatch.setenv("HOLDFAST_HOME", "")
+    monkeypatch.setenv("XDG_STATE_HOME", "/state")
+    assert run_directory.holdfast_home() == Path("/state/holdfast")
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", "/me")
+    assert run_directory.holdfast_home() == Path("/me/.local/state/holdfast")
+
+
+def test_what_is_secret_is_for_its_owner(home: Path) -> None:
+    run_dir = published(run_directory.make_run_dir(None, "r"))
+    assert run_dir == home / "runs" / "r"
+    assert stat.S_IMODE(run_dir.stat().st_mode) == 0o700
+    for name in ("token", "env.json"):
+        assert stat.S_IMODE((run_dir / name).stat().st_mode) == 0o600
+    assert len(run_directory.read_token(run_dir)) == 32
+    assert run_directory.node_environment(run_dir) == make_rank_environment(os.environ)
+    assert run_directory.read_spec(run_dir).job.run_id == "r"
+
+
+def test_the_same_id_twice_and_ids_that_are_no_names(home: Path) -> None:
+    first = published(run_directory.make_run_dir(None, "../../my job"))
+    second = published(run_directory.make_run_dir(None, "../../my job"))
+    assert first == home / "runs" / ".._.._my_job"
+    assert second.parent == first.parent and second.name.startswith(first.name + "-")
+    logs = [run_directory.make_log_dir(str(home / "logs"), first, "a/b") for _ in range(2)]
+    assert len(set(logs)) == 2 and all(log.parent == home / "logs" for log in logs)
+    assert run_directory.make_log_dir(None, first, "a/b") == first / "logs"
+
+
+def test_a_directory_that_holds_a_run_is_not_used_again(tmp_path: Path) -> None:
+    run_dir = published(run_directory.make_run_dir(str(tmp_path / "here"), "r"))
+    with pytest.raises(UsageError, match="holds a run already"):
+        run_directory.make_run_dir(str(run_dir), "r")
+
+
+def test_finding(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="there is no run yet"):
+        run_directory.find_run_dir(None)
+    by_id, by_path = (
+        published(run_directory.make_run_dir(None, "r")),
+        published(run_directory.make_run_dir(str(tmp_path / "here"), "s")),
+    )
+    run_directory.mark_newest(by_id)
+    run_directory.mark_newest(by_path)
+    assert run_directory.find_run_dir(None) == by_path
+    assert run_directory.find_run_dir("r") == by_id
+    monkeypatch.chdir(tmp_path)
+    assert run_directory.find_run_dir("here") == by_path
+    with pytest.raises(UsageError, match="is no run directory"):
+        run_directory.find_run_dir("home")
+    assert not list(home.glob(".newest*"))
+
+
+def test_a_home_that_cannot_be_written_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "file" / "home"))
+    run_directory.mark_newest(tmp_path)
+
+
+def test_who_listens(tmp_path: Path) -> None:
+    run_dir, other = published(run_directory.make_run_dir(None, "r")), published(run_directory.make_run_dir(None, "s"))
+    assert run_directory.find_controller(run_dir) is None
+    code = "import time; time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", code, run_directory.CONTROLLER, str(run_dir), "3"])
+    try:
+        until = time.monotonic() + 10
+        listening = ControllerAddress(url="http://127.0.0.1:1", pid=process.pid, started_at=0.0)
+        for folder in (run_dir, other):
+            run_files.write_json(folder / "controller.json", listening)
+        while run_directory.find_controller(run_dir) is None and time.monotonic() < until:
+            time.sleep(0.01)
+        (tmp_path / "link").symlink_to(run_dir)
+        assert run_directory.find_controller(tmp_path / "link") == listening
+        assert run_directory.find_controller(other) is None, "that pid is the controller of another run"
+    finally:
+        process.kill()
+        process.wait()
+    assert run_directory.find_controller(run_dir) is None
+    (run_dir / "controller.json").write_text("{")
+    assert run_directory.find_controller(run_dir) is None
+
+
+def test_how_a_run_has_ended() -> None:
+    run_dir = published(run_directory.make_run_dir(None, "r"))
+    assert run_directory.ending_text(run_dir) == "has no controller now"
+    run_files.write_json(run_dir / "exit.json", RunEnd(code=93, reason="enough"))
+    assert run_directory.ending_text(run_dir) == "has ended with code 93: enough"
+
+
+def test_addresses() -> None:
+    assert run_directory.web_address("host", 1) == "http://host:1"
+    assert run_directory.web_address("::1", 1) == "http://[::1]:1"

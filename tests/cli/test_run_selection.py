@@ -1,0 +1,276 @@
+"""Several runs of one user: which one a command means, and how they are listed, read and come back to."""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.cli import COMMANDS, main
+from holdfast.cli.commands import logs, ls
+from holdfast.cli.run_dirs import run_directory, run_selection
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.config import Settings
+from holdfast.model.topology import Job as JobSpec
+from holdfast.wire import run_files
+from holdfast.wire.run_files import ControllerAddress, EntryPoint, RunEnd, RunSpec
+from tests.cli.conftest import Start
+from tests.cli.driver import until
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def published(wanted: str | None, name: str) -> Path:
+    run_dir = run_directory.make_run_dir(wanted, name)
+    entry = EntryPoint(argv=("train.py", "--lr", "1"))
+    job = JobSpec(run_id=name, min_nodes=1, max_nodes=1)
+    log_dir = str(run_dir / "logs")
+    run_directory.publish_run(
+        run_dir, RunSpec(job=job, entry=entry, settings=Settings(), fleet="local", nproc=1, log_dir=log_dir)
+    )
+    run_selection.remember_run(run_dir)
+    return run_dir
+
+
+@pytest.fixture
+def two(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Both alive, one in a place of its own."""
+    found = published(None, "first"), published(str(tmp_path / "own"), "second")
+    listening = ControllerAddress(url="http://127.0.0.1:1", pid=1, started_at=0.0)
+    alive = set(found)
+    monkeypatch.setattr(run_directory, "find_controller", lambda run_dir: listening if run_dir in alive else None)
+    return found
+
+
+def asked(**given: str | None) -> argparse.Namespace:
+    return argparse.Namespace(**{"run": None, "named": None, **given})
+
+
+def test_an_order_is_never_a_guess(two: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match=r"2 runs are alive; name one with --run: .*first, .*own"):
+        run_selection.run_to_change(asked())
+    assert run_selection.run_to_change(asked(named="first")) == two[0]
+    assert run_selection.run_to_read(asked()) == two[1], "who only looks is shown the newest"
+    for words in (["stop"], ["hold"], ["evict", "node0"], ["update"], ["rollback"]):
+        assert main(words) == 2
+        assert "2 runs are alive" in capsys.readouterr().err, words
+
+
+def test_the_only_one_alive_is_meant(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, newest = published(None, "first"), published(None, "second")
+    assert run_selection.run_to_read(asked()) == newest
+    run_files.write_json(newest / "exit.json", RunEnd(code=0, reason="done"))
+    listening = ControllerAddress(url="http://127.0.0.1:1", pid=1, started_at=0.0)
+    monkeypatch.setattr(run_directory, "find_controller", lambda run_dir: listening if run_dir == first else None)
+    assert run_selection.run_to_change(asked()) == first
+    assert run_selection.run_to_read(asked()) == first
+    monkeypatch.setattr(run_directory, "find_controller", lambda run_dir: None)
+    (newest / "exit.json").unlink()
+    assert run_selection.run_to_change(asked()) == newest, "its controller may be back presently"
+
+
+def test_an_order_to_nobody_says_since_when(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    newest = published(None, "second")
+    run_files.write_json(newest / "exit.json", RunEnd(code=93, reason="rank 3 failed, and a long story"))
+    os.utime(newest / "exit.json", (time.time() - 300.5,) * 2)
+    for words in (["stop"], ["hold"], ["resume"], ["approve"], ["evict", "n1"], ["drain", "n1"], ["update"]):
+        assert main(words) == 2
+        told = f"holdfast {words[0]}: no run is alive here; the last one, second, ended 5 min 00 s ago\n"
+        assert capsys.readouterr().err == told
+    assert main(["rollback"]) == 2
+    assert "no run is alive here" in capsys.readouterr().err
+    assert main(["stop", "second"]) == 2
+    told = f"holdfast stop: the run in {newest} has ended with code 93, 5 min 00 s ago\n"
+    assert capsys.readouterr().err == told, "what it died of is for the report"
+
+
+def test_a_part_of_an_id_will_do(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As long as it names one run; an id as a whole comes first, and a run may lie anywhere."""
+    first, second = published(None, "20261117-101112-a1b2"), published(None, "20261117-131415-c3d4")
+    own, short = published(str(tmp_path / "own"), "nightly-7"), published(None, "night")
+    for name, meant in (("a1b2", first), ("20261117-13", second), ("nightly", own), ("-7", own), ("night", short)):
+        assert run_selection.find(name) == meant, name
+    listed = "2026 may be any of 2 runs: 20261117-101112-a1b2, 20261117-131415-c3d4; write more of its id\n"
+    for words in (["logs"], ["report"], ["status"], ["trace"], ["releases"], ["stop"], ["clean"], ["diagnose"]):
+        assert main([*words, "2026"]) == 2
+        assert capsys.readouterr().err == f"holdfast {words[0]}: {listed}", words
+    for words in (["hold"], ["evict", "n1"], ["update"], ["rollback"], ["diagnose"]):
+        assert main([*words, "--run", "2026"]) == 2
+        assert capsys.readouterr().err.endswith(listed), words
+    with pytest.raises(UsageError, match=r"101112 is no run directory .*no run's id begins or ends so"):
+        run_selection.find("101112")
+    twin = published(str(tmp_path / "twin"), "nightly-7")
+    with pytest.raises(UsageError, match=f"nightly-7 may be any of 2 runs: {own}, {twin}; write"):
+        run_selection.find("nightly-7")
+
+
+def test_one_way_to_name_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every command that is about a run takes --run."""
+    others = {"run", "ls", "catalog", "ckpt", "token", "probe", "plan", "sim", "chaos"}
+    for name in set(COMMANDS) - others:
+        with pytest.raises(SystemExit):
+            main([name, "--help"])
+        assert "--run RUN" in capsys.readouterr().out, name
+    with pytest.raises(UsageError, match="two runs are named"):
+        run_selection.named_run(asked(run="a", named="b"))
+
+
+def test_runs_are_listed(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ls"]) == 0
+    assert capsys.readouterr().out == "there is no run yet; start one with holdfast run\n"
+    first, own = published(None, "first"), published(str(tmp_path / "own"), "second")
+    os.utime(first / "run.json", (1.0, 1.0))
+    run_files.write_json(first / "exit.json", RunEnd(code=3, reason="because"))
+    (own / "run.json").write_text("{")
+    assert main(["ls"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("first  ended with code 3  train.py --lr 1  started ")
+    assert lines[0].endswith(str(first))
+    assert lines[1].startswith("own  unreadable: ")
+    assert main(["ls", "--json"]) == 0
+    rows = msgspec.json.decode(capsys.readouterr().out, type=list[ls.RunRow])
+    assert [row.run_dir for row in rows] == [str(first), str(own)]
+    for number in range(12):
+        published(None, f"more{number}")
+    main(["ls"])
+    assert capsys.readouterr().out.splitlines()[-1] == "and 4 older: holdfast ls --all"
+
+
+def test_a_run_that_was_removed_is_forgotten(home: Path, tmp_path: Path) -> None:
+    own = published(str(tmp_path / "own"), "r")
+    assert run_selection.known_runs() == [own]
+    (own / "run.json").unlink()
+    assert run_selection.known_runs() == []
+    assert not list((home / "elsewhere").iterdir())
+
+
+def _printed(run_dir: Path, text: bytes, rank: int = 0, generation: int = 1, stream: str = "stdout") -> None:
+    path = run_dir / "logs" / f"gen-{generation}" / f"rank-{rank}" / f"{stream}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text)
+
+
+def test_logs(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run_dir = published(None, "r")
+    assert main(["logs"]) == 2
+    assert "no rank has printed anything yet" in capfd.readouterr().err
+    _printed(run_dir, b"old\n")
+    _printed(run_dir, b"".join(b"line %d\n" % n for n in range(200)), generation=2)
+    _printed(run_dir, b"\x1b]0;title\x07oops\n", rank=1, generation=2, stream="stderr")
+    assert main(["logs"]) == 0
+    out, err = capfd.readouterr()
+    assert out.splitlines()[0] == "[rank 0] line 100" and len(out.splitlines()) == 100
+    assert err == "[rank 1] oops\n"
+    assert main(["logs", "r", "--rank", "0", "-n", "0", "--stream", "stdout"]) == 0
+    assert len(capfd.readouterr().out.splitlines()) == 200
+    assert main(["logs", "--generation", "1"]) == 0
+    assert capfd.readouterr().out == "[rank 0] old\n"
+    for words, why in ((["--rank", "7"], "no rank 7"), (["--generation", "9"], "no generation 9")):
+        assert main(["logs", *words]) == 2
+        assert why in capfd.readouterr().err
+
+
+def test_what_was_rotated_away_is_shown(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run_dir = published(None, "r")
+    _printed(run_dir, b"two\n")
+    (run_dir / "logs" / "gen-1" / "rank-0" / "stdout.log.1").write_bytes(b"one\n")
+    logs.main(["logs"])
+    assert capfd.readouterr().out == "[rank 0] one\n[rank 0] two\n"
+
+
+def test_misspelt(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reprot"]) == 2
+    assert capsys.readouterr().err == "holdfast: there is no command 'reprot'; did you mean report?\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["logs", "--ranks", "1"], "holdfast logs: there is no flag --ranks; did you mean --rank?"),
+        (["report", "--rnu", "r"], "holdfast report: there is no flag --rnu; did you mean --run?"),
+        (["status", "--wach"], "holdfast status: there is no flag --wach; did you mean --watch?"),
+        (["diagnose", "--exit_cod=1"], "holdfast diagnose: there is no flag --exit_cod; did you mean --exit-code?"),
+        (["ckpt", "ls", "here", "--jsn"], "holdfast ckpt ls: there is no flag --jsn; did you mean --json?"),
+        (["ckpt", "ls", "here", "--stp"], "holdfast ckpt ls: there is no flag --stp; see holdfast ckpt ls --help"),
+        (["update", "--nwo"], "holdfast update: there is no flag --nwo; did you mean --now?"),
+        (["ls", "--zzz"], "holdfast ls: there is no flag --zzz; see holdfast ls --help"),
+        (["ls", "what"], "holdfast ls: there is no use for what here; see holdfast ls --help"),
+        (["run", "--standbis", "1"], "holdfast run: there is no flag --standbis; did you mean --standbys?"),
+    ],
+)
+def test_misspelt_flags(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code: object = main(words)
+    except SystemExit as e:
+        code = e.code
+    assert (code, capsys.readouterr().err) == (2, f"{told}\n")
+
+
+def test_every_command_suggests_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in COMMANDS.keys() - {"run"}:
+        with pytest.raises(SystemExit) as caught:
+            main([name, "--hepl"])
+        assert caught.value.code == 2 and capsys.readouterr().err.count("\n") == 1, name
+
+
+def test_attach_to_what_has_ended(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_files.write_json(published(None, "r") / "exit.json", RunEnd(code=3, reason="because"))
+    assert main(["attach"]) == 2
+    assert "has ended with code 3: because" in capsys.readouterr().err
+
+
+@pytest.mark.e2e
+def test_a_job_outlives_its_terminal(start: Start, tmp_path: Path) -> None:
+    """SIGHUP ends nothing; who attaches sees what ranks print, may leave, and comes back for the end."""
+    job = start("--nproc-per-node", "1", script=_PRINTS)
+    job.trains()
+    job.process.send_signal(signal.SIGHUP)
+    output = tmp_path / "attached.out"
+    attached = _attach(tmp_path, output)
+    until(lambda: b"[rank 0] step" in output.read_bytes(), "output of a rank")
+    attached.send_signal(signal.SIGINT)
+    assert attached.wait(60) == 0
+    assert b"the run goes on" in output.read_bytes()
+    again = _attach(tmp_path, output)
+    until(lambda: output.read_bytes().count(b"following") == 2, "a second look")
+    job.process.send_signal(signal.SIGTERM)
+    job.ends(143)
+    assert again.wait(60) == 143
+    assert not job.report().incidents
+
+
+@pytest.mark.e2e
+def test_a_job_without_a_terminal(start: Start, tmp_path: Path) -> None:
+    job = start("--nproc-per-node", "1", "--detach", APART="1")  # as a process that a shell would wait for
+    job.ends(0)
+    assert f"holdfast stop {tmp_path / 'run'} ends it" in job.sentences()[-1]
+    job.trains()
+    assert main(["stop", "--run", str(tmp_path / "run")]) == 0
+    job.until(lambda: run_selection.known_runs() and not (tmp_path / "run" / "token").exists(), "the end of the front")
+
+
+_PRINTS = """
+import os, sys, time
+import holdfast
+step = 0
+while not os.path.exists(f"{sys.argv[1]}/finish"):
+    time.sleep(0.05)
+    step += 1
+    print("step", step, flush=True)
+    holdfast.step(step)
+"""
+
+
+def _attach(folder: Path, output: Path) -> "subprocess.Popen[bytes]":
+    with output.open("ab") as file:
+        words = [sys.executable, "-m", "holdfast", "attach", "--run", str(folder / "run")]
+        return subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)

@@ -1,0 +1,72 @@
+"""The front's ear for signals, and its last words about a node."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.launch.supervisor import StopSignals, Supervisor, _farewell_text
+from holdfast.wire.fork_server import ForkServer
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, action in before.items():
+        signal.signal(number, action)
+
+
+def test_signals_are_counted() -> None:
+    asked = StopSignals()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert asked.numbers == [signal.SIGTERM]
+    assert asked.code == 143
+    assert not asked.more_than(1)()
+    os.kill(os.getpid(), signal.SIGINT)
+    assert asked.more_than(1)()
+    assert asked.code == 143, "the first one counts"
+
+
+def test_a_terminal_that_goes_away_is_no_wish_to_end() -> None:
+    for before in (signal.SIG_IGN, signal.SIG_DFL):
+        signal.signal(signal.SIGHUP, before)
+        asked = StopSignals()
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert asked.numbers == []
+
+
+def test_training_goes_on_only_if_it_has_begun(tmp_path: Path) -> None:
+    front = Supervisor.__new__(Supervisor)
+    front._run_dir = tmp_path
+    assert front._meanwhile_text() == "nodes and ranks are kept"
+    (tmp_path / "said.log").write_text("training: the first step was made after 8.8 s\n")
+    assert front._meanwhile_text() == "training goes on"
+
+
+@pytest.mark.e2e
+def test_a_fork_server_that_was_killed_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    front = Supervisor.__new__(Supervisor)
+    front._run_dir = tmp_path
+    with (tmp_path / "fork.log").open("wb") as log:
+        front._server = ForkServer(tmp_path / "fork.sock", (), dict(os.environ), log.fileno())
+    front._look_at_fork_server()
+    assert capfd.readouterr().err == ""
+    os.kill(front._server._process.pid, signal.SIGKILL)
+    front._server._process.wait()
+    front._look_at_fork_server()
+    front._look_at_fork_server()
+    said = capfd.readouterr().err
+    assert said.count("the fork server was killed by SIGKILL; nodes and ranks are kept") == 1
+
+
+def test_why_a_node_left(tmp_path: Path) -> None:
+    assert (
+        _farewell_text(tmp_path, -9) == f"this node is lost: its holder ended with code -9; see {tmp_path}/holder.log"
+    )
+    (tmp_path / "left").write_text("all ranks ended well\n")
+    assert _farewell_text(tmp_path, 0) == "done: all ranks ended well"
+    (tmp_path / "left").write_text("evicted\n")
+    assert _farewell_text(tmp_path, 1) == "this node left the job with code 1: evicted"

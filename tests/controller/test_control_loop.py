@@ -1,0 +1,221 @@
+"""The loop: write down, then act; a successor goes on where the journal ends; a step that fails is the end."""
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.config import Settings
+from holdfast.controller import control_loop
+from holdfast.controller.control_loop import Controller, SteadyClock
+from holdfast.controller.decider_rebuild import RebuildError, rebuild_decider
+from holdfast.core.decide.decider import Decider
+from holdfast.journal.sqlite_journal import SqliteJournal
+from holdfast.model.action import Acquire, Action, Finish, Launch, Say
+from holdfast.model.event import (
+    Begin,
+    Decision,
+    Ended,
+    Entry,
+    Limits,
+    Order,
+    Outcome,
+    Phase,
+    Progress,
+    Ready,
+    Successor,
+    Tick,
+)
+from holdfast.model.topology import Job
+from tests.controller.conftest import Open, make
+from tests.controller.fakes import FakeFleet
+
+JOB = Job(run_id="r", min_nodes=1, max_nodes=1)
+
+
+class Recorder:
+    """Hands that only note what they are given, and whether it stood in the journal by then."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.controller = controller
+        self.seen: list[Action] = []
+        self.written: list[bool] = []
+        controller.hands.carry_out = self.carry  # type: ignore[method-assign]
+
+    async def carry(self, action: Action) -> None:
+        self.seen.append(action)
+        journal = self.controller.journal
+        assert isinstance(journal, SqliteJournal)
+        other = SqliteJournal(journal._path, read_only=True)
+        self.written.append(any(action in entry.decision.actions for entry in other.read()))
+        other.close()
+
+
+@contextlib.asynccontextmanager
+async def running(controller: Controller):  # type: ignore[no-untyped-def]
+    task = asyncio.create_task(controller.run(JOB))
+    await asyncio.sleep(0.01)
+    yield task
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
+        await task
+
+
+async def test_an_action_is_on_disk_before_it_is_carried_out(tmp_path: Path) -> None:
+    controller = make(tmp_path, Settings(), FakeFleet())
+    recorder = Recorder(controller)
+    async with running(controller):
+        controller.process_event(Ready(node="a", host="h", nproc=1))
+        await asyncio.sleep(0.01)
+    assert [type(action).__name__ for action in recorder.seen] == ["Acquire", "Launch"]
+    assert all(recorder.written)
+
+
+async def test_a_successor_repeats_what_has_no_outcome(tmp_path: Path) -> None:
+    first = make(tmp_path, Settings(), FakeFleet())
+    Recorder(first)
+    async with running(first):
+        first.process_event(Outcome(action=1, ok=True, nodes=("a",)))
+        first.process_event(Ready(node="a", host="h", nproc=1))
+    before = first.decider
+    first.journal.close()
+    second = make(tmp_path, Settings(), FakeFleet())
+    recorder = Recorder(second)
+    async with running(second):
+        assert second.decider.phase is before.phase is Phase.LAUNCHING
+        assert (second.seq, second.epoch, first.epoch) == (first.seq + 1, 2, 1)
+        assert [entry.event for entry in second.journal.read(after=first.seq)] == [Successor(epoch=2)]
+        assert [type(action) for action in recorder.seen] == [Launch]
+        assert second.ingest.pace.generation == 1
+        assert second.clock() >= second.ledger.make_account().end_at
+    second.journal.close()
+
+
+async def test_ranks_that_cannot_meet_are_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_loop, "MEET_S", 0.0)
+    controller = make(tmp_path, Settings(), FakeFleet())
+    recorder = Recorder(controller)
+
+    def phase() -> Phase:
+        return controller.decider.phase
+
+    async with running(controller):
+        controller.on_store_lost()  # nobody needs it yet
+        controller.process_event(Ready(node="a", host="h", nproc=1))
+        controller.process_event(Outcome(action=controller.decider.awaited, ok=True))
+        assert phase() is Phase.STARTING
+        controller.on_store_lost()
+        await asyncio.sleep(0.05)
+        assert phase() is Phase.STOPPING and "the store went away" in controller.reason
+        controller.process_event(Outcome(action=controller.decider.awaited, ok=True))
+        controller.process_event(Outcome(action=controller.decider.awaited, ok=True))
+        controller.on_store_lost()
+        controller.process_event(Progress(generation=2, step=1, at=1.0, first_step=1, first_at=1.0, counted=False))
+        await asyncio.sleep(0.05)
+        assert phase() is Phase.TRAINING, "those that had met need it no more"
+    assert [type(action).__name__ for action in recorder.seen if not isinstance(action, Acquire | Say)] == [
+        "Launch",
+        "Stop",
+        "Launch",
+    ]
+
+
+async def test_a_successor_watches_from_now_on(tmp_path: Path) -> None:
+    """Or it would take a job whose nodes have not spoken to it yet for one that has stood since 1970."""
+    first = make(tmp_path, Settings(), FakeFleet())
+    Recorder(first)
+    async with running(first):
+        first.process_event(Outcome(action=1, ok=True, nodes=("a",)))
+        first.process_event(Ready(node="a", host="h", nproc=1))
+    first.journal.close()
+    second = make(tmp_path, Settings(), FakeFleet())
+    Recorder(second)
+    async with running(second):
+        hang = second.ingest.watching.hang
+        assert hang.generation == 1
+        assert not hang.should_look(second.clock())
+    second.journal.close()
+
+
+async def test_a_successor_of_one_that_was_done_ends_at_once(tmp_path: Path) -> None:
+    first = make(tmp_path, Settings(), FakeFleet())
+    recorder = Recorder(first)
+    async with running(first):
+        first.process_event(Order(verb="stop", who="me", code=5))
+        await asyncio.sleep(0.01)
+        [finish] = [action for action in recorder.seen if isinstance(action, Finish)]
+        first.process_event(Outcome(action=finish.id, ok=True))
+        first.journal.close()
+    second = make(tmp_path, Settings(), FakeFleet())
+    async with asyncio.timeout(120):
+        assert await second.run(JOB) == 5
+
+
+async def test_a_job_that_is_done_waits_for_nobody(tmp_path: Path) -> None:
+    """A launch whose nodes never answer must not keep the controller once the job has ended."""
+    controller = make(tmp_path, Settings(), FakeFleet())
+    task = asyncio.create_task(controller.run(JOB))
+    await asyncio.sleep(0.01)
+    controller.process_event(Ready(node="a", host="h", nproc=1))
+    await asyncio.sleep(0.01)
+    controller.process_event(Order(verb="stop", who="me", code=7, now=True))
+    await asyncio.sleep(0.01)
+    controller.end_at_once()
+    async with asyncio.timeout(120):
+        assert await task == 7
+
+
+async def test_a_step_that_fails_is_the_end(desk_of: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever brought the news survives it, as the server does; the controller must not."""
+    async with desk_of() as desk:
+        agent = await desk.train()
+        monkeypatch.setattr(desk.controller.ledger, "add", broken)
+        await agent.post(Ended(node="a", generation=1))
+        with pytest.raises(BaseExceptionGroup) as failed:
+            await _ended(desk.controller)
+        assert failed.group_contains(AssertionError, match="a step failed")
+
+
+def broken(entry: Entry) -> None:
+    raise KeyError("a bug")
+
+
+async def _ended(controller: Controller) -> None:
+    [task] = [t for t in asyncio.all_tasks() if t.get_coro().__qualname__ == "Controller.run"]  # type: ignore[union-attr]
+    async with asyncio.timeout(120):
+        await task
+
+
+async def test_a_journal_of_another_mind_is_refused(tmp_path: Path) -> None:
+    journal = SqliteJournal(tmp_path / "journal.db")
+    decider = Decider()
+    begin = Begin(job=JOB, limits=Limits())
+    journal.append(Entry(seq=1, at=1.0, event=begin, decision=Decision(reason="something else")), durable=True)
+    with pytest.raises(RebuildError, match="entry 1 of the journal decides otherwise"):
+        list(rebuild_decider(journal, decider))
+    journal.close()
+
+
+def test_the_clock_never_runs_backwards() -> None:
+    ahead = time.time() + 1000
+    clock = SteadyClock(not_before=ahead)
+    assert clock() >= ahead
+    assert clock() <= clock()
+    assert abs(SteadyClock()() - time.time()) < 5
+
+
+async def test_the_decider_is_woken(tmp_path: Path) -> None:
+    controller = make(tmp_path, Settings(), FakeFleet())
+    Recorder(controller)
+    async with running(controller):
+        controller.last = Decision(wake_at=controller.clock() + 0.05)
+        for _ in range(500):
+            controller.journal.flush()
+            if any(isinstance(entry.event, Tick) for entry in controller.journal.read()):
+                break
+            await asyncio.sleep(0.01)
+        else:
+            pytest.fail("no tick")
+    controller.journal.close()

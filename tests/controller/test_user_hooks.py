@@ -1,0 +1,228 @@
+"""People are told by a real command and by a real server, and nothing that these do harms whoever tells them."""
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from holdfast.controller.user_hooks import UserHooks
+from holdfast.core.record.hook_notices import HookLimits, JobStanding
+from holdfast.model.event import Decision, Entry, Phase, Tick
+from tests.core.test_hook_notices import FINISH, GAVE_UP, RECORD
+
+CLOSED = Decision(phase=Phase.TRAINING, closed=RECORD)
+ENDED = Decision(phase=Phase.ENDING, closed=GAVE_UP, actions=(FINISH,))
+
+
+class Teller:
+    """Hooks that run, and what they said to the console."""
+
+    def __init__(self, folder: Path, limits: HookLimits) -> None:
+        self.said: list[str] = []
+        self.hooks = UserHooks(limits, "r", folder, str(folder), self.said.append)
+        self.seq = 0
+
+    def hear(self, decision: Decision = CLOSED, standing: JobStanding | None = None) -> None:
+        self.seq += 1
+        entry = Entry(seq=self.seq, at=1.0, event=Tick(), decision=decision)
+        self.hooks.on_entry(entry, standing or JobStanding())
+
+
+@contextlib.asynccontextmanager
+async def telling(folder: Path, **limits: Any) -> AsyncIterator[Teller]:
+    teller = Teller(folder, HookLimits(**limits))
+    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
+        tasks.create_task(teller.hooks.run())
+        yield teller
+        teller.hooks.finish_up()
+
+
+async def until(look: Callable[[], object], what: str) -> None:
+    for _ in range(2000):
+        if look():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail(f"waited in vain: {what}")
+
+
+def failed(teller: Teller, times: int) -> Callable[[], bool]:
+    return lambda: teller.hooks.failures == times
+
+
+def files(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
+
+
+class Inbox:
+    """A server that keeps what is posted to it."""
+
+    def __init__(self, *answers: int) -> None:
+        self.got: list[Any] = []
+        self.types: list[str] = []
+        self.answers = list(answers)
+
+    async def take(self, request: web.Request) -> web.Response:
+        self.types.append(request.content_type)
+        self.got.append(json.loads(await request.read()))
+        return web.Response(status=self.answers.pop(0) if self.answers else 200)
+
+
+@contextlib.asynccontextmanager
+async def serving(inbox: Inbox) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_post("/secret-path", inbox.take)
+    async with TestServer(app) as server:
+        yield str(server.make_url("/secret-path"))
+
+
+async def test_a_command_gets_the_notice_and_variables(tmp_path: Path) -> None:
+    command = 'cat > got.json; echo "$HOLDFAST_TOPIC|$HOLDFAST_TEXT|$HOLDFAST_INCIDENT|$HOLDFAST_RUN_DIR" > variables'
+    async with telling(tmp_path, command=command) as teller:
+        teller.hear()
+    got = json.loads((tmp_path / "got.json").read_text())
+    assert (got["topic"], got["text"], got["run_id"], got["more"]) == ("incident", RECORD.sentence, "r", 0)
+    assert msgspec.convert(got["incident"], type(RECORD)) == RECORD
+    assert (tmp_path / "variables").read_text() == f"incident|{RECORD.sentence}|3|{tmp_path}\n"
+    assert teller.said == []
+
+
+async def test_the_end_is_told_at_once_with_its_code(tmp_path: Path) -> None:
+    async with telling(tmp_path, command="echo $HOLDFAST_TOPIC $HOLDFAST_CODE >> told", least_s=1e6) as teller:
+        teller.hear()
+        await until((tmp_path / "told").exists, "the first notice")
+        teller.hear()
+        teller.hear(ENDED)
+    assert (tmp_path / "told").read_text() == "incident\ngave up 93\n"
+
+
+async def test_notices_in_between_are_told_with_the_next(tmp_path: Path) -> None:
+    async with telling(tmp_path, command="cat >> told; echo >> told", least_s=1e6) as teller:
+        teller.hear()
+        await until(lambda: (tmp_path / "told").exists() and (tmp_path / "told").read_text(), "the first notice")
+        for _ in range(5):
+            teller.hear()
+        await asyncio.sleep(0)
+    told = [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+    assert [notice["more"] for notice in told] == [0, 4]  # the second came with the end of it all
+
+
+async def test_a_failing_command_is_told_once_with_its_last_words(tmp_path: Path) -> None:
+    async with telling(tmp_path, command="echo no such pager >&2; exit 3", least_s=0.0) as teller:
+        for count in (1, 2, 3):
+            teller.hear()
+            await until(failed(teller, count), "a failure")
+    assert len(teller.said) == 1
+    assert teller.said[0].startswith("hook.command failed with code 3: no such pager; people may not have heard")
+    assert (tmp_path / "hook.log").read_text() == "no such pager\n" * 3
+
+
+async def test_a_command_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path, no_orphans: str) -> None:
+    async with telling(tmp_path, command="sleep 600 & echo $! $$ > pids; sleep 600", timeout_s=1.0) as teller:
+        teller.hear()
+        await until(lambda: teller.said, "the sentence")
+        pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
+        await until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), "the end of both")
+    assert "did not end within 1 s, and was ended" in teller.said[0]
+
+
+async def test_what_a_command_leaves_behind_is_ended_with_it(tmp_path: Path, no_orphans: str) -> None:
+    async with telling(tmp_path, command="sleep 600 & echo $! > pid", timeout_s=30.0) as teller:
+        teller.hear()
+        await until(lambda: (tmp_path / "hooked.json").exists(), "the end of the command")
+        pid = int((tmp_path / "pid").read_text())
+        await until(lambda: not os.path.exists(f"/proc/{pid}"), "the end of what it left")
+    assert teller.said == []
+
+
+async def test_a_command_that_reads_nothing_or_does_not_exist(tmp_path: Path) -> None:
+    async with telling(tmp_path, command="true") as teller:
+        teller.hear()
+    assert teller.said == []
+    async with telling(tmp_path / "nowhere", command="true") as teller:
+        teller.hear()
+    assert "hook.command could not be started" in teller.said[0]
+    async with telling(tmp_path, command="no-such-command-at-all") as teller:
+        teller.hear(ENDED)
+    assert teller.said == []  # told before, as far as the file says: entry 1 was
+
+
+async def test_a_server_gets_json(tmp_path: Path) -> None:
+    inbox = Inbox()
+    async with serving(inbox) as url, telling(tmp_path, url=url) as teller:
+        teller.hear()
+    assert inbox.types == ["application/json"]
+    assert (inbox.got[0]["topic"], inbox.got[0]["incident"]["number"]) == ("incident", 3)
+
+
+async def test_a_server_gets_what_slack_takes(tmp_path: Path) -> None:
+    inbox = Inbox()
+    async with serving(inbox) as url, telling(tmp_path, url=url, format="slack") as teller:
+        teller.hear(ENDED)
+    assert inbox.got == [{"text": "holdfast r: ended with code 93: rank 0 on n0 failed; nothing helps"}]
+
+
+async def test_a_server_that_stumbles_is_asked_again_and_one_that_refuses_is_not(tmp_path: Path) -> None:
+    inbox = Inbox(503, 200)
+    async with serving(inbox) as url, telling(tmp_path, url=url) as teller:
+        teller.hear()
+    assert (len(inbox.got), teller.said) == (2, [])
+    inbox = Inbox(403)
+    async with serving(inbox) as url, telling(tmp_path, url=url) as teller:
+        teller.seq = 1
+        teller.hear()
+    assert len(inbox.got) == 1
+    assert "hook.url (127.0.0.1) answered 403" in teller.said[0]
+    assert "secret-path" not in teller.said[0]
+
+
+async def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+    async with serving(Inbox()) as url:
+        pass
+    async with telling(tmp_path, url=url) as teller:
+        teller.hear()
+    assert "hook.url (127.0.0.1) cannot be reached" in teller.said[0]
+    assert "secret-path" not in teller.said[0]
+
+
+async def test_a_server_that_never_answers_holds_up_nobody(tmp_path: Path) -> None:
+    stuck = asyncio.Event()
+
+    async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await stuck.wait()
+        writer.close()
+
+    server = await asyncio.start_server(swallow, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with telling(tmp_path, url=f"http://127.0.0.1:{port}/", command="touch told", timeout_s=1.0) as teller:
+        teller.hear()
+        await until((tmp_path / "told").exists, "the command, which waits for no server")
+    stuck.set()
+    server.close()
+    await server.wait_closed()
+    assert "hook.url (127.0.0.1) did not answer within 1 s" in teller.said[0]
+
+
+async def test_a_controller_that_comes_back_tells_only_what_was_not_told(tmp_path: Path) -> None:
+    async with telling(tmp_path, command="echo first >> told") as teller:
+        teller.hear()
+    later = Teller(tmp_path, HookLimits(command="echo second $HOLDFAST_TOPIC >> told"))
+    later.hear()  # replayed: this one was told
+    later.hear(ENDED)  # and this one, of the last moment, was not
+    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
+        tasks.create_task(later.hooks.run())
+        later.hooks.finish_up()
+    assert (tmp_path / "told").read_text() == "first\nsecond gave up\n"
+
+
+async def test_without_a_hook_nothing_is_kept(tmp_path: Path) -> None:
+    async with telling(tmp_path) as teller:
+        teller.hear()
+    assert files(tmp_path) == []

@@ -1,0 +1,177 @@
+"""Naming, from traces made by hand."""
+
+import msgspec
+
+from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking, find_motion, format_ranks, vote_rounds
+from holdfast.model.stacks import Trace
+from holdfast.model.topology import Seat
+from tests.core.diagnose.places import RECEIVE, REDUCE, SLEEP, flight, process, trace
+
+SEATS = tuple(Seat(node=f"n{i}", group_rank=i, first_rank=2 * i, nproc=2) for i in range(4))
+IN = ("0", 6, 5)
+OUT = ("0", 5, 5)
+
+
+def test_a_stopped_rank_is_named_for_certain() -> None:
+    found = find_blocking(trace(process(0), process(1), process(2, SLEEP, state="T"), process(3)))
+    assert (found.ranks, found.nodes, found.how, found.hard) == ((2,), ("n1",), "stopped", True)
+    assert found.reason == "rank 2 is stopped"
+
+
+def test_a_stopped_child_names_its_rank() -> None:
+    child = process(1, (), child=True, state="T")
+    found = find_blocking(trace(process(0), process(1, SLEEP), child, process(2), process(3)))
+    assert (found.ranks, found.how, found.hard) == ((1,), "stopped", True)
+    assert "of rank 1 is stopped" in found.reason
+
+
+def test_a_child_that_makes_the_steps_is_looked_at_in_place_of_its_rank() -> None:
+    parents = [process(rank, (("join", "torch/multiprocessing/spawn.py", 1),)) for rank in range(4)]
+    children = [process(rank, SLEEP if rank == 2 else REDUCE, child=True) for rank in range(4)]
+    assert find_blocking(trace(*parents, *children)).ranks == ()
+    train = [msgspec.structs.replace(child, steps=True) for child in children]
+    found = find_blocking(trace(*parents, *train))
+    assert (found.ranks, found.how) == ((2,), "apart")
+    train[1] = msgspec.structs.replace(train[1], state="T")
+    found = find_blocking(trace(*parents, *train))
+    assert (found.ranks, found.how) == ((1,), "stopped") and "(pid 1501) of rank 1 is stopped" in found.reason
+
+
+def test_a_stopped_child_of_the_only_rank_is_named() -> None:
+    stopped = process(0, child=True, state="T")
+    found = find_blocking(trace(process(0), stopped))
+    assert (found.ranks, found.how) == ((0,), "stopped")
+    assert find_blocking(trace(process(0, state="T"), stopped)).reason == "every rank is stopped"
+
+
+def test_a_rank_that_goes_after_its_script_has_returned_is_not_gone() -> None:
+    over = msgspec.structs.replace(process(3, (), state="Z"), ending="returned")
+    assert find_blocking(trace(process(0), process(1), process(2), over)).how != "gone"
+
+
+def test_a_rank_that_is_gone_is_named_for_certain() -> None:
+    gone = process(3, (), state="X")
+    found = find_blocking(trace(process(0), process(1), process(2), gone))
+    assert (found.ranks, found.how, found.hard) == ((3,), "gone", True)
+
+
+def test_all_stopped_is_nobody() -> None:
+    found = find_blocking(trace(*(process(rank, state="T") for rank in range(4))))
+    assert found.ranks == () and found.how == "" and found.reason == "every rank is stopped"
+
+
+def test_missing_from_a_collective() -> None:
+    flights = (flight(0, IN), flight(1, OUT), flight(2, IN), flight(3, IN))
+    worker = process(1, SLEEP, child=True)
+    found = find_blocking(trace(process(0), process(1, SLEEP), worker, process(2), process(3), flights=flights))
+    assert (found.ranks, found.nodes, found.how, found.hard) == ((1,), ("n0",), "missing", True)
+    assert found.reason.startswith("rank 1 has not come to all_reduce 6 of group 0; 3 wait; it is in load")
+    assert "its child" in found.reason
+    assert [c.ranks for c in found.clusters] == [(0, 2, 3), (1,)]
+
+
+def test_two_ranks_suffice_for_a_witness() -> None:
+    found = find_blocking(trace(process(0), process(1, SLEEP), flights=(flight(0, IN), flight(1, OUT))))
+    assert found.ranks == (1,) and found.hard
+
+
+def test_most_behind_a_few_is_nobody() -> None:
+    flights = (flight(0, IN), flight(1, OUT), flight(2, OUT), flight(3, OUT))
+    found = find_blocking(trace(process(0), *(process(r, SLEEP) for r in (1, 2, 3)), flights=flights))
+    assert found.ranks == () and "most have not come yet" in found.reason
+
+
+def test_a_rank_that_waits_for_a_message_is_not_certain() -> None:
+    flights = (flight(0, IN), flight(1, IN), flight(2, OUT), flight(3, OUT))
+    found = find_blocking(trace(process(0), process(1), process(2, RECEIVE), process(3, SLEEP), flights=flights))
+    assert (found.ranks, found.hard) == ((3,), True)
+    found = find_blocking(
+        trace(
+            process(0), process(1), process(2), process(3, RECEIVE), flights=(*flights[:2], flight(2, IN), flights[3])
+        )
+    )
+    assert (found.ranks, found.how, found.hard) == ((3,), "crossed", False)
+
+
+def test_a_deadlock_is_a_set() -> None:
+    flights = (flight(0, IN, ("side", 0, 0)), flight(1, OUT, ("side", 1, 0)), flight(2, IN), flight(3, IN))
+    found = find_blocking(trace(*(process(rank) for rank in range(4)), flights=flights))
+    assert (found.ranks, found.how, found.hard) == ((0, 1), "crossed", False)
+    assert "rank 1 has not come to all_reduce 6" in found.reason and "rank 0 has not come" in found.reason
+
+
+def test_without_a_recorder_stacks_speak() -> None:
+    found = find_blocking(trace(process(0), process(1, SLEEP), process(2), process(3)))
+    assert (found.ranks, found.how, found.hard) == ((1,), "apart", False)
+    assert found.reason == "rank 1 in load (run/train.py), the others wait for them"
+
+
+def test_nobody_is_an_answer() -> None:
+    same = find_blocking(trace(*(process(rank) for rank in range(4))))
+    assert same.ranks == () and same.reason == "all 4 ranks are in all_reduce (torch/distributed/distributed_c10d.py)"
+    scattered = [(("<module>", "a.py", 1), (f"f{rank}", "a.py", 1)) for rank in range(4)]
+    assert find_blocking(trace(*(process(rank, at) for rank, at in enumerate(scattered)))).ranks == ()
+    assert find_blocking([]).reason == "no stacks"
+
+
+def test_a_node_that_does_not_answer() -> None:
+    traces = [*trace(process(0), process(1), flights=(flight(0, IN), flight(1, IN)))]
+    traces.append(Trace(node="n1", at=1.0, error="it did not answer in 6 s"))
+    found = find_blocking(traces, SEATS[:2])
+    assert (found.ranks, found.nodes, found.how, found.hard) == ((2, 3), ("n1",), "silent", False)
+    assert "n1: it did not answer" in found.reason
+
+
+def test_suspects_on_several_nodes_are_widened_to_their_group() -> None:
+    mesh = (("pp", 2), ("dp", 2), ("tp", 2))
+    out = (5, 6)
+    flights = tuple(flight(r, OUT if r in out else IN) for r in range(8))
+    found = find_blocking(
+        trace(*(process(r, SLEEP if r in out else REDUCE) for r in range(8)), flights=flights), SEATS, mesh
+    )
+    assert (found.ranks, found.nodes) == (out, ("n2", "n3"))
+    assert (found.group, found.wide) == ("", ("n2", "n3"))  # no one dimension covers both
+    out = (4, 6)
+    flights = tuple(flight(r, OUT if r in out else IN) for r in range(8))
+    found = find_blocking(
+        trace(*(process(r, SLEEP if r in out else REDUCE) for r in range(8)), flights=flights), SEATS, mesh
+    )
+    assert found.group.startswith("dp") and found.wide == ("n2", "n3")
+    found = find_blocking(trace(process(0), process(1, SLEEP), *(process(r) for r in range(2, 8))), SEATS, mesh)
+    assert (found.group, found.wide) == ("", ("n0",))  # one node is a group small enough
+
+
+def test_votes() -> None:
+    def named(*ranks: int) -> BlockingRanks:
+        return BlockingRanks(ranks=ranks, nodes=tuple(f"n{r}" for r in ranks), how="apart", reason="late")
+
+    found = vote_rounds([named(2), named(2), named(1), named(2), named(2)])
+    assert (found.ranks, found.nodes) == ((2,), ("n2",))
+    assert found.reason == "rank 2 named in 4 of 5 rounds, others in at most 1: late"
+    assert vote_rounds([named(2), named(1), named(2), named(1), named(2)]).ranks == ()  # no margin
+    assert vote_rounds([named(2), named(), named(), named(), named(2)]).ranks == ()
+    assert vote_rounds([named(1, 2), named(1, 2), named(1, 2), named(1), named(1, 2)]).ranks == (1, 2)
+    assert vote_rounds([]).ranks == () and vote_rounds([named()] * 5).ranks == ()
+
+
+def test_motion() -> None:
+    before = [process(0), process(1), process(1, SLEEP, child=True), process(2)]
+    worked = msgspec.structs.replace(before[2], cpu_s=0.5, io_bytes=100)
+    seen = find_motion(trace(*before), trace(before[0], before[1], worked, process(2, SLEEP), process(3)))
+    assert (seen[0].cpu_s, seen[0].io_bytes, seen[0].frames) == (0.0, 0, False)
+    assert (seen[1].cpu_s, seen[1].io_bytes, seen[1].frames) == (0.5, 100, False)
+    assert seen[2].frames and seen[3].frames
+
+
+def test_coming_to_collectives_is_motion() -> None:
+    before = trace(process(0), process(1), flights=(flight(0, OUT), flight(1, OUT)))
+    after = trace(process(0), process(1), flights=(flight(0, IN), flight(1, OUT)))
+    seen = find_motion(before, after)
+    assert (seen[0].collectives, seen[1].collectives) == (1, 0)
+    assert find_motion((), after)[0].collectives == 0
+
+
+def test_ranks_in_words() -> None:
+    assert format_ranks([3]) == "rank 3"
+    assert format_ranks([0, 1, 2, 7, 5]) == "ranks 0-2, 5, 7"
+    assert format_ranks(range(0, 40, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more"

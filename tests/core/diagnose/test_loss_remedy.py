@@ -1,0 +1,43 @@
+"""From what the user wants done about a spike to the steps that are left out or eased."""
+
+import pytest
+
+from holdfast.core.detect.loss_spikes import LossLimits, LossPolicy, encode_policy
+from holdfast.core.incident.loss_remedy import apply_policy, describe_remedy
+from holdfast.model.release import Ease, Skip
+
+NEWEST, NOT_AFTER = 44, 39  # step 40 stood out
+
+
+def answered(limits: LossLimits, not_after: int | None = NOT_AFTER) -> tuple[tuple[Skip, ...], tuple[Ease, ...]]:
+    return apply_policy(encode_policy(limits), NEWEST, not_after)
+
+
+@pytest.mark.parametrize("policy", [LossPolicy.IGNORE, LossPolicy.ALERT])
+def test_what_is_only_told_changes_nothing(policy: LossPolicy) -> None:
+    assert answered(LossLimits(policy=policy)) == ((), ())
+    assert apply_policy("", NEWEST, NOT_AFTER) == ((), ())
+
+
+@pytest.mark.parametrize("not_after", [None, NOT_AFTER])
+def test_the_next_batches_are_left_out(not_after: int | None) -> None:
+    skips, eases = answered(LossLimits(policy=LossPolicy.SKIP, skip_batches=3), not_after)
+    assert (skips, eases) == ((Skip(first=45, last=47),), ())
+
+
+def test_the_bad_batch_and_those_after_it_are_left_out() -> None:
+    skips, eases = answered(LossLimits(policy=LossPolicy.REWIND))
+    assert (skips, eases) == ((Skip(first=40, last=40),), ())
+    skips, _ = answered(LossLimits(policy=LossPolicy.REWIND, skip_batches=5))
+    assert skips == (Skip(first=40, last=44),)
+
+
+def test_steps_from_the_bad_one_on_are_eased() -> None:
+    skips, eases = answered(LossLimits(policy=LossPolicy.LOWER, lower_to=1 / 3, lower_steps=10))
+    assert (skips, eases) == ((), (Ease(first=40, last=49, factor=1 / 3),)), "to the last digit"
+
+
+def test_it_is_said() -> None:
+    skips, eases = answered(LossLimits(policy=LossPolicy.REWIND, skip_batches=2))
+    assert "steps 40 to 41 are left out" in describe_remedy(skips, eases)
+    assert "at 0.5 of the learning rate" in describe_remedy(*answered(LossLimits(policy=LossPolicy.LOWER)))

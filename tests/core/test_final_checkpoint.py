@@ -1,0 +1,57 @@
+"""What goes to storage at the end of a job."""
+
+from holdfast.core.snapshots.final_checkpoint import choose_final, storage_time_s
+from holdfast.model.errand import FinalState
+from holdfast.model.state_copy import Copy
+
+
+def copy(rank: int, step: int, *, whole: bool = True, verified: bool = False, poisoned: bool = False) -> Copy:
+    node, marks = f"n{rank}", {"verified": verified, "poisoned": poisoned}
+    return Copy(rank=rank, step=step, node=node, layout="l", world=2, whole=whole, **marks)
+
+
+def test_the_newest_step_that_all_ranks_hold() -> None:
+    held = {"n0": (copy(0, 126), copy(0, 125)), "n1": (copy(1, 125), copy(1, 124))}
+    assert choose_final(held, 120, None) == {n: (FinalState(step=125, ranks=(r,)),) for r, n in enumerate(("n0", "n1"))}
+
+
+def test_what_is_on_storage_is_not_written_again() -> None:
+    held = {"n0": (copy(0, 125),), "n1": (copy(1, 125),)}
+    assert choose_final(held, 125, None) == {} and choose_final(held, 124, None)
+
+
+def test_what_no_rank_of_some_node_holds_is_not_written() -> None:
+    assert choose_final({"n0": (copy(0, 125),), "n1": ()}, -1, None) == {}
+    assert choose_final({"n0": (copy(0, 125),), "n1": (copy(1, 125, whole=False),)}, -1, None) == {}
+    assert choose_final({}, -1, None) == {}
+
+
+def test_two_ranks_of_one_node() -> None:
+    held = {"a": tuple(Copy(rank=r, step=7, node="a", layout="l", world=2, whole=True) for r in (1, 0))}
+    assert choose_final(held, -1, None) == {"a": (FinalState(step=7, ranks=(0, 1)),)}
+
+
+def test_state_in_doubt_goes_apart_and_a_good_one_goes_first() -> None:
+    held = {f"n{r}": (copy(r, 41), copy(r, 40)) for r in (0, 1)}
+    good, bad = FinalState(step=40, ranks=(0,)), FinalState(step=41, ranks=(0,), doubted=True)
+    assert choose_final(held, -1, 40)["n0"] == (good, bad)
+    assert choose_final(held, 40, 40)["n0"] == (bad,)
+    assert choose_final(held, -1, 41)["n0"] == (FinalState(step=41, ranks=(0,)),)
+    assert choose_final(held, -1, 39)["n0"] == (bad,)
+
+
+def test_where_only_verified_states_are_believed() -> None:
+    held = {f"n{r}": (copy(r, 41), copy(r, 30, verified=True)) for r in (0, 1)}
+    assert choose_final(held, -1, 50, verified=True)["n1"] == (
+        FinalState(step=30, ranks=(1,)),
+        FinalState(step=41, ranks=(1,), doubted=True),
+    )
+
+
+def test_one_poisoned_rank_is_enough() -> None:
+    held = {"n0": (copy(0, 41, poisoned=True),), "n1": (copy(1, 41),)}
+    assert choose_final(held, -1, None)["n1"] == (FinalState(step=41, ranks=(1,), doubted=True),)
+
+
+def test_ranks_that_are_slow_to_end_leave_storage_its_half() -> None:
+    assert storage_time_s(30, 1) == 29 and storage_time_s(30, 29) == 15

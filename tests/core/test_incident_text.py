@@ -1,0 +1,128 @@
+"""The one sentence that an incident ends in."""
+
+import msgspec
+import pytest
+
+from holdfast.core.incident import incident_text
+from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.verdict import Change, Record, Remedy, Verdict
+
+RECORD = Record(
+    number=1, generation=1, cause="rank 5 on n2 was killed by SIGKILL", kind="crash", klass="host_oom_kill",
+    verdict=Verdict(remedy=Remedy.RESTART, reason="no node is to blame: restarted in place"),
+    good_step=41, good_at=100.0, alarm_at=100.2, stopped_at=100.5, launched_at=100.6, resumed_at=101.2, resumed_from=40,
+)  # fmt: skip
+
+
+def told(**changes: object) -> str:
+    return incident_text.incident_sentence(msgspec.structs.replace(RECORD, **changes))
+
+
+def test_a_restart_in_place() -> None:
+    assert told() == (
+        "rank 5 on n2 was killed by SIGKILL at step 41; restarted in place from step 40, lost 1 step and 1.2 s"
+        " (detect 0.2, stop 0.3, launch 0.1, first step 0.6)"
+    )
+
+
+def test_an_eviction() -> None:
+    evict = Verdict(remedy=Remedy.EVICT, reason="evicted", nodes=("n2",))
+    assert "; evicted n2, admitted n9 and resumed from step 40, lost" in told(
+        verdict=evict, evicted=("n2",), admitted=("n9",)
+    )
+    assert "; evicted n2 and resumed on fewer nodes from step 40" in told(verdict=evict, evicted=("n2",))
+
+
+def test_what_was_evicted_on_the_way_is_told_though_the_last_verdict_was_a_restart() -> None:
+    text = told(evicted=("n2",), admitted=("n9",), failures=3)
+    assert " at step 41, then failed 2 times more before the next step; evicted n2, admitted n9 and resumed" in text
+    assert "then failed once more" in told(failures=2)
+
+
+def test_a_standby_that_joins_at_a_restart_is_told() -> None:
+    assert "restarted in place with n9 admitted from step 40" in told(admitted=("n9",))
+
+
+def test_where_nobody_knows_what_the_script_went_on_from_it_says_so() -> None:
+    text = told(resumed_from=None)
+    assert "at step 41; restarted in place (whether the script resumed is not known: at most 41 steps redone)" in text
+    assert "at most 1 step redone" in told(resumed_from=None, good_step=1)
+    text = told(resumed_from=None, counted=True)
+    assert (
+        " 41 steps after its launch; restarted in place (whether the script resumed is not known), lost 1.2 s" in text
+    )
+    assert "evicted n2 and restarted on fewer nodes (whether" in told(resumed_from=None, evicted=("n2",))
+
+
+def test_a_script_that_starts_from_the_beginning_is_not_called_resumed() -> None:
+    lost = "but the script started from step 0: lost 41 steps and 1.2 s ("
+    assert f"at step 41; restarted in place, {lost}" in told(resumed_from=0)
+    assert f"evicted n2, admitted n9 and restarted, {lost}" in told(resumed_from=0, evicted=("n2",), admitted=("n9",))
+    assert "started from step 0: lost 42 steps" in told(resumed_from=-1), "steps may be told from 0 on"
+    assert "started from step 0: lost all steps and 1.2 s" in told(resumed_from=0, counted=True)
+    assert "restarted in place from step 0, lost 0 steps" in told(resumed_from=0, good_step=0), "nothing is lost"
+
+
+def test_before_the_first_step_nothing_can_be_redone() -> None:
+    text = told(good_step=-1, resumed_from=None)
+    assert " before any step was seen; restarted in place, lost 1.2 s (" in text
+
+
+def test_a_loss_has_one_step() -> None:
+    text = told(cause="rank 0 on n0 has a loss of nan since step 50", kind="loss", good_step=49)
+    assert text.startswith("rank 0 on n0 has a loss of nan since step 50 (last good step: 49); restarted in place")
+
+
+def test_failures_are_counted_besides_incidents() -> None:
+    again = msgspec.structs.replace(RECORD, failures=4)
+    assert incident_text.count_failures([again, RECORD]) == 5
+
+
+def test_giving_up_says_why() -> None:
+    text = told(verdict=Verdict(remedy=Remedy.GIVE_UP, reason="--max-restarts 1 used up", code=137))
+    assert text == "rank 5 on n2 was killed by SIGKILL at step 41; gave up: --max-restarts 1 used up"
+
+
+def test_nothing_negative_is_redone() -> None:
+    assert "lost 0 steps" in told(resumed_from=45)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(1, "exited with code 1"), (-9, "was killed by SIGKILL"), (-35, "was killed by signal 35")],
+)
+def test_endings(code: int, words: str) -> None:
+    assert incident_text.describe_exit(code) == words
+
+
+def test_causes() -> None:
+    crash = Alarm(kind=Kind.CRASH, at=0.0, suspects=("n1",), ranks=(2, 3), reason="failed")
+    assert incident_text.describe_cause(crash) == "rank 2, 3 on n1 failed"
+    assert incident_text.describe_cause(msgspec.structs.replace(crash, ranks=())) == "n1 failed"
+    assert (
+        incident_text.describe_cause(msgspec.structs.replace(crash, kind=Kind.SILENCE, suspects=("n1", "n2")))
+        == "n1, n2 failed"
+    )
+
+
+def test_group_set_up_and_restore_are_told_where_ranks_told_them() -> None:
+    assert "launch 0.1, group set-up 0.2, restore 0.3, first step 0.1)" in told(grouped_at=100.8, restored_at=101.1)
+    assert "launch 0.1, restore 0.5, first step 0.1)" in told(restored_at=101.1)
+    # Ranks may have been there before the news that all were launched, and no phase is negative for it.
+    assert "launch 0.1, group set-up 0.0, restore 0.5, first step 0.1)" in told(grouped_at=100.55, restored_at=101.1)
+
+
+CHANGE = Change(
+    why="release 2", generation=1, release=2, good_step=41, good_at=100.0, asked_at=100.1, stopped_at=100.4,
+    launched_at=110.5, resumed_at=111.0, resumed_from=41, held_s=10.0, grouped_at=110.6, restored_at=110.8,
+)  # fmt: skip
+
+
+def test_phases_of_a_planned_restart_add_up() -> None:
+    assert incident_text.describe_phases(CHANGE) == (
+        "last step 0.1, stop 0.3, held 10.0, launch 0.1, group set-up 0.1, restore 0.2, first step 0.2"
+    )
+    assert sum(incident_text.phases_s(CHANGE).values()) == pytest.approx(11.0)
+    asked_before = msgspec.structs.replace(CHANGE, asked_at=99.0, held_s=0.0, launched_at=100.5)
+    assert list(incident_text.phases_s(asked_before)) == ["stop", "launch", "group set-up", "restore", "first step"]
+    assert sum(incident_text.phases_s(asked_before).values()) == pytest.approx(11.0)

@@ -1,0 +1,27 @@
+"""The report says what the account says, and survives being JSON."""
+
+import msgspec
+import pytest
+
+from holdfast.core.record.job_report import Report, report_of
+from holdfast.core.record.ledger import TimeUse, fold_entries
+from holdfast.model.verdict import Remedy
+from tests.core.transcript import Scenario
+
+
+@pytest.mark.parametrize("name", ["silence_after_echoes", "user_code_again", "not_enough_nodes"])
+def test_report_of_a_job(name: str) -> None:
+    scenario = Scenario(name)
+    scenario.play()
+    account = fold_entries(scenario.entries)
+    report = report_of(account)
+    assert report.spent_s.keys() == {use.value for use in TimeUse}
+    assert sum(report.spent_s.values()) == pytest.approx(report.wall_s)
+    assert report.wall_s - sum(report.lost_s.values()) == pytest.approx(report.spent_s["train"])
+    assert (report.ettr, report.incidents, report.code) == (account.ettr, account.incidents, account.code)
+    mended = [r.number for r in report.incidents if r.verdict.remedy is not Remedy.GIVE_UP]
+    assert [restart.incident for restart in report.restarts] == mended
+    for restart in report.restarts:
+        assert sum(restart.phases_s.values()) == pytest.approx(restart.lost_s)
+    assert sum(ran.generations for ran in report.releases) == report.generation
+    assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report

@@ -1,0 +1,61 @@
+"""What the journal tells of releases."""
+
+from holdfast.core.release.job_releases import JobReleases
+from holdfast.core.release.release_history import ReleaseChapter, ReleaseHistory
+from holdfast.model.action import Action, Launch, Stage
+from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, Progress, Tick
+from holdfast.model.release import Fate, Release
+from holdfast.model.topology import Job
+
+FIRST = Release(number=1, digest="1" * 64, who="me")
+SECOND = Release(number=2, digest="2" * 64, who="you", message="faster")
+
+
+class Journal:
+    def __init__(self) -> None:
+        self.history = ReleaseHistory()
+        self.releases = JobReleases(FIRST, trial_steps=20)
+        self._count = 0
+
+    def add(self, event: Event, *actions: Action) -> None:
+        self._count += 1
+        entry = Entry(seq=self._count, at=float(self._count), event=event, decision=Decision(actions=actions))
+        self.history.add(entry)
+
+    def launch(self, generation: int, release: Release) -> None:
+        self.add(Tick(), Launch(id=generation, generation=generation, seats=(), release=release))
+
+    def step(self, generation: int, first: int, step: int) -> None:
+        self.add(Progress(generation=generation, step=step, at=1.0, first_step=first, first_at=1.0, counted=False))
+
+    def told(self) -> dict[int, ReleaseChapter]:
+        return {chapter.release.number: chapter for chapter in self.history.list_chapters(self.releases)}
+
+
+def begun() -> Journal:
+    journal = Journal()
+    job = Job(run_id="r", min_nodes=1, max_nodes=1)
+    journal.add(Begin(job=job, limits=Limits(), release=FIRST))
+    return journal
+
+
+def test_steps_and_times() -> None:
+    journal = begun()
+    assert journal.told() == {1: ReleaseChapter(release=FIRST, fate=Fate.RUNNING, at=1.0)}
+    journal.launch(1, FIRST)
+    journal.step(1, 1, 7)
+    journal.add(Order(verb="update", who="you", release=SECOND), Stage(id=9, release=SECOND, nodes=("a",)))
+    journal.releases.known[2], journal.releases.fates[2] = SECOND, Fate.WAITING
+    assert journal.told()[2] == ReleaseChapter(release=SECOND, fate=Fate.WAITING, at=4.0)
+    journal.launch(2, SECOND)
+    journal.step(1, 1, 8)  # late news of the generation before
+    journal.step(2, 8, 10)
+    journal.launch(3, SECOND)
+    journal.step(3, 10, 12)
+    journal.releases.fates[1], journal.releases.told[1] = Fate.REPLACED, "by release 2"
+    first, second = journal.told().values()
+    assert (first.steps, first.launched_at, first.why) == (7, 2.0, "by release 2")
+    assert (second.steps, second.launched_at) == (6, 5.0), "steps done twice count twice"
+    journal.launch(4, FIRST)
+    journal.step(4, 11, 11)
+    assert journal.told()[1].steps == 8, "one that is gone back to goes on counting"

@@ -1,0 +1,53 @@
+"""What ranks print is shown without what a terminal would obey."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.core.terminal_sanitizer import sanitize_line, sentence_of_ours, strip_controls, strip_tree
+
+OSC = "\x1b]0;title\x07\x1b]52;c;ZXZpbA==\x1b\\"
+CASES = {
+    f"a{OSC}b": "ab",
+    "a\x1b[31mred\x1b[0m b": "ared b",
+    "up\x1b[2A\x1b[2Kholdfast: all is well": "upholdfast: all is well",
+    "\x1bP1;2|dcs\x1b\\x\x1b_apc\x07y\x1b^pm\x07z": "xyz",
+    "cut\x1b]0;off": "cut",
+    "\x1b": "",
+    "\x9d0;c1\x9c": "0;c1",
+    "bell\x07 back\x08 null\x00": "bell back null",
+    "turned \u202eerawtfos": "turned erawtfos",
+    "two\nlines\tand a tab, \u00e4\u00f6\u00fc \u4e2d\u6587": "two\nlines\tand a tab, \u00e4\u00f6\u00fc \u4e2d\u6587",
+}
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_texts(text: str) -> None:
+    assert strip_controls(text) == CASES[text]
+    assert strip_tree({text: [text, 1, None, (text,)]}) == {CASES[text]: [CASES[text], 1, None, [CASES[text]]]}
+
+
+def test_nobody_says_a_sentence_of_ours() -> None:
+    """What we quote, a node's name, an exception, may have lines that look like ours."""
+    said = sentence_of_ours("rank 0 raised: oh\x1b[2A\nholdfast: done: all ranks ended well\r\nholdfast: x")
+    assert [line for line in f"holdfast: {said}".splitlines() if line.startswith("holdfast")] == [
+        "holdfast: rank 0 raised: oh"
+    ]
+
+
+def test_a_ranks_line_keeps_its_colours_and_they_end_with_it() -> None:
+    assert sanitize_line(b"\x1b[1;31mred") == b"\x1b[1;31mred\x1b[m"
+    assert sanitize_line(f"a{OSC}b".encode()) == b"ab"
+    assert sanitize_line(b"[rank 0] \x08\x08\x1b[9Dholdfast: done") == b"[rank 0] holdfast: done"
+    assert sanitize_line(b"\xff\xfe not \x80 text") == b"\xff\xfe not \x80 text"
+    assert sanitize_line("\u00e9\u009d0;x\u009c".encode()) == "\u00e90;x".encode()
+    assert sanitize_line(b"\xc2\x00\x9b2J") == b"\xc22J", "what was apart is not put together"
+    assert sanitize_line(b"\xc2\x1b[K\x9b31;1H \x9b2J \xc2\x7f\x9d0;title") == b"\xc231;1H 2J \xc20;title"
+    assert sanitize_line("\u202eab".encode()) == b"ab"
+
+
+@given(st.text(st.characters() | st.sampled_from("\x1b\x07\\[];PX^_0m\x9b\nab")))
+def test_nothing_is_left_that_a_terminal_obeys(text: str) -> None:
+    left = strip_controls(text)
+    assert not {c for c in left if c not in "\n\t" and (ord(c) < 32 or 127 <= ord(c) < 160)}
+    assert strip_controls(left) == left

@@ -1,0 +1,149 @@
+"""Secrets are masked, and what diagnoses are made of stays whole."""
+
+import time
+
+import pytest
+
+from holdfast.logs.secret_masking import Masker, SecretKind, env_secrets, secret_kinds
+
+HEX40 = "0123456789abcdef0123456789abcdef01234567"
+LONG = "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY"  # what follows a token's prefix
+# In two parts where the whole would be taken for a real one by tools that look for such.
+SECRETS = [
+    ("login with {}", "hf_" + LONG),
+    ("remote: {} rejected", "ghp_" + LONG),
+    ("git clone https://x:{}@github.com/o/r.git", "ghs_" + LONG),
+    ("pat={}", "github_pat_" + LONG),
+    ("GITLAB {}", "glpat-" + LONG[:20]),
+    ("openai.AuthenticationError: Incorrect API key provided: {}.", "sk-" + LONG),
+    ("key {} is not valid", "sk-ant-api03-" + LONG),
+    ("botocore: access key {} denied", "AKIA" + "IOSFODNN7EXAMPLE"),
+    ("aws_secret_access_key = {}", "wJalrXUtnFEMI/K7MDENG/bPxRfiCY" + "EXAMPLEKEY"),
+    ("'SecretAccessKey': '{}'", "wJalrXUtnFEMI/K7MDENG/bPxRfiCY" + "EXAMPLEKEY"),
+    ("export AWS_SECRET_ACCESS_KEY={}", "wJalrXUtnFEMI/K7MDENG/bPxRfiCY" + "EXAMPLEKEY"),
+    ("AWS_SESSION_TOKEN={}", "IQoJb3JpZ2luX2VjEXAMPLE" + LONG),
+    ("cookie jar eyJ? {}", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0." + LONG),
+    ("Authorization: Bearer {}", LONG),
+    ("{{'Authorization': 'Bearer {}'}}", LONG),
+    ("headers={{'authorization': 'Basic {}'}}", "amFuZTpjb3JyZWN0aG9yc2U="),
+    ("x-api-key: {}", LONG),
+    ("requests.exceptions.ProxyError: http://{}@proxy.example.org:3128", "jane:correcthorse"),
+    ("postgresql://{}@db.example.org:5432/x", "jane:p@ss:w0rd"),
+    ("redis.exceptions: redis://{}@cache.example.org", ":correcthorse"),
+    ("key: -----BEGIN RSA PRIVATE KEY-----\\n{}\\n-----END RSA PRIVATE KEY-----", "MIIEow" + LONG),
+    ("password={}", "hunter2"),
+    ("Password: {}", "hunter2"),
+    ('{{"db_password": "{}"}}', "correct horse battery"),
+    ("DB_PASSWD={} python train.py", "hunter2"),
+    ("client_secret='{}'", LONG),
+    ("api_key: {}", LONG),
+    ("args: --wandb_api_key {} --lr 1e-4", "short-key"),
+    ("train.py --token {} --epochs 3", "abcdefgh"),
+    ("Namespace(lr=0.1, hf_token='{}', epochs=3)", "abcdefghijkl"),
+    ("token={}", "abcdefghijklmnop"),
+    ("wandb: Appending key for api.wandb.ai: {}", HEX40),
+    ("WANDB_API_KEY={}", HEX40),
+    ("wandb login --relogin {}", HEX40),
+    ("machine api.wandb.ai login user password {}", HEX40),
+    ("https://hooks.slack.com/services/{}", "T00000000/B00000000/" + "X" * 24),
+    ("GET https://b.s3.example.org/k?X-Amz-Credential={}&X-Amz-Expires=60", "AKIAEXAMPLE%2F20260101%2Fus-east-1"),
+    ("GET https://b.s3.example.org/k?X-Amz-Expires=60&X-Amz-Signature={}", HEX40),
+    ("https://acct.blob.core.windows.net/c?sv=2024&sig={}", "abc%2Bdef%3D"),
+    ("AccountKey={};EndpointSuffix=core.windows.net", "a" * 30 + "0=="),
+    ("google: {}", "AIza" + LONG + LONG[:6]),
+    ("slack {}", "xoxb-" + "1234567890-" + LONG),
+    ("mailed {} about it", "jane.roe+train@mail.example.org"),
+    ("+ curl -fsS -u {} https://api.example.org", "jane:correcthorse"),
+    ("Set-Cookie: {}", "session=abcdef; Path=/; HttpOnly"),
+]
+ORDINARY = [
+    f"HEAD is now at {HEX40} fix the loader",
+    "wandb: Tracking run with wandb version 0.17.0",
+    f"wandb: git commit {HEX40}",
+    "RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x512 and 768x1024)",
+    "RuntimeError: The size of tensor a (4096) must match the size of tensor b (2048) at non-singleton dimension 1",
+    "torch.Size([8, 2048, 4096]) dtype=torch.bfloat16 device=cuda:3",
+    "CUDA error: an illegal memory access at 0x7f3a5c000000 (pc 0x00007ffd2b7a1c40)",
+    "frame #3: c10d::ProcessGroupNCCL::WorkNCCL::checkTimeout(std::optional<std::chrono::duration<long> >) + 0x282",
+    "_ZN3c106detail14torchCheckFailEPKcS2_jRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
+    "NVRM: Xid (PCI:0000:c1:00): 79, pid=1234, name=python3, GPU has fallen off the bus.",
+    "GPU-8a56a4bc-3184-1e7c-4a8f-b6f2d7d0b6a1: uncorrectable ECC error",
+    "[rank3]:[E1115 10:22:33.123456789 ProcessGroupNCCL.cpp:616] Watchdog caught collective operation timeout",
+    "step 100 loss 2.3456 grad_norm 0.98 tokens/s 123456 tokens: 4096 max_tokens=2048 token_count: 12",
+    "Tokenizer(vocab_size=32000, pad_token='<pad>', eos_token_id=2, bos_token=None)",
+    "special token: [PAD] added; num_tokens: 8192",
+    "KeyError: 'token_type_ids'",
+    "comet_ml.exceptions.InvalidAPIKey: The key is invalid",
+    "TypeError: forward() got an unexpected keyword argument 'secret_sauce'",
+    'Error: secret "regcred" not found',
+    "File \"/opt/conda/lib/python3.11/site-packages/torch/nn/modules/module.py\", line 1736, in _wrapped_call_impl",
+    "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08: image pull failed",
+    "loss_scale: 65536 basic block, bearer of bad news, basic training",
+    "fatal: unable to access 'https://github.com/org/repo.git/': Could not resolve host: github.com",
+    "git@github.com:org/repo.git: Permission denied (publickey).",
+    "s3://bucket/prefix/shard-00042.tar: An error occurred (SlowDown) when calling the GetObject operation",
+    "slurmstepd: error: *** JOB 123456 ON n0017 CANCELLED AT 2026-11-15T10:00:00 DUE TO TIME LIMIT ***",
+    "nvidia-curand-cu12==10.3.5.147 libcurand.so.10.3.5.147 cudnn 9.10.2.21",
+    "@torch.compile(mode='max-autotune') def step(x @ w)",
+    "keys: missing ['lm_head.weight'], unexpected ['score.weight']; sort_key=length",
+    "checkpoint key model.layers.0.attn.key.weight: shape mismatch; api_key_missing=False",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "secret"), SECRETS, ids=[line[:30] for line, _ in SECRETS])
+def test_no_part_of_a_secret_stays(line: str, secret: str) -> None:
+    masked = Masker(hosts=False)(line.format(secret))
+    assert secret not in masked
+    assert not [part for part in secret.split() if len(part) > 5 and part in masked]
+    assert "<" in masked
+
+
+@pytest.mark.parametrize("line", ORDINARY, ids=[line[:30] for line in ORDINARY])
+def test_ordinary_lines_stay_whole(line: str) -> None:
+    assert Masker(hosts=True)(line) == line
+
+
+@pytest.mark.parametrize("kind", secret_kinds(), ids=lambda kind: f"{kind.put} {kind.sample[:20]}")
+def test_a_row_masks_its_own_sample(kind: SecretKind) -> None:
+    mask = Masker(hosts=False)
+    masked = mask(kind.sample)
+    assert f"<{kind.put}>" in masked
+    assert mask(masked) == masked
+
+
+def test_what_surrounds_a_secret_stays() -> None:
+    mask = Masker(hosts=False)
+    assert mask("connect https://jane:horse@git.example.org/r failed") == (
+        "connect https://<credentials>@git.example.org/r failed"
+    )
+    assert mask("password=hunter2, user=x") == "password=<secret>, user=x"
+
+
+def test_hosts_have_the_same_name_throughout() -> None:
+    mask = Masker(hosts=True, names=["gpu-a17"])
+    assert mask("from 10.1.2.3:29500 to 192.168.0.9") == "from <ip-1>:29500 to <ip-2>"
+    assert mask("10.1.2.3 lost gpu-a17") == "<ip-1> lost <host-1>"
+    assert mask("gpu-a17: x.svc.cluster.local ip-10-0-0-7") == "<host-1>: <host-2> <host-3>"
+    assert mask("open /home" + "/jane/train.py") == "open /home" + "/<user-1>/train.py"
+    assert Masker(hosts=False)("from 10.1.2.3") == "from 10.1.2.3"
+
+
+def test_what_the_environment_calls_a_secret() -> None:
+    env = {
+        "MY_API_KEY": "pl4in-looking-words",
+        "SSH_AUTH_SOCK": "/tmp/agent.1",
+        "HOME_TOKEN": "short",
+        "PATH": "/usr/bin",
+    }
+    mask = Masker(hosts=False, known=env_secrets(env))
+    assert mask("got pl4in-looking-words from /tmp/agent.1, short") == "got <secret> from /tmp/agent.1, short"
+
+
+@pytest.mark.parametrize(
+    "word", ["wandb ", "eyJ", "password", "sk-", "a@", "://", "Bearer ", "curl ", "token: ", "a_-.", "1."]
+)
+def test_no_line_takes_long(word: str) -> None:
+    line = (word * 2000)[:4000]
+    begun = time.process_time()
+    Masker(hosts=True)(line)
+    assert time.process_time() - begun < 2

@@ -1,0 +1,86 @@
+"""What detectors make of a failure: how late, whom they name, and that one machine is seen alike every time."""
+
+from random import Random
+
+import pytest
+
+from holdfast.logs import catalog_files
+from holdfast.model.alarm import Kind
+from holdfast.sim.scale import node_defects, price_sheet
+from holdfast.sim.scale.adjacent_nodes import FailurePlace
+from holdfast.sim.scale.alarm_model import AlarmModel, AlarmSign
+from holdfast.sim.scale.failure_mixes import FailureMode, Shows
+from holdfast.sim.scale.node_defects import NodeDefect
+from holdfast.sim.scale.price_sheet import PriceDraws
+
+SHEET, CATALOG = price_sheet.load_sheet(), catalog_files.load_failures()
+
+
+def fault(shows: Shows, **more: object) -> FailureMode:
+    return FailureMode(name="it", weight=1, shows=shows, machine=1, source="", **more)  # type: ignore[arg-type]
+
+
+PLACES = FailurePlace(node="bad", other="other", group=("bad", "next", "third"), ranks=(0, 8))
+
+
+def signs(
+    what: FailureMode, lots: float = 0.5, count: int = 200, off: frozenset[str] = frozenset(), wide: float = 1.0
+) -> list[AlarmSign]:
+    rng = Random(5)
+    seen = AlarmModel(PriceDraws(SHEET, 9600, rng), CATALOG, 10.0, off)
+    ails = NodeDefect(fault=what, probe_lot=lots, hash_lot=lots, hang_lot=lots, wide_lot=wide)
+    return [seen.draw_sign(what, PLACES, rng, ails) for _ in range(count)]
+
+
+def test_a_link_has_to_be_down_twice() -> None:
+    waits = [sign.after_s for sign in signs(fault("health", klass="ib_rdma_error", read_s=30.0, reads=2))]
+    assert 30 <= min(waits) < 33 and 57 < max(waits) < 61
+
+
+@pytest.mark.parametrize(
+    ("lot", "seconds", "named"), [(0.1, 600, False), (0.4, 600, False), (0.5, 82, True), (0.9, 262, True)]
+)
+def test_hangs_that_are_seen_and_those_that_time_out(lot: float, seconds: float, named: bool) -> None:
+    found = signs(fault("hang"), lot)
+    assert all(abs(sign.after_s - seconds) < 5 for sign in found)
+    assert {sign.alarm.suspects for sign in found} == {("bad",) if named else ("other",)}
+    assert {sign.alarm.kind for sign in found} == {Kind.HANG if named else Kind.CRASH}
+    assert all(sign.after_s >= 600 for sign in signs(fault("hang"), lot, off=frozenset({"hang"})))
+
+
+def test_hangs_of_several_nodes_name_their_pipeline() -> None:
+    for lot in (0.5, 0.9):
+        alarms = [sign.alarm for sign in signs(fault("hang"), lot, wide=0.4)]
+        assert {(alarm.suspects, alarm.ranks) for alarm in alarms} == {(PLACES.group, PLACES.ranks)}
+        alone = [sign.alarm for sign in signs(fault("hang"), lot, wide=0.6)]
+        assert {(alarm.suspects, alarm.ranks) for alarm in alone} == {(("bad",), ())}
+    nobody = signs(fault("hang"), 0.9, off=frozenset({"naming"}), wide=0.0)
+    assert {(sign.alarm.suspects, sign.alarm.ranks) for sign in nobody} == {((), ())}
+
+
+def test_corruption_is_seen_by_hashes_every_time_or_never() -> None:
+    assert {sign.alarm.kind for sign in signs(fault("loss"), 0.6)} == {Kind.REPLICA}
+    assert {sign.alarm.kind for sign in signs(fault("loss"), 0.8)} == {Kind.LOSS}
+    assert {sign.alarm.kind for sign in signs(fault("loss"), 0.6, off=frozenset({"replica"}))} == {Kind.LOSS}
+
+
+def test_a_crash_is_sometimes_blamed_on_another() -> None:
+    said = "RuntimeError: CUDA error: an illegal memory access was encountered"
+    wrong = sum(sign.alarm.suspects == ("other",) for sign in signs(fault("crash", said=said), count=2000))
+    assert 0.02 < wrong / 2000 < 0.05
+
+
+def test_lots_are_spread() -> None:
+    drawn = [node_defects.draw_defect(fault("loss"), Random(seed)) for seed in range(300)]
+    assert 0.6 < sum(one.hash_lot < 0.7 for one in drawn) / 300 < 0.8
+    assert any(one.hash_lot < 0.7 <= one.probe_lot for one in drawn), "each has a lot of its own"
+
+
+def test_a_generations_ways_are_learned_before_a_slow_host_is_acted_on() -> None:
+    """With steps of 10 s a round takes 50, and 30 rounds are learned from; whoever leads half of these always does."""
+    seen = AlarmModel(PriceDraws(SHEET, 9600, Random(5)), CATALOG, 10.0, frozenset())
+    assert seen.slow_sign("bad", 0.0) is None and seen.slow_sign("bad", 700.0) is None
+    for runs_s, after_s in ((800.0, 700 + 600), (1400.0, 250 + 600), (90000.0, 250 + 600)):
+        sign = seen.slow_sign("bad", runs_s)
+        assert sign is not None and sign.after_s == pytest.approx(after_s)
+        assert (sign.alarm.kind, sign.alarm.suspects, sign.stalls) == (Kind.SLOW, ("bad",), False)
