@@ -14,7 +14,8 @@ class Journal(Protocol):
     doubt: str  # why nobody knows whether some were lost; empty: it is known
 
     def raise_epoch(self, epoch: int) -> None:
-        """Somebody has heard a writer that we know nothing of; durable when this returns."""
+        """Move to this epoch, because a node has heard from a writer that this journal does not know. The new epoch
+        is on disk when this returns."""
 
     def append(self, entry: Entry, durable: bool) -> None:
         """Add an entry; with `durable` it and all before it are on disk when this returns."""

@@ -24,7 +24,7 @@ class InjectionReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InjectionScene:
-    """One fault on one job."""
+    """What a fault needs to be injected into a job: the job's observer, the undo guard and the random source."""
 
     def __init__(self, sight: JobObserver, guard: UndoGuard, dice: random.Random) -> None:
         self.sight, self.guard, self.dice = sight, guard, dice

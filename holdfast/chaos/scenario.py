@@ -21,7 +21,7 @@ WALK = {"rank.kill": 6, "rank.segv": 2, "rank.stop": 2, "agent.kill": 2, "contro
 
 
 class BadScenario(Exception):
-    """One sentence: what is wrong with it, and how to mend it."""
+    """A scenario is not valid. The message says in one sentence what is wrong and how to fix it."""
 
 
 class ScenarioJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

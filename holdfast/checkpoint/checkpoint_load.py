@@ -224,7 +224,7 @@ def _read_manifest(storage: Storage) -> Manifest:
 
 
 def _read_small(storage: Storage, names: Sequence[str]) -> list[bytes]:
-    """Small files, if they are as the manifest says."""
+    """The contents of these small files. Raises if one is missing or does not match the manifest."""
     manifest = _read_manifest(storage)
     expected = {file.name: file for file in manifest.files}
     if missing := sorted(set(names) - set(expected)):

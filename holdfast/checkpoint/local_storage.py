@@ -145,7 +145,7 @@ def _as_storage_error(what: str) -> Iterator[None]:
 
 
 def _make_folders(path: str) -> None:
-    """Make a folder and those above it, each known to the one above for good."""
+    """Make a folder and any missing parents. Each parent is synced to disk, so the new entry survives a crash."""
     try:
         os.mkdir(path)
     except FileExistsError:

@@ -15,6 +15,7 @@ from holdfast.checkpoint.peer_transport import (
     UNIX_BYTES,
     WAIT_S,
     PeerGuard,
+    PeerRefusal,
     PeerReply,
     PeerRequest,
     TransportError,
@@ -81,8 +82,8 @@ class PeerServer:
         self,
         listener: socket.socket,
         guard: PeerGuard | None,
-        take: Callable[[PeerRequest], PushTarget | str],
-        give: Callable[[PeerRequest], tuple[Sequence[memoryview], Callable[[], None]] | str],
+        take: Callable[[PeerRequest], PushTarget | PeerRefusal],
+        give: Callable[[PeerRequest], tuple[Sequence[memoryview], Callable[[], None]] | PeerRefusal],
     ) -> None:
         """`guard`: of a listener that other hosts reach; without one it is a unix socket."""
         self._listener = listener
@@ -202,8 +203,8 @@ class PeerServer:
 
     def _receive_state(self, link: socket.socket, ask: PeerRequest) -> None:
         holding = self._take(ask)
-        if isinstance(holding, str):
-            _send_reply(link, PeerReply(error=holding))
+        if isinstance(holding, PeerRefusal):
+            _send_reply(link, PeerReply(error=holding.text, code=holding.code))
             return
         all = cut_chunks(holding.views)
         count = max(len(all), holding.done)  # of what is here already, the memory is not named
@@ -218,14 +219,14 @@ class PeerServer:
             if holding.done >= len(all):
                 holding.finish_once()
         except TransportError as e:
-            _send_reply(link, PeerReply(error=str(e)))
+            _send_reply(link, PeerReply(error=str(e), code=e.code))
         else:
             _send_reply(link, PeerReply(chunks=end))
 
     def _send_state(self, link: socket.socket, ask: PeerRequest) -> None:
         given = self._give(ask)
-        if isinstance(given, str):
-            _send_reply(link, PeerReply(error=given))
+        if isinstance(given, PeerRefusal):
+            _send_reply(link, PeerReply(error=given.text, code=given.code))
             return
         views, release = given
         try:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -58,14 +59,32 @@ class PeerRequest(msgspec.Struct, frozen=True, kw_only=True):
     pair: tuple[int, int] | None = None  # the rank is one of these: its half is laid over the other's
 
 
+class RefusalCode(StrEnum):
+    """Why a keeper refuses, where the one that asked goes by it; all else is for people alone."""
+
+    OTHER = ""
+    NO_LAYOUT = "no layout"  # send the layout, then ask again
+    SUPERSEDED = "superseded"  # a later step is wanted by now: this one is not needed any more
+
+
+class PeerRefusal(NamedTuple):
+    text: str  # one sentence
+    code: RefusalCode = RefusalCode.OTHER
+
+
 class PeerReply(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""
+    code: RefusalCode = RefusalCode.OTHER
     chunks: int = 0  # push: up to this one they are here already
     bytes: int = 0  # pull and plan: how many will come
 
 
 class TransportError(Exception):
-    """One sentence: what broke between two keepers."""
+    """One sentence: what broke between two keepers, or why one of them refused."""
+
+    def __init__(self, text: str, code: RefusalCode = RefusalCode.OTHER) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class PeerKeeper(NamedTuple):
@@ -297,7 +316,7 @@ def _read_reply(link: socket.socket) -> PeerReply:
     except (OSError, msgspec.DecodeError) as e:
         raise TransportError(f"the keeper's answer was lost: {e}") from None
     if reply.error:
-        raise TransportError(f"the keeper refused: {reply.error}")
+        raise TransportError(f"the keeper refused: {reply.error}", reply.code)
     return reply
 
 

@@ -54,7 +54,8 @@ def this_process() -> WriterProcess:
 
 
 def has_ended(process: WriterProcess) -> bool:
-    """Whether it is sure to have ended; of another machine, boot or container nothing is sure."""
+    """Whether the process has certainly ended. False for a process of another machine, boot or container, which
+    cannot be checked from here."""
     return process.host == _host_id() and _start_ticks(process.pid) != process.start
 
 

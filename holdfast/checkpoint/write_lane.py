@@ -53,7 +53,7 @@ class WritePulse:
 
 
 class WriteLane:
-    """The way to one storage. `say` is told what a person should know, each thing once."""
+    """Runs the writes to one storage, one at a time. `say` gets each message for the user only once."""
 
     def __init__(self, url: str, say: Callable[[str], None], stall_s: float = 60.0) -> None:
         self._url = url

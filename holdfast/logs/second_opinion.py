@@ -64,7 +64,8 @@ def _class_names() -> list[str]:
 
 
 def _proposed_row(told: model_answer.ModelAnswer, evidence: list[str], model: str) -> CatalogRow | None:
-    """The row it proposes, with the line it is for: masked, as catalogs are passed around."""
+    """The catalog row that the language model proposes, or None. Its sample is a masked log line, because users
+    share catalogs."""
     if not told.pattern or not evidence:
         return None
     return CatalogRow(

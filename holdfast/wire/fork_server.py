@@ -55,7 +55,8 @@ class ForkAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Later(msgspec.Struct, frozen=True):
-    """Modules to be imported when nobody has asked for a while: then ranks that were started are likely to train."""
+    """Modules that the fork server imports after `quiet_s` seconds without a request. By then the ranks it started
+    are probably training."""
 
     modules: tuple[str, ...]
     quiet_s: float = 10.0

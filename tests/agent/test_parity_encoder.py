@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from holdfast.agent.snapshots.parity_encoder import LATER, ParityEncoder, ParityPair
+from holdfast.agent.snapshots.parity_encoder import SUPERSEDED, ParityEncoder, ParityPair
 from holdfast.checkpoint import peer_transport
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.parity_image import SUM_BYTES, ParityLayout, make_parity_layout
@@ -81,9 +81,9 @@ def test_what_is_given_up_takes_nothing_more(mixing: ParityEncoder, shape: Parit
     put(mixing, shape, 0, 0, halves)
     before = bytes(mixing.slot.image)
     mixing.cancel()
-    with pytest.raises(TransportError, match=LATER):
+    with pytest.raises(TransportError, match=SUPERSEDED.text):
         put(mixing, shape, 0, 1, halves)
-    with pytest.raises(TransportError, match=LATER):
+    with pytest.raises(TransportError, match=SUPERSEDED.text):
         mixing.is_complete()
     assert bytes(mixing.slot.image) == before
 
@@ -99,7 +99,7 @@ def test_a_chunk_that_ends_half_way_spoils_it(
         )
         with pytest.raises(MemoryError):
             put(mixing, shape, 1, 0, halves)
-    with pytest.raises(TransportError, match=LATER):
+    with pytest.raises(TransportError, match=SUPERSEDED.text):
         put(mixing, shape, 1, 0, halves)
 
 

@@ -21,7 +21,9 @@ from holdfast.checkpoint.peer_transport import (
     BytePacer,
     PeerGuard,
     PeerKeeper,
+    PeerRefusal,
     PeerRequest,
+    RefusalCode,
     TransportError,
     pull_state,
     push_state,
@@ -46,7 +48,7 @@ class Keeper:
         self.holding = PushTarget([memoryview(self.memory)], 0, self.end)
         self.ends = self.links = 0
         self.most = 99  # links that are let in
-        self.refuse = ""
+        self.refuse: PeerRefusal | None = None
         self.peers: set[str] = set()  # serials of those who may call
 
     def end(self) -> None:
@@ -60,11 +62,11 @@ class Keeper:
     def here(self) -> set[int]:
         return {*range(self.holding.done), *self.holding.beyond}
 
-    def take(self, ask: PeerRequest) -> PushTarget | str:
+    def take(self, ask: PeerRequest) -> PushTarget | PeerRefusal:
         self.asked.append(ask)
         return self.refuse or self.holding
 
-    def give(self, ask: PeerRequest) -> tuple[list[memoryview], object] | str:
+    def give(self, ask: PeerRequest) -> tuple[list[memoryview], object] | PeerRefusal:
         self.asked.append(ask)
         return self.refuse or ([memoryview(self.memory)[a:b] for a, b in ask.ranges], lambda: None)
 
@@ -243,9 +245,10 @@ def _pushed(callee: PeerKeeper) -> bool:
 
 
 def test_a_refusal_is_told(keeper: Keeper, callee: PeerKeeper) -> None:
-    keeper.refuse = "generation 3 is over"
-    with pytest.raises(TransportError, match="generation 3 is over"):
+    keeper.refuse = PeerRefusal("generation 3 is over", RefusalCode.SUPERSEDED)
+    with pytest.raises(TransportError, match="generation 3 is over") as refused:
         push_state(callee, ASK, [memoryview(STATE)], BytePacer(0))
+    assert refused.value.code is RefusalCode.SUPERSEDED
 
 
 def test_damage_on_the_way_is_seen(keeper: Keeper, callee: PeerKeeper, monkeypatch: pytest.MonkeyPatch) -> None:

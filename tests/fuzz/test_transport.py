@@ -18,6 +18,7 @@ from holdfast.checkpoint.peer_server import PeerServer, PushTarget
 from holdfast.checkpoint.peer_transport import (
     BytePacer,
     PeerKeeper,
+    PeerRefusal,
     PeerReply,
     PeerRequest,
     TransportError,
@@ -45,12 +46,12 @@ class Keeper:
         self.listener = unix_sockets.listen(folder / "k.sock")
         PeerServer(self.listener, None, self.take, self.give).start()
 
-    def take(self, ask: PeerRequest) -> PushTarget | str:
+    def take(self, ask: PeerRequest) -> PushTarget | PeerRefusal:
         return PushTarget([memoryview(self.memory)], 0, lambda: None)
 
-    def give(self, ask: PeerRequest) -> tuple[list[memoryview], Callable[[], None]] | str:
+    def give(self, ask: PeerRequest) -> tuple[list[memoryview], Callable[[], None]] | PeerRefusal:
         if any(not 0 <= start <= end <= MEMORY for start, end in ask.ranges):
-            return "there is no such range"
+            return PeerRefusal("there is no such range")
         return [memoryview(self.memory)[start:end] for start, end in ask.ranges], lambda: None
 
     def answers(self) -> None:

@@ -171,7 +171,8 @@ class Homecoming:
         return (os.path.join(os.path.dirname(path), to.name),) if moved else ()
 
     def _destination(self, path: str, theirs: Path) -> Path:
-        """What a rank has replaced is the newer one, whatever time it bears."""
+        """The path to bring a rank's file to. If nobody has touched the copy we brought home earlier, it is
+        overwritten. Otherwise file times decide whether both are kept."""
         known = self._brought.get(path)
         if known and known.to == str(theirs) and (there := _stat(theirs)) and _look_of(there) == known.theirs:
             return theirs

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.agent.snapshots.parity_encoder import LATER, ParityEncoder, ParityPair
+from holdfast.agent.snapshots.parity_encoder import SUPERSEDED, ParityEncoder, ParityPair
 from holdfast.agent.snapshots.peer_arenas import PREFIX, PeerArena, PeerLayouts, PeerMemory
 from holdfast.checkpoint.arena import POISONED, VERIFIED, Arena, ArenaError
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.parity_image import ParityLayout, make_parity_layout
 from holdfast.checkpoint.peer_server import PushTarget
-from holdfast.checkpoint.peer_transport import PeerRequest, TransportError
+from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, TransportError
 from holdfast.model.state_copy import Copy
 from holdfast.wire import run_files
 
@@ -109,28 +109,28 @@ class ParityCopies:
 
     # --- halves come in ----------------------------------------------------------------------------------------
 
-    def receive_half(self, ask: PeerRequest, plan: ImageLayout) -> PushTarget | str:
+    def receive_half(self, ask: PeerRequest, plan: ImageLayout) -> PushTarget | PeerRefusal:
         ranks = ask.pair
         if ranks is None or ask.rank not in ranks or ranks[0] == ranks[1]:
-            return f"rank {ask.rank} is not of the pair {ranks}"
+            return PeerRefusal(f"rank {ask.rank} is not of the pair {ranks}")
         half = ranks.index(ask.rank)
         layout = self._await_partner(ask, ranks, ranks[1 - half])
         other = self._plans.get(ranks[1 - half], layout)
         if other is None:
-            return f"rank {ranks[1 - half]} has not come yet, whose half goes with it"
+            return PeerRefusal(f"rank {ranks[1 - half]} has not come yet, whose half goes with it")
         shape = make_parity_layout(*((plan, other) if half == 0 else (other, plan)))
         if shape.starts[half][-1] != ask.bytes:
-            return f"a half has {shape.starts[half][-1]} bytes by its layout, not {ask.bytes}"
+            return PeerRefusal(f"a half has {shape.starts[half][-1]} bytes by its layout, not {ask.bytes}")
         pair = ParityPair(ranks=ranks, layouts=(ask.layout, layout) if half == 0 else (layout, ask.layout))
         try:
             backup = self._fit_arena(pair, ask, shape.image_bytes)
         except (OSError, ArenaError, TimeoutError) as e:
-            return f"no memory for parity: {e}"
+            return PeerRefusal(f"no memory for parity: {e}")
         with self._lock:
             if ask.generation != self._generation:
-                return f"generation {ask.generation} is over; this node is in {self._generation}"
+                return PeerRefusal(f"generation {ask.generation} is over; this node is in {self._generation}")
             if self._kept.get(ranks) != (pair, backup):
-                return "the pair is laid out anew"
+                return PeerRefusal("the pair is laid out anew")
             return self._half_target(backup, ask, shape)
 
     def _await_partner(self, ask: PeerRequest, ranks: Ranks, other: int) -> str:
@@ -155,7 +155,7 @@ class ParityCopies:
                     mixing.cancel()
             return backup
 
-    def _half_target(self, backup: PeerArena, ask: PeerRequest, shape: ParityLayout) -> PushTarget | str:
+    def _half_target(self, backup: PeerArena, ask: PeerRequest, shape: ParityLayout) -> PushTarget | PeerRefusal:
         assert ask.pair is not None
         half = ask.pair.index(ask.rank)
         if ask.floor >= 0:
@@ -164,13 +164,13 @@ class ParityCopies:
         if newest == ask.step:  # the answer to the last chunk was lost
             return PushTarget([], len(shape.chunks[half]), _do_nothing)
         if max(newest, mixing.step if mixing else -1) > ask.step:
-            return LATER
+            return SUPERSEDED
         if mixing is None or mixing.step < ask.step:
             if mixing:
                 mixing.cancel()
             slot = backup.arena.begin_slot(ask.step, ask.generation)
             if slot is None:
-                return "all memory for this parity is in use"
+                return PeerRefusal("all memory for this parity is in use")
             mixing = self._mixing[ask.pair] = ParityEncoder(slot, shape)
             mixing.finish = lambda mixing: self._seal_parity(ask.pair, backup, mixing)
         return mixing.half_target(half)
@@ -185,7 +185,7 @@ class ParityCopies:
                 mixing.sealed = True
                 del self._mixing[ranks]
             if not mixing.sealed:
-                raise TransportError(LATER)
+                raise TransportError(*SUPERSEDED)
         backup.arena.write_checksums(mixing.slot.index)
         self._memory.call_soon(self.told)
 

@@ -17,9 +17,9 @@ from holdfast.checkpoint.arena import SnapshotSlot
 from holdfast.checkpoint.arena_header import LAYOUT_BYTES
 from holdfast.checkpoint.parity_image import SUM_BYTES, ParityLayout, xor_into
 from holdfast.checkpoint.peer_server import PushTarget
-from holdfast.checkpoint.peer_transport import TransportError
+from holdfast.checkpoint.peer_transport import PeerRefusal, RefusalCode, TransportError
 
-LATER = "a later step is wanted by now"
+SUPERSEDED = PeerRefusal("a later step is wanted by now", RefusalCode.SUPERSEDED)
 
 
 class ParityPair(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,4 +95,4 @@ class ParityEncoder:
 
     def _check_wanted(self) -> None:
         if self._over:
-            raise TransportError(LATER)
+            raise TransportError(*SUPERSEDED)

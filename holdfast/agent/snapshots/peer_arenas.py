@@ -9,12 +9,12 @@ import msgspec
 from holdfast.checkpoint.arena import Arena, SealedSnapshot, arena_bytes
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.peer_server import PushTarget
-from holdfast.checkpoint.peer_transport import PeerRequest
+from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, RefusalCode
 from holdfast.core.decoding import from_msgpack
 from holdfast.wire import run_files
 from holdfast.wire.keeper_messages import layout_file_name
 
-NO_PLAN = "the layout is not known here"
+NO_LAYOUT = PeerRefusal("the layout is not known here", RefusalCode.NO_LAYOUT)
 PREFIX = "backup-"  # of the names of arenas
 _SLOTS = 2  # the job's floor, which is held, and the next, which is coming in
 _MAKE_S = 60.0
@@ -67,9 +67,9 @@ class PeerLayouts:
                 return None
         return self._known[rank, layout]
 
-    def receive_layout(self, ask: PeerRequest) -> PushTarget | str:
+    def receive_layout(self, ask: PeerRequest) -> PushTarget | PeerRefusal:
         if not 0 < ask.bytes <= _PLAN_BYTES:
-            return f"a layout of {ask.bytes} bytes is not taken"
+            return PeerRefusal(f"a layout of {ask.bytes} bytes is not taken")
         content = bytearray(ask.bytes)
 
         def learned() -> None:

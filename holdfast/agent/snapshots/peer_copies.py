@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent.snapshots.parity_copies import ParityCopies
-from holdfast.agent.snapshots.peer_arenas import NO_PLAN, PREFIX, PeerArena, PeerLayouts, PeerMemory
+from holdfast.agent.snapshots.peer_arenas import NO_LAYOUT, PREFIX, PeerArena, PeerLayouts, PeerMemory
 from holdfast.checkpoint.arena import Arena, ArenaError, SealedSnapshot, SnapshotSlot
 from holdfast.checkpoint.peer_server import PushTarget
-from holdfast.checkpoint.peer_transport import PeerRequest, cut_range
+from holdfast.checkpoint.peer_transport import PeerRefusal, PeerRequest, cut_range
 from holdfast.wire.holder_messages import KeptArena
 from holdfast.wire.keeper_messages import layout_file_name
 
@@ -88,29 +88,29 @@ class PeerCopies:
 
     # --- a peer's copies come in -------------------------------------------------------------------------------
 
-    def receive_push(self, ask: PeerRequest) -> PushTarget | str:
+    def receive_push(self, ask: PeerRequest) -> PushTarget | PeerRefusal:
         if ask.verb == "tell":
             return self._plans.receive_layout(ask)
         plan = self._plans.get(ask.rank, ask.layout)
         if plan is None:
-            return NO_PLAN
+            return NO_LAYOUT
         if ask.pair:
             return self.pairs.receive_half(ask, plan)
         sizes = [part.end - part.start for part in plan.owned_ranges()]
         if sum(sizes) != ask.bytes:
-            return f"a copy has {sum(sizes)} bytes by its layout, not {ask.bytes}"
+            return PeerRefusal(f"a copy has {sum(sizes)} bytes by its layout, not {ask.bytes}")
         try:
             found, layout = self._backups.get(ask.rank), bytes.fromhex(ask.layout)
             backup = self._memory.fit_arena(found, str(ask.rank), layout, ask, ask.bytes)
         except (OSError, ArenaError, TimeoutError) as e:
-            return f"no memory for a copy: {e}"
+            return PeerRefusal(f"no memory for a copy: {e}")
         with self._lock:
             if ask.generation != self._generation:
-                return f"generation {ask.generation} is over; this node is in {self._generation}"
+                return PeerRefusal(f"generation {ask.generation} is over; this node is in {self._generation}")
             self._backups[ask.rank] = backup
             return self._incoming_target(backup, ask, sizes)
 
-    def _incoming_target(self, backup: PeerArena, ask: PeerRequest, sizes: list[int]) -> PushTarget | str:
+    def _incoming_target(self, backup: PeerArena, ask: PeerRequest, sizes: list[int]) -> PushTarget | PeerRefusal:
         if ask.floor >= 0:
             backup.pin_step(ask.floor)  # our own word of it may come later than the copy of the next
         coming = self._coming.get(ask.rank)
@@ -122,7 +122,7 @@ class PeerCopies:
             )  # the last answer was lost
         slot = backup.arena.begin_slot(ask.step, ask.generation)
         if slot is None:
-            return "all copies of this rank are in use"
+            return PeerRefusal("all copies of this rank are in use")
         ends = list(accumulate(sizes))  # both sides cut it into chunks alike
         views = [slot.image[end - size : end] for size, end in zip(sizes, ends, strict=True)]
         holding = PushTarget(views, 0, partial(self._seal_copy, backup.arena, slot))
@@ -139,17 +139,17 @@ class PeerCopies:
 
     # --- others fetch ------------------------------------------------------------------------------------------
 
-    def serve_pull(self, ask: PeerRequest) -> Given | str:
+    def serve_pull(self, ask: PeerRequest) -> Given | PeerRefusal:
         """A layout, or bytes of a snapshot: found undamaged before the first of them is sent."""
         if ask.verb == "plan":
             path = self._notes / layout_file_name(ask.rank, ask.layout)
-            return ([memoryview(path.read_bytes())], _do_nothing) if path.exists() else NO_PLAN
+            return ([memoryview(path.read_bytes())], _do_nothing) if path.exists() else NO_LAYOUT
         for arena, ranges in self._find_ranges(ask):
             given = self._pin_snapshot(arena, ask) if ranges else None
             if given is not None:
                 image, release = given
                 return [image[start:end] for start, end in ranges], release
-        return f"step {ask.step} of rank {ask.rank} is not here"
+        return PeerRefusal(f"step {ask.step} of rank {ask.rank} is not here")
 
     def _find_ranges(self, ask: PeerRequest) -> Iterator[tuple[Arena, tuple[tuple[int, int], ...]]]:
         """Where it could be, and where in there."""

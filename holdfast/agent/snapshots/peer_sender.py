@@ -12,8 +12,6 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.agent.snapshots.parity_encoder import LATER
-from holdfast.agent.snapshots.peer_arenas import NO_PLAN
 from holdfast.checkpoint.arena import VERIFIED, Arena, SealedSnapshot
 from holdfast.checkpoint.parity_image import Cut, half_of
 from holdfast.checkpoint.peer_transport import (
@@ -22,6 +20,7 @@ from holdfast.checkpoint.peer_transport import (
     PeerGuard,
     PeerKeeper,
     PeerRequest,
+    RefusalCode,
     TransportError,
     push_state,
 )
@@ -274,12 +273,14 @@ class PeerSender:
             try:
                 push_state(keeper, state, views, pace)
             except TransportError as e:
-                if NO_PLAN not in str(e):
+                if e.code is not RefusalCode.NO_LAYOUT:
                     raise
                 self._send_layout(want, state, parcel.at)
                 push_state(keeper, state, views, pace)
-        except (TransportError, OSError) as e:
-            if LATER not in str(e):
+        except OSError as e:
+            return str(e)
+        except TransportError as e:
+            if e.code is not RefusalCode.SUPERSEDED:
                 return str(e)
             # Another rank has gone on to a later step. The controller hears that from its node, and aims anew.
         self._done.add(key)

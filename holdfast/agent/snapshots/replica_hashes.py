@@ -30,7 +30,8 @@ _decode = make_decoder(msgspec.msgpack.Decoder(ImageLayout))
 
 
 class SharedPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank shares with the same others."""
+    """One part of a rank's state, parameters or optimizer state, that is identical on all ranks of one replica
+    group."""
 
     group: str
     count: int

@@ -63,7 +63,8 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _checked_level(args: argparse.Namespace) -> int:
-    """The level, which is that of the highest probe where probes are named."""
+    """The probe level to run. If probes are named, it is raised to the highest level among them. Bad flags raise
+    `UsageError`."""
     known = {probe.name: probe.level for probe in PROBES}
     names = [name for name in args.only.split(",") if name]
     if unknown := [name for name in names if name not in known]:

@@ -108,7 +108,8 @@ def main() -> int:
 
 
 def open_log(run_dir: Path) -> logging.Handler:
-    """What whoever looks after us reads, and strangers cannot fill."""
+    """Open the controller's log. Its size is limited, and complaints about bad requests are rate-limited, so
+    strangers cannot flood it."""
     log = RotatingFileHandler(run_dir / "controller.log", maxBytes=_LOG_BYTES, backupCount=1)
     log.addFilter(ServerLogFilter())
     return log

@@ -169,7 +169,7 @@ def read_spec(run_dir: Path) -> RunSpec:
 
 
 def open_authority(run_dir: Path) -> "CertificateAuthority":
-    """Who says which hosts are in this run; made when it is first asked for."""
+    """The certificate authority that decides which hosts belong to this run. The first call creates it."""
     from holdfast.wire.credentials.certificate_authority import CertificateAuthority
 
     return CertificateAuthority(door_keys_folder(run_dir))

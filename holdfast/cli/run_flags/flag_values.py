@@ -74,7 +74,7 @@ def _least_nodes(given: GivenFlags, word: FlagWord, bounds: list[int]) -> int:
 
 
 def parse_nproc(given: GivenFlags) -> int | str:
-    """Ranks per node, or the word from which each node finds out for itself."""
+    """The number of ranks per node, or `auto`, `gpu` or `cpu`, from which each node works out its own number."""
     word = given.words.get("nproc-per-node", FlagWord("--nproc-per-node", "1"))
     if word.text in _NPROC_KINDS:
         return word.text

@@ -202,7 +202,8 @@ class Checkpointer:
             raise StateError(f"no checkpoints can be written: {why}")
 
     def _check_line(self, step: int) -> None:
-        """Steps beside newer ones of another run would be neither its continuation nor found by the next restore."""
+        """Raise if the storage already holds a checkpoint of this step or a later one, and restore() was not
+        called. The next restore would find that checkpoint instead of ours."""
         if not self._unread or not self._storage:
             return
         self._unread = False

@@ -100,7 +100,7 @@ class CopyPlan:
     # What the GPU does.
 
     def copy_early(self, things: Sequence[Any]) -> None:
-        """Where the training computes: what it may change before the optimizer's step."""
+        """Copy what the training may change before the optimizer's step. Runs on the training's own GPU stream."""
         loose = self.split.at_once
         _copy_tensors([self._shadows[index] for index in loose], [things[index] for index in loose])
 

@@ -50,7 +50,7 @@ class CopyTurn(NamedTuple):
 
 
 class OptimizerWait(NamedTuple):
-    """Where an optimizer came to wait for a snapshot."""
+    """The moment at which an optimizer step reached the wait for a snapshot, and the snapshot that it waits for."""
 
     reached: Any
     turn: CopyTurn

@@ -138,7 +138,8 @@ def _list_frames(frame: FrameType | None) -> list[tuple[str, str, int]]:
 
 
 def _read_dumps() -> list[Dump]:
-    """What torch's recorders hold, without stacks, for these would take seconds; nothing before there is a group."""
+    """The records of torch's flight recorders. Stacks are left out, because they take seconds. Empty before
+    torch.distributed is initialized."""
     c10d = sys.modules.get("torch._C._distributed_c10d")
     initialized = getattr(sys.modules.get("torch.distributed"), "is_initialized", None)
     if c10d is None or initialized is None or not initialized():

@@ -92,7 +92,8 @@ class UpdateWatch:
         self.norm = torch.linalg.vector_norm(torch.stack(norms)) if norms else None
 
     def _reduce_bucket(self, group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """DDP's own reduction, and what went into it from here."""
+        """DDP communication hook: average the bucket over all ranks as DDP does. Before that, record the norm of
+        this rank's own gradients."""
         try:
             self._own.append(torch.linalg.vector_norm(bucket.buffer(), dtype=torch.float32).square())
         except Exception as e:  # the script's own backward pass is around us

@@ -16,7 +16,8 @@ _SHOW = "this job takes certificates of its user's own authority: set door.autho
 
 
 class CertificateEnrolment:
-    """In the place of Enrolling."""
+    """Admits nodes that have certificates of the user's own authority. Used instead of `NodeEnrolment`; no secret
+    or token is needed."""
 
     def __init__(self, folder: Path, run_id: str, audit: AuditLog) -> None:
         """`folder`: with the controller's own keys; which nodes have come is kept there too."""

@@ -150,7 +150,7 @@ def _json_response(value: object, status: int = 200) -> web.Response:
 
 
 def _error_response(status: int, sentence: str) -> web.Response:
-    """The last word on its link: whoever asks badly, as often as he can, has to call anew each time."""
+    """An error answer that also closes the connection. A misbehaving caller must reconnect for every attempt."""
     answer = _json_response({"error": sentence}, status)
     answer.force_close()
     return answer

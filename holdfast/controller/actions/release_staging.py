@@ -13,7 +13,8 @@ class ReleaseStaging:
         self._ask = ask
 
     async def stage_release(self, action: Stage) -> Outcome:
-        """A release that a node refuses has a detail; nodes that could not have it are under `failed`."""
+        """Check a release on the first node that can, then stage it on the rest. If the check refuses it, `detail`
+        says why. Nodes that could not get it are in `failed`."""
         failed: dict[str, str] = {}
         rest = [*action.nodes]
         while rest:

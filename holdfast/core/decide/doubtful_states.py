@@ -26,7 +26,8 @@ class DoubtfulStates:
         self.all = (*self.all, Doubt(generation=generation, not_after=self.not_after))[-_KEPT:]
 
     def clear_after(self, not_after: int) -> None:
-        """It was a batch that spoilt the loss, which is left out from now on: the state before it is as good as any."""
+        """Trust the states up to this step again. A bad batch spoilt the loss, and that batch is skipped from now
+        on."""
         if self.all and self.not_after is not None:
             self.not_after, self.verified = not_after, False
             self.all = (*self.all[:-1], Doubt(generation=self.all[-1].generation, not_after=not_after))

@@ -103,7 +103,7 @@ def fence_unstopped(d: "Decider", now: float, nodes: Iterable[str]) -> None:
 
 
 def on_dismissed(d: "Decider", now: float, event: Outcome) -> str:
-    """The fleet has ended a node that did not answer, or could not."""
+    """The fleet has ended a node that did not answer, or has reported that it could not end it."""
     error = "" if event.ok else event.detail or "the fleet did not say why"
     reason, actions = d.fence.on_dismissed(now, event.action, error)
     d.actions += actions

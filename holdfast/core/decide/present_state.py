@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 
 def tell_present(d: "Decider", now: float, step: int, ending: str) -> str:
-    """From the state alone: the newest reason of a decision may be hours old, and about what is long over."""
+    """One line on what the job is doing now. It uses only the current state, because the reason of the last
+    decision may be hours old."""
     match d.phase:
         case Phase.NEW:
             return "the job has not begun"

@@ -13,7 +13,8 @@ class RebootDetector:
         self._told: set[tuple[int, str]] = set()
 
     def on_beat(self, now: float, generation: int, beat: Beat) -> Alarm | None:
-        """A beat of a node whose launch of this generation is known to be over; each is named once."""
+        """An alarm if this node's beat shows an older generation, so the node has restarted and lost its ranks.
+        Call only after the launch is over. Each node is reported once per generation."""
         if beat.generation >= generation or (generation, beat.node) in self._told:
             return None
         self._told = {told for told in self._told if told[0] == generation} | {(generation, beat.node)}

@@ -221,7 +221,7 @@ def _describe_missing(m: MissingAtCollective, ranks: Sequence[int]) -> str:
 
 
 def _describe_place(ranks: Sequence[int], mains: dict[int, Process], children: list[Process]) -> str:
-    """Where the first of them is instead, and its children."""
+    """Text that says where the first of these ranks is in its code, and where up to two of its children are."""
     main = mains.get(ranks[0])
     if main is None:
         return ""

@@ -59,7 +59,8 @@ class FailureHistory:
         self.lost_s += max(0.0, took_s)
 
     def discount_steps(self, not_after: int) -> None:
-        """Steps after this one led nowhere, as it turns out; to make them again is not to get further either."""
+        """Stop counting steps after this one as progress, because they led to a bad state. Repeating them will not
+        count either."""
         while self._reached and self._reached[-1][0] > not_after:
             after_s, (step, before_s) = self.trained_s, self._reached.pop()
             came_from = self._reached[-1][0] if self._reached else step

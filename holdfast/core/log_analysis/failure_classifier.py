@@ -61,7 +61,8 @@ def classify_failure(case: FailureEvidence, catalog: FailureCatalog) -> Diagnosi
 
 
 def _prefer_user_bug(root: CatalogHit | None, hits: list[CatalogHit], catalog: FailureCatalog) -> CatalogHit | None:
-    """A bug in the user's code, where less than proof speaks against a machine: no machine makes a TypeError."""
+    """The first clear bug in the user's code, if the evidence against a machine is short of proof. A machine fault
+    does not cause a TypeError."""
     if root is None or root.raised or root.weight >= _PROOF:
         return None
     if (root.row.action or _find_class(root.klass, catalog, root.row).action) != _EVICT:

@@ -186,7 +186,8 @@ def _parse_time(told: dict[str, str]) -> float | None:
 
 
 def _unwrap_json(said: LogLine) -> None:
-    """A line of JSON, as containers and some loggers write it."""
+    """Replace a JSON log line, as containers and some loggers write it, by its message. Time, rank, node and level
+    are taken from its fields. Other lines stay as they are."""
     try:
         tree = json.loads(said.text)
     except (ValueError, RecursionError):

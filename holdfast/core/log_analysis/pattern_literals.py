@@ -71,7 +71,8 @@ def _end_of_class(pattern: str, at: int) -> int:
 
 
 class LiteralIndex:
-    """Many needles, found by one word each: a line is looked up by its words, of which a language has but a few."""
+    """Finds which of many literals each line holds. Each literal is indexed by one of its words. Logs repeat few
+    words, so most lookups are already cached."""
 
     def __init__(self, wanted: Iterable[bytes]) -> None:
         self._whole: dict[bytes, list[bytes]] = {}  # by words that stand alone in the needle

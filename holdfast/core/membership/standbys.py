@@ -209,7 +209,8 @@ class Standbys:
         return min(self._patience_s, longest_s)
 
     def wake_at(self, *, steady: bool = False, standing: bool = False) -> float | None:
-        """When the clock matters here; standbys are probed again while the job is steady."""
+        """The next time at which standbys need attention: an arrival deadline, a retry or, while the job is steady,
+        a new probe. None if there is none."""
         patience_s = self._arrival_limit_s(standing)
         waits = [asked_at + patience_s for asked_at in self.coming.values()] + (
             [self._retry_at] if self._retry_at is not None else []

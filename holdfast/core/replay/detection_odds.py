@@ -52,7 +52,7 @@ def remaining_belief(replays: int, prior: float = 0.5) -> float:
 
 
 def step_odds(q: float, steps: int) -> float:
-    """The chance of a single step, of a fault that shows with chance q in so many."""
+    """The chance that a fault shows in a single step, if it shows with chance q in `steps` steps."""
     return shown_odds(q, 1.0 / steps)
 
 

@@ -57,7 +57,7 @@ class CodeFailures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class BlastFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What takes several nodes at once that stand side by side: a switch, the power of a rack."""
+    """A failure that takes down several neighbouring nodes at once, such as a switch or a rack's power supply."""
 
     name: str
     nodes: int

@@ -76,8 +76,8 @@ def draw_schedule(setup: ScaleSetup, mix: FailureMix) -> FailureSchedule:
 
 
 def draw_standby_failures(setup: ScaleSetup, mix: FailureMix, standbys: int) -> tuple[ScheduledFailure, ...]:
-    """Failures of nodes that only wait: as often as of others, but they run no code, so what tells of a failure is
-    silence or a reading, and what has no such sign shows itself, if ever, in a seat."""
+    """Failures of standby nodes. Standbys fail as often as other nodes, but they run no training code. Only
+    failures that show as silence or in a health reading are drawn; others could show only once the node trains."""
     strikes = _draw_failures(setup, mix, standbys, Random(f"standbys {setup.seed}"))
     return tuple(s for s in strikes if s.why == "machine" and s.fault.shows in ("silence", "health") and not s.blast)
 

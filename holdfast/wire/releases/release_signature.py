@@ -29,7 +29,7 @@ def signed_message(release: Release) -> bytes:
 
 
 def sign_release(release: Release, key: Path) -> Release:
-    """With a private key, or with the public one of a key that ssh-agent holds."""
+    """Sign a release. `key` is a private key file, or a public key file whose private key is in ssh-agent."""
     try:
         done = _ssh_keygen("-Y", "sign", "-n", _SPACE, "-f", str(key), sent=signed_message(release))
     except (OSError, subprocess.TimeoutExpired) as e:
