@@ -1,4 +1,4 @@
-"""One frozen tree of settings, from defaults, a TOML file and --set, with limits checked against each other."""
+"""Settings as one frozen tree: built from defaults, a TOML file and --set, and checked for consistency."""
 
 import tomllib
 from collections.abc import Iterable
@@ -29,20 +29,20 @@ from holdfast.model.event import Limits
 
 
 class LogLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of the ranks' output."""
+    """Limits on how much of the ranks' output is kept and shown."""
 
     file_bytes: int = 1 << 30  # a rank's log file is rotated beyond this; one older file is kept
     console_bytes_s: int = 1 << 20  # shown on the console per second; more is skipped and counted
 
 
 class WordLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about last words beside our own catalog."""
+    """Where the user's own catalog of last words lies."""
 
     catalog: str = ""  # the user's own rows; empty: words.toml in HOLDFAST_HOME, else in ~/.config/holdfast
 
 
 class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """A language model that may be asked where the rules are not sure."""
+    """Settings for a language model that is asked where the rules are not sure."""
 
     url: str = ""  # of an OpenAI-compatible endpoint; empty: nobody is asked
     name: str = ""
@@ -54,13 +54,13 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReleaseLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Which releases are taken."""
+    """Rules on which releases the job accepts."""
 
     signers: str = ""  # an OpenSSH file of allowed signers; empty: signatures are not asked for
 
 
 class DoorLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Files by which hosts of a job prove themselves, if the user has an authority; empty: the job makes its own."""
+    """TLS files by which the hosts of a job prove themselves; empty: the job creates its own authority."""
 
     authority: str = ""
     certificate: str = ""
@@ -95,7 +95,7 @@ ASK_S = 14400.0  # recovery.ask_s where a hook tells people, unless it is set
 
 
 class ConfigError(Exception):
-    """One sentence: what is wrong and how to mend it."""
+    """A bad setting; the message says in one sentence what is wrong and how to fix it."""
 
 
 def load(path: str | None, overrides: Iterable[tuple[str, str]]) -> Settings:
@@ -112,7 +112,7 @@ def load(path: str | None, overrides: Iterable[tuple[str, str]]) -> Settings:
         if not field:
             raise ConfigError(f"--set {key}={value}: write it as SECTION.FIELD=VALUE, for example recovery.attempts=5")
         fields = tree.setdefault(section, {})
-        if isinstance(fields, dict):  # else _known says so
+        if isinstance(fields, dict):  # else _check_known says so
             fields[field] = value
     for section, fields in tree.items():
         _check_known(section, fields)
@@ -141,7 +141,7 @@ def _check_known(section: str, fields: object) -> None:
 
 
 def _parse_url(url: str) -> SplitResult | None:
-    """An address that can be called; None also for half an IPv6 address, or a port that there is not."""
+    """Return the parts of an HTTP(S) address; None if it is malformed or has no host or a bad port."""
     try:
         found = urlsplit(url)
         return found if found.scheme in ("http", "https") and found.hostname and found.port != 0 else None
@@ -191,7 +191,7 @@ def _door_rules(d: DoorLimits) -> tuple[tuple[bool, str], ...]:
 
 
 def _check_relations(s: Settings) -> None:
-    """Relations between limits."""
+    """Raise ConfigError if a setting is out of range or contradicts another one."""
     for section in msgspec.structs.fields(Settings):
         limits = getattr(s, section.name)
         for field in msgspec.structs.fields(type(limits)):

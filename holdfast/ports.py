@@ -1,4 +1,4 @@
-"""What a shell must offer to the controller."""
+"""Interfaces that the shell must provide to the controller."""
 
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Protocol
@@ -7,70 +7,70 @@ from holdfast.model.event import Entry, Lost
 
 
 class Journal(Protocol):
-    """The record of a job: one writer, append only."""
+    """The append-only record of a job, with a single writer."""
 
     epoch: int  # of this writer: it and all before it
     lost: Lost | None  # entries that were there once
     doubt: str  # why nobody knows whether some were lost; empty: it is known
 
     def raise_epoch(self, epoch: int) -> None:
-        """Move to this epoch, because a node has heard from a writer that this journal does not know. The new epoch
-        is on disk when this returns."""
+        """Move to this epoch, which a node has heard from an unknown writer. The epoch is on disk on return."""
 
     def append(self, entry: Entry, durable: bool) -> None:
         """Add an entry; with `durable` it and all before it are on disk when this returns."""
 
     def flush(self) -> None:
-        """All that was appended is on disk when this returns."""
+        """Write all appended entries to disk before returning."""
 
     def read(self, after: int = 0) -> Iterator[Entry]:
-        """Entries with a sequence number above `after`, in order."""
+        """Yield the entries with a sequence number above `after`, in order."""
 
     def close(self) -> None: ...
 
 
 class Notes(Protocol):
-    """What a controller must find again as it was when it comes back, beside the journal."""
+    """Values that a controller must find again after a restart, besides the journal."""
 
     def put_tensor(self, name: str, content: bytes) -> None:
-        """Write it down, whole, in the place of what was there under this name."""
+        """Store `content` under this name, replacing any earlier content as a whole."""
 
     def get_tensor(self, name: str) -> bytes:
-        """What was written down; nothing if nothing was."""
+        """Return the content stored under this name; empty bytes if there is none."""
 
 
 class Fleet(Protocol):
-    """Where nodes come from."""
+    """The source of nodes."""
 
     can_acquire: bool
 
     async def acquire(self, count: int) -> tuple[str, ...]:
-        """Start this many nodes and name them; each dials the controller when it is up. OSError if none can be had."""
+        """Start this many nodes and return their names; each dials the controller later. Raise OSError if it
+        fails."""
 
     async def give_back(self, node: str, reason: str) -> None:
-        """End the node and everything below it; unknown or ended nodes are no error.
+        """End the node and all processes on it; an unknown or ended node is no error.
 
-        When this returns, nothing of it lives: the next generation relies on that. OSError if it is not known. A fleet
-        that cannot acquire cannot end nodes either, and is not believed.
+        On return, no process of the node is alive: the next generation relies on that. Raise OSError if that is not
+        certain. A fleet that cannot acquire cannot end nodes either, so the controller does not rely on its answer.
         """
 
     def nodes(self) -> tuple[str, ...]:
-        """The nodes that were acquired and not released."""
+        """Return the nodes that were acquired and not given back."""
 
 
 class Store(Protocol):
-    """Where the ranks of a generation find each other."""
+    """The store through which the ranks of one generation find each other."""
 
     host: str
 
     async def open(self, generation: int) -> int:
-        """The port of this generation's own store, the same however often it is asked; OSError if there is none.
+        """Return the port of this generation's store, the same at every call; raise OSError if there is none.
 
-        Numbers below 0 are of groups beside the generations.
+        Negative numbers stand for groups besides the generations.
         """
 
     async def quit(self) -> None:
-        """The job is over."""
+        """Shut down the store, because the job is over."""
 
 
 class Socket(Protocol):

@@ -1,1 +1,1 @@
-"""The decisions: pure functions and one state machine, told the time and the news."""
+"""The decision logic of a job: pure functions and one state machine, which get the time and events as arguments."""

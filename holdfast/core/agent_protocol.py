@@ -1,4 +1,4 @@
-"""The life of one node's agent as a pure step machine: links break, errands repeat, ranks end, nothing is lost."""
+"""The agent's side of the node protocol as a pure state machine: errands, posts, rank exits, lost links."""
 
 from collections import OrderedDict, deque
 
@@ -25,15 +25,15 @@ class NodeLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fence_s(limits: NodeLimits) -> float:
-    """How long after its controller has given it up a node may have living ranks.
+    """Return how long ranks may live on a node after its controller has given the node up.
 
-    The controller may still speak to a node that it cannot hear; then the node has to notice that nobody speaks.
+    The controller may still reach a node that it cannot hear; that node must first notice the broken link.
     """
     return limits.lost_s + 2 * _NOTICE_S + _MARGIN_S
 
 
 class Post(msgspec.Struct, frozen=True, kw_only=True, tag="post"):
-    """A message that is sent again until it is acknowledged."""
+    """A message that the agent sends again until the controller acknowledges it."""
 
     seq: int
     body: Alarm | Ended | Done
@@ -57,7 +57,7 @@ class ErrandReceived(msgspec.Struct, frozen=True):
 
 
 class ErrandDone(msgspec.Struct, frozen=True):
-    """The shell has carried an errand out, or failed to."""
+    """The shell has carried out an errand, or has failed to."""
 
     errand: Errand
     ok: bool
@@ -74,7 +74,7 @@ class RankExited(msgspec.Struct, frozen=True):
 
 
 class ExitJudged(msgspec.Struct, frozen=True):
-    """What a bad end is taken for, as far as its last words could be judged."""
+    """The alarm for a rank that ended badly, judged from its last words as far as possible."""
 
     exit: Exit
     alarm: Alarm
@@ -85,7 +85,7 @@ class BadLossSeen(msgspec.Struct, frozen=True):
 
 
 class AlarmNoticed(msgspec.Struct, frozen=True):
-    """A detector that watches this machine has something to say."""
+    """A detector on this machine has raised an alarm."""
 
     alarm: Alarm
 
@@ -113,19 +113,19 @@ class SendPost(msgspec.Struct, frozen=True):
 
 
 class RememberDone(msgspec.Struct, frozen=True):
-    """Put on disk before anything else: this errand must never be carried out again."""
+    """Write this result to disk first, so that the errand is never carried out again."""
 
     done: Done
 
 
 class HeedEpoch(msgspec.Struct, frozen=True):
-    """Put on disk: from now on no controller older than this one is listened to."""
+    """Write this epoch to disk; from now on the agent ignores controllers older than it."""
 
     epoch: int
 
 
 class RememberLeaving(msgspec.Struct, frozen=True):
-    """Put on disk before anything is done about it: whoever comes after this agent goes on with it."""
+    """Write to disk, before anything is ended, that the node leaves; the next agent here then goes on with it."""
 
     errand: Leave
 
@@ -135,7 +135,7 @@ class CarryOut(msgspec.Struct, frozen=True):
 
 
 class JudgeExit(msgspec.Struct, frozen=True):
-    """Have the last words of a rank judged, elsewhere: nobody knows how long that takes."""
+    """Have a rank's last words judged in another process, because that may take any length of time."""
 
     exit: Exit
 
@@ -144,7 +144,7 @@ Deed = SendPost | HeedEpoch | RememberDone | RememberLeaving | CarryOut | JudgeE
 
 
 class AgentProtocol:
-    """One node's side of the protocol."""
+    """The state of one node's agent; `step` takes news and returns the deeds that the shell must do."""
 
     def __init__(self, node: str, limits: NodeLimits, now: float) -> None:
         self.node = node
@@ -179,7 +179,7 @@ class AgentProtocol:
         *,
         epoch: int = 0,
     ) -> tuple[Deed, ...]:
-        """What an earlier agent of this node left behind; `leave`: it was about to, and may have ended ranks for it."""
+        """Take over the state of an earlier agent of this node. With `leave`, go on with the leaving it had begun."""
         self._done = {d.id: d for d in done}
         self.generation, self.expected, self.stopped = generation, set(ranks), stopped
         self._begun = generation
@@ -187,9 +187,9 @@ class AgentProtocol:
         return self._begin_leaving(leave) if leave else ()
 
     def occupied_by(self, running: int) -> int:
-        """The newest generation that has ranks here or may have some presently, 0: none; `running` is seen to run.
+        """Return the newest generation that has or may soon have ranks here; 0 if none. `running` is seen to run.
 
-        A launch that is under way has no rank yet, and one that we have not been told to stop is not over.
+        A launch under way has no ranks yet, and a generation that nobody has told us to stop is not over.
         """
         return self.generation if self.generation > self.stopped else running
 
@@ -253,12 +253,12 @@ class AgentProtocol:
         return (CarryOut(errand),)
 
     def _begin_leaving(self, errand: Leave) -> tuple[Deed, ...]:
-        """Nobody else knows that ranks are ended for it, so nobody would tell the next agent to go on."""
+        """Start to leave and write that down, because nobody else would tell the next agent to finish it."""
         self.leaving, self.stopped = True, self.generation
         return (RememberLeaving(errand), CarryOut(errand))
 
     def _is_over(self, generation: int) -> bool:
-        """Whether it was launched here before, unless by an agent that may have ended in the middle of it."""
+        """Return whether this generation was stopped or launched here, unless an earlier agent left it half done."""
         return generation <= self.stopped or (generation <= self.generation and generation != self._begun)
 
     def _on_finished(self, news: ErrandDone) -> tuple[Deed, ...]:
@@ -312,7 +312,7 @@ class AgentProtocol:
         return self._post_due()
 
     def _post_due(self) -> tuple[Deed, ...]:
-        """In the order in which it happened: a stop that is done is told after the end that led to it."""
+        """Post what is due in order of events; an exit that is still being judged holds back all that follows it."""
         posts = []
         while self._due and not isinstance(body := self._due[0], Exit):
             self._due.popleft()

@@ -1,7 +1,7 @@
-"""Decoding of what comes from outside the process: whatever the bytes, there is a value or a `msgspec.DecodeError`.
+"""Decoders for input from outside the process: any bytes give a value or a `msgspec.DecodeError`.
 
-msgspec alone lets other errors through: text that is not UTF-8, nesting that is too deep, numbers that are too large.
-So does tomllib.
+msgspec alone lets other errors through: for text that is not UTF-8, nesting that is too deep, and numbers that are
+too large. tomllib does so too; `from_toml` raises `tomllib.TOMLDecodeError`.
 """
 
 import tomllib
@@ -31,7 +31,7 @@ def from_msgpack(content: Content, kind: type[T]) -> T:
 
 
 def make_decoder(of: msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T]) -> Callable[[Content], T]:
-    """The same for what is decoded often, or is one of several structs."""
+    """Return a safe function around an existing decoder, for frequent messages or those of several types."""
     decode: Callable[[Any], T] = of.decode
 
     def decoded(content: Content) -> T:
@@ -44,7 +44,7 @@ def make_decoder(of: msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T]) -> Ca
 
 
 def from_toml(text: str) -> dict[str, Any]:
-    """What people write; `tomllib.TOMLDecodeError` if it is something else."""
+    """Parse TOML text; raise `tomllib.TOMLDecodeError` if it is malformed in any way."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:

@@ -1,7 +1,7 @@
-"""Text of others, made fit to be shown: a terminal obeys what it reads, and a script may print anything.
+"""Sanitizer for text from others before it is shown: it removes what a terminal would obey.
 
-Sequences that move the cursor, set the title or the clipboard, and letters that turn the reading direction, could make
-a console or a report say what nobody said.
+Sequences that move the cursor or set the title or the clipboard, and characters that reverse the reading direction,
+could make a console or a report show false text.
 """
 
 import re
@@ -20,24 +20,24 @@ _PLAIN_AGAIN = "\x1b[m"
 
 
 def strip_controls(text: str) -> str:
-    """Without anything that a terminal would obey; ends of lines stay."""
+    """Return the text without anything that a terminal would obey; line ends stay."""
     return _strip_pattern(_HARMFUL, text)
 
 
 def sentence_of_ours(text: str) -> str:
-    """What we say, though it quotes others: no line of theirs begins where one of ours would."""
+    """Return our message sanitized and with later lines indented, so that quoted text cannot pose as a message."""
     return strip_controls(text).replace("\n", "\n  ")
 
 
 def _strip_pattern(harmful: re.Pattern[str], text: str) -> str:
-    """Until nothing is found: what is taken out may have kept apart what is harmful together."""
+    """Remove the pattern until nothing matches, because a removal may join two parts into a new match."""
     while (less := harmful.sub("", text)) != text:
         text = less
     return text
 
 
 def strip_tree(value: Any) -> Any:
-    """The same for every text in a tree of dicts and lists."""
+    """Return a tree of dicts and lists with `strip_controls` applied to every text."""
     if isinstance(value, str):
         return strip_controls(value)
     if isinstance(value, dict):
@@ -48,7 +48,7 @@ def strip_tree(value: Any) -> Any:
 
 
 def sanitize_line(line: bytes) -> bytes:
-    """A rank's line for a console that others share."""
+    """Return a rank's output line made safe for a shared console; colours stay and end with the line."""
     text, before = _decode_line(line), ""
     while text != before:  # bytes that were apart may be a character when what was between is gone
         before, text = text, _decode_line(_encode_text(_strip_pattern(_HARMFUL_SHOWN, text)))

@@ -1,1 +1,1 @@
-"""The nouns that cross borders: frozen structs, no behaviour beyond reading themselves."""
+"""The data types that modules and processes exchange: frozen structs with almost no behaviour."""

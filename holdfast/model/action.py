@@ -1,4 +1,4 @@
-"""What the decider wants done: each has an id, is safe to repeat, and is answered by an outcome (a Say is not)."""
+"""Actions that the decider requests. Each has an id, is safe to repeat and gets an outcome; a Say has neither."""
 
 import msgspec
 
@@ -15,7 +15,7 @@ class Acquire(msgspec.Struct, frozen=True, kw_only=True, tag="acquire"):
 
 
 class Dismiss(msgspec.Struct, frozen=True, kw_only=True, tag="dismiss"):
-    """Give a node back to the fleet; its processes are ended."""
+    """Give a node back to the fleet, which ends its processes."""
 
     id: int
     node: str
@@ -47,9 +47,9 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True, tag="stage"):
-    """Bring a release to these nodes, beside what runs there; the first of them checks it before anybody else gets it.
+    """Bring a release to these nodes beside what runs there; the first node checks it before the others get it.
 
-    The outcome is ok when every node has it; one that failed the check has a detail and no `failed`.
+    The outcome is ok when every node has the release. If the check failed, it has a `detail` and an empty `failed`.
     """
 
     id: int
@@ -58,9 +58,9 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, tag="stage"):
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
-    """Try these nodes while no rank runs on them: each alone, and if nobody fails, in pairs.
+    """Test these nodes while no rank runs on them: each alone and, if none fails, in pairs.
 
-    The outcome is ok when all could be tried; its `failed` are those found bad, its `nodes` those of whom one is.
+    The outcome is ok when all could be tested. `failed` names nodes found bad; `nodes` is a set of which one is bad.
     """
 
     id: int
@@ -73,7 +73,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
 class Replay(msgspec.Struct, frozen=True, kw_only=True, tag="replay"):
     """Have groups of these nodes do the job's own work again, to find the one that does it wrong.
 
-    The outcome is as that of Probe.
+    The outcome has the same form as that of Probe.
     """
 
     id: int
@@ -83,7 +83,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True, tag="replay"):
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True, tag="finish"):
-    """End the job: stop what runs, put its newest state on storage, give back all nodes, exit with this code."""
+    """End the job: stop all ranks, write the newest state to storage, give back all nodes, exit with this code."""
 
     id: int
     code: int

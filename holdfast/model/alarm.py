@@ -1,4 +1,4 @@
-"""A detector's claim about one instant."""
+"""The alarm: a detector's claim that something is wrong at one instant."""
 
 from enum import StrEnum
 
@@ -17,7 +17,7 @@ class Kind(StrEnum):
 
 
 class Stance(StrEnum):
-    """What an alarm of a detector is for."""
+    """What an alarm of a detector may lead to."""
 
     OBSERVE = "observe"  # the journal alone
     NOTIFY = "notify"  # a person is told

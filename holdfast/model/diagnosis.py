@@ -1,4 +1,4 @@
-"""What the last words of a job's ranks say: which failure it was, whose, and what to do next."""
+"""The diagnosis of ranks' last words: the failure class, who is at fault, and what to do next."""
 
 import msgspec
 

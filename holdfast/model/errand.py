@@ -1,4 +1,4 @@
-"""What a controller asks of one node, and the node's answer: the node's share of an action, under the action's id."""
+"""Errands and their answers: one node's share of an action, sent by the controller under the action's id."""
 
 import msgspec
 
@@ -38,7 +38,7 @@ class StopHere(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
 
 
 class StageHere(msgspec.Struct, frozen=True, kw_only=True, tag="stage"):
-    """Have this release ready beside what runs; with `check` only if it compiles and its imports resolve."""
+    """Stage this release beside what runs; with `check`, only if it compiles and its imports resolve."""
 
     id: int
     release: Release
@@ -46,21 +46,21 @@ class StageHere(msgspec.Struct, frozen=True, kw_only=True, tag="stage"):
 
 
 class ProbeHere(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
-    """Try this node alone."""
+    """Probe this node alone."""
 
     id: int
     level: int
 
 
 class PairTestHere(msgspec.Struct, frozen=True, kw_only=True, tag="meet"):
-    """Try what lies between this node and others, together with them."""
+    """Test the connection between this node and others, together with them."""
 
     id: int
     meeting: PairMeeting
 
 
 class ReplayHere(msgspec.Struct, frozen=True, kw_only=True, tag="play"):
-    """Do the job's own work again for some steps, with a group of nodes, and keep nothing of it."""
+    """Do the job's own work again for some steps in a group of nodes, and discard the result."""
 
     id: int
     launch: LaunchHere  # as the ranks of a job are; only its numbers count, no generation begins
@@ -69,7 +69,7 @@ class ReplayHere(msgspec.Struct, frozen=True, kw_only=True, tag="play"):
 
 
 class FinalState(msgspec.Struct, frozen=True, kw_only=True):
-    """A step that every rank holds in memory, to be on storage before the job ends; these ranks are of one node."""
+    """A step that goes from memory to storage before the job ends, and the ranks of one node that write it."""
 
     step: int
     ranks: tuple[int, ...]
@@ -77,7 +77,7 @@ class FinalState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Leave(msgspec.Struct, frozen=True, kw_only=True, tag="leave"):
-    """The job needs this node no more: end everything and exit with this code."""
+    """Leave the job: end everything on this node and exit with this code."""
 
     id: int
     code: int
@@ -91,7 +91,7 @@ Errand = LaunchHere | StopHere | StageHere | ProbeHere | PairTestHere | ReplayHe
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
-    """What became of an errand."""
+    """The outcome of an errand on one node."""
 
     id: int
     node: str

@@ -1,4 +1,4 @@
-"""What the decider hears, and what it answers."""
+"""Events that the decider takes in, and the decisions that it returns."""
 
 from enum import StrEnum
 
@@ -12,7 +12,7 @@ from holdfast.model.verdict import Change, Record
 
 
 class Phase(StrEnum):
-    """Where the job stands; the middle ones belong to an incident or to the first launch."""
+    """The phase of a job, from its start to its end."""
 
     NEW = "new"
     WAITING = "waiting"  # for nodes
@@ -28,7 +28,7 @@ class Phase(StrEnum):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of the decider."""
+    """Time limits and counts that bound the decider's choices."""
 
     stop_grace_s: float = 2.0  # SIGTERM to SIGKILL when an incident stops the ranks
     shutdown_grace_s: float = 30.0  # the same when a person stops the job (torchrun's --shutdown-timeout)
@@ -46,7 +46,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
-    """The first event of every journal: with it, a replay needs nothing else."""
+    """The first event of every journal; it holds all settings that a rebuild of the decider needs."""
 
     job: Job
     limits: Limits
@@ -55,7 +55,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """A node has passed its checks and can take ranks."""
+    """A node has reported, runs no ranks and can take some."""
 
     node: str
     host: str
@@ -64,7 +64,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
-    """The job's step: the one that every rank has reached."""
+    """The newest step that every rank of the job has reached."""
 
     generation: int
     step: int
@@ -81,12 +81,12 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     numbered: bool = False  # not told by the script, but counted by us, and it is known from where on
 
     def renumbers(self, before: "Progress | None") -> bool:
-        """Whether the script tells its steps only now, by other numbers than ours."""
+        """Return whether the script now reports its own step numbers, which differ from those counted so far."""
         return before is not None and before.numbered and not self.numbered and self.step < before.step
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
-    """All ranks of a node have ended well, or have nothing left to do but end, and stand."""
+    """All ranks of a node have ended well, or hang after their scripts have come to an end."""
 
     node: str
     generation: int
@@ -95,7 +95,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
-    """What became of an action; `failed` names the nodes on which it did not work and why."""
+    """The result of an action; `failed` names the nodes on which it did not work, and why."""
 
     action: int
     ok: bool
@@ -106,7 +106,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, tag="outcome"):
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, tag="order"):
-    """A person's word."""
+    """A person's order to a running job."""
 
     verb: str  # stop, update, rollback, hold, resume, evict, drain, approve
     who: str
@@ -119,11 +119,11 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, tag="order"):
 
 
 class Tick(msgspec.Struct, frozen=True, kw_only=True, tag="tick"):
-    """The time the decider asked to be woken at has come."""
+    """The time at which the decider asked to be woken has come."""
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):
-    """Entries that the journal had, and has no more; what is known of the job when they were written."""
+    """Entries that the journal has lost, and what is known about the job at the time they were written."""
 
     kept: int  # entries that are left
     of: int  # that it had, at least; 0: nobody knows

@@ -1,12 +1,12 @@
-"""What stop-time probes find on a node, alone and with others."""
+"""Results of probes on a node, alone and together with others."""
 
 import msgspec
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One result of one probe. `ok` is None where it could not be judged on this machine; `detail` says why.
+    """One result of one probe. `ok` is None if it could not be judged on this machine; `detail` says why.
 
-    Digests and values are comparable between findings of the same probe, device, torch and form alone.
+    Digests and values are comparable only between findings with the same probe, device, torch and form.
     """
 
     probe: str
@@ -27,7 +27,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PairMeeting(msgspec.Struct, frozen=True, kw_only=True):
-    """One node's part in a world of the pair test, which its members find through a store."""
+    """One node's part in one world of a pair test; the members meet through a store."""
 
     rank: int  # of this node's process in the world
     world: int  # two, or three

@@ -1,4 +1,4 @@
-"""One version of the user's code, and what becomes of it in a job."""
+"""A release of the user's code, its fate in a job, and steps to skip or ease."""
 
 from enum import StrEnum
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True):
-    """A tree of files and how it is run. The first is what the job began with."""
+    """A tree of files and how to run it. The job begins with release 1."""
 
     number: int
     digest: str = ""  # of the tree's content; "": the user's own tree where it stands, nothing is staged
@@ -22,7 +22,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fate(StrEnum):
-    """What became of a release."""
+    """The state or end of a release in the job."""
 
     STAGING = "staging"  # it is checked on one node, and then brought to all
     REFUSED = "refused"
@@ -34,14 +34,14 @@ class Fate(StrEnum):
 
 
 class Skip(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps whose batches are left out: the script passes over them."""
+    """A range of steps whose batches the script leaves out."""
 
     first: int
     last: int
 
 
 class Ease(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps that are made at a part of the learning rate."""
+    """A range of steps made at a fraction of the learning rate."""
 
     first: int
     last: int

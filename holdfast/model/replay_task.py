@@ -1,4 +1,4 @@
-"""What the ranks of a group are told when they are to do work again that was done before."""
+"""The task of ranks that do earlier work again in a replay, and their results."""
 
 import msgspec
 
@@ -10,7 +10,7 @@ class ReplayTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one rank of a group."""
+    """The result of one rank of a replay group."""
 
     rank: int  # within the group
     ended: bool  # it did all its steps

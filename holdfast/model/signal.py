@@ -1,4 +1,4 @@
-"""Observations at the edge, before a detector has made a claim of them."""
+"""Signals: raw observations of nodes and ranks, before a detector makes alarms of them."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from holdfast.model.topology import Dims
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's process ended, or told us that it is about to: code is negative for a signal."""
+    """A rank's process has ended, or has announced its end; `code` is negative for a signal."""
 
     node: str
     generation: int
@@ -21,7 +21,7 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank tells of its loss since it first was not finite."""
+    """A rank's report on a loss that is not finite."""
 
     node: str
     generation: int
@@ -32,7 +32,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepValues(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank told of one step."""
+    """The values that a rank reported for one step."""
 
     generation: int
     rank: int
@@ -45,7 +45,7 @@ class StepValues(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mark(msgspec.Struct, frozen=True, array_like=True):
-    """A hash of what a rank shares with its replicas, at one step."""
+    """A hash of the state that a rank shares with its replicas, at one step."""
 
     rank: int
     step: int
@@ -56,7 +56,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
-    """One node's summary of its ranks: the slowest rank's step speaks for the node."""
+    """One node's summary of its ranks; its step is that of the slowest rank."""
 
     node: str
     generation: int
@@ -88,7 +88,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
 
 
 class Gauge(msgspec.Struct, frozen=True, kw_only=True):
-    """A number that a source has read of a machine."""
+    """A number that a source has read from a machine."""
 
     name: str  # such as gpu.ecc_uncorrected
     of: str  # what it was read of: "GPU 3", "eth0", "/scratch"
@@ -97,7 +97,7 @@ class Gauge(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """One line that somebody has written: the kernel, or a rank."""
+    """One log line, written by the kernel or by a rank."""
 
     text: str
     at: float

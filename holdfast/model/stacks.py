@@ -1,4 +1,4 @@
-"""Where the processes of a job are in their code, at one instant."""
+"""Stacks: where the processes of a job are in their code at one instant."""
 
 import msgspec
 
@@ -10,7 +10,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Thread(msgspec.Struct, frozen=True, kw_only=True):
-    """Outermost frame first."""
+    """A thread and its frames, the outermost first."""
 
     name: str = ""
     tid: int = 0
@@ -19,7 +19,7 @@ class Thread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank, or a process that one has started: a data loader, a checkpoint writer."""
+    """A rank, or a process that a rank has started, such as a data loader or a checkpoint writer."""
 
     node: str
     rank: int  # its own, or that of the rank it belongs to
@@ -36,7 +36,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Collective(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest collective that a rank entered in one process group, as the flight recorder has it."""
+    """The newest collective that a rank entered in one process group, from the flight recorder."""
 
     group: str  # name of the process group
     entered: int  # sequence number
@@ -46,7 +46,7 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Arrival(msgspec.Struct, frozen=True, array_like=True):
-    """When a rank came to one collective; other ranks tell of those with the same numbers."""
+    """The time at which a rank reached one collective; `group` and `seq` are the same on all ranks."""
 
     group: str
     seq: int
@@ -54,7 +54,7 @@ class Arrival(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Flight(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's flight recorder, in short."""
+    """A summary of one rank's flight recorder."""
 
     node: str
     rank: int
@@ -62,7 +62,7 @@ class Flight(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
-    """What one node found when it was asked to look at all its processes at one instant."""
+    """The stacks that one node took of all its processes at one instant."""
 
     node: str
     at: float  # on the controller's clock

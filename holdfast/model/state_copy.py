@@ -1,4 +1,4 @@
-"""What memory holds of the job's state: who has which rank's snapshot of which step."""
+"""Copies of the job's state in memory: which node holds which rank's snapshot of which step."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ KEPT_DIGITS = 16
 
 
 class Copy(msgspec.Struct, frozen=True, kw_only=True):
-    """A sealed snapshot on a node: the rank's own, or a backup of a rank that sits elsewhere."""
+    """A sealed snapshot on a node: a rank's own, or the backup of a rank on another node."""
 
     rank: int
     step: int
@@ -22,7 +22,7 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CopySummary(msgspec.Struct, frozen=True, array_like=True):
-    """A copy, in few words: a restore names thousands."""
+    """A copy in short form, because a restore names thousands of copies."""
 
     rank: int
     node: str
@@ -33,14 +33,14 @@ class CopySummary(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Doubt(msgspec.Struct, frozen=True, kw_only=True):
-    """States after this step that this generation or an older one has made are not to be gone on from."""
+    """A ban on restoring states after `not_after` that this generation or an older one made."""
 
     generation: int
     not_after: int
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one rank gets its state from: nodes in the order in which they should be asked."""
+    """The nodes from which one rank gets its state, in the order in which to ask them."""
 
     rank: int
     own: bool  # it lies on the rank's own node
@@ -48,7 +48,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Restore(msgspec.Struct, frozen=True, kw_only=True):
-    """The step that every rank of the next generation goes on from, and how; step 0 and no sources: from nothing."""
+    """The step that all ranks of the next generation resume from, and its sources; by default step 0 from nothing."""
 
     step: int = 0
     sources: tuple[Source, ...] = ()
@@ -60,7 +60,7 @@ class Restore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Half(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one half of what a node's ranks back up is kept, laid over a half of another node's."""
+    """The keeper of one half of a node's backup, which is XORed with a half of another node's."""
 
     keeper: str
     keeper_at: Address = ("", 0)
@@ -68,7 +68,7 @@ class Half(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Aim(msgspec.Struct, frozen=True, kw_only=True):
-    """Which steps a node is to hold for the others' sake, and to copy to its peer."""
+    """The snapshot steps that a node must hold for the job and copy to its peer."""
 
     generation: int
     floor: int = -1  # every rank holds it, and so does every peer: not to be given up; -1: there is none yet

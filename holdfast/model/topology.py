@@ -1,4 +1,4 @@
-"""What a job asks for, and which node holds which ranks in a generation."""
+"""The job as the user asked for it, and the seats that assign ranks to nodes."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ Dims = tuple[tuple[str, int], ...]  # names and sizes, as a DeviceMesh has them:
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user asked for; it never changes while the job lives."""
+    """The user's request; it never changes during the job."""
 
     run_id: str
     min_nodes: int

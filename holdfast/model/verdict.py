@@ -1,4 +1,4 @@
-"""What we believe about an incident, and the record of one that is over."""
+"""The verdict on an incident, and the records of finished incidents and planned restarts."""
 
 from enum import StrEnum
 
@@ -63,7 +63,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A restart that was wanted: by a release, a person, or a job that may grow."""
+    """The record of a planned restart: for a release, for a person, or to grow the job."""
 
     why: str
     generation: int  # the one it ended

@@ -1,1 +1,1 @@
-"""The decider and its phases: launching, recovery, planned restarts, orders of people."""
+"""The decider and its phases: launching, recovery, planned restarts and orders from people."""

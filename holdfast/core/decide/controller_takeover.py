@@ -1,4 +1,4 @@
-"""A controller takes over from an earlier one, perhaps with less in its journal than the nodes were told."""
+"""Takeover by a new controller, including the case that its journal lacks entries that the nodes have seen."""
 
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ _OVER = (Phase.ENDING, Phase.DONE)
 
 
 class ActionIds:
-    """Numbers of actions, which never come again: nodes remember for ever what they were told under one."""
+    """An iterator of action numbers that never repeats one: nodes never carry out the same number twice."""
 
     def __init__(self) -> None:
         self._next = 1
@@ -34,7 +34,7 @@ class ActionIds:
 
 
 def lost_journal_sentence(lost: Lost) -> str:
-    """What became of the journal, for a person."""
+    """Return a sentence that tells a person which journal entries were lost."""
     if lost.damaged:
         of = f", of at least {lost.of:,}" if lost.of > lost.kept + 1 else ""
         return f"the journal is damaged: entry {lost.kept + 1:,}{of}, and what came after it are lost"
@@ -53,7 +53,7 @@ def on_successor(d: "Decider", now: float, event: Successor) -> str:
 
 
 def _on_lost_journal(d: "Decider", now: float, lost: Lost) -> str:
-    """Go on with the ranks that run if they are those that we know, else with a generation above all that was."""
+    """Keep the ranks if the journal still knows their generation; otherwise end them and launch a newer one."""
     told, known, running = lost_journal_sentence(lost), d.generation, d.releases.running.number
     d.generation = max(known, lost.generation)
     if lost.release not in (0, running):

@@ -1,4 +1,4 @@
-"""The whole policy of a job as one state machine: told the time and an event, it answers with actions."""
+"""The policy of a job as one state machine: each step takes the time and an event and returns a decision."""
 
 from holdfast.core.decide import controller_takeover, launching, planned_restart, recovery
 from holdfast.core.decide.controller_takeover import ActionIds
@@ -32,7 +32,7 @@ from holdfast.model.verdict import Change, Record, Verdict
 
 
 class Decider:
-    """State changes only inside `step`; attributes are for reading."""
+    """The state of a job's policy. Only `step` changes it; other code may read the attributes."""
 
     def __init__(self) -> None:
         self.job = Job(run_id="", min_nodes=1, max_nodes=1)
@@ -122,7 +122,7 @@ class Decider:
         )
 
     def _dispatch(self, now: float, event: Event) -> str:
-        """The life of the job and of its incidents, on one screen."""
+        """Pass the event to the function for the current phase, and return the reason for what it decided."""
         match self.phase, event:
             case Phase.NEW, Begin():
                 return launching.on_begin(self, now, event)

@@ -1,7 +1,7 @@
-"""Which states are not to be gone on from: those from which the loss became what no number is.
+"""Saved states that a restart must not use, because the loss went wrong after them.
 
-The first time the state before it is believed: the cause may have been a passing one. If it comes again, no later than
-before, that state is poisoned too, and only what was found good since it was taken will do.
+The first time, the state just before the bad loss is still trusted, since the cause may have passed. If the loss goes
+bad again at the same step or earlier, that state is doubted too, and only states verified as good are used.
 """
 
 from holdfast.model.event import Progress
@@ -18,7 +18,7 @@ class DoubtfulStates:
         self._bad = -1  # where it went wrong last
 
     def doubt_after(self, generation: int, not_after: int, progress: Progress | None) -> None:
-        """The loss was good up to this step, in a generation that came so far."""
+        """Doubt states after `not_after`. If that is no later than last time, doubt the restored state too."""
         self.not_after, self.verified = not_after, 0 <= self._bad and not_after <= self._bad
         if self.verified and not (progress and progress.counted):  # before the state that it went on from
             self.not_after = min(not_after, progress.first_step - 2 if progress else not_after - 1)
@@ -26,12 +26,11 @@ class DoubtfulStates:
         self.all = (*self.all, Doubt(generation=generation, not_after=self.not_after))[-_KEPT:]
 
     def clear_after(self, not_after: int) -> None:
-        """Trust the states up to this step again. A bad batch spoilt the loss, and that batch is skipped from now
-        on."""
+        """Trust the states up to this step again: a bad batch spoilt the loss, and that batch is now skipped."""
         if self.all and self.not_after is not None:
             self.not_after, self.verified = not_after, False
             self.all = (*self.all[:-1], Doubt(generation=self.all[-1].generation, not_after=not_after))
 
     def on_training(self) -> None:
-        """Training goes on; what is in memory now comes from a state that is not doubted."""
+        """Lift the limits of the open incident: the job trains again, from a state that is not in doubt."""
         self.not_after, self.verified = None, False

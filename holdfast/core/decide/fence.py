@@ -1,4 +1,4 @@
-"""Ranks that did not answer when they were to be ended: nothing is launched beside them until they have ended."""
+"""A fence that blocks the next launch until ranks that could not be stopped are known to have ended."""
 
 from collections.abc import Iterable
 
@@ -6,13 +6,13 @@ from holdfast.model.action import Action, Dismiss, Say
 
 
 class Fence:
-    """Part of the decider's state.
+    """Part of the decider's state: the nodes that may still run ranks of an old generation.
 
-    It stands after a stop that nobody confirmed. Where one node did, the others cannot make a step without it.
+    The fence is up after a stop that no node confirmed. If one node confirmed, the others cannot step without it.
     """
 
     def __init__(self, lasts_s: float = 0.0, *, fleet_ends: bool = True) -> None:
-        """`lasts_s`: by then a node without a controller has ended its ranks. 0, as in old journals: no fence."""
+        """`lasts_s`: how long ranks may live on without a controller. 0, as in old journals: no fence."""
         self.nodes: set[str] = set()  # that may have living ranks, and nobody knows
         self.until = 0.0  # 0: it does not stand
         self._lasts_s = lasts_s
@@ -20,7 +20,7 @@ class Fence:
         self._dismissed: dict[int, str] = {}
 
     def raise_fence(self, now: float, nodes: Iterable[str]) -> list[Action]:
-        """Nobody has confirmed the stop; what a person is told, where nothing but time can help."""
+        """Raise the fence for these nodes. Return a message for a person if the fleet cannot end them."""
         self.nodes.update(nodes)
         if not self.nodes or not self._lasts_s:
             return []
@@ -28,7 +28,7 @@ class Fence:
         return [] if self._fleet_ends else [Say(text=f"{self.describe_wait(now)}; {_SOONER}")]
 
     def blocks_launch(self, now: float) -> bool:
-        """Whether nothing may be launched yet; once it is over it is gone."""
+        """Return whether the fence still forbids a launch; drop the fence once its time is over."""
         if now >= self.until:
             self._drop_fence()
         return bool(self.until)
@@ -39,7 +39,7 @@ class Fence:
         return f"waiting out {left_s:.0f} s until the ranks on {where}, which did not answer, have ended themselves"
 
     def watch_dismissals(self, actions: Iterable[Action]) -> None:
-        """Whom the fleet ends for us."""
+        """Remember which of these actions make the fleet end a fenced node, to await their outcomes."""
         if self.until and self._fleet_ends:
             found = (action for action in actions if isinstance(action, Dismiss) and action.node in self.nodes)
             self._dismissed |= {action.id: action.node for action in found}
@@ -48,7 +48,7 @@ class Fence:
         return action in self._dismissed
 
     def on_dismissed(self, now: float, action: int, error: str) -> tuple[str, list[Action]]:
-        """The fleet has ended a node, or could not: then time has to."""
+        """Clear a node that the fleet has ended. If the fleet failed, the fence stays up until its time is over."""
         node = self._dismissed.pop(action)
         if error:
             told = f"{node} could not be ended: {error}"
@@ -57,7 +57,7 @@ class Fence:
         return f"{node} is gone", []
 
     def note_empty(self, node: str) -> bool:
-        """No rank lives there any more; whether with it the last doubt is gone."""
+        """Record that no rank lives on this node. Return whether that took the fence down."""
         stood = bool(self.until)
         self.nodes.discard(node)
         if not self.nodes:

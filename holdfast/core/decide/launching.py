@@ -1,4 +1,4 @@
-"""From nodes to a generation that trains: who may take ranks, when to launch, and how a job ends."""
+"""The path from ready nodes to a training generation: who gets ranks, when to launch, and how the job ends."""
 
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
@@ -47,14 +47,14 @@ def on_ready(d: "Decider", now: float, event: Ready) -> str:
 
 
 def on_side_probe(d: "Decider", now: float, found: tuple[str, tuple[Action, ...]]) -> str:
-    """A node that was evicted, or has come, was probed while the others went on."""
+    """Handle the result of a probe of an evicted or newly arrived node, made while the job went on."""
     reason, actions = found
     d.actions += actions
     return f"{reason}; {launch_or_wait(d, now)}" if d.phase is Phase.WAITING else reason
 
 
 def tell_alarm(d: "Decider", alarm: Alarm, more: str = "") -> str:
-    """Naming is cheap: a person may hear of it, nobody is stopped. Who keeps the others waiting is remembered."""
+    """Report an alarm that stops nobody, and remember which ranks keep the others waiting."""
     if alarm.kind is Kind.HANG and alarm.suspects and alarm.generation == d.generation:
         d.named = alarm
     if alarm.stance is not Stance.OBSERVE:
@@ -69,7 +69,7 @@ def concerns_generation(d: "Decider", alarm: Alarm) -> bool:
 
 
 def on_outside_alarm(d: "Decider", now: float, alarm: Alarm) -> str:
-    """News of a standby, of a node still coming or done with its work, or of a generation that is over."""
+    """Handle an alarm about a standby, a node still coming, a finished node or an old generation."""
     if alarm.kind is not Kind.SILENCE and not is_node_proof(alarm):
         return ""
     lost = d.nodes.standbys.beside_job(alarm.suspects)
@@ -96,14 +96,14 @@ def evict_nodes(
 
 
 def fence_unstopped(d: "Decider", now: float, nodes: Iterable[str]) -> None:
-    """These have not confirmed that their ranks are down. If nobody else has, the generation may train on by itself."""
+    """Raise the fence if no active node confirmed the stop, because then the old generation may still be training."""
     unknown = d.nodes.active.intersection(nodes).difference(d.nodes.back)  # who is back has been emptied
     if unknown == d.nodes.active:
         d.actions += d.fence.raise_fence(now, unknown)
 
 
 def on_dismissed(d: "Decider", now: float, event: Outcome) -> str:
-    """The fleet has ended a node that did not answer, or has reported that it could not end it."""
+    """Handle the fleet's report that it has ended a node that did not answer, or could not end it."""
     error = "" if event.ok else event.detail or "the fleet did not say why"
     reason, actions = d.fence.on_dismissed(now, event.action, error)
     d.actions += actions
@@ -130,7 +130,7 @@ def on_wait_tick(d: "Decider", now: float) -> str:
 
 
 def launch_or_wait(d: "Decider", now: float) -> str:
-    """Launch if the nodes are there and nobody holds the job, else wait for what is missing."""
+    """Launch if enough nodes are there and nothing holds the job back; otherwise wait for what is missing."""
     if d.people.held:
         d.phase = Phase.HELD
         return f"held by {d.people.held}"
@@ -209,7 +209,7 @@ def on_progress(d: "Decider", now: float, event: Progress) -> str:
 
 
 def on_stall_over(d: "Decider", named: Alarm, event: Progress) -> None:
-    """A job that stood makes steps again by itself: told, as the stand was, and no time of training."""
+    """Report that a stalled job has gone on by itself. The stall does not count as training time."""
     d.named = None
     if d.phase is not Phase.TRAINING:
         return

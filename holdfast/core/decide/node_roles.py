@@ -1,4 +1,4 @@
-"""What every node is in a job, in one word."""
+"""The role of every node in a job, as one word."""
 
 from collections.abc import Set
 from enum import StrEnum
@@ -22,7 +22,7 @@ class NodeRole(StrEnum):
 
 
 def assign_roles(decider: "Decider", admitting: Set[str]) -> dict[str, NodeRole]:
-    """By node: those that have left first, then who waits, then who is seated, so that the last word counts."""
+    """Return the role of each node. Seated nodes come last, so a node's seat outweighs what it was before."""
     people = decider.people
     left = [node for node, kind in decider.gone.items() if kind is not None]
     roles = dict.fromkeys(left[-_EVICTED:], NodeRole.EVICTED)

@@ -1,4 +1,4 @@
-"""What people want of a job: that it stands still, that nodes leave, and answers to what it asks."""
+"""Requests of people to a job: hold it, evict or drain nodes, and answer its questions."""
 
 from collections.abc import Set
 
@@ -11,7 +11,7 @@ from holdfast.model.verdict import Change
 
 
 class OperatorRequests:
-    """Part of the decider's state."""
+    """The open requests of people, as part of the decider's state."""
 
     def __init__(self) -> None:
         self.held = ""  # who wants the job to stand still; "": nobody does
@@ -27,24 +27,24 @@ class OperatorRequests:
         self.asking, self.asks_until = "", 0.0
 
     def on_nodes_left(self, nodes: tuple[str, ...]) -> None:
-        """They are gone: whoever wanted that has it."""
+        """Drop the requests to evict or drain these nodes, which have now left."""
         for node in nodes:
             self.evicting.pop(node, None)
             self.draining.pop(node, None)
 
     def nodes_to_leave(self, active: Set[str], standbys: int) -> set[str]:
-        """Who leaves with the next restart: those who must, and of the others as many as can be replaced."""
+        """Return the nodes that leave at the next restart: all evicted ones, and drained ones while standbys last."""
         gone = {node for node in active if node in self.evicting}
         drained = sorted(node for node in active if node in self.draining and node not in gone)
         return gone.union(drained[: max(0, standbys - len(gone))])
 
     def who_wants_gone(self, node: str) -> str:
-        """Who does; "": nobody."""
+        """Return the person who asked to evict or drain this node; "" if nobody did."""
         return self.evicting.get(node) or self.draining.get(node) or ""
 
 
 class Pause(msgspec.Struct, kw_only=True):
-    """A restart that is wanted, from its order to the next step."""
+    """A planned restart, from its order to the first step after it."""
 
     why: str
     generation: int
@@ -74,13 +74,13 @@ class Pause(msgspec.Struct, kw_only=True):
         )
 
     def on_late_step(self, event: Progress) -> None:
-        """Steps made before the ranks ended, told after the order."""
+        """Take in steps that were made before the ranks ended but reported after the order."""
         if event.step > self.good_step or self.good_step < 0:
             self.good_step, self.good_at = event.step, max(self.good_at, event.at)
             self.counted, self.numbered = event.counted, event.numbered
 
     def make_change(self, event: Progress, release: int) -> Change:
-        """What remains of it, at the first step of the next generation."""
+        """Return the record of this planned restart, at the first step of the next generation."""
         stopped_at = max(self.stopped_at, self.asked_at)
         launched_at = max(self.launched_at, stopped_at)
         change = Change(
@@ -105,14 +105,14 @@ class Pause(msgspec.Struct, kw_only=True):
 
 
 def resumed_step(event: Progress, after: Incident | Pause) -> int | None:
-    """The step that a generation goes on from; None: not known, or by other numbers than those of the one before."""
+    """Return the step that a generation resumed from; None if unknown or numbered differently than before."""
     before = event.first_step - 1
     alike = after.good_step < 0 or after.counted or after.numbered == event.numbered
     return before if not event.counted and (alike or before <= 0) else None
 
 
 def change_sentence(change: Change) -> str:
-    """One line for the person at the console."""
+    """Return one line about a planned restart for the person at the console."""
     lost_s = change.resumed_at - change.good_at - change.held_s
     nodes = f"; {', '.join(change.evicted)} left" if change.evicted else ""
     nodes += f"; {', '.join(change.admitted)} admitted" if change.admitted else ""

@@ -1,4 +1,4 @@
-"""Restarts that are wanted: by a release, by a person, or by a job that may grow."""
+"""Planned restarts: for a new release, for an order from a person, or to grow the job."""
 
 from typing import TYPE_CHECKING
 
@@ -69,7 +69,7 @@ def on_resume_order(d: "Decider", now: float, order: Order) -> str:
 
 
 def start_if_wanted(d: "Decider", now: float) -> str:
-    """What somebody waits for that takes a restart: it gets one now, if the job is well."""
+    """Pause the job if an order, a release or new nodes need a restart. Return the reason; "" if nothing does."""
     leaving = sorted(d.nodes.active & d.people.evicting.keys()) if d.people.evicting else []
     drained = sorted(d.nodes.active & d.people.draining.keys()) if d.people.draining else []
     if d.people.held:
@@ -86,7 +86,7 @@ def start_if_wanted(d: "Decider", now: float) -> str:
 
 
 def pause_job(d: "Decider", now: float, why: str) -> str:
-    """End all ranks on purpose; a pause that had not come to a step yet goes on as this one."""
+    """End all ranks for a planned restart. A new pause replaces one that has not reached a step yet."""
     if d.incident is None:
         d.pause = Pause.begin_pause(now, why, d.generation, d.progress)
     d.phase, d.awaited = Phase.PAUSING, next(d.ids)
@@ -97,7 +97,7 @@ def pause_job(d: "Decider", now: float, why: str) -> str:
 
 
 def on_paused(d: "Decider", now: float, event: Outcome) -> str:
-    """All ranks are down; whoever did not answer is evicted."""
+    """Evict the nodes that did not confirm the stop, then launch or wait: all other ranks are down."""
     d.nodes.unstopped = set(event.failed)
     launching.fence_unstopped(d, now, event.failed)
     if d.pause:
@@ -108,7 +108,7 @@ def on_paused(d: "Decider", now: float, event: Outcome) -> str:
 
 
 def on_alarm_in_pause(d: "Decider", now: float, alarm: Alarm) -> str:
-    """What was wanted is wanted still, and comes with the restart that the trouble needs anyway."""
+    """Open an incident during a pause. The restart for the incident also serves what the pause was for."""
     awaited, actions = d.awaited, list(d.actions)
     d.pause, reason = None, recovery.open_trouble(d, now, alarm)
     d.awaited, d.actions = awaited, actions  # the ranks are being ended already

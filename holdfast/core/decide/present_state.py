@@ -1,4 +1,4 @@
-"""What a job is doing now, in one sentence; what it has done is told by its incidents and planned restarts."""
+"""One sentence about what a job is doing now; incidents and planned restarts describe what it did before."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def tell_present(d: "Decider", now: float, step: int, ending: str) -> str:
-    """One line on what the job is doing now. It uses only the current state, because the reason of the last
+    """Return one line on what the job is doing now. It uses only the current state, because the reason of the last
     decision may be hours old."""
     match d.phase:
         case Phase.NEW:
@@ -48,7 +48,7 @@ def _waited_for(d: "Decider", now: float) -> str:
 
 
 def _trouble_text(d: "Decider") -> str:
-    """The incident that is open, or the planned restart that is under way."""
+    """Return a clause about the open incident or the planned restart under way; "" if there is neither."""
     if d.incident is not None and d.incident.alarms:
         return f", as {incident_text.describe_cause(d.incident.alarms[0])}"
     return f", after a planned restart: {d.pause.why}" if d.pause is not None else ""

@@ -1,4 +1,4 @@
-"""An incident from its first alarm to the remedy: stop, judge, try nodes where that is the verdict, and go on."""
+"""The course of an incident from first alarm to remedy: stop, judge, probe nodes if needed, and go on."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def open_trouble(d: "Decider", now: float, alarm: Alarm) -> str:
-    """Open an incident, or go on with the one that was being mended, and stop every rank at once."""
+    """Open an incident, or start the next round of the open one, and stop every rank at once."""
     if d.incident is None:
         d.incidents += 1
         d.incident = open_incident(now, d.incidents, d.generation, d.progress, alarm)
@@ -35,7 +35,7 @@ def open_trouble(d: "Decider", now: float, alarm: Alarm) -> str:
 
 
 def _describe_rounds(incident: Incident) -> str:
-    """What it has come to before this failure, for whoever sees the same number again."""
+    """Return what this incident has already cost; "" in its first round."""
     if not incident.rounds:
         return ""
     gone = f", {', '.join(incident.evicted)} evicted so far" if incident.evicted else ""
@@ -43,9 +43,9 @@ def _describe_rounds(incident: Incident) -> str:
 
 
 def tolerates_slowness(d: "Decider", now: float, alarm: Alarm) -> str:
-    """Why a job that is only slow goes on as it is; empty: it is stopped, for an eviction or a rollback.
+    """Return why a slow job is left running; "" if it must stop for an eviction or a rollback.
 
-    A script whose state nobody else has would lose more than it gains, and a restart makes no slow machine faster.
+    A job without copies of its state would lose more than it gains, and a restart makes no slow machine faster.
     """
     if d.incident is not None or d.phase is not Phase.TRAINING:
         return "the job is not steady yet"
@@ -67,7 +67,7 @@ def on_more_alarms(d: "Decider", alarm: Alarm) -> str:
 
 
 def on_last_steps(d: "Decider", event: Progress) -> str:
-    """Steps made before the alarm or the order, told after it."""
+    """Take in steps that were made before the alarm or the order but reported after it."""
     if event.generation != d.generation:
         return ""
     d.nodes.on_step()
@@ -81,7 +81,7 @@ def on_last_steps(d: "Decider", event: Progress) -> str:
 
 
 def on_stopped(d: "Decider", now: float, event: Outcome) -> str:
-    """Every rank is down and all last words are in: now judge."""
+    """Judge the incident, now that every rank is down and all last words are in."""
     incident = d.incident
     assert incident is not None
     incident.stopped_at = now
@@ -106,7 +106,7 @@ def on_stopped(d: "Decider", now: float, event: Outcome) -> str:
 
 
 def apply_verdict(d: "Decider", now: float, verdict: Verdict, silent: Collection[str], *, examine: bool = True) -> str:
-    """Do as the verdict says."""
+    """Carry out the verdict: give up, ask a person, or evict, roll back or skip and then launch again."""
     incident = d.incident
     assert incident is not None
     told = f"{incident_text.describe_cause(incident.alarms[0])}; {verdict.reason}"
@@ -146,7 +146,7 @@ def on_alarm_in_probe(d: "Decider", alarm: Alarm) -> str:
 
 
 def on_probed(d: "Decider", now: float, event: Outcome) -> str:
-    """Whoever was found bad, or was lost meanwhile, is evicted; if it is nobody, the next rung."""
+    """Evict the nodes that were found bad or were lost meanwhile; if there are none, take the ladder's next rung."""
     incident, case = d.incident, d.case
     assert incident is not None and case is not None
     incident.probed_s, d.case = now - incident.stopped_at, None

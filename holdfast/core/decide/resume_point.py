@@ -1,4 +1,4 @@
-"""What the next launch goes on from, and which steps it makes otherwise: doubts about states, batches left out."""
+"""What the next launch resumes from: which states are in doubt, and which steps to skip or ease."""
 
 from holdfast.core.decide.doubtful_states import DoubtfulStates
 from holdfast.core.incident import incident_text
@@ -12,7 +12,7 @@ _KEPT = 64  # skips, and eases
 
 
 class ResumePoint:
-    """Part of the decider's state."""
+    """Doubts, skips and eases for the next launch, as part of the decider's state."""
 
     def __init__(self) -> None:
         self.doubts = DoubtfulStates()
@@ -21,18 +21,18 @@ class ResumePoint:
         self.anew = 0  # restarts after which the script began at step 0
 
     def doubt_after(self, generation: int, not_after: int, progress: Progress | None) -> None:
-        """States after this step are in doubt."""
+        """Put the states after this step in doubt."""
         self.doubts.doubt_after(generation, not_after, progress)
 
     def apply_verdict(self, verdict: Verdict, not_after: int | None) -> None:
-        """Batches that are left out once are left out whenever their steps are made again."""
+        """Add the verdict's skips and eases. They apply whenever their steps are made again."""
         if verdict.remedy is Remedy.SKIP and not_after is not None:
             self.doubts.clear_after(not_after)
         self.skips = (*self.skips, *verdict.skips)[-_KEPT:]
         self.eases = (*self.eases, *verdict.eases)[-_KEPT:]
 
     def on_resumed(self, over: Record | Change) -> tuple[Say, ...]:
-        """What to do about a script that begins at step 0 again, the second time; not if it asked us for its state."""
+        """Return advice when a script restarts at step 0 the second time, unless it restored state by holdfast."""
         self.anew += incident_text.is_fresh_start(over)
         return (
             (Say(text=incident_text.ADVICE),)

@@ -1,1 +1,1 @@
-"""One incident: what failed before, the ladder of remedies, the sentence about it."""
+"""One incident: its cause, similar past failures, the ladder of remedies, and the sentence about it."""

@@ -1,4 +1,4 @@
-"""How often is often: counts within a window, and a bound on what one node may tell."""
+"""Rate limits for alarms: sums over a time window, a filter for repeats, and a cap on alarms per node."""
 
 from collections import deque
 from collections.abc import Hashable
@@ -18,13 +18,13 @@ def cap_stance(stance: Stance, cap: Stance) -> Stance:
 
 
 class SlidingSum:
-    """Sums per key over a sliding window; bounded, for keys may be made of what others write."""
+    """Sums per key over a sliding window. The number of keys is bounded, since others' text may create keys."""
 
     def __init__(self) -> None:
         self._entries: dict[Hashable, deque[tuple[float, float]]] = {}
 
     def add(self, now: float, key: Hashable, amount: float, within_s: float) -> float:
-        """The sum for this key within the window, this amount included."""
+        """Add this amount and return the key's sum within the window."""
         entries = self._entries.setdefault(key, deque(maxlen=_KEPT))
         if len(self._entries) > _KEPT:
             del self._entries[next(iter(self._entries))]
@@ -38,14 +38,14 @@ class SlidingSum:
 
 
 class RepeatFilter:
-    """What was said already, and when: the same is not said again for a while."""
+    """Tells whether the same key was already reported within the quiet time."""
 
     def __init__(self, quiet_s: float = QUIET_S) -> None:
         self.quiet_s = quiet_s
         self._said: dict[Hashable, float] = {}
 
     def is_repeat(self, now: float, key: Hashable) -> bool:
-        """Whether it was said within the quiet time; if not, it counts as said now."""
+        """Return whether this key was reported within the quiet time; if not, record it as reported now."""
         if now < self._said.get(key, float("-inf")) + self.quiet_s:
             return True
         self._said.pop(key, None)  # to the end, as the newest
@@ -56,9 +56,9 @@ class RepeatFilter:
 
 
 class AlarmRateLimit:
-    """At most so many alarms in a window; the rest are counted, and the count is told with the next that passes.
+    """Passes a limited number of alarms per window; the next alarm that passes states how many were dropped.
 
-    Hard alarms have a window of their own: noise must not hide the one that matters.
+    Hard alarms have a window of their own, so that noise cannot hide them.
     """
 
     def __init__(self, most: int = 20, within_s: float = 60.0) -> None:

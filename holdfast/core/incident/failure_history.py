@@ -1,4 +1,4 @@
-"""What has failed so far, and how far the job has come in between: all that the ladder looks at."""
+"""Past failures and the progress between them: the facts from which an incident is judged."""
 
 from collections import deque
 
@@ -22,7 +22,7 @@ _LEAST_LOST = 16  # the same on whatever evidence: so many, or as many as the jo
 
 
 class FailureHistory:
-    """Part of the decider's state."""
+    """Past failures, time trained and time lost, as part of the decider's state."""
 
     def __init__(self, job: Job, limits: Limits) -> None:
         self.job = job
@@ -59,8 +59,7 @@ class FailureHistory:
         self.lost_s += max(0.0, took_s)
 
     def discount_steps(self, not_after: int) -> None:
-        """Stop counting steps after this one as progress, because they led to a bad state. Repeating them will not
-        count either."""
+        """Stop counting steps after this one as progress, because they led to a bad state."""
         while self._reached and self._reached[-1][0] > not_after:
             after_s, (step, before_s) = self.trained_s, self._reached.pop()
             came_from = self._reached[-1][0] if self._reached else step
@@ -73,13 +72,13 @@ class FailureHistory:
         self._evicted_at.extend([now] * nodes)
 
     def forgive_all(self) -> None:
-        """A person has looked at it: what failed so far counts no more."""
+        """Forget past failures and restarts, because a person has approved going on."""
         self.past, self.restarts = [], 0
 
     def make_case(
         self, now: float, incident: Incident, releases: JobReleases, *, nodes: JobNodes, lost: set[str]
     ) -> IncidentCase:
-        """All that is known of it; `lost` are nodes that did not answer."""
+        """Return all facts that the ladder needs about an incident; `lost` are nodes that did not answer."""
         cause = incident.alarms[0]
         several = self.backed and len(lost.union(cause.suspects)) > 1
         past = tuple(p for p in self.past if p.signature == cause.signature)
@@ -116,7 +115,7 @@ class FailureHistory:
         )
 
     def judge_case(self, now: float, case: IncidentCase) -> Verdict:
-        """The verdict; nodes that did not answer go in any case. From now on the failure is one of the past."""
+        """Return the verdict and add the failure to the past. Nodes that did not answer are evicted in any case."""
         cause, verdict, lost = case.cause, find_verdict(case), set(case.lost)
         if verdict.remedy is Remedy.EVICT and case.is_guess:
             self._guessed_at.extend([now] * len(verdict.nodes))
@@ -155,7 +154,7 @@ def _count_last_hour(times: deque[float], now: float) -> int:
 
 
 def _add_lost_nodes(verdict: Verdict, cause: Alarm, lost: set[str]) -> Verdict:
-    """Nodes that did not answer go, whatever else is done; nodes are not tried then, as the failure may be theirs."""
+    """Return the verdict with the lost nodes evicted too. Nodes are not probed then: a lost one may be the cause."""
     if verdict.remedy in (Remedy.RESTART, Remedy.PROBE, Remedy.REPLAY):
         reason = f"{incident_text.describe_cause(cause)}; {', '.join(sorted(lost))} did not answer: evicted"
         return Verdict(remedy=Remedy.EVICT, nodes=tuple(sorted(lost)), reason=reason)

@@ -1,4 +1,4 @@
-"""Everything the ladder looks at: the cause of an incident, what failed like it before, and what may be done."""
+"""The case of an incident: its cause, similar past failures, and which remedies are allowed."""
 
 from collections import Counter
 
@@ -22,7 +22,7 @@ _TRIAL_S = 120.0  # to stop, try every node and start again; a failure that has 
 
 
 class PastFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """An earlier failure, as far as the ladder needs it."""
+    """An earlier failure, reduced to what the ladder needs."""
 
     signature: str
     nodes: tuple[str, ...]
@@ -39,7 +39,7 @@ class PastFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the ladder looks at."""
+    """All facts from which the ladder judges one incident."""
 
     cause: Alarm
     step: int  # the last good one
@@ -77,10 +77,9 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_no_further(self) -> bool:
-        """It failed like this before, no earlier in its work.
+        """Return whether the job failed like this before at the same step or later.
 
-        Steps that we count begin anew with every launch, so of two counts only equality says something: the same work
-        from the same state.
+        Steps that holdfast counts start again at every launch, so two counts are compared for equality only.
         """
         if self.counted:
             return any(p.counted and p.step == self.step for p in self.past)
@@ -88,10 +87,10 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fruitless_restarts(self) -> int:
-        """How often it failed like this before, and the restart was in vain.
+        """Return how many earlier failures like this were followed by a restart that gained nothing.
 
-        Told steps show how far the job has come. Where we count them since launch, a failure led nowhere if it came
-        after the same count as this one, or after less than half of what another launch has made.
+        Steps told by the script show how far the job came. With steps counted since launch, a restart gained nothing
+        if it failed at the same count as now, or at less than half of the best count.
         """
         tried = [p for p in self.past if not p.rolled]
         if not self.counted:
@@ -103,12 +102,12 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
         return led_on.index(True) if True in led_on else len(led_on)
 
     def was_in_vain(self, past: PastFailure) -> bool:
-        """Whether the job has hardly got further since: one step more is no reason to go on like this for ever."""
+        """Return whether the job gained at most a tenth of the time that it has lost since this failure."""
         return _WORTH * (self.trained_s - past.trained_s) <= self.lost_s - past.lost_s
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether the job gets further between such failures, for longer than they cost; untold steps tell nothing."""
+        """Return whether the job gains twice what such failures cost; False if the script tells no steps."""
         if self.counted or not self.recent_failures:
             return False
         since = self.recent_failures[0]
@@ -116,34 +115,34 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it has failed like this as often as it may."""
+        """Return whether the job has failed like this as often as allowed without getting further."""
         return self.fruitless_restarts >= self.attempts or (self.counted and len(self.past) >= _OFTEN * self.attempts)
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether the job loses more time than it gets further in, and has for long, whatever it is that fails."""
+        """Return whether failures of any kind have long cost the job more time than it gained between them."""
         return self.luckless >= _OFTEN * self.attempts
 
     @property
     def is_costly(self) -> bool:
-        """Whether it has cost more, since nodes were last tried for it, than to try them does."""
+        """Return whether such failures have cost more, since the last probe or replay, than a probe would."""
         looked = [p for p in self.recent_failures if p.probed or p.replayed]
         since = looked[-1:] or self.recent_failures[:1]
         return bool(since) and self.lost_s - since[0].lost_s >= _TRIAL_S
 
     @property
     def is_timeout(self) -> bool:
-        """Whether a timeout had to be waited for: the next one would cost as much again, and more than to try nodes."""
+        """Return whether a collective timed out; to wait for the next timeout costs more than to probe nodes."""
         return self.cause.klass == TIMED_OUT
 
     @property
     def is_repeated(self) -> bool:
-        """Whether it failed like this under the running release before, or fails without a step in between."""
+        """Return whether the running release failed like this before, or the incident repeats without a step."""
         return self.rounds > 0 or any(p.release == self.release and p.at > self.since for p in self.past)
 
     @property
     def is_new(self) -> bool:
-        """Whether the running release has failed like this lately, and no other one has."""
+        """Return whether the running release, and no other one, has failed like this recently."""
         return bool(self.recent_failures) and all(p.release == self.release for p in self.recent_failures)
 
     @property
@@ -152,43 +151,42 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_proof(self) -> bool:
-        """Whether the cause names a machine beyond doubt."""
+        """Return whether the cause names a node beyond doubt."""
         cause = self.cause
         told = cause.kind is Kind.CRASH and cause.action == EVICT and cause.confidence >= SURE
         return cause.kind is Kind.SILENCE or is_node_proof(cause) or told
 
     @property
     def is_guess(self) -> bool:
-        """Whether evidence short of proof is all there is; a stopped or missing process is more than that."""
+        """Return whether the evidence is less than proof; a stopped or missing process is not a guess."""
         return not (self.is_proof or self.cause.hard)
 
     @property
     def is_code(self) -> bool:
-        """Whether last words name the user's code."""
+        """Return whether the last words blame the user's code."""
         return self.cause.group == "script" or self.cause.action == CODE
 
     @property
     def is_own_exit(self) -> bool:
-        """Whether the process ended by itself with a code of its own, and nothing that it said blames a machine."""
+        """Return whether the process exited by itself with an error code and its last words name no class."""
         cause = self.cause
         return cause.kind is Kind.CRASH and cause.code is not None and cause.code > 0 and not cause.klass
 
     @property
     def follows_the_rank(self) -> bool:
-        """Whether others wait for the same ranks again, and these are on other machines now: it is what they do there.
+        """Return whether such a wait was seen before on other nodes, so it comes with a rank and not with a node.
 
-        Rank 0 alone saves and evaluates; whoever has it is waited for, and would be evicted one after the other.
+        Rank 0 alone saves and evaluates, for example; otherwise each node that gets rank 0 would be evicted in turn.
         """
         waited = self.cause.kind in (Kind.HANG, Kind.SLOW) and not self.cause.hard
         return waited and any(not p.hard and set(p.nodes).isdisjoint(self.cause.suspects) for p in self.past)
 
     @property
     def is_short_of_memory(self) -> bool:
-        """Whether it is this one machine that runs short: twice now and nowhere else, or twice among so many nodes.
+        """Return whether this node alone runs short of memory: it did before, and chance does not explain that.
 
-        Of thousands of nodes two may run short at the same time, each for itself. That failures which strike anywhere
-        strike one node twice is as likely as two birthdays on one day. If they struck another one twice before, they
-        come with a rank, not with a machine.
+        With thousands of nodes, two may run short independently, so the test allows for repeats by chance (as in the
+        birthday problem). If another node also ran short twice, the cause moves with a rank and not with a machine.
         """
         cause, where = self.cause, set(self.cause.suspects)
         told = cause.klass in _SCARCE and (cause.kind is Kind.LINES or cause.confidence >= TOLD)
@@ -201,7 +199,7 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_blameless(self) -> bool:
-        """Whether a machine may be at fault, and nobody says which."""
+        """Return whether a machine may be at fault but the evidence does not say which one."""
         cause = self.cause
         told = cause.action in (CODE, SETTING, EXTERNAL) and cause.confidence >= TOLD
         return not (cause.group == "script" or told) and cause.kind is not Kind.LINES and cause.klass != NOT_STARTED

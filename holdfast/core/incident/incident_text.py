@@ -1,4 +1,4 @@
-"""One sentence per incident: who, on which node, why, resumed from which step, what it cost."""
+"""Sentences about incidents: who failed on which node and why, the step resumed from, and the cost."""
 
 from collections.abc import Iterable
 
@@ -17,7 +17,7 @@ _OPTIONAL = ("probe", "held", "last step")  # told of only if they took time
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, in words."""
+    """Return in words how a process ended."""
     if code < 0:
         return f"was killed by {_SIGNALS.get(-code, f'signal {-code}')}"
     return f"exited with code {code}"
@@ -27,7 +27,7 @@ WHILE_OTHERS = "while the others went on"
 
 
 def describe_cause(alarm: Alarm) -> str:
-    """Who failed, where and how."""
+    """Return in words who failed, where and how."""
     where = ", ".join(alarm.suspects)
     if not where:
         return alarm.reason
@@ -63,7 +63,7 @@ def incident_sentence(record: Record) -> str:
 
 
 def is_fresh_start(record: Record | Change) -> bool:
-    """Whether the script began at step 0, though steps had been made."""
+    """Return whether the script started again from step 0 although steps had been made."""
     return record.resumed_from is not None and record.resumed_from <= 0 and record.resumed_from < record.good_step
 
 
@@ -73,7 +73,7 @@ def describe_fresh_start(record: Record | Change) -> str:
 
 
 def describe_unknown_resume(record: Record | Change) -> str:
-    """Where nobody knows what the script went on from."""
+    """Return a remark that the resumed step is unknown; "" if it is known or no step was made."""
     if record.resumed_from is not None or record.good_step <= 0:
         return ""
     most = "" if record.counted else f": at most {count_steps(record.good_step)} redone"
@@ -81,14 +81,14 @@ def describe_unknown_resume(record: Record | Change) -> str:
 
 
 def redone_steps(record: Record | Change) -> int | None:
-    """How many steps have to be made again; None: that is not known."""
+    """Return how many steps must be made again; None if unknown."""
     if record.resumed_from is None or record.counted:
         return None
     return max(0, record.good_step - record.resumed_from)
 
 
 def _describe_step(record: Record) -> str:
-    """How far it was."""
+    """Return the step at which the failure happened, as a phrase."""
     if record.cause.endswith(WHILE_OTHERS):  # which names its step itself
         return ""
     if record.kind == Kind.LOSS:  # so does this
@@ -99,17 +99,18 @@ def _describe_step(record: Record) -> str:
 
 
 def count_failures(records: Iterable[Record]) -> int:
-    """How many failures there were in these incidents."""
+    """Return the number of failures in these incidents."""
     return sum(max(1, record.failures) for record in records)
 
 
 def describe_phases(record: Record | Change) -> str:
-    """In tenths that add up to what the whole is said to have taken."""
+    """Return the phases of a recovery with their seconds, in tenths that add up to the total."""
     return ", ".join(f"{name} {seconds:.1f}" for name, seconds in share_tenths(phases_s(record)).items())
 
 
 def phases_s(record: Record | Change) -> dict[str, float]:
-    """What the time from the last good step to the next one went by with; group set-up and restore where ranks told."""
+    """Return how long each phase took from the last good step to the next one. Group set-up and restore appear only
+    if ranks reported them."""
     if isinstance(record, Record):
         ends = {"detect": record.alarm_at, "stop": record.stopped_at, "probe": record.stopped_at + record.probed_s}
     else:

@@ -1,18 +1,18 @@
-"""The ladder: from the first cause of an incident to a verdict, cheapest remedy first, every rung bounded.
+"""The ladder of remedies: from the first cause of an incident to a verdict, cheapest first, every rung bounded.
 
-1. Proof names a node (silent, GPU lost, words that leave no doubt): it is evicted.
-2. The user's code raised: no node is ever evicted for it. A release on trial is rolled back, and one of the last day
-   at the second time; what needs another setting is tried once more and then told.
-3. A hang or a slow job whose stacks name nodes: these are evicted, if they can be replaced.
-4. The same failure again, and nobody to blame: every node is tried while the job stands, alone and in pairs.
-5. Nothing found: restarted in place, for many faults are transient.
-6. Again: the newest release is rolled back; where the loss fails at the same step and the script can, its batch is
-   left out.
-7. Again, and the script allows it: groups of nodes do its work again, and who fails in two groupings is evicted.
-8. Nothing left: a person is asked, or the job ends with code 93 and the story, its state kept.
+1. Proof names a node (silent, GPU lost, last words beyond doubt): evict it.
+2. The user's code raised: never evict a node for it. Roll back a release on trial, or at the second failure one that
+   is less than a day old. If a setting must change, restart once more and then tell a person.
+3. The stacks of a hung or slow job name nodes: evict them if they can be replaced.
+4. The same failure again without a culprit: probe every node while the job stands, alone and in pairs.
+5. Probes find nothing: restart in place, since many faults are transient.
+6. The same again: roll the newest release back. If the loss fails at the same step again and the script can skip,
+   leave that batch out.
+7. The same again, and the script allows it: replay the work in groups of nodes and evict who fails in two groupings.
+8. Nothing left: ask a person, or end the job with code 93 and the story, its state kept.
 
-The first failure of its kind without a culprit is restarted at once, whatever it was: nothing is cheaper. A release
-that has not made its first steps is suspected before any machine is, unless there is proof against one.
+The first failure of its kind without a culprit always leads to a restart in place, the cheapest remedy. A release
+that has not made its first steps is suspected before any machine, unless there is proof against one.
 """
 
 from collections import Counter
@@ -36,7 +36,7 @@ _SLOWER = 0.2  # part by which a machine must be slower than others for it to ex
 
 
 def find_verdict(case: IncidentCase) -> Verdict:
-    """The verdict of the first rung that has one, kept within what may be evicted and what code may be changed."""
+    """Return the verdict of the first rung that applies, within the limits on evictions and on code changes."""
     verdict = _first_remedy(case)
     if verdict.remedy is Remedy.EVICT and len(verdict.nodes) > case.may_lose:
         return _give_up("more nodes were lost within the hour than the job has")
@@ -67,7 +67,7 @@ def find_verdict(case: IncidentCase) -> Verdict:
 
 
 def _is_code_suspect(case: IncidentCase, verdict: Verdict) -> bool:
-    """Whether the newest release goes, and not a machine: change one thing at a time, and code is the cheaper one."""
+    """Return whether to roll the newest release back instead of evicting a node; a rollback is cheaper."""
     cause = case.cause
     if case.is_proof or cause.klass == NOT_STARTED or (cause.action == EXTERNAL and cause.confidence >= TOLD):
         return False
@@ -92,7 +92,7 @@ def _roll_back(case: IncidentCase) -> Verdict:
 
 
 def _skip_batch(case: IncidentCase) -> Verdict | None:
-    """The loss is not finite at the same step again, and no machine is to blame: its batch is left out."""
+    """Return a verdict that skips the batch at which the loss was not finite again; None if that does not apply."""
     cause = case.cause
     spike = cause.signature.startswith("spike")
     if cause.kind is not Kind.LOSS or spike or cause.not_after is None or not case.skippable:
@@ -105,13 +105,13 @@ def _skip_batch(case: IncidentCase) -> Verdict | None:
 
 
 def _is_stubborn(case: IncidentCase) -> bool:
-    """It came again after probes that found nobody, and was not replayed yet."""
+    """Return whether the failure came again after probes that found nothing, and was not replayed yet."""
     since = case.recent_failures if case.is_costly else _fruitless_failures(case)
     return any(p.probed for p in since) and not any(p.replayed for p in since)
 
 
 def verdict_after_probe(case: IncidentCase, bad: Mapping[str, str], found: str, *, replaceable: bool) -> Verdict:
-    """What to do when nodes were tried: whoever was found bad goes, else on to the next rung."""
+    """Return the verdict after nodes were probed: evict the bad ones, or go on to the next rung."""
     told = "; ".join(f"{node} {why}" for node, why in bad.items())
     if bad and replaceable:
         return Verdict(remedy=Remedy.EVICT, nodes=tuple(bad), reason=f"tried: {told}: evicted")
@@ -121,10 +121,10 @@ def verdict_after_probe(case: IncidentCase, bad: Mapping[str, str], found: str, 
 
 
 def _is_due(case: IncidentCase) -> bool:
-    """The same failure came before, in vain or at a high price, and nodes were not tried for it since.
+    """Return whether to probe now: the failure repeats without progress or at a high cost, and was not probed yet.
 
-    A process that dies while the job comes back, or soon after, is no such sign the first time: two may have been
-    struck, and to restart once more costs less than to look. Where a timeout had to be waited for, to look costs less.
+    A process that dies during or soon after a recovery is restarted once more first, since two nodes may have failed
+    at the same time and a restart is cheaper than a probe. After a timeout, a probe is cheaper.
     """
     if case.is_timeout and not any(p.probed for p in case.recent_failures):
         return True
@@ -192,7 +192,7 @@ def _first_remedy(case: IncidentCase) -> Verdict:
 
 
 def _user_code(case: IncidentCase) -> Verdict:
-    """A bug in the user's code never costs a node."""
+    """Return the verdict on a bug in the user's code, which never evicts a node."""
     if case.is_capped:
         return _restarts_used_up(case)
     if not case.ever:
@@ -207,7 +207,7 @@ def _user_code(case: IncidentCase) -> Verdict:
 
 
 def _keep_bad_node(case: IncidentCase) -> Verdict:
-    """A bad node that nobody can replace may still do for a while."""
+    """Return the verdict on a bad node that cannot be replaced: restart on it once, then give up."""
     if case.is_capped:
         return _restarts_used_up(case)
     if case.recent_failures:
@@ -216,7 +216,7 @@ def _keep_bad_node(case: IncidentCase) -> Verdict:
 
 
 def _judge_replicas(case: IncidentCase) -> Verdict:
-    """Replicas disagree and there is no majority: whose fault it was shows if it comes again and one more can say."""
+    """Return the verdict where replicas disagree without a majority: restart, and give up if that leads nowhere."""
     if case.is_capped:
         return _restarts_used_up(case)
     if case.max_restarts is None and case.is_stuck:
@@ -227,9 +227,9 @@ def _judge_replicas(case: IncidentCase) -> Verdict:
 
 
 def _judge_setting(case: IncidentCase) -> Verdict:
-    """Something is to be set otherwise, such as how much memory is used: never a node's fault.
+    """Return the verdict on a failure that needs another setting, such as memory use; no node is blamed.
 
-    As long as the job gets further in between, that is better than to stand until somebody has come.
+    While the job still gets further between failures, restarting is better than standing still until a person comes.
     """
     if case.is_capped:
         return _restarts_used_up(case)
@@ -241,7 +241,7 @@ def _judge_setting(case: IncidentCase) -> Verdict:
 
 
 def _judge_loss(case: IncidentCase) -> Verdict:
-    """It names the rank that told of it first, which is no evidence against its node: they all share the loss."""
+    """Return the verdict on a bad loss. The rank that told it first is not blamed, since all ranks share the loss."""
     if case.is_capped:
         return _restarts_used_up(case)
     cause = case.cause
@@ -255,7 +255,7 @@ def _judge_loss(case: IncidentCase) -> Verdict:
 
 
 def _wait_for_service(case: IncidentCase) -> Verdict:
-    """A service outside the cluster: it will come back, and the state is kept until then."""
+    """Return the verdict on a failed outside service: restart after a growing wait, and give up in the end."""
     tried = max(case.fruitless_restarts, case.rounds)
     if case.is_capped:
         return _restarts_used_up(case)
@@ -268,14 +268,14 @@ def _wait_for_service(case: IncidentCase) -> Verdict:
 
 
 def _replaceable_suspects(case: IncidentCase) -> tuple[str, ...]:
-    """All suspects, or those that were before, or those with the ranks that are named: whom standbys can replace."""
+    """Return the suspects that standbys can replace: all, else repeated ones, else those whose ranks are named."""
     suspects, seen = case.cause.suspects, {node for past in case.recent_failures for node in past.nodes}
     some = [tuple(node for node in suspects if node in among) for among in (suspects, seen, case.near)]
     return next((nodes for nodes in some if 0 < len(nodes) <= case.standbys), ())
 
 
 def _spare_last_copies(case: IncidentCase, verdict: Verdict) -> Verdict:
-    """Without proof nobody goes together with the other copy of a state: when there are new copies is soon enough."""
+    """Remove nodes from an eviction without proof if the last copy of a state would be lost with them."""
     often = Counter(node for past in case.recent_failures for node in past.nodes)
     first = sorted(verdict.nodes, key=lambda node: (-often[node], node not in case.near, node))
     going = may_leave(first, case.bonds, case.lost)
@@ -293,7 +293,7 @@ def _spare_last_copies(case: IncidentCase, verdict: Verdict) -> Verdict:
 
 
 def _limit_evictions(case: IncidentCase, verdict: Verdict) -> Verdict:
-    """Machines are not burnt on a guess, however often it is made."""
+    """Return the verdict when too many nodes were evicted without proof within an hour: restart, or give up."""
     where = ", ".join(verdict.nodes)
     if case.is_capped:
         return _restarts_used_up(case)

@@ -1,12 +1,12 @@
-"""What is done about a loss that stands out: batches are left out, or the learning rate is lowered for a while."""
+"""Remedies for a loss that stands out: skip batches, or lower the learning rate for some steps."""
 
 from holdfast.model.release import Ease, Skip
 
 
 def apply_policy(policy: str, newest: int, not_after: int | None) -> tuple[tuple[Skip, ...], tuple[Ease, ...]]:
-    """From the user's policy to steps: "skip-batches:K", "rewind-and-skip:K", "lower-lr:FACTOR:STEPS"; else nothing.
+    """Return the skips and eases for the policy "skip-batches:K", "rewind-and-skip:K" or "lower-lr:FACTOR:STEPS".
 
-    `newest` is the last step that was made, `not_after` the last one before the loss stood out.
+    Any other policy gives none. `newest` is the last step made, `not_after` the last one before the loss stood out.
     """
     name, _, numbers = policy.partition(":")
     before = newest if not_after is None else not_after

@@ -1,4 +1,4 @@
-"""A thousand alarms, one incident: which of them is the first cause, and which are echoes."""
+"""Triage of the alarms of one incident: which alarm is the first cause, and which are only echoes of it."""
 
 import msgspec
 
@@ -50,7 +50,7 @@ class Incident(msgspec.Struct, kw_only=True):
 
     @property
     def failures(self) -> int:
-        """So far, the one that is to be judged included."""
+        """Return the number of failures so far, including the one not judged yet."""
         return self.rounds + (not self.judged)
 
     def add_alarm(self, alarm: Alarm) -> None:
@@ -61,7 +61,7 @@ class Incident(msgspec.Struct, kw_only=True):
             self.dropped += 1
 
     def on_late_step(self, event: Progress) -> bool:
-        """Whether a step was made before the first alarm that was not known of."""
+        """Take in a step made before the first alarm but reported after it. Return whether it was new."""
         if event.generation != self.generation or event.step <= self.good_step:
             return False
         self.good_step, self.good_at = event.step, min(event.at, self.opened_at)
@@ -69,23 +69,23 @@ class Incident(msgspec.Struct, kw_only=True):
         return True
 
     def on_recovered(self, event: Progress) -> None:
-        """The next generation has made a step, and tells when its ranks had their groups and their state."""
+        """Note when the ranks of the next generation had their process groups and their state."""
         self.grouped_at, self.restored_at = event.grouped_at, event.restored_at
 
     def next_round(self) -> None:
-        """It failed again before a step was made."""
+        """Start a new round, because the job failed again before it made a step."""
         self.dropped += len(self.alarms) - 1
         self.alarms.clear()
         self.judged = False
 
     def on_timeout(self, named: Alarm | None) -> None:
-        """A collective that timed out confirms who was named for keeping the others waiting, if nobody tells more."""
+        """Add the alarm that named a waited-for rank if a collective timed out and all other alarms are echoes."""
         waited = any(a.klass == TIMED_OUT for a in self.alarms) and all(is_echo(a) for a in self.alarms)
         if named is not None and waited:
             self.add_alarm(named)
 
     def on_departed(self, ranks: tuple[int, ...], seats: tuple[Seat, ...]) -> None:
-        """Ranks ended well while the others went on: if these only tell that somebody is gone, that is who."""
+        """Blame ranks that ended well while the others went on, if all alarms so far are only echoes."""
         if not self.alarms or not all(is_echo(alarm) for alarm in self.alarms):
             return
         nodes = {seat.first_rank + local: seat.node for seat in seats for local in range(seat.nproc)}
@@ -111,7 +111,7 @@ class Incident(msgspec.Struct, kw_only=True):
         )
 
     def name_cause(self) -> Alarm:
-        """The first cause of this round; from now on it leads the alarms."""
+        """Return the first cause of this round and move it to the front of the alarms."""
         cause = first_cause(self.alarms)
         self.alarms.remove(cause)
         self.alarms.insert(0, cause)
@@ -121,7 +121,7 @@ class Incident(msgspec.Struct, kw_only=True):
         return cause
 
     def _good_step(self, resumed_from: int | None) -> int:
-        """What can be gone on from was made by all, though a node that fell silent had no time to tell of it."""
+        """Return the last good step. A resumed step counts too, although a silent node could not report it."""
         told = not self.counted and self.good_step >= 0 and resumed_from is not None
         return max(self.good_step, resumed_from or 0) if told else self.good_step
 
@@ -131,13 +131,13 @@ class Incident(msgspec.Struct, kw_only=True):
 
     @property
     def silent(self) -> tuple[str, ...]:
-        """Nodes that answer no more, so that they can neither be stopped nor asked; once judged they are out."""
+        """Return the nodes that no longer answer; after judgement, only those that fell silent since."""
         if self.judged:
             return tuple(sorted(node for node, alarm in self.lost.items() if alarm.kind is Kind.SILENCE))
         return tuple(sorted({n for a in self.alarms if a.kind is Kind.SILENCE for n in a.suspects}))
 
     def make_record(self, verdict: Verdict, resumed_at: float, resumed_from: int | None) -> Record:
-        """What remains of it when it is over."""
+        """Return the record of the incident at its end."""
         cause = self.first or self.name_cause()
         stopped_at = max(self.stopped_at, self.opened_at)
         launched_at = max(self.launched_at, stopped_at)
@@ -188,15 +188,15 @@ def is_echo(alarm: Alarm) -> bool:
 
 
 def is_node_proof(alarm: Alarm) -> bool:
-    """Whether it names a machine beyond doubt; whichever generation runs there, it is the machine that is bad."""
+    """Return whether the alarm names a bad machine beyond doubt, regardless of the generation that runs there."""
     return alarm.hard and alarm.kind in (Kind.HEALTH, Kind.LINES, Kind.REPLICA)
 
 
 def first_cause(alarms: list[Alarm]) -> Alarm:
-    """The earliest alarm that is not an echo of another; silence counts although it is noticed last.
+    """Return the earliest alarm that is not an echo of another one.
 
-    A node that vanished is seen first by its neighbours, as closed connections, and only after the silence limit
-    as silence: so causes are told by their kind before their time. A bad machine is read a while after its ranks fail.
+    Neighbours of a vanished node report closed connections before the silence limit reports the node, and a bad
+    machine is read only after its ranks fail. So the kind of an alarm counts before its time.
     """
     causes = [a for a in alarms if is_node_proof(a)] or [a for a in alarms if not is_echo(a)] or alarms
     first = min(causes, key=lambda a: (a.at, a.ranks))
@@ -214,7 +214,7 @@ def _spoilt_at(alarm: Alarm) -> tuple[float, float, tuple[int, ...]]:
 
 
 def launch_alarm(now: float, event: Outcome, generation: int, seats: tuple[Seat, ...]) -> Alarm:
-    """A launch that failed is a crash before the first step."""
+    """Return a failed launch as the alarm of a crash before the first step."""
     words = "; ".join(sorted(set(event.failed.values()))) or event.detail or "nobody said why"
     return Alarm(
         kind=Kind.CRASH,

@@ -1,1 +1,1 @@
-"""The nodes of a job: seats, standbys and how many of them."""
+"""The nodes of a job: their seats, the standbys, and how many standbys to hold."""

@@ -1,4 +1,4 @@
-"""The nodes of a job: who sits where, who waits beside the seats, and who is to go."""
+"""The nodes of a job: which are seated, which wait as standbys, and which leave."""
 
 from collections.abc import Collection, Iterable, Iterator
 
@@ -12,7 +12,8 @@ from holdfast.model.topology import Job, Seat
 
 
 class JobNodes:
-    """Part of the decider's state; its methods answer with the actions they call for."""
+    """The seated nodes and the standbys, as part of the decider's state. Methods return the actions that they
+    require."""
 
     def __init__(self, job: Job, limits: Limits, ids: Iterator[int]) -> None:
         self.job = job
@@ -38,16 +39,16 @@ class JobNodes:
         return len(self.seats) - len(self.out) + len(self.pool)
 
     def on_step(self) -> None:
-        """The job's line goes on with those that are seated now."""
+        """Record that the nodes seated now carry the job's lineage."""
         self._line = self.seated
 
     def set_lineage(self, nodes: Iterable[str]) -> None:
-        """Others than we know have gone on; nobody is named: then nobody here has."""
+        """Set which nodes carry the job's lineage. If none are named, no node here carries it."""
         self._line = frozenset(nodes) or frozenset({""})
 
     @property
     def astray(self) -> tuple[str, ...]:
-        """Seated ones that were away when the job last stepped: what they hold may be of a line that was left."""
+        """Return the seated nodes that were away at the last step: their state may belong to an abandoned lineage."""
         return tuple(sorted(self.seated - self._line)) if self._line else ()
 
     def can_do_without(self, nodes: Iterable[str]) -> bool:
@@ -55,17 +56,17 @@ class JobNodes:
         return bool(left) and (self.job.can_acquire or len(left) + len(self.pool) >= self.job.min_nodes)
 
     def nodes_of_ranks(self, ranks: Collection[int]) -> tuple[str, ...]:
-        """Seated nodes with one of these ranks."""
+        """Return the seated nodes that run at least one of these ranks."""
         return tuple(seat.node for seat in self.seats if any(seat.has_rank(rank) for rank in ranks))
 
     def copy_bonds(self) -> Bonds:
-        """Who of those that are seated must not leave at once."""
+        """Return, for each seated node, the nodes that must not leave together with it."""
         return copy_bonds(self.seats, self.job.mesh, parity=self.job.parity)
 
     def evict_nodes(
         self, nodes: Iterable[str], silent: Collection[str], generation: int, *, examine: bool
     ) -> tuple[list[str], list[Action]]:
-        """Part with seated nodes: who leaves, and what is to be done for it."""
+        """Evict those of `nodes` that are active. Return the nodes that leave and the actions for it."""
         leaving = sorted(self.active.intersection(nodes))
         actions: list[Action] = []
         self.out.update(leaving)
@@ -82,13 +83,13 @@ class JobNodes:
         self.back = {node: ready for node, ready in self.back.items() if node not in gone}
 
     def propose_seats(self, *, may_shrink: bool) -> tuple[Seat, ...] | None:
-        """The seats of the next generation, were it launched now; None while nodes are missing."""
+        """Return the seats of a generation launched now; None while nodes are missing."""
         if self.node_count < (self.job.min_nodes if may_shrink else self.job.max_nodes):
             return None  # without looking at thousands of them for each one that comes
         return next_seats(self.job, self.seats, self.out, self.pool, may_shrink)
 
     def take_seats(self, seats: tuple[Seat, ...]) -> tuple[str, ...]:
-        """These are the seats from now on; who is new in them."""
+        """Make these the current seats and return the newly admitted nodes."""
         kept = self.active
         admitted = tuple(seat.node for seat in seats if seat.node not in kept)
         for node in admitted:
@@ -99,7 +100,7 @@ class JobNodes:
 
     @property
     def may_grow(self) -> bool:
-        """Whether the job runs on fewer nodes than it wants, and enough wait for one more replica at least."""
+        """Return whether the job runs on fewer nodes than wanted and enough standbys wait for one more replica."""
         missing = self.job.max_nodes - len(self.seats)
         if missing <= 0 or not self.pool:
             return False

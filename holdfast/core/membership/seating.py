@@ -1,4 +1,4 @@
-"""Who sits where in the next generation."""
+"""Seats of the next generation: which node runs which ranks."""
 
 from collections.abc import Iterable, Mapping
 from math import prod
@@ -18,10 +18,10 @@ def seat_order_key(ready: Ready) -> tuple[int, str]:
 def next_seats(
     job: Job, old: tuple[Seat, ...], evicted: Iterable[str], pool: Mapping[str, Ready], may_shrink: bool
 ) -> tuple[Seat, ...] | None:
-    """Seats for the next generation, or None while nodes are missing.
+    """Return the seats for the next generation, or None while nodes are missing.
 
-    A standby takes exactly the seat of the node it replaces, so every surviving rank keeps its number and the sums
-    of a reduction keep their order. Only a job that may run smaller closes the gaps.
+    A standby takes exactly the seat of the node it replaces, so every surviving rank keeps its number and reductions
+    sum in the same order. Only a job that may shrink closes the gaps.
     """
     out = set(evicted)
     free = sorted(pool.values(), key=seat_order_key)  # one of them may be evicted and back
@@ -45,7 +45,7 @@ def next_seats(
 
 
 def growth_unit(job: Job, nproc: int) -> int:
-    """By how many nodes a job may shrink and grow: those of one replica, where the user told the parallel groups."""
+    """Return by how many nodes the job grows or shrinks: those of one replica if the mesh is known, else 1."""
     if not job.mesh:
         return 1
     replica = prod(size for name, size in job.mesh if name not in REPLICAS)
@@ -55,7 +55,7 @@ def growth_unit(job: Job, nproc: int) -> int:
 def make_probe_or_replay(
     id: int, generation: int, seats: tuple[Seat, ...], verdict: Verdict, not_after: int | None
 ) -> Probe | Replay:
-    """How nodes are tried while the job stands."""
+    """Return the action that tests the nodes while the job stands: a probe or a replay, as the verdict says."""
     if verdict.remedy is Remedy.REPLAY:
         return Replay(id=id, generation=generation, seats=seats, not_after=-1 if not_after is None else not_after)
     nodes = tuple(sorted(seat.node for seat in seats))

@@ -1,4 +1,4 @@
-"""How many standbys to hold: what is lost at once, by nodes, whole groups and whole switches, in 99 of 100 periods."""
+"""How many standbys to hold so that they cover all nodes lost in 99 of 100 periods, groups and switches included."""
 
 from collections.abc import Iterator, Sequence
 from math import exp, lgamma, log, log1p, sqrt
@@ -10,7 +10,7 @@ _NONE = -1200.0  # not even _MUCH times what has this logarithm is above 0
 
 
 class LossRates(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job loses, on average, in one period: the time in which a lost standby is made up for."""
+    """What a job loses on average in one period, the time it takes to replace a used standby."""
 
     nodes: int
     p: float  # that a node fails within a period
@@ -20,7 +20,7 @@ class LossRates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StandbySizing(msgspec.Struct, frozen=True, kw_only=True):
-    """Standbys for one confidence."""
+    """The number of standbys needed for one confidence level."""
 
     plain: int  # of the binomial distribution: every node by itself
     ours: int  # with groups and switches
@@ -28,7 +28,7 @@ class StandbySizing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def binomial_quantile(nodes: int, p: float, confidence: float = 0.99) -> int:
-    """The least number that is not exceeded with this confidence."""
+    """Return the smallest number of lost nodes that is not exceeded with this confidence."""
     if not 0 < p < 1:
         return nodes if p >= 1 else 0
     total, mean = 0.0, nodes * p
@@ -43,7 +43,7 @@ def binomial_quantile(nodes: int, p: float, confidence: float = 0.99) -> int:
 
 
 def size_standbys(losses: LossRates, confidence: float = 0.99) -> StandbySizing:
-    """Groups and switches come by themselves, so what is lost is a sum of parts that know nothing of one another."""
+    """Return how many standbys are needed. Losses of nodes, groups and switches are independent and add up."""
     rate = losses.nodes * losses.p
     kinds = ((rate * (1 - losses.group_share), 1), (rate * losses.group_share, losses.group), *losses.blasts)
     plain, ours = binomial_quantile(losses.nodes, losses.p, confidence), -1
@@ -60,9 +60,9 @@ def size_standbys(losses: LossRates, confidence: float = 0.99) -> StandbySizing:
 
 
 def loss_distribution(kinds: Sequence[tuple[float, int]], most: int) -> Iterator[float]:
-    """The chances of losing 0, 1, 2 ... and `most`, where all is lost that there is; a kind is how many events come on
-    average, and what each takes. By Panjer's recursion, beginning with 1 instead of what a float may not hold: whenever
-    a chance has grown too large, those that follow are written so many times smaller."""
+    """Yield the chance of losing exactly 0, 1, 2, ... nodes; the last value is the chance of losing `most`, which is
+    all. A kind is the mean number of events and the nodes lost in each. Uses Panjer's recursion, started at 1 and
+    scaled down whenever a value grows too large for a float."""
     weights = [(mean * each, each) for mean, each in kinds if mean]
     scale = -sum(weight / each for weight, each in weights)  # logarithm of what the newest are to be multiplied by
     found, smaller_at, older_at, seen = [1.0], 0, 0, exp(scale)

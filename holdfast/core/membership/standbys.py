@@ -1,4 +1,4 @@
-"""The nodes beside the seats: standbys that wait, nodes that were asked for, and those that are not to come back."""
+"""The nodes that are not seated: waiting standbys, nodes on their way, and nodes that must not come back."""
 
 from collections.abc import Iterable, Iterator, Set
 
@@ -15,7 +15,7 @@ _LONGEST = 32  # times ready_s: no fleet is given longer for a node
 
 
 class Standbys:
-    """Part of the decider's state; its methods answer with the actions they call for."""
+    """The unseated nodes, as part of the decider's state. Methods return the actions that they require."""
 
     def __init__(self, job: Job, limits: Limits, ids: Iterator[int]) -> None:
         self.job = job
@@ -42,7 +42,7 @@ class Standbys:
 
     @property
     def under_probe(self) -> set[str]:
-        """Nodes that are being probed beside the job, or are about to be."""
+        """Return the unseated nodes that are being probed or are about to be."""
         return {*self.suspects, *self.examined.values(), *self.checking.values()}
 
     @property
@@ -50,7 +50,7 @@ class Standbys:
         return self.job.max_nodes + self.job.standbys
 
     def request_missing(self, active: int) -> tuple[Acquire, ...]:
-        """Ask the fleet for what is missing; in the background, nobody waits for standbys."""
+        """Return an action that asks the fleet for missing nodes, in the background; empty if none are missing."""
         have = active + len(self.pool.keys() | set(self.checking.values()))
         have += len(self.coming) + sum(self.acquiring.values())
         if have >= self.wanted_nodes or not self.job.can_acquire or self._retry_at is not None:
@@ -72,17 +72,17 @@ class Standbys:
         return f"the fleet gave {len(event.nodes)} of {asked}" + (f", {', '.join(new)} will come" if new else "")
 
     def on_arrival(self, now: float, node: str) -> None:
-        """A node reports: if it is a new one, the fleet takes no longer than that."""
+        """Note how long a new node took to report. Later nodes may take twice as long, or `ready_s` if longer."""
         if node not in self._met and node not in self.gone:
             took_s = now - self.coming.get(node, now)
             self._came, self._patience_s = True, max(self.limits.ready_s, 2 * took_s)
 
     def may_return(self, node: str) -> bool:
-        """Where the fleet cannot acquire, a node that had fallen silent may come back: nobody else will."""
+        """Return whether this node may join (again). Where the fleet cannot acquire, a node that fell silent may."""
         return node not in self.gone or (not self.job.can_acquire and self.gone[node] is Kind.SILENCE)
 
     def on_ready(self, event: Ready, level: int) -> tuple[Dismiss | Probe, ...]:
-        """Take a node that reports, once it has passed probes of this level; one that left for good is sent away."""
+        """Take a node that reports, probing it first if `level` is above 0. Send a node away that left for good."""
         self.coming.pop(event.node, None)
         if not self.may_return(event.node):
             return (Dismiss(id=next(self._ids), node=event.node, reason="it had left the job before"),)
@@ -101,9 +101,9 @@ class Standbys:
         return action
 
     def on_checked(self, now: float, event: Outcome) -> tuple[str, tuple[Dismiss | Say, ...]]:
-        """A standby has been probed: it waits from now on, or goes before it does harm.
+        """Make a checked node a standby, or dismiss it if it failed.
 
-        Where several in a row fail and none passes, checks say nothing about nodes: there are no more of them.
+        If several nodes in a row fail, the check itself is at fault: no further nodes are checked.
         """
         node = self.checking.pop(event.action)
         if node not in self._met or node in self.gone:
@@ -118,7 +118,7 @@ class Standbys:
         return (said, (Say(text=said),)) if why else (f"{node} passed its check and is a standby", ())
 
     def recheck_due(self, now: float) -> tuple[Probe, ...]:
-        """Standbys whose last check was too long ago, or that never had one, are probed where they wait."""
+        """Return probes of the standbys whose last check is too old or missing."""
         if not self._is_checking_on or not self.limits.recheck_s:
             return ()
         busy = set(self.checking.values())
@@ -126,14 +126,14 @@ class Standbys:
         return tuple(self._start_check(node, CHECK) for node in due)
 
     def admit_node(self, node: str) -> None:
-        """It is seated; what a probe of it still finds is of no interest."""
+        """Remove a node that is now seated from the standbys and ignore any probe still running on it."""
         self.pool.pop(node, None)
         self._checked.pop(node, None)
         for id in [id for id, other in self.checking.items() if other == node]:
             del self.checking[id]
 
     def evict_node(self, node: str, kind: Kind, generation: int, *, examine: bool) -> tuple[Dismiss, ...]:
-        """Part with a seated node. One that may be examined comes back if nothing is wrong with it: once."""
+        """Part with a seated node: dismiss it, or keep it for an examination, once, from which it may come back."""
         again = node in self._evicted
         self._evicted.add(node)
         if kind is Kind.SILENCE or again or not examine or not self.job.probes:
@@ -142,7 +142,7 @@ class Standbys:
         return ()
 
     def examine_evicted(self) -> tuple[Probe, ...]:
-        """Those that were evicted are examined, now that nobody waits for the job to come back."""
+        """Return probes that examine the evicted nodes, now that the job no longer waits for a recovery."""
         actions = []
         for node, generation in self.suspects.items():
             actions.append(Probe(id=next(self._ids), generation=generation, nodes=(node,), level=EXAMINATION))
@@ -151,7 +151,7 @@ class Standbys:
         return tuple(actions)
 
     def on_examined(self, now: float, event: Outcome) -> tuple[str, tuple[Dismiss | Say, ...]]:
-        """What was found on a node that had been evicted: who was told of that is told how it ended."""
+        """Dismiss an evicted node or make it a standby again, by its examination, and report which it was."""
         node = self.examined.pop(event.action)
         if why := event.failed.get(node, "" if event.ok else event.detail or "it could not be tried"):
             found, actions = f"{node} is bad: {why}", self.dismiss_node(node, Kind.CRASH, f"examined: {why}")
@@ -164,7 +164,7 @@ class Standbys:
         return found, (*actions, Say(text=f"after its eviction: {found}"))
 
     def dismiss_node(self, node: str, kind: Kind | None, reason: str) -> tuple[Dismiss, ...]:
-        """Part with a node, whether it was seated, waiting or coming."""
+        """Part with a node that was seated, waiting or still coming. Return the action for it, if one is needed."""
         self.pool.pop(node, None)
         self.coming.pop(node, None)
         self._checked.pop(node, None)
@@ -178,20 +178,20 @@ class Standbys:
         return (Dismiss(id=next(self._ids), node=node, reason=reason),)
 
     def doubt_all(self, now: float) -> None:
-        """Nobody knows what they do by now, and one may have ranks: each has to report before it counts again."""
+        """Distrust all standbys until they report again: what they do now is unknown, and one may run ranks."""
         self.coming |= dict.fromkeys(sorted({*self.pool, *self.under_probe}), now)
         for known in (self.pool, self._checked, self.suspects, self.examined, self.checking):
             known.clear()
 
     def beside_job(self, nodes: Iterable[str]) -> tuple[str, ...]:
-        """Those of these nodes that wait, are coming, or are examined."""
+        """Return those of these nodes that wait as standbys, are on their way, or are under probe."""
         return tuple(n for n in nodes if n in self.pool or n in self.coming or n in self.under_probe)
 
     def tick(self, now: float, *, standing: bool = False) -> tuple[Dismiss, ...]:
-        """The clock has moved: late nodes are given back, and a fleet that gave too few may be asked again.
+        """Give late nodes back, and allow a fleet that gave too few nodes to be asked again.
 
-        Where others came in time it was the node; where nobody did the fleet may need longer, and is given twice as
-        long until somebody comes: asked anew every few minutes, a fleet that takes an hour would never bring a node.
+        If other nodes came in time, the node was slow. If none came, the fleet gets twice as long: a fleet that needs
+        an hour would never deliver if it were asked anew every few minutes.
         """
         if self._retry_at is not None and self._retry_at <= now:
             self._retry_at = None
@@ -204,13 +204,13 @@ class Standbys:
         return tuple(action for node in late for action in self.dismiss_node(node, None, reason))
 
     def _arrival_limit_s(self, standing: bool) -> float:
-        """How long a node may take; where the job stands without it, another has to have the time to come instead."""
+        """Return how long a node may take to arrive. While the job stands, a replacement needs time to come too."""
         longest_s = max(self.limits.ready_s, self.limits.wait_s / 2) if standing else self._patience_s
         return min(self._patience_s, longest_s)
 
     def wake_at(self, *, steady: bool = False, standing: bool = False) -> float | None:
-        """The next time at which standbys need attention: an arrival deadline, a retry or, while the job is steady,
-        a new probe. None if there is none."""
+        """Return when standbys next need attention: an arrival deadline, a retry or, while the job is steady, a new
+        probe. None if never."""
         patience_s = self._arrival_limit_s(standing)
         waits = [asked_at + patience_s for asked_at in self.coming.values()] + (
             [self._retry_at] if self._retry_at is not None else []

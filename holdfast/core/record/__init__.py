@@ -1,1 +1,1 @@
-"""The account of every second, the report, and what hooks are told."""
+"""The record of a job: the account of every second, the report, and the notices for hooks."""

@@ -1,4 +1,4 @@
-"""What a person who does not look at the job should hear of, and how often."""
+"""Notices that hooks send to people: which events are worth one, and how often notices go out."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -16,7 +16,7 @@ _OTHERS = 16  # of them are told with the one that is
 
 
 class HookLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Whom to tell of incidents, questions and the end."""
+    """Settings for hooks: where notices go, in which format, and how often."""
 
     command: str = ""  # for the shell; it gets the notice as JSON on its standard input
     url: str = ""  # the notice is posted there
@@ -26,7 +26,7 @@ class HookLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoticeTopic(StrEnum):
-    """What a notice is about, the most urgent first."""
+    """The topic of a notice, the most urgent first."""
 
     ENDED = "ended"
     GAVE_UP = "gave up"
@@ -58,7 +58,7 @@ class HookNotice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """What a decider tells beside its decisions."""
+    """What hooks need from the decider besides its decisions: its open question, and the fates of releases."""
 
     asking: str = ""
     until: float | None = None
@@ -68,7 +68,7 @@ class JobStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HookNotices:
-    """Fed every entry with the decider's standing after it, replayed ones too; answers with what is worth telling."""
+    """Turns journal entries into notices. It needs every entry, replayed ones too, and the standing after each."""
 
     def __init__(self, run_id: str = "") -> None:
         self.run_id = run_id
@@ -124,7 +124,7 @@ class HookNotices:
 
 
 class NoticePacer:
-    """Lets one notice pass in a while; what came meanwhile rides on it."""
+    """Lets one notice pass per interval; it carries the texts of the notices that waited with it."""
 
     def __init__(self, least_s: float) -> None:
         self._least_s = least_s
@@ -139,14 +139,14 @@ class NoticePacer:
             self._dropped += 1
 
     def wait_s(self, now: float) -> float | None:
-        """How long until one may be told; None: there is none."""
+        """Return the seconds until a notice may go out; None if none is waiting."""
         if not self._waiting:
             return None
         urgent = any(notice.topic in _AT_ONCE for notice in self._waiting)
         return 0.0 if urgent else max(0.0, self._next_at - now)
 
     def next_notice(self, now: float) -> HookNotice | None:
-        """The most urgent, with a word about the others."""
+        """Return the most urgent notice with the texts of the others; None if none may go out now."""
         if self.wait_s(now) != 0.0:
             return None
         first = min(self._waiting, key=lambda n: (_RANKS[n.topic], -n.seq))
@@ -159,12 +159,12 @@ class NoticePacer:
 
     @property
     def newest_seq(self) -> int:
-        """Sequence number of the newest entry that something still waits for."""
+        """Return the journal sequence number of the newest waiting notice; 0 if none is waiting."""
         return max((notice.seq for notice in self._waiting), default=0)
 
 
 def format_slack(notice: HookNotice) -> str:
-    """A notice for people: {"text": ...} is what Slack, Mattermost and their like take."""
+    """Return a notice as plain text, for the {"text": ...} that Slack, Mattermost and similar services accept."""
     lines = [f"holdfast {notice.run_id}: {notice.text}"]
     lines += [f"also: {text}" for text in notice.others]
     unsaid = notice.more - len(notice.others)

@@ -1,4 +1,4 @@
-"""What a job cost, as one value that the report, the API and the metrics show alike."""
+"""The report of a job as one value, from which the printed report, the API and the metrics all take their figures."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ from holdfast.model.verdict import Change, Record, Remedy
 
 
 class RestartCost(msgspec.Struct, frozen=True, kw_only=True):
-    """From the last good step to the next one, and what the time went by with."""
+    """The time from the last good step to the next one, and how it divides into phases."""
 
     incident: int  # its number; 0: it was planned
     at: float  # when ranks were told to stop

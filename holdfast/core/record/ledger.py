@@ -1,4 +1,4 @@
-"""Every second of the job, folded from its journal into spans that tile the wall clock."""
+"""The ledger: it folds the journal into spans that cover every second of the job without gap or overlap."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -58,7 +58,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReleaseRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job did under one release."""
+    """How many generations and new steps a job made under one release."""
 
     release: int
     source: str
@@ -89,12 +89,12 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ettr(self) -> float | None:
-        """Productive share of the wall time; None: it is not known."""
+        """Return the productive share of the wall time; None if no step was ever seen."""
         return self.spent_s(TimeUse.TRAIN) / self.wall_s if self.stepped and self.wall_s > 0 else None
 
     @property
     def at_most(self) -> str:
-        """What to say before the ETTR: work that was done again without our knowing is in it."""
+        """Return "at most " if the ETTR may include work that was redone unnoticed; else ""."""
         mended = (r for r in self.incidents if r.verdict.remedy is not Remedy.GIVE_UP)
         sure = not any(incident_text.describe_unknown_resume(r) for r in mended) and not any(
             incident_text.describe_unknown_resume(c) for c in self.changes
@@ -103,12 +103,12 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mttr_s(self) -> float | None:
-        """Mean time from the last good step to the next one, of what was repaired."""
+        """Return the mean time from last good step to next step over repaired incidents; None without any."""
         times = [r.resumed_at - r.good_at for r in self.incidents if r.verdict.remedy is not Remedy.GIVE_UP]
         return sum(times) / len(times) if times else None
 
     def lost_s(self) -> dict[str, float]:
-        """Seconds lost by cause, redone work included."""
+        """Return the seconds lost by cause, redone work included."""
         causes = {r.number: r.klass or r.kind for r in self.incidents}
         lost: dict[str, float] = {}
         for span in self.spans:
@@ -120,7 +120,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ledger:
-    """Folds entries one by one; `account` may be asked at any time."""
+    """Takes journal entries one by one; `make_account` may be called at any time."""
 
     def __init__(self) -> None:
         self.phase = Phase.NEW
@@ -175,11 +175,11 @@ class Ledger:
 
     @property
     def began_at(self) -> float:
-        """When the job began; 0: it has not."""
+        """Return when the job began; 0 if it has not."""
         return self._start_at or 0.0
 
     def make_account(self, now: float | None = None) -> Account:
-        """The account so far; `now` extends it beyond the last entry of a job that still runs."""
+        """Return the account so far; `now` extends it beyond the last entry of a job that still runs."""
         start_at = self._start_at if self._start_at is not None else 0.0
         end_at = self._last_at if self.phase is Phase.DONE or now is None else max(now, self._last_at)
         spans = list(self._spans)
@@ -214,7 +214,7 @@ class Ledger:
         return Span(use=use, start_at=start_at, end_at=end_at, incident=self._incident, change=self._change)
 
     def _close_span(self, at: float) -> None:
-        """The clock up to `at` was spent as the present phase says."""
+        """Add a span up to `at` for what the current phase spends its time on."""
         at = max(at, self._at)
         if at > self._at and self.phase in _USES:
             self._spans.append(self._make_span(self._current_use(), self._at, at))
@@ -277,7 +277,7 @@ class Ledger:
         self._ran[self._release] = msgspec.structs.replace(ran, steps=ran.steps + max(0, event.step - done))
 
     def _on_recovery(self, record: Record | Change) -> None:
-        """An incident or a planned restart is over."""
+        """Backdate the loss of a finished incident or planned restart, and start counting redone steps."""
         self._backdate_span(record)
         if self.phase is not Phase.TRAINING:
             return
@@ -287,7 +287,7 @@ class Ledger:
             self._incident = self._change = 0
 
     def _backdate_span(self, record: Record | Change) -> None:
-        """Training ended at the last good step, not at the alarm or the order."""
+        """Move the end of the training span back from the alarm or the order to the last good step."""
         if self._cut is None:
             return
         index, instead = self._cut
@@ -303,7 +303,7 @@ class Ledger:
 
 
 def _reached_at(step: int, before: Progress | None, after: Progress) -> float:
-    """When a step was reached, between two reports."""
+    """Return the time at which a step was reached, interpolated between two reports."""
     at, done = (before.at, before.step) if before else (after.first_at, after.first_step)
     if after.step <= done:
         return after.at

@@ -1,4 +1,4 @@
-"""The figures of a report in tenths of a second, all from its spans: rows, causes and uses add up to what was lost."""
+"""The figures of a report, rounded to tenths of a second such that rows, causes and uses add up to the time lost."""
 
 import msgspec
 
@@ -19,7 +19,7 @@ class Bill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw_bill(report: Report) -> Bill:
-    """A row is rounded once; whatever is said of several rows is the sum of what they say."""
+    """Return the bill of a report. Each row is rounded once, and every total is the sum of the rounded rows."""
     incidents: dict[int, float] = {}
     changes: dict[int, float] = {}
     causes: dict[str, float] = {}

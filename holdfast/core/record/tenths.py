@@ -1,4 +1,4 @@
-"""Seconds as people read them: tenths that add up to the tenths of their sum."""
+"""Rounding of seconds to tenths such that the rounded parts add up to their rounded sum."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -7,14 +7,14 @@ K = TypeVar("K")
 
 
 def in_tenths(seconds: float) -> float:
-    """As `.1f` writes it."""
+    """Return the seconds rounded to tenths, as the format `.1f` does."""
     return float(f"{seconds:.1f}")
 
 
 def share_tenths(parts: Mapping[K, float], total: float | None = None) -> dict[K, float]:
-    """Parts in tenths whose sum is the total, rounded once: who loses most by rounding down gets what is left.
+    """Return the parts in tenths that add up to the rounded total; parts that lose most by rounding down are raised.
 
-    A total that is itself a sum of rounded rows may be further off; then the largest parts bear it.
+    If the total is itself a sum of rounded rows, the difference may be larger; then the largest parts absorb it.
     """
     whole = round(10 * in_tenths(sum(parts.values()) if total is None else total))
     shared = {key: int(10 * seconds + 1e-6) for key, seconds in parts.items()}

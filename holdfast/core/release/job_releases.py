@@ -1,8 +1,8 @@
-"""Which releases of the user's code there are: the one that runs, the one that waits, and those to go back to.
+"""The releases of the user's code in a job: the running one, the waiting one, and those to roll back to.
 
-While a job recovers one thing is changed at a time. So a release that has just come in is on trial: until it has made
-`trial_steps` steps it is suspected before any machine is, and for a day it is what is gone back from before a person is
-asked. A release that was rolled back is not taken again.
+During a recovery only one thing is changed at a time. So a new release is on trial: until it has made `trial_steps`
+steps it is suspected before any machine, and for a day it is rolled back before a person is asked. A release that was
+rolled back is not taken again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ _SUSPECT_S = 86400.0  # a release that ran for a day is no longer the newest thi
 
 
 class PendingUpdate(msgspec.Struct, frozen=True):
-    """An order to update, while its release is staged."""
+    """An update order whose release is still being staged."""
 
     number: int
     now: bool
@@ -25,7 +25,7 @@ class PendingUpdate(msgspec.Struct, frozen=True):
 
 
 class JobReleases:
-    """Part of the decider's state."""
+    """The known releases and their fates, as part of the decider's state."""
 
     def __init__(self, first: Release, trial_steps: int) -> None:
         self.running = first
@@ -45,7 +45,7 @@ class JobReleases:
     # --- orders ------------------------------------------------------------------------------------------------
 
     def order_update(self, order: Order, nodes: Sequence[str], ids: Iterator[int]) -> tuple[str, tuple[Action, ...]]:
-        """A person has a newer release; it is checked and staged while everything goes on."""
+        """Check and stage a newer release while the job goes on; refuse code that was rolled back before."""
         assert order.release is not None
         if bad := self.rolled_back_as(order.release):
             said = f"this is release {bad} again, which was rolled back: {self.told[bad]}"
@@ -58,7 +58,7 @@ class JobReleases:
         return f"release {number} is checked and staged", (action,)
 
     def on_staged(self, now: float, event: Outcome, active: set[str]) -> tuple[str, tuple[Action, ...]]:
-        """Every node has it, or it was refused; what failed on a node that has left since is nobody's concern."""
+        """Let a staged release wait for a restart, or mark it refused or merged. Ignore nodes that have left."""
         taken = self.staging.pop(event.action)
         number, failed = taken.number, {node: why for node, why in event.failed.items() if node in active}
         if failed or not (event.ok or event.failed):
@@ -78,7 +78,7 @@ class JobReleases:
         return f"release {number} is staged{rides}", ()
 
     def rollback_refusal(self, number: int) -> str:
-        """Why the job cannot go back to this release (0: to the one before); "" if it can."""
+        """Return why the job cannot go back to this release (0: the one before); "" if it can."""
         if number == 0:
             return "" if self.previous_release is not None else "there is no release to go back to"
         if number not in self.known:
@@ -90,7 +90,7 @@ class JobReleases:
         return ""
 
     def order_rollback(self, now: float, number: int, who: str) -> str:
-        """A person wants an older release, now."""
+        """Go back to an older release at once, as a person ordered."""
         to = self.known[number] if number else self.previous_release
         assert to is not None
         self._leave_running(to, f"rolled back by {who}")
@@ -98,7 +98,7 @@ class JobReleases:
         return f"going back to release {to.number}, as {who} wants"
 
     def roll_back(self, to: int, why: str) -> int:
-        """The ladder's rung: the next launch is of the older one. Returns the number of the one that is given up."""
+        """Make the next launch use the older release `to`. Return the number of the release that is given up."""
         self._leave_running(self.known[to], why)
         return self.running.number
 
@@ -113,7 +113,7 @@ class JobReleases:
         return self.waiting is not None and self.due_at is not None and self.due_at <= now
 
     def next_release(self, now: float, *, machines: bool, guess: bool) -> Release:
-        """The release of the next generation. Where machines are changed on a guess, code is not changed as well."""
+        """Return the release of the next generation; code is not changed when machines are changed on a guess."""
         if not self._since:
             self._since[self.running.number] = now
         if self.waiting is None or (guess and machines and self._left is None):
@@ -138,7 +138,7 @@ class JobReleases:
 
     @property
     def previous_release(self) -> Release | None:
-        """The newest that ran before the running one and was not given up."""
+        """Return the newest release that ran before this one and was not rolled back; None if there is none."""
         good = [n for n in self._ran if self.fates[n] is not Fate.ROLLED_BACK]
         return self.known[good[-1]] if good else None
 
@@ -147,7 +147,7 @@ class JobReleases:
         return self.previous_release is not None and self._made < self._trial_steps
 
     def is_suspect(self, now: float) -> bool:
-        """Whether it came in so lately that it may be what changed."""
+        """Return whether the running release is on trial or less than a day old."""
         since = self._since.get(self.running.number, 0.0)
         return self.previous_release is not None and (self.on_trial or now < since + _SUSPECT_S)
 
@@ -158,7 +158,7 @@ class JobReleases:
         self.fates[number], self.told[number] = fate, why
 
     def rolled_back_as(self, release: Release) -> int:
-        """The number under which this very code was rolled back before; 0: it was not."""
+        """Return the number under which the same code was rolled back before; 0 if it was not."""
         same = (release.digest, release.argv, release.env)
         bad = [n for n, fate in self.fates.items() if fate is Fate.ROLLED_BACK]
         return next((n for n in bad if release.digest and _launch_key(self.known[n]) == same), 0)

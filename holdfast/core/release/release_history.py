@@ -1,4 +1,4 @@
-"""The releases of a job with their times: who brought each, when, what became of it, how far it came."""
+"""The history of a job's releases: who brought each one, when, its fate, and how many steps it made."""
 
 import msgspec
 
@@ -9,7 +9,7 @@ from holdfast.model.release import Fate, Release
 
 
 class ReleaseChapter(msgspec.Struct, frozen=True, kw_only=True):
-    """One release and its life in the job."""
+    """One release and its history in the job."""
 
     release: Release
     fate: Fate
@@ -27,7 +27,7 @@ class ReleaseOverview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReleaseHistory:
-    """A fold over the journal; what became of a release is the decider's to say."""
+    """Folds the journal into times and steps of each release; the fates come from the decider."""
 
     def __init__(self) -> None:
         self._brought: dict[int, float] = {}
@@ -53,7 +53,7 @@ class ReleaseHistory:
                     self._before = self._steps.get(release.number, 0)
 
     def list_chapters(self, releases: JobReleases) -> tuple[ReleaseChapter, ...]:
-        """All of them, the oldest first."""
+        """Return the chapters of all releases, the oldest first."""
         return tuple(
             ReleaseChapter(
                 release=release,

@@ -1,1 +1,1 @@
-"""Where state is: placement on peers, the newest step held by all, how a restart finds its state."""
+"""Where a job's state lies: copies on peers, the newest step that all hold, and the source of a restore."""

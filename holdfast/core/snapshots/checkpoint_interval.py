@@ -1,4 +1,4 @@
-"""How often to write a checkpoint: what it costs against what it saves (Young 1974, Daly 2006)."""
+"""The best interval between checkpoints: their cost against the work they save (Young 1974, Daly 2006)."""
 
 from math import sqrt
 
@@ -13,10 +13,10 @@ class CheckpointInterval(msgspec.Struct, frozen=True, kw_only=True):
 def best_interval(
     cost_s: float, failures_per_day: float, floor_s: float = 60.0, ceiling_s: float = 3600.0
 ) -> CheckpointInterval:
-    """Seconds between checkpoints that lose the least time: sqrt(2 * cost * mean time between failures).
+    """Return the checkpoint interval that loses the least time: sqrt(2 * cost * mean time between failures).
 
-    The cost is what one checkpoint takes from training, not what writing it takes in the background. With state in
-    memory and on peers, storage matters only for the failures that both lose.
+    The cost is what one checkpoint takes from training, not the time of writing it in the background. With state in
+    memory and on peers, storage matters only for failures that lose both.
     """
     if failures_per_day <= 0:
         return CheckpointInterval(every_s=ceiling_s, reason=f"no failures known: every {ceiling_s:g} s")

@@ -1,4 +1,4 @@
-"""Which nodes must not leave at once: between them they hold all there is of a rank's state."""
+"""Nodes that must not be evicted together, because between them they hold all copies of a rank's state."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -10,7 +10,7 @@ Bonds = Mapping[str, Collection[str]]  # for each node the others whose loss, to
 
 
 def copy_bonds(seats: tuple[Seat, ...], mesh: Dims, *, parity: bool) -> Bonds:
-    """By where copies are placed: a node is bound to who keeps its own, and to whom it keeps them for."""
+    """Return, for each node, the nodes that keep its copies and the nodes whose copies it keeps."""
     found: dict[str, set[str]] = {seat.node: set() for seat in seats}
     laid = place_halves(seats, mesh)[0] if parity and seats else {}
     if laid:
@@ -25,7 +25,7 @@ def copy_bonds(seats: tuple[Seat, ...], mesh: Dims, *, parity: bool) -> Bonds:
 
 
 def may_leave(nodes: Sequence[str], bonds: Bonds, lost: Collection[str]) -> tuple[str, ...]:
-    """Those of these that may leave at once, beside what is lost already; who comes first has the choice."""
+    """Return those of `nodes` that may leave together, besides the nodes already lost; earlier ones go first."""
     gone = set(lost)
     for node in nodes:
         if node in gone or gone.isdisjoint(bonds.get(node, ())):

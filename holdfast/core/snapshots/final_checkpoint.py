@@ -1,7 +1,7 @@
-"""What of memory goes to storage when a job ends: the newest step that every rank holds on a node that answers.
+"""The state that goes from memory to storage when a job ends: the newest step that all ranks hold.
 
-State in doubt may still be what somebody wants to look at, so it is written too, but apart: to go on from it would be
-to go wrong again, and it takes nothing away from a good one.
+A newer step in doubt is written as well, since a person may want to look at it. It goes to a separate place, so that
+no restart uses it and no good checkpoint is replaced.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,7 +15,7 @@ _LEAST = 0.5  # of the time is for storage, however long ranks took to end
 def choose_final(
     copies: Mapping[str, Collection[Copy]], stored: int, not_after: int | None, *, verified: bool = False
 ) -> dict[str, tuple[FinalState, ...]]:
-    """For every node what it is to write, the good one first; what is not newer than `stored` is on storage."""
+    """Return the states each node must write, the good one first; storage already has good steps up to `stored`."""
     held: dict[tuple[int, int], dict[int, Copy]] = {}  # by step and world
     for one in (copy for node in sorted(copies) for copy in copies[node] if copy.whole):
         held.setdefault((one.step, one.world), {})[one.rank] = one
@@ -30,7 +30,7 @@ def choose_final(
 
 
 def storage_time_s(last_s: float, took_s: float) -> float:
-    """How long storage has, of the time for the whole end, of which ranks took so much."""
+    """Return how long storage may take: the rest of `last_s` after the ranks' `took_s`, but at least half."""
     return max(last_s - took_s, last_s * _LEAST)
 
 

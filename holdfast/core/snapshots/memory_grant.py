@@ -1,4 +1,4 @@
-"""How much of a node's memory snapshots take, and how many slots of it each rank is given."""
+"""How much of a node's memory snapshots may use, and how many snapshot slots each rank gets."""
 
 import re
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ class SnapshotLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryCap(msgspec.Struct, frozen=True):
-    """What a person allows: bytes, or a fraction of what is available."""
+    """The user's limit: a number of bytes, or a fraction of the available memory."""
 
     bytes: int = 0
     fraction: float = 1.0  # counts where there are no bytes
@@ -25,7 +25,7 @@ class MemoryCap(msgspec.Struct, frozen=True):
 
 
 class MemoryRoom(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's memory, as if no snapshot were in it."""
+    """A node's memory, counted as if it held no snapshots."""
 
     available_bytes: int  # of the host: what could be taken now, and what the snapshots of this run hold already
     cap: str  # as in SnapshotLimits
@@ -34,7 +34,7 @@ class MemoryRoom(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def part_bytes(self) -> int:
-        """What is available to one node."""
+        """Return the available bytes of one node, where several nodes share the host."""
         return self.available_bytes // self.nodes
 
     @property
@@ -43,7 +43,7 @@ class MemoryRoom(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank wants kept on its node."""
+    """The snapshot memory that one rank asks for on its node."""
 
     rank: int
     slot_bytes: int  # of one slot, its header included
@@ -55,7 +55,7 @@ class MemoryRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer: how many slots, and one sentence where they are fewer than were asked for. No slots: refused."""
+    """The answer to a request: the number of slots, and why if fewer than asked. 0 slots: refused."""
 
     slots: int
     why: str = ""
@@ -67,7 +67,7 @@ _MOST = 1e18  # of any unit
 
 
 def parse_cap(text: str) -> MemoryCap:
-    """50% or 64G; K, M, G and T are powers of 1024, KB to TB of 1000. ValueError says what is wrong."""
+    """Parse a cap such as 50% or 64G; K to T are powers of 1024, KB to TB of 1000. Raise ValueError if invalid."""
     found = _CAP.fullmatch(text.strip())
     number, unit = (float(found[1]), found[2].upper()) if found else (0.0, "")
     if found and unit == "%" and 0 < number <= 100:
@@ -84,11 +84,11 @@ def _unit_bytes(unit: str) -> int:
 
 
 def grant_memory(ask: MemoryRequest, made: Mapping[int, int], room: MemoryRoom) -> MemoryGrant:
-    """How many slots the asking rank gets, such that every rank of its node can have as many.
+    """Return how many slots the asking rank gets, such that every rank of its node can have as many.
 
-    `made`: the bytes already given on this node, copies for others included, by the rank they were asked for. What the
-    asking rank had before does not count: it is replaced. Ranks that have not asked yet are taken to be like it, or,
-    where others have asked for less or more, like the mean of them: a refusal comes before anybody trains.
+    `made` gives the bytes already granted on this node by rank, copies for others included. The asking rank's own are
+    replaced and do not count. Ranks that have not asked are assumed to need the mean of those that have, so that a
+    refusal comes before training starts.
     """
     others = {rank: size for rank, size in made.items() if rank != ask.rank}
     need, room_bytes = 0, room.bytes
@@ -101,7 +101,7 @@ def grant_memory(ask: MemoryRequest, made: Mapping[int, int], room: MemoryRoom) 
 
 
 def _needed_bytes(ask: MemoryRequest, slots: int, others: Mapping[int, int], nproc: int) -> int:
-    """What the whole node takes."""
+    """Return the bytes that all ranks of the node need together."""
     own = ask.need_bytes(slots)
     known = own + sum(others.values())
     unknown = max(0, nproc - len(others) - 1)
@@ -130,7 +130,7 @@ def _refusal_reason(ask: MemoryRequest, need: int, others: Mapping[int, int], ro
 
 
 def _describe_room(room: MemoryRoom) -> str:
-    """What there is, and where the number comes from."""
+    """Return in words how much memory may be used, and where that number comes from."""
     shared = f", one part in {room.nodes} of the host's {format_bytes(room.available_bytes)}" if room.nodes > 1 else ""
     available = f"{format_bytes(room.part_bytes)} are available{shared}"
     return f"{format_bytes(room.bytes)} may be used (--snapshot-memory {room.cap}; {available})"
@@ -148,7 +148,7 @@ def _count_ranks(count: int) -> str:
 
 
 def format_bytes(count: int) -> str:
-    """Bytes as a person reads them."""
+    """Return a number of bytes as a person reads it."""
     value, unit = float(count), "bytes"
     for unit in ("bytes", "KiB", "MiB", "GiB", "TiB"):
         if value < 1024 or unit == "TiB":

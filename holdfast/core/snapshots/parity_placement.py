@@ -1,8 +1,8 @@
-"""Whose copies are laid over one another: the XOR of two takes the memory of one.
+"""Placement of parity: which two nodes' snapshot halves are XORed, and which third node keeps the result.
 
-Every node's share is cut in two. Each node keeps the first half of one other's XORed with the second half of a third's:
-half of what it would keep as a whole copy, and the same for all, however many there are. What is lost with a node is
-the parity XORed with what the third still holds, so of the three no two may be evicted together.
+Every node's share is cut in two. Each node keeps the first half of one node XORed with the second half of another:
+half the memory of a whole copy, on every node alike. A lost half is recovered by XORing the parity with the half that
+still exists, so no two of the three nodes may be evicted together.
 """
 
 from collections.abc import Iterator
@@ -18,14 +18,14 @@ _TRIES = 16  # ways to deal the first halves, where no regular one fits both
 
 
 class ParityPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """Indexed by the node that keeps."""
+    """The owners of the two halves that each node keeps, indexed by the keeper's number."""
 
     first: tuple[int, ...]  # whose first half
     second: tuple[int, ...]  # whose second half
 
 
 def place_halves(seats: tuple[Seat, ...], mesh: Dims) -> tuple[dict[str, tuple[Half, Half]], str]:
-    """Where every node's two halves go; or nowhere, and why in one sentence."""
+    """Return the keepers of every node's two halves; if parity is impossible, an empty dict and the reason."""
     nproc = seats[0].nproc
     if len(seats) < 2:
         return {}, ""  # there are no copies at all
@@ -48,7 +48,7 @@ def place_halves(seats: tuple[Seat, ...], mesh: Dims) -> tuple[dict[str, tuple[H
 
 
 def place_parity(world: int, nproc: int, groups: Groups) -> ParityPlacement | None:
-    """Give every node two others to keep for, each of them once with either half; None if that is not found."""
+    """Assign every node two owners to keep halves for, each owner once per half; None if no assignment is found."""
     nodes = world // nproc
     if nodes < _LEAST:
         return None
@@ -67,8 +67,8 @@ def place_parity(world: int, nproc: int, groups: Groups) -> ParityPlacement | No
 
 
 def _shift_pairs(nodes: int, safe: list[int]) -> Iterator[tuple[int, int]]:
-    """Pairs of shifts that may fit. The fewer nodes depend on one node, the fewer second losses are fatal: at best
-    three keep for each other and for nobody else; opposite shifts come next."""
+    """Yield pairs of shifts to try, best first: three nodes that keep only for each other, then opposite shifts. The
+    fewer nodes depend on one node, the fewer second losses are fatal."""
     yield from ((shift, nodes - shift) for shift in sorted(safe, key=lambda s: abs(3 * s - nodes)))
     yield from ((one, two) for one in safe for two in safe if one < two)
 

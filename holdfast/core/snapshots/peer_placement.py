@@ -1,7 +1,7 @@
-"""Where a rank's snapshot is copied to: a node that is not evicted together with its own.
+"""Choice of peers: each rank's snapshot is copied to a node that is not evicted together with its own.
 
-Over-eviction takes all nodes of one parallel group at once. So a backup lies on a node that shares no group with the
-owner's node: then evicting the nodes of any one group, if these are not all nodes, leaves the owner or the copy.
+Over-eviction takes all nodes of one parallel group at once. So the backup goes to a node that shares no group with
+the owner's node. Evicting any one group that is not the whole job then leaves the owner or the copy.
 """
 
 from collections import deque
@@ -16,14 +16,14 @@ Groups = tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]  # (dimension, its 
 
 
 class PeerPlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """For every rank the rank that keeps its copy, and what this placement does not survive."""
+    """The keeper rank of every rank's copy, and the evictions that this placement does not survive."""
 
     partner: tuple[int, ...]  # indexed by rank
     exposed: tuple[str, ...] = ()  # one sentence each: groups whose eviction would lose a shard
 
 
 def parallel_groups(dims: tuple[tuple[str, int], ...]) -> Groups:
-    """The groups of a dense layout; the first dimension varies fastest over ranks (tp, then dp, then pp, say)."""
+    """Return the groups of each dimension in a dense layout; the first dimension varies fastest over ranks."""
     world = 1
     for _, size in dims:
         world *= size
@@ -36,7 +36,7 @@ def parallel_groups(dims: tuple[tuple[str, int], ...]) -> Groups:
 
 
 def choose_peers(seats: tuple[Seat, ...], mesh: Dims) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Which node keeps the copies of which, and what that does not survive."""
+    """Return the peer that keeps each node's copies, and sentences on the evictions that this does not survive."""
     if len(seats) < 2:
         return {}, ()
     world, nproc = world_size(seats), seats[0].nproc
@@ -49,14 +49,14 @@ def choose_peers(seats: tuple[Seat, ...], mesh: Dims) -> tuple[dict[str, str], t
 
 
 def dense_mesh(seats: tuple[Seat, ...], mesh: Dims) -> Dims:
-    """The mesh as `groups_of` wants it; of another size, it tells nothing."""
+    """Return the mesh in the order that `parallel_groups` expects; empty if its size does not match the world."""
     return mesh[::-1] if prod(size for _, size in mesh) == world_size(seats) else ()
 
 
 def place_copies(world: int, nproc: int, groups: Groups) -> PeerPlacement:
-    """Choose for every node another one that keeps the snapshots of its ranks, each node keeping for one other.
+    """Choose a keeper node for every node's snapshots, such that each node keeps for one other where possible.
 
-    Ranks are dense over nodes, nproc to a node; the copy of a rank goes to the same local place on the other node.
+    Ranks are dense over nodes, nproc to a node; a rank's copy goes to the same local rank on the keeper node.
     """
     nodes = world // nproc
     if nodes < 2:
@@ -70,7 +70,7 @@ def place_copies(world: int, nproc: int, groups: Groups) -> PeerPlacement:
 
 
 def find_exposures(nodes: int, nproc: int, groups: Groups, chosen: tuple[int, ...]) -> tuple[str, ...]:
-    """The groups whose eviction takes a node together with the keeper of its copies, told by brute force."""
+    """Return a sentence for every group whose eviction would take a node and the keeper of its copies."""
     found = []
     for name, members in groups:
         for number, ranks in enumerate(members):
@@ -81,7 +81,7 @@ def find_exposures(nodes: int, nproc: int, groups: Groups, chosen: tuple[int, ..
 
 
 def evicted_together(nodes: int, nproc: int, groups: Groups) -> tuple[frozenset[int], ...]:
-    """For every node the nodes that could be evicted with it; a group over all nodes is evicted by nobody."""
+    """Return for every node those that could be evicted with it. A group that spans all nodes is never evicted."""
     shared: list[set[int]] = [{node} for node in range(nodes)]
     evictions = ({rank // nproc for rank in ranks} for _, members in groups for ranks in members)
     for together in evictions:
@@ -91,7 +91,7 @@ def evicted_together(nodes: int, nproc: int, groups: Groups) -> tuple[frozenset[
 
 
 def _regular_shift(nodes: int, shared: tuple[frozenset[int], ...]) -> tuple[int, ...] | None:
-    """In a regular layout one shift fits all; half-way round is tried first, so that partners keep for each other."""
+    """Return keepers at one distance that is safe for all nodes, near half-way round if possible; else None."""
     for shift in sorted(range(1, nodes), key=lambda s: abs(2 * s - nodes)):
         if all((node + shift) % nodes not in shared[node] for node in range(nodes)):
             return tuple((node + shift) % nodes for node in range(nodes))
@@ -99,7 +99,7 @@ def _regular_shift(nodes: int, shared: tuple[frozenset[int], ...]) -> tuple[int,
 
 
 def _match_keepers(nodes: int, shared: tuple[frozenset[int], ...]) -> tuple[int, ...]:
-    """A perfect matching of owners to keepers where there is one; who finds nobody safe takes a neighbour."""
+    """Return a keeper for every node by matching. An owner left over shares a safe keeper or takes a neighbour."""
     chosen = match_owners(nodes, shared)
     free = deque(n for n in range(nodes) if n not in chosen.values())
     for owner in range(nodes):
@@ -116,7 +116,7 @@ def _match_keepers(nodes: int, shared: tuple[frozenset[int], ...]) -> tuple[int,
 
 
 def match_owners(nodes: int, barred: Sequence[frozenset[int]]) -> dict[int, int]:
-    """As many owners as possible with a keeper each, of whom none is barred to them or taken twice."""
+    """Return a largest matching from owners to keepers: no keeper is barred for its owner or used twice."""
     keeper_of: dict[int, int] = {}  # keeper -> owner
     for owner in range(nodes):
         _augment_matching(owner, nodes, barred, keeper_of)
@@ -124,7 +124,7 @@ def match_owners(nodes: int, barred: Sequence[frozenset[int]]) -> dict[int, int]
 
 
 def _augment_matching(owner: int, nodes: int, barred: Sequence[frozenset[int]], keeper_of: dict[int, int]) -> None:
-    """Grow the matching by one along a shortest alternating path, if there is one."""
+    """Extend the matching by one owner along a shortest alternating path, if there is one."""
     came_from: dict[int, int] = {}  # keeper -> owner who would take it
     queue = deque([owner])
     while queue:

@@ -1,8 +1,8 @@
-"""The step that the whole job can fall back to after the loss of nodes: held by every rank, and by every rank's peer.
+"""The recovery floor: the newest step that every rank and every rank's peer hold.
 
-Snapshots roll on at every step, so left alone nobody would hold the same step as the peers of others. Nodes are told
-which snapshot to hold and to copy next; when the last has done so, it is the new floor and the old one may go. Nodes
-answer in their beats: a word that is lost is said again.
+Ranks take snapshots at every step, so without coordination the peers would hold different steps. The controller tells
+the nodes which step to hold and copy next. When the last node has done so, that step is the new floor and the old one
+may be dropped. Nodes report in their beats, so a lost report is repeated.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _MOST = 256  # steps ahead
 
 
 class BackupLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How snapshots are copied to peers."""
+    """Settings for copying snapshots to peers."""
 
     enabled: bool = True
     duty: float = 0.25  # of the time is at most spent copying; the next floor waits as long
@@ -48,7 +48,7 @@ class RecoveryFloor:
         self.equal: Callable[[], int | None] = lambda: None  # up to which step replicas are; None: nobody can say
 
     def on_launch(self, generation: int, seats: tuple[Seat, ...], mesh: Dims) -> tuple[str, ...]:
-        """A generation starts. What its placement does not survive is the answer."""
+        """Place the copies for a new generation. Return sentences on what the placement does not survive."""
         self.generation, self.nodes = generation, frozenset(seat.node for seat in seats)
         self.floor = self.verified = self._next = -1
         self._beats.clear()
@@ -65,14 +65,14 @@ class RecoveryFloor:
         return (why, *exposed) if why else exposed
 
     def on_beat(self, now: float, beat: Beat) -> bool:
-        """Whether there is something new to tell every node."""
+        """Take in a beat. Return whether the nodes must be sent a new aim."""
         if beat.generation != self.generation or beat.node not in self.nodes:
             return False
         self._beats[beat.node] = beat
         return self.tick(now)
 
     def tick(self, now: float) -> bool:
-        """The same, when time has passed."""
+        """Update the floor as time passes. Return whether the nodes must be sent a new aim."""
         if len(self._beats) < len(self.nodes) or not self._beats or any(b.sealed < 0 for b in self._beats.values()):
             return False
         before = self.floor
@@ -80,7 +80,7 @@ class RecoveryFloor:
         return told or self.floor != before
 
     def aim_for(self, node: str) -> Aim:
-        """What one node is to do; where its peer listens is not known here."""
+        """Return the aim of one node, without the peer's address, which is not known here."""
         return Aim(
             generation=self.generation,
             floor=self.floor,
@@ -112,12 +112,12 @@ class RecoveryFloor:
         return self._aim_if_settled(now)
 
     def _are_replicas_equal(self, step: int) -> bool:
-        """Whether replicas were equal then, where they are compared: what differs is nothing to fall back to."""
+        """Return whether replicas agreed up to this step; True where they are not compared."""
         equal = self.equal() if any(beat.compares for beat in self._beats.values()) else None
         return equal is None or equal >= step
 
     def _aim_if_settled(self, now: float) -> bool:
-        """Where a verified state is to be kept, a floor is left only for one that has been found good."""
+        """Set the next aim if its time has come and, where verified states are kept, the floor is verified."""
         settled = self.verified == self.floor or not any(beat.verifies for beat in self._beats.values())
         return settled and now >= self._not_before and self._set_next_aim(now)
 

@@ -1,7 +1,7 @@
-"""Which step to go on from: the newest that every rank can get, from its own node's memory or a peer's.
+"""Choice of the step to restore: the newest one that every rank can get from its own node's memory or a peer's.
 
-Storage is not weighed here: a checkpoint is older than what memory holds, and a rank that is given nothing from memory
-looks there itself. Parity is worth something only together with the state that it was laid over.
+Storage is not considered: its checkpoints are older, and a rank that gets nothing from memory looks there itself. A
+parity half is usable only together with the state that it was XORed with.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from holdfast.model.topology import Seat, world_size
 
 
 def choose_restore(seats: tuple[Seat, ...], copies: Iterable[Copy], not_after: int | None = None) -> Restore:
-    """The plan for a generation; `not_after` is the last step known good, and then only verified copies count."""
+    """Return the restore plan of a generation. With `not_after`, only verified copies up to that step count."""
     world = world_size(seats)
     usable = [c for c in copies if c.world == world and not c.poisoned and 0 <= c.rank < world]
     if not_after is not None:
@@ -28,7 +28,7 @@ def choose_restore(seats: tuple[Seat, ...], copies: Iterable[Copy], not_after: i
 
 
 def _find_sources(seats: tuple[Seat, ...], copies: tuple[Copy, ...]) -> tuple[Source, ...] | None:
-    """A source for every rank, or None if one of them has none."""
+    """Return a source for every rank; None if a rank has none."""
     sources = []
     for seat in seats:
         for rank in range(seat.first_rank, seat.first_rank + seat.nproc):
@@ -52,7 +52,7 @@ def _find_source(rank: int, node: str, copies: tuple[Copy, ...]) -> Source | Non
 
 
 def _parity_keepers(mine: list[Copy], whole: set[int]) -> set[str]:
-    """Who keep both halves of a share, each laid over that of a rank which is there itself; nobody if one lacks."""
+    """Return the keepers of a share's two halves, where both can be decoded with other ranks' states; else empty."""
     usable = [c for c in mine if c.beside in whole]
     return {c.node for c in usable} if {c.half for c in usable} == {0, 1} else set()
 
