@@ -36,7 +36,7 @@ def choose_bit(kind: str, dtype: torch.dtype, dice: random.Random) -> int:
 
 
 def flip_bits(tensors: list[torch.Tensor], kind: str, count: int, dice: random.Random) -> str:
-    """Flip bits of random elements, all equally likely; return in words what changed, empty if none can be flipped."""
+    """Flip bits of random elements, all equally likely; return in words what changed, empty if nothing could be."""
     parts = [local_part(tensor) for tensor in tensors if can_flip(tensor)]
     if not parts:
         return ""

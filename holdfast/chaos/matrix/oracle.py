@@ -98,8 +98,8 @@ def _marked_pids(mark: str) -> list[int]:
 class SharedMemoryWatch:
     """Watches what a job leaves in /dev/shm.
 
-    A file is the job's if one of its processes had it open, if its name contains a pid of the job, or if its name starts
-    with `holdfast`; any other file belongs to another job.
+    A file is the job's if one of its processes had it open, if its name contains a pid of the job, or if its name
+    starts with `holdfast`; any other file belongs to another job.
     """
 
     def __init__(self, mark: str, place: Path = Path("/dev/shm")) -> None:
@@ -148,7 +148,7 @@ def _owner_uid(entry: os.DirEntry[str]) -> int:
 
 
 def check_record(run_dir: Path) -> list[str]:
-    """Replay the journal; return decisions that differ and spans that leave a gap, overlap or do not fill the clock."""
+    """Step a decider through the journal; return decisions that differ and spans that do not tile the wall clock."""
     decider, ledger = Decider(), Ledger()
     try:
         journal = SqliteJournal(run_dir / "journal.db", read_only=True)
