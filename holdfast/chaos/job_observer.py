@@ -202,7 +202,7 @@ class JobObserver:
         return None
 
     def rank_pid(self, status: ObservedStatus, rank: int) -> int:
-        """Return the pid of a rank of the current generation; raises CannotInject if it has none."""
+        """Return the pid of a rank in the status's generation; raises CannotInject if it has no process."""
         node = status.node_of(rank)
         log_dir = self.node_spec(node).log_dir  # every host has its own
         where = self._outside_path(log_dir) / f"gen-{status.generation}/rank-{rank}/pid"

@@ -245,7 +245,7 @@ class HoldfastPolicy:
             self._show_failure(fault, self._seated_node(self.rng.random()))
 
     def _show_failure(self, fault: FailureMode, node: str) -> None:
-        """Let a failure show on a node of the running generation: schedule its alarm, and stall training if it must."""
+        """Let a failure show on a node of the running generation: schedule its alarm, stall training if it must."""
         if node not in self.nodes or self.decider.phase not in _RUNS:
             return
         self._striking = fault.name
