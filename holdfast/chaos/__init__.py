@@ -1,1 +1,1 @@
-"""Faults for real processes, each with its ground truth: what was done to whom and when, and who should notice."""
+"""Faults injected into real processes, each with its ground truth: the target, the time, and the expected alarm."""

@@ -1,4 +1,4 @@
-"""cgroups of our own below the one that a process is in: processor time, memory and disk taken away from it."""
+"""Cgroups that chaos makes to take processor time, memory or disk bandwidth away from one process."""
 
 import itertools
 import os
@@ -12,7 +12,7 @@ _count = itertools.count()
 
 
 class Cgroup:
-    """One cgroup that we made for one process."""
+    """One cgroup that chaos made for one process; `back` is the cgroup that the process came from."""
 
     def __init__(self, path: Path, back: Path, *, v2: bool) -> None:
         self.path, self.back, self.v2 = path, back, v2
@@ -32,7 +32,7 @@ class Cgroup:
 
 
 def make_cgroup(controller: str, pid: int) -> Cgroup:
-    """An empty cgroup beside or below the one the process is in; nobody is moved yet."""
+    """Make an empty cgroup beside (v2) or below (v1) the process's own; the process is not moved yet."""
     back, v2 = _find_cgroup(controller, pid)
     # In v2 a cgroup with processes in it cannot have children with controllers, so ours stands beside it.
     parent = back.parent if v2 else back
@@ -48,7 +48,7 @@ def make_cgroup(controller: str, pid: int) -> Cgroup:
 
 
 def missing_reason(controller: str) -> str:
-    """Why there can be no such cgroup here; empty if there can."""
+    """Return why no cgroup with this controller can be made here; empty if one can."""
     try:
         back, v2 = _find_cgroup(controller, os.getpid())
     except CannotInject as e:
@@ -70,7 +70,7 @@ def _find_cgroup(controller: str, pid: int) -> tuple[Path, bool]:
 
 
 def _cgroup_mounts() -> dict[str, Path]:
-    """Where each controller of v1 is mounted, and v2 under no name."""
+    """Return where each v1 controller is mounted; the v2 hierarchy is stored under the empty name."""
     found: dict[str, Path] = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         left, _, right = line.partition(" - ")
@@ -84,7 +84,7 @@ def _cgroup_mounts() -> dict[str, Path]:
 
 
 def limit_cpu(group: Cgroup, share: float) -> None:
-    """Processor time, as a part of one core."""
+    """Limit the cgroup's processor time to this share of one core."""
     period_us = 100_000
     quota_us = max(1000, int(share * period_us))
     if group.v2:
@@ -95,12 +95,12 @@ def limit_cpu(group: Cgroup, share: float) -> None:
 
 
 def limit_memory(group: Cgroup, limit_bytes: int) -> None:
-    """Memory: whoever asks for more than this from here on is killed by the kernel."""
+    """Limit the cgroup's memory; the kernel kills a process in it that asks for more."""
     group.write_setting("memory.max" if group.v2 else "memory.limit_in_bytes", str(limit_bytes))
 
 
 def limit_disk(group: Cgroup, path: Path, bytes_s: int) -> None:
-    """What goes to the disk below a path, past the page cache."""
+    """Limit reads and writes that bypass the page cache, on the disk that holds `path`."""
     number = os.stat(path).st_dev
     device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
     whole = device.parent if (device / "partition").exists() else device

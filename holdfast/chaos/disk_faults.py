@@ -1,4 +1,4 @@
-"""Faults of disks and of what lies on them: full, slow, read-only, a byte that is another, storage that fails."""
+"""Faults of disks and stored bytes: full, slow or read-only disks, flipped bits, storage that fails."""
 
 import os
 import time
@@ -20,7 +20,7 @@ _FILL = ".holdfast-chaos-fill"
 
 
 def fill_disk(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """The last byte of a file system that we made for the job."""
+    """Fill a small file system that chaos made for the job, down to the last byte."""
     pid = scene.sight.controller_pid()
     path = "/dev/shm" if fault.kind == "shm.full" else fault.path or _find_disk(pid)
     if not namespaces.has_own_mounts(pid) or not namespaces.is_small_disk(pid, path):
@@ -41,7 +41,7 @@ def make_disk_readonly(scene: InjectionScene, fault: InjectedFault) -> Injection
 
 
 def slow_disk(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """What the agent of a node reads and writes past the page cache, which is how checkpoints are written."""
+    """Slow down the agent's disk access past the page cache, which is how checkpoints are written."""
     status = scene.read_status()
     node = scene.choose_node(fault, status).node
     rate = fault.bytes_s or _BYTES_S
@@ -57,7 +57,7 @@ def slow_disk(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
 
 
 def flip_checkpoint(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """One bit of the newest whole checkpoint, or of the file of the job that was named."""
+    """Flip one bit of the newest complete checkpoint, or of the job's file that the fault names."""
     path = scene.sight.job_file(fault.path, scene.read_status()) if fault.path else _newest_part(scene)
     size = path.stat().st_size
     if not size:
@@ -76,7 +76,7 @@ def flip_checkpoint(scene: InjectionScene, fault: InjectedFault) -> InjectionRep
 
 
 def fail_storage(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """Storage of the kind faulty:// says what its control file tells it to."""
+    """Make storage of the kind faulty:// fail, by writing the failure into its control file."""
     told = fault.text or "eio"
     if told not in ("eio", "enospc", "slow", "hang"):
         raise CannotInject(f"storage cannot be '{told}'; it can be eio, enospc, slow, hang")
@@ -92,7 +92,7 @@ def fail_storage(scene: InjectionScene, fault: InjectedFault) -> InjectionReport
 
 
 def flip_snapshot(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """One bit in the image of a rank's snapshots, in memory that its holder keeps."""
+    """Flip one bit of a rank's newest sealed snapshot, in the shared memory that the holder keeps."""
     status = scene.read_status()
     rank = scene.choose_rank(fault, status)
     node = status.node_of(rank)
@@ -124,7 +124,7 @@ def _snapshot_memory(holder: int, rank: int) -> str:
 
 
 def _newest_part(scene: InjectionScene) -> Path:
-    """A part of the newest checkpoint; one may be about to be published."""
+    """Return a random part of the newest complete checkpoint; wait a while if none has been published yet."""
     folder = scene.sight.checkpoint_folder(scene.read_status())
     until = time.monotonic() + _WAIT_S
     while time.monotonic() < until:
@@ -137,7 +137,7 @@ def _newest_part(scene: InjectionScene) -> Path:
 
 
 def _find_disk(pid: int) -> str:
-    """Of all that is mounted for a job, what we mounted, but for /dev/shm."""
+    """Return the first mount of the job that chaos made, other than /dev/shm."""
     mounts = [line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
     ours = [fields[4] for fields in mounts if fields[-2] == namespaces.SOURCE and fields[4] != "/dev/shm"]
     if not ours:
@@ -146,7 +146,7 @@ def _find_disk(pid: int) -> str:
 
 
 def _find_front(controller: int) -> tuple[int, int]:
-    """Somebody in the same namespace who outlives controllers: the front."""
+    """Return pid and start time of the controller's parent, which shares its namespace and outlives it."""
     front = int(process_handles.read_stat(controller)[1])
     return front, process_handles.start_ticks(front)
 

@@ -1,10 +1,10 @@
-"""A fault as it is asked for, the record of what was really done, and what it takes to undo it."""
+"""Faults as they are requested, the records of what was really done, and the facts needed to undo them."""
 
 import msgspec
 
 
 class InjectedFault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One fault; whom it strikes is drawn by lot where nobody is named. `docs/CHAOS.md` has which kind takes what."""
+    """One requested fault. Targets that are not named are drawn at random; `docs/CHAOS.md` lists fields per kind."""
 
     kind: str
     rank: int | None = None
@@ -34,7 +34,7 @@ MOMENTS = ("", "saving", "restoring", "updating")
 
 
 def given_fields(fault: InjectedFault) -> list[str]:
-    """The fields that somebody has set."""
+    """Return the names of the fields that differ from their defaults."""
     blank = InjectedFault(kind=fault.kind)
     return [name for name in fault.__struct_fields__ if getattr(fault, name) != getattr(blank, name)]
 
@@ -43,14 +43,14 @@ def given_fields(fault: InjectedFault) -> list[str]:
 
 
 class ContinueProcess(msgspec.Struct, frozen=True, tag="continue"):
-    """A process is let go on."""
+    """Undo: let a stopped process continue."""
 
     pid: int
     started: int
 
 
 class DutyCycle(msgspec.Struct, frozen=True, tag="duty"):
-    """Not an undo but a deed that ends with it: a process is stopped for a part of every period."""
+    """Stop a process for a part of every period, until this fault is undone."""
 
     pid: int
     started: int
@@ -62,21 +62,21 @@ class RemoveFile(msgspec.Struct, frozen=True, tag="remove"):
 
 
 class RewriteFile(msgspec.Struct, frozen=True, tag="write"):
-    """A file gets its old text back, if it is still there."""
+    """Undo: write the old text back to a file, if the file still exists."""
 
     path: str
     text: str
 
 
 class ForgetEntry(msgspec.Struct, frozen=True, tag="forget"):
-    """An entry of a JSON object in a file goes away, if both are still there; other entries stay."""
+    """Undo: remove one entry of a JSON object in a file, if both still exist; other entries stay."""
 
     path: str
     key: str
 
 
 class PatchByte(msgspec.Struct, frozen=True, tag="patch"):
-    """A byte gets its old value back, if the file is still the same one and nobody has changed it since."""
+    """Undo: restore a byte's old value, if the file is still the same one and the byte has not changed since."""
 
     path: str
     inode: int
@@ -86,14 +86,14 @@ class PatchByte(msgspec.Struct, frozen=True, tag="patch"):
 
 
 class LeaveCgroup(msgspec.Struct, frozen=True, tag="leave"):
-    """Whoever is in our cgroup goes back to where it was, and the cgroup goes away."""
+    """Undo: move all processes of our cgroup back to where they came from, and remove the cgroup."""
 
     group: str
     back: str
 
 
 class RemountWritable(msgspec.Struct, frozen=True, tag="writable"):
-    """A file system of ours, in a mount namespace of ours, may be written again."""
+    """Undo: make a file system that chaos mounted, in a mount namespace of its own, writable again."""
 
     pid: int  # somebody who lives in that namespace
     started: int
@@ -101,7 +101,7 @@ class RemountWritable(msgspec.Struct, frozen=True, tag="writable"):
 
 
 class FreeDisk(msgspec.Struct, frozen=True, tag="freed"):
-    """What fills a file system of ours goes away."""
+    """Undo: delete the file that fills a file system of ours."""
 
     pid: int
     started: int
@@ -125,7 +125,7 @@ Undo = (
 
 
 class GroundTruth(msgspec.Struct, frozen=True, kw_only=True, tag="struck", tag_field="line"):
-    """What was done, to whom and when."""
+    """What was really done: which fault struck which ranks and nodes, when, and which alarms should follow."""
 
     id: int
     fault: InjectedFault  # with what was drawn by lot filled in
@@ -148,7 +148,7 @@ class SkippedFault(msgspec.Struct, frozen=True, kw_only=True, tag="skipped", tag
 
 
 class NoticedAlarm(msgspec.Struct, frozen=True, kw_only=True):
-    """An alarm as the job's journal has it."""
+    """An alarm as the job's journal recorded it."""
 
     kind: str
     at: float  # when the job heard of it
@@ -159,7 +159,7 @@ class NoticedAlarm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FaultResult(msgspec.Struct, frozen=True, kw_only=True, tag="result", tag_field="line"):
-    """What became of it."""
+    """What became of one fault: whether it was detected, located, and recovered from."""
 
     id: int
     kind: str
@@ -182,4 +182,4 @@ ChaosRecord = GroundTruth | SkippedFault | FaultResult | UndoRecord
 
 
 class CannotInject(Exception):
-    """One sentence: why this fault cannot be injected here."""
+    """This fault cannot be injected here; the message is one sentence that says why."""

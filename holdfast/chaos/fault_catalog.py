@@ -1,4 +1,4 @@
-"""Every kind of fault: what it does, what it takes, what it needs, and which alarm should follow."""
+"""The catalog of fault kinds: what each does, takes and needs, and which alarm should follow."""
 
 import os
 from collections.abc import Callable

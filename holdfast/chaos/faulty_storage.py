@@ -1,9 +1,9 @@
-"""Storage that fails on demand: a file system of fsspec, `faulty:///folder`, over a folder of this machine.
+"""Storage that fails on demand: an fsspec file system, `faulty:///folder`, over a folder of this machine.
 
-What it does is read, at every call, from the file that FAULTY names in the environment: `ok`, `slow`, `hang` (until it
-says otherwise), `eio` or `enospc`. While a part is being written there is a file `writing-N` beside that file, N being
-the rank; while a manifest is being published, `publishing`. `known_in` makes the file system known to every Python
-that has the folder on its path.
+At every call it reads its behaviour from the file that the environment variable FAULTY names: `ok`, `slow`, `hang`
+(until the file says otherwise), `eio` or `enospc`. While rank N writes a part, a file `writing-N` lies beside that
+file; while a manifest is being published, a file `publishing` does. `register_in` makes the file system known to
+every Python that has the folder on its path.
 """
 
 import errno
@@ -23,7 +23,7 @@ _ERRORS = {"eio": errno.EIO, "enospc": errno.ENOSPC}
 
 
 def register_in(folder: Path) -> None:
-    """Write what fsspec looks for to find file systems of others."""
+    """Write the package metadata by which fsspec finds this file system."""
     about = folder / "faulty-0.0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 0.0\n")
@@ -31,7 +31,7 @@ def register_in(folder: Path) -> None:
 
 
 def suffer_fault(slow_s: float = 0.0) -> None:
-    """What storage is like at the moment, suffered: nothing, some waiting, or an error."""
+    """Behave as the control file says: return, wait, or raise OSError."""
     control = Path(os.environ[CONTROL])
     while (told := control.read_text().strip()) == "hang":
         time.sleep(0.05)
@@ -77,7 +77,7 @@ class FaultyFileSystem(LocalFileSystem):  # type: ignore[misc]
         return super().cat_file(path, start=start, end=end, **kwargs)
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
-        """As object stores do it: the file is there as a whole, or not at all."""
+        """Write a file as object stores do: it appears as a whole or not at all."""
         at = self._strip_protocol(path)
         with mark_write("publishing" if at.endswith("/holdfast.json") else "putting"):
             suffer_fault(SLOW_S)
@@ -93,7 +93,7 @@ class FaultyFileSystem(LocalFileSystem):  # type: ignore[misc]
 
 
 class PiecewiseFile:
-    """A file that is written piece by piece."""
+    """A file that is written block by block, with a fault possible at each block."""
 
     def __init__(self, file: Any, mark: str) -> None:
         self._file = file

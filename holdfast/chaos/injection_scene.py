@@ -1,4 +1,4 @@
-"""What an injector is given, and what it answers."""
+"""The scene that an injector acts on, and the report that it returns."""
 
 import random
 from pathlib import Path
@@ -11,7 +11,7 @@ from holdfast.chaos.undo_guard import UndoGuard
 
 
 class InjectionReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done; whom an alarm should name."""
+    """What an injector did, and which ranks and nodes an alarm should name."""
 
     what: str
     fault: InjectedFault  # with what was drawn by lot
@@ -42,7 +42,7 @@ class InjectionScene:
         self.guard.keep_undo(self.id, *undo)
 
     def choose_rank(self, fault: InjectedFault, status: ObservedStatus) -> int:
-        """The rank that was asked for, the one that is held, or one by lot: of the node that was asked for."""
+        """Return the rank that the fault names, the rank that is held, or a random one (of the named node if any)."""
         if fault.rank is not None:
             status.node_of(fault.rank)
             return fault.rank
@@ -54,7 +54,7 @@ class InjectionScene:
         return self.dice.choice(choice)
 
     def choose_node(self, fault: InjectedFault, status: ObservedStatus, *, standby: bool = False) -> ObservedNode:
-        """The node that was asked for, by its name or one of its ranks, or one by lot."""
+        """Return the node that the fault names, directly or by a rank, or a random one."""
         choice = status.standbys if standby else status.active
         if fault.node:
             choice = [node for node in choice if node.node == fault.node]

@@ -1,4 +1,4 @@
-"""A running job seen from outside: who runs where, at which step, and what its journal says."""
+"""A running job observed from outside: which ranks run where, the current step, and the journal's entries."""
 
 import contextlib
 import mmap
@@ -32,7 +32,7 @@ _entries = make_decoder(msgspec.json.Decoder(list[Entry]))
 
 
 class ObservedNode(msgspec.Struct, frozen=True, kw_only=True):
-    """As the controller shows it."""
+    """A node as the controller's status shows it."""
 
     node: str
     role: str
@@ -45,7 +45,7 @@ class ObservedNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObservedStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """As much of it as is needed here."""
+    """The part of the controller's status that chaos needs."""
 
     phase: str
     generation: int
@@ -55,7 +55,7 @@ class ObservedStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def active(self) -> list[ObservedNode]:
-        """Those that have ranks."""
+        """The nodes that have ranks."""
         return [node for node in self.nodes if node.role in _SEATED and node.ranks]
 
     @property
@@ -74,7 +74,7 @@ class ObservedStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobObserver:
-    """In a lab every host has a run directory of its own below `hosts`, and the controller answers in a `space`."""
+    """Observes one job; in a lab, `hosts` holds each host's run directory and `space` is the controller's network."""
 
     def __init__(self, run_dir: Path, hosts: Path | None = None, space: int | None = None) -> None:
         self.run_dir = run_dir
@@ -86,7 +86,7 @@ class JobObserver:
     # --- the controller ----------------------------------------------------------------------------------------
 
     def ask_controller(self, path: str, body: dict[str, Any] | None = None) -> bytes:
-        """What the controller answers; empty if there is none at the moment."""
+        """Return the controller's answer; empty if no controller runs. Raises CannotInject if it refuses."""
         try:
             return fetch(self.run_dir, path, body)
         except RequestRefused as e:
@@ -95,7 +95,7 @@ class JobObserver:
             return b""
 
     def run_command(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """One of our commands, run where the controller can be reached."""
+        """Run a holdfast command in the network namespace from which the controller can be reached."""
         space = self._space
         return subprocess.run(
             [sys.executable, "-m", "holdfast.cli", *words],
@@ -111,7 +111,7 @@ class JobObserver:
         return from_json(answer, ObservedStatus) if answer else None
 
     def new_entries(self) -> list[Entry]:
-        """Entries of the journal that were not seen before, from the controller or, when it is gone, from its file."""
+        """Return journal entries not seen before, from the controller or, if it is gone, from its file."""
         answer = self.ask_controller(f"/api/v1/entries?after={self._seq}")
         found = _entries(answer) if answer else self._entries_on_disk()
         if found:
@@ -143,7 +143,7 @@ class JobObserver:
         return found
 
     def store_pid(self) -> int:
-        """The process with torch's store."""
+        """Return the pid of the process that runs torch's store."""
         for name in filter(str.isdecimal, os.listdir("/proc")):
             if self._has_command_line(int(name), _STORE, self.run_dir):
                 return int(name)
@@ -159,7 +159,7 @@ class JobObserver:
         raise CannotInject(f"{node} has no folder on this host")
 
     def holder_pid(self, node: str) -> int:
-        """By its pid, and by its command line, for the pid may be somebody else's by now."""
+        """Return the holder's pid, confirmed by its command line, because the pid may have been reused."""
         folder = self.node_folder(node)
         try:
             pid = int((folder / "holder.pid").read_text())
@@ -170,7 +170,7 @@ class JobObserver:
         return pid
 
     def _has_command_line(self, pid: int, word: str, folder: Path) -> bool:
-        """Whether the command line of a process has this word, and after it this folder."""
+        """Whether a process's command line has this word followed by this folder."""
         argv = process_handles.command_line(pid)
         try:
             return os.path.samefile(self._outside_path(argv[argv.index(word) + 1]), folder)
@@ -187,7 +187,7 @@ class JobObserver:
         return run_files.read_json(self.node_folder(node) / "spec.json", NodeSpec)
 
     def read_local_slot(self, node: str, local: int) -> slot_reader.SlotReading | None:
-        """What a rank last told, without anybody's help: it works on ranks that are stopped."""
+        """Read a rank's progress slot straight from shared memory, which works even on stopped ranks."""
         try:
             arena = self._slot_memory(self.holder_pid(node))
         except (CannotInject, OSError):
@@ -202,7 +202,7 @@ class JobObserver:
         return None
 
     def rank_pid(self, status: ObservedStatus, rank: int) -> int:
-        """Of a rank of this generation."""
+        """Return the pid of a rank in the status's generation; raises CannotInject if it has no process."""
         node = status.node_of(rank)
         log_dir = self.node_spec(node).log_dir  # every host has its own
         where = self._outside_path(log_dir) / f"gen-{status.generation}/rank-{rank}/pid"
@@ -212,13 +212,13 @@ class JobObserver:
             raise CannotInject(f"rank {rank} has no process at the moment") from None
 
     def require_descendant(self, node: str, pid: int) -> int:
-        """The same pid, if it is still one of the node's processes: all of them descend from its holder."""
+        """Return the pid if it still descends from the node's holder, as all processes of a node do; else raise."""
         if not process_handles.is_descendant(pid, self.holder_pid(node)):
             raise CannotInject(f"process {pid} is none of {node} any more")
         return pid
 
     def arena_requests(self, node: str) -> list[ArenaRequest]:
-        """What the ranks of a node asked their keeper for."""
+        """Return the arena requests that the ranks of a node made to their keeper."""
         found = []
         for path in sorted(self.node_folder(node).glob("want-*.json")):
             try:
@@ -228,7 +228,7 @@ class JobObserver:
         return found
 
     def checkpoint_folder(self, status: ObservedStatus) -> Path:
-        """The folder that checkpoints are written to."""
+        """Return the folder that checkpoints are written to; raises CannotInject if there is none on this host."""
         for node in status.active:
             for want in self.arena_requests(node.node):
                 if want.storage and urlsplit(want.storage.url).scheme in ("", "file", "faulty"):
@@ -236,7 +236,7 @@ class JobObserver:
         raise CannotInject("the job writes no checkpoints to a folder of this host")
 
     def job_file(self, path: str, status: ObservedStatus) -> Path:
-        """A file of the job's, as we see it: in its run directory, or among its checkpoints."""
+        """Return a file of the job as seen from here; only files in its run directory or checkpoints are allowed."""
         places = [self._hosts or self.run_dir]
         with contextlib.suppress(CannotInject):  # it writes none
             places.append(self.checkpoint_folder(status))
@@ -246,7 +246,7 @@ class JobObserver:
         return found
 
     def _outside_path(self, path: str) -> Path:
-        """A path of the job's as we see it, should it have mounts of its own."""
+        """Translate a path of the job to one seen from here, in case the job has its own mounts."""
         parts = self.run_dir.parts
         return Path(*parts[:4]) / path.lstrip("/") if parts[:2] == ("/", "proc") else Path(path)
 

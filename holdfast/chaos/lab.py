@@ -1,4 +1,4 @@
-"""Jobs that chaos makes itself: on this host, or on hosts with networks of their own on a switch of ours."""
+"""Jobs that chaos starts itself: on this host, or on several hosts with their own networks and a switch."""
 
 import contextlib
 import functools
@@ -21,7 +21,7 @@ _PORT = 29400  # nobody else is in this network
 
 @contextlib.contextmanager
 def run_lab_job(job: ScenarioJob, folder: Path, env: dict[str, str] | None = None) -> Iterator[LabJob]:
-    """A job in this folder that ends with the block."""
+    """Run a job in this folder for the duration of the block."""
     if why := missing_reason(job):
         raise CannotInject(why)
     folder.mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def run_lab_job(job: ScenarioJob, folder: Path, env: dict[str, str] | None = Non
 
 
 def missing_reason(job: ScenarioJob) -> str:
-    """Why such a job cannot be made here; empty: it can."""
+    """Return why such a job cannot be made here; empty if it can."""
     if (job.disk_mib or job.shm_mib) and os.geteuid() != 0:
         return "a job with a disk or a /dev/shm of its own takes root, to mount them where nobody else sees them"
     if job.hosts and (job.disk_mib or job.shm_mib or job.machines):
@@ -48,7 +48,7 @@ def missing_reason(job: ScenarioJob) -> str:
 
 
 def _start_hosts(made: LabJob, job: ScenarioJob, env: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Every host runs the same command; the switch ends with what is returned, and all networks with the switch."""
+    """Start the same command on every host, and return the switch; when the switch ends, so do all networks."""
     made.links = made.folder / "links.json"
     made.links.write_text("{}")
     switch = subprocess.Popen(
@@ -93,7 +93,7 @@ def _start_hosts(made: LabJob, job: ScenarioJob, env: dict[str, str]) -> subproc
 
 
 def _enter_host(port: int, space: int, parent: int) -> None:
-    """In the child, before it becomes `holdfast run` of one host."""
+    """Enter a host's network; runs in the child, before it becomes `holdfast run` of that host."""
     tie_to_parent(parent)
     namespaces.unshare(namespaces.NEWUTS)
     link_faults.name_host(port)

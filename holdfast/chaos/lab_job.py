@@ -1,4 +1,4 @@
-"""Jobs of our own on this host: with machines, disks and storage that are ours to spoil."""
+"""Jobs that chaos starts on this host, with machines, disks and storage that it may damage."""
 
 import ctypes
 import functools
@@ -24,7 +24,7 @@ _MIB = 1 << 20
 
 
 class LabJob:
-    """A job and the folder that holds all of it."""
+    """A job that chaos started, and the folder that holds all of it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -36,7 +36,7 @@ class LabJob:
         self.spaces: list[int] = []  # network namespaces of hosts
 
     def observe_job(self) -> JobObserver:
-        """Once it can be seen."""
+        """Wait until the job is up and return its observer; raises CannotInject if the job does not start."""
         until = time.monotonic() + _UP_S
         while (run_dir := self._leader_run_dir()) is None:
             if self.fronts[0].poll() is not None or time.monotonic() > until:
@@ -47,19 +47,19 @@ class LabJob:
         return JobObserver(run_dir, self.run_dir, self.spaces[0])
 
     def _leader_run_dir(self) -> Path | None:
-        """Where the controller is known; every host of a lab has a run directory of its own."""
+        """Return the run directory with the controller's address; None before there is one."""
         run_dir = self.outside_path(self.run_dir)
         if not self.spaces:
             return run_dir if (run_dir / "controller.json").exists() else None
         return next((path.parent for path in run_dir.glob("*/controller.json")), None)
 
     def command_words(self, job: ScenarioJob) -> list[str]:
-        """The job's command line with our places in it."""
+        """Return the job's command line with {disk} and {storage} replaced by our paths."""
         storage = f"faulty://{self.folder / 'storage'}"
         return [word.replace("{disk}", str(self.disk)).replace("{storage}", storage) for word in job.run]
 
     def outside_path(self, path: Path) -> Path:
-        """A path of the job as we see it from outside of its mounts."""
+        """Translate a path of the job to one seen from outside of its mounts."""
         front = self.fronts[0].pid
         return Path(f"/proc/{front}/root{path}") if namespaces.has_own_mounts(front) else path
 
@@ -67,7 +67,7 @@ class LabJob:
         return "\n".join(path.read_text(errors="replace")[-4000:] for path in sorted(self.folder.glob("output*")))
 
     def end_job(self) -> None:
-        """With grace, then without; a front that is gone has ended all of its nodes."""
+        """End the job: SIGTERM first, then SIGKILL. A front that ends has ended all of its nodes."""
         for front in self.fronts:
             if front.poll() is None:
                 front.send_signal(signal.SIGTERM)
@@ -109,7 +109,7 @@ def start_job(made: LabJob, job: ScenarioJob, env: dict[str, str]) -> None:
 
 
 def job_flags(made: LabJob, job: ScenarioJob) -> tuple[list[str], dict[str, str]]:
-    """What makes ranks take orders, storage fail, and machines of nodes."""
+    """Return the flags and environment that make ranks take orders, storage fail, and nodes be separate machines."""
     flags = ["--preload", PRELOAD]
     control = made.folder / "storage-is"
     control.write_text("ok")
@@ -125,7 +125,7 @@ def job_flags(made: LabJob, job: ScenarioJob) -> tuple[list[str], dict[str, str]
 
 
 def _make_machines(machines: Path) -> list[str]:
-    """A kernel's log for every node there may ever be; settings that make each node a machine of its own."""
+    """Make a kernel log for every possible node; return the settings that make each node a separate machine."""
     for number in range(_MACHINES):
         (machines / f"n{number}" / "dev").mkdir(parents=True, exist_ok=True)
         (machines / f"n{number}" / "dev/kmsg").touch()
@@ -134,7 +134,7 @@ def _make_machines(machines: Path) -> list[str]:
 
 
 def _mount_disks(disk: Path, job: ScenarioJob, parent: int) -> None:
-    """In the child, before it becomes `holdfast run`: it has mounts that nobody else sees."""
+    """Mount the job's small disks where nobody else sees them; runs in the child that becomes `holdfast run`."""
     tie_to_parent(parent)
     if job.disk_mib or job.shm_mib:
         namespaces.make_mounts_private()
@@ -145,7 +145,7 @@ def _mount_disks(disk: Path, job: ScenarioJob, parent: int) -> None:
 
 
 def tie_to_parent(parent: int) -> None:
-    """For a fresh child: it is asked to end when we do."""
+    """Have the kernel send this fresh child SIGTERM when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)

@@ -1,4 +1,4 @@
-"""Faults of links between the hosts of a lab: cut, slow, lossy, or two hosts that do not reach each other."""
+"""Faults of links between the hosts of a lab: cut, slow, lossy, or two hosts that cannot reach each other."""
 
 import os
 import socket
@@ -16,14 +16,14 @@ _DELAY_S, _LOSS = 0.2, 0.3
 
 
 def missing_reason() -> str:
-    """Why there can be no lab here; empty: there can."""
+    """Return why no lab of several hosts can be made here; empty if one can."""
     if os.geteuid() != 0:
         return "network namespaces take root"
     return "" if Path("/dev/net/tun").exists() else "this kernel has no /dev/net/tun"
 
 
 def node_port(node: str) -> int:
-    """Nodes are named after their hosts, and these after their ports."""
+    """Return the switch port of a node, which its host's name ends with; raises CannotInject outside of a lab."""
     name = node.partition("-")[0]
     if not name.startswith(HOST) or not name.removeprefix(HOST).isdecimal():
         raise CannotInject(f"{node} is no host of a lab")
@@ -31,7 +31,7 @@ def node_port(node: str) -> int:
 
 
 def strike_link(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """On the port of one node."""
+    """Damage the link of one node, at its port on the switch."""
     if scene.links is None:
         raise CannotInject("the job's nodes have no links of their own; only a job that chaos made (hosts) has them")
     status = scene.read_status()
@@ -67,5 +67,5 @@ def _port_fault(port: int, link: PortFault) -> LinkFaults:
 
 
 def name_host(port: int) -> None:
-    """In a UTS namespace of its own."""
+    """Name this host after its port; call it in a UTS namespace of its own."""
     socket.sethostname(f"{HOST}{port}")

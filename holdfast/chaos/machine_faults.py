@@ -1,4 +1,4 @@
-"""Faults of machines, through fakes at the seams of the sources: the kernel's log and the driver of GPUs."""
+"""Faults of machines, injected through fake kernel logs and a fake GPU driver."""
 
 import itertools
 import time
@@ -28,7 +28,7 @@ _count = itertools.count(1)
 
 
 def write_kernel_line(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """A line in the log of one node's kernel; its class and whether it evicts is for the catalog of lines to say."""
+    """Write a line into the kernel log of one node; the catalog of lines decides its class and whether it evicts."""
     status = scene.read_status()
     node = scene.choose_node(fault, status).node
     log = _machine_root(scene.sight, node) / "dev/kmsg"
@@ -44,7 +44,7 @@ def write_kernel_line(scene: InjectionScene, fault: InjectedFault) -> InjectionR
 
 
 def set_gpu_reading(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """What the fake driver of one node says from now on, until it is undone."""
+    """Set what the fake GPU driver of one node reports until this is undone."""
     status = scene.read_status()
     node = scene.choose_node(fault, status).node
     root = _machine_root(scene.sight, node)

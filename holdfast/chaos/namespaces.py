@@ -1,4 +1,4 @@
-"""Namespaces: what we ask of Linux to work inside those that we made, and never outside of them."""
+"""Calls to Linux that make and enter namespaces; chaos works only inside those that it made."""
 
 import contextlib
 import ctypes
@@ -30,7 +30,7 @@ def enter_namespace(space: int, kind: int) -> None:
 
 @contextlib.contextmanager
 def in_network(space: int | None) -> Iterator[None]:
-    """This thread is in a network namespace as long as the block lasts; None: it stays where it is."""
+    """Keep this thread in a network namespace for the duration of the block; None: the thread stays where it is."""
     if space is None:
         yield
         return
@@ -44,19 +44,19 @@ def in_network(space: int | None) -> Iterator[None]:
 
 
 def make_mounts_private() -> None:
-    """In this process from here on: nothing that is mounted reaches anybody else."""
+    """Give this process its own mounts; nothing mounted from here on reaches other processes."""
     unshare(NEWNS)
     _check_result(_libc.mount(b"none", b"/", None, _REC | _PRIVATE, None), "mount --make-rprivate /")
 
 
 def mount_small_disk(path: str, size_bytes: int) -> None:
-    """A file system of so many bytes, in a mount namespace of ours."""
+    """Mount a tmpfs of this size; call it in a mount namespace of our own."""
     options = f"size={size_bytes},mode=0700".encode()
     _check_result(_libc.mount(SOURCE.encode(), os.fsencode(path), b"tmpfs", _NOSUID | _NODEV, options), f"mount {path}")
 
 
 def has_own_mounts(pid: int) -> bool:
-    """Whether a process has other mounts than we, so that what is mounted there is nobody else's."""
+    """Whether a process has another mount namespace than ours, so that its mounts are its own."""
     try:
         return os.stat(f"/proc/{pid}/ns/mnt").st_ino != os.stat("/proc/self/ns/mnt").st_ino
     except OSError:
@@ -64,7 +64,7 @@ def has_own_mounts(pid: int) -> bool:
 
 
 def is_small_disk(pid: int, path: str) -> bool:
-    """Whether a path is a small file system that `small_disk` made."""
+    """Whether a path is a small file system that `mount_small_disk` made."""
     try:
         with open(f"/proc/{pid}/mountinfo", encoding="utf-8") as file:
             mounts = [line.split() for line in file]
@@ -74,7 +74,7 @@ def is_small_disk(pid: int, path: str) -> bool:
 
 
 def run_inside(pid: int, deed: Callable[[], object]) -> None:
-    """Do something in the mount namespace of a process, in a child of ours; OSError with its code if it fails."""
+    """Run a function in a process's mount namespace, in a forked child; raises OSError with its code if it fails."""
     child = os.fork()
     if child == 0:
         code = 0
@@ -93,7 +93,7 @@ def run_inside(pid: int, deed: Callable[[], object]) -> None:
 
 
 def remount(pid: int, path: str, *, read_only: bool) -> None:
-    """Only what we have mounted ourselves, where nobody else sees it."""
+    """Remount a small disk that chaos made, read-only or writable; raises CannotInject for any other mount."""
     if not has_own_mounts(pid) or not is_small_disk(pid, path):
         raise CannotInject(f"{path} is no small file system that chaos has made; only those are set read-only")
     flags = _REMOUNT | _NOSUID | _NODEV | (_RDONLY if read_only else 0)

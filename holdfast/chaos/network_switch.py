@@ -1,9 +1,9 @@
-"""A switch in user space between network namespaces of its own: links that are cut, slow, or lose frames.
+"""A network switch in user space between namespaces that it makes; links can be cut, slow or lossy.
 
     python -m holdfast.chaos.network_switch PORTS LINKS.json
 
-Namespaces have no name and end with this process, which ends with its standard input. It prints the file descriptors of
-the namespaces, then obeys the file, which may change at any time.
+The namespaces have no names and end with this process, which ends with its standard input. It prints the file
+descriptors of the namespaces, then applies the faults in LINKS.json, which may change at any time.
 """
 
 import fcntl
@@ -40,14 +40,14 @@ class PortFault(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LinkFaults(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one fault has made of them; the file has one of these for every fault, by its number."""
+    """The links that one fault damages; the file holds one of these for each fault, keyed by its number."""
 
     ports: dict[str, PortFault] = {}
     apart: tuple[tuple[int, int], ...] = ()  # ports that do not reach each other
 
 
 def merge_faults(faults: Iterable[LinkFaults]) -> LinkFaults:
-    """All of it at once: the worst loss, and delays one after the other."""
+    """Combine all faults: the worst loss of each port, and the sum of its delays."""
     ports: dict[str, PortFault] = {}
     apart: tuple[tuple[int, int], ...] = ()
     for fault in faults:
@@ -63,7 +63,7 @@ def port_address(port: int) -> str:
 
 
 def make_port(port: int) -> tuple[int, int]:
-    """A namespace and the cable into it."""
+    """Make a network namespace with a tap device; return the descriptors of both."""
     namespaces.unshare(namespaces.NEWNET)
     space = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     cable = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)

@@ -1,4 +1,4 @@
-"""Faults of processes: killed, stopped, starved of processor time or memory."""
+"""Faults of processes: killed, stopped, or starved of processor time or memory."""
 
 import functools
 import signal
@@ -15,7 +15,7 @@ _STARVED_BYTES = 64 << 10
 
 
 def signal_rank(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """SIGKILL, SIGSEGV or SIGSTOP, by the fault's name."""
+    """Send SIGKILL, SIGSEGV or SIGSTOP to a rank, as the fault's kind says."""
     status = scene.read_status()
     rank = scene.choose_rank(fault, status)
     number = {"rank.kill": signal.SIGKILL, "rank.segv": signal.SIGSEGV, "rank.stop": signal.SIGSTOP}[fault.kind]
@@ -31,7 +31,7 @@ def signal_rank(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
 
 
 def slow_rank(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """A CPU quota where that can be had, otherwise stops in every period."""
+    """Slow a rank down by a CPU quota, or by stopping it in every period where no quota can be set."""
     status = scene.read_status()
     rank = scene.choose_rank(fault, status)
     node, share = status.node_of(rank), fault.share or _SHARE
@@ -51,7 +51,7 @@ def slow_rank(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
 
 
 def starve_rank(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """The kernel kills it as soon as it asks for memory."""
+    """Limit a rank's memory, so that the kernel kills it as soon as it asks for more."""
     status = scene.read_status()
     rank = scene.choose_rank(fault, status)
     node = status.node_of(rank)
@@ -67,7 +67,7 @@ def starve_rank(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
 
 
 def signal_agent(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """SIGKILL; or SIGSTOP, which cuts its node off from the controller while ranks go on."""
+    """Kill an agent, or stop it, which cuts its node off from the controller while ranks go on."""
     status = scene.read_status()
     node = scene.choose_node(fault, status)
     with open_confirmed(lambda: scene.sight.agent_pid(node.node)) as held:
@@ -91,7 +91,7 @@ def kill_store(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
 
 
 def kill_nodes(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """The holder, and with it everything below: an active node, a standby, or several nodes at once."""
+    """Kill the holder, and with it everything on the node: an active node, a standby, or several nodes at once."""
     status = scene.read_status()
     if fault.kind == "standby.kill":
         nodes = [scene.choose_node(fault, status, standby=True).node]

@@ -1,4 +1,4 @@
-"""Processes held by pidfd and time of birth: a pid that was given to somebody else meanwhile is never hit."""
+"""Handles on processes by pidfd and start time, so that a reused pid is never hit."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ _STARTED = 19  # of the fields after the name, see proc(5)
 
 
 def read_stat(pid: int) -> list[str]:
-    """The fields of a process after its name; none when there is no such process."""
+    """Return the fields of /proc/PID/stat after the name; empty if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -21,7 +21,7 @@ def read_stat(pid: int) -> list[str]:
 
 
 def start_ticks(pid: int) -> int:
-    """Its time of birth in the kernel's ticks; 0: there is no such process."""
+    """Return a process's start time in kernel ticks; 0 if there is no such process."""
     fields = read_stat(pid)
     return int(fields[_STARTED]) if fields else 0
 
@@ -44,7 +44,7 @@ def child_pids(pid: int) -> list[int]:
 
 
 def is_descendant(pid: int, ancestor: int) -> bool:
-    """Whether a process descends from another, or is it."""
+    """Whether a process is this ancestor or descends from it."""
     while pid > 1 and pid != ancestor:
         fields = read_stat(pid)
         pid = int(fields[1]) if fields else 0
@@ -52,7 +52,7 @@ def is_descendant(pid: int, ancestor: int) -> bool:
 
 
 class ProcessHandle:
-    """One process, for as long as we hold it the very same."""
+    """One process, held so that its pid cannot come to mean another; raises CannotInject if it has ended."""
 
     def __init__(self, pid: int, born: int = 0) -> None:
         self.pid = pid
@@ -80,7 +80,7 @@ class ProcessHandle:
             raise CannotInject(f"process {self.pid} is another user's: run this as the job's user") from None
 
     def stop(self, wait_s: float = 2.0) -> bool:
-        """Stop it, and wait until it stands; False: it does not, or has ended."""
+        """Stop the process and wait until it has stopped; False if it does not, or has ended."""
         self.send_signal(signal.SIGSTOP)
         until = time.monotonic() + wait_s
         while process_state(self.pid) not in ("T", "t"):
@@ -91,7 +91,7 @@ class ProcessHandle:
 
 
 def open_confirmed(find: Callable[[], int]) -> ProcessHandle:
-    """Whom `find` finds, held, and looked for once more: nobody who was given the pid in between is hit."""
+    """Hold the process that `find` returns, and confirm it by a second `find`; raises CannotInject if it changed."""
     held = ProcessHandle(find())
     try:
         if find() == held.pid:

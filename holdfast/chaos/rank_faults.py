@@ -1,4 +1,4 @@
-"""Faults that a rank does to itself, by order: exceptions, exits, hangs, flipped bits."""
+"""Faults that a rank inflicts on itself by order: exceptions, exits, hangs, flipped bits."""
 
 import contextlib
 import time
@@ -22,7 +22,7 @@ _SHARED = (
 
 
 def order_rank(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """Leave the order, and wait until it was carried out."""
+    """Leave an order for a rank and wait until the rank has carried it out; a random fault is not waited for."""
     status = scene.read_status()
     rank = scene.choose_rank(fault, status)
     node = status.node_of(rank)
@@ -105,7 +105,7 @@ def _filled_fields(fault: InjectedFault, order: RankOrder) -> dict[str, object]:
 def _expected_alarms(
     scene: InjectionScene, node: str, rank: int, order: RankOrder
 ) -> tuple[tuple[str, ...] | None, str]:
-    """Which alarm bits lead to depends on whether anybody else has the same state."""
+    """Return the alarms that flipped bits should raise, or why none can: no other rank may hold the same state."""
     if order.deed != "bits" or order.bits == "nan":
         return None, ""
     if order.place not in _REPLICATED:
@@ -118,7 +118,7 @@ def _expected_alarms(
 
 
 def _snapshot_items(scene: InjectionScene, node: str, rank: int) -> tuple[ImageItem, ...]:
-    """What a rank's snapshots hold; nothing if it takes none."""
+    """Return the items of a rank's snapshots; empty if the rank takes none."""
     for want in scene.sight.arena_requests(node):
         if want.rank == rank:
             with contextlib.suppress(OSError, msgspec.DecodeError):
@@ -128,7 +128,7 @@ def _snapshot_items(scene: InjectionScene, node: str, rank: int) -> tuple[ImageI
 
 
 def _is_struck(item: ImageItem, place: str) -> bool:
-    """Whether bits of it may be flipped there; numbers of its own, such as a count of steps, are not struck."""
+    """Whether bits of an item may be flipped at this place; scalars, such as a step count, are never flipped."""
     spec = item.spec
     return bool(spec.dtype and spec.shape and spec.alike) and (spec.path[0] == "optimizer") == (place == "optimizer")
 

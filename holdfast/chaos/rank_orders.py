@@ -1,4 +1,4 @@
-"""Orders to ranks: one file each in the folder of their node, and one file back from each rank that has obeyed."""
+"""Orders to ranks: one file for each in the node's folder, and one reply file from each rank that has obeyed."""
 
 import os
 from pathlib import Path
@@ -28,7 +28,7 @@ class RankOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankDone(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank did, and where exactly."""
+    """What a rank did by order, at which step, or why it could not."""
 
     id: int
     rank: int
@@ -48,7 +48,7 @@ def done_path(node_dir: Path, id: int, rank: int) -> Path:
 
 
 def write_json(path: Path, value: msgspec.Struct) -> None:
-    """Whole or not at all."""
+    """Write a struct as JSON, atomically."""
     path.parent.mkdir(exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_bytes(msgspec.json.encode(value))

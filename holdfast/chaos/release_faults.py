@@ -1,4 +1,4 @@
-"""Bad releases: the job's own code, spoilt, given to it as `holdfast update` gives any."""
+"""Bad releases: the job's own code, spoilt and delivered by `holdfast update`."""
 
 import shutil
 import subprocess
@@ -30,7 +30,7 @@ REFUSED = ("syntax", "import")
 
 
 def bring_bad_release(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
-    """Refused before any rank is stopped, or rolled back by itself."""
+    """Update the job to a spoilt release; it should be refused before ranks stop, or rolled back."""
     how = fault.text or "raise"
     if how not in SPOILT:
         raise CannotInject(f"there is no bad release '{how}'; there are {', '.join(SPOILT)}")
@@ -53,7 +53,7 @@ def bring_bad_release(scene: InjectionScene, fault: InjectedFault) -> InjectionR
 
 
 def update_job(sight: JobObserver, tree: Path) -> subprocess.CompletedProcess[str]:
-    """Have the job go on with this code at once."""
+    """Run `holdfast update --now` with this tree; does not wait for its result."""
     return sight.run_command(
         "update", str(tree), "--now", "--no-wait", "--run", str(sight.run_dir), "--message", "chaos"
     )
@@ -70,7 +70,7 @@ def _copy_tree(root: Path, tree: Path) -> None:
 
 
 def spoil_script(script: Path, how: str) -> None:
-    """Put in front of everything but what must come first in a script."""
+    """Insert the spoiling code at the top of a script, after any `from __future__` imports."""
     lines = script.read_text().splitlines(keepends=True)
     at = 0
     for number, line in enumerate(lines):

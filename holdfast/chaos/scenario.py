@@ -1,4 +1,4 @@
-"""Scenarios: faults in order, from a TOML file or drawn by lot from a seed."""
+"""Scenarios: lists of faults, from a TOML file or drawn at random from a seed."""
 
 import math
 import random
@@ -25,7 +25,7 @@ class BadScenario(Exception):
 
 
 class ScenarioJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job that is made for the scenario, and ends with it."""
+    """A job that is started for the scenario and ends with it."""
 
     run: tuple[str, ...]  # what would stand after `holdfast run`
     machines: bool = False  # each node is a machine of its own: kernel's log and GPUs that can be told what to say
@@ -70,7 +70,7 @@ def _job_mistake(job: ScenarioJob) -> str:
 
 
 def fault_mistake(fault: InjectedFault) -> str:
-    """What is wrong with a fault that was asked for; empty: nothing."""
+    """Return what is wrong with a requested fault; empty if nothing is."""
     if fault.kind not in KINDS:
         return f"there is no kind '{fault.kind}'; holdfast chaos list shows all"
     may = {*NEUTRAL, *KINDS[fault.kind].takes}
@@ -90,7 +90,7 @@ def fault_mistake(fault: InjectedFault) -> str:
 
 
 def draw_scenario(seed: int, minutes: float, kinds: dict[str, int] | None = None) -> Scenario:
-    """The same seed gives the same faults; whom they strike is drawn with the same dice as the job goes on."""
+    """Draw a scenario from a seed: the same seed gives the same faults. Targets are drawn later, as the job runs."""
     if not 0 < minutes <= WEEK:
         raise BadScenario(f"--minutes lies above 0 and not beyond {WEEK:g}, a week; not at {minutes:g}")
     dice = random.Random(seed)
@@ -108,7 +108,7 @@ def draw_scenario(seed: int, minutes: float, kinds: dict[str, int] | None = None
 
 
 def fault_lines(scenario: Scenario) -> list[str]:
-    """One line for each fault, for whoever has to say yes to it."""
+    """Return one line for each fault, for the person who has to approve it."""
     lines = []
     for fault in scenario.fault:
         more: dict[str, Any] = {name: getattr(fault, name) for name in given_fields(fault) if name != "kind"}

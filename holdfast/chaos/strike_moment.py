@@ -1,4 +1,4 @@
-"""Striking in the right moment: a rank is held in the middle of a save, a restore or an update while it is done."""
+"""Injection at the right moment: holds a rank in the middle of a save, restore or update while a fault strikes."""
 
 import contextlib
 import signal
@@ -21,7 +21,7 @@ _LOOK_S = 0.5  # then ranks may be elsewhere
 
 
 def await_step(scene: InjectionScene, fault: InjectedFault, lives: Callable[[], bool], limit_s: float) -> None:
-    """Until the job trains and has made the step."""
+    """Wait until the job trains and has reached the step; raises CannotInject if it ends or takes too long."""
     until = time.monotonic() + limit_s
     while True:
         status = scene.sight.read_status()
@@ -36,7 +36,7 @@ def await_step(scene: InjectionScene, fault: InjectedFault, lives: Callable[[], 
 
 @contextlib.contextmanager
 def seize_moment(scene: InjectionScene, fault: InjectedFault, limit_s: float) -> Iterator[set[int]]:
-    """A block in which the moment lasts, at once if none was asked for; whom it strikes it adds to the pids."""
+    """Hold a rank at the fault's moment during the block, if it has one; the block adds the pids that it strikes."""
     struck: set[int] = set()
     if not fault.when:
         yield struck
@@ -57,7 +57,7 @@ def _let_go(held: ProcessHandle) -> None:
 
 
 def _catch_rank(scene: InjectionScene, fault: InjectedFault, limit_s: float, look: CatchRank) -> ProcessHandle:
-    """A rank that is in this moment, stopped by us: the one to strike, where a rank is to be struck."""
+    """Return a stopped rank that is at this moment: the rank to strike, if one is named; raises CannotInject."""
     until = time.monotonic() + limit_s
     rank = fault.rank
     while time.monotonic() < until:
@@ -77,7 +77,7 @@ def _catch_rank(scene: InjectionScene, fault: InjectedFault, limit_s: float, loo
 
 
 def _draw_rank(scene: InjectionScene, fault: InjectedFault, status: ObservedStatus) -> int:
-    """By lot; of the node that was asked for, unless it is one without ranks, such as a standby."""
+    """Draw a rank at random: of the named node, or of any node if that one has no ranks."""
     seated = any(node.node == fault.node for node in status.active)
     return scene.choose_rank(fault if seated else msgspec.structs.replace(fault, node=""), status)
 
@@ -85,7 +85,7 @@ def _draw_rank(scene: InjectionScene, fault: InjectedFault, status: ObservedStat
 def _catch_in_phase(
     scene: InjectionScene, status: ObservedStatus, rank: int, fault: InjectedFault
 ) -> ProcessHandle | None:
-    """In a phase that it names itself."""
+    """Return the rank stopped in the save or restore phase that its slot reports; None if it is not there."""
     wanted = PHASES[fault.when]
     reading = scene.sight.read_rank_slot(status, rank)
     if reading is None or reading.phase != wanted:
@@ -106,7 +106,7 @@ def _catch_in_phase(
 def _catch_starting(
     scene: InjectionScene, status: ObservedStatus, rank: int, fault: InjectedFault
 ) -> ProcessHandle | None:
-    """Of the next generation, before it has its state; of the store, before it has met the others by it."""
+    """Return the rank stopped before it restored state (for store faults: before it formed groups); None: not yet."""
     coming = status.generation + (status.phase not in _LAUNCHED)
     status = msgspec.structs.replace(status, generation=coming)
     try:

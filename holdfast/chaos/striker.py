@@ -1,4 +1,4 @@
-"""Strikes a running job, fault by fault, and writes down the truth and what the job made of it."""
+"""Strikes a running job, fault by fault, and records the ground truth and how the job reacted."""
 
 import random
 import time
@@ -81,7 +81,7 @@ class OpenFault:
 
 
 class Striker:
-    """One job under fire; `say` tells a person."""
+    """Strikes one job and records what follows; `say` prints a line for a person."""
 
     def __init__(self, sight: JobObserver, guard: UndoGuard, seed: int, say: Callable[[str], None] = print) -> None:
         self.scene = InjectionScene(sight, guard, random.Random(seed))
@@ -95,7 +95,7 @@ class Striker:
         sight.new_entries()  # what was before is none of our doing
 
     def run(self, scenario: Scenario) -> list[FaultResult]:
-        """All of it, undone at the end."""
+        """Inject all faults of a scenario, undo them at the end, and return the results."""
         for fault in scenario.fault:
             if self._sight.has_ended():
                 self._say("the job has ended; the rest of the scenario is left out")
@@ -108,7 +108,7 @@ class Striker:
         return [line for line in self.lines if isinstance(line, FaultResult)]
 
     def strike_fault(self, fault: InjectedFault, patience_s: float) -> GroundTruth | SkippedFault:
-        """Wait for its moment and do it."""
+        """Wait for the fault's moment and inject it; returns a SkippedFault if that is not possible."""
         self._id += 1
         self.scene.id = self._id
         self._wait_and_poll(fault.after_s)
@@ -146,7 +146,7 @@ class Striker:
         return self._append_record(truth)
 
     def await_recovery(self, patience_s: float) -> None:
-        """Until the job has come back from everything that was done to it, or patience ends."""
+        """Wait until the job has recovered from all open faults, or patience ends; then record their results."""
         until = max((one.began for one in self._open), default=0.0) + patience_s
         while self._open and time.monotonic() < until and not self._sight.has_ended():
             time.sleep(_LOOK_S)
@@ -163,7 +163,7 @@ class Striker:
     # --- looking -----------------------------------------------------------------------------------------------
 
     def poll_job(self) -> None:
-        """Read what is new, undo what has lasted long enough, and note what is over."""
+        """Read new journal entries, undo faults whose time is up, and record the results of finished ones."""
         now = time.monotonic()
         for one in self._open:
             if one.ends is not None and now > one.ends:
@@ -185,7 +185,7 @@ class Striker:
             self._say(result_text(result))
 
     def _is_back(self, one: OpenFault, now: float) -> bool:
-        """The whole job makes steps, after what was to be noticed has been."""
+        """Whether the whole job makes steps again and the expected alarms, if any, have come or are overdue."""
         status = self._sight.read_status()
         if status is None or status.phase != "training":
             one.back_s = None
@@ -233,7 +233,7 @@ def result_text(result: FaultResult) -> str:
 
 
 def is_good(results: list[FaultResult]) -> bool:
-    """Of those that were struck; where none was, there is nothing to be good."""
+    """Whether every fault was detected, located and recovered from; False if there are no results."""
     return bool(results) and all(
         result.seen is not False and result.named is not False and result.back_s is not None for result in results
     )

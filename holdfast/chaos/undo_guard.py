@@ -1,8 +1,8 @@
-"""The guard: a process that undoes faults when it is told to, and all that are left when the injector is gone.
+"""The undo guard: a process that undoes faults on request, and all remaining ones when the injector is gone.
 
     python -m holdfast.chaos.undo_guard
 
-It reads lines of JSON; its standard input ends with the injector, however that dies. It answers each line with one.
+It reads lines of JSON and answers each with one. Its standard input ends with the injector, however that dies.
 """
 
 import os
@@ -37,14 +37,14 @@ _EMPTY_S = 5.0  # a cgroup may take so long to lose its last process
 
 
 class KeepUndo(msgspec.Struct, frozen=True, tag="keep"):
-    """Undo this under this number, when asked or when nobody is left to ask."""
+    """Request to keep these undos under a number, for when they are asked for or the injector is gone."""
 
     id: int
     undo: tuple[Undo, ...]
 
 
 class RunUndo(msgspec.Struct, frozen=True, tag="drop"):
-    """Undo it now."""
+    """Request to run the undos of a number now."""
 
     id: int
 
@@ -53,7 +53,7 @@ _asked = make_decoder(msgspec.json.Decoder(KeepUndo | RunUndo))
 
 
 def undo_one(undo: Undo) -> str:
-    """Undo one thing; what went wrong, in words. Whatever has ended by itself needs no undoing."""
+    """Run one undo; return what went wrong, empty if nothing did or the target has ended by itself."""
     try:
         match undo:
             case ContinueProcess(pid=pid, started=born) | DutyCycle(pid=pid, started=born):
@@ -126,7 +126,7 @@ def _leave_cgroup(group: Path, back: Path) -> str:
 
 
 class DutyTurns:
-    """Processes that run for a part of the time only."""
+    """Stops and continues processes so that each runs only for its share of the time."""
 
     def __init__(self) -> None:
         self._stopped: set[int] = set()
@@ -160,7 +160,7 @@ def main() -> None:
 
 
 def _serve_injector(kept: dict[int, tuple[Undo, ...]]) -> None:
-    """Do as told until the injector is gone: it ends our input, or reads no answer."""
+    """Obey requests until the injector is gone: it closes our input or no longer reads our answers."""
     turns = DutyTurns()
     fd = sys.stdin.fileno()
     rest = b""
@@ -196,7 +196,7 @@ def _obey_line(line: bytes, kept: dict[int, tuple[Undo, ...]]) -> list[str]:
 
 
 class UndoGuard:
-    """The injector's end of it."""
+    """The injector's connection to the guard process."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -211,7 +211,7 @@ class UndoGuard:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Whatever is left is undone before this returns."""
+        """End the guard, which first undoes everything that is left."""
         assert self._process.stdin
         self._process.stdin.close()
         self._process.wait()
@@ -219,12 +219,12 @@ class UndoGuard:
         self._process.stdout.close()
 
     def keep_undo(self, id: int, *undo: Undo) -> None:
-        """Before the deed: there is no instant in which nobody knows how to undo it."""
+        """Register how to undo a fault; call it before injecting, so that the fault can always be undone."""
         self._open.add(id)
         self._send_message(KeepUndo(id, undo))
 
     def run_undo(self, id: int) -> str:
-        """Undo it; what went wrong, in words."""
+        """Undo a fault; return what went wrong, empty if nothing did."""
         if id not in self._open:
             return ""
         self._open.discard(id)

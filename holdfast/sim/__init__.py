@@ -1,1 +1,1 @@
-"""A job in virtual time: the same decider, modelled delays, seeded faults, and checks that nothing unsafe happens."""
+"""A job simulated in virtual time: the real decider, modelled delays, seeded faults, and checks for safety."""

@@ -1,4 +1,4 @@
-"""Modelled delays, read from data."""
+"""Modelled delays of the simulation, read from data."""
 
 import tomllib
 from importlib import resources
@@ -20,7 +20,7 @@ class CostModel:
         self._rng = rng
 
     def __call__(self, *names: str) -> float:
-        """How long these take this time, one after the other."""
+        """Draw how long the named operations take, one after the other, in seconds."""
         return sum(self._rng.uniform(self._rows[name].least_s, self._rows[name].most_s) for name in names)
 
 

@@ -1,4 +1,4 @@
-"""Faults for a simulated job: by rates and chance from a seed, or by script."""
+"""Faults for a simulated job: drawn from a seed by rates, or given as a script."""
 
 from collections.abc import Iterator
 from random import Random
@@ -17,7 +17,7 @@ ENDINGS = (
 
 
 class RankCrash(msgspec.Struct, frozen=True, kw_only=True, tag="crash"):
-    """A rank ends badly; on a defective node the same happens again after every launch."""
+    """A rank fails; on a defective node the same happens again after every launch."""
 
     node: str = ""  # empty: whichever chance picks among those that are up
     code: int = -11
@@ -63,7 +63,7 @@ HARSH = FaultRates(
 
 
 def draw_faults(rng: Random, rates: FaultRates, nodes: int, until_s: float) -> Iterator[tuple[float, SimFault]]:
-    """Faults of all kinds that may hit any of this many nodes, in order of time."""
+    """Yield faults of all kinds for this many nodes, in order of time."""
     kinds = (("loss", rates.loss), ("crash", rates.crash), ("defect", rates.defect), ("cut", rates.cut))
     per_s = nodes * sum(rate for _, rate in kinds) / DAY_S
     at = 0.0

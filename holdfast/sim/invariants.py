@@ -1,4 +1,4 @@
-"""What must never happen, looked at after every step of a decider, live or simulated."""
+"""Safety invariants, checked after every step of a decider, live or simulated."""
 
 from holdfast.core.decide.decider import Decider
 from holdfast.core.incident.ladder import GAVE_UP
@@ -13,11 +13,11 @@ _OVER = (Phase.ENDING, Phase.DONE)
 
 
 class UnsafeError(Exception):
-    """A promise was broken; the sentence says which, and at which entry."""
+    """An invariant is broken; the sentence says which, and at which entry."""
 
 
 class UnconfirmedStop:
-    """A generation of which nobody confirmed the stop: it is over when its nodes are known to be empty, or in time."""
+    """Checks that after an unconfirmed stop nothing is launched until its nodes are empty or the fence has passed."""
 
     def __init__(self) -> None:
         self.fence_s = 0.0
@@ -60,7 +60,7 @@ class UnconfirmedStop:
 
 
 class InvariantWatch:
-    """Told every entry and shown the decider that made it; raises Unsafe at the first broken promise."""
+    """Checks every entry against the decider that made it; raises UnsafeError at the first broken invariant."""
 
     def __init__(self) -> None:
         self.generation = 0
@@ -168,7 +168,7 @@ class InvariantWatch:
 
 
 class RecoveryEffort:
-    """Told every entry; knows whether giving up was earned."""
+    """Follows every entry and raises UnsafeError if the job gives up too early."""
 
     def __init__(self) -> None:
         self.attempts = 0

@@ -1,4 +1,4 @@
-"""A job's world in virtual time: nodes that live and die, training that advances, news that reaches the decider."""
+"""A job's world in virtual time: nodes that come and go, training that advances, events that reach the decider."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -26,7 +26,7 @@ _ECHO = "RuntimeError: [pair.cc:534] Connection closed by peer [10.0.0.7]:24017"
 
 
 class SimSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """What is simulated; together with the code and the costs it fixes every entry of the journal."""
+    """The setup of a simulation; together with code and costs it determines every entry of the journal."""
 
     seed: int
     nodes: int
@@ -121,7 +121,7 @@ class JobWorld:
     # --- nodes -------------------------------------------------------------------------------------------------
 
     def add_node(self, name: str) -> None:
-        """A node has booted, passed its checks and dialled the controller."""
+        """Add a node that has booted, passed its checks and reached the controller."""
         self.nodes[name] = SimNode(name=name)
         self._report_ready(name)
 
@@ -130,7 +130,7 @@ class JobWorld:
         self.step_decider(Ready(node=name, host=name, nproc=self.setup.nproc, order=order))
 
     def remove_node(self, node: SimNode) -> None:
-        """It ends with everything on it, by our order or by its own."""
+        """Remove a node with everything on it."""
         node.alive, node.generation = False, 0
         if self.nodes.get(node.name) is node:
             del self.nodes[node.name]
@@ -168,7 +168,7 @@ class JobWorld:
             self.call_later(self.costs("boot"), self._come_back, node)
 
     def _come_back(self, node: SimNode) -> None:
-        """Somebody has repaired it and started it anew."""
+        """Return a node to the job after somebody repaired and restarted it."""
         self.remove_node(node)
         if node.name not in self.nodes:
             self.add_node(node.name)
@@ -205,7 +205,7 @@ class JobWorld:
             self.call_later(self.costs("tell", "stop"), self._report_empty, node)
 
     def _report_empty(self, node: SimNode) -> None:
-        """What it still ran belonged to no generation any more; now it can take ranks again."""
+        """End the node's old ranks, which belong to no current generation, and report it ready."""
         if node.reachable and self.nodes.get(node.name) is node:
             self.stop_ranks(node, self.decider.generation)
             self._report_ready(node.name)
@@ -213,7 +213,7 @@ class JobWorld:
     # --- ranks -------------------------------------------------------------------------------------------------
 
     def expect_none_but(self, generation: int) -> None:
-        """The truth behind the journal: ranks of another generation may live only where nobody can reach them."""
+        """Check that ranks of other generations live only on unreachable nodes; raises UnsafeError otherwise."""
         others = [n.name for n in self.nodes.values() if n.generation not in (0, generation)]
         known = [name for name in others if name not in self.decider.gone]
         if known:
@@ -231,7 +231,7 @@ class JobWorld:
             node.generation = 0
 
     def _end_rank(self, node: SimNode, rank: int, code: int, said: str, after_s: float = 0.0) -> None:
-        """A rank ends after a while; what its agent makes of it reaches the controller a little later."""
+        """End a rank after a while; its agent's report reaches the controller a little later."""
         exit = Exit(
             node=node.name,
             generation=node.generation,
@@ -247,7 +247,7 @@ class JobWorld:
             self._raise_alarm(alarm_of(exit, self._catalog))
 
     def _break_off(self, node: SimNode) -> None:
-        """Training stands still, and some of the others notice."""
+        """Stall training because of this node, and let ranks on some other nodes fail as an echo."""
         if not node.generation:
             return
         self._stall_training(node.generation)
@@ -284,7 +284,7 @@ class JobWorld:
             self.training.stall_steps(self.now)
 
     def _advance_training(self, generation: int) -> None:
-        """The job's step, told now and then, and when redone work is behind it."""
+        """Report the job's step now and then, and at the moment when lost work has been redone."""
         if self.training.generation != generation or self.training.stalled:
             return
         best = self._pace.best

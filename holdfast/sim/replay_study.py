@@ -1,6 +1,6 @@
-"""Both ways to name a faulty machine by doing the job's work again, on as many nodes as wanted, by their real code.
+"""Study of both replay methods that locate a faulty machine, for any number of nodes, by their real code.
 
-Costs are counted in steps of the job: those that are done again, and with launches what these take besides.
+Costs are counted in steps of the job: the repeated steps, plus the launches in units of a step's time.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _LEAST_Q = 1e-4
 
 
 class ReplaySetup(msgspec.Struct, frozen=True, kw_only=True):
-    """What is simulated. Nodes are laid out replica by replica, stage by stage."""
+    """The setup of a study; nodes are ordered by replica, then by stage."""
 
     nodes: int = 1200
     replica: int = 8  # nodes of a whole replica
@@ -37,7 +37,7 @@ class ReplaySetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NamingRate(msgspec.Struct, frozen=True, kw_only=True):
-    """So many of the trials named the faulty node and nobody else."""
+    """How many of the trials named the faulty node and no other, with bounds and the computed rate."""
 
     found: int
     trials: int
@@ -51,7 +51,7 @@ class NamingRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One q, both ways."""
+    """Results of both methods for one q, the chance that the fault shows in a replay."""
 
     q: float
     repeats: int
@@ -64,7 +64,7 @@ class ReplayLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TwoFaulty(msgspec.Struct, frozen=True, kw_only=True):
-    """Two machines faulty at once, with a fault that always shows."""
+    """Results for two faulty machines at once, with a fault that always shows."""
 
     trials: int
     held: int  # both were in the set
@@ -72,7 +72,7 @@ class TwoFaulty(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostCrossing(msgspec.Struct, frozen=True, kw_only=True):
-    """From which q on the dual-phase replay costs less for every machine named; None: for none."""
+    """The q from which on the dual-phase replay costs less per machine named; None if there is none."""
 
     steps: int  # of one replay
     by_steps: float | None
@@ -90,7 +90,7 @@ class ReplayStudy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_study(setup: ReplaySetup, chosen: tuple[float, ...]) -> ReplayStudy:
-    """Raises UnfitError where nodes and replicas do not go together."""
+    """Run the study for the chosen values of q; raises UnfitError if nodes and replicas do not fit."""
     made = plan_replay(setup)
     rng = Random(setup.seed)
     lines = tuple(_study_chance(setup, made, q, rng) for q in chosen)
@@ -107,7 +107,7 @@ def run_study(setup: ReplaySetup, chosen: tuple[float, ...]) -> ReplayStudy:
 
 
 def mean_cost(name: str) -> float:
-    """What this takes on average."""
+    """Return how long this takes on average, in seconds."""
     (row,) = (row for row in cost_model.load_costs() if row.name == name)
     return (row.least_s + row.most_s) / 2
 
@@ -122,7 +122,7 @@ def plan_replay(setup: ReplaySetup) -> ReplayPlan:
 
 
 def play_replay(replay: DualPhaseReplay, bad: set[str], q: float, rng: Random) -> tuple[ReplayRuling, int]:
-    """What it rules, and after how many waves."""
+    """Play a dual-phase replay with these bad nodes; return its ruling and the number of waves."""
     waves = 0
     while not isinstance(asked := replay.next_wave(), ReplayRuling):
         waves += 1
@@ -133,7 +133,7 @@ def play_replay(replay: DualPhaseReplay, bad: set[str], q: float, rng: Random) -
 
 
 def play_halves(halves: TwinComparison, bad: tuple[int, int, int], p: float, rng: Random) -> ReplayRuling:
-    """Halves with a fault in this node of this stage of this replica that shows with chance p in a step."""
+    """Play a replay of two halves; the fault in the given (replica, stage, node) shows in a step with chance p."""
     replica, stage, node = bad
     wide = len(halves.nodes[0][0])
     stages = range(len(halves.nodes[0]))
@@ -182,12 +182,12 @@ def _study_chance(setup: ReplaySetup, made: ReplayPlan, q: float, rng: Random) -
 
 
 def _watched_steps(setup: ReplaySetup, q: float) -> int:
-    """As many as the other way may do in both phases."""
+    """Return how many steps the halves may watch: as many as the dual-phase replay may do in both phases."""
     return 2 * setup.steps * detection_odds.repeats_needed(q, setup.confidence, setup.most)
 
 
 def _reckon_rate(setup: ReplaySetup, p: float, steps: int) -> float:
-    """The fault shows once; where a stage has several nodes, once more, in what is left of the steps."""
+    """Return the chance that halves name the node: the fault shows once, or twice if a stage has several nodes."""
     if setup.replica == setup.stages or p == 1.0:
         return detection_odds.shown_odds(p, steps)
     # The referee does a step, too: the last at which a first showing still leaves one to look inside is two before.
@@ -228,7 +228,7 @@ def _study_two_faulty(setup: ReplaySetup, made: ReplayPlan, rng: Random) -> TwoF
 
 
 def dual_cost(setup: ReplaySetup, q: float, launch_s: float) -> float:
-    """Steps for every machine that is named, on average."""
+    """Return the mean cost in steps of a dual-phase replay for each machine that it names."""
     repeats = detection_odds.repeats_needed(q, setup.confidence, setup.most)
     shown = detection_odds.shown_odds(q, repeats)
     m = setup.group or fit_grid(setup.nodes, setup.replica)[0]
@@ -237,7 +237,7 @@ def dual_cost(setup: ReplaySetup, q: float, launch_s: float) -> float:
 
 
 def halves_cost(setup: ReplaySetup, q: float, launch_s: float, group_launch_s: float) -> float:
-    """The same for the other way."""
+    """Return the mean cost in steps of a replay of two halves for each machine that it names."""
     p, steps = detection_odds.step_odds(q, setup.steps), _watched_steps(setup, q)
     shown = detection_odds.shown_odds(p, steps)
     inside = setup.replica > setup.stages
@@ -256,7 +256,7 @@ def find_crossing(setup: ReplaySetup, steps: int) -> CostCrossing:
 
 
 def _least_chance(setup: ReplaySetup, launch_s: float, group_launch_s: float) -> float | None:
-    """The least q above which the dual-phase replay never costs more."""
+    """Return the least q above which the dual-phase replay never costs more; None if there is none."""
     found = None
     for point in range(_POINTS + 1):
         q = _LEAST_Q ** (point / _POINTS)

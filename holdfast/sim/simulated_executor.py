@@ -1,4 +1,4 @@
-"""The hands of the simulated controller: actions take their time, nodes answer or do not, one outcome each."""
+"""The executor of the simulated controller: actions take time, nodes may not answer, and each gets one outcome."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ PROBE_S = 300.0
 
 
 class OpenAction(msgspec.Struct, kw_only=True):
-    """An action that nodes have not all answered yet."""
+    """An action that some nodes have not answered yet."""
 
     id: int
     launches: int  # generation, 0: it stops one
@@ -58,13 +58,13 @@ class SimExecutor:
     # --- news of nodes -----------------------------------------------------------------------------------------
 
     def on_silent(self, name: str) -> None:
-        """Nobody waits for a node that answers no more."""
+        """Stop waiting for a node that fell silent; count it as failed."""
         for gathering, _ in list(self._open.values()):
             if name in gathering.left:
                 self._note_answer(gathering, name, "it fell silent")
 
     def on_relink(self, node: "SimNode") -> None:
-        """Whatever it has not answered yet is told once more."""
+        """Repeat to a reconnected node every action that it has not answered."""
         for gathering, deed in list(self._open.values()):
             if node.name in gathering.left:
                 self._note_answer(gathering, node.name, deed(node))

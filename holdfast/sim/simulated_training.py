@@ -1,4 +1,4 @@
-"""The steps of a simulated job: they advance with the clock until something breaks them off."""
+"""Steps of a simulated job: they advance with the clock until a fault stalls them."""
 
 from holdfast.model.signal import Beat
 
@@ -27,14 +27,14 @@ class SimTraining:
         self._first_at = now
 
     def stall_steps(self, now: float) -> None:
-        """No step is made from now on; whole steps count, and of those only what was saved is found again."""
+        """Stall training from now on; only steps up to the last save can be restored."""
         if self._stalled_at is None:
             self._stalled_at = now
             if beat := self.newest_beat(now):
                 self.saved = max(self.saved, beat.step // self.save_steps * self.save_steps)
 
     def newest_beat(self, now: float) -> Beat | None:
-        """The newest step made by now."""
+        """Return a beat with the newest step made by now; None before the first step."""
         if self._first_at is None:
             return None
         until = now if self._stalled_at is None else self._stalled_at
@@ -50,6 +50,6 @@ class SimTraining:
         )
 
     def left_s(self, now: float, step: int) -> float:
-        """How long until this step is made, if nothing happens."""
+        """Return the seconds until this step is made, if nothing happens."""
         assert self._first_at is not None
         return self._first_at + (step - self._first_step) * self.step_s - now

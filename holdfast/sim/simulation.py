@@ -1,4 +1,4 @@
-"""One seed from start to end: faults on and nothing unsafe may happen, then faults off and training must go on."""
+"""One seed from start to end: nothing unsafe may happen during the faults, and training must go on after them."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ class SimResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EntryTally:
-    """What is made of the entries as they come; a month of them need not be kept for it."""
+    """Folds entries into ledger, digest and effort as they come, so that a month of them need not be kept."""
 
     def __init__(self, record: Callable[[Entry], None]) -> None:
         self.entries = 0
@@ -52,7 +52,7 @@ class EntryTally:
 
 
 def simulate(setup: SimSetup, record: Callable[[Entry], None] = lambda entry: None) -> SimResult:
-    """Play a setup to its end, telling every entry of its journal; raises Unsafe when a promise is broken."""
+    """Play a setup to its end and record every journal entry; raises UnsafeError if an invariant is broken."""
     tally = EntryTally(record)
     world = JobWorld(setup, cost_model.load_costs(), catalog_files.load_failures(), tally.add)
     job = Job(
@@ -94,7 +94,7 @@ def _strike_next(world: JobWorld, fault: SimFault, faults: Iterator[tuple[float,
 
 
 def _calm_down(world: JobWorld, tally: EntryTally) -> None:
-    """With the faults off the job must be training within the bound, and then end when it is told to."""
+    """Switch faults off: the job must train again within the bound, and end when ordered to; else UnsafeError."""
     world.calm = True
     step = tally.ledger.step
     world.run(world.now + CALM_S)

@@ -1,7 +1,7 @@
-"""A driver with GPUs that say what they are told to: the place of NVIDIA's library in jobs that chaos makes.
+"""A fake of NVIDIA's driver library for jobs that chaos makes; its GPUs report the readings that chaos sets.
 
-Found instead of the real one because its folder is first on PYTHONPATH. What GPU 0 of a node is to say stands in
-`nvml.json` in the folder of that node's machine; without it all is well.
+Python imports it instead of the real library because its folder comes first on PYTHONPATH. GPU 0 of a node reports
+the values in `nvml.json` in the folder of that node's machine; without that file all readings are healthy.
 """
 
 import json
@@ -43,7 +43,7 @@ class NVMLError(Exception):
 
 
 def _read_values() -> dict[str, Any]:
-    """By the mark that everything below a holder carries: the folder of its node."""
+    """Return the readings set for this node, which HOLDFAST_MARK names; empty if none are set."""
     node = os.path.basename(os.environ.get("HOLDFAST_MARK", ""))
     try:
         found: dict[str, Any] = json.loads(Path(os.environ["HOLDFAST_CHAOS_NVML"], node, "nvml.json").read_text())

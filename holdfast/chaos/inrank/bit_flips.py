@@ -1,4 +1,4 @@
-"""Bits of tensors, flipped in place."""
+"""Flips bits of tensors in place."""
 
 import random
 
@@ -14,7 +14,7 @@ _FORMS = {
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of it that this rank holds; unlike a detached tensor, one that autograd does not see changing."""
+    """Return the part of a tensor that this rank holds, with its changes hidden from autograd."""
     part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part.data
 
@@ -36,7 +36,7 @@ def choose_bit(kind: str, dtype: torch.dtype, dice: random.Random) -> int:
 
 
 def flip_bits(tensors: list[torch.Tensor], kind: str, count: int, dice: random.Random) -> str:
-    """Flip bits of elements drawn by lot, each element of all tensors with the same chance; where, in words."""
+    """Flip bits of random elements, all equally likely; return in words what changed, empty if nothing could be."""
     parts = [local_part(tensor) for tensor in tensors if can_flip(tensor)]
     if not parts:
         return ""

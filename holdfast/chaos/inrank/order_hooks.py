@@ -1,4 +1,4 @@
-"""The rank's end of orders: carried out around an optimizer's step, in a forward pass, or on the way to a reduction."""
+"""Hooks in a rank that carry out orders: around the optimizer's step, in a forward pass, or before a reduction."""
 
 import builtins
 import os
@@ -30,7 +30,7 @@ _SLEEP_S = 0.1
 
 
 class OrderHooks:
-    """In the zygote it knows nothing; in a rank it looks for orders at every step of the first optimizer."""
+    """Looks for orders at every step of the rank's first optimizer and carries them out; idle in the zygote."""
 
     def __init__(self) -> None:
         self._optimizer: int | None = None
@@ -105,7 +105,7 @@ class OrderHooks:
         self._keep_hook(register_module_forward_hook(hook))
 
     def _arm_reductions(self, order: RankOrder, step: int) -> None:
-        """Gradients of DDP are reduced in C++, so it needs a hook of its own; others call Python."""
+        """Flip bits in the next reduction. DDP reduces in C++ and needs a comm hook; others call Python."""
 
         def find(module: torch.nn.Module, _args: Any) -> None:
             if isinstance(module, torch.nn.parallel.DistributedDataParallel) and not self._reduced:
@@ -188,7 +188,7 @@ class OrderHooks:
             self._seen_ns = 0  # our own note has changed the folder, and may have hidden another order
 
     def _current_step(self) -> int:
-        """The step that is being made, by the script's own number where it tells."""
+        """Return the number of the current step, as the script reports it; otherwise our own count."""
         if self._slot is None:
             path, _, index = os.environ.get("HOLDFAST_SLOT", "").rpartition(":")
             if not path:
@@ -204,14 +204,14 @@ def _orders_folder() -> Path | None:
 
 
 def _sleep_until_undone(order: RankOrder) -> None:
-    """Until the order is taken back."""
+    """Sleep until the order is removed."""
     folder = _orders_folder()
     while folder is not None and order_path(folder.parent, order).exists():
         time.sleep(_SLEEP_S)
 
 
 def _parse_exception(text: str) -> BaseException:
-    """From "TypeError: message"; a name that is nobody's becomes a RuntimeError of these words."""
+    """Build an exception from "TypeError: message"; an unknown name gives a RuntimeError with the whole text."""
     name, _, message = text.partition(": ")
     kind = getattr(builtins, name, None) or getattr(torch, name.removeprefix("torch."), None)
     if isinstance(kind, type) and issubclass(kind, BaseException):

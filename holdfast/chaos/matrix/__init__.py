@@ -1,1 +1,1 @@
-"""The matrix: every fault in every way of training at every moment, each cell with what is expected of it."""
+"""The matrix: every fault in every way of training at every moment, each cell with its expected outcome."""

@@ -1,4 +1,4 @@
-"""Play the matrix and write its table.
+"""Runs the cells of the matrix and writes their table.
 
 python -m holdfast.chaos.matrix run [--cells WORD ...] [--again] [--full]
 python -m holdfast.chaos.matrix table
@@ -38,11 +38,11 @@ RESULTS = ROOT / "benchmarks" / "results" / "chaos.jsonl"
 
 
 class BadResults(Exception):
-    """One sentence: why results cannot be read, and how to mend it."""
+    """Results cannot be read; the message is one sentence that says why and how to fix it."""
 
 
 class CellResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the results."""
+    """One line of the results file."""
 
     cell: str
     commit: str
@@ -113,7 +113,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def play_cells(cells: list[MatrixCell], args: argparse.Namespace, commit: str) -> list[str]:
-    """All cells, as many as possible in one job; the names of those that are not as expected."""
+    """Run all cells, as many as possible in one job; return the names of those that did not go as expected."""
     rows = load_rows()
     bad: list[str] = []
     began = time.monotonic()
@@ -131,10 +131,10 @@ def play_cells(cells: list[MatrixCell], args: argparse.Namespace, commit: str) -
 
 
 def choose_together(cells: list[MatrixCell], rows: list[ExpectedRow]) -> list[MatrixCell]:
-    """Those that one job is to play next: no fault twice, for what was told once is not told again within the hour.
+    """Choose the cells that the next job runs: no fault twice, because an alarm is not repeated within the hour.
 
-    Evictions take turns with the rest, so that the next standby is there when it is needed; what spoils comes last, and
-    only one of that: whether states differ by it could not be told of a second one.
+    Evictions alternate with other cells, so that the next standby is ready in time. At most one cell that spoils the
+    states comes last: after it, a second one's effect on the states could not be seen.
     """
     found: dict[str, MatrixCell] = {}
     for cell in cells:
@@ -157,7 +157,7 @@ def _group_cells(cells: Iterable[MatrixCell]) -> dict[tuple[str, str], list[Matr
 def _play_job(
     kind: str, how: str, cells: list[MatrixCell], given: tuple[argparse.Namespace, str, list[ExpectedRow]]
 ) -> tuple[list[MatrixCell], list[str]]:
-    """Cells in one job, until it can take no more; those that are left, and those that failed."""
+    """Run cells in one job until it cannot go on; return the cells left over and the names of those that failed."""
     args, commit, rows = given
     if args.folder:
         args.folder.mkdir(parents=True, exist_ok=True)
@@ -225,7 +225,7 @@ def _judge_attempts(
 
 
 def _keep_and_say(path: Path, line: CellResult) -> bool:
-    """Written down and said; whether it is as expected."""
+    """Append a result to the file and print it; return whether it is as expected."""
     append_result(path, line)
     _say(f"{'ok  ' if line.ok else 'FAIL'} {line.cell} {'; '.join(line.wrong)}")
     return line.ok
@@ -237,7 +237,7 @@ def append_result(path: Path, line: CellResult) -> None:
 
 
 def read_results(path: Path) -> list[CellResult]:
-    """Of each cell the newest line."""
+    """Return the newest result of each cell; raises BadResults."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as e:
@@ -254,7 +254,7 @@ def _parse_result(path: Path, number: int, line: bytes) -> CellResult:
 
 
 def _newest_commit() -> str:
-    """The newest that has changed what is played; results that were kept since are no such change."""
+    """Return the newest commit that changed the package or the script; commits of results do not count."""
     argv = ["git", "log", "-1", "--format=%h", "--", "holdfast", SCRIPT.relative_to(ROOT).as_posix()]
     told = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     return told.stdout.strip() or "unknown"

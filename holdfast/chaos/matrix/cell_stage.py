@@ -1,4 +1,4 @@
-"""One job that cells are played on, one after the other, and the undisturbed run that it is held against."""
+"""The job that cells run on, one after the other, and the undisturbed run that it is compared with."""
 
 import contextlib
 import hashlib
@@ -54,7 +54,7 @@ Say = Callable[[str], None]
 
 
 class StageFailed(Exception):
-    """One sentence: why cells cannot be played."""
+    """Cells cannot be run; the message is one sentence that says why."""
 
 
 def make_job(kind: str, how: str, folder: Path) -> ScenarioJob:
@@ -75,7 +75,7 @@ def make_job(kind: str, how: str, folder: Path) -> ScenarioJob:
 
 
 class CellStage:
-    """A job of one kind, trained in one way."""
+    """A job of one kind, training in one way, on which cells run."""
 
     def __init__(self, made: LabJob, guard: UndoGuard, say: Say, shared: SharedMemoryWatch) -> None:
         self.made, self.say = made, say
@@ -90,7 +90,7 @@ class CellStage:
         self._since: tuple[int, int] | None = None  # generation and step from which on it was seen to train
 
     def play_cell(self, cell: MatrixCell, rows: list[ExpectedRow]) -> CellOutcome:
-        """One cell, from a job that trains to a job that trains again."""
+        """Run one cell, from a job that trains to a job that trains again."""
         strike = NAMED[cell.strike]
         if why := KINDS[strike.fault.kind].lacks():
             return CellOutcome(skipped=why)
@@ -116,7 +116,7 @@ class CellStage:
         return came
 
     def _strike_cell(self, cell: MatrixCell, fault: InjectedFault) -> GroundTruth | SkippedFault:
-        """The fault, with what makes its moment before it."""
+        """Inject the cell's fault, after creating the moment that it needs."""
         if cell.when == "restoring":
             # Of another kind than what follows, or it would be the same failure twice, and nodes would be tried.
             opener = "rank.segv" if fault.kind in ("rank.kill", "rank.oom") else "rank.kill"
@@ -131,7 +131,7 @@ class CellStage:
         return self.striker.strike_fault(filled, PATIENCE_S)
 
     def _update_code(self) -> None:
-        """The same code with another comment."""
+        """Update the job to the same code with another comment."""
         self._updates += 1
         tree = self.made.folder / f"tree-{self._updates}"
         shutil.copytree(self.made.folder / "tree", tree)
@@ -169,11 +169,11 @@ class CellStage:
 
     @property
     def steps(self) -> int:
-        """So many an undisturbed run needs to be held against this one."""
+        """How many steps an undisturbed run needs to be compared with this one."""
         return max((window.stop for window in self._windows.values()), default=0)
 
     def compare_states(self, came: dict[str, CellOutcome], calm: Path) -> dict[str, CellOutcome]:
-        """With how many states of their steps differ from those of the undisturbed run."""
+        """Add to each outcome how many states of its steps differ from the undisturbed run's."""
         wanted = {rank: trace.read() for rank, trace in oracle.open_traces(calm, RANKS).items()}
         judged = dict(came)
         for cell, window in self._windows.items():
@@ -182,7 +182,7 @@ class CellStage:
         return judged
 
     def _has_stored(self, status: ObservedStatus, since: float) -> bool:
-        """Whether a checkpoint has been published since then, or is soon."""
+        """Whether a checkpoint was published after `since`; waits a while for one."""
         until = time.monotonic() + _STORED_S
         while time.monotonic() < until:
             with contextlib.suppress(FileNotFoundError):  # an old one was just removed
@@ -196,7 +196,7 @@ class CellStage:
         return False
 
     def _await_steady(self, patience_s: float, standbys: int) -> ObservedStatus:
-        """Training, a few steps on from where that was first seen, with copies on peers and so many standbys."""
+        """Wait until the job trains steadily, with backups on peers and this many standbys; raises StageFailed."""
         until = time.monotonic() + patience_s
         status: ObservedStatus | None = None
         while time.monotonic() < until:
@@ -216,7 +216,7 @@ class CellStage:
         raise StageFailed(f"{lacks}\n{self.made.read_output()[-1500:]}")
 
     def end_job(self, mark: str, how: str) -> JobChecks:
-        """Let it end, and look at what is left."""
+        """Let the job end, and check what it leaves behind."""
         self._shared.note_users()
         (self.made.folder / "work" / "finish").touch()
         try:
@@ -248,13 +248,13 @@ def _status_text(status: ObservedStatus | None) -> str:
 
 
 def _is_seen_by_loss(result: FaultResult) -> bool:
-    """Whether it was seen by the loss, which all ranks share: who tells of it first is nobody's fault."""
+    """Whether the loss revealed the fault. All ranks share the loss, so the node that reports it is not to blame."""
     return any(told.kind == "loss" for told in result.alarms)
 
 
 @contextlib.contextmanager
 def open_stage(kind: str, how: str, folder: Path, say: Say) -> Iterator[tuple[CellStage, str]]:
-    """The stage and the mark of all its processes."""
+    """Start a job for cells; yield the stage and the mark that all its processes carry."""
     (folder / "tree").mkdir(parents=True)
     (folder / "work").mkdir()
     shutil.copy(SCRIPT, folder / "tree" / SCRIPT.name)
@@ -266,7 +266,7 @@ def open_stage(kind: str, how: str, folder: Path, say: Say) -> Iterator[tuple[Ce
 
 
 def calm_run(how: str, steps: int, cache: Path, say: Say) -> Path:
-    """The traces of an undisturbed run of at least so many steps; made once for each state of the code."""
+    """Return the traces of an undisturbed run of at least this many steps, cached per version of script and torch."""
     code = hashlib.sha256(SCRIPT.read_bytes() + version("torch").encode()).hexdigest()[:12]
     folder = cache / f"calm-{how}-{code}"
     if min(trace.read().last for trace in oracle.open_traces(folder, RANKS).values()) >= steps:

@@ -1,4 +1,4 @@
-"""The cells: which faults, in which ways of training, at which moments; and which of them to run."""
+"""The cells of the matrix: which faults, in which ways of training, at which moments; and how to choose some."""
 
 import itertools
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ RANK, OTHER = 3, 0  # who is struck, and who is killed first so that there is a 
 
 
 class MatrixFault(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the matrix."""
+    """One fault of the matrix: one row of its table."""
 
     name: str
     fault: InjectedFault
@@ -121,7 +121,7 @@ def all_cells() -> list[MatrixCell]:
 
 
 def covering_cells() -> list[MatrixCell]:
-    """Every pair of fault and way, of fault and moment, and of way and moment, in as few cells as that takes."""
+    """Return few cells that cover every pair of fault and way, fault and moment, and way and moment."""
     found = []
     for turn, strike in enumerate(STRIKES):
         for number in range(max(len(strike.whens), len(HOWS))):
@@ -131,7 +131,7 @@ def covering_cells() -> list[MatrixCell]:
 
 
 def uncovered_pairs(cells: Iterable[MatrixCell]) -> set[tuple[str, str]]:
-    """Pairs that some cell of the product has, and none of these."""
+    """Return the pairs that some cell of the full product covers and none of these cells does."""
 
     def pairs(cells: Iterable[MatrixCell]) -> set[tuple[str, str]]:
         return {pair for c in cells for pair in ((c.strike, c.how), (c.strike, c.when), (c.how, c.when))}
@@ -159,7 +159,7 @@ QUICK = (
 
 
 def choose_cells(words: list[str]) -> list[MatrixCell]:
-    """Cells by name, or by a part of it: "rank.kill", "/ddp/", "rank.kill/ddp/idle"; or all of a set."""
+    """Return cells by set name, or by a part of their names: "rank.kill", "/ddp/", "rank.kill/ddp/idle"."""
     sets = {"quick": list(QUICK), "fast": list(FAST), "covering": covering_cells(), "all": all_cells()}
     found: list[MatrixCell] = []
     for word in words:

@@ -1,4 +1,4 @@
-"""What is expected of a cell, and whether what came is that."""
+"""Expected outcomes of cells, and the comparison of what happened with them."""
 
 import tomllib
 from pathlib import Path
@@ -26,7 +26,7 @@ class ExpectedRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class CellOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a cell."""
+    """What happened in one cell."""
 
     verdict: str = ""
     evicted: tuple[str, ...] = ()
@@ -57,12 +57,12 @@ def fitting_rows(rows: list[ExpectedRow], cell: MatrixCell) -> list[ExpectedRow]
 
 
 def closest_row(rows: list[ExpectedRow], cell: MatrixCell) -> ExpectedRow:
-    """The closest that fits; there is one for every cell, which a test holds."""
+    """Return the most specific row for a cell before its outcome is known; a test ensures that there is one."""
     return _most_specific([row for row in fitting_rows(rows, cell) if not row.alone])
 
 
 def judging_row(rows: list[ExpectedRow], cell: MatrixCell, came: CellOutcome) -> ExpectedRow:
-    """The same, now that it is known what was acted on."""
+    """Return the most specific row for a cell, now that its outcome shows which alarms were acted on."""
     alone = came.acted[0] if len(came.acted) == 1 else ""
     return _most_specific([row for row in fitting_rows(rows, cell) if row.alone in ("", alone)])
 
@@ -72,7 +72,7 @@ def _most_specific(rows: list[ExpectedRow]) -> ExpectedRow:
 
 
 def find_deviations(row: ExpectedRow, came: CellOutcome) -> list[str]:
-    """Everything that is not as expected, one sentence each."""
+    """Return one sentence for each deviation of the outcome from the expected row."""
     if came.skipped:
         return [] if row.oracle == "skipped" else [f"skipped: {came.skipped}"]
     found = []

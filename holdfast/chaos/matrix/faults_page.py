@@ -1,4 +1,4 @@
-"""docs/FAULTS.md: what is expected of every fault, and what came."""
+"""Generator of docs/FAULTS.md: the expected and the actual outcome of every fault."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -84,7 +84,7 @@ def _legend_text(known: dict[str, ResultLine]) -> str:
 
 
 def _left_out_text() -> str:
-    """Why some faults are played in some moments alone."""
+    """Return the text that says why some faults run only at some moments."""
     names: dict[str, list[str]] = {}
     for strike in STRIKES:
         if strike.kept:
@@ -116,5 +116,5 @@ def _escape_cell(text: str) -> str:
 
 
 def cells_without_rows(rows: list[ExpectedRow]) -> list[str]:
-    """Cells of which nothing is expected."""
+    """Return the names of cells without an expected outcome."""
     return [cell.name for cell in all_cells() if all(row.alone for row in fitting_rows(rows, cell))]

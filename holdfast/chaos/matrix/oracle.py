@@ -1,4 +1,4 @@
-"""What must hold whatever was done to a job: the same states, every sample once, nothing left behind, a true record."""
+"""Checks that must hold after any fault: equal states, every sample once, nothing left behind, a correct journal."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ State = tuple[str, tuple[int, ...]]  # digest after a step, and the samples it w
 
 
 class RankTrace:
-    """What one rank has left: for every step the newest line, for older ones belong to lines that were given up."""
+    """The trace that one rank wrote: the newest line of each step, since older ones belong to abandoned lineages."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._at = path, 0
@@ -55,13 +55,13 @@ def open_traces(folder: Path, ranks: int) -> dict[int, RankTrace]:
 
 
 def count_differing(found: dict[int, RankTrace], calm: dict[int, RankTrace], steps: range) -> tuple[int, int]:
-    """How many states of these steps are not those of the undisturbed run, and how many were compared."""
+    """Return how many states of these steps differ from the undisturbed run's, and how many were compared."""
     pairs = [(found[rank].steps.get(step), calm[rank].steps.get(step)) for rank in found for step in steps]
     return sum(one != other for one, other in pairs), len(pairs)
 
 
 def check_samples(found: dict[int, RankTrace], parts: int) -> list[str]:
-    """Whether the steps that count were made of every sample once: those of ranks that draw for themselves."""
+    """Return what is wrong: missing steps, or samples seen twice by the ranks below `parts`, which draw samples."""
     last = min(trace.last for trace in found.values())
     wrong = []
     for rank, trace in found.items():
@@ -75,7 +75,7 @@ def check_samples(found: dict[int, RankTrace], parts: int) -> list[str]:
 
 
 def find_orphans(mark: str) -> list[str]:
-    """Processes that carry the job's mark; those that are just ending are given a moment."""
+    """Return processes that still carry the job's mark, after a short wait for those that are just ending."""
     until = time.monotonic() + _SETTLE_S
     while (left := _marked_pids(mark)) and time.monotonic() < until:
         time.sleep(0.1)
@@ -96,9 +96,10 @@ def _marked_pids(mark: str) -> list[int]:
 
 
 class SharedMemoryWatch:
-    """What a job leaves in /dev/shm: what a process of it was seen to have open, has a pid of one in its name, or ours.
+    """Watches what a job leaves in /dev/shm.
 
-    Whatever else appears there is another job's.
+    A file is the job's if one of its processes had it open, if its name contains a pid of the job, or if its name
+    starts with `holdfast`; any other file belongs to another job.
     """
 
     def __init__(self, mark: str, place: Path = Path("/dev/shm")) -> None:
@@ -108,7 +109,7 @@ class SharedMemoryWatch:
         self._used: set[str] = set()
 
     def note_users(self) -> None:
-        """While it runs: who belongs to it, and what they have open."""
+        """Record the job's current processes and what they have open in /dev/shm; call it while the job runs."""
         for pid in _marked_pids(self._mark):
             self._pids.add(str(pid))
             self._used |= self._opened_names(pid)
@@ -125,12 +126,12 @@ class SharedMemoryWatch:
         return named or name in self._used or name.startswith("holdfast")
 
     def _list_names(self) -> set[str]:
-        """Of our user."""
+        """Return the names of files that belong to our user."""
         with os.scandir(self._place) as found:
             return {one.name for one in found if _owner_uid(one) == os.geteuid()}
 
     def _opened_names(self, pid: int) -> set[str]:
-        """As files or as memory."""
+        """Return the names that a process has open as files or mapped as memory."""
         paths = []
         with contextlib.suppress(OSError):  # it has just ended
             paths += [line.split(maxsplit=5)[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
@@ -147,7 +148,7 @@ def _owner_uid(entry: os.DirEntry[str]) -> int:
 
 
 def check_record(run_dir: Path) -> list[str]:
-    """The journal leads to the same decisions again, and its spans cover the clock without gap or overlap."""
+    """Step a decider through the journal; return decisions that differ and spans that do not tile the wall clock."""
     decider, ledger = Decider(), Ledger()
     try:
         journal = SqliteJournal(run_dir / "journal.db", read_only=True)
@@ -171,7 +172,7 @@ def check_record(run_dir: Path) -> list[str]:
 
 
 class JobChecks(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a whole job, after its end; each empty, or what is wrong."""
+    """Checks of a whole job after its end; each field is empty or says what is wrong."""
 
     exit: str
     samples: tuple[str, ...]

@@ -1,1 +1,1 @@
-"""The control plane in one process: the real controller and the real agents' protocol, virtual time, seeded chance."""
+"""The control plane simulated in one process: real controller and agent protocol, virtual time, seeded randomness."""

@@ -1,4 +1,4 @@
-"""The controller's process: it is started, killed at any point, and started again by its front."""
+"""The controller's process in the simulation: started, killed at any point, and restarted by its front."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ _FORGETS = 0.5
 
 
 class ControllerLife:
-    """One process; once it is dead nothing that still runs of it has an effect."""
+    """One process of the controller; once it is dead, code of it that still runs has no effect."""
 
     def __init__(self, office: "ControllerProcess") -> None:
         self.office = office
@@ -41,7 +41,7 @@ class ControllerLife:
         )
 
     def strike_point(self, point: str) -> None:
-        """Somebody in this process is about to change the world: the last moment to die before that."""
+        """Called just before this process changes the world; raises ControllerCrashed if it is dead or dies here."""
         if self.dead:
             raise ControllerCrashed
         if self.office.armed == point:
@@ -105,7 +105,7 @@ class ControllerProcess:
             self.crash_controller("for good")
 
     def accept_link(self, link: SimLink) -> bool:
-        """An agent dials."""
+        """Accept an agent's link; False if no controller is ready for it."""
         life = self.life
         if life is None or life.brain.decider.phase is Phase.NEW:
             return False
@@ -122,18 +122,18 @@ class ControllerProcess:
                 self.world.report_failure(f"the controller fails at a link: {_error_text(e)}")
 
     def is_fenced(self, node: str) -> bool:
-        """Whether nothing is launched since this node's ranks may live."""
+        """Whether launches wait because ranks of this node may still live."""
         return self.brain is not None and node in self.brain.decider.fence.nodes
 
     def give_order(self, order: Order) -> None:
-        """A person's word, through the API."""
+        """Pass a person's order to the controller, as the API does; dropped if no controller runs."""
         if self.life and self.life.brain.decider.phase is not Phase.NEW:
             with contextlib.suppress(ControllerCrashed):
                 refused = self.life.brain.give_order(order)
                 self.world.log_line(f"{order.who} orders {order.verb} {order.node}: {refused or 'taken'}")
 
     def crash_controller(self, how: str) -> None:
-        """Killed. Nothing in memory is left, and agents notice as their links break."""
+        """Kill the controller: all its memory is lost and links to agents break. Its front restarts it later."""
         life, self.life, self.armed = self.life, None, ""
         if life is None:
             return

@@ -1,4 +1,4 @@
-"""What a simulated world needs of a controller; whoever starts a simulation brings the real one along."""
+"""The interface of a controller that a simulated world needs; the caller of a simulation supplies the real one."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -14,11 +14,11 @@ from holdfast.ports import Fleet, Journal, Notes, Socket, Store
 
 
 class ControllerCrashed(BaseException):
-    """The controller's process is no more: whatever ran in it ends here."""
+    """Raised inside a simulated controller whose process has died, to end the code that runs in it."""
 
 
 class ControllerParts(msgspec.Struct, frozen=True, kw_only=True):
-    """The world that one life of a controller sees."""
+    """The parts of the world that one life of a controller is given."""
 
     journal: Journal
     settings: Settings
@@ -38,7 +38,7 @@ class DstController(Protocol):
     async def run(self, job: Job) -> int: ...
 
     def give_order(self, order: Order) -> str:
-        """A person's word; why it is not taken, if it is not."""
+        """Give a person's order; return why it is refused, empty if it is accepted."""
 
     async def serve_agent(self, socket: Socket) -> None:
         """Talk with one agent for as long as the link lasts."""

@@ -1,4 +1,4 @@
-"""Everything that one seed plays with, and the clock that moves it."""
+"""The world of one seed: machines, controller, faults and storage, and the clock that drives them."""
 
 import asyncio
 import traceback
@@ -65,7 +65,7 @@ class DstWorld:
                 self.loop.stop()
 
     def run(self, until: float) -> None:
-        """Until then, or until a promise is broken."""
+        """Let virtual time pass until `until`, or until a check fails."""
         if not self.failure:
             end = self.loop.call_at(until, self.loop.stop)
             self.loop.run_forever()
@@ -81,7 +81,7 @@ class DstWorld:
         return self.teams.all[generation].size
 
     def start_world(self) -> None:
-        """The controller, the machines of a fleet that brings none, and the faults."""
+        """Start the controller, the faults, and, where the fleet cannot acquire nodes, all machines."""
         self.office.start()
         if not self.setup.job.can_acquire:
             for _ in range(self.setup.machines):
@@ -91,7 +91,7 @@ class DstWorld:
             self.call_later(self.setup.stop_s, self.office.give_order, Order(verb="stop", who="somebody"))
 
     def close(self) -> None:
-        """Whatever still waits in this loop is ended with it."""
+        """End all tasks that still wait in the event loop, and close the loop."""
         self.over = self._closed = self.office.ended = True
         for machine in self.machines.values():
             if machine.agent:

@@ -1,4 +1,4 @@
-"""What chance does to a simulated job, from a seed, until it is told to stop."""
+"""Random faults of a simulated job, drawn from a seed until they are switched off."""
 
 from random import Random
 from typing import TYPE_CHECKING
@@ -52,7 +52,7 @@ class RandomFaults:
         self._plan_next()
 
     def stop_faults(self) -> None:
-        """All links that can be mended are, and nothing new breaks."""
+        """Stop injecting faults, and heal everything that can be healed."""
         self.on = False
         self._armed.clear()
         self.world.office.armed = ""
@@ -70,7 +70,7 @@ class RandomFaults:
         return "its log folder cannot be made" if self.draw_chance(0.04) else ""
 
     def kills_agent_at(self, machine: "SimMachine", point: str) -> bool:
-        """Whether the machine's agent dies here."""
+        """Whether the machine's agent was due to die at this point; if so, kill it."""
         if self._armed.get(machine.name) != point:
             return False
         del self._armed[machine.name]
@@ -78,7 +78,7 @@ class RandomFaults:
         return True
 
     def _fill_disk(self) -> None:
-        """A disk takes nothing any more; half of the time its machine is cut off, too, longer than a fence stands."""
+        """Fill a machine's disk; in half of the cases also cut the machine off for longer than a fence lasts."""
         up = [machine for machine in self.world.machines.values() if machine.alive and machine.running_ranks()]
         if not self.on or not up:
             return
@@ -106,7 +106,7 @@ class RandomFaults:
         machine.disk.full = machine.buried
 
     def on_leaving(self, machine: "SimMachine") -> None:
-        """It is about to; its agent may die amid that, which chance alone would hardly ever hit."""
+        """Maybe kill the agent while its node leaves, a moment that random faults would rarely hit."""
         if self.on and self._aside.random() < 0.5:
             self._count_fault("kill_leaving")
             self.world.call_later(self._aside.uniform(0.0, 1.0), machine.kill_agent)
@@ -169,7 +169,7 @@ class RandomFaults:
                 machine.clock.jump_wall(rng.choice((-3600.0, -40.0, 40.0, 3600.0)))
 
     def _hang_rank(self, held: "SimRank") -> None:
-        """It is stopped; of a job that is stopped as a whole nobody thinks that it hangs."""
+        """Hang a rank, unless it is the job's only rank or another rank hangs already."""
         team = self.world.teams.all[held.generation]
         held.hung = team.size > 1 and not any(other.hung for other in team.members.values())
 
@@ -186,7 +186,7 @@ class RandomFaults:
             self.world.call_later(rng.choice((1.0, 5.0, 20.0)), office.give_order, Order(verb="resume", who="somebody"))
 
     def _make_unkillable(self, held: "SimRank") -> None:
-        """In the kernel, where no signal reaches it, for a while."""
+        """Make a rank immune to signals for a while, as if stuck in the kernel, and hang it."""
         held.unkillable = True
         self._hang_rank(held)
         self.world.call_later(self.world.rng.choice((5.0, 40.0, 80.0)), self._make_killable, held)

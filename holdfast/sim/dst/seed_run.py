@@ -1,4 +1,4 @@
-"""One seed from start to end: nothing unsafe may happen while there are faults, and all must heal after them."""
+"""One seed from start to end: nothing unsafe may happen during the faults, and the job must heal after them."""
 
 import asyncio
 import logging
@@ -65,7 +65,7 @@ def play_seed(
 
 
 def _run_until(world: DstWorld, within_s: float, reached: Callable[[DstWorld], str]) -> None:
-    """Let time pass until there is nothing left to say; what is still wrong when it has passed is a broken promise."""
+    """Let time pass until `reached` returns nothing; report what it still returns when time is up as a failure."""
     until = world.now() + within_s
     while not world.failure and (wrong := reached(world)):
         if world.now() >= until:
@@ -80,7 +80,7 @@ def _await_healing(world: DstWorld) -> None:
 
 
 def _unhealed_reason(world: DstWorld, step: int) -> str:
-    """What keeps the job from being as it should be."""
+    """Return what keeps the job from being healthy; empty if it is."""
     office = world.office
     if office.ended:
         return ""
@@ -111,7 +111,7 @@ def _ending_reason(world: DstWorld) -> str:
 
 
 def _end_job(world: DstWorld) -> None:
-    """Told to, the job ends; and nothing of it lives on."""
+    """Order the job to stop, and check that it ends and that no rank lives on."""
     if not world.office.ended and not world.failure:
         world.office.give_order(Order(verb="stop", who="the simulation"))
     limits = world.setup.settings

@@ -1,4 +1,4 @@
-"""What one seed plays: the job, its limits, its machines, and what chance may do to them."""
+"""The setup of one seed: the job, its limits, its machines, and the faults that may strike them."""
 
 from random import Random
 
@@ -17,7 +17,7 @@ NOTICE_S = 1.5 * PING_S  # a link that died without a word is noticed by then
 
 
 class SeedSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """Together with the code it fixes every event."""
+    """The setup of one seed; together with the code it determines every event."""
 
     seed: int
     job: Job
@@ -34,7 +34,7 @@ class SeedSetup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def machines(self) -> int:
-        """Where nobody can be acquired, this many are there."""
+        """The number of machines, for a fleet that cannot acquire more."""
         return self.job.max_nodes + self.job.standbys
 
 

@@ -1,4 +1,4 @@
-"""The agent of a simulated machine: the real `core/agent_protocol.py`, and around it what `agent/main.py` does.
+"""The agent of a simulated machine: the real `core/agent_protocol.py` in a simulated version of `agent/main.py`.
 
 Names are those of `agent/main.py`, so that the two can be read side by side.
 """
@@ -85,7 +85,7 @@ class SimAgent:
         self._dial_controller()
 
     def end_process(self) -> None:
-        """Killed: nothing that it had begun is finished by it, and its link is closed by the kernel."""
+        """Kill the agent: it finishes nothing that it had begun, and the kernel closes its link."""
         self.alive = False
         if self.link:
             self.link.hang_up()
@@ -149,7 +149,7 @@ class SimAgent:
             self.later(self._wait_s, self._dial_controller)
 
     def _note_parting(self) -> float:
-        """Since when there is no controller, whatever became of agents since."""
+        """Return since when the node has had no controller, even across restarts of the agent."""
         return self.machine.disk.write_parting(self.clock.mono())
 
     def on_message(self, link: SimLink, packet: bytes) -> None:
@@ -211,7 +211,7 @@ class SimAgent:
         self._queue_packet(agent_messages.encode(hello))
 
     def _stage_releases(self, releases: tuple[Release, ...]) -> None:
-        """A node is not ready before it has the code that it may have to run."""
+        """Stage releases on this node; it is not ready before it has the code that it may have to run."""
         self.machine.releases.update(release.number for release in releases)
         self.later(self.rng.uniform(0.01, 0.5), self._on_staged)
 
@@ -222,7 +222,7 @@ class SimAgent:
     # --- errands -----------------------------------------------------------------------------------------------
 
     def _run_errand(self, errand: Errand) -> None:
-        """Carry it out; the answer comes when it is done, unless the agent dies before."""
+        """Carry out an errand; the answer follows when it is done, unless the agent dies before."""
         self.world.truth.on_carry(errand.id)
         self.world.log_line(f"{self.machine.name}: carries out {type(errand).__name__} {errand.id}")
         match errand:
@@ -322,7 +322,7 @@ class SimAgent:
             self._queue_packet(agent_messages.encode(msgspec.structs.replace(self._summarize_ranks(), running=running)))
 
     def _summarize_ranks(self) -> Beat:
-        """The slowest rank speaks for the node."""
+        """Summarize the node's ranks in a beat; the slowest rank's step stands for the node."""
         generation, machine = self.life.generation, self.machine
         readings = [h for h in machine.held.values() if h.generation == generation and h.step >= 0]
         if generation == 0 or len(readings) < self.world.setup.nproc:
@@ -375,7 +375,7 @@ class SimAgent:
                 self._do(self.life.step(self.clock.mono(), BadLossSeen(loss)))
 
     def _send_copies(self, ready: dict[int, SimSnapshot]) -> None:
-        """Copies on their way to the peer."""
+        """Start sending copies of ready snapshots to the peer."""
         step = next(iter(ready.values())).step
         self.keeper.sending = step
         self.later(_COPY_S * self.rng.uniform(0.3, 2.0), self._sent, self.keeper.generation, self.keeper.aim.peer, step)

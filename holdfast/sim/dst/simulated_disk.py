@@ -1,4 +1,4 @@
-"""The controller's disk: what was committed outlives it, what was only appended does not."""
+"""The controller's simulated disk: committed entries outlive the controller, appended ones do not."""
 
 from collections.abc import Callable, Iterator
 
@@ -7,7 +7,7 @@ from holdfast.model.event import Entry, Lost
 
 
 class SimDisk:
-    """The journal of a run, across the lives of its controllers."""
+    """A run's journal and notes, kept across the lives of its controllers."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -23,7 +23,7 @@ class SimDisk:
             self._launched = launch
 
     def lose_entries(self, kept: int) -> None:
-        """The end of the journal is damaged; the mark beside it knows what there was."""
+        """Damage the end of the journal: keep `kept` entries and record what was lost, as the mark would."""
         of, phase, launch = len(self.entries), self.entries[-1].decision.phase, self._launched
         generation, release = (launch.generation, launch.release.number) if launch else (0, 0)
         self.lost = Lost(kept=kept, of=of, generation=generation, release=release, phase=phase)
@@ -31,7 +31,7 @@ class SimDisk:
 
 
 class DiskNotes:
-    """One controller's hold on what else is on its disk."""
+    """One controller's access to the notes on its disk."""
 
     def __init__(self, disk: SimDisk, strike: Callable[[str], None]) -> None:
         self._disk = disk
@@ -47,7 +47,7 @@ class DiskNotes:
 
 
 class DiskJournal:
-    """One controller's hold on it. `strike` is asked at every point at which a crash would matter."""
+    """One controller's access to the journal; `strike` is called at every point at which a crash would matter."""
 
     def __init__(self, disk: SimDisk, strike: Callable[[str], None]) -> None:
         self._disk = disk

@@ -1,4 +1,4 @@
-"""Where simulated nodes come from, and where their ranks would meet: outside of the controller, so they outlive it."""
+"""The simulated fleet and store; machines live outside of the controller and outlive it."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class MachinePool:
         self._made = 0
 
     def make_machine(self) -> str:
-        """A machine that boots after a while, or never."""
+        """Make a machine that boots after a while, or never; return its name."""
         name, order = f"n{self._made}", self._made
         self._made += 1
         machine = self.world.machines[name] = SimMachine(self.world, name, order)
@@ -29,7 +29,7 @@ class MachinePool:
 
 
 class SimFleet:
-    """One controller's hands on the cloud."""
+    """One controller's access to the machine pool."""
 
     def __init__(self, world: "DstWorld", strike: Callable[[str], None]) -> None:
         self.can_acquire = world.setup.job.can_acquire
@@ -68,7 +68,7 @@ class SimFleet:
             machine.end_machine(f"given back: {reason}")
 
     async def _end_out_of_reach(self, machine: SimMachine) -> None:
-        """It takes its time; some platforms tell when it is done, and some only that they cannot tell."""
+        """End a machine that cannot be reached: slowly, and half of the time with an OSError instead of an answer."""
         takes_s = self._world.rng.uniform(0.0, 30.0)
         self._world.call_later(takes_s, machine.end_machine, "the fleet has ended it at last")
         if self._world.rng.random() < 0.5:

@@ -1,7 +1,7 @@
-"""The memory of a machine as its keeper sees it: snapshots of its own ranks, and copies that it keeps for others.
+"""Simulated snapshot memory of a machine: snapshots of its own ranks, and copies that it keeps for other nodes.
 
-Parallel to `keeper.py`, `peer_sender.py` and `peer_copies.py` of `agent/snapshots`, without the bytes: instead every
-snapshot knows which generation really made it, which no keeper knows and only the checks may look at.
+Parallel to `keeper.py`, `peer_sender.py` and `peer_copies.py` of `agent/snapshots`, without the bytes. Instead every
+snapshot records which generation really made it; no keeper knows that, and only the checks may read it.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ class SimSnapshot(msgspec.Struct, kw_only=True):
 
 
 class SimArena:
-    """Slots of one rank, oldest first."""
+    """The snapshot slots of one rank, oldest first."""
 
     def __init__(self, world: int, slots: int) -> None:
         self.world = world
@@ -32,7 +32,7 @@ class SimArena:
         self.snaps: list[SimSnapshot] = []
 
     def put_snapshot(self, snap: SimSnapshot, pinned: Iterable[SimSnapshot]) -> bool:
-        """Into a slot that nobody reads, never the one that holds the newest."""
+        """Store a snapshot, replacing the oldest one that is neither pinned nor the newest; False if none can go."""
         held = list(pinned)
         if len(self.snaps) >= self.slots:
             free = [one for one in self.snaps[:-1] if not any(one is other for other in held)]
@@ -50,14 +50,14 @@ class SimArena:
 
 
 class HolderMemory:
-    """What the holder keeps: it outlives agents and ranks, not the machine."""
+    """Snapshots in the holder's memory, which outlive agents and ranks but not the machine."""
 
     def __init__(self) -> None:
         self.own: dict[int, SimArena] = {}
         self.shelf: dict[int, SimArena] = {}
 
     def take_snapshot(self, rank: int, world: int, snap: SimSnapshot, pinned: Iterable[SimSnapshot]) -> bool:
-        """A snapshot of a rank that sits here."""
+        """Store a snapshot of a rank that runs on this machine; False if no slot is free."""
         arena = self.own.get(rank)
         if arena is None or arena.world != world:
             arena = self.own[rank] = SimArena(world, _SLOTS)
@@ -65,7 +65,7 @@ class HolderMemory:
 
 
 class SimKeeper:
-    """One agent's hold on the memory; what it has pinned is let go when the agent ends."""
+    """One agent's access to the snapshot memory; its pins are released when the agent ends."""
 
     def __init__(self, node: str, memory: HolderMemory, verifies: bool) -> None:
         self.node = node
@@ -89,7 +89,7 @@ class SimKeeper:
             self._begin_generation(launch)
 
     def begin_launch(self, errand: LaunchHere) -> None:
-        """What came after the state that the job goes on from belongs to a line that is given up."""
+        """Begin a generation: drop all snapshots newer than the state that the job resumes from."""
         self._begin_generation(errand)
         line = errand.restore.step if errand.restore.sources and not errand.astray else -1
         for arena in (*self.memory.own.values(), *self.memory.shelf.values()):
@@ -133,14 +133,14 @@ class SimKeeper:
         return arena.find_step(self.restore.step) if arena else None
 
     def give_snapshot(self, rank: int, step: int) -> SimSnapshot | None:
-        """To a keeper that gathers what a rank had."""
+        """Return the snapshot of a rank at a step, for another keeper; None if this node does not hold it."""
         for arenas in (self.memory.own, self.memory.shelf):
             if rank in arenas and (snap := arenas[rank].find_step(step)):
                 return snap
         return None
 
     def pinned_snapshots(self, rank: int) -> list[SimSnapshot]:
-        """What the rank may not overwrite."""
+        """Return the snapshots that the rank may not overwrite."""
         return [held[rank] for held in (self._floor, self._before, self._next) if rank in held]
 
     # --- copies on peers ---------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class SimKeeper:
         return {rank: snap for rank, snap in found.items() if snap}
 
     def ready_snapshots(self) -> dict[int, SimSnapshot]:
-        """What is to be sent now, all ranks at the same step; nothing while somebody has not come so far."""
+        """Return the snapshots to send now, all of the same step; empty while a rank is not that far."""
         if self.aim.next < 0 or self.backed >= self.aim.next or self.sending:
             return {}
         least = max([self.aim.next, *(snap.step for snap in self._next.values())])
@@ -197,7 +197,7 @@ class SimKeeper:
         return dict(self._next) if len(self._next) == len(self.ranks) and len(steps) == 1 else {}
 
     def keep_copy(self, rank: int, generation: int, world: int, snap: SimSnapshot) -> bool:
-        """A copy of another node's rank has arrived."""
+        """Store a copy of another node's rank; False if it belongs to another generation or no slot is free."""
         if generation != self.generation:
             return False
         arena = self.memory.shelf.get(rank)

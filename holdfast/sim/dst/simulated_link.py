@@ -1,7 +1,7 @@
-"""Links between agents and the controller: in order and whole while they last, and they do not last.
+"""Simulated links between agents and the controller: ordered and reliable while they last, but they break.
 
-A message is lost only with its link, as on TCP; it comes twice when it is sent again on the next one, and late when the
-controller still reads from an old link while a new one is up.
+A message is lost only with its link, as on TCP. It arrives twice when it is sent again on the next link, and late
+when the controller still reads from an old link while a new one is up.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class LinkPacket(NamedTuple):
 
 
 class SimLink:
-    """One WebSocket. Its two ends learn of its death at different times."""
+    """One WebSocket; its two ends learn of its death at different times."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, rng: Random, agent: "SimAgent") -> None:
         self.loop = loop
@@ -66,14 +66,14 @@ class SimLink:
             self.agent.on_message(self, packet)
 
     def hang_up(self) -> None:
-        """The agent lets go of it; the controller hears of that in a moment, if anything gets there at all."""
+        """Close the link on the agent's side; the controller learns of it a moment later, if the link still works."""
         if self.open_here:
             self.open_here = False
             if not self.dead:
                 self.loop.call_at(self._arrival_at(self._up_at), self.end_there)
 
     def end_here(self) -> None:
-        """The agent notices that there is no link any more."""
+        """Tell the agent that its link is gone."""
         if self.open_here:
             self.open_here = False
             self.agent.on_unlinked(self)
@@ -117,11 +117,11 @@ class SimLink:
     # --- what chance does to it --------------------------------------------------------------------------------
 
     def stall_packets(self, for_s: float) -> None:
-        """Nothing is lost, but it comes late."""
+        """Delay everything on the link for this long; nothing is lost."""
         self.stalled_until = max(self.stalled_until, self.loop.time() + for_s)
 
     def break_link(self, noticed_here_s: float, noticed_there_s: float) -> None:
-        """What is under way is lost, and each end learns of it in its own time."""
+        """Break the link: packets on their way are lost, and each end notices after its own delay."""
         if not self.dead:
             self.dead = True
             self.loop.call_later(noticed_here_s, self.end_here)

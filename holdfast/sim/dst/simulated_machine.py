@@ -1,4 +1,4 @@
-"""A machine: its clock, its disk, the memory and the ranks that its holder keeps, and the agent that comes and goes."""
+"""A simulated machine: its clock, disk, snapshot memory, ranks, and the agent that comes and goes."""
 
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ _AGENT_S = 0.3  # until the holder has a new one
 
 
 class SimRank(msgspec.Struct, kw_only=True):
-    """A rank's process, and what it last told through its slot."""
+    """A rank's process, and what its progress slot last reported."""
 
     generation: int
     rank: int
@@ -40,7 +40,7 @@ class SimRank(msgspec.Struct, kw_only=True):
 
 
 class NodeDisk:
-    """What outlives an agent; after a loss of power only what was synced is there."""
+    """The notes that outlive an agent; after a power loss only synced ones remain."""
 
     def __init__(self) -> None:
         self.done: list[Done] = []  # synced
@@ -68,12 +68,12 @@ class NodeDisk:
             self.leaving = errand
 
     def write_launch(self, errand: LaunchHere) -> str:
-        """Why it cannot be noted, if it cannot."""
+        """Note a launch; return why it cannot be noted, empty if it could."""
         self.launch = self.launch if self.full else errand
         return "what is launched cannot be written" if self.full else ""
 
     def write_parting(self, now: float) -> float:
-        """Since when there is no controller, as far as that could be written down."""
+        """Return since when there has been no controller; note it unless the disk is full."""
         if self.alone is None and not self.full:
             self.alone = now
         return now if self.alone is None else self.alone
@@ -83,7 +83,7 @@ class NodeDisk:
 
 
 class MachineClock:
-    """Two clocks that drift alike; one of them jumps when somebody sets it."""
+    """A machine's monotonic and wall clocks: both drift alike, and the wall clock can be set."""
 
     def __init__(self, world: "DstWorld") -> None:
         rng = world.rng
@@ -123,7 +123,7 @@ class SimMachine:
 
     @property
     def is_connected(self) -> bool:
-        """With the machines of the other ranks."""
+        """Whether this machine can reach the machines of other ranks."""
         return self.alive and not self.apart
 
     def running_ranks(self, up_to: int | None = None) -> list[SimRank]:
@@ -156,7 +156,7 @@ class SimMachine:
             self.world.call_later(_AGENT_S + self.world.rng.random(), self.start_agent)
 
     def start_rank(self, errand: LaunchHere, rank: int) -> str:
-        """A process is forked; an error in words, or nothing."""
+        """Fork a rank's process; return an error in words, empty if there is none."""
         key = (errand.generation, rank)
         if key in self.held:
             return ""  # an earlier agent got this far with the same errand
@@ -186,7 +186,7 @@ class SimMachine:
     # --- the end of it -----------------------------------------------------------------------------------------
 
     def end_holder(self, errand: int) -> None:
-        """The holder ends, and nothing below it outlives it."""
+        """End the holder and everything below it; without a fleet, a person restarts a machine that left unasked."""
         self.end_machine("it leaves")
         if errand == 0 and not self.world.setup.job.can_acquire:  # it found nobody; a person starts it again
             self.disk.lose_power()
@@ -206,7 +206,7 @@ class SimMachine:
             self.world.teams.on_rank_end(held)
 
     def reboot(self) -> None:
-        """The power was lost and is back: of its memory nothing is left."""
+        """Lose power and boot again: nothing in memory survives."""
         self.end_machine("it loses power")
         self.disk.lose_power()
         self.memory, self.held, self.warm = HolderMemory(), {}, False

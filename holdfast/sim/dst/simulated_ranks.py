@@ -1,4 +1,4 @@
-"""The ranks of each generation: they meet, take up a state, and make steps together for as long as all are well."""
+"""The simulated ranks of each generation: they meet, restore state, and make steps together while all are healthy."""
 
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ _TRIES = 20  # to meet: then they give up
 
 
 class SimStorage:
-    """Checkpoints that everybody sees; once a generation has published, no older one can."""
+    """Checkpoints on shared storage; once a generation has published one, older generations cannot."""
 
     def __init__(self) -> None:
         self.kept: dict[int, SimSnapshot] = {}
@@ -32,7 +32,7 @@ class SimStorage:
 
 
 class RankTeam:
-    """One generation."""
+    """The ranks of one generation."""
 
     def __init__(self, world: "DstWorld", generation: int, size: int) -> None:
         self.world = world
@@ -52,7 +52,7 @@ class RankTeam:
         return self.step >= 0
 
     def meet_ranks(self) -> None:
-        """Process groups, then state; nobody goes on before all are there."""
+        """Form process groups and restore state once all ranks are there; retry while some are unhealthy."""
         if self.broken or self.is_formed or len(self.members) < self.size:
             return
         self._tries += 1
@@ -86,7 +86,7 @@ class RankTeam:
         return held.machine.agent.keeper
 
     def _resume_rank(self, held: "SimRank") -> SimSnapshot | str | None:
-        """What the keeper says to a rank; a reason in words where it has to refuse."""
+        """Return the state that a rank resumes from: a snapshot, None for a fresh start, or why it is refused."""
         keeper, rank = self._rank_keeper(held), held.rank
         if keeper.generation != self.generation:
             return f"generation {self.generation} is over; the node runs {keeper.generation}"
@@ -116,7 +116,7 @@ class RankTeam:
         return None
 
     def _find_checkpoint(self) -> SimSnapshot | None:
-        """The newest checkpoint that is not doubted; rank 0 says which."""
+        """Return the newest checkpoint that is not in doubt, as rank 0 sees the doubts; None if there is none."""
         first = self.members[min(self.members)]
         doubts = self._rank_keeper(first).restore.doubts
         sound = [
@@ -182,7 +182,7 @@ class RankTeam:
             self.world.call_later(self.world.rng.uniform(0.0, 1.0), held.machine.end_rank, held, 0)
 
     def on_rank_end(self, held: "SimRank") -> None:
-        """One of them is gone: some may have come a step further, and some notice."""
+        """A rank has ended: some others may still make one more step, and some fail as an echo."""
         if self.broken or (self.ending and held.code == 0):
             return
         self.broken = True
@@ -217,5 +217,5 @@ class RankTeams:
         self.all[held.generation].on_rank_end(held)
 
     def training_teams(self) -> "list[RankTeam]":
-        """Those that could make a step now."""
+        """Return the generations that could make a step now."""
         return [t for t in self.all.values() if t.is_formed and not t.broken and not t.ending]

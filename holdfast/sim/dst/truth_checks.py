@@ -1,4 +1,4 @@
-"""What must never happen, seen from outside: the checks know what no part of the system knows."""
+"""Safety checks from outside of the system, with knowledge of the simulated world that no part of the system has."""
 
 from typing import TYPE_CHECKING
 
@@ -75,7 +75,7 @@ class TruthChecks:
             )
 
     def on_restart(self) -> None:
-        """A controller comes back: it has never heard what it had not put on disk."""
+        """A controller restarts: if entries were lost, rebuild the checks from those on disk."""
         if self._seen != len(self.disk.entries):
             self._watch, self.effort, decider = InvariantWatch(), RecoveryEffort(), Decider()
             self._told, self._doubts, self._read = 0, [], min(self._read, len(self.disk.entries))
@@ -84,7 +84,7 @@ class TruthChecks:
                 self.on_entry(entry, decider)
 
     def on_ack(self, life: AgentProtocol, seq: int) -> None:
-        """What an agent need not say again is on the controller's disk."""
+        """Check that an alarm or rank exit that the controller acknowledged is on its disk."""
         post = life._outbox.get(seq)
         self._read_new_entries()
         body = post.body if post else None
@@ -93,17 +93,17 @@ class TruthChecks:
             self.report_broken(f"{life.node}'s {type(body).__name__} was acknowledged and is not on disk: {body}")
 
     def on_carry(self, id: int) -> None:
-        """What a node is about to do, the controller will know of if it dies now."""
+        """Check that the controller's journal on disk has the action that a node is about to carry out."""
         self._read_new_entries()
         if 0 < id and id not in self._asked:
             self.report_broken(f"action {id} is carried out, and is not on disk")
 
     def on_stay(self, node: str) -> None:
-        """Whoever has begun to leave has ended ranks, and nobody was told: it must not stay as if nothing were."""
+        """Report a node that began to leave, and so has ended ranks, but stays after its agent restarted."""
         self.report_broken(f"{node} has begun to leave, and its next agent stays")
 
     def check_fence(self, machine: "SimMachine", for_s: float) -> None:
-        """Where nobody can be asked, all that a launch waits for is that a node without a controller ends its ranks."""
+        """Check that a node cut off for the fence's duration has ended its ranks; a launch relies on nothing else."""
         left = [held for held in machine.running_ranks() if not held.unkillable]
         if left and machine.buried:
             self.report_broken(
@@ -111,7 +111,7 @@ class TruthChecks:
             )
 
     def _read_new_entries(self) -> None:
-        """Learn what has come to the disk since."""
+        """Learn from the entries written to disk since the last call."""
         for entry in self.disk.entries[self._read :]:
             self._asked.update(action.id for action in entry.decision.actions if not isinstance(action, Say))
             if isinstance(entry.event, Alarm | Ended):
@@ -119,14 +119,14 @@ class TruthChecks:
         self._read = len(self.disk.entries)
 
     def check_spans(self) -> None:
-        """Spans cover the life of the job without gap or overlap."""
+        """Check that spans cover the life of the job without gap or overlap."""
         try:
             fold_entries(self.disk.entries)
         except AssertionError as e:
             self.report_broken(str(e))
 
     def check_rebuild(self) -> None:
-        """The journal, read again, gives the same decisions."""
+        """Check that the journal gives the same decisions when it is read again."""
         decider = Decider()
         for entry in self.disk.entries:
             if decider.step(entry.at, entry.event) != entry.decision:
@@ -144,7 +144,7 @@ class TruthChecks:
             )
 
     def on_restore(self, team: "RankTeam", picks: dict[int, SimSnapshot | None], memory: bool) -> None:
-        """The states that a generation takes up."""
+        """Check the states that a generation resumes from: one step, one lineage, complete and not in doubt."""
         releases = sorted({held.release for held in team.members.values()})
         if len(releases) > 1:
             self.report_broken(f"generation {team.generation} runs releases {releases} at once")
@@ -176,7 +176,7 @@ class TruthChecks:
         return max((g for g, step in self._complete.items() if step > self._from[g][0]), default=0)
 
     def _step_maker(self, step: int, generation: int) -> int:
-        """Who made this step on the line that leads to this generation."""
+        """Return the generation that made this step in the lineage that leads to `generation`."""
         while generation and step <= self._from[generation][0]:
             generation = self._from[generation][1]
         return generation

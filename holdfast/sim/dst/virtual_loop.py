@@ -1,4 +1,4 @@
-"""An event loop whose time is virtual: nobody sleeps, the clock jumps to whatever is next."""
+"""An event loop in virtual time: nothing sleeps, and the clock jumps to the next event."""
 
 import asyncio
 
@@ -8,11 +8,11 @@ _ROUNDS = 10_000
 
 
 class StuckError(Exception):
-    """There is no going on from here."""
+    """The simulation cannot go on: all tasks wait forever, or events repeat without time passing."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """Runs the very coroutines of the controller; of two things at one instant the one planned first comes first."""
+    """Runs the controller's real coroutines in virtual time; events of one instant run in the order of planning."""
 
     def __init__(self) -> None:
         super().__init__()

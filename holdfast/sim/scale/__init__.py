@@ -1,1 +1,1 @@
-"""A job of thousands of GPUs over months: published failures, our decisions, and others' practice."""
+"""Simulated jobs with thousands of GPUs over months: published failures, holdfast's decisions, others' practices."""

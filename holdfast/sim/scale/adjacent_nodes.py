@@ -1,4 +1,4 @@
-"""Which nodes are beside one another: those of a switch, of a rack, and of a pipeline sit side by side."""
+"""Neighbouring nodes: seats side by side share a switch, a rack or a pipeline."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ _PIPELINE = 8  # nodes: as many as ByteRobust's job of 9,600 GPUs has in a pipel
 
 
 class FailurePlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a failure is."""
+    """Where a failure is, and which nodes and ranks may be blamed for it."""
 
     node: str
     other: str  # who is named where nobody knows better
@@ -17,7 +17,7 @@ class FailurePlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def seats_around(seats: tuple[Seat, ...], node: str, count: int) -> tuple[Seat, ...]:
-    """The seats of this node and of those beside it, so many in all, fewer at the end; of nobody if it has none."""
+    """Return the block of `count` neighbouring seats around this node, fewer at the end; empty if it has no seat."""
     place = next((number for number, seat in enumerate(seats) if seat.node == node), None)
     if place is None:
         return ()
@@ -26,7 +26,7 @@ def seats_around(seats: tuple[Seat, ...], node: str, count: int) -> tuple[Seat, 
 
 
 def find_place(seats: tuple[Seat, ...], node: str, other: str) -> FailurePlace:
-    """A node with its pipeline, and the ranks that would keep others waiting if not it alone did."""
+    """Return a node's place: its pipeline, and the ranks that keep others waiting if a neighbour hangs, too."""
     group = seats_around(seats, node, _PIPELINE)
     own = [number for number, seat in enumerate(group) if seat.node == node]
     near = {group[number % len(group)].first_rank for place in own for number in (place, place + 1)}

@@ -1,4 +1,4 @@
-"""How a failure shows itself to our detectors: which alarm comes, how late, and whom it names."""
+"""A model of how failures show to our detectors: which alarm comes, how late, and which node it names."""
 
 from random import Random
 
@@ -24,7 +24,7 @@ _KINDS = ("hang_spinning", "hang_stopped")  # shares of the hangs that are seen
 
 
 class AlarmSign(msgspec.Struct, frozen=True, kw_only=True):
-    """An alarm to come."""
+    """An alarm that a failure will raise, and when."""
 
     after_s: float
     alarm: Alarm
@@ -34,7 +34,7 @@ class AlarmSign(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlarmModel:
-    """Draws what the detectors make of a failure; what is switched off does not see."""
+    """Draws how the detectors react to a failure; detectors that are switched off see nothing."""
 
     def __init__(self, prices: PriceDraws, catalog: FailureCatalog, step_s: float, off: frozenset[str]) -> None:
         self._prices = prices
@@ -46,7 +46,7 @@ class AlarmModel:
         self._every = ReplicaLimits().every
 
     def draw_sign(self, fault: FailureMode, places: FailurePlace, rng: Random, defect: NodeDefect | None) -> AlarmSign:
-        """What comes of it; `defect` is what ails the node."""
+        """Draw the alarm that a failure raises; `defect` is the node's own defect, if it has one."""
         node, other = places.node, places.other
         prices = self._prices
         match fault.shows:
@@ -74,9 +74,9 @@ class AlarmModel:
                 raise AssertionError("a slow job goes on: see slow.py")
 
     def slow_sign(self, node: str, runs_s: float) -> AlarmSign | None:
-        """Acted on when it has cost as much as it takes to replace it; None: it looks as if it had always been slow.
+        """Return the alarm for a slow node, due once it has cost as much as a replacement; None: it seems normal.
 
-        A generation's ways are learned in its first rounds, so nothing is counted before these are over.
+        A generation's normal pace is learned in its first rounds, so nothing is counted before they are over.
         """
         limits = self._slow
         round_s = max(limits.round_s, limits.round_steps * self._step_s)
@@ -102,7 +102,7 @@ class AlarmModel:
         return AlarmSign(after_s=self._prices("nccl_timeout", "notice"), alarm=self._crash_alarm(_TIMED_OUT, node))
 
     def _hang_sign(self, places: FailurePlace, lot: float, wide_lot: float) -> AlarmSign:
-        """Of hangs some are not seen at all, some are of a process that is gone, most of one that waits."""
+        """Draw how a hang shows: not at all until a timeout, as a stopped process, or as one that waits."""
         node, other = places.node, places.other
         limits, unseen = self._hang, self._prices.share_value("hang_unseen")
         spinning, stopped = (unseen + (1 - unseen) * self._prices.share_value(name) for name in _KINDS)
@@ -128,7 +128,7 @@ class AlarmModel:
         return AlarmSign(after_s=named_s + (0.0 if is_stopped else limits.act_s), alarm=alarm)
 
     def _hash_sign(self, node: str, rng: Random) -> AlarmSign:
-        """Hashes are compared every so many steps; what came after the last that were equal is not to be believed."""
+        """Return the alarm of the next hash comparison; steps since the last equal comparison are spoilt."""
         wait = rng.randint(1, self._every)
         reason = "has other parameters than its replicas"
         alarm = Alarm(

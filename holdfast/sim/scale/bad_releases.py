@@ -1,4 +1,4 @@
-"""Releases that fail: which of them do, and whether what runs is one of them."""
+"""Releases that fail: which ones do, and whether the running release is one of them."""
 
 from holdfast.sim.scale.failure_mixes import FailureMode
 
@@ -11,21 +11,21 @@ class BadReleases:
         self._lasting: FailureMode | None = None  # in whichever release runs
 
     def add_release(self, fault: FailureMode) -> str:
-        """The digest of a release that fails like this."""
+        """Add a release that fails like this; return its digest."""
         self._brought += 1
         digest = f"bad-{self._brought}"
         self._bad[digest] = fault
         return digest
 
     def make_lasting(self, fault: FailureMode) -> None:
-        """Going back does not help against this one."""
+        """Make a fault stay whichever release runs, so that rolling back does not help."""
         self._lasting = fault
 
     def find_fault(self, digest: str) -> FailureMode | None:
         return self._bad.get(digest) or self._lasting
 
     def mend_fault(self, name: str) -> bool:
-        """Whether what runs had it."""
+        """Fix a fault in all releases; return whether the running release had it."""
         shown = self.find_fault(self.running)
         if self._lasting is not None and self._lasting.name == name:
             self._lasting = None

@@ -1,4 +1,4 @@
-"""What fails, how often and why: mixes of failures as they were published, read from data."""
+"""Mixes of failures as published: what fails, how often and why; read from data."""
 
 import tomllib
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ KNOWN = ("byterobust", "llama3", "rsc1", "stepfun")
 
 
 def _check_limits(what: str, told: msgspec.Struct, limits: Mapping[str, tuple[int, int]]) -> None:
-    """Numbers that make no sense are refused, and so is what is none; without a limit here it is not negative."""
+    """Raise ValueError for a number that is NaN or outside of its limits; the default limit forbids negative ones."""
     for name, value in msgspec.structs.asdict(told).items():
         least, most = limits.get(name, (0, _MOST))
         if isinstance(value, int | float) and not least <= value <= most:
@@ -23,7 +23,7 @@ def _check_limits(what: str, told: msgspec.Struct, limits: Mapping[str, tuple[in
 
 
 class FailureMode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One symptom, and the weights of what may be behind it."""
+    """One symptom, and the weights of its possible causes."""
 
     name: str
     weight: float
@@ -46,7 +46,7 @@ class FailureMode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class CodeFailures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of failures that the user's code makes: what is gone with a restart, and what stays until it is rolled back."""
+    """How failures of the user's code divide into those gone after a restart and those that need a rollback."""
 
     passing: float
     release: float
@@ -91,13 +91,13 @@ class FailureMix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def machine_share(self) -> float:
-        """The part of incidents that a bad machine is behind."""
+        """Return the share of incidents that a bad machine causes."""
         parts = [(fault.weight, self.cause_weights(fault)) for fault in self.fault]
         bad = sum(weight * causes["machine"] / sum(causes.values()) for weight, causes in parts)
         return bad / sum(weight for weight, _ in parts)
 
     def cause_weights(self, fault: FailureMode) -> dict[Why, float]:
-        """The weights of what may be behind a symptom."""
+        """Return the weights of a symptom's possible causes."""
         parts = self.code.passing + self.code.release
         passing, release = (self.code.passing / parts, self.code.release / parts) if parts else (1.0, 0.0)
         return {
@@ -109,11 +109,11 @@ class FailureMix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class MixError(Exception):
-    """One sentence: what is wrong with a file of failures."""
+    """A file of failures is invalid; the message is one sentence that says what is wrong."""
 
 
 def load_mix(name: str) -> FailureMix:
-    """A mix by its name, or from a TOML file of the same form."""
+    """Load a mix by its name, or from a TOML file of the same form; raises MixError."""
     if name in KNOWN:
         text = resources.files("holdfast.sim.scale").joinpath("mixes", f"{name}.toml").read_text(encoding="utf-8")
     else:

@@ -1,4 +1,4 @@
-"""The world that every policy meets: what is asked for, and from that and a seed all failures with their causes."""
+"""The schedule that every policy faces: from a setup and a seed, all failures with their causes."""
 
 from collections.abc import Iterator
 from random import Random
@@ -29,7 +29,7 @@ MECHANISMS = {
 
 
 class ScaleSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """What is simulated."""
+    """The setup of a simulation at scale."""
 
     gpus: int
     days: float = 90.0
@@ -70,14 +70,14 @@ class FailureSchedule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw_schedule(setup: ScaleSetup, mix: FailureMix) -> FailureSchedule:
-    """The same seed gives the same failures, whatever the policy; so policies are compared in pairs."""
+    """Draw all failures and updates from the seed, the same for every policy, so that policies compare pairwise."""
     strikes = _draw_failures(setup, mix, setup.nodes, Random(f"weather {setup.seed}"))
     return FailureSchedule(strikes=tuple(strikes), updates=_draw_updates(setup, mix))
 
 
 def draw_standby_failures(setup: ScaleSetup, mix: FailureMix, standbys: int) -> tuple[ScheduledFailure, ...]:
-    """Failures of standby nodes. Standbys fail as often as other nodes, but they run no training code. Only
-    failures that show as silence or in a health reading are drawn; others could show only once the node trains."""
+    """Draw failures of standbys. Standbys fail as often as other nodes, but run no training code, so only failures
+    that show as silence or in a health reading are drawn; others would show only once the node trains."""
     strikes = _draw_failures(setup, mix, standbys, Random(f"standbys {setup.seed}"))
     return tuple(s for s in strikes if s.why == "machine" and s.fault.shows in ("silence", "health") and not s.blast)
 

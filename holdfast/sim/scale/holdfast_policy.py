@@ -1,4 +1,4 @@
-"""Our policy at scale: the decider itself in virtual time, fed the alarms that published failures would raise."""
+"""Holdfast's policy at scale: the real decider in virtual time, given alarms that published failures would raise."""
 
 from collections.abc import Callable
 from functools import cache
@@ -84,7 +84,7 @@ class HoldfastPolicy:
         return binomial_quantile(self.setup.nodes, self.mix.rate if self.setup.rate is None else self.setup.rate)
 
     def _begin_life(self) -> None:
-        """A job begins: the first one, or one that a person has queued again."""
+        """Begin a job: the first one, or one that a person has queued again."""
         self._clock.life += 1
         self.decider, self.ledger = Decider(), Ledger()
         self._wake_at: float | None = None
@@ -164,7 +164,7 @@ class HoldfastPolicy:
             self.step_decider(Tick())
 
     def _book_spans(self, until: float) -> None:
-        """This life's spans go into the book, each with the failure that it is owed to."""
+        """Add this life's spans to the time book, each with the failure that caused it."""
         for span in self.ledger.make_account(until).spans:
             cause = self._causes.get(span.incident, "") or self._wants.get(span.change, "")
             self.book.add_piece(span.use.value if span.use.value != "train" else TRAIN, span.end_at, cause)
@@ -188,7 +188,7 @@ class HoldfastPolicy:
         self.defects.pop(name, None)
 
     def _seated_node(self, luck: float) -> str:
-        """A node that has a seat, alive or not; nobody before the first launch."""
+        """Return a node that has a seat, alive or not; empty before the first launch."""
         seats = self.decider.seats
         return seats[int(luck * len(seats))].node if seats else ""
 
@@ -223,12 +223,12 @@ class HoldfastPolicy:
         self._show_failure(fault, node)
 
     def _choose_victim(self, strike: ScheduledFailure) -> str:
-        """Of the nodes that have a seat, a lemon if it is to be one. Empty: nobody has one yet."""
+        """Return a seated node to strike, a lemon if the failure asks for one; empty if no node is seated."""
         lemons = [seat.node for seat in self.decider.seats if seat.node in self._lemons] if strike.lemon else []
         return lemons[int(strike.luck * len(lemons))] if lemons else self._seated_node(strike.luck)
 
     def _blast_nodes(self, blast: BlastFailure, node: str) -> None:
-        """A switch or a rack is gone, and with it the nodes beside this one."""
+        """Lose a switch or a rack, and with it the nodes around this one."""
         around = adjacent_nodes.seats_around(self.decider.seats, node, blast.nodes)
         gone = [seat.node for seat in around if seat.node in self.nodes]
         self.dead.update(gone)
@@ -237,7 +237,7 @@ class HoldfastPolicy:
         self.call_later(self.prices("silence"), self.raise_alarm, silence_alarm(*gone), blast.name, 0)
 
     def _bring_release(self, fault: FailureMode) -> None:
-        """A release that fails comes, and shows itself when it runs."""
+        """Update to a release that fails; if the update is refused, the fault stays in the running release."""
         self._want = fault.name
         if not self._order_update(self.bugs.add_release(fault), now=True):
             self.bugs.make_lasting(fault)
@@ -245,7 +245,7 @@ class HoldfastPolicy:
             self._show_failure(fault, self._seated_node(self.rng.random()))
 
     def _show_failure(self, fault: FailureMode, node: str) -> None:
-        """A failure shows itself on a node of the generation that runs."""
+        """Let a failure show on a node of the running generation: schedule its alarm, stall training if it must."""
         if node not in self.nodes or self.decider.phase not in _RUNS:
             return
         self._striking = fault.name
@@ -292,7 +292,7 @@ class HoldfastPolicy:
         return any(isinstance(action, Stage) for action in self.step_decider(order).actions)
 
     def on_finish(self, action: Finish) -> None:
-        """It gave up: a person finds out why, and queues it again."""
+        """Book the time after the job gave up: a person finds the cause and queues the job again."""
         self._book_spans(self.now)
         rest_s = self.staff.rest_s(self.cried)
         for node in self.staff.mend_failure(self.cried):
@@ -378,7 +378,7 @@ class HoldfastPolicy:
             self._report_step()
 
     def _report_step(self) -> None:
-        """The job's step, where it has made one in this generation."""
+        """Report the job's step, if it has made one in this generation."""
         progress = self.course.progress_event(self.now, self.decider.generation)
         if progress is not None:
             self.step_decider(progress)

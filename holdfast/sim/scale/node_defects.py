@@ -1,4 +1,4 @@
-"""Bad machines: what is wrong with each, and whether anything of ours can see that; drawn once, for it stays so."""
+"""Defects of bad machines, and whether our probes and detectors can see them; drawn once for each machine."""
 
 from random import Random
 
@@ -8,9 +8,9 @@ from holdfast.sim.scale.failure_mixes import FailureMode
 
 
 class NodeDefect(msgspec.Struct, frozen=True, kw_only=True):
-    """What shows itself again after every launch, until the machine is gone.
+    """A machine's defect, which shows again after every launch until the machine is gone.
 
-    Lots are from 0 to 1 and belong to the machine: what a probe cannot find it does not find the next time either.
+    Lots are from 0 to 1 and belong to the machine: a probe that cannot find the defect never will.
     """
 
     fault: FailureMode
@@ -26,5 +26,5 @@ def draw_defect(fault: FailureMode, rng: Random) -> NodeDefect:
 
 
 def draw_wide_lot(hang_lot: float) -> float:
-    """A lot of its own, drawn apart: all that comes after it in a seed is as it was before there was this one."""
+    """Derive a further lot from `hang_lot`, so that the seed's other draws stay the same."""
     return Random(hang_lot).random()

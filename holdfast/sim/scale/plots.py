@@ -1,4 +1,4 @@
-"""What came of a simulated job, drawn: ETTR over time, where the time went, policies and mechanisms side by side."""
+"""Plots of a simulated job: ETTR over time, where time went, and policies and mechanisms side by side."""
 
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -19,11 +19,11 @@ _SHADES = (  # one for each use of time
 
 
 class PlotError(Exception):
-    """One sentence: why nothing can be drawn."""
+    """Nothing can be drawn; the message is one sentence that says why."""
 
 
 def require_matplotlib() -> None:
-    """Whether there is something to draw with; asked before a long simulation, not after it."""
+    """Raise PlotError if matplotlib is missing; call it before a long simulation, not after."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -31,7 +31,7 @@ def require_matplotlib() -> None:
 
 
 def require_folder(folder: Path) -> None:
-    """Whether pictures can be kept there; asked beforehand, too."""
+    """Raise PlotError if pictures cannot be written to this folder; call it before a long simulation."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):
@@ -41,7 +41,7 @@ def require_folder(folder: Path) -> None:
 
 
 def draw_plots(folder: Path, found: list[ScaleSummary], curves: "Mapping[str, Curves]") -> list[Path]:
-    """Each picture as PNG and SVG."""
+    """Draw all pictures, each as PNG and SVG; return their paths."""
     require_matplotlib()
     import matplotlib
 
@@ -81,7 +81,7 @@ def _plot_over_time(curves: Curves, title: str) -> Any:
 
 
 def _plot_losses(found: list[ScaleSummary]) -> Any:
-    """Of every policy, what part of the time was lost to what."""
+    """Plot for each policy the share of time lost to each use."""
     uses = list(dict.fromkeys(use for one in found for use in one.lost_by_use))
     figure, axes = _new_figure(9, 1.5 + 0.42 * len(found))
     names = [_policy_name(one) for one in found]
@@ -97,7 +97,7 @@ def _plot_losses(found: list[ScaleSummary]) -> Any:
 
 
 def _plot_comparison(found: list[ScaleSummary]) -> Any:
-    """Bars of lost time, which begin at nothing: bars of ETTR that end near 100 % would have to be cut off."""
+    """Plot lost time as bars that start at zero; bars of ETTR near 100 % would have to be cut off."""
     figure, axes = _new_figure(9, 1.5 + 0.38 * len(found))
     names, means = [_policy_name(one) for one in found], [100 * (1 - one.ettr) for one in found]
     low = [100 * (one.ettr_most - one.ettr) for one in found]

@@ -1,4 +1,4 @@
-"""Studies: one policy over several seeds, policies side by side, mechanisms off one at a time."""
+"""Studies: one policy over several seeds, several policies side by side, mechanisms switched off one at a time."""
 
 from collections.abc import Iterable, Sequence
 
@@ -18,7 +18,7 @@ POLICIES = (NAME, *published_policy.KNOWN)
 def play_policy(
     policy: str, setup: ScaleSetup, mix: FailureMix, sheet: PriceSheet | None = None
 ) -> tuple[ScaleResult, TimeBook]:
-    """One seed, with the book behind it."""
+    """Play one seed of a policy; return its result and its time book."""
     sheet = sheet or price_sheet.load_sheet()
     played = (
         HoldfastPolicy(setup, mix, sheet)
@@ -45,7 +45,7 @@ def compare_policies(
 def ablate_mechanisms(
     setup: ScaleSetup, mix: FailureMix, seeds: Sequence[int], mechanisms: Sequence[str] = tuple(MECHANISMS)
 ) -> list[ScaleSummary]:
-    """All of ours first, then without each of these."""
+    """Play holdfast's policy with all mechanisms first, then without each of these."""
     found = [play_seeds(NAME, setup, mix, seeds)]
     for mechanism in mechanisms:
         without = msgspec.structs.replace(setup, off=setup.off | {mechanism})

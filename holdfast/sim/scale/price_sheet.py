@@ -1,4 +1,4 @@
-"""What things take at scale, by how many GPUs there are, and the chances; read from data."""
+"""The price sheet: durations at scale by the number of GPUs, and chances; read from data."""
 
 import tomllib
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class PriceSheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class PriceDraws:
-    """Draws what things take this time."""
+    """Draws durations and chances from a price sheet for one size of job."""
 
     def __init__(self, sheet: PriceSheet, gpus: int, rng: Random) -> None:
         self._prices = {
@@ -52,7 +52,7 @@ class PriceDraws:
 
 
 def scale_sheet(sheet: PriceSheet, times: Mapping[str, float]) -> PriceSheet:
-    """The same with some prices and shares so many times what they are."""
+    """Return the sheet with some prices and shares multiplied; raises ValueError for an unknown name."""
     price = tuple(_scale_price(p, times.get(p.name, 1.0)) for p in sheet.price)
     shares = [msgspec.structs.replace(s, value=s.value * times.get(s.name, 1.0)) for s in sheet.share]
     unknown = times.keys() - {p.name for p in price} - {s.name for s in shares}
@@ -67,7 +67,7 @@ def _scale_price(price: Price, times: float) -> Price:
 
 
 def read_curve(curve: Curve, gpus: float) -> float:
-    """A published curve at this size: even in the logarithm between points, beyond them with the slope of its ends."""
+    """Read a published curve at this size: linear in log2 of the GPUs, extended with the slope of its ends."""
     pairs = list(pairwise(curve))
     low, high = next(((a, b) for a, b in pairs if gpus <= b[0]), pairs[-1])
     part = (log2(gpus) - log2(low[0])) / (log2(high[0]) - log2(low[0]))

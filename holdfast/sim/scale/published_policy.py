@@ -1,4 +1,4 @@
-"""What others do in the same world: a policy as data, played from failure to failure."""
+"""Others' published practices, as data, played in the same simulated world from failure to failure."""
 
 import tomllib
 from collections import deque
@@ -20,7 +20,7 @@ _WINDOW_S = 86400.0  # an update that may wait rides on a restart within this
 
 
 class SymptomResponse(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one symptom is met."""
+    """How a practice detects and handles one symptom."""
 
     shows: Shows
     source: str
@@ -52,7 +52,7 @@ class PublishedPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class PolicyRun:
-    """One seed of a practice."""
+    """Plays one seed of a published practice."""
 
     def __init__(self, practice: PublishedPolicy, setup: ScaleSetup, mix: FailureMix, sheet: PriceSheet) -> None:
         self.practice, self.setup, self.mix = practice, setup, mix
@@ -103,7 +103,7 @@ class PolicyRun:
         self.book.add_piece(use, self.now + seconds, cause)
 
     def _train_until(self, until: float, cause: str) -> None:
-        """Work that was lost is done again first; then training gets further."""
+        """Train until this instant: first redo lost work, then make progress."""
         redone = min(self._redo_s, max(0.0, until - self.now))
         self._spend_time("redo", redone, cause or self._cause)
         self._redo_s -= redone
@@ -113,7 +113,7 @@ class PolicyRun:
     _cause = ""
 
     def _lose_work(self, more_s: float = 0.0) -> None:
-        """State that is newer than the last save is gone; so are `more_s` of work that was wrong."""
+        """Lose the work since the last save, or `more_s` of wrong work if that is more."""
         every_s = self.practice.save_every_s
         lost_s = self._trained % every_s if every_s else self.setup.step_s * self.rng.random()
         lost_s = min(self._trained, max(lost_s, more_s))
@@ -153,12 +153,12 @@ class PolicyRun:
             self._train_until(self.now + self.prices("corrupts" if shows == "loss" else "relapse"), name)
 
     def _is_down(self, at: float) -> bool:
-        """Whether no rank ran at this instant: what passes then harms nobody."""
+        """Whether no rank ran at this instant, so that a failure then harms nothing."""
         piece = self.book.piece_at(at)
         return piece is not None and piece.use not in (TRAIN, "redo", "launch", "update")
 
     def _passes_unseen(self, sees: SymptomResponse, name: str) -> bool:
-        """Whether a slow job is as fast as ever before anybody has seen it."""
+        """Whether a slow job recovers by itself before anybody notices; if so, book the slow stretch."""
         slow_s = self.prices("passes")
         if slow_s >= sees.detect_s[0]:
             return False
@@ -192,7 +192,7 @@ class PolicyRun:
             self._spend_time("launch", self.prices(self.practice.restart), name)
 
     def _take_standbys(self, gone: int) -> int:
-        """Standbys that are there; used ones are made up for after a while."""
+        """Take up to `gone` available standbys and return how many; each is replaced after a while."""
         while self._idle and self._idle[0] <= self.now:
             self._back_at.append(self._idle.popleft() + self.prices("acquire", "boot"))
             self.tally.standbys_lost += 1
@@ -204,7 +204,7 @@ class PolicyRun:
         return taken
 
     def _update_code(self, at: float) -> None:
-        """Code changes: at once by queueing again, or with the next restart, at the latest a day later."""
+        """Update the code: at once by requeueing, or with the next restart, at the latest a day later."""
         self.tally.updates += 1
         if self.practice.updates == "requeue":
             self._train_until(at, "")

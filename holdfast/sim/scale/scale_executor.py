@@ -1,4 +1,4 @@
-"""What becomes of the decider's actions at scale: each takes its price, and is answered once."""
+"""The executor at scale: each action of the decider takes its price in time and gets one outcome."""
 
 from typing import TYPE_CHECKING
 
@@ -41,7 +41,7 @@ class ScaleExecutor:
                 world.call_later(prices("tell", "stop"), world.on_finish, action)
 
     def _acquire_nodes(self, action: Acquire) -> None:
-        """The nodes of a job that begins are there; the fleet takes its time for others, and some never report."""
+        """Acquire nodes: at once for a job that begins, otherwise after a while, and some never report."""
         world = self.world
         names = tuple(f"n{self._made + number}" for number in range(action.count))
         self._made += action.count
@@ -70,7 +70,7 @@ class ScaleExecutor:
         self.world.step_decider(Outcome(action=action.id, ok=not failed, failed=failed))
 
     def _on_probed(self, action: Probe) -> None:
-        """Who is bad is found, if probes can see what is wrong with it."""
+        """Report the nodes that fail their probes: dead ones, and those whose defect probes can see."""
         world, prices = self.world, self.world.prices
         tried = set(action.nodes)
         bad = dict.fromkeys(sorted(tried & world.dead), "it does not answer")

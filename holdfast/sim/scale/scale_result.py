@@ -1,4 +1,4 @@
-"""What came of one simulated job, and of several seeds of it."""
+"""Results of one simulated job, and of several seeds of it."""
 
 from statistics import mean, stdev
 
@@ -11,7 +11,7 @@ _LOOKS = 13000  # every ten minutes of 90 days
 
 
 class ScaleTally(msgspec.Struct, kw_only=True):
-    """Counted while a job is played."""
+    """Counts kept while a job is simulated."""
 
     incidents: int = 0
     faults: dict[str, int] = {}
@@ -50,7 +50,7 @@ class ScaleResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScaleSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Several seeds of the same."""
+    """Means over several seeds of the same setup."""
 
     policy: str
     failures: str
@@ -130,7 +130,7 @@ def make_summary(results: list[ScaleResult]) -> ScaleSummary:
 
 
 def missed_ettr(whole: ScaleSummary, without: ScaleSummary) -> tuple[float, float]:
-    """What ETTR loses without something, seed by seed, and the standard error of that."""
+    """Return the mean loss of ETTR without a mechanism, paired by seed, and its standard error."""
     apart = [a - b for a, b in zip(whole.ettrs, without.ettrs, strict=True)]
     return mean(apart), stdev(apart) / len(apart) ** 0.5 if len(apart) > 1 else 0.0
 

@@ -1,4 +1,4 @@
-"""What people do for a simulated job: they answer when asked, look for bad machines, and mend releases."""
+"""Simulated people: they answer when asked, look for bad machines, and fix releases."""
 
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ class SimulatedPeople:
         self._done_at = 0.0  # when whoever was asked knows the answer
 
     def begin_job(self) -> None:
-        """A job begins anew: nobody looks for what the last one had."""
+        """Forget all searches and fixes of the previous job."""
         self._sought.clear()
         self._mending.clear()
         self._done_at = 0.0
@@ -33,7 +33,7 @@ class SimulatedPeople:
         world.call_later(takes_s, self._answer_job, world.cried)
 
     def _answer_job(self, name: str) -> None:
-        """A person has found what it was, and lets the job go on without it."""
+        """Answer the job after finding the cause: evict the bad machines and let a held job go on."""
         world = self.world
         for node in self.mend_failure(name):
             world.give_order("evict", name, node)
@@ -41,7 +41,7 @@ class SimulatedPeople:
             world.give_order("resume", name)
 
     def mend_failure(self, name: str) -> list[str]:
-        """What was behind this failure, and nothing else; the machines that have to go for it."""
+        """Fix the cause of this failure; return the machines that must be evicted for it."""
         world = self.world
         world.bugs.mend_fault(name)
         if world.away[1] is not None and world.away[1].name == name:
@@ -49,7 +49,7 @@ class SimulatedPeople:
         return [node for node, defect in world.defects.items() if defect.fault.name == name]
 
     def rest_s(self, name: str) -> float:
-        """How long it takes from now on until somebody knows, where the job did not wait for that."""
+        """Return how long it takes, from now on, until a person knows why the job gave up."""
         if self._done_at > self.world.now:
             return self._done_at - self.world.now
         self.world.tally.people += 1
@@ -62,11 +62,11 @@ class SimulatedPeople:
     # --- a bad machine -------------------------------------------------------------------------------------------
 
     def page_person(self, node: str, defect: NodeDefect) -> None:
-        """It fails again; a person is called if nothing has found it soon."""
+        """Call a person to look for a defective machine, unless it is found soon."""
         self.world.call_later(self.world.prices("page"), self._seek_machine, node, defect)
 
     def _seek_machine(self, node: str, defect: NodeDefect) -> None:
-        """Whoever looks for a machine that computes wrongly needs all of them idle."""
+        """Start a person's search for a bad machine; one that computes wrongly can be found only in a held job."""
         world = self.world
         if node in self._sought or world.defects.get(node) is not defect:
             return
@@ -77,7 +77,7 @@ class SimulatedPeople:
         world.call_later(self._takes_s(defect.fault.name), self.on_found, node, defect, corrupts)
 
     def on_found(self, node: str, defect: NodeDefect, held: bool = False) -> None:
-        """A bad machine that is still there is found by a person at last."""
+        """Evict the bad machine that a person found, if it is still there, and resume the job if it was held."""
         world = self.world
         self._sought.discard(node)
         if world.defects.get(node) is defect and node not in world.dead:
@@ -89,7 +89,7 @@ class SimulatedPeople:
     # --- a bad release -------------------------------------------------------------------------------------------
 
     def plan_mend(self, fault: "FailureMode") -> None:
-        """A release has failed: if it is not rolled back, its authors mend it, as soon as a person can."""
+        """Have the authors of a failed release fix it, as soon as a person can; once for each fault."""
         if fault.name not in self._mending:
             self._mending.add(fault.name)
             self.world.call_later(self.world.prices("person"), self._on_mended, fault)

@@ -1,4 +1,4 @@
-"""Jobs that get slow: how long they are dragged along, and who ends it."""
+"""Jobs that get slow: for how long, and whether a detector or a person ends it."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,12 +16,12 @@ class SlowJobs:
         self.world = world
 
     def slow_steps(self, fault: "FailureMode", seconds: float) -> None:
-        """Steps are made, but slowly, for so long from now on."""
+        """Book slow steps for this long from now on."""
         world = self.world
         world.book.add_slow_stretch(world.now, seconds, world.prices.share_value("drag"), fault.name)
 
     def show_slowness(self, fault: "FailureMode", node: str, defect: NodeDefect | None) -> None:
-        """Until a person comes; a slow host is named, and acted on once it costs enough."""
+        """Slow the job until a person acts, or, for a slow host that is named, until its cost justifies an alarm."""
         world = self.world
         off = "slow" in world.setup.off
         person_s = world.prices("person", "unseen") if off else world.prices("person")

@@ -1,4 +1,4 @@
-"""Standbys that fail while they wait."""
+"""Failures of standbys while they wait."""
 
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ class StandbyFailures:
         self.world = world
 
     def strike_standby(self, strike: "ScheduledFailure") -> None:
-        """One falls silent, or reads as bad: it is given back, and another one asked for."""
+        """Let a waiting standby fall silent or fail its health reading; the decider then replaces it."""
         world, fault = self.world, strike.fault
         waiting = sorted(world.decider.pool.keys() & world.nodes - world.dead)
         if not waiting or (fault.shows == "health" and "health" in world.setup.off):
@@ -33,7 +33,7 @@ class StandbyFailures:
         world.call_later(sign.after_s, self._report_alarm, sign.alarm)
 
     def _report_alarm(self, alarm: Alarm) -> None:
-        """Where it has been given a seat meanwhile, that is a failure like any other."""
+        """Report the alarm if the node is still there; if it has a seat by now, the failure counts as any other."""
         world = self.world
         if not world.nodes.isdisjoint(alarm.suspects):
             world.step_decider(msgspec.structs.replace(alarm, at=world.now, generation=world.decider.generation))

@@ -1,4 +1,4 @@
-"""The steps of a job at scale: how far it has come, and to which step a restart goes back."""
+"""Steps of a job at scale: how far it has come, and to which step a restart goes back."""
 
 from math import ceil
 from random import Random
@@ -39,15 +39,15 @@ class ScaleProgress:
         return self._first + int((until - self._first_at) / self._setup.step_s)
 
     def good_at(self, now: float) -> float:
-        """When training last was in order."""
+        """Return the last instant, up to now, at which training was not stalled."""
         return now if self._stalled_at is None else min(now, self._stalled_at)
 
     def runs_s(self, now: float) -> float:
-        """For how long this generation has made steps."""
+        """Return for how long this generation has made steps, in seconds."""
         return self.good_at(now) - self._first_at if self._first_at is not None else 0.0
 
     def saving_share(self) -> float:
-        """The part of the time that saving takes: a rank's own snapshot, and copies while they are on their way."""
+        """Return the share of time that saving takes: a rank's own snapshots, and copies while they are sent."""
         if "snapshots" in self._setup.off:
             return 0.0
         copies = 0.0 if "backups" in self._setup.off else self._prices.share_value("backup_drag") * _DUTY
@@ -59,7 +59,7 @@ class ScaleProgress:
             self._best = self.current_step(now)
 
     def progress_event(self, now: float, generation: int) -> Progress | None:
-        """What is told of it; None before the first step of a generation."""
+        """Return the progress event for the decider; None before the first step of a generation."""
         if self._first_at is None:
             return None
         step = self.current_step(now)
@@ -78,7 +78,7 @@ class ScaleProgress:
         self._again = True
 
     def choose_restore(self, action: Launch, dead: tuple[int, ...], *, changed: bool) -> None:
-        """Which step the next generation goes on from: own memory, else a peer's, else storage."""
+        """Choose the step to resume from: from own memory, else a peer's, else storage."""
         seats = len(action.seats)
         step_s, off = self._setup.step_s, self._setup.off
         stored_every = self._prices.share_value("stored_every_s")
@@ -99,7 +99,7 @@ class ScaleProgress:
         self._tally.restored[self._tier] = self._tally.restored.get(self._tier, 0) + 1
 
     def _late_s(self) -> float:
-        """How old the newest floor is: a copy is on its way, and the next begins only when `duty` allows it."""
+        """Draw how old the floor is: a copy takes time to send, and the next starts only when `duty` allows."""
         sent_s = self._prices("peer_state")
         return sent_s + self._rng.uniform(0.0, sent_s / _DUTY + self._setup.step_s)
 

@@ -1,4 +1,4 @@
-"""Where the time of a simulated job went: pieces by use and cause that tile the wall clock."""
+"""The time book of a simulated job: pieces of time by use and cause that tile the wall clock."""
 
 from bisect import bisect_right
 from collections import deque
@@ -26,7 +26,7 @@ class TimePiece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlowStretch(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps that are made slowly for a while."""
+    """A stretch of time in which steps are slow."""
 
     start_at: float
     end_at: float
@@ -39,7 +39,7 @@ class SlowStretch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimeBook:
-    """Told every piece in the order of time."""
+    """Collects pieces of time in order."""
 
     def __init__(self) -> None:
         self.pieces: list[TimePiece] = []
@@ -50,7 +50,7 @@ class TimeBook:
         return self.pieces[-1].end_at if self.pieces else 0.0
 
     def add_piece(self, use: str, end_at: float, cause: str = "") -> None:
-        """From where the last piece ended."""
+        """Add a piece from the end of the last one to `end_at`."""
         if end_at > self.at:
             self.pieces.append(TimePiece(use=use, start_at=self.at, end_at=end_at, cause=cause if use != TRAIN else ""))
 
@@ -58,12 +58,12 @@ class TimeBook:
         self.drags.append(SlowStretch(start_at=at, end_at=at + seconds, part=part, cause=cause))
 
     def piece_at(self, at: float) -> TimePiece | None:
-        """What this instant, if it is past, was spent on."""
+        """Return the piece that holds this instant; None if the instant is not booked yet."""
         number = bisect_right(self.pieces, at, key=lambda piece: piece.start_at) - 1
         return self.pieces[number] if number >= 0 and at < self.at else None
 
     def cut_at(self, end_at: float) -> None:
-        """Nothing after this instant counts."""
+        """Discard everything after this instant."""
         while self.pieces and self.pieces[-1].start_at >= end_at:
             self.pieces.pop()
         if self.pieces and self.pieces[-1].end_at > end_at:
@@ -76,13 +76,13 @@ class TimeBook:
         return self.pieces[-1].end_at - self.pieces[0].start_at if self.pieces else 0.0
 
     def productive_s(self, stall: float) -> float:
-        """Training, less what slow steps and the saving of state took of it; `stall` is the part of a step for that."""
+        """Return training time less slow steps and saving; `stall` is the share of a step that saving takes."""
         trained = sum(piece.seconds for piece in self.pieces if piece.use == TRAIN)
         dragged = sum(drag.lost_s for drag in self.drags)
         return max(0.0, trained - dragged) * (1 - stall)
 
     def by_use(self, stall: float) -> dict[str, float]:
-        """Seconds lost, by what they were spent on."""
+        """Return the seconds lost to each use, largest first."""
         found: dict[str, float] = {}
         for piece in self.pieces:
             if piece.use != TRAIN:
@@ -106,7 +106,7 @@ class TimeBook:
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def productive_until(self, stall: float, instants: Sequence[float]) -> list[float]:
-        """Productive seconds up to each of these instants, of which none is earlier than the one before."""
+        """Return productive seconds up to each of these instants, which must be in order."""
         assert all(a.end_at == b.start_at for a, b in pairwise(self.pieces)), "pieces leave a gap or overlap"
         paces = [(piece.start_at, piece.end_at, 1.0) for piece in self.pieces if piece.use == TRAIN]
         paces += [(drag.start_at, drag.end_at, -drag.part) for drag in self.drags]
@@ -120,7 +120,7 @@ class TimeBook:
         return found
 
     def ettr_curves(self, stall: float, every_s: float = HOUR_S) -> Curves:
-        """Instants up to the end, ETTR from the start up to each, and ETTR of the hour before each."""
+        """Return instants up to the end, ETTR from the start up to each, and ETTR of the hour before each."""
         if not self.pieces:
             return [], [], []
         start_at, end_at = self.pieces[0].start_at, self.pieces[-1].end_at

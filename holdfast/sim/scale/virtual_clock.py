@@ -1,4 +1,4 @@
-"""Virtual time: what is to happen, in order, and in which life of the job."""
+"""Virtual time: planned calls in order, each tied to one life of the job."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -14,7 +14,7 @@ class VirtualClock:
         self._pushed = 0
 
     def call_later(self, delay_s: float, call: Callable[..., object], *args: object) -> None:
-        """In this life; what is left over when it ends does not happen."""
+        """Plan a call for this life of the job; it is dropped if the life ends before."""
         self.call_at(self.life, self.now + delay_s, call, *args)
 
     def call_at(self, life: int, at: float, call: Callable[..., object], *args: object) -> None:
