@@ -1,4 +1,4 @@
-"""The controller's port, as the front binds it."""
+"""Binds the controller's port in the supervisor."""
 
 import errno
 import socket
@@ -7,7 +7,8 @@ from holdfast.cli.run_flags.flag_table import UsageError
 
 
 def listen_at(host: str, port: int, mend: str) -> socket.socket:
-    """The controller's port, bound here: it outlives controllers, and trouble with it is told before all else."""
+    """Bind the controller's port; UsageError if that fails. The supervisor does it, so the port outlives
+    controllers."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
