@@ -239,8 +239,7 @@ class AgentIngest:
         return node in self._sitting and node not in self._lost_nodes()
 
     def _lost_nodes(self) -> set[str]:
-        """Return the nodes that have no seat, or are about to lose it because they fell silent in the open
-        incident."""
+        """Return nodes that have no seat, or will lose it because they fell silent in the open incident."""
         incident = self.decider.incident
         return {*self.decider.gone, *(incident.silent if incident else ())}
 
@@ -323,8 +322,7 @@ class AgentIngest:
         return self.serials.get(node) == serial and self.decider.nodes.standbys.may_return(node)
 
     def _revoked_ids(self) -> tuple[str, ...]:
-        """Return serials and names of nodes that have left; names too, since a user may have signed other
-        certificates."""
+        """Return serials and names of nodes that have left; names, as a user may sign other certificates."""
         gone = [node for node in self.decider.gone if node in self.serials]
         return tuple(sorted((*(self.serials[node] for node in gone), *(NODE + node for node in gone))))
 
@@ -375,8 +373,7 @@ class AgentIngest:
     # --- the clock ---------------------------------------------------------------------------------------------
 
     def expect_nodes(self, nodes: set[str]) -> None:
-        """Expect nodes from before a controller restart; their silence counts only after the time they need to
-        reconnect."""
+        """Expect nodes from before a controller restart; they get some time to reconnect before silence counts."""
         for node in nodes:
             self.silence.on_message(self.now() + _RECONNECT_S, node)
 

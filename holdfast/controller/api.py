@@ -187,7 +187,7 @@ def make_api(controller: Controller, door: ApiEntrance) -> web.Application:
 
 
 def make_runner(app: web.Application) -> web.AppRunner:
-    """Make the app's runner. It refuses compressed bodies, which could unpack to a thousand times their size."""
+    """Make the app's runner. It never decompresses bodies: a stranger's megabyte may unpack to a thousand."""
     return web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S, auto_decompress=False)
 
 

@@ -148,8 +148,7 @@ class Controller:
         self.process_event(outcome)
 
     def process_event(self, event: Event) -> None:
-        """Process one event: step the decider, journal the decision, start its actions. All events come through
-        here."""
+        """Process one event, as all must be: step the decider, journal the decision, start its actions."""
         self._stepping = True
         now = self.clock()
         decision = self.decider.step(now, event)

@@ -45,7 +45,7 @@ class OrderReceipt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def order_refusal(decider: Decider, order: Order) -> str:
-    """Why an order cannot be taken, in one sentence; "" if it can."""
+    """Say in one sentence why an order cannot be taken; "" if it can."""
     if order.verb not in VERBS:
         return f"there is no order '{order.verb}'; there are {', '.join(VERBS)}"
     if order.verb != "stop" and decider.phase in (Phase.ENDING, Phase.DONE):

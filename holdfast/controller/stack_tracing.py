@@ -21,7 +21,7 @@ class StackTracing:
     async def take_traces(
         self, deadline_s: float, native: bool = False, nodes: tuple[str, ...] | None = None
     ) -> tuple[Trace, ...]:
-        """Return one trace per node, of all linked nodes if `nodes` is None; a missing answer is a trace with an
+        """Return a trace of each node, or of all linked ones; a node that does not answer gets a trace with an
         error."""
         wanted = self._linked() if nodes is None else nodes
         self._newest += 1

@@ -42,8 +42,7 @@ class StoreProcess:
         self._over = False
 
     async def connect_ahead(self) -> None:
-        """Connect before the first request: a new process takes seconds to start, an old one may be about to
-        leave."""
+        """Connect before the first request: a new process starts slowly, an old one may be about to leave."""
         with contextlib.suppress(OSError):  # it is said to whoever asks
             async with self._asking:
                 self._streams = self._streams or await self._connect_store()

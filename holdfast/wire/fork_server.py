@@ -1,12 +1,10 @@
 """The fork server: a process that has imported what nodes, the store and the controller need, and forks them.
 
-    python -u -m holdfast.wire.fork_server FD PARENT RANKS_MODULE... -- MODULE... [-- RANKS_MODULE... -- MODULE... --
-S]
+    python -u -m holdfast.wire.fork_server FD PARENT RANKS_MODULE... -- MODULE... [-- RANKS_MODULE... -- MODULE... -- S]
 
 It listens at FD and answers only its own user; a caller also checks whose server it is. It dies with its parent
 PARENT, but the processes that it forked live on. So ten nodes on a laptop import torch once, not twenty-one times.
-It imports the modules of the last groups after S seconds without a request, so the first callers do not wait for
-them.
+The modules after the second `--` are imported after S seconds without a request: no early caller waits for them.
 
 A caller sends a program and its open files. The server answers that it has begun, the caller confirms that it still
 wants the program, and the server returns the pid. A caller may give up before that: then nothing is forked.
@@ -70,8 +68,7 @@ class ForkServer:
     def __init__(
         self, path: Path, preload: Sequence[str], env: dict[str, str], log: int, later: "Later | None" = None
     ) -> None:
-        """Start a server. `preload`: modules that ranks import besides our own; `later`: modules to import when
-        idle."""
+        """Start a server. `preload`: modules that ranks import besides ours; `later`: modules to import when idle."""
         self.path = path
         programs = (_HOLDER, *(("holdfast.client.boot.tcp_store",) if "torch" in preload else ()))
         # The first controller is executed, and the first holders prepare themselves, so there is time for that.

@@ -1,8 +1,7 @@
 """Environment variables that tell a rank which batches to skip and which steps to make at a lower learning rate.
 
-HOLDFAST_SKIP="101-103,200-200" and HOLDFAST_EASE="0.5:101-200,0.25:300-310": first and last step, both included, by
-the
-step numbers that the script reports as done. Every script pays for the imports here, so there are few.
+HOLDFAST_SKIP="101-103,200-200" and HOLDFAST_EASE="0.5:101-200,0.25:300-310": first and last step, both included, in
+the numbers that the script reports as done. Every script pays for the imports here, so there are few.
 """
 
 SKIP = "HOLDFAST_SKIP"

@@ -1,5 +1,4 @@
-"""Unix sockets at paths of any length: addresses go through an open folder, as the kernel limits them to 107
-bytes."""
+"""Unix sockets at paths of any length, reached through an open folder: the kernel takes only 107 bytes."""
 
 import os
 import socket
@@ -9,8 +8,7 @@ from pathlib import Path
 
 
 def listen(path: Path, backlog: int = 16) -> socket.socket:
-    """Return a listening stream socket that only its owner can use; FileExistsError if another process listens
-    there."""
+    """Return a listening stream socket that only its owner can use; FileExistsError if the path is in use."""
     if _is_answered(path):
         raise FileExistsError(f"another process listens at {path}")
     path.unlink(missing_ok=True)

@@ -81,7 +81,7 @@ class NotesFolder:
 
 
 def main() -> int:
-    """python -m holdfast.cli.launch.controller_main RUN_DIR FRONT; the first inherited file is the listening socket."""
+    """Run the controller: argv is RUN_DIR and the supervisor's pid; the first inherited file is the socket."""
     run_dir, front = Path(sys.argv[1]), int(sys.argv[2])
     process_control.die_with(front)
     fd = int(os.environ.pop(KEPT).split(",")[0])

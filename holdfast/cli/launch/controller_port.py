@@ -7,8 +7,7 @@ from holdfast.cli.run_flags.flag_table import UsageError
 
 
 def listen_at(host: str, port: int, mend: str) -> socket.socket:
-    """Bind the controller's port; UsageError if that fails. The supervisor does it, so the port outlives
-    controllers."""
+    """Bind the port in the supervisor, so that it outlives controllers; UsageError if that fails."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -26,8 +26,7 @@ def start_fork_server(run_dir: Path, zygote: bool, nodes: int) -> ForkServer | N
 def fork_preload(nodes: int) -> tuple[tuple[str, ...], Later | None]:
     """Return the modules that the fork server imports for ranks before it forks, and those that it imports later.
 
-    The ranks of a single node wait only for torch, and import the rest in parallel, as they would anywhere. For
-    several
-    nodes it is faster to import everything once.
+    The ranks of a single node wait only for torch, and import the rest in parallel, as they would anywhere.
+    For several nodes it is faster to import everything once.
     """
     return (DEFAULT_PRELOAD, None) if nodes > 1 else (FIRST_PRELOAD, Later(LATER_PRELOAD))

@@ -232,8 +232,7 @@ def _user_certificates(args: RunArgs, settings: Settings) -> UserCertificates | 
 
 
 def _try_to_lead(host: str, port: int, node_rank: int | None) -> socket.socket | None:
-    """Bind the endpoint and return its socket; None if another host or process has it and so carries the
-    controller."""
+    """Bind the endpoint, to carry the controller, and return its socket; None if this host must follow."""
     if node_rank not in (None, 0) and host not in _LOOPBACK:
         return None
     try:

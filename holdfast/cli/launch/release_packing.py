@@ -187,8 +187,7 @@ def _pack_commit(what: str, root: str, run_dir: Path) -> PackedUpdate:
 def describe_difference(run_dir: Path, before: str, after: Release) -> str:
     """Say in words what an archive changes against the one before; empty if nothing differs.
 
-    A file that is not in the release but still lies in the user's tree is linked into every copy, so it is not
-    removed.
+    A file that the release lacks but that still lies in the user's tree is linked into every copy: it is not removed.
     """
     old = tree_archive.archive_contents(run_dir / "releases" / f"{before}.tar")
     new = tree_archive.archive_contents(run_dir / "releases" / f"{after.digest}.tar")

@@ -31,7 +31,7 @@ class StreamChoice(msgspec.Struct, frozen=True):
 
 
 def parse_number(given: GivenFlags, name: str, *, most: int | None = None) -> int | None:
-    """A whole number from 0 to `most`; None when the flag is absent."""
+    """Return a whole number from 0 to `most`; None when the flag is absent."""
     word = given.words.get(name)
     if word is None:
         return None
@@ -74,7 +74,7 @@ def _least_nodes(given: GivenFlags, word: FlagWord, bounds: list[int]) -> int:
 
 
 def parse_nproc(given: GivenFlags) -> int | str:
-    """The number of ranks per node, or `auto`, `gpu` or `cpu`, from which each node works out its own number."""
+    """Return the number of ranks per node, or `auto`, `gpu` or `cpu`, which each node resolves by itself."""
     word = given.words.get("nproc-per-node", FlagWord("--nproc-per-node", "1"))
     if word.text in _NPROC_KINDS:
         return word.text
@@ -100,7 +100,7 @@ def parse_streams(given: GivenFlags, name: str) -> StreamChoice:
 
 
 def parse_local_ranks(given: GivenFlags) -> frozenset[int] | None:
-    """The local ranks to show; None for all of them."""
+    """Return the local ranks to show; None for all of them."""
     text = given.flag_text("local-ranks-filter")
     if text is None:
         return None
@@ -126,7 +126,7 @@ def parse_host_port(word: FlagWord, text: str, default_port: int) -> tuple[str, 
 
 
 def parse_rdzv_conf(given: GivenFlags) -> dict[str, str]:
-    """The pairs of --rdzv-conf, as written."""
+    """Return the pairs of --rdzv-conf, as written."""
     text = (given.flag_text("rdzv-conf") or "").strip()
     pairs = [[side.strip() for side in pair.split("=", 1)] for pair in text.split(",")] if text else []
     if any(len(pair) != 2 or not all(pair) for pair in pairs):
@@ -156,7 +156,7 @@ def parse_settings(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def parse_memory(given: GivenFlags, name: str) -> str | None:
-    """A size or a percentage, as written; None when the flag is absent."""
+    """Return a size or a percentage, as written; None when the flag is absent."""
     word = given.words.get(name)
     if word is None:
         return None
@@ -168,7 +168,7 @@ def parse_memory(given: GivenFlags, name: str) -> str | None:
 
 
 def parse_mesh(given: GivenFlags, name: str) -> Dims:
-    """Names and sizes of parallel groups; () when the flag is absent."""
+    """Return names and sizes of parallel groups; () when the flag is absent."""
     word = given.words.get(name)
     if word is None:
         return ()
@@ -180,8 +180,7 @@ def parse_mesh(given: GivenFlags, name: str) -> Dims:
 
 
 def check_replicas(mesh: Dims, least: int, nproc: int) -> None:
-    """Check that the smallest number of nodes holds whole data-parallel replicas, since a job shrinks only by
-    those."""
+    """Check that --min-nodes is a number of whole data-parallel replicas; a job shrinks only by those."""
     if not any(dim in DATA_PARALLEL for dim, _ in mesh):
         raise UsageError(
             f"--min-nodes {least}: by --mesh there is one replica, which takes all nodes; drop one of these"
@@ -193,7 +192,7 @@ def check_replicas(mesh: Dims, least: int, nproc: int) -> None:
 
 
 def parse_modules(texts: Iterable[str]) -> tuple[str, ...]:
-    """Module names of all --preload flags, each once, in the order given."""
+    """Return the module names of all --preload flags, each once, in the order given."""
     names = dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip())
     for name in names:
         if not _MODULE.fullmatch(name):

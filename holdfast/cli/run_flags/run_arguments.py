@@ -79,7 +79,7 @@ class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
         return nproc
 
     def console_streams(self, local_rank: int) -> int:
-        """The streams of a local rank that the console shows: bit 1 stdout, bit 2 stderr."""
+        """Return the streams of a local rank that the console shows: bit 1 stdout, bit 2 stderr."""
         if self.local_ranks_filter is not None and local_rank not in self.local_ranks_filter:
             return 0
         return (3 & ~self.redirects.streams_of(local_rank)) | self.tee.streams_of(local_rank)

@@ -27,8 +27,7 @@ class CertificateEnrolment:
         self.counts: Callable[[str, str], bool] = lambda node, serial: True  # whether it has not left
 
     def certificate_refusal(self, shown: dict[str, Any]) -> str:
-        """Say why a node's valid certificate is not accepted; empty if it is. The first certificate of a name
-        stays."""
+        """Say why a node's certificate is refused; empty if it is not. The first certificate of a name stays."""
         node, run, serial = (
             mutual_tls.certificate_node(shown),
             mutual_tls.certificate_run(shown),

@@ -51,7 +51,7 @@ class NodeEnrolment:
         self.counts: Callable[[str, str], bool] = lambda node, serial: self.serials.get(node) == serial
 
     def certificate_refusal(self, shown: dict[str, Any]) -> str:
-        """Why a node's certificate, which we have signed, is not taken any more."""
+        """Say why a node's certificate, which we signed, is no longer accepted; empty if it still is."""
         node = mutual_tls.certificate_node(shown)
         return (
             ""

@@ -45,8 +45,7 @@ class ReplayRuns:
         self._limits = limits or ReplayLimits()
 
     async def replay_nodes(self, action: Replay) -> Outcome:
-        """Replay. The outcome has a node that is surely bad under `failed`; of the nodes under `nodes`, one is
-        bad."""
+        """Replay. The outcome has a surely bad node under `failed`; of the nodes under `nodes`, one is bad."""
         for _ in range(_BEATS):
             if self.allowed is None:  # this controller has just come back
                 await asyncio.sleep(_BEAT_S)

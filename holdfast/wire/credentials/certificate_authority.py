@@ -44,8 +44,7 @@ class CertificateAuthority:
         write_secret(signing, key_pem(self._key))  # last: what has it is whole
 
     def sign_node(self, name: str, request: bytes) -> bytes:
-        """Return a node's certificate (PEM) for the key of a signing request; ValueError if the request is not
-        valid."""
+        """Return a node's certificate (PEM) for the key of a signing request; ValueError for a bad request."""
         asked = x509.load_pem_x509_csr(request)
         if not asked.is_signature_valid:
             raise ValueError("the request is not signed by its own key")
@@ -118,8 +117,7 @@ def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def request_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """Return a signing request for a node's key. It does not hold the node's name, which the node proves
-    separately."""
+    """Return a signing request for a node's key, without the node's name, which is proved separately."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "holdfast")])
     made = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
     return made.public_bytes(serialization.Encoding.PEM)

@@ -37,8 +37,7 @@ def secret_fault(token: str) -> str:
 
 
 def make_proof(token: str, who: str, *parts: bytes) -> str:
-    """Return a code over these parts that only a holder of the secret can make; `who` keeps the two sides' codes
-    apart."""
+    """Return a code over these parts that needs the secret; `who` keeps the two sides' codes apart."""
     said = hashlib.sha256()
     for part in (who.encode(), *parts):
         said.update(len(part).to_bytes(8, "big") + part)

@@ -2,9 +2,8 @@
 
 A slot is a seqlock over two records that are written in turn, each with a checksum; the newest whole one counts. So a
 rank that was stopped or killed in the middle of a write still shows the step before, and nothing depends on memory
-barriers, which Python does not have. Behind them a ring holds the values of the last steps, so that a reader that
-looks
-now and then misses none. Every training script pays for the imports here, so there are few.
+barriers, which Python does not have. After the records a ring holds the values of the last steps, so that a reader
+that looks now and then misses none. Every training script pays for the imports here, so there are few.
 """
 
 import fcntl
@@ -37,8 +36,8 @@ CLAIMED, RETURNED, PARTING = 256, 512, 1024  # somebody makes the rank's steps; 
 
 
 class SlotWriter:
-    """Writes the slot of one rank in one generation; used by one process only: the rank, or the child that trains for
-    it."""
+    """Writes one rank's slot in one generation, from one process only: the rank, or the child that makes its
+    steps."""
 
     def __init__(
         self, buf: mmap.mmap | memoryview, index: int, *, generation: int, rank: int, heir: bool = False
@@ -119,8 +118,7 @@ class SlotWriter:
         own_norm: float | None = None,
         update: float | None = None,
     ) -> None:
-        """Record the values of a step: the newest show with the next write, those of the last steps are in the
-        ring."""
+        """Record the values of a step: the newest show with the next write, the ring has those of the last steps."""
         self._flags &= ~(LOSS | GRAD_NORM)
         self._loss_step, self._loss, self._grad_norm = step, nan, nan
         finite = True
@@ -287,8 +285,7 @@ class SlotBusy(Exception):
 def claim_slot(path: str, index: int, generation: int, mine: SlotWriter | None) -> SlotWriter | None:
     """Claim the slot for a process that is about to make its rank's first step; None if another process has it.
 
-    The rank's own process passes its writer as `mine`; a child process takes the rank's place. SlotBusy if two try at
-    once.
+    The rank's own process passes its writer as `mine`; a child takes the rank's place. SlotBusy if two try at once.
     """
     at = index * SLOT_BYTES
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)

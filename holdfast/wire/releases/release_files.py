@@ -48,9 +48,9 @@ class ReleaseFiles(msgspec.Struct, frozen=True):
     def new_outputs(self, known: Collection[str]) -> frozenset[str]:
         """Return the kept files that are new since a release of the `known` files and may be a job's output.
 
-        These are files that are neither source nor tracked by git, and all new files that share a folder with such
-        files if
-        that folder has no Python.
+        These are files that are neither source nor tracked by git, and other untracked files below a folder that
+        holds
+        such files, or left-out ones, and no Python.
         """
         came = {path for path in self.kept if path not in known and path not in self.tracked}
         odd = {path for path in came if not path.endswith(_SOURCE)}

@@ -51,7 +51,7 @@ def forget_index(at: Path) -> None:
 
 
 def make_index(archive: Path, copy: Path, root: str, home: str) -> TreeIndex:
-    """Index an unpacked release. Files that may be a script's output are removed here, so the user's own are used."""
+    """Index an unpacked release. A script's possible outputs leave the copy, which links to the user's own."""
     files = tree_archive.archive_contents(archive)
     loose: Collection[str] = ()
     with contextlib.suppress(ReleaseFilesError):
@@ -74,8 +74,7 @@ def lock_trees(folder: Path) -> Iterator[None]:
 
 
 def find_edits(index: TreeIndex) -> tuple[list[str], TreeIndex]:
-    """Return the paths of the user's tree that differ from the release, reading only files touched since last
-    time."""
+    """Return the user's files that differ from the release, and a new index; files untouched since are not read."""
     equal: dict[str, Stamp] = {}
     differ = []
     for path, word in index.files.items():
@@ -232,8 +231,7 @@ def same(ours: Path, theirs: Path) -> bool:
 
 
 def _fold(ours: Path, theirs: Path, index: TreeIndex) -> None:
-    """Replace a folder by a link if all its content is in the user's tree, so that later deletions happen there
-    too."""
+    """Replace a folder by a link if the user's tree has all its content, so that deletions happen there too."""
     with os.scandir(ours) as entries:
         paths = [Path(entry.path) for entry in entries]
     if not theirs.is_dir() or not all(leads_home(path, index) for path in paths):
@@ -260,8 +258,7 @@ def destination(ours: Path, theirs: Path, name: str) -> Path:
 
 
 def _move_file(ours: Path, theirs: Path, name: str) -> Path | None:
-    """Rename a file, so that a rank that has it open writes on. None for a folder on another disk: move its
-    content."""
+    """Rename a file, so that a rank that has it open writes on. None for a folder that is on another disk."""
     if os.path.realpath(ours.parent) == os.path.realpath(theirs.parent):
         raise FileNotFoundError(ours)  # it is there already
     theirs.parent.mkdir(parents=True, exist_ok=True)
