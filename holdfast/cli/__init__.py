@@ -1,4 +1,4 @@
-"""The command line: thin, one file for each command, and the only place that wires the parts together."""
+"""The command line: one module per command, and the only place that wires the parts together."""
 
 import difflib
 import importlib

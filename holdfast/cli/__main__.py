@@ -1,4 +1,4 @@
-"""`python -m holdfast.cli`, for where the script is not on the path."""
+"""`python -m holdfast.cli`, for hosts where the holdfast script is not on the path."""
 
 import os
 import sys

@@ -1,1 +1,1 @@
-"""One per job: reads events, steps the decider, writes the journal, carries actions out."""
+"""The controller, one per job: hears events, steps the decider, writes the journal, carries actions out."""

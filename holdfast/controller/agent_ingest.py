@@ -1,4 +1,4 @@
-"""Where agents arrive: one WebSocket each, beats folded into job-level news, posts acknowledged once they are kept."""
+"""Where agents arrive: one WebSocket each; turns their beats and posts into job-level events."""
 
 import asyncio
 import contextlib
@@ -100,7 +100,7 @@ class AgentIngest:
         return ws
 
     async def attend_link(self, ws: Socket, caller: Caller = ANYBODY) -> None:
-        """Talk with one agent for as long as its link lasts."""
+        """Talk with one agent until its link ends."""
         outbox: Outbox = asyncio.Queue(_OUTBOX)
         async with asyncio.TaskGroup() as tasks:
             sender = tasks.create_task(_send_all(ws, outbox))
@@ -127,7 +127,7 @@ class AgentIngest:
                 del self._links[node]
 
     def send_errand(self, node: str, errand: Errand) -> bool:
-        """Send an errand if the node is linked; otherwise it is told again when it comes back."""
+        """Send an errand if the node is linked; otherwise it is sent again when the node comes back."""
         return self._put_packet(
             self._links.get(node), agent_messages.encode(ErrandMessage(errand=errand, epoch=self.epoch))
         )
@@ -175,14 +175,14 @@ class AgentIngest:
         return node
 
     def _may_say(self, node: str, body: Alarm | Ended | Done) -> bool:
-        """A node can accuse nobody else; but one agent of a host tells what is wrong with the host, which concerns all
-        nodes there. That it is the same host is proved where both called by this host's socket."""
+        """Whether a node may report this. It may accuse only itself, or, if it called by this host's socket, nodes
+        that did so too, because one agent reports for all nodes of its host."""
         if isinstance(body, Alarm):
             return set(body.suspects) <= ({node} | self._here if node in self._here else {node})
         return body.node == node
 
     def acknowledge_posts(self) -> None:
-        """The journal is on disk as far as we have told it: what we were told need not be told again."""
+        """Acknowledge posts whose events the journal now has on disk, so agents stop repeating them."""
         for outbox, ack in self._unkept:
             self._put_packet(outbox, agent_messages.encode(ack))
         self._unkept.clear()
@@ -226,7 +226,7 @@ class AgentIngest:
             self._announce_ready(hello)
 
     def _empty(self, now: float, hello: Hello) -> None:
-        """It ran ranks while we thought it lost; they belong to no generation any more."""
+        """Stop the ranks of an old generation on a node that was thought lost."""
         # The node remembers for ever what it was told under an id, so one is never used again.
         self._stale_id = min(self._stale_id - 1, -int(now * 1e6))
         self._stale[hello.node] = (self._stale_id, hello)
@@ -239,17 +239,17 @@ class AgentIngest:
         return node in self._sitting and node not in self._lost_nodes()
 
     def _lost_nodes(self) -> set[str]:
-        """Nodes that have no place, or will lose it presently: they fell silent in the open incident."""
+        """Return nodes that have no seat, or will lose it because they fell silent in the open incident."""
         incident = self.decider.incident
         return {*self.decider.gone, *(incident.silent if incident else ())}
 
     def _present_nodes(self) -> tuple[str, ...]:
-        """Nodes that are linked, or will be presently: after a restart of the controller none is yet."""
+        """Return nodes that are linked or expected soon; after a controller restart none is linked yet."""
         awaited = {seat.node for seat in self.decider.seats} - self._lost_nodes()
         return tuple(sorted({*self._links, *awaited, *self.decider.pool, *self.decider.under_probe}))
 
     def _known_nodes(self) -> set[str]:
-        """Nodes that the decider has heard of."""
+        """Return the nodes that the decider has heard of."""
         d = self.decider
         return {*(seat.node for seat in d.seats), *d.pool, *d.coming, *d.gone, *d.under_probe}
 
@@ -280,7 +280,7 @@ class AgentIngest:
                 self._announce_news(alarm)
 
     def _read_script_facts(self, beat: Beat) -> None:
-        """What the script lets its node know about itself."""
+        """Take over what the script reports about itself: its parallel groups, and whether it may be replayed."""
         if beat.mesh and beat.mesh != self.mesh and not self.decider.job.mesh:
             self.mesh = self.watching.mesh = beat.mesh
             self.hands.say(f"parallel groups, as the script tells: {','.join(f'{n}={s}' for n, s in beat.mesh)}")
@@ -294,7 +294,7 @@ class AgentIngest:
         self.hear(news)
 
     def on_launch(self, launch: Launch) -> None:
-        """A generation is about to start."""
+        """Prepare detectors and copies for a generation that is about to start."""
         self.mesh = self.watching.mesh = self.decider.job.mesh or self.mesh
         self.replicas.on_launch(launch.generation)
         self.watching.on_launch(self.now(), launch)
@@ -302,7 +302,7 @@ class AgentIngest:
         self._place_copies(launch.generation, launch.seats)
 
     def _place_copies(self, generation: int, seats: tuple[Seat, ...]) -> None:
-        """Choose who keeps copies of whose snapshots."""
+        """Choose which node keeps copies of which node's snapshots, and warn of nodes without copies."""
         exposed = self.floor.on_launch(generation, seats, self.mesh)
         if exposed != self._exposed:
             self._exposed = exposed
@@ -318,23 +318,23 @@ class AgentIngest:
         return node in self._links
 
     def is_valid_certificate(self, node: str, serial: str) -> bool:
-        """Whether this certificate is the node's, and the node has not left, or may come back."""
+        """Whether this is the node's certificate, and the node has not left or may come back."""
         return self.serials.get(node) == serial and self.decider.nodes.standbys.may_return(node)
 
     def _revoked_ids(self) -> tuple[str, ...]:
-        """Whose certificates count no more: of nodes that have left; by name too, for a user may have signed others."""
+        """Return serials and names of nodes that have left; names, as a user may sign other certificates."""
         gone = [node for node in self.decider.gone if node in self.serials]
         return tuple(sorted((*(self.serials[node] for node in gone), *(NODE + node for node in gone))))
 
     def _nodes_concerned(self, node: str) -> set[str]:
-        """Whose aims say where a node's keeper is, and its own; to tell all others at every hello, when all come back
-        to a new controller, would be their square."""
+        """Return a node and the nodes whose aims hold its keeper's address. Telling all nodes at every hello would
+        cost the square of their number."""
         peers = {own for own, peer in self.floor.peers.items() if peer == node}
         halved = {own for own, halves in self.floor.halves.items() if any(half.keeper == node for half in halves)}
         return {node, *peers, *halved} & self.floor.nodes
 
     def _tell_aims(self, nodes: Collection[str] | None = None) -> None:
-        """To all, if nobody is named."""
+        """Send aims to these nodes, or to all if `nodes` is None."""
         revoked = self._revoked_ids()
         for node in sorted(self.floor.nodes if nodes is None else nodes):
             self._put_packet(
@@ -366,14 +366,14 @@ class AgentIngest:
                 self.hear(body)
 
     def flush_progress(self) -> None:
-        """The newest step must be known before an alarm or an outcome is."""
+        """Report the newest step, which must be known before an alarm or an outcome is."""
         if progress := self.pace.flush_progress(self.now()):
             self.hear(progress)
 
     # --- the clock ---------------------------------------------------------------------------------------------
 
     def expect_nodes(self, nodes: set[str]) -> None:
-        """Nodes from before a restart of the controller: silence counts from when they must have found us."""
+        """Expect nodes from before a controller restart; they get some time to reconnect before silence counts."""
         for node in nodes:
             self.silence.on_message(self.now() + _RECONNECT_S, node)
 
@@ -394,7 +394,7 @@ class AgentIngest:
             self.hands.on_silent(node)
 
     def _hang_up(self, node: str) -> None:
-        """A node that is alive after all dials again, and says what it holds."""
+        """Close a node's link; a node that is alive dials again and says what it holds."""
         outbox = self._links.pop(node, None)
         if outbox is not None:
             while not outbox.empty():

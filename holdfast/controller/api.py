@@ -1,4 +1,4 @@
-"""What the controller answers: agents by WebSocket, people by JSON, Prometheus by text."""
+"""The controller's HTTP API: WebSocket for agents, JSON for people, text for Prometheus."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
@@ -78,7 +78,7 @@ class TraceBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobStacks(msgspec.Struct, frozen=True, kw_only=True):
-    """Where everybody is, and whom they wait for if the job stands."""
+    """The stacks of all processes, and which ranks the others wait for if the job stands."""
 
     at: float
     naming: BlockingRanks
@@ -128,7 +128,7 @@ def status_of(controller: Controller) -> Status:
 
 
 class ApiEntrance(NamedTuple):
-    """A way in: who is let in by it, and who hears of it."""
+    """One way into the API: who is admitted, and where requests are audited."""
 
     admit: Admit
     audit: AuditLog
@@ -138,7 +138,7 @@ class ApiEntrance(NamedTuple):
 
 
 def make_api(controller: Controller, door: ApiEntrance) -> web.Application:
-    """The same answers at every door."""
+    """Build the web application; it gives the same answers at every entrance."""
     app = web.Application(middlewares=[_guard_routes(door)], client_max_size=_MAX_BODY)
 
     async def status(request: web.Request) -> web.Response:
@@ -187,7 +187,7 @@ def make_api(controller: Controller, door: ApiEntrance) -> web.Application:
 
 
 def make_runner(app: web.Application) -> web.AppRunner:
-    """Nobody who belongs here sends what is compressed, and a stranger's megabyte may unpack to a thousand."""
+    """Make the app's runner. It never decompresses bodies: a stranger's megabyte may unpack to a thousand."""
     return web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S, auto_decompress=False)
 
 
@@ -252,7 +252,7 @@ def _trace_route(controller: Controller) -> Answer:
 
 
 def _guard_routes(door: ApiEntrance) -> Any:
-    """Nobody comes in unproved, nodes to their own places alone, and nobody orders who may only look."""
+    """Return middleware that admits only proved callers, and each only to the routes that it may use."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Answer) -> web.StreamResponse:
@@ -282,7 +282,7 @@ async def _answer_request(request: web.Request, handler: Answer) -> web.StreamRe
 
 
 def _why_forbidden(caller: Caller, request: web.Request) -> str:
-    """Why this caller may not ask for this."""
+    """Say why this caller may not make this request; empty if it may."""
     if request.path == _AGENT:
         return "" if caller.node else f"{caller.name} is no node of this job"
     if caller.right is None:  # a node: it fetches releases
@@ -293,12 +293,12 @@ def _why_forbidden(caller: Caller, request: web.Request) -> str:
 
 
 def _needed_right(verb: str) -> Right:
-    """Code and environment are more than when and where they run."""
+    """Return the right that an order needs: orders that bring code or environment need more."""
     return Right.ADMIN if verb in ("update", "rollback") else Right.OPERATE
 
 
 def _redact_for_caller(value: object) -> object:
-    """Values of environment variables are for those alone who may set them."""
+    """Hide the values of environment variables from callers who may not set them."""
     return value if CALLER.get().right is Right.ADMIN else _hide_env_values(msgspec.to_builtins(value))
 
 
@@ -321,7 +321,7 @@ def _error_response(status: int, sentence: str) -> web.Response:
 
 
 def describe_api() -> dict[str, Any]:
-    """The OpenAPI description, its schemas taken from the very structs that are sent."""
+    """Return the OpenAPI description, with schemas taken from the structs that are sent."""
     shown = {"status": Status, "report": Report, "releases": ReleaseOverview, "entries": list[Entry]}
     sent = (JobStacks, TraceBody, MintedToken, MintBody, OrderReceipt, OrderBody)
     refs, schemas = msgspec.json.schema_components([*shown.values(), *sent], ref_template="#/components/schemas/{name}")

@@ -1,4 +1,4 @@
-"""The controller's loop: an event, a step of the decider, a line in the journal, and only then hands that act."""
+"""The controller's loop: each event steps the decider and is journaled before any action is carried out."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ _log = logging.getLogger("holdfast.controller")
 
 
 class SteadyClock:
-    """Wall time that never runs backwards: spans must tile it, whatever NTP or a restart does."""
+    """Wall time that never runs backwards, whatever NTP or a restart does: spans must cover it without gaps."""
 
     def __init__(self, not_before: float = 0.0) -> None:
         self._wall_s = max(time.time(), not_before) - time.monotonic()
@@ -73,11 +73,11 @@ class Controller:
 
     @property
     def epoch(self) -> int:
-        """Lives of controllers in this run, with this one."""
+        """The number of controllers that this run has had, including this one."""
         return self.journal.epoch
 
     async def run(self, job: Job, on_begun: Callable[[], None] = lambda: None) -> int:
-        """Drive the job to its end and return its exit code; from `on_begun` on it can take orders."""
+        """Drive the job to its end and return its exit code; `on_begun` is called once orders can be taken."""
         unanswered = self._rebuild_decider()
         known = {*(s.node for s in self.decider.seats), *self.decider.pool, *self.decider.under_probe}
         self.ingest.expect_nodes(known - set(self.decider.gone))
@@ -99,7 +99,7 @@ class Controller:
         return self.ledger.finish.code if self.ledger.finish else 1
 
     def _take_over(self) -> None:
-        """An earlier controller has told nodes what the journal may have lost."""
+        """Tell the decider about a predecessor, which may have told nodes what the journal has lost."""
         if self.journal.doubt:
             self.hands.say(self.journal.doubt)
         plan, lost = self.hands.newest_plan(), self.journal.lost
@@ -117,7 +117,7 @@ class Controller:
         self.process_event(Successor(epoch=self.epoch, lost=lost))
 
     def _on_newer_node(self, hello: Hello) -> None:
-        """A node has heard a controller, or runs a generation, of which neither the journal nor its mark tells."""
+        """Take over from a controller or generation that a node knows of but the journal and its mark do not."""
         if hello.epoch > self.epoch:
             self.journal.raise_epoch(hello.epoch + 1)
             self.ingest.epoch = self.epoch
@@ -132,23 +132,23 @@ class Controller:
         self.hands.began_at = self.ledger.began_at
 
     def _needed_releases(self) -> tuple[Release, ...]:
-        """What a node is to have before it can take ranks."""
+        """Return the releases that a node needs before it can take ranks."""
         releases = self.decider.releases
         return (releases.running, *((releases.waiting,) if releases.waiting else ()))
 
     @property
     def reached_step(self) -> int:
-        """The step as status, metrics and the report tell it: the newest that every rank has made."""
+        """The newest step that every rank has made, as status, metrics and the report show it."""
         step = self.ingest.pace.step if self.ingest.pace.generation == self.decider.generation else -1
         return step if step >= 0 else self.ledger.step
 
     def on_outcome(self, outcome: Outcome) -> None:
-        """An action is over: nodes have told their last steps before they answered."""
+        """Process an action's outcome, after the last steps that nodes reported before they answered."""
         self.ingest.flush_progress()
         self.process_event(outcome)
 
     def process_event(self, event: Event) -> None:
-        """One door: whatever happens comes through here."""
+        """Process one event, as all must be: step the decider, journal the decision, start its actions."""
         self._stepping = True
         now = self.clock()
         decision = self.decider.step(now, event)
@@ -173,11 +173,11 @@ class Controller:
         self._stepping = False
 
     def end_at_once(self) -> None:
-        """Asked to stop once more: no more grace for anybody."""
+        """End all nodes without grace, because a stop was ordered twice."""
         self._spawn_task(self.hands.end_at_once())
 
     def on_store_lost(self) -> None:
-        """The store is gone: ranks that have not met yet would look for it for as long as torch lets them."""
+        """React to the loss of the store: ranks that are starting would wait for it as long as torch lets them."""
         if self.decider.phase in (Phase.LAUNCHING, Phase.STARTING):
             self._spawn_task(self._check_starting(self.decider.generation))
 
@@ -200,7 +200,7 @@ class Controller:
             self.ingest.on_launch(action)
 
     def _rebuild_decider(self) -> dict[int, Action]:
-        """Bring the decider to where the journal ends; returns the actions that have no outcome."""
+        """Bring the decider to where the journal ends; returns the actions that have no outcome, by id."""
         unanswered: dict[int, Action] = {}
         at = 0.0
         for entry in rebuild_decider(self.journal, self.decider):
@@ -221,7 +221,7 @@ class Controller:
         return unanswered
 
     def _unfinished_actions(self, unanswered: dict[int, Action]) -> list[Action]:
-        """But for a launch or stop that the decider no longer waits for: of a generation that is over."""
+        """Return the actions to carry out again; not launches and stops that the decider no longer waits for."""
         stale = {a.id for a in unanswered.values() if isinstance(a, Launch | Stop) and a.id != self.decider.awaited}
         return [action for id, action in unanswered.items() if id not in stale]
 

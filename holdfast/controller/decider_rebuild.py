@@ -1,4 +1,4 @@
-"""From a journal back to the decider that wrote it."""
+"""Rebuilds a decider from its journal."""
 
 from collections.abc import Iterator
 
@@ -10,11 +10,11 @@ from holdfast.ports import Journal
 
 
 class RebuildError(Exception):
-    """The journal says something else than this version of the decider would have decided."""
+    """The journal differs from what this version of the decider would have decided."""
 
 
 def rebuild_decider(journal: Journal, decider: Decider) -> Iterator[Entry]:
-    """Bring the decider to where the journal ends, entry by entry."""
+    """Step the decider through the journal, and yield each entry; RebuildError if a decision differs."""
     for entry in journal.read():
         decision = decider.step(entry.at, entry.event)
         if decision != entry.decision and _written(decision) != _written(entry.decision):

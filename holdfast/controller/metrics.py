@@ -1,4 +1,4 @@
-"""The job in Prometheus's words, computed from the ledger when asked."""
+"""The job as Prometheus metrics, computed from the ledger when asked."""
 
 from collections.abc import Iterator
 

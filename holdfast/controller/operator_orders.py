@@ -1,4 +1,4 @@
-"""What people may order: whether it can be done as the job stands, and what happens next."""
+"""Orders of people: whether one can be taken as the job stands, and what it will lead to."""
 
 import msgspec
 
@@ -12,7 +12,7 @@ _SOON = "as soon as what is under way now is done"
 
 
 class OrderBody(msgspec.Struct, frozen=True, kw_only=True):
-    """An order, as it is sent."""
+    """An order as it is sent to the API."""
 
     verb: str
     code: int = 0
@@ -23,7 +23,7 @@ class OrderBody(msgspec.Struct, frozen=True, kw_only=True):
     window_s: float = 0.0
 
     def make_order(self, who: str) -> Order:
-        """As given by somebody who has proved to be that."""
+        """Return the order, as given by a person whose name is proved."""
         return Order(
             verb=self.verb,
             who=who,
@@ -37,7 +37,7 @@ class OrderBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OrderReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to an order that is in the journal now."""
+    """The answer to an order that is now in the journal."""
 
     seq: int  # of its entry
     next: str  # what happens
@@ -45,7 +45,7 @@ class OrderReceipt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def order_refusal(decider: Decider, order: Order) -> str:
-    """Why an order cannot be taken, in one sentence; "" if it can."""
+    """Say in one sentence why an order cannot be taken; "" if it can."""
     if order.verb not in VERBS:
         return f"there is no order '{order.verb}'; there are {', '.join(VERBS)}"
     if order.verb != "stop" and decider.phase in (Phase.ENDING, Phase.DONE):
@@ -73,7 +73,7 @@ def order_refusal(decider: Decider, order: Order) -> str:
 
 
 def _why_node_stays(decider: Decider, order: Order) -> str:
-    """Why a node cannot be sent away."""
+    """Say why a node cannot be sent away; empty if it can."""
     node, active = order.node, {seat.node for seat in decider.seats} - decider.out
     beside = {*decider.pool, *decider.coming, *decider.under_probe}
     if not node:
@@ -99,7 +99,7 @@ def _list_nodes(nodes: set[str]) -> str:
 
 
 def describe_effect(decider: Decider, order: Order) -> str:
-    """What an order will lead to, as the job stands; asked before it is told to the decider."""
+    """Say what an order will lead to as the job stands; call this before the decider gets the order."""
     when = "now" if decider.phase in _RUNNING else _SOON
     match order.verb:
         case "hold" if decider.phase in (Phase.WAITING, Phase.HELD):

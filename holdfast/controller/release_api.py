@@ -1,4 +1,4 @@
-"""Releases on the controller's port: their history, their archives for nodes that fetch them, and orders about them."""
+"""Releases in the controller's API: their history, their archives for nodes, and checks of orders about them."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ def release_overview(controller: Controller) -> ReleaseOverview:
 
 
 def update_fault(controller: Controller, order: Order) -> str:
-    """Why an update cannot be taken; empty if it can, or is none."""
+    """Say why an update cannot be taken; empty if it can, or if the order is not an update."""
     if order.verb != "update":
         return ""
     release = order.release
@@ -35,7 +35,7 @@ def update_fault(controller: Controller, order: Order) -> str:
 
 
 async def signature_fault(controller: Controller, order: Order) -> str:
-    """Why the one who brings it is none of those whose releases this job takes."""
+    """Say why an update's signature is not accepted; empty if it is, or if the job asks for none."""
     signers = controller.settings.release.signers
     if order.verb != "update" or order.release is None or not signers:
         return ""
@@ -47,7 +47,7 @@ def _launch_key(release: Release) -> tuple[object, ...]:
 
 
 def release_archive(controller: Controller, digest: str) -> web.StreamResponse | None:
-    """The tree of a release, as nodes get it."""
+    """Return the archive of a release as nodes fetch it, or None if there is none."""
     path = controller.archives / f"{digest}.tar"
     if not tree_archive.DIGEST.fullmatch(digest) or not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""Asks every node at once for the stacks of all its processes, and waits until the deadline at most."""
+"""Asks all nodes at once for the stacks of their processes, and waits until the deadline at most."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,8 @@ class StackTracing:
     async def take_traces(
         self, deadline_s: float, native: bool = False, nodes: tuple[str, ...] | None = None
     ) -> tuple[Trace, ...]:
-        """One trace from each of these nodes, or of all that are linked; of one that does not answer it says so."""
+        """Return a trace of each node, or of all linked ones; a node that does not answer gets a trace with an
+        error."""
         wanted = self._linked() if nodes is None else nodes
         self._newest += 1
         look = TraceRequest(id=self._newest, deadline_s=deadline_s, native=native)
@@ -39,14 +40,14 @@ class StackTracing:
         return tuple(round.traces.get(node) or Trace(node=node, at=self.now(), error=late) for node in wanted)
 
     def on_trace(self, node: str, looked: TraceAnswer) -> None:
-        """An answer; one that is late, or that speaks for another node, is dropped."""
+        """Take a node's answer; late answers and answers for another node are dropped."""
         round = self._open.get(looked.id)
         if round is not None and looked.trace.node == node:
             round.add_trace(looked.trace)
 
 
 class _Round:
-    """One question to many nodes."""
+    """One request for stacks to many nodes, and the answers so far."""
 
     def __init__(self, nodes: tuple[str, ...]) -> None:
         self.traces: dict[str, Trace] = {}

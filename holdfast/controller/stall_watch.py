@@ -1,4 +1,4 @@
-"""Watches a job that answers: whether it stands, and who makes the others wait."""
+"""Watches whether a responding job makes progress, and finds the ranks that make the others wait."""
 
 from collections.abc import Callable, Coroutine
 

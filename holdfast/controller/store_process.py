@@ -1,4 +1,4 @@
-"""The job's TCPStore: a process that outlives the controller, with one namespace for every generation."""
+"""The job's TCPStore: a process that outlives the controller, with one namespace for each generation."""
 
 import asyncio
 import contextlib
@@ -24,9 +24,9 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class StoreProcess:
-    """Keeps a store process and asks it for a port per generation.
+    """Keeps a store process running and asks it for a port per generation.
 
-    The process ends by itself some time after the last controller has left it, so a controller stays connected.
+    The process ends by itself some time after the last controller has disconnected, so a controller stays connected.
     """
 
     server: Path | None = None  # a fork server, which has torch imported already
@@ -42,13 +42,13 @@ class StoreProcess:
         self._over = False
 
     async def connect_ahead(self) -> None:
-        """Be connected before anybody asks: a new process takes seconds to be up, an old one may be about to leave."""
+        """Connect before the first request: a new process starts slowly, an old one may be about to leave."""
         with contextlib.suppress(OSError):  # it is said to whoever asks
             async with self._asking:
                 self._streams = self._streams or await self._connect_store()
 
     async def watch_process(self, gone: Callable[[], None]) -> None:
-        """Say so whenever the process has gone, and have another one ready for whoever asks next."""
+        """Call `gone` whenever the store process has ended, and start another for the next request."""
         while not self._over:
             await asyncio.sleep(_WATCH_S)
             if self._streams is None or self._asking.locked() or not _is_over(self._streams[0]):
@@ -59,14 +59,14 @@ class StoreProcess:
             await self.connect_ahead()
 
     async def open(self, generation: int) -> int:
-        """The port of this generation's own store; the same answer however often it is asked."""
+        """Return the port of this generation's store; repeated calls give the same answer."""
         answer = await self._ask_store({"open": generation})
         if "error" in answer:
             raise OSError(f"the store refused: {answer['error']}")
         return int(answer["port"])
 
     async def quit(self) -> None:
-        """Without it the store would only leave after a while; one that is not there need not be told."""
+        """End the store process, which would otherwise wait for another controller."""
         self._over = True
         with contextlib.suppress(OSError, ValueError):
             async with asyncio.timeout(_QUIT_S):
@@ -133,5 +133,5 @@ class StoreProcess:
 
 
 def _is_over(reader: asyncio.StreamReader) -> bool:
-    """Whether the other end has gone; it may have done so before it took our call."""
+    """Whether the other end has closed; it may have done so before it accepted the call."""
     return reader.at_eof() or reader.exception() is not None

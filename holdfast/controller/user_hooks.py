@@ -1,4 +1,4 @@
-"""Tells people elsewhere: a command of theirs, or an address, gets what is worth a notice; nobody waits for it."""
+"""Sends notices about the job to the user's command or URL, without the job waiting for either."""
 
 import asyncio
 import contextlib
@@ -44,13 +44,13 @@ _log = logging.getLogger("holdfast.controller")
 
 
 class HookProgress(msgspec.Struct, frozen=True):
-    """RUN_DIR/hooked.json: how far the journal was told of."""
+    """RUN_DIR/hooked.json: the newest journal entry that hooks were told of."""
 
     seq: int
 
 
 class UserHooks:
-    """Fed every entry; a controller that comes back goes on telling where its predecessor was."""
+    """Gets every journal entry and tells the hooks; a new controller continues where the last one stopped."""
 
     def __init__(self, limits: HookLimits, run_id: str, run_dir: Path, cwd: str, say: Callable[[str], None]) -> None:
         self.failures = 0
@@ -76,7 +76,7 @@ class UserHooks:
                 self._news.set()
 
     async def run(self) -> None:
-        """Tell, one at a time, until `over` and all is told."""
+        """Tell notices one at a time, until finish_up was called and all are told."""
         while True:
             upto, now = self._pacer.newest_seq, math.inf if self._over else time.monotonic()
             if notice := self._pacer.next_notice(now):
@@ -90,7 +90,7 @@ class UserHooks:
                     await self._news.wait()
 
     def finish_up(self) -> None:
-        """The job is: what is still to be told is told now."""
+        """Tell all remaining notices now, because the job has ended."""
         self._over = True
         self._news.set()
 
@@ -117,7 +117,7 @@ class UserHooks:
     # --- a command ---------------------------------------------------------------------------------------------
 
     async def _run_command(self, notice: HookNotice) -> str:
-        """Why it failed, or nothing."""
+        """Run the user's command; returns why it failed, or ""."""
         if not self._limits.command:
             return ""
         try:
@@ -134,7 +134,7 @@ class UserHooks:
         return f"failed with code {code}{f': {said}' if said else ''}" if code else ""
 
     async def _execute_command(self, notice: HookNotice, told: BinaryIO, log: BinaryIO) -> int | None:
-        """Its exit code; None: it took too long."""
+        """Return the command's exit code, or None if it took too long and was killed."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-c", _SHELL, str(os.getpid()), self._limits.command),
             stdin=told,
@@ -157,7 +157,7 @@ class UserHooks:
     # --- an address --------------------------------------------------------------------------------------------
 
     async def _post_notice(self, notice: HookNotice) -> str:
-        """Why it failed, or nothing. The address may hold a secret, as Slack's do: only its host is ever told."""
+        """Post a notice; returns why it failed, or "". The URL may hold a secret, so only its host is ever shown."""
         if not self._limits.url:
             return ""
         host = urlsplit(self._limits.url).hostname or ""
@@ -176,7 +176,7 @@ class UserHooks:
                 return
 
     async def _post_once(self, notice: HookNotice, trust_env: bool) -> tuple[str, bool]:
-        """Why it was not taken, and whether to try again."""
+        """Post once; returns why the notice was not taken, and whether to try again."""
         slack = self._limits.format == "slack"
         body = msgspec.json.encode({"text": format_slack(notice)} if slack else notice)
         try:
@@ -204,7 +204,7 @@ def _notice_file(notice: HookNotice) -> BinaryIO:
 
 
 def _log_file(run_dir: Path) -> BinaryIO:
-    """RUN_DIR/hook.log: what commands say; it begins anew when it has grown large."""
+    """Open RUN_DIR/hook.log, which holds the output of commands; it is started anew when it is large."""
     path = run_dir / "hook.log"
     if path.exists() and path.stat().st_size > _LOG_BYTES:
         path.unlink()

@@ -20,7 +20,7 @@ Generation = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """Who is speaking; sent on every new link, and again when the node becomes ready."""
+    """Introduces a node to the controller; sent on every new link, and again when the node becomes ready."""
 
     node: str
     host: str
@@ -41,7 +41,7 @@ class NodeNotice(msgspec.Struct, frozen=True, kw_only=True, tag="notice"):
 
 
 class HashReport(msgspec.Struct, frozen=True, kw_only=True, tag="marked"):
-    """Hashes of what this node's ranks share with others; those that are lost are not sent again."""
+    """Hashes of the state that this node's ranks share with others; a lost report is not sent again."""
 
     node: str
     generation: int
@@ -49,7 +49,7 @@ class HashReport(msgspec.Struct, frozen=True, kw_only=True, tag="marked"):
 
 
 class TraceAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="looked"):
-    """The answer to a Look; one that is lost is not sent again."""
+    """A node's answer to a TraceRequest; a lost answer is not sent again."""
 
     id: int
     trace: Trace
@@ -73,14 +73,14 @@ class ErrandMessage(msgspec.Struct, frozen=True, kw_only=True, tag="tell"):
 
 
 class AimMessage(msgspec.Struct, frozen=True, kw_only=True, tag="hold"):
-    """Which snapshots the job counts on; it may be lost, and is said again."""
+    """Tells a node which snapshots the job counts on; a lost message does no harm, because it is repeated."""
 
     aim: Aim
     revoked: tuple[str, ...] = ()  # as in Welcome
 
 
 class TraceRequest(msgspec.Struct, frozen=True, kw_only=True, tag="look"):
-    """Take the stacks of all training processes now, and answer by the deadline with what there is."""
+    """Asks a node for the stacks of all training processes now; it answers by the deadline with what it has."""
 
     id: int
     deadline_s: float

@@ -1,4 +1,4 @@
-"""Asking a controller at its door on this host, where the kernel says who is who."""
+"""Requests to a controller through its unix socket on this host, where the kernel identifies the caller."""
 
 import http.client
 import json
@@ -20,7 +20,7 @@ class ControllerNotRunning(Exception):
 
 
 class RequestRefused(ControllerNotRunning):
-    """A controller answered, and would not take the request; `why` is its own sentence."""
+    """A controller answered but refused the request; `why` is the sentence it gave."""
 
     def __init__(self, why: str, status: int) -> None:
         super().__init__(f"the controller refused: {why}")
@@ -29,11 +29,11 @@ class RequestRefused(ControllerNotRunning):
 
 
 class NotAController(ControllerNotRunning):
-    """Something answered that is no controller."""
+    """The process that answered is not a controller."""
 
 
 def fetch(run_dir: Path, path: str, body: dict[str, Any] | None = None, wait_s: float = WAIT_S) -> bytes:
-    """A GET, or a POST where there is a body; the answer as it comes."""
+    """Send a GET, or a POST if there is a body, and return the raw answer; raises ControllerNotRunning on failure."""
     try:
         link = _connect_controller(run_dir, wait_s)
     except OSError as e:

@@ -1,7 +1,7 @@
-"""Locks that prove a folder deserted: the kernel lets go of one when its last holder has ended, however it ended.
+"""Locks that prove that nobody uses a folder; the kernel frees one when its last holder ends, however it ended.
 
-Whoever lives in a folder shares its lock and hands it on to the processes it starts there. Who wants to remove what was
-left takes it alone: that works only when all of them are gone, and nobody moves in meanwhile.
+A process that uses a folder shares its lock and passes it on to the processes that it starts there. A process that
+wants to remove leftovers takes the lock exclusively: that works only when all users are gone, and keeps new ones out.
 """
 
 import errno
@@ -18,14 +18,14 @@ _LOOK_S = 0.05
 
 
 class LockError(Exception):
-    """Why nothing is proven, to be put after the name of the folder."""
+    """Says why a lock proves nothing, in words that follow the folder's name."""
 
 
 def lock_shared(folder: Path) -> tuple[int, ...]:
-    """Live here until this file, and every copy that a child was given, is closed.
+    """Share the folder's lock until this file, and every copy that a child inherits, is closed.
 
-    The answer is made for `pass_fds`. Empty: this file system has no locks, so nobody will ever clean up here.
-    BlockingIOError: somebody is at it just now.
+    Returns descriptors for `pass_fds`; empty if the file system has no locks, so that nobody will ever clean up here.
+    Raises BlockingIOError if a process holds the lock exclusively.
     """
     fd = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -45,7 +45,7 @@ def lock_shared(folder: Path) -> tuple[int, ...]:
 
 @contextmanager
 def shared_lock(folder: Path) -> Iterator[tuple[int, ...]]:
-    """The same, for a child that is started now."""
+    """Share the folder's lock while a child process is started, which inherits it."""
     files = lock_shared(folder)
     try:
         yield files
@@ -55,9 +55,9 @@ def shared_lock(folder: Path) -> Iterator[tuple[int, ...]]:
 
 
 def lock_file_alone(path: Path, wait_s: float) -> int | None:
-    """A file that no other process has in this way until it is closed; None: one has it all the time.
+    """Open a file and lock it exclusively until it is closed; None if another process holds it for `wait_s` seconds.
 
-    Where the file system has no locks everybody gets it.
+    On a file system without locks every caller gets the file.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     until = time.monotonic() + wait_s
@@ -76,7 +76,7 @@ def lock_file_alone(path: Path, wait_s: float) -> int | None:
 
 
 def lock_exclusively(folder: Path) -> int | None:
-    """Keep everybody out until the file is closed; None: somebody lives here. LockError: that cannot be told."""
+    """Lock a folder until the file is closed; None if a process uses the folder, LockError if that is unknown."""
     try:
         fd = os.open(folder / NAME, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

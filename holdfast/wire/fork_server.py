@@ -2,12 +2,12 @@
 
     python -u -m holdfast.wire.fork_server FD PARENT RANKS_MODULE... -- MODULE... [-- RANKS_MODULE... -- MODULE... -- S]
 
-It listens at FD and answers its own user only; who asks looks, too, whose it is. It dies with PARENT, who started it;
-what it has forked lives on. Ten nodes on a laptop so import torch once, not twenty-one times. What is named last it
-imports when nobody has asked for S seconds: whoever comes first does not wait for that.
+It listens at FD and answers only its own user; a caller also checks whose server it is. It dies with its parent
+PARENT, but the processes that it forked live on. So ten nodes on a laptop import torch once, not twenty-one times.
+The modules after the second `--` are imported after S seconds without a request: no early caller waits for them.
 
-Who asks sends a program and its files, hears that the server is at it, says that it still wants it, and is told the
-pid. A server that is not at it yet may be given up: it forks nothing for somebody who has left.
+A caller sends a program and its open files. The server answers that it has begun, the caller confirms that it still
+wants the program, and the server returns the pid. A caller may give up before that: then nothing is forked.
 """
 
 import gc
@@ -63,12 +63,12 @@ class Later(msgspec.Struct, frozen=True):
 
 
 class ForkServer:
-    """One that was started here; it ends with us, or when it is closed."""
+    """A fork server that this process started; it ends with this process, or when it is closed."""
 
     def __init__(
         self, path: Path, preload: Sequence[str], env: dict[str, str], log: int, later: "Later | None" = None
     ) -> None:
-        """`preload`: what ranks import besides what is ours; `later`: the same, but nobody waits for it."""
+        """Start a server. `preload`: modules that ranks import besides ours; `later`: modules to import when idle."""
         self.path = path
         programs = (_HOLDER, *(("holdfast.client.boot.tcp_store",) if "torch" in preload else ()))
         # The first controller is executed, and the first holders prepare themselves, so there is time for that.
@@ -87,24 +87,24 @@ class ForkServer:
             )
 
     def exit_code(self) -> int | None:
-        """What it ended with, by itself or by somebody's hand; None: it has not."""
+        """Return the server's exit code, or None while it runs."""
         return self._process.poll()
 
     def close(self) -> None:
-        """At once, though it may be importing still; what it has forked lives on."""
+        """Kill the server at once, even while it imports; the processes that it forked live on."""
         self._process.kill()
         self._process.wait()
         self.path.unlink(missing_ok=True)
 
 
 def socket_path(run_dir: Path) -> Path:
-    """Where the fork server of a run is asked."""
+    """Return the path of the socket of a run's fork server."""
     named = os.environ.get(NAMED)
     return Path(named) if named else run_dir / _NAME
 
 
 class ProgramProcess:
-    """A program of ours that runs beside us."""
+    """A running program of ours, either forked by the fork server or executed by this process."""
 
     def __init__(self, pid: int, child: "subprocess.Popen[bytes] | None" = None) -> None:
         self.pid = pid
@@ -127,20 +127,20 @@ class ProgramProcess:
             pass
 
     def kill(self) -> None:
-        """It is gone when this returns."""
+        """Kill the process and wait until it is gone."""
         self.send_signal(signal.SIGKILL)
         while not self.is_over():
             time.sleep(_LOOK_S)
 
     def close(self) -> None:
-        """Whoever is told nothing more of it."""
+        """Stop watching the process, and let it run on."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
 
 
 def start_program(program: Program, files: OpenFiles, server: Path | None, begin_s: float = _BEGIN_S) -> ProgramProcess:
-    """Have a program forked, or execute it where no fork server is at it in time. OSError: it may run, or may not."""
+    """Fork a program, or execute it if no fork server begins in time. After an OSError it may or may not run."""
     if server is not None:
         try:
             return ProgramProcess(_request_fork(server, program, files, begin_s))
@@ -160,11 +160,11 @@ def start_program(program: Program, files: OpenFiles, server: Path | None, begin
 
 
 class NoForkServer(Exception):
-    """There is no fork server, or it ended or was given up before it had begun."""
+    """There is no fork server, or it ended, or the caller gave up before the server began."""
 
 
 def _await_start(server: socket.socket, pid: int, begin_s: float) -> None:
-    """Until it is at it; TimeoutError: it is stopped, or takes too long. ConnectionError: it has ended."""
+    """Wait until the server begins; TimeoutError if it is stopped or too slow, ConnectionError if it has ended."""
     until = time.monotonic() + begin_s
     server.settimeout(min(_ASK_S, begin_s))
     while time.monotonic() < until and process_control.process_state(pid) not in ("T", "t"):
@@ -228,7 +228,7 @@ def main() -> NoReturn:
 
 
 def _groups(words: list[str]) -> list[list[str]]:
-    """What stands between the dashes."""
+    """Split words into groups at each `--`."""
     found: list[list[str]] = [[]]
     for word in words:
         if word == "--":
@@ -239,7 +239,7 @@ def _groups(words: list[str]) -> list[list[str]]:
 
 
 def _have(ranks: Sequence[str], programs: Sequence[str], prepares: bool) -> None:
-    """Import what ranks need, and what programs do, which ranks are to be without."""
+    """Import modules for ranks and for programs, and note those of programs, which forked ranks must not see."""
     gc.disable()  # imports make no garbage worth looking for
     _import_modules(ranks, prepares)
     seen = set(sys.modules)
@@ -251,7 +251,7 @@ def _have(ranks: Sequence[str], programs: Sequence[str], prepares: bool) -> None
 
 
 def _import_modules(names: Sequence[str], prepares: bool) -> None:
-    """And do what the module wants done before anybody is forked. What cannot be had, whoever needs it will miss."""
+    """Import modules and run the holder's preparation; report and skip modules that cannot be imported."""
     for name in names:
         try:
             module = importlib.import_module(name)
@@ -282,7 +282,7 @@ def _serve_client(client: socket.socket, ours: tuple[socket.socket, ...]) -> Non
 
 
 def _receive_program(client: socket.socket, files: list[int]) -> Program:
-    """What shall be started; its files are added to `files`, whatever becomes of it."""
+    """Receive the program to start; its open files are added to `files` even if this fails."""
     client.sendall(_BEGUN)
     if read_peer(client).user != os.getuid():
         raise PermissionError("the fork server is another user's")

@@ -1,4 +1,4 @@
-"""What agent and holder say to each other: one message per packet of a unix socket that the agent inherits."""
+"""Messages between agent and holder: one per packet of a unix socket that the agent inherits."""
 
 import socket
 
@@ -23,7 +23,7 @@ class ExecRank(msgspec.Struct, frozen=True, kw_only=True, tag="exec"):
 
 
 class PreloadZygote(msgspec.Struct, frozen=True, kw_only=True, tag="preload"):
-    """Keep a zygote with these modules; one of another key is of no use any more."""
+    """Keep a zygote that has imported these modules; it replaces a zygote of another key."""
 
     modules: tuple[str, ...]
     learned: tuple[str, ...] = ()  # the same, but they are done without if a rank could not be forked with them
@@ -35,7 +35,7 @@ class PreloadZygote(msgspec.Struct, frozen=True, kw_only=True, tag="preload"):
 
 
 class MakeArena(msgspec.Struct, frozen=True, kw_only=True, tag="make_arena"):
-    """Keep memory of this size under this name; it outlives whoever uses it."""
+    """Keep shared memory of this size under this name; it outlives the processes that use it."""
 
     name: str
     bytes: int
@@ -49,13 +49,13 @@ class KillRank(msgspec.Struct, frozen=True, kw_only=True, tag="kill"):
 
 
 class ForgetRank(msgspec.Struct, frozen=True, kw_only=True, tag="forget"):
-    """The exit of this rank is on record elsewhere."""
+    """Forget this rank, because its exit is on record elsewhere."""
 
     key: str
 
 
 class SweepLeftovers(msgspec.Struct, frozen=True, kw_only=True, tag="sweep"):
-    """End whatever ranks that are over have left behind, however well it hid."""
+    """End all processes that ended ranks have left behind, even those that tried to hide."""
 
 
 class QuitHolder(msgspec.Struct, frozen=True, kw_only=True, tag="quit"):
@@ -68,7 +68,7 @@ ToHolder = ExecRank | ForkRank | PreloadZygote | MakeArena | KillRank | ForgetRa
 
 
 class HolderRank(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank as the holder knows it; code is None while it runs."""
+    """One rank as the holder knows it; `code` is None while the rank runs."""
 
     key: str
     pid: int
@@ -77,7 +77,7 @@ class HolderRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeptArena(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory that the holder keeps; others open it by its path."""
+    """Shared memory that the holder keeps; other processes open it by its path."""
 
     name: str
     bytes: int
@@ -85,7 +85,7 @@ class KeptArena(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HolderListing(msgspec.Struct, frozen=True, kw_only=True, tag="listing"):
-    """The first thing a new agent hears."""
+    """Everything that the holder keeps; the first message that a new agent gets."""
 
     ranks: tuple[HolderRank, ...]
     arena: str  # path of the slots' memory
@@ -116,13 +116,13 @@ class RankEnded(msgspec.Struct, frozen=True, kw_only=True, tag="over"):
 
 
 class SweepDone(msgspec.Struct, frozen=True, kw_only=True, tag="swept"):
-    """Nothing is left of ranks that are over, but for these pids, which do not die."""
+    """All leftovers of ended ranks are gone, except for the pids in `left`, which do not die."""
 
     left: tuple[int, ...] = ()
 
 
 class ZygoteWarmed(msgspec.Struct, frozen=True, kw_only=True, tag="warmed"):
-    """The zygote is ready, or cannot be had (then ranks are executed afresh)."""
+    """The zygote is ready, or there is none; then each rank starts as a new program."""
 
     ok: bool
     detail: str = ""
@@ -138,7 +138,7 @@ to_agent = make_decoder(msgspec.msgpack.Decoder(ToAgent))
 
 
 def make_socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Two ends of a packet socket with room for a rank's whole environment."""
+    """Return two ends of a packet socket that has room for a rank's whole environment."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * PACKET_BYTES)

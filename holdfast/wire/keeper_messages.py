@@ -1,4 +1,4 @@
-"""What ranks and the keeper of their node say to each other: JSON, one message per line of a unix socket."""
+"""Messages between ranks and the keeper of their node: JSON, one message per line of a unix socket."""
 
 import msgspec
 
@@ -10,7 +10,7 @@ MAX_BYTES = 1 << 22  # of one message
 
 
 def layout_file_name(rank: int, layout: str) -> str:
-    """The file with the layout of a rank's image, which lies beside the socket."""
+    """Return the name of the file that holds the layout of a rank's image; it lies beside the socket."""
     return f"plan-{rank}-{layout[:KEPT_DIGITS]}"
 
 
@@ -25,7 +25,7 @@ class CheckpointPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArenaRequest(msgspec.Struct, frozen=True, kw_only=True, tag="want"):
-    """A rank asks for the arena of its snapshots; the same one as before if the layout is the same."""
+    """A rank's request for the arena of its snapshots; it gets the same arena as before if the layout is the same."""
 
     rank: int
     world: int
@@ -40,7 +40,7 @@ class ArenaRequest(msgspec.Struct, frozen=True, kw_only=True, tag="want"):
 
 
 class StateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
-    """A rank asks for its state; the answer may take as long as it takes to fetch."""
+    """A rank's request for its state; the answer may wait until the state has been fetched."""
 
     rank: int
     generation: int
@@ -54,7 +54,7 @@ class ArenaGrant(msgspec.Struct, frozen=True, kw_only=True, tag="arena"):
 
 
 class StateGrant(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
-    """Where the state to go on from lies, verified; every rank of a generation is told the same step."""
+    """Where the verified state lies that a rank continues from; every rank of a generation gets the same step."""
 
     source: str  # "memory", "peer", "storage", "none"
     step: int = 0
@@ -66,7 +66,7 @@ class StateGrant(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
 
 
 class KeeperRefusal(msgspec.Struct, frozen=True, kw_only=True, tag="denied"):
-    """One sentence: why not."""
+    """The keeper refuses a request; `why` is one sentence."""
 
     why: str
 

@@ -1,4 +1,4 @@
-"""The environment that ranks, and whatever imports modules for them, are started in."""
+"""The environment variables that ranks, and processes that import modules for them, are started with."""
 
 import os
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ _FR_BUFFER = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # of torc
 
 
 def make_rank_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The user's, without our secrets, and with what is ours to set where the user has not."""
+    """Return the user's environment without our secrets, plus our defaults where the user has set nothing."""
     found = {k: v for k, v in env.items() if k not in _SECRET and _is_text(k) and _is_text(v)}
     found.setdefault("OMP_NUM_THREADS", "1")
     if not found.keys() & set(_FR_BUFFER):
@@ -17,7 +17,7 @@ def make_rank_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_whole_paths(env: Mapping[str, str], cwd: str) -> dict[str, str]:
-    """Folders of PYTHONPATH are meant from where the command was typed, wherever they are read."""
+    """Make PYTHONPATH absolute, so that its folders count from where the command was typed."""
     found = dict(env)
     if given := found.get("PYTHONPATH"):
         paths = (os.path.normpath(os.path.join(cwd, path)) for path in given.split(os.pathsep))
@@ -26,7 +26,7 @@ def with_whole_paths(env: Mapping[str, str], cwd: str) -> dict[str, str]:
 
 
 def _is_text(value: str) -> bool:
-    """Whether it can be sent on; bytes that are no UTF-8 cannot."""
+    """Whether the value can be encoded as UTF-8, and so can be sent on."""
     try:
         value.encode()
     except UnicodeEncodeError:

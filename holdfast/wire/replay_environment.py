@@ -1,4 +1,4 @@
-"""How a rank is told that it takes part in a replay; every script pays for the imports here, so there are few."""
+"""Environment variables and files of a rank in a replay; every script pays for the imports here, so there are few."""
 
 import os
 
@@ -25,22 +25,22 @@ def is_replay() -> bool:
 
 
 def redirect_path(path: str) -> str:
-    """Where what would be written there is written to: in a replay, under its own folder."""
+    """Return where a rank must write instead of this path: in a replay, into the replay's folder."""
     return os.path.join(os.environ[FOLDER], os.path.basename(path.rstrip("/")) or "out") if is_replay() else path
 
 
 def signature_path(folder: str, rank: int) -> str:
-    """The file in which a rank tells what it signed: a line for each step, as none may be lost."""
+    """Return the file in which a rank records its signatures: one line per step, so that none is lost."""
     return os.path.join(folder, f"signed-{rank}")
 
 
 def encode_signature(step: int, state: int, sent: int | None) -> bytes:
-    """The signatures of the rank's state after the step, and of what it sent to others in it, where that was signed."""
+    """Return the line with the signatures of a rank's state after a step and of what it sent (None: not signed)."""
     return f"{step} {state} {'-' if sent is None else sent}\n".encode()
 
 
 def decode_signatures(text: bytes) -> "Iterator[tuple[int, int, int | None]]":
-    """What `line_of` wrote, as far as it is whole."""
+    """Yield what encode_signature wrote, skipping lines that are not whole."""
     for line in text[: text.rfind(b"\n") + 1].splitlines():
         try:
             step, state, sent = line.split()

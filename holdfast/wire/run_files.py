@@ -13,7 +13,7 @@ from holdfast.model.topology import Job
 
 
 class EntryPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank runs."""
+    """What a rank runs: a script, a module or a program, and how it is started."""
 
     argv: tuple[str, ...]  # the script, or the module's name, and its arguments
     module: bool = False
@@ -26,7 +26,7 @@ class EntryPoint(msgspec.Struct, frozen=True, kw_only=True):
     copied: bool = False  # it is run from the copy of a release
 
     def interpreter_argv(self) -> tuple[str, ...]:
-        """What goes before argv. From a copy no module is looked for in the working directory."""
+        """Return the words before argv. Run from a copy, a module is not looked for in the working directory."""
         if not self.python:
             return ()
         return (self.python, "-u", *(("-P",) if self.copied and self.module else ()), *(("-m",) if self.module else ()))
@@ -55,7 +55,7 @@ class ControllerAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """RUN_DIR/exit.json: the job is over; without it a controller that is gone has crashed."""
+    """RUN_DIR/exit.json: the job is over; if it is missing and the controller is gone, the controller has crashed."""
 
     code: int
     reason: str
@@ -87,7 +87,7 @@ def write_json(path: Path, value: msgspec.Struct) -> None:
 
 
 def publish_file(path: Path, content: bytes) -> None:
-    """Publish a file whole or not at all."""
+    """Write a file whole or not at all."""
     whole = path.with_name(f".{path.name}.{os.getpid()}")
     whole.write_bytes(content)
     whole.replace(path)

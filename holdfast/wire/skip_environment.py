@@ -1,7 +1,7 @@
-"""How a rank is told which batches to leave out, and which steps to make at a part of the learning rate.
+"""Environment variables that tell a rank which batches to skip and which steps to make at a lower learning rate.
 
-HOLDFAST_SKIP="101-103,200-200" and HOLDFAST_EASE="0.5:101-200,0.25:300-310": first and last step, both included, by the
-numbers that the script tells as done. Every script pays for the imports here, so there are few.
+HOLDFAST_SKIP="101-103,200-200" and HOLDFAST_EASE="0.5:101-200,0.25:300-310": first and last step, both included, in
+the numbers that the script reports as done. Every script pays for the imports here, so there are few.
 """
 
 SKIP = "HOLDFAST_SKIP"
@@ -11,12 +11,12 @@ Span = tuple[int, int]
 
 
 def parse_skips(text: str) -> tuple[Span, ...]:
-    """The steps to leave out; ValueError if that is not what the text says."""
+    """Return the spans of steps to skip; ValueError if the text is malformed."""
     return tuple(_parse_span(part) for part in text.split(",") if part.strip())
 
 
 def parse_eases(text: str) -> tuple[tuple[float, Span], ...]:
-    """Factors and their steps, in the order told."""
+    """Return factors and their spans of steps, in the order given; ValueError if the text is malformed."""
     found = []
     for part in filter(str.strip, text.split(",")):
         factor, _, span = part.partition(":")

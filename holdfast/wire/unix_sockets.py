@@ -1,4 +1,4 @@
-"""Unix sockets at paths of any length: the address goes through an open folder, since the kernel takes 107 bytes."""
+"""Unix sockets at paths of any length, reached through an open folder: the kernel takes only 107 bytes."""
 
 import os
 import socket
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def listen(path: Path, backlog: int = 16) -> socket.socket:
-    """A listening stream socket at this path, for its owner alone; OSError if somebody listens there."""
+    """Return a listening stream socket that only its owner can use; FileExistsError if the path is in use."""
     if _is_answered(path):
         raise FileExistsError(f"another process listens at {path}")
     path.unlink(missing_ok=True)
@@ -24,7 +24,7 @@ def listen(path: Path, backlog: int = 16) -> socket.socket:
 
 
 def connect(path: Path) -> socket.socket:
-    """A connection to whoever listens at this path."""
+    """Connect to the process that listens at this path; OSError if there is none."""
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _call_through_folder(path, peer.connect)

@@ -1,4 +1,4 @@
-"""What holder and zygote say to each other: one message per packet of a unix socket that the zygote inherits."""
+"""Messages between holder and zygote: one per packet of a unix socket that the zygote inherits."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ PACKET_BYTES = 1 << 18  # a rank's whole environment fits
 
 
 class ForkRank(msgspec.Struct, frozen=True, kw_only=True, tag="fork"):
-    """Start a rank; argv is the script, or the name of a module, and its arguments."""
+    """Start a rank; argv is the script, or the name of a module, followed by its arguments."""
 
     key: str
     argv: tuple[str, ...]
@@ -38,7 +38,7 @@ class ForkFailed(msgspec.Struct, frozen=True, kw_only=True, tag="fork_failed"):
 
 
 class ZygoteReady(msgspec.Struct, frozen=True, kw_only=True, tag="warm"):
-    """The zygote is ready: how many modules it holds, its threads (more than one is not safe), what it left out."""
+    """The zygote is ready: its modules, its threads (more than one is unsafe), and the modules that it left out."""
 
     modules: int
     threads: int

@@ -1,4 +1,4 @@
-"""`holdfast catalog`: what is known about last words, and how a person adds to it."""
+"""`holdfast catalog`: shows, checks and extends what is known about last words."""
 
 import argparse
 import sys
@@ -76,7 +76,7 @@ def _row_line(whose: str, row: CatalogRow) -> str:
 
 
 def _read_rows(wanted: str, path: Path) -> tuple[CatalogRow, ...]:
-    """The rows that were meant, by file or id."""
+    """Return the rows of a file or of a proposal's id."""
     file = user_rows.list_proposals(path).get(wanted) or Path(wanted)
     if not file.exists():
         raise UsageError(f"there is no file and no proposal '{wanted}'; holdfast catalog ls shows what is proposed")

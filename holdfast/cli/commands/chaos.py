@@ -1,4 +1,4 @@
-"""`holdfast chaos`: strike a job with faults whose truth is known, and see what it makes of them."""
+"""`holdfast chaos`: injects faults of known truth into a job, and checks how the job handles them."""
 
 import argparse
 import shlex

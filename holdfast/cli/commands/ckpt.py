@@ -1,4 +1,4 @@
-"""`holdfast ckpt`: look at checkpoints, check them, hand their weights on, remove them."""
+"""`holdfast ckpt`: lists, verifies, exports and removes checkpoints."""
 
 import argparse
 import sys
@@ -98,7 +98,7 @@ def _size_text(size: float) -> str:
 
 
 def _chosen_urls(place: str, step: int | None) -> list[str]:
-    """The URLs of the checkpoints meant, newest first."""
+    """Return the URLs of the chosen checkpoints, newest first; UsageError if there are none."""
     if open_storage(place).read(MANIFEST) is not None:
         return [place]
     found = [one for one in find_checkpoints(place) if step in (None, one.step)]

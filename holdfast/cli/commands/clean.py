@@ -1,4 +1,4 @@
-"""`holdfast clean`: remove what runs that were killed have left, and only what a lock proves dead."""
+"""`holdfast clean`: removes what killed runs have left, but only if a lock proves that they are dead."""
 
 import sys
 from pathlib import Path
@@ -81,7 +81,7 @@ def _report_lines(found: RunLeftovers, dry_run: bool) -> list[str]:
 
 
 def _files(found: RunLeftovers) -> list[str]:
-    """By their folders: every node has the same ones."""
+    """Return one line per folder with its removed files."""
     names: dict[str, list[str]] = {}
     total: dict[str, int] = {}
     for one in found.left:

@@ -1,4 +1,4 @@
-"""`holdfast diagnose`: what logs say about a failure: which it was, whose fault, and what to do next."""
+"""`holdfast diagnose`: finds in logs which failure it was, whose fault it is, and what to do next."""
 
 import argparse
 import contextlib
@@ -130,7 +130,7 @@ def _logs_of_files(names: list[str]) -> list[RankLog]:
 
 
 def _stdin_log() -> RankLog:
-    """What comes on standard input, in a file of its own: it may be read twice."""
+    """Copy standard input to a temporary file, because a log may be read twice."""
     kept = tempfile.NamedTemporaryFile()  # noqa: SIM115  # gone with the last who can open it
     shutil.copyfileobj(sys.stdin.buffer, kept, 1 << 20)
     kept.flush()
@@ -138,7 +138,7 @@ def _stdin_log() -> RankLog:
 
 
 def _logs_of_run(run_dir: Path) -> tuple[list[RankLog], ProcessEnds]:
-    """The logs of the newest generation that failed, and how its ranks ended."""
+    """Return the logs of the newest generation that failed, and how its ranks ended."""
     journal_path = run_dir / "journal.db"
     if not journal_path.exists():
         raise UsageError(f"{run_dir} has no journal yet; its controller has not started")
@@ -163,7 +163,7 @@ def _logs_of_run(run_dir: Path) -> tuple[list[RankLog], ProcessEnds]:
 
 
 def _is_oom_killed(events: Sequence[object], last: Sequence[Alarm]) -> bool:
-    """Whether nodes were told by the kernel that it killed these for want of memory."""
+    """Whether the kernel reported that it killed these ranks for lack of memory."""
     since, ranks = min(alarm.at for alarm in last) - _BEFORE_S, {rank for alarm in last for rank in alarm.ranks}
     told = (e for e in events if isinstance(e, Alarm) and e.klass == "host_oom_kill" and PROBABLY not in e.reason)
     return any(event.at >= since and ranks & set(event.ranks) for event in told)

@@ -1,4 +1,4 @@
-"""`holdfast hold | resume | approve | evict NODE | drain NODE`: a person's word to a running job."""
+"""`holdfast hold | resume | approve | evict NODE | drain NODE`: a person's orders to a running job."""
 
 import argparse
 import sys
@@ -31,7 +31,7 @@ StatusTree = dict[str, Any]
 
 
 class OrderUnanswered(Exception):
-    """The order was taken, and then the job ended or nobody answered any more."""
+    """The order was taken, but then the job ended or its controller stopped answering."""
 
 
 def main(argv: list[str]) -> int:
@@ -66,7 +66,7 @@ def _make_parser(verb: str) -> argparse.ArgumentParser:
 
 
 def give_order(run_dir: Path, body: dict[str, Any]) -> str:
-    """Have an order taken, once, though the controller be restarted meanwhile; what happens next."""
+    """Give an order exactly once, even if the controller restarts meanwhile; returns what happens next."""
     seq = ask_patiently(run_dir, lambda: ask_controller(run_dir, "/api/v1/status"))["seq"]
     while True:
         try:
@@ -81,7 +81,7 @@ def give_order(run_dir: Path, body: dict[str, Any]) -> str:
 
 
 def ask_patiently(run_dir: Path, question: Callable[[], Any]) -> Any:
-    """Ask until somebody answers; a controller that is being restarted is waited for."""
+    """Repeat a question until the controller answers; waits for a controller that is being restarted."""
     until = time.monotonic() + GONE_S
     while True:
         try:
@@ -104,7 +104,7 @@ def _is_taken(run_dir: Path, seq: int, body: dict[str, Any]) -> bool:
 
 
 def _await_order(run_dir: Path, body: dict[str, Any]) -> str:
-    """Until it is so, with a line whenever the job says something new."""
+    """Wait until the order has taken effect, and print each new reason that the job gives."""
     said, gait = "", Gait()
     while True:
         try:
@@ -120,7 +120,7 @@ def _await_order(run_dir: Path, body: dict[str, Any]) -> str:
 
 
 class Gait:
-    """Whether ranks make steps again; of a job that never made one, whether they have run for a while."""
+    """Tells whether ranks make steps again; in a job that never made a step, whether they have run for a while."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -134,7 +134,7 @@ class Gait:
 
 
 def _done_text(status: StatusTree, body: dict[str, Any], goes_on: bool) -> str:
-    """That it is so, in words; "" while it is not."""
+    """Say that the order has taken effect; "" while it has not."""
     step = step_said(status["step"])
     match body["verb"]:
         case "hold" if status["phase"] == "held":

@@ -1,4 +1,4 @@
-"""`holdfast logs` and `holdfast attach`: what ranks print, of a run that another terminal has started."""
+"""`holdfast logs` and `holdfast attach`: show what the ranks of a run print, from any terminal."""
 
 import argparse
 import os
@@ -92,7 +92,7 @@ def _show_logs(run_dir: Path, run: RunSpec, args: argparse.Namespace) -> int:
 
 
 def _show_ends(folder: Path, args: argparse.Namespace) -> None:
-    """The last lines of each file, a rank after the other."""
+    """Print the last lines of each file, rank by rank."""
     ranks = list_ranks(folder)
     if strange := sorted(set(args.rank or ()) - set(ranks)):
         raise UsageError(f"there is no rank {strange[0]} in {folder}; there are {ranks[0]} to {ranks[-1]}")
@@ -126,7 +126,7 @@ def _log_console(run: RunSpec, said: Path, ranks: frozenset[int], streams: int) 
 
 
 def _follow_run(run_dir: Path, console: Console) -> bool:
-    """Until it has ended, or a person has seen enough; whether it has ended."""
+    """Show output until the run ends or a signal comes; returns whether the run has ended."""
     left: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: left.append(number))

@@ -1,4 +1,4 @@
-"""`holdfast ls`: the runs of this user on this host, and how it stands with each."""
+"""`holdfast ls`: lists this user's runs on this host, with the state of each."""
 
 import contextlib
 import time

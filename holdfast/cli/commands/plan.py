@@ -1,4 +1,4 @@
-"""`holdfast plan`: how many standbys a job needs, by how often nodes fail; with --gpus cadence and ETTR as well."""
+"""`holdfast plan`: how many standbys a job needs, given how often nodes fail; with --gpus cadence and ETTR too."""
 
 import argparse
 import sys

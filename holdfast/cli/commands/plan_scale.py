@@ -1,4 +1,4 @@
-"""`holdfast plan --gpus`: standbys, cadence and the ETTR to expect of a large job, and what each of them costs."""
+"""`holdfast plan --gpus`: standbys, checkpoint cadence and expected ETTR of a large job, and what each costs."""
 
 import argparse
 

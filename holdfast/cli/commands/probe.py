@@ -1,4 +1,4 @@
-"""`holdfast probe`: try this machine by hand, no job needed; one line for each finding as it is made, and a table."""
+"""`holdfast probe`: tests this machine without a job; prints each finding as it comes, then a table."""
 
 import argparse
 import asyncio
@@ -63,8 +63,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _checked_level(args: argparse.Namespace) -> int:
-    """The probe level to run. If probes are named, it is raised to the highest level among them. Bad flags raise
-    `UsageError`."""
+    """Return the probe level to run, raised to the highest level of the named probes; UsageError for bad flags."""
     known = {probe.name: probe.level for probe in PROBES}
     names = [name for name in args.only.split(",") if name]
     if unknown := [name for name in names if name not in known]:

@@ -1,4 +1,4 @@
-"""`holdfast releases`: which versions of the user's code a job had, and what became of them."""
+"""`holdfast releases`: lists the releases that a job had, and what became of each."""
 
 import contextlib
 import sys
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
 
 
 def ask_releases(run_dir: Path, *, waits: bool = False) -> ReleaseOverview:
-    """From the controller; with `waits` from its successor, should it just be restarted."""
+    """Return the releases from the controller; with `waits`, wait for a controller that is being restarted."""
     if not waits:
         return msgspec.convert(ask_controller(run_dir, PATH), ReleaseOverview, strict=False)
     try:
@@ -59,7 +59,7 @@ def ask_releases(run_dir: Path, *, waits: bool = False) -> ReleaseOverview:
 
 
 def load_releases(run_dir: Path) -> ReleaseOverview:
-    """From the controller, or from the journal of a run that has none."""
+    """Return the releases from the controller, or from the journal if the run has no controller."""
     if run_directory.find_controller(run_dir):
         return ask_releases(run_dir)
     path = run_dir / "journal.db"

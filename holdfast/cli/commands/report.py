@@ -1,4 +1,4 @@
-"""`holdfast report`: what a job did and what it cost, live or finished, from its journal alone."""
+"""`holdfast report`: what a job did and what it cost, from its journal alone, while it runs or afterwards."""
 
 import contextlib
 import sys
@@ -115,7 +115,7 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
 
 
 def _since_start(report: Report) -> str:
-    """A job that has just begun is not a bad one."""
+    """Return the productive share since the first step, if the start took long; a young job is not a bad one."""
     first_at = next((span.start_at for span in report.spans if span.use is TimeUse.TRAIN), None)
     if first_at is None:
         return ""
@@ -131,7 +131,7 @@ def _use_mark(use: TimeUse, letters: bool) -> str:
 
 
 def _time_bar(report: Report, width: int, letters: bool) -> Text:
-    """The wall clock as one line, every use in its colour or by its letter; a cell shows its longest use."""
+    """Draw the wall time as one line, each use by colour or letter; a cell shows its longest use."""
     if report.wall_s <= 0:
         return Text("")
     bar = Text()
@@ -167,7 +167,7 @@ def _by_cause(bill: Bill) -> Text:
 
 
 def _standbys_text(report: Report) -> Text:
-    """Who took whose place, and how long nodes were waited for."""
+    """Say how many nodes were evicted and admitted, and how long the job waited for nodes."""
     mended: tuple[Record | Change, ...] = (*report.incidents, *report.changes)
     out, new = sum(len(m.evicted) for m in mended), sum(len(m.admitted) for m in mended)
     if not (out or new):

@@ -1,4 +1,4 @@
-"""`holdfast rollback`: go back to an older release, by hand."""
+"""`holdfast rollback`: orders a job back to an older release."""
 
 import sys
 import time
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
 
 
 def _await_release(run_dir: Path, before: int) -> str:
-    """Until another release makes steps."""
+    """Wait until another release makes steps, and say how long that took."""
     began, gait = time.monotonic(), Gait()
     while True:
         try:

@@ -1,4 +1,4 @@
-"""`holdfast run`: torchrun's command line, and a job that heals itself."""
+"""`holdfast run`: starts a training job with torchrun's command line, and keeps it running."""
 
 import contextlib
 import os
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
 
 
 def _load_settings(args: RunArgs) -> Settings:
-    """Settings, with what torchrun's own flags say about them on top."""
+    """Load settings, with the values of torchrun's own flags on top."""
     given = [*args.settings]
     if args.grace_s is not None:
         given.append(("recovery.shutdown_grace_s", str(args.grace_s)))
@@ -117,7 +117,7 @@ def _run_local(args: RunArgs, settings: Settings) -> int:
 
 
 def _early_server(args: RunArgs, run_dir: Path, closing: contextlib.ExitStack) -> ForkServer | None:
-    """A fork server that imports while we see to the rest; it would not outlive a front that leaves its terminal."""
+    """Start a fork server that imports while the rest is prepared; None with --detach, which it would not survive."""
     if args.detach:
         return None
     run_directory.save_environment(run_dir)

@@ -1,4 +1,4 @@
-"""`holdfast sim`: the same decisions in virtual time, with modelled delays and faults from a seed."""
+"""`holdfast sim`: runs the real decisions in virtual time, with modelled delays and faults drawn from a seed."""
 
 import argparse
 import re
@@ -160,7 +160,7 @@ def _new_journal(path: Path) -> SqliteJournal:
 
 
 def repeat_command(setup: SimSetup) -> str:
-    """The one command that repeats a simulation."""
+    """Return the command that repeats a simulation."""
     plain = SimSetup(seed=0, nodes=0)
     words = ["holdfast", "sim", "run", "--seed", str(setup.seed), "--nodes", str(setup.nodes)]
     for name in ("nproc", "standbys", "shrink", "days", "step_s", "save_steps"):

@@ -1,4 +1,4 @@
-"""`holdfast sim dst`: the real controller and the agents' protocol, against all that can fail around them."""
+"""`holdfast sim dst`: tests the real controller and agent protocol against simulated failures, seed by seed."""
 
 import argparse
 import re
@@ -22,7 +22,7 @@ _SEED = re.compile("[0-9]{1,12}")
 
 
 class RealController:
-    """A controller as the simulated world sees it."""
+    """The real controller, with the interface that the simulated world expects."""
 
     def __init__(self, parts: ControllerParts) -> None:
         self._controller = Controller(

@@ -1,4 +1,4 @@
-"""`holdfast sim replay`: how surely and at what cost a faulty machine is named by doing the job's work again."""
+"""`holdfast sim replay`: how surely, and at what cost, replays find a faulty machine."""
 
 import argparse
 

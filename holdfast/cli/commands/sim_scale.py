@@ -1,4 +1,4 @@
-"""`holdfast sim run --gpus` and `holdfast sim validate`: months of a large job, policies side by side."""
+"""`holdfast sim run --gpus` and `holdfast sim validate`: simulate months of a large job under several policies."""
 
 import argparse
 from pathlib import Path
@@ -19,7 +19,7 @@ _ALL = "all"
 
 
 def add_flags(run: argparse.ArgumentParser) -> None:
-    """The flags of `sim run` that belong to a job at scale."""
+    """Add the flags of `sim run` that belong to a job at scale."""
     scale = run.add_argument_group("a job at scale, with published failures instead of rates")
     scale.add_argument("--gpus", type=int, metavar="N", help="GPUs that train, --nproc to a node")
     known = ", ".join(failure_mixes.KNOWN)
@@ -68,7 +68,7 @@ def run_policies(args: argparse.Namespace) -> int:
 
 
 def run_validation(args: argparse.Namespace) -> int:
-    """0 if nothing disagrees but what is known to."""
+    """Compare the simulator with published numbers; returns 0 if only known differences remain."""
     if not 1 <= args.seeds <= 100:
         raise UsageError("--seeds is from 1 to 100")
     found = validation.run_checks(args.seeds)

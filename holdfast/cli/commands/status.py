@@ -60,7 +60,7 @@ def _watch_status(run_dir: Path) -> int:
 
 
 def render_status(status: dict[str, Any]) -> Group:
-    """One screen: the state and its reason, the nodes, the last incident."""
+    """Render one screen: the state and its reason, the nodes, the last incident."""
     phase = status["phase"]
     head = Text.assemble(
         (f" {phase} ", f"bold reverse {_COLOURS.get(phase, 'white')}"),
@@ -97,7 +97,7 @@ def _planned_text(status: dict[str, Any]) -> str:
 
 
 def _people_lines(status: dict[str, Any]) -> list[Text | Table]:
-    """Whom the job waits for."""
+    """Return lines that name the person the job waits for."""
     lines: list[Text | Table] = []
     if status.get("held"):
         lines.append(Text(f"held by {status['held']}: holdfast resume lets it go on", style="bold"))

@@ -1,4 +1,4 @@
-"""`holdfast stop`: end a job, with grace or without."""
+"""`holdfast stop`: ends a job, with grace or without."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""`holdfast token`: names and rights for people and tools at the ports of this user's jobs, and tokens for nodes."""
+"""`holdfast token`: makes and revokes tokens for people and tools, and makes tokens for nodes."""
 
 import argparse
 import sys

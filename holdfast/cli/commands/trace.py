@@ -1,4 +1,4 @@
-"""`holdfast trace`: where all processes of a job are now, who is missing from which collective, and a picture of it."""
+"""`holdfast trace`: where all processes of a job are now, and which ranks are missing from which collective."""
 
 import argparse
 import sys
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
 
 
 def find_stopped(found: JobStacks) -> BlockingRanks | None:
-    """Who is stopped now: a fact, whatever was seen before and whatever the others do, be it every rank."""
+    """Return the ranks that are stopped now, which is certain whatever the others do; None if none is."""
     stopped = {p.rank: p.node for p in training_processes(found.traces).values() if p.state in STOPPED}
     if found.naming.how == "stopped" or not stopped:
         return found.naming if found.naming.how == "stopped" else None
@@ -86,8 +86,8 @@ def _read_step(run_dir: Path) -> int:
 
 
 def acquit_if_moving(found: JobStacks, later: JobStacks, steps: int) -> BlockingRanks:
-    """Whoever is last at a moment keeps nobody waiting in a job that goes on: one that makes steps, or whose accused
-    came to further collectives."""
+    """Name nobody if the job made steps or the accused entered more collectives between two looks: some rank is
+    always last for a moment."""
     motions = find_motion(found.traces, later.traces)
     accused = [motions[rank].collectives for rank in found.naming.ranks if rank in motions]
     if steps <= 0 and not (accused and all(accused)):
@@ -131,7 +131,7 @@ def draw_svg(found: JobStacks, named: BlockingRanks) -> str:
 
 
 def render_trace(found: JobStacks, named: BlockingRanks) -> Group:
-    """One screen: whom the others wait for, where everybody is, who is missing from what, what could not be seen."""
+    """Render one screen: blocking ranks, stacks of all ranks, missing ranks of collectives, and errors."""
     processes = [p for trace in found.traces for p in trace.processes]
     took_s = max((trace.took_s for trace in found.traces), default=0.0)
     size = f"{counted_noun(len(found.traces), 'node')}, {counted_noun(len(processes), 'process')}, {took_s:.2f} s"

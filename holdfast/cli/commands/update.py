@@ -1,4 +1,4 @@
-"""`holdfast update`: bring newer code to a job that runs."""
+"""`holdfast update`: brings newer code to a running job."""
 
 import argparse
 import json
@@ -122,7 +122,7 @@ def _parse_environment(given: list[str]) -> dict[str, str]:
 def _make_release(
     base: Release, brought: PackedUpdate, entry: EntryPoint, words: tuple[str, ...], env: dict[str, str]
 ) -> Release:
-    """The base with another tree and, where they were given, another command line and environment."""
+    """Return the base release with another tree and, if given, another command line and environment."""
     script, argv = base.script, base.argv
     if words:
         script, argv = "" if entry.module else _script_path(words[0], brought.root), words
@@ -132,7 +132,7 @@ def _make_release(
 
 
 def _script_path(word: str, root: str) -> str:
-    """A script's path in the tree, whether it was written from there or from here."""
+    """Return a script's path in the tree, whether it was given relative to the tree or to the current folder."""
     whole = os.path.realpath(word)
     return os.path.relpath(whole, root) if is_within(whole, root) else os.path.normpath(word)
 
@@ -147,7 +147,7 @@ def _is_same_code(release: Release, base: Release) -> bool:
 
 
 def _describe_changes(run_dir: Path, base: Release, release: Release, brought: PackedUpdate) -> str:
-    """What it brings, in words; UsageError if it lacks the script."""
+    """Say what an update changes; UsageError if the tree lacks the script."""
     there = tree_archive.archive_contents(run_dir / "releases" / f"{release.digest}.tar")
     if release.script and release.script not in there and f"{release.script}/__main__.py" not in there:
         raise UsageError(f"{brought.source} has no {release.script}, which the job runs; name another after --")
@@ -180,7 +180,8 @@ def _changed_words(base: Release, release: Release) -> tuple[tuple[str, Any, Any
 def _watch_release(
     run_dir: Path, release: Release, before: tuple[ReleaseChapter, ...], now: bool, window_s: float
 ) -> int:
-    """Until it is staged or, if it is to run now, until it has made a step; a job that makes none need only run."""
+    """Wait until the release is staged or, with `now`, has made a step; returns the exit code. In a job that never
+    made a step, running for a while is enough."""
     began, said = time.monotonic(), ""
     stepless = not any(chapter.steps for chapter in before)
     while True:
@@ -198,7 +199,7 @@ def _watch_release(
 
 
 def _find_chapter(run_dir: Path, release: Release, before: int) -> ReleaseChapter | None:
-    """Ours among those that came since; of two alike the newer."""
+    """Return the newest chapter of this release among those since `before`, or None."""
     came = releases.ask_releases(run_dir, waits=True).releases[before:]
     mine = [c for c in came if _is_same_code(c.release, release) and c.release.message == release.message]
     return mine[-1] if mine else None
@@ -207,7 +208,7 @@ def _find_chapter(run_dir: Path, release: Release, before: int) -> ReleaseChapte
 def _progress_line(
     chapter: ReleaseChapter, now: bool, ran: bool, window_s: float, took_s: float
 ) -> tuple[str, int | None]:
-    """How it stands, and the exit code if that is the end of it."""
+    """Return the state of the release in words, and the exit code if this state is final."""
     name = f"release {chapter.release.number}"
     match chapter.fate:
         case Fate.STAGING:

@@ -1,1 +1,1 @@
-"""From the command to a running job: supervisor, controller, hosts that join."""
+"""Starting a job: the supervisor, the controller's process, hosts that join."""

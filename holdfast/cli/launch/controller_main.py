@@ -1,4 +1,4 @@
-"""The controller of one run, as the process that `holdfast run` starts and restarts."""
+"""The controller's process, which `holdfast run` starts and restarts."""
 
 import asyncio
 import contextlib
@@ -54,8 +54,8 @@ _PREDECESSOR_S = 5.0  # for one that was killed to be gone
 
 
 class SaidLog:
-    """RUN_DIR/said.log: our sentences for the console, which the front shows; a console that stands still, or is
-    closed, must not stop us."""
+    """RUN_DIR/said.log: our messages for the console, shown by the supervisor. Through a file, because a console that
+    blocks or is closed must not stop the controller."""
 
     def __init__(self, run_dir: Path) -> None:
         self._file = (run_dir / "said.log").open("a", encoding="utf-8", errors="replace")
@@ -67,7 +67,7 @@ class SaidLog:
 
 
 class NotesFolder:
-    """Notes as files of the run directory."""
+    """Notes kept as files in the run directory."""
 
     def __init__(self, run_dir: Path) -> None:
         self._dir = run_dir
@@ -81,7 +81,7 @@ class NotesFolder:
 
 
 def main() -> int:
-    """python -m holdfast.cli.launch.controller_main RUN_DIR FRONT; the first inherited file is the listening socket."""
+    """Run the controller: argv is RUN_DIR and the supervisor's pid; the first inherited file is the socket."""
     run_dir, front = Path(sys.argv[1]), int(sys.argv[2])
     process_control.die_with(front)
     fd = int(os.environ.pop(KEPT).split(",")[0])
@@ -108,8 +108,7 @@ def main() -> int:
 
 
 def open_log(run_dir: Path) -> logging.Handler:
-    """Open the controller's log. Its size is limited, and complaints about bad requests are rate-limited, so
-    strangers cannot flood it."""
+    """Open the controller's log; its size is limited, and complaints about bad requests are rate-limited."""
     log = RotatingFileHandler(run_dir / "controller.log", maxBytes=_LOG_BYTES, backupCount=1)
     log.addFilter(ServerLogFilter())
     return log
@@ -174,7 +173,7 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) 
 
 
 async def _open_door(controller: Controller, run_dir: Path, door: ApiEntrance) -> web.AppRunner:
-    """For everybody on this host: the kernel says who they are."""
+    """Open the unix socket for callers on this host, whom the kernel identifies."""
     runner = make_runner(make_api(controller, door))
     await runner.setup()
     await web.SockSite(runner, unix_sockets.listen(run_directory.door_path(run_dir), backlog=_BACKLOG)).start()
@@ -182,7 +181,7 @@ async def _open_door(controller: Controller, run_dir: Path, door: ApiEntrance) -
 
 
 class NetworkPort:
-    """For people, by their tokens, and for nodes of other hosts, by their certificates."""
+    """The controller's network port: people come with tokens, nodes of other hosts with certificates."""
 
     def __init__(self, controller: Controller, run: RunSpec, run_dir: Path, audit: AuditLog) -> None:
         own = make_user_token("RUN_DIR/token", Right.ADMIN, run_directory.read_token(run_dir))
@@ -203,7 +202,7 @@ class NetworkPort:
         self._runner = make_runner(make_api(controller, door))
 
     def _make_enrolling(self, run_id: str, run_dir: Path, audit: AuditLog) -> NodeEnrolment | CertificateEnrolment:
-        """Who says which hosts are nodes of this job."""
+        """Return the part that decides which hosts become nodes: by user certificates, or by secret and tokens."""
         folder = run_directory.door_keys_folder(run_dir)
         if run_directory.is_certified(run_dir):
             self.minting = TokenMinting(audit, None, NEEDLESS)
@@ -224,7 +223,7 @@ class NetworkPort:
 
 
 def _listen_to_entries(controller: Controller, teller: "ConsoleTeller", hooks: UserHooks) -> None:
-    """Who hears of every entry; hooks hear of old ones too, of which the last may not have been told."""
+    """Pass new entries to console and hooks. Hooks get old entries too, since the last may not have been told."""
 
     def replayed(entry: Entry) -> None:
         hooks.on_entry(entry, job_standing(controller.decider))
@@ -265,7 +264,7 @@ def _on_signals(controller: Controller) -> None:
 
 
 class ConsoleTeller:
-    """What the person at the terminal is told of the job's life, besides the sentence that ends an incident."""
+    """Tells the person at the terminal how the job proceeds, besides the sentence that ends an incident."""
 
     def __init__(self, run_dir: Path, say: SaidLog) -> None:
         self._run_dir = run_dir

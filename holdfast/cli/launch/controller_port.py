@@ -1,4 +1,4 @@
-"""The controller's port, as the front binds it."""
+"""Binds the controller's port in the supervisor."""
 
 import errno
 import socket
@@ -7,7 +7,7 @@ from holdfast.cli.run_flags.flag_table import UsageError
 
 
 def listen_at(host: str, port: int, mend: str) -> socket.socket:
-    """The controller's port, bound here: it outlives controllers, and trouble with it is told before all else."""
+    """Bind the port in the supervisor, so that it outlives controllers; UsageError if that fails."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

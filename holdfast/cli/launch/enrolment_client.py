@@ -1,4 +1,4 @@
-"""This host at the door of a job's controller: it speaks only once the controller has proved itself."""
+"""Enrols this host with a job's controller; sends nothing secret until the controller has proved itself."""
 
 import http.client
 import os
@@ -21,26 +21,26 @@ _ANOTHER = "it is another job's, or too old: have one made on the controller's h
 
 
 class EnrolmentError(Exception):
-    """One sentence: why this host is not in the job."""
+    """Says in one sentence why this host could not join the job."""
 
 
 class NotControllerError(EnrolmentError):
-    """What answers is something else."""
+    """The process that answers is not a controller."""
 
 
 class NoAnswerError(EnrolmentError):
-    """Nobody answers; somebody may do so later."""
+    """The controller does not answer now, but may do so later."""
 
 
 class LinkClosedError(NoAnswerError):
-    """It was there, and closed the link; where it does so again and again it does not take what it was shown."""
+    """The controller closed the link; if it does so repeatedly, it rejects this host's certificate."""
 
 
 class TlsConnection:
     """HTTP over one TLS link to a controller."""
 
     def __init__(self, address: tuple[str, int], context: ssl.SSLContext) -> None:
-        """`context` says how the controller proves itself; EnrolmentError if it does not."""
+        """Connect; `context` says how the controller must prove itself. EnrolmentError if it does not."""
         self.where, self._shows = f"{address[0]}:{address[1]}", context.verify_mode is not ssl.CERT_NONE
         try:
             bare = socket.create_connection(address, timeout=_WAIT_S)
@@ -58,7 +58,7 @@ class TlsConnection:
         return self._link.getpeercert(binary_form=True) or b""
 
     def proved_certificate(self) -> dict[str, Any]:
-        """The certificate of a controller that has proved itself by it."""
+        """Return the certificate by which the controller has proved itself."""
         return self._link.getpeercert() or {}
 
     def _no_answer(self, e: OSError) -> EnrolmentError:
@@ -98,7 +98,7 @@ class TlsConnection:
 
 class EnrolmentClient:
     def __init__(self, address: tuple[str, int], token: str) -> None:
-        """EnrolmentError: who answers there is not this job's controller."""
+        """Connect, and let the controller prove that it knows the token; EnrolmentError if it does not."""
         self._own = node_token.parse_token(token)
         self._token = self._own.secret if self._own else token
         self._line = TlsConnection(address, mutual_tls.unproved_tls())
@@ -122,7 +122,7 @@ class EnrolmentClient:
             )
 
     def enrol_node(self, name: str, folder: Path, run_id: str = "") -> KeyFiles:
-        """A key of this node's own, signed; it is made here and stays here."""
+        """Make a key for this node and have it signed; the key never leaves this host."""
         key = certificate_authority.make_key()
         request = certificate_authority.request_pem(key).decode()
         parts = enrolment.node_proof_parts(name, self._nonces, request, self._certificate)
@@ -141,9 +141,9 @@ class EnrolmentClient:
 
 
 def introduce_host(address: tuple[str, int], keys: KeyFiles, run_id: str) -> CertifiedNode:
-    """This host, by a certificate of the user's own authority: whether the controller there takes it in.
+    """Ask the controller whether it accepts this host by a certificate of the user's own authority.
 
-    `run_id`: the job that is meant; "": whichever this is.
+    `run_id` is the job that is meant, or "" for any. EnrolmentError if the host is refused.
     """
     line = TlsConnection(address, mutual_tls.client_tls(keys, controller=True))
     try:

@@ -1,4 +1,4 @@
-"""Starts the fork server of a run, as soon as there is a run directory: everything else is done while it imports."""
+"""Starts the fork server of a run early, so that it imports while everything else is prepared."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from holdfast.wire.fork_server import ForkServer, Later
 
 
 def start_fork_server(run_dir: Path, zygote: bool, nodes: int) -> ForkServer | None:
-    """Nodes on this host come from one process; without it they are started one by one."""
+    """Start the fork server of this host's nodes; None if it fails, and then nodes start one by one."""
     if os.environ.get(fork_server.NAMED):
         return None
     preload, later = fork_preload(nodes) if zygote else ((), None)
@@ -24,9 +24,9 @@ def start_fork_server(run_dir: Path, zygote: bool, nodes: int) -> ForkServer | N
 
 
 def fork_preload(nodes: int) -> tuple[tuple[str, ...], Later | None]:
-    """What the fork server imports for ranks before it forks anybody, and what it imports later.
+    """Return the modules that the fork server imports for ranks before it forks, and those that it imports later.
 
-    The ranks of a single node wait for torch alone, and import the rest beside each other, as they would anywhere.
-    Where there are several nodes, once for all of them is sooner.
+    The ranks of a single node wait only for torch, and import the rest in parallel, as they would anywhere.
+    For several nodes it is faster to import everything once.
     """
     return (DEFAULT_PRELOAD, None) if nodes > 1 else (FIRST_PRELOAD, Later(LATER_PRELOAD))

@@ -1,4 +1,4 @@
-"""The drop-in use: the same command on each of several hosts joins one job, whose controller is at the endpoint."""
+"""Joins this host to a job that spans hosts: each host runs the same command, and one carries the controller."""
 
 import errno
 import os
@@ -37,7 +37,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class HostJoin:
-    """One host's share in a job that spans hosts."""
+    """One host's part in a job that spans hosts."""
 
     def __init__(self, args: RunArgs, settings: Settings, entry: EntryPoint) -> None:
         assert args.endpoint is not None
@@ -82,8 +82,8 @@ class HostJoin:
 
     @property
     def may_lead(self) -> bool:
-        """Who may not waits for another, though the endpoint be its own: several nodes may have one address, and which
-        of them comes first is chance."""
+        """Whether this host may carry the controller. If not, it waits for another even at its own endpoint, because
+        several nodes may share one address and come in any order."""
         return self.given.leads if self.given else self.own_token is None
 
     @property
@@ -155,7 +155,7 @@ class HostJoin:
             ) from None
 
     def _await_enrolment(self) -> None:
-        """Wait for the controller, and have it take this host in."""
+        """Wait for the controller until it accepts this host; UsageError if it refuses or never answers."""
         if self.given:
             self._copy_keys(self.given, self._keys_folder)
         until = time.monotonic() + self.settings.recovery.wait_s
@@ -167,7 +167,7 @@ class HostJoin:
             time.sleep(0.2)
 
     def _try_to_enrol(self, last_try: bool) -> bool:
-        """False while nobody answers."""
+        """Try once to enrol; False if nobody answers yet."""
         try:
             self._call_controller()
         except LinkClosedError as e:
@@ -216,7 +216,7 @@ def join_job(args: RunArgs, settings: Settings, entry: EntryPoint) -> int:
 
 
 def _user_certificates(args: RunArgs, settings: Settings) -> UserCertificates | None:
-    """What this host was given by the user's own authority, if there is one."""
+    """Return this host's certificates of the user's own authority, or None if there are none."""
     door = settings.door
     if not door.key:
         return None
@@ -232,7 +232,7 @@ def _user_certificates(args: RunArgs, settings: Settings) -> UserCertificates | 
 
 
 def _try_to_lead(host: str, port: int, node_rank: int | None) -> socket.socket | None:
-    """Whoever can bind the endpoint carries the controller; on its host that is the first to come."""
+    """Bind the endpoint, to carry the controller, and return its socket; None if this host must follow."""
     if node_rank not in (None, 0) and host not in _LOOPBACK:
         return None
     try:
@@ -253,7 +253,7 @@ def _try_to_lead(host: str, port: int, node_rank: int | None) -> socket.socket |
 
 
 def _read_token(args: RunArgs, host: str, port: int) -> tuple[str, NodeToken | None]:
-    """From a file or the environment, never from the command line: the job's secret, or a token of this node's own."""
+    """Read the job's secret or a node token from a file or the environment; never from the command line."""
     if path := args.token_file or os.environ.get("HOLDFAST_TOKEN_FILE"):
         try:
             token, named = Path(path).read_text(encoding="utf-8").strip(), f"the token in {path}"
@@ -279,7 +279,7 @@ def _read_token(args: RunArgs, host: str, port: int) -> tuple[str, NodeToken | N
 
 
 def _own_token(port: int) -> str:
-    """All that join are on this host, and this user's: they find one secret in a folder that is this user's alone."""
+    """Return a secret that this user's processes on this host share, from a folder that only this user can write."""
     folder = run_directory.holdfast_home() / "join"
     try:
         folder.mkdir(parents=True, mode=0o700, exist_ok=True)

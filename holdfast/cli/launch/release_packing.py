@@ -1,4 +1,4 @@
-"""What the user's code is, as a release: its tree, where it comes from, and an archive of it in the run directory."""
+"""Packs the user's code as a release: finds its tree and source, and writes an archive to the run directory."""
 
 import contextlib
 import os
@@ -30,18 +30,18 @@ LATER = ArchiveLimits()
 
 
 class FirstRelease(msgspec.Struct, frozen=True, kw_only=True):
-    """The first release, and what is said of it."""
+    """The first release, and a sentence about it for the console."""
 
     release: Release
     said: str
 
 
 class RunInPlace(Exception):
-    """Why the user's tree is run where it stands."""
+    """Says why the user's tree is run in place, without a copy."""
 
 
 def pack_first_release(entry: EntryPoint, run_dir: Path, apart: Collection[Path], *, copied: bool) -> FirstRelease:
-    """Pack the tree that a job begins with; one that is no such tree, or is not to be copied, is run in place."""
+    """Pack the tree that a job begins with; a tree that cannot or must not be copied is run in place."""
     root, script = Path(), ""
     try:
         root, script = _find_tree(entry)
@@ -76,7 +76,7 @@ def _pack_tree(
 
 
 def _note_files(run_dir: Path, root: Path, found: ReleaseFiles, packed: PackedArchive) -> None:
-    """So that nodes of this host can see that the tree is as it was, and run it, before they have a copy of it."""
+    """Index the tree, so that nodes of this host can see that it is unchanged and run it before they have a copy."""
     loose = found.possible_outputs()
     files = {path: word for path, word in packed.words.items() if path not in loose}
     index = tree_sync.TreeIndex(root=str(root), home=str(root), files=files)
@@ -87,7 +87,7 @@ def _note_files(run_dir: Path, root: Path, found: ReleaseFiles, packed: PackedAr
 
 
 def _find_tree(entry: EntryPoint) -> tuple[Path, str]:
-    """The folder that is the user's code, and the script's path in it."""
+    """Return the folder of the user's code and the script's path in it; RunInPlace if there is none."""
     if not entry.python:
         raise RunInPlace(f"{entry.argv[0]} is not Python")
     if entry.module:
@@ -113,7 +113,7 @@ def _check_tree(entry: EntryPoint, root: Path, script: str, found: ReleaseFiles)
 
 
 def _commit_text(root: Path) -> str:
-    """In words, after the name of the tree."""
+    """Return the commit in words that follow the tree's name; "" if there is no commit."""
     try:
         commit = os.fsdecode(run_git(root, "rev-parse", "--short", "HEAD")).strip()
         changed = bool(run_git(root, "status", "--porcelain"))
@@ -136,7 +136,7 @@ class PackedUpdate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pack_update(what: str | None, base: Release, run_dir: Path, apart: Collection[Path]) -> PackedUpdate:
-    """Pack a folder, a commit of the job's repository, or the job's own tree as it is now; UsageError otherwise."""
+    """Pack a folder, a commit of the job's repository, or the job's own tree; UsageError if that is impossible."""
     root = base.root
     if what is None and not root:
         raise UsageError("this job's code is not in one folder; say which is: holdfast update PATH")
@@ -185,9 +185,9 @@ def _pack_commit(what: str, root: str, run_dir: Path) -> PackedUpdate:
 
 
 def describe_difference(run_dir: Path, before: str, after: Release) -> str:
-    """In words: what an archive brings that is not in the one before; empty if nothing differs.
+    """Say in words what an archive changes against the one before; empty if nothing differs.
 
-    What the release does not hold and still lies in the user's tree is linked into every copy: it is not removed.
+    A file that the release lacks but that still lies in the user's tree is linked into every copy: it is not removed.
     """
     old = tree_archive.archive_contents(run_dir / "releases" / f"{before}.tar")
     new = tree_archive.archive_contents(run_dir / "releases" / f"{after.digest}.tar")

@@ -1,4 +1,4 @@
-"""`holdfast run --resume`: goes on with a run whose front is gone."""
+"""`holdfast run --resume`: continues a run whose supervisor is gone."""
 
 import contextlib
 from pathlib import Path
@@ -18,7 +18,7 @@ from holdfast.wire import run_files
 
 
 def resume_run(args: RunArgs, settings: Settings | None) -> int:
-    """`settings`: what the person gave this time, if anything."""
+    """Resume a run and return its exit code; `settings`, if given, replace those of the run."""
     run_dir = run_directory.find_run_dir(args.resume)
     run = run_directory.read_spec(run_dir)
     if alive := run_directory.find_controller(run_dir):
@@ -39,7 +39,7 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
 
 
 def _check_replay(run_dir: Path) -> None:
-    """Before anything is touched: what runs is not to be ended because of a journal that we cannot go on with."""
+    """Check that this version can continue the journal, before anything that still runs is touched."""
     path = run_dir / "journal.db"
     if not path.exists():
         return

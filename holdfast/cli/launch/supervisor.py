@@ -1,4 +1,4 @@
-"""The process a person sees: shows the ranks' output, keeps the controller alive, passes signals on."""
+"""The supervisor, behind `holdfast run`: shows the ranks' output, keeps the controller alive, passes signals on."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def leave_terminal(run_dir: Path) -> None:
-    """Go on in a process of its own session; the one that the person waits for says how to come back, and ends."""
+    """Continue in a background process with its own session; the foreground one says how to come back, and exits."""
     say(f"it goes on by itself: holdfast attach {run_dir} shows it, holdfast stop {run_dir} ends it")
     if os.fork():
         os._exit(0)
@@ -42,7 +42,7 @@ def leave_terminal(run_dir: Path) -> None:
 
 
 class StopSignals:
-    """The signals we got: the first asks for an end, the second for a quick one, the third for one at any price."""
+    """The signals received: the first asks for an end, the second for a quick one, the third for one at any price."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -64,7 +64,7 @@ class Supervisor:
     def __init__(
         self, run_dir: Path, listener: socket.socket, console: Console, server: ForkServer | None = None
     ) -> None:
-        """`server`: one that was started before, so that it has imported something by now."""
+        """`server` is a fork server that was started earlier, so that it has imported something by now."""
         self._run_dir = run_dir
         self._listener = listener
         self._console = console
@@ -130,7 +130,7 @@ class Supervisor:
             say(f"the controller went away; {self._meanwhile_text()} while it is restarted (see {log})")
 
     def _meanwhile_text(self) -> str:
-        """What goes on without it: training only if the person was told that it has begun."""
+        """Say what continues without the controller: training only if the console has reported a first step."""
         try:
             trains = _TRAINING in (self._run_dir / "said.log").read_bytes()
         except OSError:
@@ -138,7 +138,7 @@ class Supervisor:
         return "training goes on" if trains else "nodes and ranks are kept"
 
     def _wait_for_room(self) -> bool:
-        """No controller can work on a full disk; whether a person has made room, and wants to go on."""
+        """Wait until a full disk has room again; False if that takes too long or a stop is asked for."""
         wait_s = run_directory.read_spec(self._run_dir).settings.recovery.wait_s
         full = f"the disk that holds {self._run_dir} is full"
         say(f"{full}, so the controller ended; make room there, within {wait_s:g} s, and it is started again")
@@ -153,7 +153,7 @@ class Supervisor:
         return True
 
     def _start_controller(self, server: Path | None) -> ProgramProcess | None:
-        """In a session of its own: Ctrl-C reaches it through us, once."""
+        """Start the controller in its own session, so that Ctrl-C reaches it only through this process."""
         self._passed = 0
         where, args = str(self._run_dir), (str(self._run_dir), str(os.getpid()))
         program = Program(
@@ -169,7 +169,7 @@ class Supervisor:
                 return None
 
     def _watch_controller(self, process: ProgramProcess | None) -> int | None:
-        """The job's exit code, or None if the controller crashed."""
+        """Wait for the controller to end; returns the job's exit code, or None if the controller crashed."""
         while process is not None and not process.is_over():
             self._pass_signals_on(process)
             self._look_at_fork_server()
@@ -182,7 +182,7 @@ class Supervisor:
             return self._asked.code if len(self._asked.numbers) > 2 else None
 
     def _pass_signals_on(self, process: ProgramProcess) -> None:
-        """Signals go to a controller that can take them; a new one is told what its predecessor was."""
+        """Pass signals to a controller that can take them; a new controller gets those of its predecessor again."""
         asked = self._asked.numbers
         if len(asked) > 2:
             process.kill()
@@ -198,14 +198,14 @@ class Supervisor:
         return found is not None and found.pid == process.pid
 
     def _end_nodes(self) -> None:
-        """The last resort: no node of this run on this host may outlive it, whatever became of the controller."""
+        """End all nodes of this run on this host, as a last resort: none may outlive the run."""
         nodes = self._run_dir / "nodes"
         for folder in nodes.iterdir() if nodes.is_dir() else ():
             if (folder / "holder.pid").exists():
                 _end_one_node(folder)
 
     def _end_store(self) -> None:
-        """One whose controller could not tell it that the job is over would wait for the next."""
+        """Tell the store process to quit, in case the controller could not; it would wait for another controller."""
         try:
             with unix_sockets.connect(self._run_dir / "store.sock") as store:
                 store.sendall(b'{"quit": true}\n')
@@ -214,7 +214,7 @@ class Supervisor:
 
 
 def _gather_outputs(releases: Path) -> None:
-    """What ranks made in copies, should their nodes have had no time to bring it to the user's tree."""
+    """Bring files that ranks made in copies to the user's tree, if their nodes had no time to do so."""
     try:
         for index, gathered in tree_sync.gather_all(releases):
             say(tree_sync.describe_gathered(index, gathered))
@@ -230,7 +230,7 @@ def _end_one_node(folder: Path) -> None:
 
 
 def watch_node(folder: Path, pid: int, console: Console) -> int:
-    """Follow a node that joined another host's job until its holder ends; the job's exit code."""
+    """Follow a node of another host's job until its holder ends; returns the job's exit code."""
     asked = StopSignals()
     pump = ConsolePump(console)
     passed = 0

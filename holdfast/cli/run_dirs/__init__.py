@@ -1,1 +1,1 @@
-"""Run directories: finding one, locking one, asking its controller, removing what is left."""
+"""Run directories: finding and locking one, asking its controller, removing leftovers."""

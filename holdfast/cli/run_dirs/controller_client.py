@@ -1,4 +1,4 @@
-"""Asking a run's controller, from the command line."""
+"""Requests from the command line to a run's controller."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from holdfast.wire.controller_socket import ControllerNotRunning, NotAController
 def ask_controller(
     run_dir: Path, path: str, body: dict[str, Any] | None = None, wait_s: float = controller_socket.WAIT_S
 ) -> Any:
-    """The answer as a tree."""
+    """Send a request and return the decoded JSON answer; ControllerNotRunning if there is no controller."""
     if run_directory.find_controller(run_dir) is None:
         raise ControllerNotRunning(f"the run in {run_dir} {run_directory.ending_text(run_dir)}")
     content = controller_socket.fetch(run_dir, path, body, wait_s)

@@ -1,4 +1,4 @@
-"""What a run that is over has left on this host and on storage; a lock proves that it is over."""
+"""Finds and removes what a dead run has left on this host and on storage; a lock proves that it is dead."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ _SECRET = ("env.json", "token")  # needed to resume, and by nobody afterwards
 
 
 class Leftover(msgspec.Struct, frozen=True):
-    """One thing that nobody will use again."""
+    """One process, file or unfinished checkpoint that nobody will use again."""
 
     kind: str  # "file", "process", "write": an unfinished checkpoint
     name: str  # its path, pid or URL
@@ -33,7 +33,7 @@ class Leftover(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """Something of a run that stays, and what for."""
+    """Something of a run that stays, and why."""
 
     what: str
     bytes: int
@@ -41,7 +41,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class RunLeftovers(msgspec.Struct, frozen=True, kw_only=True):
-    """How it stands with a run. Only of a dead one something is ever removed."""
+    """The state of a run and what it left; only leftovers of a dead run are ever removed."""
 
     run: str
     state: str  # "alive", "dead", "unknown"
@@ -56,7 +56,7 @@ class RunLeftovers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def clean_run(run_dir: Path, *, dry_run: bool) -> RunLeftovers:
-    """Find what is left of a run and, unless this is a rehearsal, remove it while nobody can move in."""
+    """Find what is left of a run and, unless `dry_run`, remove it while locks keep new processes out."""
     with contextlib.ExitStack() as locks:
         try:
             alive = _alive_reason(run_dir, locks)
@@ -74,7 +74,7 @@ def _node_folders(run_dir: Path) -> list[Path]:
 
 
 def _alive_reason(run_dir: Path, locks: contextlib.ExitStack) -> str:
-    """Who lives here; nobody: all locks are ours until the stack is closed."""
+    """Say what still runs; "" if nothing does: then all locks are held until the stack is closed."""
     if os.path.realpath(os.environ.get(MARK, "/")).startswith(os.path.realpath(run_dir) + "/"):
         return "this command was started by one of its ranks"
     if not _take_lock(run_dir, locks):
@@ -117,7 +117,7 @@ def _find_leftovers(run_dir: Path) -> RunLeftovers:
 
 
 def _ending_text(run_dir: Path, run: RunSpec) -> str:
-    """How it ended; empty if it could be resumed."""
+    """Say how a run ended; "" if it could be resumed."""
     if (run_dir / "exit.json").exists():
         return run_directory.ending_text(run_dir)
     if run.fleet == "join" and not (run_dir / "journal.db").exists():
@@ -137,7 +137,7 @@ def _removable_files(run_dir: Path, ended: bool) -> Iterator[Path]:
 
 
 def _checkpoint_urls(run_dir: Path) -> Iterator[str]:
-    """Where its ranks wanted checkpoints written."""
+    """Yield the URLs to which the run's ranks wrote checkpoints."""
     for path in run_dir.glob(_WANTS):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             want = run_files.read_json(path, ArenaRequest)
@@ -161,7 +161,7 @@ def _kept_items(run_dir: Path, log_dir: Path, ended: bool, urls: list[str]) -> I
 
 
 def _size(place: Path) -> int:
-    """Of a file, or of all files below a folder; 0 of what is not there."""
+    """Return the size of a file or of all files below a folder; 0 if it does not exist."""
     files = [place] if place.is_file() else [p for p in place.rglob("*") if p.is_file() and not p.is_symlink()]
     total = 0
     for path in files:

@@ -1,4 +1,4 @@
-"""Run directories: where they are, how one is made, and how the newest is found."""
+"""Run directories: making one, its files and secrets, and finding the newest."""
 
 import contextlib
 import getpass
@@ -35,7 +35,7 @@ def holdfast_home() -> Path:
 
 
 def make_run_dir(wanted: str | None, run_id: str) -> Path:
-    """A new run directory, for its owner alone."""
+    """Make a new run directory that only its owner can read; UsageError if that fails."""
     run_dir = Path(wanted).absolute() if wanted else _unused_path(holdfast_home() / "runs", run_id)
     try:
         run_dir.mkdir(parents=True, mode=0o700, exist_ok=True)
@@ -48,7 +48,7 @@ def make_run_dir(wanted: str | None, run_id: str) -> Path:
 
 
 def _require_owner(run_dir: Path) -> None:
-    """Whose folder this is, and who may write there, decides whose word counts in this run."""
+    """Check that a folder is ours, empty, and writable by nobody else, because its owner controls the run."""
     seen = run_dir.lstat()
     if not stat.S_ISDIR(seen.st_mode):
         raise UsageError(f"{run_dir} is no folder of its own, but leads elsewhere; give another --run-dir")
@@ -76,7 +76,7 @@ def make_log_dir(wanted: str | None, run_dir: Path, run_id: str) -> Path:
 
 
 def _try_to_make(folder: Path) -> bool:
-    """Whether it is new, and so ours."""
+    """Make a folder; False if it exists already."""
     try:
         folder.mkdir()
     except FileExistsError:
@@ -85,7 +85,7 @@ def _try_to_make(folder: Path) -> bool:
 
 
 def _unused_path(folder: Path, run_id: str) -> Path:
-    """A place of this run's own, although the id is the user's, who may give the same to every run."""
+    """Return an unused path for this run, since a user may give the same id to every run."""
     place = folder / re.sub(r"[^\w.-]", "_", run_id)
     return place if not place.exists() else place.with_name(f"{place.name}-{new_run_id()}")
 
@@ -95,7 +95,7 @@ def new_run_id() -> str:
 
 
 def save_environment(run_dir: Path) -> None:
-    """Nodes that come later, even after a resume from another shell, run in the environment of the first hour."""
+    """Save this environment, so that nodes started later, even after a resume from another shell, run in it."""
     try:
         mutual_tls.write_secret(run_dir / "env.json", json.dumps(dict(os.environ)).encode())
     except OSError as e:
@@ -103,7 +103,7 @@ def save_environment(run_dir: Path) -> None:
 
 
 def node_environment(run_dir: Path) -> dict[str, str]:
-    """Of the nodes on this host, and of the fork server that they come from: all the same, so that they can."""
+    """Return the environment of this host's nodes and of their fork server, which must be the same."""
     try:
         env = from_json((run_dir / "env.json").read_bytes(), dict[str, str])
     except (OSError, msgspec.DecodeError) as e:
@@ -112,7 +112,7 @@ def node_environment(run_dir: Path) -> dict[str, str]:
 
 
 def publish_run(run_dir: Path, run: RunSpec) -> None:
-    """Everything that a controller, and whoever looks for it, needs to know."""
+    """Write the files that a controller, and commands that look for it, need to know about the run."""
     try:
         mutual_tls.write_secret(run_dir / "token", os.urandom(16).hex().encode())
         save_environment(run_dir)
@@ -122,7 +122,7 @@ def publish_run(run_dir: Path, run: RunSpec) -> None:
 
 
 def lock_run_dir(run_dir: Path) -> tuple[int, ...]:
-    """Say that this run is alive, for as long as this process or a child that is given these files is."""
+    """Mark the run as alive while this process, or a child that inherits these files, lives."""
     try:
         return folder_lock.lock_shared(run_dir)
     except BlockingIOError:
@@ -132,7 +132,7 @@ def lock_run_dir(run_dir: Path) -> tuple[int, ...]:
 
 
 def mark_newest(run_dir: Path) -> None:
-    """So that `holdfast report` needs no argument; a home that cannot be written is no reason to fail."""
+    """Mark this run as the newest, so that commands need no argument; a home that cannot be written is ignored."""
     try:
         holdfast_home().mkdir(parents=True, exist_ok=True)
         link = holdfast_home() / f".newest.{os.getpid()}"
@@ -143,13 +143,13 @@ def mark_newest(run_dir: Path) -> None:
 
 
 def free_bytes(run_dir: Path) -> int:
-    """What can still be written to the disk that holds a run."""
+    """Return how much can still be written to the disk that holds a run."""
     disk = os.statvfs(run_dir)
     return disk.f_bavail * disk.f_frsize if disk.f_favail or not disk.f_files else 0
 
 
 def find_run_dir(wanted: str | None) -> Path:
-    """The run directory that was meant: the one given, by path or id, or the newest."""
+    """Return the run directory given by path or id, or the newest if None; UsageError if there is none."""
     if wanted is None:
         newest = holdfast_home() / "newest"
         if not newest.exists():
@@ -176,17 +176,17 @@ def open_authority(run_dir: Path) -> "CertificateAuthority":
 
 
 def door_keys_folder(run_dir: Path) -> Path:
-    """By what the controller proves itself to hosts, and knows them."""
+    """Return the folder of the keys by which the controller proves itself and checks hosts."""
     return run_dir / "door"
 
 
 def is_certified(run_dir: Path) -> bool:
-    """Whether nodes come by certificates of the user's own authority; else they know a secret first."""
+    """Whether nodes come with certificates of the user's own authority, rather than with a secret."""
     return not (door_keys_folder(run_dir) / mutual_tls.SIGNING).exists()
 
 
 def read_secret(run_dir: Path) -> str:
-    """What hosts that join must know."""
+    """Return the secret that joining hosts must know."""
     return (door_keys_folder(run_dir) / "secret").read_text(encoding="utf-8").strip()
 
 
@@ -196,7 +196,7 @@ def write_secret(run_dir: Path, told: str) -> None:
 
 
 def forget_secrets(run_dir: Path) -> None:
-    """Of a run that has ended: it is never resumed, so nobody needs them."""
+    """Remove the secrets of an ended run; it cannot be resumed, so nobody needs them."""
     for name in ("token", "env.json"):
         (run_dir / name).unlink(missing_ok=True)
     for name in ("door", "keys"):
@@ -204,12 +204,12 @@ def forget_secrets(run_dir: Path) -> None:
 
 
 def people_path() -> Path:
-    """Tokens that open the ports of all runs of this user."""
+    """Return the file of user tokens, which open the ports of all runs of this user."""
     return holdfast_home() / "people.json"
 
 
 def read_token(run_dir: Path) -> str:
-    """What people at the run's port must know; one that is damaged is made anew."""
+    """Return the run's own token for its port; makes a new one if it is missing or damaged."""
     with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
         return (run_dir / "token").read_text(encoding="ascii").strip()
     made = os.urandom(16).hex()
@@ -218,7 +218,7 @@ def read_token(run_dir: Path) -> str:
 
 
 def find_controller(run_dir: Path) -> ControllerAddress | None:
-    """Where the run's controller answers, if one is alive."""
+    """Return the address of the run's controller, or None if no controller is alive."""
     try:
         found = run_files.read_json(run_dir / "controller.json", ControllerAddress)
         argv = Path(f"/proc/{found.pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
@@ -229,7 +229,7 @@ def find_controller(run_dir: Path) -> ControllerAddress | None:
 
 
 def user_name() -> str:
-    """Who gives an order."""
+    """Return the name of the user who runs this command."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # as in a container, where a number is all there is
@@ -237,7 +237,7 @@ def user_name() -> str:
 
 
 def ending_text(run_dir: Path) -> str:
-    """How it stands with a run that has no controller."""
+    """Describe a run that has no controller: how it ended, or that it has none now."""
     try:
         ended = run_files.read_json(run_dir / "exit.json", RunEnd)
     except (OSError, msgspec.DecodeError):
@@ -250,7 +250,7 @@ def web_address(host: str, port: int, scheme: str = "http") -> str:
 
 
 def door_path(run_dir: Path) -> Path:
-    """Where the controller is called on its own host."""
+    """Return the path of the controller's unix socket."""
     return run_dir / controller_socket.NAME
 
 

@@ -1,4 +1,4 @@
-"""Which run a command means: the one that is named, or the only one that can be meant."""
+"""Chooses the run that a command is for: the one that is named, or the only possible one."""
 
 import argparse
 import contextlib
@@ -16,11 +16,11 @@ _HELP_ORDER = "run directory, or id or part of it (default: the only run that is
 
 
 class AmbiguousRun(UsageError):
-    """A part of an id that several runs have."""
+    """Several runs match the given part of an id."""
 
 
 def add_run_argument(parser: argparse.ArgumentParser, *, order: bool = False, positional: bool = True) -> None:
-    """`--run RUN` in every command, and for short RUN alone where nothing else is named."""
+    """Add `--run RUN` and, if `positional`, also a plain RUN argument."""
     said = _HELP_ORDER if order else _HELP
     if positional:
         parser.add_argument("run", nargs="?", metavar="RUN", help=said)
@@ -35,7 +35,7 @@ def named_run(args: argparse.Namespace) -> str | None:
 
 
 def find(name: str | None) -> Path:
-    """By its directory or its id, which may be cut short at either end while it names one run; None: the newest."""
+    """Return a run by its directory, its id, or a unique beginning or end of its id; None means the newest."""
     try:
         return run_directory.find_run_dir(name)
     except UsageError:
@@ -69,7 +69,7 @@ def _id_of(run_dir: Path) -> str:
 
 
 def run_to_read(args: argparse.Namespace) -> Path:
-    """The run directory of a command that only looks: the newest, or the only one alive if that has ended."""
+    """Return the run of a command that only reads: the newest, or the only live one if the newest has ended."""
     if (name := named_run(args)) is not None:
         return find(name)
     newest = run_directory.find_run_dir(None)
@@ -80,7 +80,7 @@ def run_to_read(args: argparse.Namespace) -> Path:
 
 
 def run_to_change(args: argparse.Namespace) -> Path:
-    """The run directory of a command that changes something: never a guess between two that are alive."""
+    """Return the run of a command that changes something; UsageError rather than a guess between live runs."""
     if (name := named_run(args)) is not None:
         run_dir = find(name)
         if since := _ended_since(run_dir):
@@ -100,7 +100,7 @@ def run_to_change(args: argparse.Namespace) -> Path:
 
 
 def _ended_since(run_dir: Path) -> str:
-    """For how long it has been over, in words; "": it may still be alive."""
+    """Say how long ago a run ended; "" if it may still be alive."""
     try:
         at = (run_dir / "exit.json").stat().st_mtime
     except OSError:
@@ -109,7 +109,7 @@ def _ended_since(run_dir: Path) -> str:
 
 
 def known_runs() -> list[Path]:
-    """Every run of this user on this host that is still there, the oldest first."""
+    """Return every existing run of this user on this host, oldest first."""
     found = {path.parent for path in (run_directory.holdfast_home() / "runs").glob("*/run.json")}
     elsewhere = run_directory.holdfast_home() / "elsewhere"
     for link in elsewhere.iterdir() if elsewhere.is_dir() else ():
@@ -122,7 +122,7 @@ def known_runs() -> list[Path]:
 
 
 def remember_run(run_dir: Path) -> None:
-    """The newest run, and where to find it later; a home that cannot be written is no reason to fail."""
+    """Record the newest run and where to find it; a home that cannot be written is ignored."""
     run_directory.mark_newest(run_dir)
     if run_dir.parent == run_directory.holdfast_home() / "runs":
         return

@@ -1,4 +1,4 @@
-"""The flags of `holdfast run` as rows: torchrun's, our own, and those taken without effect; and how they are read."""
+"""The flags of `holdfast run` as a table: torchrun's, our own, those without effect; and how they are read."""
 
 import argparse
 import difflib
@@ -9,7 +9,7 @@ import msgspec
 
 
 class UsageError(Exception):
-    """One sentence: what is wrong with the command line, and how to mend it."""
+    """Says in one sentence what is wrong with the command line, and how to fix it."""
 
 
 class Flag(msgspec.Struct, frozen=True):
@@ -96,7 +96,7 @@ _TORCHRUN_DESTS = frozenset(flag.dest for flag in TORCHRUN + UNUSED)
 
 
 class FlagWord(msgspec.Struct, frozen=True):
-    """The value of one flag, and where it stood: the flag itself or its variable."""
+    """The value of one flag, and its source: the flag itself or its PET_ variable."""
 
     source: str
     text: str
@@ -106,7 +106,7 @@ class FlagWord(msgspec.Struct, frozen=True):
 
 
 class GivenFlags(msgspec.Struct, frozen=True):
-    """What the user said, before anything is believed: flags by name, repeatable ones apart, then the script."""
+    """What the user gave, not checked yet: flags by name, repeatable flags, and the script."""
 
     words: dict[str, FlagWord]
     lists: dict[str, tuple[str, ...]]
@@ -114,7 +114,7 @@ class GivenFlags(msgspec.Struct, frozen=True):
     script_args: tuple[str, ...]
 
     def flag_text(self, name: str) -> str | None:
-        """The value as written; one left empty counts as not given, as in torchrun."""
+        """Return the value as written; None if it is absent or empty, as in torchrun."""
         word = self.words.get(name)
         return word.text if word and word.text else None
 
@@ -124,9 +124,9 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see holdfast run --help")
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """Abbreviations torchrun takes keep its meaning beside our flags; an ambiguous one is simply unknown.
+        """Resolve abbreviated flags: torchrun's meaning wins over ours, and an ambiguous one is unknown.
 
-        argparse looks at the script's own arguments here too and would refuse those that it finds ambiguous.
+        argparse also looks at the script's own arguments here, and would refuse those that it finds ambiguous.
         """
         found = super()._get_option_tuples(option_string)
         found = [match for match in found if match[0].dest in _TORCHRUN_DESTS] or found
@@ -175,7 +175,7 @@ def read_flags(argv: Sequence[str], env: Mapping[str, str]) -> GivenFlags:
 
 
 def _is_set(flag: Flag, text: str) -> bool:
-    """Whether the variable says anything: for an on/off flag 0 is the same as nothing."""
+    """Whether the variable sets the flag: for an on/off flag, 0 means that it does not."""
     if flag.value:
         return True
     try:

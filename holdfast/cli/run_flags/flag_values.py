@@ -1,4 +1,4 @@
-"""What a flag's words mean: each function turns them into a value, or says in one sentence why it cannot."""
+"""Parsers of flag values: each returns a value, or raises UsageError with one sentence."""
 
 import os
 import re
@@ -31,7 +31,7 @@ class StreamChoice(msgspec.Struct, frozen=True):
 
 
 def parse_number(given: GivenFlags, name: str, *, most: int | None = None) -> int | None:
-    """A whole number from 0 to `most`; None when the flag is absent."""
+    """Return a whole number from 0 to `most`; None when the flag is absent."""
     word = given.words.get(name)
     if word is None:
         return None
@@ -45,7 +45,7 @@ def parse_number(given: GivenFlags, name: str, *, most: int | None = None) -> in
 
 
 def parse_nodes(given: GivenFlags) -> tuple[int, int]:
-    """The least and the most nodes that train."""
+    """Return the smallest and the largest number of nodes that train."""
     word = given.words.get("nnodes", FlagWord("--nnodes", "1"))
     try:
         bounds = [int(part) for part in word.text.split(":")]
@@ -61,7 +61,7 @@ def parse_nodes(given: GivenFlags) -> tuple[int, int]:
 
 
 def _least_nodes(given: GivenFlags, word: FlagWord, bounds: list[int]) -> int:
-    """With --min-nodes as many as --nnodes says are waited for at the start, and fewer will do later."""
+    """Return the smallest number of nodes; --min-nodes allows fewer than --nnodes once the job has started."""
     least = parse_number(given, "min-nodes")
     if least is None:
         return bounds[0]
@@ -74,7 +74,7 @@ def _least_nodes(given: GivenFlags, word: FlagWord, bounds: list[int]) -> int:
 
 
 def parse_nproc(given: GivenFlags) -> int | str:
-    """The number of ranks per node, or `auto`, `gpu` or `cpu`, from which each node works out its own number."""
+    """Return the number of ranks per node, or `auto`, `gpu` or `cpu`, which each node resolves by itself."""
     word = given.words.get("nproc-per-node", FlagWord("--nproc-per-node", "1"))
     if word.text in _NPROC_KINDS:
         return word.text
@@ -100,7 +100,7 @@ def parse_streams(given: GivenFlags, name: str) -> StreamChoice:
 
 
 def parse_local_ranks(given: GivenFlags) -> frozenset[int] | None:
-    """The local ranks to show; None for all of them."""
+    """Return the local ranks to show; None for all of them."""
     text = given.flag_text("local-ranks-filter")
     if text is None:
         return None
@@ -111,7 +111,7 @@ def parse_local_ranks(given: GivenFlags) -> frozenset[int] | None:
 
 
 def parse_host_port(word: FlagWord, text: str, default_port: int) -> tuple[str, int]:
-    """HOST, HOST:PORT, or the same with an IPv6 address in brackets."""
+    """Parse HOST or HOST:PORT; an IPv6 address may be in brackets."""
     text = text.strip()
     host, colon, port = (text, "", "") if text.endswith("]") else text.rpartition(":")
     if not colon:
@@ -126,7 +126,7 @@ def parse_host_port(word: FlagWord, text: str, default_port: int) -> tuple[str, 
 
 
 def parse_rdzv_conf(given: GivenFlags) -> dict[str, str]:
-    """The pairs of --rdzv-conf, as written."""
+    """Return the pairs of --rdzv-conf, as written."""
     text = (given.flag_text("rdzv-conf") or "").strip()
     pairs = [[side.strip() for side in pair.split("=", 1)] for pair in text.split(",")] if text else []
     if any(len(pair) != 2 or not all(pair) for pair in pairs):
@@ -145,7 +145,7 @@ def parse_seconds(name: str, text: str) -> float:
 
 
 def parse_settings(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """The pairs of --set; whether such settings exist is for the configuration to say."""
+    """Return the pairs of --set; whether such settings exist is checked later, by the configuration."""
     pairs = []
     for text in texts:
         key, equals, value = text.partition("=")
@@ -156,7 +156,7 @@ def parse_settings(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def parse_memory(given: GivenFlags, name: str) -> str | None:
-    """A size or a percentage, as written; None when the flag is absent."""
+    """Return a size or a percentage, as written; None when the flag is absent."""
     word = given.words.get(name)
     if word is None:
         return None
@@ -168,7 +168,7 @@ def parse_memory(given: GivenFlags, name: str) -> str | None:
 
 
 def parse_mesh(given: GivenFlags, name: str) -> Dims:
-    """Names and sizes of parallel groups; () when the flag is absent."""
+    """Return names and sizes of parallel groups; () when the flag is absent."""
     word = given.words.get(name)
     if word is None:
         return ()
@@ -180,7 +180,7 @@ def parse_mesh(given: GivenFlags, name: str) -> Dims:
 
 
 def check_replicas(mesh: Dims, least: int, nproc: int) -> None:
-    """A job goes on with fewer nodes by whole data-parallel replicas only."""
+    """Check that --min-nodes is a number of whole data-parallel replicas; a job shrinks only by those."""
     if not any(dim in DATA_PARALLEL for dim, _ in mesh):
         raise UsageError(
             f"--min-nodes {least}: by --mesh there is one replica, which takes all nodes; drop one of these"
@@ -192,7 +192,7 @@ def check_replicas(mesh: Dims, least: int, nproc: int) -> None:
 
 
 def parse_modules(texts: Iterable[str]) -> tuple[str, ...]:
-    """Module names of all --preload flags, each once, in the order given."""
+    """Return the module names of all --preload flags, each once, in the order given."""
     names = dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip())
     for name in names:
         if not _MODULE.fullmatch(name):
@@ -201,7 +201,7 @@ def parse_modules(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def existing_path(given: GivenFlags, name: str, *, folder: bool = False) -> str | None:
-    """A path that must be there already."""
+    """Return the path that a flag names, None if the flag is absent; UsageError if the path does not exist."""
     word = given.words.get(name)
     if word is None:
         return None
@@ -211,7 +211,7 @@ def existing_path(given: GivenFlags, name: str, *, folder: bool = False) -> str 
 
 
 def check_script(path: str, *, compiles: bool) -> None:
-    """Refuse now what every rank would fail on; `compiles` only where this interpreter is the one to run it."""
+    """Refuse a script on which every rank would fail; `compiles` only if this interpreter will run it."""
     if not os.path.exists(path):
         raise UsageError(f"there is no script {path}; give its path, or -m for a module, or --no-python for a program")
     if os.path.isdir(path):
@@ -236,7 +236,7 @@ def check_script(path: str, *, compiles: bool) -> None:
 
 
 def resolve_nproc(value: int | str, env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> int:
-    """Ranks on this node, counted here, without torch, when the flag left it to the node."""
+    """Return the number of ranks on this node, counting its GPUs or CPUs, without torch, if the flag says so."""
     if isinstance(value, int):
         return value
     visible = 0 if value == "cpu" else _visible_gpus(env, root)

@@ -27,7 +27,7 @@ _NOT_ON_RESUME = {
 
 
 class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run and how, checked; None means that nobody said, so the settings decide."""
+    """The checked arguments of `holdfast run`; None means that the flag is absent, so the settings decide."""
 
     min_nodes: int
     max_nodes: int
@@ -69,7 +69,7 @@ class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
     def ranks_per_node(self) -> int:
-        """How many ranks there are on each node, in a job whose mesh, if it has one, is of that many in all."""
+        """Return the number of ranks on each node; UsageError if the mesh does not fit the number of all ranks."""
         nproc = resolve_nproc(self.nproc)
         dims, ranks = prod(size for _, size in self.mesh), self.max_nodes * nproc
         if self.mesh and dims != ranks:
@@ -79,7 +79,7 @@ class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
         return nproc
 
     def console_streams(self, local_rank: int) -> int:
-        """The streams of a local rank that the console shows: bit 1 stdout, bit 2 stderr."""
+        """Return the streams of a local rank that the console shows: bit 1 stdout, bit 2 stderr."""
         if self.local_ranks_filter is not None and local_rank not in self.local_ranks_filter:
             return 0
         return (3 & ~self.redirects.streams_of(local_rank)) | self.tee.streams_of(local_rank)
@@ -161,7 +161,7 @@ def _choose_fleet(given: GivenFlags) -> str:
 
 
 def _join_endpoint(given: GivenFlags, hosts: int) -> tuple[str, int]:
-    """Where the controller of a joined job listens, with torchrun's defaults."""
+    """Return where the controller of a joined job listens, with torchrun's defaults."""
     port = values.parse_number(given, "master-port", most=65535)
     text = given.flag_text("rdzv-endpoint")
     if text is not None:
@@ -226,7 +226,7 @@ def _unused_flags(given: GivenFlags) -> list[str]:
 
 
 def _misplaced_flags(given: GivenFlags, fleet: str, hosts: int) -> list[str]:
-    """Flags that have a use, but not beside the others that were given."""
+    """Return notes about flags that have no effect beside the others that were given."""
     names: tuple[str, ...]
     if fleet == "local":
         names, why = _JOIN_ONLY, "nodes are started on this host"
@@ -240,7 +240,7 @@ def _misplaced_flags(given: GivenFlags, fleet: str, hosts: int) -> list[str]:
 
 
 def _flags_beside_resume(given: GivenFlags) -> list[str]:
-    """Flags beside --resume; variables are left out, for they belong to the host and not to this command."""
+    """Return notes about flags that --resume ignores; PET_ variables do not count, as they belong to the host."""
     if "resume" not in given.words:
         return []
     for name, why in _NOT_ON_RESUME.items():

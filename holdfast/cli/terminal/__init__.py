@@ -1,1 +1,1 @@
-"""What a terminal shows: lines of ranks, quantities, tracebacks, flame graphs."""
+"""Terminal output: the ranks' lines, quantities, tracebacks, flame graphs."""

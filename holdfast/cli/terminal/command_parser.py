@@ -1,4 +1,4 @@
-"""The command lines of all commands but `run`: argparse, and one sentence about what it cannot read."""
+"""The argument parser of all commands but `run`: argparse with one-sentence errors."""
 
 import argparse
 import difflib
@@ -29,7 +29,7 @@ class CommandParser(argparse.ArgumentParser):
         self.error(f"there is no flag {written}")
 
     def _chosen(self, found: argparse.Namespace) -> "CommandParser":
-        """That of the verb, where a command has verbs: its flags are those that may be meant."""
+        """Return the parser of the chosen verb, whose flags may be meant; this parser if there are no verbs."""
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
                 below: CommandParser = action.choices[getattr(found, action.dest)]

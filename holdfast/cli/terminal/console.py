@@ -1,4 +1,4 @@
-"""What a person sees: the ranks' output, followed in their log files, and our own words; it never drowns the reader."""
+"""The console of a run: follows the ranks' log files, shows our own messages, and limits floods of output."""
 
 import os
 import re
@@ -32,12 +32,12 @@ _closed: set[int] = set()  # nobody reads these any more
 
 
 def say(text: str) -> None:
-    """One sentence of ours to the person at the console."""
+    """Print one sentence of ours on the console."""
     write_all(_STDERR, f"holdfast: {sentence_of_ours(text)}\n".encode())
 
 
 def write_all(fd: int, content: bytes) -> None:
-    """Write all of it; a console that is gone (as after `| head`, or on a full disk) is no reason to end a job."""
+    """Write all of the content; a console that is gone (as after `| head`) must not end a job."""
     while content and fd not in _closed:
         try:
             content = content[os.write(fd, content) :]
@@ -80,7 +80,7 @@ class Console:
         self._folding = TracebackFolding(_is_echo)
 
     def skip_to_end(self) -> None:
-        """What was written so far has been seen before."""
+        """Skip everything that was written so far."""
         self._find_files()
         for file in (*self._files.values(), self._said):
             if file.path.exists():
@@ -100,11 +100,11 @@ class Console:
             self._unfold_traceback(self._files[path])
 
     def pause_s(self) -> float:
-        """How long to wait before the next look."""
+        """Return how long to wait before the next look."""
         return _EAGER_PUMP_S if time.monotonic() < self._eager_until else _PUMP_S
 
     def drain_output(self) -> None:
-        """The last words of everybody, when all are gone."""
+        """Show everything that is left, after all ranks have ended."""
         self._find_files()
         for file in self._files.values():
             self._finish_file(file)
@@ -118,7 +118,7 @@ class Console:
         self._unfold_traceback(file)
 
     def _find_files(self) -> None:
-        """Find the files of new generations, and part with those of generations that are long over."""
+        """Find the files of new generations, and drop those of generations that are long over."""
         there = list_generations(self._log_dir)
         self._newest = there[-1] if there else 0
         for path, file in list(self._files.items()):
@@ -202,13 +202,13 @@ def _is_echo(exception: bytes) -> bool:
 
 
 def list_generations(log_dir: Path) -> list[int]:
-    """Those whose ranks have printed something, the oldest first."""
+    """Return the generations whose ranks have logs, oldest first."""
     names = os.listdir(log_dir) if log_dir.is_dir() else []
     return sorted(int(m[1]) for name in names if (m := _GENERATION.fullmatch(name)))
 
 
 def list_ranks(folder: Path) -> list[int]:
-    """The ranks that have logs in the folder of a generation."""
+    """Return the ranks that have logs in a generation's folder."""
     return sorted(_folder_rank(path) for path in folder.glob("rank-*"))
 
 
@@ -217,7 +217,7 @@ def _folder_rank(folder: Path) -> int:
 
 
 class ConsolePump:
-    """Shows the console from a thread of its own: a reader who does not read must not keep us from our work."""
+    """Shows console output in its own thread, so that a reader who stops reading does not block us."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -231,7 +231,7 @@ class ConsolePump:
         self._console.drain_output()
 
     def await_shown(self, enough: Callable[[], bool]) -> None:
-        """Wait until all has been shown, or until nobody wants to wait any more."""
+        """Wait until all output has been shown, or until `enough` returns true."""
         self._over.set()
         while self._thread.is_alive() and not enough():
             self._thread.join(_PUMP_S)
@@ -252,7 +252,7 @@ def make_console(args: RunArgs, run: RunSpec, run_dir: Path) -> Console:
 
 
 def describe_shape(args: RunArgs, nproc: int) -> str:
-    """What was asked for, for the first line."""
+    """Describe the nodes and ranks that were asked for, for the first line on the console."""
     least = f" (at least {args.min_nodes})" if args.min_nodes < args.max_nodes else ""
     more = f" and {counted_noun(args.standbys, 'standby')}" if args.standbys else ""
     return f"{counted_noun(args.max_nodes, 'node')} x {counted_noun(nproc, 'rank')}{least}{more}"

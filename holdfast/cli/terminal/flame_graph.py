@@ -1,4 +1,4 @@
-"""A picture of where all ranks are: one box for each frame, as wide as there are ranks in it, the innermost on top."""
+"""Flame graphs of where all ranks are: one box per frame, as wide as the number of ranks in it."""
 
 from html import escape
 
@@ -11,7 +11,7 @@ _LEAST = 0.3  # boxes narrower than this are left out
 
 
 def draw_flame_graph(root: StackBranch, title: str, suspects: frozenset[int]) -> str:
-    """The SVG; boxes that hold suspects alone are red."""
+    """Return the SVG, innermost frames on top; boxes that hold only suspects are red."""
     total = max(1, len(root.ranks))
     boxes: list[str] = []
     height = (_tree_depth(root) + 2) * _ROW

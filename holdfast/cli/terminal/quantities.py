@@ -1,4 +1,4 @@
-"""Numbers in words, as all commands write them."""
+"""Durations, steps, ETTR and counts in words, as all commands write them."""
 
 
 def duration_text(seconds: float) -> str:
@@ -13,7 +13,7 @@ NO_STEP = "no step was seen: no torch optimizer made one, and nothing called hol
 
 
 def ettr_said(ettr: float | None, at_most: str = "") -> str:
-    """None: no step was ever seen, so nobody knows what was productive."""
+    """Return the ETTR in words; None means that no step was ever seen, so it is not known."""
     return f"ETTR {at_most}{100 * ettr:.1f} %" if ettr is not None else "ETTR not known"
 
 
@@ -22,12 +22,12 @@ def ettr_of(wall_s: float, ettr: float | None, at_most: str = "") -> str:
 
 
 def step_said(step: int) -> str:
-    """The newest step; -1: there was none."""
+    """Return the newest step in words; -1 means that there was none."""
     return f"step {step}" if step >= 0 else "no step seen"
 
 
 def incidents_text(count: int, failures: int) -> str:
-    """An incident may have failed more than once before its next step: the same in status, report and at the end."""
+    """Return the number of incidents, and of failures if some incident failed again before its next step."""
     return counted_noun(count, "incident") + (f" ({counted_noun(failures, 'failure')})" if failures > count else "")
 
 

@@ -1,6 +1,6 @@
-"""Tracebacks on a console that many ranks share: the first cause is shown whole, what others say after it in one line.
+"""Folds tracebacks on a console that many ranks share: the first cause is shown whole, later ones in one line.
 
-When a rank is gone, every other prints a screen that says no more than that. Nothing is lost: the line names the log.
+When a rank is gone, every other prints a screen that says no more than that. The line names the log that has it all.
 """
 
 import re
@@ -17,7 +17,7 @@ _LINE_BYTES = 400
 
 
 class PrintedTraceback:
-    """One that is being printed."""
+    """A traceback that is being printed."""
 
     def __init__(self, now: float) -> None:
         self.lines: list[bytes] = []
@@ -25,7 +25,7 @@ class PrintedTraceback:
         self.at = now
 
     def accepts_line(self, line: bytes) -> bool:
-        """Whether this line belongs to it."""
+        """Whether this line belongs to the traceback."""
         if self.is_native:
             return _FRAME.match(line) is not None
         if self.last:
@@ -54,7 +54,7 @@ class TracebackFolding:
         self._first: dict[tuple[Path, bytes], str] = {}  # by generation and exception: whose was shown
 
     def fold_lines(self, path: Path, lines: list[bytes]) -> list[bytes]:
-        """What of these lines is to be shown now."""
+        """Return those of these lines that must be shown now."""
         own = b"[%s]: " % path.parent.name.replace("-", "").encode()  # as torch prefixes them; we do that, too
         found: list[bytes] = []
         for line in lines:
@@ -72,11 +72,11 @@ class TracebackFolding:
         return done
 
     def ended_paths(self) -> list[Path]:
-        """Files in which a traceback has come to its end."""
+        """Return the files whose traceback has ended."""
         return [path for path, held in self._open.items() if time.monotonic() > held.at + _HELD_S]
 
     def end_traceback(self, path: Path) -> list[bytes]:
-        """The traceback that this file ended with, whole or in one line."""
+        """Return the traceback at the end of this file, whole or folded into one line; empty if there is none."""
         held = self._open.pop(path, None)
         if held is None:
             return []

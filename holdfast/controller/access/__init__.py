@@ -1,1 +1,1 @@
-"""Who may connect, ask and order: tokens, certificates, rates, the audit log."""
+"""Access control of the controller: tokens, certificates, request rates, the audit log."""

@@ -1,7 +1,7 @@
-"""Who comes in at the controller's door, and what they may do.
+"""Decides who may connect to the controller, and what each caller may do.
 
 On this host the kernel says whose process is at the other end of a unix socket. From other hosts nodes show a
-certificate of this job, and people a token that has a name and a role. Nobody comes in without one of these.
+certificate of this job, and people a token that has a name and a right. Nobody comes in without one of these.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ ANY_NODE = "*"
 
 
 class Right(enum.IntEnum):
-    """What a caller may do; each has all that comes before it."""
+    """What a caller may do; each right includes those before it."""
 
     VIEW = 1  # look at everything
     OPERATE = 2  # order what changes nothing but when and where the job runs
@@ -36,7 +36,7 @@ class Right(enum.IntEnum):
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody who has proved who they are."""
+    """A person or a node that has proved its identity."""
 
     name: str
     right: Right | None = None  # None: no person
@@ -58,7 +58,7 @@ Proved = Callable[[asyncio.BaseTransport | None], None]  # is told of links whos
 
 
 def admit_by_socket(request: web.Request) -> Caller | Refusal:
-    """A process on this host: the job's own user, and root, may do all."""
+    """Admit a process on this host if it is root's or the job's own user's; both may do everything."""
     assert request.transport is not None
     peer = peer_credentials.read_peer(request.transport.get_extra_info("socket"))
     if not peer_credentials.may_order(peer):
@@ -76,7 +76,7 @@ def _user_name(number: int) -> str:
 
 
 class UserToken(msgspec.Struct, frozen=True, kw_only=True):
-    """A person's token, by what is kept of it."""
+    """A person's token as it is kept: name, right and digest."""
 
     name: str
     right: Right
@@ -96,7 +96,7 @@ def _refuse_certificate(shown: dict[str, Any]) -> str:
 
 
 class PortAccess:
-    """People and nodes at the controller's port."""
+    """Admits people by token and nodes by certificate at the controller's port."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class PortAccess:
         host: str,
         refusal: Callable[[dict[str, Any]], str] = _refuse_certificate,
     ) -> None:
-        """`refusal`: why a node's certificate does not count; empty if it does."""
+        """`refusal` says why a node's certificate does not count; empty if it does."""
         self._badges = badges
         self._refusal = refusal
         self._host = host  # by whose name the port may be called, besides numbers
@@ -131,13 +131,13 @@ class PortAccess:
 
 
 def _bearer_token(request: web.Request) -> str:
-    """Never from the address, which ends up in logs and histories."""
+    """Return the token of a request, from its headers only: an address ends up in logs and histories."""
     said = request.headers.get("Authorization", "")
     return said.removeprefix(_BEARER) if said.startswith(_BEARER) else request.headers.get(TOKEN_HEADER, "")
 
 
 def _refuse_foreign_page(request: web.Request, host: str) -> Refusal | None:
-    """A page in a browser may make it call any address, but then says which page, or calls by another name."""
+    """Refuse requests that a web page of another site made a browser send; None if the request is not one."""
     try:
         called = urlsplit(f"//{request.host}").hostname or ""
         page = urlsplit(request.headers.get("Origin", "")).netloc

@@ -1,4 +1,4 @@
-"""RUN_DIR/audit.log: who ordered what, from where, with what outcome, and who was turned away; only ever added to."""
+"""RUN_DIR/audit.log, append-only: who ordered what, from where, with what outcome, and who was refused."""
 
 import os
 import time
@@ -27,8 +27,8 @@ class AuditLog:
         self._unwritten = 0
 
     def record_order(self, who: str, origin: str, body: object, refused: str = "") -> None:
-        """What was ordered, whole but for what may be a secret; of what was refused the beginning, for as long as there
-        is room: a token that opens little must not fill the disk."""
+        """Record an order, with secrets hidden. Refused orders are cut short, and dropped once the log is full, so
+        that a token with few rights cannot fill the disk."""
         what = _redact_body(body)
         if refused and self._log_bytes() > _MOST_BYTES:
             self._unwritten += 1
@@ -37,7 +37,7 @@ class AuditLog:
         self._append_entry(AuditEntry(at=time.time(), who=who, origin=origin, what=what, refused=refused))
 
     def record_refusal(self, origin: str, path: str, why: str) -> None:
-        """Somebody who has not proved anything; a flood of them is one line a second."""
+        """Record a caller who could not prove anything; at most one line a second, however many come."""
         now = time.monotonic()
         if now < self._refused_at + _REFUSALS_S or self._log_bytes() > _MOST_BYTES:
             self._unwritten += 1
@@ -64,7 +64,7 @@ class AuditLog:
 
 
 def _valid_utf8(text: str) -> str:
-    """It may quote a request of any bytes."""
+    """Replace what is not UTF-8, because the text may quote a request of any bytes."""
     return text.encode("utf-8", "replace").decode()
 
 

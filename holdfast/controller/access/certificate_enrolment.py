@@ -1,4 +1,4 @@
-"""Nodes with certificates of the user's own authority: they enrol with nobody, and are known by name from then on."""
+"""Admission of nodes that have certificates of the user's own authority and so need no token."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,14 +20,14 @@ class CertificateEnrolment:
     or token is needed."""
 
     def __init__(self, folder: Path, run_id: str, audit: AuditLog) -> None:
-        """`folder`: with the controller's own keys; which nodes have come is kept there too."""
+        """`folder` has the controller's own keys; the names and serials of admitted nodes are kept there too."""
         self._folder, self._run_id, self._audit = folder, run_id, audit
         self.serials = certificate_registry.read_serials(folder)
         self.is_here: Callable[[str], bool] = lambda node: False  # whether a node is linked
         self.counts: Callable[[str, str], bool] = lambda node, serial: True  # whether it has not left
 
     def certificate_refusal(self, shown: dict[str, Any]) -> str:
-        """Why a node's certificate, which the authority has signed, is not taken; the first of a name is kept."""
+        """Say why a node's certificate is refused; empty if it is not. The first certificate of a name stays."""
         node, run, serial = (
             mutual_tls.certificate_node(shown),
             mutual_tls.certificate_run(shown),
@@ -48,7 +48,7 @@ class CertificateEnrolment:
         return "" if self.counts(node, serial) else f"the certificate of {node} counts no more"
 
     async def challenge_route(self, request: web.Request) -> web.Response:
-        """Where others enrol, these ask whether they are taken, before they start anything."""
+        """Answer a node that asks, before it starts anything, whether it would be accepted."""
         shown = request.transport.get_extra_info("peercert") if request.transport else None
         node = mutual_tls.certificate_node(shown)
         why = self.certificate_refusal(shown or {}) if node else _SHOW

@@ -1,4 +1,4 @@
-"""In front of the controller's port: strangers get few links from one host, and little time to prove themselves."""
+"""Guards the controller's port: unproved callers get few links per host and little time to prove themselves."""
 
 import asyncio
 import logging
@@ -35,7 +35,7 @@ class ConnectionGate:
         self._waiting: dict[asyncio.BaseTransport, asyncio.Event] = {}
 
     def note_proved(self, transport: asyncio.BaseTransport | None) -> None:
-        """Whoever is at this link may stay."""
+        """Let the caller on this link stay."""
         if transport is not None and (event := self._waiting.get(transport)):
             event.set()
 
@@ -63,8 +63,8 @@ class ConnectionGate:
         self._queue_link(link, str(address[0]))
 
     def _queue_link(self, link: socket.socket, host: str) -> None:
-        """Where many come at once, as after a restart of ours, they wait for their turn: a handshake that is broken off
-        for the next one is work for nothing."""
+        """Queue a new link. When many come at once, as after a controller restart, each waits for its turn, because
+        an aborted handshake is wasted work."""
         queue = self._queues.setdefault(host, deque())
         queue.append(link)
         self._call_next(host)
@@ -116,7 +116,7 @@ class ConnectionGate:
             self._strangers.pop(host, None)
 
     async def _serve_link(self, link: socket.socket, host: str) -> None:
-        """Until it has proved itself, or its time is over."""
+        """Serve a link until its caller has proved itself or its time is over."""
         transport: asyncio.BaseTransport | None = None
         try:
             loop, timeout = asyncio.get_running_loop(), _HANDSHAKE_S if self._context else None

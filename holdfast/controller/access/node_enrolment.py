@@ -1,4 +1,4 @@
-"""Hosts that know the job's secret, or have a token of their own, become nodes: the controller's side of
+"""Enrols hosts that know the job's secret or have a node token: the controller's side of
 wire/credentials/enrolment.py."""
 
 import asyncio
@@ -51,7 +51,7 @@ class NodeEnrolment:
         self.counts: Callable[[str, str], bool] = lambda node, serial: self.serials.get(node) == serial
 
     def certificate_refusal(self, shown: dict[str, Any]) -> str:
-        """Why a node's certificate, which we have signed, is not taken any more."""
+        """Say why a node's certificate, which we signed, is no longer accepted; empty if it still is."""
         node = mutual_tls.certificate_node(shown)
         return (
             ""
@@ -71,7 +71,7 @@ class NodeEnrolment:
         return _json_response(Challenge(nonce=nonces[1], proof=shown))
 
     def _secret_of(self, token: str) -> str:
-        """Of a token that we do not know, one that nobody does: nobody is told which there are."""
+        """Return the secret of a token. For an unknown token it is random, so nobody learns which tokens exist."""
         known = self._tokens.secret_of(token) if token else self._token
         return known or os.urandom(job_secret.NONCE_BYTES).hex()
 
@@ -94,7 +94,7 @@ class NodeEnrolment:
         return _json_response(EnrolmentGrant(certificate=signed, authority=self._authority.keys.authority.read_text()))
 
     def _answered(self, link: asyncio.BaseTransport | None) -> _Open:
-        """The link's challenge, which is open no more; there is not another on the same link."""
+        """Close the link's challenge and return it; a link gets only one challenge."""
         found = self._open.get(link, _NONE) if link else _NONE
         if link:
             self._open[link] = _NONE
@@ -109,7 +109,7 @@ class NodeEnrolment:
         return ""
 
     def _sign_certificate(self, asked: EnrolmentRequest, token: str) -> str:
-        """The certificate of a node that is in from now on; a token is used up only by that."""
+        """Sign a node's certificate and register the node; the token is used up only if that succeeds."""
         if not enrolment.NAME.fullmatch(asked.name):
             raise _RefusedError(400, enrolment.NAMES)
         if token and (why := self._tokens.why_unusable(token, asked.name)):
@@ -131,7 +131,7 @@ class NodeEnrolment:
         return signed.decode()
 
     def _audit_attempt(self, asked: EnrolmentRequest, token: str, origin: str, refused: str = "") -> None:
-        """Who has a token that is used up may call as often as he likes, but does not fill the disk."""
+        """Record an attempt to enrol; refusals with one token are rate-limited, so they cannot fill the disk."""
         if refused and not self._rates.may_call(token):
             self._audit.record_refusal(origin, f"POST {enrolment.PATH}", refused)
             return

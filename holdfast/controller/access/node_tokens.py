@@ -1,4 +1,4 @@
-"""The tokens of a job that enrol one node each: made here, used once, and remembered by the next controller."""
+"""The node tokens of a job: each enrols one node, once, and survives a restart of the controller."""
 
 import time
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _MORE = "have another made with holdfast token node"
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of one."""
+    """What is kept of one node token."""
 
     secret: str  # in the clear: the controller proves with it that it is the one that made it
     until: float  # by the clock of the controller's host
@@ -26,10 +26,10 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeTokens:
-    """A controller's alone: nobody else writes the file."""
+    """The node tokens in a file that only the controller writes."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
-        """`folder`: the authority's; its owner's alone."""
+        """`folder` is the certificate authority's, which only its owner can read."""
         self._path, self._clock = folder / "tokens.json", clock
         try:
             self._minted = from_json(self._path.read_bytes(), dict[str, TokenRecord])
@@ -37,7 +37,7 @@ class NodeTokens:
             self._minted = {}  # one that is damaged lets nobody in
 
     def mint_token(self, name: str, within_s: float) -> NodeToken:
-        """One more, for this node alone if it has a name; on disk when this returns."""
+        """Make a token, limited to this node if `name` is given; it is on disk when this returns."""
         made, now = node_token.make_token(name), self._clock()
         kept = {id: found for id, found in self._minted.items() if now < found.until + _KEPT_S}
         self._write_tokens(kept | {made.id: TokenRecord(secret=made.secret, until=now + within_s, name=name)})
@@ -47,7 +47,7 @@ class NodeTokens:
         return self._minted[id].secret if id in self._minted else None
 
     def why_unusable(self, id: str, name: str) -> str:
-        """Why a node of this name cannot be enrolled with it, in one sentence; empty if it can."""
+        """Say in one sentence why a node of this name cannot be enrolled with a token; empty if it can."""
         found = self._minted[id]
         if found.used_by:
             return f"this token has enrolled {found.used_by} already, and is good for one node; {_MORE}"
@@ -59,7 +59,7 @@ class NodeTokens:
         return ""
 
     def use_token(self, id: str, name: str) -> None:
-        """On disk before the node hears of it: nobody uses it twice, whoever dies meanwhile."""
+        """Mark a token as used, on disk before the node is answered, so that no crash lets it be used twice."""
         self._write_tokens(self._minted | {id: msgspec.structs.replace(self._minted[id], used_by=name)})
 
     def _write_tokens(self, minted: dict[str, TokenRecord]) -> None:

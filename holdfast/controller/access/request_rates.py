@@ -1,4 +1,4 @@
-"""How often a caller may ask: enough for people and their tools, too little to keep the controller from its work."""
+"""Limits how often a caller may ask: enough for people and tools, too little to keep the controller busy."""
 
 import time
 from collections import OrderedDict
@@ -8,7 +8,7 @@ _MOST_CALLERS = 1024
 
 
 class RequestRates:
-    """A bucket of tokens for each caller; those that called least lately are forgotten."""
+    """A token bucket for each caller; the callers that were idle longest are forgotten."""
 
     def __init__(self, a_second: float, at_once: float, now: Callable[[], float] = time.monotonic) -> None:
         self._a_second, self._at_once, self._now = a_second, at_once, now

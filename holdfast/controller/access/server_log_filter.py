@@ -1,4 +1,4 @@
-"""What strangers make a web server complain of, in few short lines: nobody fills our log by asking badly."""
+"""A log filter that keeps bad requests from flooding the controller's log."""
 
 import logging
 import time
@@ -14,8 +14,7 @@ _ASKED_BADLY = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
 
 
 class ServerLogFilter(logging.Filter):
-    """For whoever writes the log. One complaint a second; a request that is none has no traceback, a bug of ours
-    keeps it."""
+    """Passes one complaint of the web server a second. Bad requests lose their traceback; our own bugs keep it."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A person, or a fleet, has a token made for a node of another host."""
+"""The API route by which a person or a fleet gets a token for a node of another host."""
 
 import msgspec
 from aiohttp import web
@@ -23,7 +23,7 @@ class MintedToken(msgspec.Struct, frozen=True, kw_only=True):
 
 class TokenMinting:
     def __init__(self, audit: AuditLog, tokens: NodeTokens | None, needless: str = "") -> None:
-        """`needless`: why this job's nodes take no tokens, where there are none."""
+        """`needless` says why this job's nodes take no tokens; empty if they do."""
         self._audit, self._tokens, self._needless = audit, tokens, needless
 
     async def mint_route(self, request: web.Request) -> web.Response:

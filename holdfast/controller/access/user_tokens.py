@@ -1,4 +1,4 @@
-"""People's tokens: each has a name and a right, is kept as a digest alone, and can be revoked while jobs run."""
+"""Tokens of people: each has a name and a right, is kept only as a digest, and can be revoked while jobs run."""
 
 import os
 import time
@@ -14,7 +14,7 @@ _LOOK_S = 1.0
 
 
 class UserTokens:
-    """Those of one file, read again when it has changed, and those of the run itself."""
+    """The tokens of the run itself and those of a file, which is read again when it changes."""
 
     def __init__(self, path: Path, own: tuple[UserToken, ...]) -> None:
         self._path, self._own = path, own
@@ -39,11 +39,11 @@ class UserTokens:
 
 
 class UserTokenError(Exception):
-    """One sentence: why nothing was changed."""
+    """Says in one sentence why no token was changed."""
 
 
 def read_tokens(path: Path) -> tuple[UserToken, ...]:
-    """None where there is no such file; one that is damaged, or that others may write, lets nobody in."""
+    """Return the tokens of a file; empty if it is missing, damaged, or can be written by others."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -59,7 +59,7 @@ def read_tokens(path: Path) -> tuple[UserToken, ...]:
 
 
 def add_token(path: Path, name: str, right: Right) -> str:
-    """The new token, which is told once and kept nowhere."""
+    """Make a token, keep its digest and return it; the token itself is stored nowhere."""
     badges = read_tokens(path)
     if not name or not name.isprintable() or len(name) > 100:
         raise UserTokenError("a token's name has 1 to 100 printable characters")

@@ -1,1 +1,1 @@
-"""The decider's actions carried out: launches, probes, staging, replays."""
+"""Carries out the decider's actions: launches, probes, staging, replays."""

@@ -1,4 +1,4 @@
-"""Carries actions out: fans them out to nodes as errands, gathers the answers into one outcome each."""
+"""Carries out actions: sends them to nodes as errands and gathers the answers into one outcome per action."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ EVICTED = 1  # exit code of a node that the job no longer wants
 
 
 class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a launch goes on from."""
+    """The state that a launch restores, and the nodes, generation and release that it is for."""
 
     id: int
     restore: Restore
@@ -44,7 +44,7 @@ _PLANNED = make_decoder(msgspec.json.Decoder(LaunchPlan))
 
 
 class MemoryNotes:
-    """Notes that last as long as we do."""
+    """Notes kept in memory only; they are lost with this process."""
 
     def __init__(self) -> None:
         self._all: dict[str, bytes] = {}
@@ -57,7 +57,7 @@ class MemoryNotes:
 
 
 class PendingAction(msgspec.Struct):
-    """An action that nodes have not all answered yet."""
+    """An action that some nodes have not answered yet."""
 
     errands: dict[str, Errand]
     left: set[str]
@@ -97,7 +97,7 @@ class ActionExecutor:
         self._tries: Counter[int] = Counter()  # restores from a step since the last step was made
 
     async def carry_out(self, action: Action) -> None:
-        """Do one action and report its outcome; the world failing is an outcome too."""
+        """Carry out one action and report its outcome; a failure is an outcome too."""
         if isinstance(action, Say):
             self.say(action.text)
             return
@@ -127,7 +127,7 @@ class ActionExecutor:
                 return await self._finish_job(action)
 
     def set_probe_limits(self, probe: ProbeLimits, replay: ReplayLimits, kept: Path) -> None:
-        """How nodes are tried; what probes measure on them is kept."""
+        """Set the limits of probes and replays; `kept` is the file for what probes measure."""
         self.probing = NodeProbing(self._ask_nodes, self.store, self.hosts, probe, kept)
         release, self.replaying = self.replaying.release, ReplayRuns(self._ask_nodes, self.store, replay)
         self.replaying.release = release
@@ -143,7 +143,7 @@ class ActionExecutor:
             self._note_answer(waiting, done.node, "" if done.ok else done.detail or "it did not say why")
 
     def on_silent(self, node: str) -> None:
-        """Nobody waits for a node that answers no more."""
+        """Stop waiting for a node that has fallen silent."""
         self._silent.add(node)
         self.copies.pop(node, None)
         for waiting in self._waiting.values():
@@ -151,7 +151,7 @@ class ActionExecutor:
                 self._note_answer(waiting, node, "it fell silent")
 
     def on_relink(self, node: str) -> None:
-        """Whatever it has not answered yet is told once more."""
+        """Send a node again every errand that it has not answered."""
         self._silent.discard(node)
         for waiting in self._waiting.values():
             errand = waiting.errands.get(node)
@@ -162,7 +162,7 @@ class ActionExecutor:
                 self.tell(node, errand)
 
     async def end_at_once(self) -> None:
-        """End every node at once; nobody is waited for, now or later."""
+        """End every node at once, and stop waiting for any answer."""
         self._hurried = True
         self._stepping.set()
         await self._give_back_all("told to hurry")
@@ -223,14 +223,14 @@ class ActionExecutor:
         return Outcome(action=action.id, ok=True)
 
     async def _wait_until_unneeded(self) -> None:
-        """What an evicted node holds may be what the next generation goes on from: it leaves when that has a step."""
+        """Wait for the next generation's first step, since it may restore from copies on the evicted node."""
         self._stepping.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.limits.wait_s):
                 await self._stepping.wait()
 
     def on_step(self) -> None:
-        """Every rank has its state, as it has made a step with it."""
+        """Note that every rank has made a step, and so has its state."""
         self._stepping.set()
         self._tries.clear()
         # What others hold is of a line that the job has left, or will be told anew when they are seated. A controller
@@ -271,7 +271,7 @@ class ActionExecutor:
         return msgspec.structs.replace(outcome, detail=plan.reason) if worth_telling else outcome
 
     def _recall_or_plan(self, launch: Launch) -> Restore:
-        """The plan, made once: an earlier controller may have told some nodes, and all must be told the same."""
+        """Return the launch's plan, made only once: an earlier controller may have told it to some nodes already."""
         kept = self.newest_plan()
         if kept and kept.id == launch.id:
             return kept.restore
@@ -284,14 +284,14 @@ class ActionExecutor:
         return plan
 
     def newest_plan(self) -> LaunchPlan | None:
-        """Of the newest launch that any node can have been told of."""
+        """Return the plan of the newest launch that any node can have heard of, or None."""
         found = self.notes.get_tensor("plan.json")
         with contextlib.suppress(msgspec.DecodeError):  # a damaged one is none: nodes are waited for instead
             return _PLANNED(found) if found else None
         return None
 
     def _choose_restore(self, launch: Launch) -> Restore:
-        """What to go on from. A state that did not bring the job to a step, twice, is not tried a third time."""
+        """Choose the state to restore. A state from which the job twice made no step is not tried a third time."""
         least = launch.not_after if launch.not_after is not None else sys.maxsize
         away = set(launch.astray)  # what they hold may be of a line that the job has left
         held = [copy for node, copies in self.copies.items() if node not in away for copy in copies]
@@ -307,7 +307,7 @@ class ActionExecutor:
         return plan
 
     def _node_restore(self, seat: Seat, plan: Restore) -> Restore:
-        """One node's part; who has what, where there is something to fetch."""
+        """Return one node's part of the plan; if it must fetch state, also where copies and keepers are."""
         sources = tuple(source for source in plan.sources if seat.has_rank(source.rank))
         if all(source.own for source in sources):
             return msgspec.structs.replace(plan, sources=sources, kept=())
@@ -342,7 +342,7 @@ class ActionExecutor:
         return Outcome(action=action.id, ok=not failed, failed=failed)
 
     async def _final_copies(self, action: Finish, kept: LaunchPlan) -> dict[str, tuple[FinalState, ...]]:
-        """End all ranks, and see what nodes hold then: only that is the same for all, and stays so."""
+        """End all ranks, then choose the copies for a last checkpoint: only stopped ranks hold stable state."""
         self._stopping = max(self._stopping, kept.generation)
         id = -(_LAST_IDS + action.id)
         errand = StopHere(id=id, generation=kept.generation, grace_s=action.grace_s)
@@ -353,7 +353,7 @@ class ActionExecutor:
         return final_checkpoint.choose_final(copies, stored, action.not_after, verified=action.verified)
 
     async def _give_back_all(self, reason: str) -> dict[str, str]:
-        """All at once; why it did not work, by node."""
+        """Give all nodes back at once; returns errors by node."""
         nodes = self.fleet.nodes()
         for node in nodes:
             self.forget(node)

@@ -1,4 +1,4 @@
-"""Tries nodes while the job stands: each alone, and if nobody fails, what lies between them, in pairs."""
+"""Probes nodes while the job stands: each alone, and if none fails, pairs of nodes."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -35,7 +35,7 @@ class NodeProbing:
         limits: ProbeLimits | None = None,
         kept: Path | None = None,
     ) -> None:
-        """`kept`: where the past of nodes is written down."""
+        """`kept` is the file with earlier measurements of each node."""
         self._ask = ask
         self._store = store
         self._hosts = hosts
@@ -44,7 +44,7 @@ class NodeProbing:
         self._golden: Mapping[Key, str] = {}
 
     async def probe_nodes(self, action: Probe) -> Outcome:
-        """Whom probes found bad, under `failed`; of whom one is, under `nodes`."""
+        """Probe nodes. The outcome has bad nodes under `failed`; of the nodes under `nodes`, one is bad."""
         self._golden = self._golden or golden_bits.load_golden()
         errands: dict[str, Errand] = {n: ProbeHere(id=action.id, level=action.level) for n in action.nodes}
         answers = await self._ask(action.id, errands, self._limits.budget_s + _SLACK_S)
@@ -60,7 +60,7 @@ class NodeProbing:
         return Outcome(action=action.id, ok=True, failed=bad, nodes=tuple(judged.suspects), detail=reason)
 
     async def _test_pairs(self, action: Probe, backend: str) -> PairTestResult:
-        """The pair test, wave by wave."""
+        """Run the pair test, wave by wave."""
         port = await self._store.open(action.generation)
         done: list[PairResult] = []
         passed: dict[World, Mapping[str, tuple[Finding, ...]]] = {}

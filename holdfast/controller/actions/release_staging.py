@@ -1,4 +1,4 @@
-"""Brings a release to nodes: one of them checks it first, and only then the others get it."""
+"""Stages a release on nodes: one node checks it first, and only then the others get it."""
 
 from holdfast.controller.actions.node_probing import Ask
 from holdfast.model.action import Stage

@@ -1,4 +1,4 @@
-"""Has nodes do the job's own work again, in two halves or wave by wave in groups, and tells whom that accuses."""
+"""Replays the job's own work on nodes, in two halves or in groups wave by wave, to find a faulty node."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ _BEATS, _BEAT_S = 10, 0.5
 
 
 class _GoneError(Exception):
-    """Nodes that answer no more: whatever a replay would find, they are lost."""
+    """Nodes stopped answering during a replay; they are lost, whatever the replay would find."""
 
     def __init__(self, nodes: list[str]) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class ReplayRuns:
         self._limits = limits or ReplayLimits()
 
     async def replay_nodes(self, action: Replay) -> Outcome:
-        """Whom it accuses alone, under `failed`; of whom one is bad, under `nodes`."""
+        """Replay. The outcome has a surely bad node under `failed`; of the nodes under `nodes`, one is bad."""
         for _ in range(_BEATS):
             if self.allowed is None:  # this controller has just come back
                 await asyncio.sleep(_BEAT_S)
@@ -70,7 +70,7 @@ class ReplayRuns:
         return Outcome(action=action.id, ok=True, failed=named, nodes=some, detail=ruling.reason)
 
     async def _find_ruling(self, action: Replay, asked: ReplayRequest) -> ReplayRuling:
-        """By two halves where they can be, as the fault has to show but once; what they leave open, by groups."""
+        """Replay in two halves if possible, since the fault must show only once; settle the rest in groups."""
         numbers, found = count(1), None
         if asked.seeded and self._limits.halves:
             with contextlib.suppress(UnfitError):
@@ -98,7 +98,7 @@ class ReplayRuns:
         return wave
 
     def _within_s(self, launch: GroupLaunch) -> float:
-        """The limit is for a replay of the usual length."""
+        """Return the time limit of a launch; the setting is for a replay of the usual length."""
         return self._limits.within_s * max(1.0, launch.replay.steps / self._limits.steps)
 
     def _make_errands(self, id: int, action: Replay, launch: GroupLaunch, port: int) -> Iterable[tuple[str, Errand]]:
@@ -121,7 +121,7 @@ class ReplayRuns:
 
 
 def _group_result(launch: GroupLaunch, answers: dict[str, Done]) -> GroupResult | None:
-    """What is known of a group; nothing if a node of it has not answered."""
+    """Return what a group's replay showed, or None if a rank's result is missing."""
     done = [answers.get(seat.node) for seat in launch.seats]
     played: list[ReplayResult] = [one for answer in done if answer and answer.ok for one in answer.played]
     if len(played) < launch.world_size:

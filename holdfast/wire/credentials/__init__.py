@@ -1,1 +1,1 @@
-"""Who is who: secrets, tokens, certificates, enrolment."""
+"""How controllers, nodes and people prove their identity: secrets, tokens, certificates, enrolment."""

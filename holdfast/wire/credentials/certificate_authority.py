@@ -1,4 +1,4 @@
-"""A job's own certificate authority, made at its start: it says who is its controller and who is a node."""
+"""A job's own certificate authority, made when the job starts; it signs for the controller and for nodes."""
 
 import datetime
 import urllib.parse
@@ -16,10 +16,10 @@ _AGES = datetime.timedelta(days=36500)
 
 
 class CertificateAuthority:
-    """Signs for one job; its key never leaves the folder, which is its owner's alone."""
+    """Signs certificates for one job; its key stays in a folder that only its owner can read."""
 
     def __init__(self, folder: Path) -> None:
-        """The one that was made here before, or a new one."""
+        """Load the authority that this folder holds, or make a new one there."""
         folder.mkdir(mode=0o700, exist_ok=True)
         self.keys = KeyFiles.in_folder(folder)
         self._folder = folder
@@ -44,7 +44,7 @@ class CertificateAuthority:
         write_secret(signing, key_pem(self._key))  # last: what has it is whole
 
     def sign_node(self, name: str, request: bytes) -> bytes:
-        """A certificate for the key of a request, as PEM; ValueError if that is none."""
+        """Return a node's certificate (PEM) for the key of a signing request; ValueError for a bad request."""
         asked = x509.load_pem_x509_csr(request)
         if not asked.is_signature_valid:
             raise ValueError("the request is not signed by its own key")
@@ -54,11 +54,11 @@ class CertificateAuthority:
         return self._sign_key(key, x509.UniformResourceIdentifier(NODE + urllib.parse.quote(name, safe="")))
 
     def node_serials(self) -> dict[str, str]:
-        """Of all nodes that were ever signed for, by name."""
+        """Return the certificate serial of every node that was ever registered, by node name."""
         return certificate_registry.read_serials(self._folder)
 
     def register_node(self, name: str, certificate: bytes) -> str:
-        """Remember what was signed, and answer with its serial."""
+        """Record the certificate of a node and return its serial."""
         serial = f"{x509.load_pem_x509_certificate(certificate).serial_number:X}"
         serial = serial.rjust(len(serial) + len(serial) % 2, "0")  # as the ssl module shows it
         certificate_registry.add_serial(self._folder, name, serial)
@@ -79,7 +79,7 @@ class CertificateAuthority:
 
 
 def enrol_local_node(authority: CertificateAuthority, name: str, folder: Path) -> KeyFiles:
-    """A node on the authority's own host."""
+    """Make and register key files for a node on the authority's own host."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     keys, key = KeyFiles.in_folder(folder), make_key()
     own, signed = authority.keys.authority.read_bytes(), authority.sign_node(name, request_pem(key))
@@ -117,7 +117,7 @@ def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def request_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """What a node sends to have its key signed; its name is not in it, but is said and proved beside it."""
+    """Return a signing request for a node's key, without the node's name, which is proved separately."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "holdfast")])
     made = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
     return made.public_bytes(serialization.Encoding.PEM)

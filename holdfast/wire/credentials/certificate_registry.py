@@ -1,6 +1,6 @@
-"""The nodes of a job that have shown a certificate, by name, with its serial; kept beside the job's keys.
+"""The certificate serials of a job's nodes, by node name, kept in a file beside the job's keys.
 
-A line of JSON for each, added when it comes: to write all of them anew for each would be the square of their number.
+Each node adds one line of JSON. Rewriting the whole file for each would cost the square of their number.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ def read_serials(folder: Path) -> dict[str, str]:
 
 
 def add_serial(folder: Path, name: str, serial: str) -> None:
-    """On disk when this returns, whatever becomes of the machine; never through a link that somebody left there."""
+    """Append a node's serial and wait until it is on disk; never writes through a symbolic link."""
     path = folder / _NAME
     is_new = not path.exists()
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -31,7 +31,7 @@ class Challenge(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EnrolmentRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node asks for, once the controller is proved."""
+    """What a node sends after the controller has proved itself: its name, its key request and its own proof."""
 
     name: str
     nonces: tuple[str, str]  # the node's and the controller's
@@ -46,7 +46,7 @@ class EnrolmentGrant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CertifiedNode(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a node that has shown a certificate of the user's own authority, and need not enrol."""
+    """The answer to a node that has a certificate of the user's own authority and so does not need to enrol."""
 
     node: str
     run_id: str
@@ -59,5 +59,5 @@ def controller_proof(token: str, nonces: tuple[str, str], certificate: bytes) ->
 
 
 def node_proof_parts(name: str, nonces: tuple[str, str], request: str, certificate: bytes) -> tuple[bytes, ...]:
-    """What a node's proof is over."""
+    """Return the values that a node's proof covers."""
     return (*(n.encode() for n in nonces), name.encode(), request.encode(), hashlib.sha256(certificate).digest())

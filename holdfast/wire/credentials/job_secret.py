@@ -1,7 +1,7 @@
-"""The job's secret, which every host is given: what is good enough, and how both sides prove that they know it.
+"""The job's secret, which every host has: checks of its strength, and how both sides prove that they know it.
 
-It is never said. The controller proves first that it knows it, by a code over both sides' random numbers and over the
-very certificate that this link is encrypted with, so that nobody can stand in between; then the node does.
+The secret itself is never sent. The controller proves first that it knows the secret, with a code over both sides'
+random numbers and the certificate that encrypts this very link, so nobody can stand in between. Then the node does.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _HOW = "make one with: python3 -c 'import secrets; print(secrets.token_hex(16))'
 
 
 def secret_fault(token: str) -> str:
-    """Why a secret is not good enough, in words that go after its name; empty if it is."""
+    """Say why a secret is not good enough, in words that follow its name; empty if the secret is good."""
     if not token:
         return f"is empty, and everybody could join; {_HOW}"
     if not token.isascii() or not token.isprintable() or " " in token:
@@ -37,7 +37,7 @@ def secret_fault(token: str) -> str:
 
 
 def make_proof(token: str, who: str, *parts: bytes) -> str:
-    """Who knows the secret can make it, and for these parts alone; `who`: so that one side's is not the other's."""
+    """Return a code over these parts that needs the secret; `who` keeps the two sides' codes apart."""
     said = hashlib.sha256()
     for part in (who.encode(), *parts):
         said.update(len(part).to_bytes(8, "big") + part)
@@ -45,5 +45,5 @@ def make_proof(token: str, who: str, *parts: bytes) -> str:
 
 
 def is_equal(wanted: str, shown: str) -> bool:
-    """Compared in a time that tells nothing."""
+    """Compare two strings in constant time, so that timing reveals nothing."""
     return hmac.compare_digest(wanted.encode(), shown.encode("utf-8", "replace"))

@@ -1,7 +1,7 @@
-"""Links that both sides prove: TLS 1.3 with certificates of the job's own authority, or of the user's (given_keys.py).
+"""Links on which both sides prove themselves: TLS 1.3 with certificates of the job's or the user's authority.
 
-Nobody else's word counts, and no clock: a certificate is good until its serial is no longer among those that the
-controller names, so that nobody is shut out while the controller is away or a clock is wrong.
+No other authority counts, and no clock does: a certificate is good until the controller revokes its serial. So nobody
+is shut out while the controller is away or a clock is wrong. user_certificates.py has those of the user's authority.
 """
 
 import os
@@ -18,7 +18,7 @@ NO_CHECK_TIME = 0x200000  # X509_V_FLAGNO_CHECK_TIME, which the ssl module has n
 
 
 class KeyFiles(NamedTuple):
-    """Files by which one side of a link proves who it is, and knows the other."""
+    """The key, certificate and authority files by which one side of a link proves itself and checks the other."""
 
     key: Path
     certificate: Path
@@ -30,9 +30,9 @@ class KeyFiles(NamedTuple):
 
 
 def write_secret(path: Path, content: bytes, durable: bool = False) -> None:
-    """For its owner alone, whole or not at all, and never through a link that somebody left there.
+    """Write a file that only its owner can read, whole or not at all; never writes through a symbolic link.
 
-    `durable`: it is on disk when this returns, whatever becomes of the machine.
+    With `durable`, the content is on disk when this returns.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.unlink(missing_ok=True)
@@ -50,7 +50,7 @@ def write_secret(path: Path, content: bytes, durable: bool = False) -> None:
 
 
 def write_new_secret(path: Path, content: bytes) -> None:
-    """The same, unless there is one already: of several at once the first one's stays."""
+    """Write a secret unless the file exists; if several processes try at once, the first one's content stays."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     write_secret(part, content)
     try:
@@ -62,7 +62,7 @@ def write_new_secret(path: Path, content: bytes) -> None:
 
 
 def server_tls(keys: KeyFiles, strangers: bool) -> ssl.SSLContext:
-    """For the side that is called; `strangers` may come without a certificate, as who enrols, or has a token."""
+    """Return the TLS context of the side that listens. With `strangers`, callers may come without a certificate."""
     context = _make_tls(ssl.PROTOCOL_TLS_SERVER, keys)
     context.verify_mode = ssl.CERT_OPTIONAL if strangers else ssl.CERT_REQUIRED
     context.num_tickets = 0  # nobody calls twice by one proof
@@ -70,14 +70,14 @@ def server_tls(keys: KeyFiles, strangers: bool) -> ssl.SSLContext:
 
 
 def client_tls(keys: KeyFiles, controller: bool) -> ssl.SSLContext:
-    """For the side that calls: the controller by its name, or a node, whose serial is to be looked at."""
+    """Return the TLS context of a caller; if it calls the controller, the controller's name is checked too."""
     context = _make_tls(ssl.PROTOCOL_TLS_CLIENT, keys)
     context.check_hostname = controller
     return context
 
 
 def unproved_tls() -> ssl.SSLContext:
-    """For who has no certificate yet: the other side proves itself by other means."""
+    """Return a TLS context for a caller without a certificate; the server must prove itself by other means."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -95,12 +95,12 @@ def _make_tls(protocol: int, keys: KeyFiles) -> ssl.SSLContext:
 
 
 def certificate_node(certificate: dict[str, Any] | None) -> str:
-    """Whose certificate this is, as the ssl module shows it; "" for the controller's, and where there is none."""
+    """Return the node that a certificate names, or "" if it is the controller's or there is no certificate."""
     return _find_uri(certificate, NODE)
 
 
 def certificate_run(certificate: dict[str, Any] | None) -> str:
-    """The run that it is for; "" where it is for any, as those of a job's own authority are."""
+    """Return the run that a certificate is limited to, or "" if it is good for any run."""
     return _find_uri(certificate, RUN)
 
 

@@ -1,4 +1,4 @@
-"""A token of one node's own: it enrols that node, once; its id is no secret, so both sides can prove the rest."""
+"""Tokens that enrol one node, once: a public id, by which both sides know which token is meant, and a secret."""
 
 import os
 import re
@@ -17,7 +17,7 @@ class NodeToken(NamedTuple):
     name: str = ""  # of the node that it is for; "": any that has none yet
 
     def __str__(self) -> str:
-        """As it is given to a host: in a file or in the environment."""
+        """Return the token as a host gets it, in a file or an environment variable."""
         named = f".{urllib.parse.quote(self.name, safe='')}" if self.name else ""
         return f"{_BEGINS}{self.id}.{self.secret}{named}"
 
@@ -27,7 +27,7 @@ def make_token(name: str) -> NodeToken:
 
 
 def parse_token(token: str) -> NodeToken | None:
-    """None for a job's own secret; ValueError for what was a node's token once."""
+    """Parse a node's token. Returns None for a job's own secret; ValueError for a node's token that was changed."""
     if not token.startswith(_BEGINS):
         return None
     found = _WHOLE.fullmatch(token)

@@ -1,7 +1,7 @@
-"""Certificates of an organisation's own authority, in the place of those that a job makes: what is good enough.
+"""Checks of certificates that the user's own authority signed and that a job uses instead of its own.
 
-They are looked at once, at the start, and copied into the run directory: what becomes of the files later, or of their
-dates, shuts nobody out of a job that runs.
+They are checked once, at the start, and copied into the run directory: if the files change or expire later, nobody is
+shut out of a running job.
 """
 
 import datetime
@@ -20,11 +20,11 @@ _ROUNDS = 8  # that a handshake takes at most
 
 
 class UserCertificateError(Exception):
-    """One sentence: which file is wrong, and how."""
+    """A certificate file cannot be used: one sentence says which file, and why."""
 
 
 class UserCertificates(NamedTuple):
-    """What one host was given."""
+    """The certificate files of one host, and what they are good for."""
 
     keys: KeyFiles
     node: str  # the name that the certificate is for
@@ -40,7 +40,7 @@ class UserCertificates(NamedTuple):
 
 
 def check_certificates(keys: KeyFiles) -> UserCertificates:
-    """GivenError, unless both sides of a link could prove themselves by these here and now."""
+    """Check that both sides of a link could prove themselves with these files now; UserCertificateError if not."""
     _check_files(keys)
     shown = _shown_certificate(keys)
     node = mutual_tls.certificate_node(shown)
@@ -90,7 +90,7 @@ def _time_text(at: datetime.datetime) -> str:
 
 
 def _shown_certificate(keys: KeyFiles) -> dict[str, Any]:
-    """The certificate as the other side of a link sees it: we call ourselves, and both sides look at the clock."""
+    """Return the certificate as a peer would see it, by a handshake with ourselves that also checks its dates."""
     try:
         caller, called = mutual_tls.client_tls(keys, controller=False), mutual_tls.server_tls(keys, strangers=False)
         for context in (caller, called):

@@ -1,1 +1,1 @@
-"""Memory that a rank shares with its agent: its slot and its flight log, one module for each end."""
+"""Memory that a rank shares with its agent: its progress slot and its flight log, a writer and a reader of each."""

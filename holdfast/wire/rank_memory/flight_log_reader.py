@@ -1,4 +1,4 @@
-"""The reading end of a rank's flight log."""
+"""Reads a rank's flight log from shared memory."""
 
 import contextlib
 
@@ -31,7 +31,7 @@ class _FlightRecord(msgspec.Struct, array_like=True):
 
 
 class FlightReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank last told of its collectives; instants are the controller's."""
+    """What a rank last wrote about its collectives; times are by the controller's clock."""
 
     generation: int
     pid: int
@@ -41,7 +41,7 @@ class FlightReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_flight(buf: Buffer, at: int, node: str, offset_s: float = 0.0) -> FlightReport | None:
-    """The newest whole record of the log at this place; `offset_s` is the controller's clock minus ours."""
+    """Return the newest whole record of a log, or None; `offset_s` is the controller's clock minus ours."""
     halves = [get_record(buf, at + TOLD_AT + half * HALF_BYTES, HALF_BYTES) for half in (0, 1)]
     for _, body in sorted((half for half in halves if half), reverse=True):
         with contextlib.suppress(msgspec.DecodeError):  # a rank can write anything there
@@ -69,14 +69,14 @@ def clear_flight(buf: Buffer, at: int) -> None:
 
 
 def ask_for_stacks(buf: Buffer, at: int) -> int:
-    """Ask the rank itself for its stacks; the number of the question."""
+    """Ask the rank for its own stacks; returns the number of the question, for read_stacks."""
     number: int = ASKED.unpack_from(buf, at + ASKED_AT)[0] + 1
     buf[at + ASKED_AT : at + ASKED_AT + ASKED.size] = ASKED.pack(number)
     return number
 
 
 def read_stacks(buf: Buffer, at: int, number: int) -> tuple[Thread, ...] | None:
-    """The rank's stacks, once it has answered this question."""
+    """Return the rank's stacks, or None until it has answered this question."""
     found = get_record(buf, at + STACKS_AT, STACKS_BYTES)
     if found is None or found[0] != number:
         return None

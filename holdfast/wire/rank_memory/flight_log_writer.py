@@ -1,8 +1,8 @@
-"""The writing end of a rank's flight log: what it came to in torch.distributed, in the memory beside its slot.
+"""Writes a rank's flight log: the collectives that it has entered, in the shared memory beside its slot.
 
-Two records are written in turn, as in a slot, so that a rank that stands still shows the newest whole one without its
-help. A third place is for stacks, written when the node asks for them by raising a number. Every rank pays for the
-imports here, so there are few.
+Two records are written in turn, as in a slot, so a rank that hangs still shows its newest whole record. A third place
+holds stacks, which the rank writes when its node asks by raising a number. Every rank pays for the imports here, so
+there are few.
 """
 
 import json
@@ -29,17 +29,17 @@ GroupArrival = tuple[str, int, float]  # group, sequence number, when
 
 
 def slot_memory_bytes(nproc: int) -> int:
-    """Of the memory with the slots and flight logs of a node."""
+    """Return the size of the memory that holds all slots and flight logs of a node."""
     return flight_log_offset(nproc, nproc)
 
 
 def flight_log_offset(nproc: int, index: int) -> int:
-    """Where in it the flight log of a rank begins: after all slots, on a page."""
+    """Return where a rank's flight log begins in that memory: after all slots, at the start of a page."""
     return -(-nproc * SLOT_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE + index * REGION_BYTES
 
 
 class FlightLog:
-    """One per rank and generation, used by one thread alone."""
+    """Writes the flight log of one rank in one generation; used by one thread only."""
 
     def __init__(self, buf: Buffer, at: int, *, generation: int, rank: int) -> None:
         if at < 0 or at + REGION_BYTES > len(buf):
@@ -50,7 +50,7 @@ class FlightLog:
         self._owner = (generation, rank, os.getpid())
 
     def write_flight(self, at: float, groups: list[GroupState], arrivals: list[GroupArrival]) -> None:
-        """The state of every group and the newest arrivals; what is too much is left out, the oldest first."""
+        """Write the state of every group and the newest arrivals; the oldest are left out if space runs short."""
         groups = sorted(groups, key=lambda group: -group[4])[:GROUPS]
         arrivals = sorted(arrivals, key=lambda came: -came[2])[:ARRIVALS]
         while len(body := _encode_body(*self._owner, at, groups, arrivals)) > HALF_BYTES - HEAD.size:
@@ -59,12 +59,12 @@ class FlightLog:
         put_record(self._buf, self._at + TOLD_AT + (self._seq & 1) * HALF_BYTES, self._seq, body)
 
     def newest_question(self) -> int:
-        """The number of the newest question for stacks; 0: there was none."""
+        """Return the number of the newest request for stacks, or 0 if there was none."""
         number: int = ASKED.unpack_from(self._buf, self._at + ASKED_AT)[0]
         return number
 
     def write_stacks(self, number: int, threads: list[object]) -> None:
-        """Stacks, the most important first; what does not fit is left out."""
+        """Write stacks in answer to this request, most important first; threads that do not fit are left out."""
         while len(body := _encode_body(*threads)) > STACKS_BYTES - HEAD.size:
             threads = threads[: len(threads) // 2]
         put_record(self._buf, self._at + STACKS_AT, number, body)
@@ -80,7 +80,7 @@ def put_record(buf: Buffer, at: int, number: int, body: bytes) -> None:
 
 
 def get_record(buf: Buffer, at: int, room: int) -> tuple[int, bytes] | None:
-    """Number and body of a record, if it is whole."""
+    """Return number and body of a record, or None if the record is not whole."""
     image = bytes(buf[at : at + room])
     if len(image) < HEAD.size:
         return None

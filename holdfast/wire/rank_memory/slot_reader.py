@@ -1,4 +1,4 @@
-"""The reading end of a rank's slot."""
+"""Reads a rank's progress slot from shared memory."""
 
 import mmap
 from zlib import crc32
@@ -40,7 +40,7 @@ _TRIES = 8
 
 
 class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
-    """What a slot said at one instant; instants are CLOCK_MONOTONIC seconds, the same for the whole host."""
+    """The content of a slot at one instant; times are CLOCK_MONOTONIC seconds, the same for the whole host."""
 
     seq: int
     generation: int
@@ -71,7 +71,7 @@ class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_slot(buf: mmap.mmap | memoryview, index: int) -> SlotReading | None:
-    """The newest whole record; None if the slot is empty or no record was whole in a few tries."""
+    """Return the newest whole record, or None if the slot is empty or a few tries found no whole record."""
     for _ in range(_TRIES):
         image = bytes(buf[index * SLOT_BYTES : index * SLOT_BYTES + RING_AT])
         body = newest_record(image)
@@ -85,7 +85,7 @@ def read_slot(buf: mmap.mmap | memoryview, index: int) -> SlotReading | None:
 def read_entries(
     buf: mmap.mmap | memoryview, index: int, reading: SlotReading, after: int
 ) -> tuple[int, list[StepValues | Mark]]:
-    """What the rank of this reading told after so many entries, oldest first; and how many there are by now."""
+    """Return the newest entry's number, and all entries of this rank after number `after`, oldest first."""
     start = index * SLOT_BYTES + RING_AT
     image = bytes(buf[start : start + RING * ENTRY_BYTES])
     found: list[tuple[int, StepValues | Mark]] = []

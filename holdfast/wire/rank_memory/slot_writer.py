@@ -1,9 +1,9 @@
-"""The writing end of a rank's slot: the few numbers it tells its node, in shared memory that outlives it.
+"""Writes a rank's progress slot: the few numbers that it reports to its node, in memory that outlives the rank.
 
 A slot is a seqlock over two records that are written in turn, each with a checksum; the newest whole one counts. So a
-rank that was stopped or killed in the middle of a write still shows the step before, and nobody depends on memory
-barriers, which Python does not have. Behind them the values of the last steps go round in a ring, so that whoever looks
-now and then misses none. Every training script pays for the imports here, so there are few.
+rank that was stopped or killed in the middle of a write still shows the step before, and nothing depends on memory
+barriers, which Python does not have. After the records a ring holds the values of the last steps, so that a reader
+that looks now and then misses none. Every training script pays for the imports here, so there are few.
 """
 
 import fcntl
@@ -36,12 +36,13 @@ CLAIMED, RETURNED, PARTING = 256, 512, 1024  # somebody makes the rank's steps; 
 
 
 class SlotWriter:
-    """One per rank and generation, used by one process alone: the rank's own, or the child that makes its steps."""
+    """Writes one rank's slot in one generation, from one process only: the rank, or the child that makes its
+    steps."""
 
     def __init__(
         self, buf: mmap.mmap | memoryview, index: int, *, generation: int, rank: int, heir: bool = False
     ) -> None:
-        """`heir`: what stands there was told by the same rank, and is gone on from."""
+        """Take the slot. With `heir`, continue from the record of another process of the same rank."""
         self._buf = buf
         self._at = index * SLOT_BYTES
         before = newest_record(bytes(buf[self._at : self._at + RING_AT]))
@@ -77,18 +78,18 @@ class SlotWriter:
 
     @property
     def counted_steps(self) -> int:
-        """Steps that were counted up to now."""
+        """Steps that were counted so far."""
         return max(0, self._step) if self._flags & COUNTED else 0
 
     def claim_steps(self) -> None:
-        """From now on this process makes the rank's steps."""
+        """Record that this process makes the rank's steps from now on."""
         if self._is_ours():
             self._flags |= CLAIMED
             self._pack_cold_part()
             self._write_record()
 
     def step(self, step: int, *, counted: bool = False) -> None:
-        """A step is done; the first told one is the first, whatever was counted before."""
+        """Record a finished step; the first step that the script reports replaces a counted one as the first step."""
         self._step, self._step_at = step, monotonic()
         if self._first_step < 0 or (self._flags & COUNTED and not counted):
             # What was left out before it came first all the same: the state is that of the step before.
@@ -105,7 +106,7 @@ class SlotWriter:
         self._pack_cold_part()
 
     def resume_from(self, step: int) -> None:
-        """So many steps were made before the first that is counted; shown with the next write."""
+        """Record how many steps were made before the first counted one; shown with the next write."""
         self._origin = step
         self._pack_cold_part()
 
@@ -117,7 +118,7 @@ class SlotWriter:
         own_norm: float | None = None,
         update: float | None = None,
     ) -> None:
-        """Values of a step: the newest are shown with the next write, all of the last steps in the ring."""
+        """Record the values of a step: the newest show with the next write, the ring has those of the last steps."""
         self._flags &= ~(LOSS | GRAD_NORM)
         self._loss_step, self._loss, self._grad_norm = step, nan, nan
         finite = True
@@ -140,7 +141,7 @@ class SlotWriter:
         )
 
     def write_hash(self, step: int, value: int, group: int, count: int) -> None:
-        """A hash of what this rank shares with others of a group."""
+        """Record a hash of the state that this rank shares with its group."""
         self._told += 1
         self._append_entry(MARK.pack(MARKED, self._owner[0] & 0xFFFF, self._told, step, value, group, count))
 
@@ -154,14 +155,14 @@ class SlotWriter:
         return bool(self._flags & LOSS) and not isfinite(self._loss)
 
     def enter_phase(self, phase: str) -> None:
-        """The rank is in this phase from now on."""
+        """Record that the rank is in this phase from now on."""
         if self._is_ours():
             self._phase, self._phase_at = phase.encode("ascii", "replace")[:PHASE_BYTES], monotonic()
             self._pack_cold_part()
             self._write_record()
 
     def write_failure(self, text: str) -> None:
-        """The rank is about to end by this failure; the first one stays."""
+        """Record the failure by which the rank is about to end; the first failure stays."""
         if self._flags & FAILED:
             return
         self._is_ours(whoever=True)
@@ -171,29 +172,29 @@ class SlotWriter:
         self._write_record()
 
     def mark_grouped(self) -> None:
-        """The rank has its process group; the first one counts."""
+        """Record when the rank first had its process group."""
         if not self._grouped_at and self._is_ours():
             self._grouped_at = monotonic()
             self._pack_cold_part()
             self._write_record()
 
     def mark_restored(self) -> None:
-        """The rank has its state, or knows that there is none."""
+        """Record that the rank has its state, or knows that there is none."""
         if self._is_ours():
             self._restored_at = monotonic()
             self._pack_cold_part()
             self._write_record()
 
     def mark_skippable(self) -> None:
-        """The script asks which batches to leave out."""
+        """Record that the script asks which batches to leave out."""
         self._set_flag(SKIPPABLE)
 
     def mark_returned(self) -> None:
-        """The script is over, and well; what is left is the interpreter's own end."""
+        """Record that the script has returned without failure; only the interpreter's own exit is left."""
         self._set_flag(RETURNED)
 
     def mark_parting(self, begins: bool) -> None:
-        """The script takes its process groups apart, or has done so."""
+        """Record that the script begins to destroy its process groups, or has finished doing so."""
         self._set_flag(PARTING, begins)
 
     def _set_flag(self, flag: int, yes: bool = True) -> None:
@@ -203,8 +204,8 @@ class SlotWriter:
             self._write_record()
 
     def _is_ours(self, *, whoever: bool = False) -> bool:
-        """Whether no other process of this rank writes here. What one has written that is gone is gone on from; with
-        `whoever`, so is that of one that lives."""
+        """Whether no other live process of this rank claims the slot; then continue from the record that stands
+        there. With `whoever`, take the slot even from a live process."""
         body = newest_record(bytes(self._buf[self._at : self._at + RING_AT]))
         if body is None or COLD.unpack_from(body, HOT.size)[:3] == self._owner:
             return True
@@ -215,7 +216,7 @@ class SlotWriter:
         return ours
 
     def _inherit_record(self, body: bytes) -> None:
-        """Go on from what another process of the rank has told."""
+        """Continue from the record of another process of the rank."""
         self._seq, flags, *hot = HOT.unpack_from(body)
         self._flags = flags & ~CLAIMED
         self._step, self._step_at, self._loss_step, self._loss, self._grad_norm = hot
@@ -225,7 +226,7 @@ class SlotWriter:
         self._grouped_at, self._restored_at, self._skipped, self._skipped_samples, self._origin = rest
 
     def note_skip(self, step: int, batches: int, samples: int) -> None:
-        """This step was left out, and so many up to now; shown with the next write."""
+        """Record that this step was left out, and the totals so far; shown with the next write."""
         if self._first_step < 0 and self._passed < 0:
             self._passed = step
         self._skipped, self._skipped_samples = batches, samples
@@ -246,30 +247,30 @@ class SlotWriter:
 
 
 def newest_record(image: bytes) -> bytes | None:
-    """The body of the newest whole record in the image of a slot."""
+    """Return the body of the newest whole record in the image of a slot, or None."""
     halves = image[:RECORD_BYTES], image[RECORD_BYTES:RING_AT]
     whole = [half[BODY] for half in halves if SUM.unpack_from(half)[0] == crc32(half[BODY])]
     return max(whole, key=lambda body: HOT.unpack_from(body)[0], default=None)
 
 
 def record_owner(body: bytes) -> tuple[int, int, int]:
-    """Generation, rank and pid of who wrote it."""
+    """Return generation, rank and pid of the process that wrote the record."""
     generation, rank, pid, *_ = COLD.unpack_from(body, HOT.size)
     return generation, rank, pid
 
 
 def is_claimed(body: bytes) -> bool:
-    """Whether whoever wrote it makes the rank's steps, and lives."""
+    """Whether the process that wrote the record makes the rank's steps and is alive."""
     return was_claimed(body) and is_alive(record_owner(body)[2])
 
 
 def was_claimed(body: bytes) -> bool:
-    """Whether whoever wrote it makes the rank's steps, or did so to its end."""
+    """Whether the process that wrote the record makes the rank's steps, or made them until it ended."""
     return bool(HOT.unpack_from(body)[1] & CLAIMED)
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process, and it has not ended."""
+    """Whether a process of this pid exists and has not ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
@@ -278,13 +279,13 @@ def is_alive(pid: int) -> bool:
 
 
 class SlotBusy(Exception):
-    """Another process is at the same at this moment."""
+    """Another process is claiming the slot at this moment."""
 
 
 def claim_slot(path: str, index: int, generation: int, mine: SlotWriter | None) -> SlotWriter | None:
-    """The slot, for a process that is about to make the first step of its rank; None if another one makes them.
+    """Claim the slot for a process that is about to make its rank's first step; None if another process has it.
 
-    The rank's own process, which has written there before, brings its slot along; a child takes the rank's place.
+    The rank's own process passes its writer as `mine`; a child takes the rank's place. SlotBusy if two try at once.
     """
     at = index * SLOT_BYTES
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -307,7 +308,7 @@ def claim_slot(path: str, index: int, generation: int, mine: SlotWriter | None) 
 
 
 def open_slot_memory(path: str) -> mmap.mmap:
-    """The memory with all slots of a node."""
+    """Map the memory that holds all slots of a node."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         return mmap.mmap(fd, 0)

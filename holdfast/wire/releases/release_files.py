@@ -30,11 +30,11 @@ _CHECKPOINT = ("holdfast.json", ".metadata")  # of a folder that holds one: all 
 
 
 class ReleaseFilesError(Exception):
-    """Why a folder cannot be listed: one sentence."""
+    """Says in one sentence why a folder cannot be listed."""
 
 
 class ReleaseFiles(msgspec.Struct, frozen=True):
-    """Paths below the folder, sorted. What was left out is told by its top-most entries."""
+    """The sorted paths below a folder; of what was left out, only the topmost entries are listed."""
 
     kept: tuple[str, ...]
     left_out: tuple[str, ...]
@@ -42,14 +42,15 @@ class ReleaseFiles(msgspec.Struct, frozen=True):
     tracked: frozenset[str] = frozenset()  # of those kept: what git has been told of, and so is somebody's work
 
     def possible_outputs(self) -> frozenset[str]:
-        """Of those kept: what a script may have written as well as a person (`latest`, `metrics.json`)."""
+        """Return the kept files that a script may have written rather than a person (`latest`, `metrics.json`)."""
         return frozenset(path for path in self.kept if path not in self.tracked and not path.endswith(_SOURCE))
 
     def new_outputs(self, known: Collection[str]) -> frozenset[str]:
-        """Of those kept: what came since a release of the `known` files and may be a job's own work.
+        """Return the kept files that are new since a release of the `known` files and may be a job's output.
 
-        That is whatever is neither source nor told to git, and all else that lies in one folder with such, without
-        any Python.
+        These are files that are neither source nor tracked by git, and other untracked files below a folder that
+        holds
+        such files, or left-out ones, and no Python.
         """
         came = {path for path in self.kept if path not in known and path not in self.tracked}
         odd = {path for path in came if not path.endswith(_SOURCE)}
@@ -59,7 +60,7 @@ class ReleaseFiles(msgspec.Struct, frozen=True):
 
 
 def readable_path(path: str) -> str:
-    """A name may be any bytes; nothing that is not UTF-8 can be written to a journal or sent to a node."""
+    """Replace what is not UTF-8 in a path, so that it can be written to a journal or sent to a node."""
     return path.encode("utf-8", "replace").decode()
 
 
@@ -68,13 +69,13 @@ def is_stale(name: str) -> bool:
 
 
 def _parent_folders(path: str) -> Iterator[str]:
-    """Those that it lies in, below the root."""
+    """Yield the folders that a path lies in, below the root."""
     while path := os.path.dirname(path):
         yield path
 
 
 def find_repository(folder: Path) -> Path | None:
-    """The top of the git work tree that a folder lies in."""
+    """Return the top of the git work tree that a folder lies in, or None."""
     try:
         found = run_git(folder, "rev-parse", "--show-toplevel")
     except ReleaseFilesError:
@@ -84,9 +85,9 @@ def find_repository(folder: Path) -> Path | None:
 
 
 def list_release_files(root: Path, apart: Collection[Path] = (), most: int = 1 << 20) -> ReleaseFiles:
-    """By git where the folder is part of a work tree, else by what is known never to be code.
+    """List a folder's files: by git in a work tree, else all but what is known never to be code.
 
-    What lies in `apart` belongs to nobody: neither kept nor left out. ListingError beyond `most` files.
+    Files in `apart` are neither kept nor left out. ReleaseFilesError if there are more than `most` files.
     """
     not_ours = {os.path.relpath(path, root) for path in map(os.path.realpath, apart)}
     git = find_repository(root) is not None
@@ -120,7 +121,7 @@ def _is_state(root: Path, path: str) -> bool:
 
 
 def _is_link_out(root: Path, path: str) -> bool:
-    """Whether it is a link to something that is not in the tree: such are as little a part of it as ignored files."""
+    """Whether a path is a link that leads out of the tree; such links are left out like ignored files."""
     whole = os.path.join(root, path)
     if not os.path.islink(whole):
         return False
@@ -128,7 +129,7 @@ def _is_link_out(root: Path, path: str) -> bool:
 
 
 def is_target_outside(path: str, target: str) -> bool:
-    """Whether a link at this path below some root, with this target, leaves the root."""
+    """Whether a link at this path with this target leads out of the root."""
     to = os.path.normpath(os.path.join(os.path.dirname(path), target))
     return os.path.isabs(target) or to == ".." or to.startswith("../")
 
@@ -137,7 +138,7 @@ def is_target_outside(path: str, target: str) -> bool:
 
 
 def run_git(folder: Path, *words: str, index: str = "") -> bytes:
-    """What git prints. Its own variables are dropped: as in a hook of git, they would lead it to another repository."""
+    """Run git and return its output. Git's own variables are dropped, which could lead it to another repository."""
     env = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
     env |= {"GIT_INDEX_FILE": index} if index else {}
     argv = ["git", "-C", str(folder), *words]

@@ -1,4 +1,4 @@
-"""The folder of a host in which copies of releases lie: each put there whole or not at all, and once for all nodes."""
+"""The folder of a host that holds copies of releases: each copy is whole or absent, and shared by all nodes."""
 
 import contextlib
 import fcntl
@@ -22,7 +22,7 @@ _log = logging.getLogger("holdfast.agent")
 
 
 class ReleaseFolder:
-    """Whoever is first puts a copy there: the command that starts a job, or one of its nodes."""
+    """Stores copies of releases; the first process that needs one stores it, the starting command or a node."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,11 +31,11 @@ class ReleaseFolder:
         return self.path / digest[:NAME]  # it stands in every traceback
 
     def draft_path(self, name: str, kind: str) -> Path:
-        """What is put together or taken apart, and by whom; nobody else has it."""
+        """Return a new path for a copy that this process alone is building or removing."""
         return self.path / f"{name}.{kind}-{os.getpid()}-{secrets.token_hex(4)}"
 
     def holds_release(self, release: Release) -> bool:
-        """A tree from before the machine was started anew may lack what had not reached the disk."""
+        """Whether a whole copy is here. A copy from before the host's last boot may lack data and is removed."""
         self.path.mkdir(parents=True, exist_ok=True)
         at = self.copy_of(release.digest)
         if not at.is_dir():
@@ -57,7 +57,7 @@ class ReleaseFolder:
             )
 
     def put_release(self, release: Release, archive: Path) -> None:
-        """Unless it is there; OSError or TreeError if it cannot be had."""
+        """Store a copy unless it is here; OSError or ArchiveError if that fails."""
         self.path.mkdir(parents=True, exist_ok=True)
         with self._alone():
             if not self.holds_release(release):
@@ -65,7 +65,7 @@ class ReleaseFolder:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """One at a time, as far as that can be had: two would do the same work twice."""
+        """Wait for other processes that store a copy here, for a limited time: two would do the same work twice."""
         with (self.path / ".putting").open("ab") as file:
             until = time.monotonic() + _ALONE_S
             while not _try_lock(file.fileno()) and time.monotonic() < until:
@@ -91,7 +91,7 @@ class ReleaseFolder:
             shutil.rmtree(partial, ignore_errors=True)
 
     def remove_copy(self, at: Path) -> None:
-        """But for work that is nowhere else."""
+        """Remove a copy, but keep files of ranks that could not be moved to the user's tree."""
         gone = self.draft_path(at.name, "old")
         with contextlib.suppress(OSError), tree_sync.lock_trees(self.path):  # another node of this host was faster
             if stuck := tree_sync.gather_files(at)[1].stuck:

@@ -1,4 +1,4 @@
-"""Releases signed with ssh keys: by whoever brings one, and held against the signers that a job accepts."""
+"""Signs releases with ssh keys, and checks their signatures against the signers that a job accepts."""
 
 import subprocess
 import tempfile
@@ -13,11 +13,11 @@ _WAIT_S = 10.0
 
 
 class SigningError(Exception):
-    """One sentence: why there is no signature."""
+    """Says in one sentence why a release could not be signed."""
 
 
 def signed_message(release: Release) -> bytes:
-    """All that decides what will run: the tree by its digest, how it is started, and in which environment."""
+    """Return the bytes that are signed: the tree's digest, the command and the environment."""
     told = {
         "digest": release.digest,
         "root": release.root,
@@ -40,7 +40,7 @@ def sign_release(release: Release, key: Path) -> Release:
 
 
 def signature_fault(release: Release, signers: str) -> str:
-    """Why a release is not one of these signers'; empty if it is."""
+    """Say why a release is not signed by one of these signers; empty if it is."""
     if not release.signature:
         return "this job takes signed releases only; sign it with holdfast update --sign KEY"
     with tempfile.TemporaryDirectory(prefix="holdfast-signature-") as folder:

@@ -1,4 +1,4 @@
-"""The copy of a release on a node: how ranks are run from it, and what of the user's own tree has its place there."""
+"""The copy of a release on a node: the command, environment and paths with which ranks run from it."""
 
 import os
 import sys
@@ -12,13 +12,13 @@ from holdfast.wire.skip_environment import EASE, SKIP
 
 
 class StagedRelease(msgspec.Struct, frozen=True, kw_only=True):
-    """A tree and its copy; without a copy the user's own tree is run, as it stands."""
+    """The user's tree and its copy; without a copy, ranks run from the user's own tree."""
 
     root: str = ""
     at: str = ""
 
     def staged_path(self, path: str) -> str:
-        """The counterpart of a path in the copy; one that is not in the tree stays as it is."""
+        """Return the counterpart of a path in the copy; a path outside the tree is returned unchanged."""
         real = os.path.realpath(path)
         if not self.at or not is_within(real, self.root):
             return path
@@ -30,7 +30,7 @@ def is_within(path: str, root: str) -> bool:
 
 
 def staged_entry(entry: EntryPoint, release: Release, staged: StagedRelease) -> EntryPoint:
-    """What ranks of this release run; on a host that was started with words of its own, these words."""
+    """Return the entry point of a release's ranks; arguments that it does not give are the host's own."""
     if not release.digest:
         return entry
     argv = release.argv or entry.argv
@@ -45,7 +45,7 @@ def staged_entry(entry: EntryPoint, release: Release, staged: StagedRelease) -> 
 def staged_environment(
     env: dict[str, str], entry: EntryPoint, release: Release, staged: StagedRelease
 ) -> dict[str, str]:
-    """The environment of a rank, with the release's own on top."""
+    """Return the environment of a rank, with the release's own variables on top."""
     env = with_whole_paths(env | release.env, entry.cwd)
     if release.number:
         env["HOLDFAST_RELEASE"] = str(release.number)
@@ -63,7 +63,7 @@ def staged_environment(
 
 
 def editable_folders(staged: StagedRelease) -> list[str]:
-    """Folders of the copy for packages of the tree that are installed in place (`pip install -e`)."""
+    """Return the folders of the copy that stand for packages installed in place (`pip install -e`) from the tree."""
     roots = sys.path[0 if sys.flags.safe_path else 1 :]  # the first is where this process was started
     for mapping in editable_mappings():
         roots += [os.path.dirname(path) for path in mapping.values()]
@@ -72,7 +72,7 @@ def editable_folders(staged: StagedRelease) -> list[str]:
 
 
 def editable_mappings() -> list[dict[str, str]]:
-    """Of every finder by which setuptools installs in place: where its packages lie."""
+    """Return where packages lie, for every finder by which setuptools installs in place."""
     found = []
     for finder in sys.meta_path:
         module = sys.modules.get(getattr(finder, "__module__", "") or "")
@@ -83,7 +83,7 @@ def editable_mappings() -> list[dict[str, str]]:
 
 
 def skip_variables(skips: tuple[Skip, ...], eases: tuple[Ease, ...]) -> dict[str, str]:
-    """Steps whose batches are left out, or made at a part of the learning rate, as a rank is told of them."""
+    """Return the environment variables that tell a rank which steps to skip or ease."""
     told = {
         SKIP: ",".join(f"{s.first}-{s.last}" for s in skips),
         EASE: ",".join(f"{e.factor}:{e.first}-{e.last}" for e in eases),

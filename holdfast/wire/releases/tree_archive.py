@@ -1,4 +1,4 @@
-"""A tree of files as one archive that is known by its content: packing, comparing, and unpacking without trust."""
+"""Archives of a tree of files, named by a digest of their content: packing, comparing and safe unpacking."""
 
 import contextlib
 import hashlib
@@ -21,7 +21,7 @@ _MADE_AT = 315619200  # of every file: 1980, before which archives cannot tell t
 
 
 class ArchiveError(Exception):
-    """What is wrong with a tree or an archive of one: a sentence."""
+    """Says in one sentence what is wrong with a tree or with an archive of one."""
 
 
 class ArchiveLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class PackedArchive(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _TreeDigest:
-    """Of paths, kinds and contents; who made a file, and when, does not count."""
+    """A digest of paths, kinds and contents; owners and times do not count."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256(b"holdfast tree 1\n")
@@ -95,7 +95,7 @@ def _check_bounds(root: Path, paths: list[str], bounds: ArchiveLimits) -> int:
 
 
 def _add_file(archive: tarfile.TarFile, sum: _TreeDigest, root: Path, path: str) -> bool:
-    """Whether the file was still there."""
+    """Add a file to the archive and the digest; False if the file is gone."""
     whole = root / path
     member = tarfile.TarInfo(path)
     member.mtime = _MADE_AT
@@ -116,7 +116,7 @@ def _add_file(archive: tarfile.TarFile, sum: _TreeDigest, root: Path, path: str)
 
 
 def archive_contents(archive: Path) -> dict[str, str]:
-    """What an archive holds: a word for the content of every file, by its path."""
+    """Return the content digest of every file in an archive, by path."""
     found: dict[str, str] = {}
     with _open_archive(archive) as tar:
         for path, kind, content in _read_members(tar):
@@ -134,7 +134,7 @@ def unpacked_bytes(archive: Path) -> int:
 
 
 def unpack_archive(archive: Path, to: Path, digest: str) -> None:
-    """Into a new folder; TreeError if the archive is not the one of this digest, or would write anywhere else."""
+    """Unpack into a new folder; ArchiveError if the digest does not match or a file would land outside the folder."""
     to.mkdir()
     sum = _TreeDigest()
     links: set[str] = set()
@@ -159,7 +159,7 @@ def _open_archive(archive: Path) -> Iterator[tarfile.TarFile]:
 
 
 def _checked_headers(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Members that lie in the archive as a whole: no size is believed that it cannot have."""
+    """Yield the members of an archive; ArchiveError for a member whose size exceeds the archive."""
     assert tar.name is not None
     size_bytes = os.stat(tar.name).st_size
     for member in tar:

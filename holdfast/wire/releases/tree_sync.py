@@ -1,4 +1,4 @@
-"""The copy of a release beside the tree that it was taken from: are they equal, and whose is what lies in the copy?"""
+"""Keeps a release's copy and the user's tree in step: finds edits, links the user's files, brings outputs back."""
 
 import contextlib
 import errno
@@ -26,7 +26,7 @@ Stamp = tuple[int, int, int, int]
 
 
 class TreeIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """RELEASES/NAME.files: what a copy holds of its own, and how the user's files looked when they were last equal."""
+    """RELEASES/NAME.files: the files of a copy, and how the user's files looked when they were last equal."""
 
     root: str  # the tree that it was taken from
     home: str  # the job's own tree, in which its work is kept
@@ -51,7 +51,7 @@ def forget_index(at: Path) -> None:
 
 
 def make_index(archive: Path, copy: Path, root: str, home: str) -> TreeIndex:
-    """Of a release that was unpacked. What may be a script's own work is the user's tree's to have, if that is here."""
+    """Index an unpacked release. A script's possible outputs leave the copy, which links to the user's own."""
     files = tree_archive.archive_contents(archive)
     loose: Collection[str] = ()
     with contextlib.suppress(ReleaseFilesError):
@@ -63,7 +63,7 @@ def make_index(archive: Path, copy: Path, root: str, home: str) -> TreeIndex:
 
 @contextlib.contextmanager
 def lock_trees(folder: Path) -> Iterator[None]:
-    """Nodes of one host share their copies: one at a time moves files."""
+    """Lock the folder of copies, which the nodes of a host share, so that one process at a time moves files."""
     with (folder / ".lock").open("ab") as file:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -74,7 +74,7 @@ def lock_trees(folder: Path) -> Iterator[None]:
 
 
 def find_edits(index: TreeIndex) -> tuple[list[str], TreeIndex]:
-    """Paths of the user's tree that differ from the release; only what was touched since the last look is read."""
+    """Return the user's files that differ from the release, and a new index; files untouched since are not read."""
     equal: dict[str, Stamp] = {}
     differ = []
     for path, word in index.files.items():
@@ -108,13 +108,13 @@ def _file_digest(path: str) -> str:
 
 
 def prepare_tree(at: Path, index: TreeIndex) -> None:
-    """Ranks are about to be started from it."""
+    """Prepare a copy for ranks that are about to start from it."""
     at.with_name(at.name + _RAN).touch()
     link_user_files(at, index)
 
 
 def link_user_files(at: Path, index: TreeIndex) -> None:
-    """Whatever is not of the release is found where it lies; `at` is in the folder that is not to link to itself."""
+    """Link files of the user's tree that are not in the release into the copy, but never the copies' own folder."""
     for source in dict.fromkeys((index.root, index.home)):
         if source and os.path.isdir(source):
             _link_folder(Path(source), at, os.path.realpath(at.parent))
@@ -139,7 +139,7 @@ def _link_folder(source: Path, at: Path, folder: str) -> None:
 
 
 class GatheredFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Of what ranks have made in a copy: what is now beside the original, and what could not be brought there."""
+    """What became of the files that ranks made in a copy: moved to the user's tree, or stuck."""
 
     moved: tuple[str, ...] = ()
     both: tuple[str, ...] = ()  # of those moved: something newer has the name, and each is kept
@@ -147,13 +147,13 @@ class GatheredFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def newest(folder: Path) -> Path | None:
-    """The copy that ranks were last started from."""
+    """Return the copy that ranks were last started from, or None."""
     ran = max(folder.glob("*" + _RAN), key=lambda path: path.stat().st_mtime_ns, default=None)
     return ran and ran.with_name(ran.name.removesuffix(_RAN))
 
 
 def gather_all(folder: Path) -> Iterator[tuple[TreeIndex, GatheredFiles]]:
-    """From every copy of this host that ranks ran from, and that has something."""
+    """Gather files from every copy that ranks ran from; yields only those with files moved or stuck."""
     for path in sorted(folder.glob("*" + _RAN)):
         at = path.with_name(path.name.removesuffix(_RAN))
         with lock_trees(folder):
@@ -163,7 +163,7 @@ def gather_all(folder: Path) -> Iterator[tuple[TreeIndex, GatheredFiles]]:
 
 
 def gather_files(at: Path) -> tuple[TreeIndex, GatheredFiles]:
-    """Bring what a script has made in the copy to the user's tree, and leave a link."""
+    """Move the files that a script made in the copy to the user's tree, and leave links in their place."""
     index = read_index(at) or TreeIndex(root="", home="", files={})
     if not at.with_name(at.name + _RAN).exists() or not index.home or not os.path.isdir(index.home):
         return index, GatheredFiles()
@@ -210,7 +210,7 @@ def _parent_folders(path: str) -> Iterator[str]:
 
 
 def leads_home(path: Path, index: TreeIndex) -> bool:
-    """A link that we made, though what it led to be gone."""
+    """Whether the path is a link into the user's tree; the link's target may be gone."""
     if not path.is_symlink():
         return False
     to = os.readlink(path)
@@ -218,7 +218,7 @@ def leads_home(path: Path, index: TreeIndex) -> bool:
 
 
 def same(ours: Path, theirs: Path) -> bool:
-    """Whether it is there already: the very file, or a copy of it on another disk."""
+    """Whether the user's tree already has the file: the very file, or a copy of it on another disk."""
     try:
         here, there = os.lstat(ours), os.lstat(theirs)
     except OSError:
@@ -231,7 +231,7 @@ def same(ours: Path, theirs: Path) -> bool:
 
 
 def _fold(ours: Path, theirs: Path, index: TreeIndex) -> None:
-    """A folder of which all is at home becomes a link, so that what the script removes from it is removed there."""
+    """Replace a folder by a link if the user's tree has all its content, so that deletions happen there too."""
     with os.scandir(ours) as entries:
         paths = [Path(entry.path) for entry in entries]
     if not theirs.is_dir() or not all(leads_home(path, index) for path in paths):
@@ -244,7 +244,7 @@ def _fold(ours: Path, theirs: Path, index: TreeIndex) -> None:
 
 
 def destination(ours: Path, theirs: Path, name: str) -> Path:
-    """Where work from the copy of this name goes. Somebody may have made something newer: then both are kept."""
+    """Return where a file from the copy goes; under another name if the user's tree has something newer."""
     try:
         there = os.lstat(theirs).st_mtime_ns
     except FileNotFoundError:
@@ -258,7 +258,7 @@ def destination(ours: Path, theirs: Path, name: str) -> Path:
 
 
 def _move_file(ours: Path, theirs: Path, name: str) -> Path | None:
-    """By a rename, so that a rank that still writes goes on writing to the same file. None: what is in it must go."""
+    """Rename a file, so that a rank that has it open writes on. None for a folder that is on another disk."""
     if os.path.realpath(ours.parent) == os.path.realpath(theirs.parent):
         raise FileNotFoundError(ours)  # it is there already
     theirs.parent.mkdir(parents=True, exist_ok=True)
@@ -283,7 +283,7 @@ def _leave_link(ours: Path, theirs: Path) -> None:
 
 
 def copy(ours: Path, to: Path) -> None:
-    """To another disk, whole or not at all."""
+    """Copy a file to another disk, whole or not at all; OSError if the file changes meanwhile."""
     draft = to.with_name(f".{to.name}.{os.getpid()}")
     before = _file_stamp(str(ours))
     try:
@@ -299,7 +299,7 @@ def copy(ours: Path, to: Path) -> None:
 
 
 def describe_gathered(index: TreeIndex, gathered: GatheredFiles) -> str:
-    """In a sentence, for the console."""
+    """Describe gathered files in one sentence for the console."""
     said = [*gathered.stuck]
     if gathered.moved:
         more = len(gathered.moved) - 3
