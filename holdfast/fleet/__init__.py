@@ -1,1 +1,1 @@
-"""Where nodes come from: one file for each kind of fleet."""
+"""Fleets, where nodes come from: one module for each kind."""

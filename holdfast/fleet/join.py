@@ -1,4 +1,4 @@
-"""Nodes that somebody else starts, one `holdfast run` on each host: they come by themselves, and cannot be acquired."""
+"""Fleet of nodes that others start with `holdfast run`, one per host; they join by themselves."""
 
 
 class JoinFleet:
@@ -11,4 +11,4 @@ class JoinFleet:
         raise OSError(f"this fleet cannot start nodes; start {count} more with the same command on other hosts")
 
     async def give_back(self, node: str, reason: str) -> None:
-        """Its agent has been told to leave; one that cannot be reached stops by itself."""
+        """Do nothing. The node's agent was ordered to leave; an agent that cannot be reached stops by itself."""

@@ -1,4 +1,4 @@
-"""Nodes as process trees on this host: a holder each, and everything below it."""
+"""Fleet of local nodes: each is a process tree on this host, with a holder at its root."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ MARK = "HOLDFAST_MARK"  # in the environment of everything a node starts, so tha
 
 
 def start_node(node_dir: Path, node: NodeSpec, env: dict[str, str], server: Path | None = None) -> int:
-    """Start a holder that outlives us, by the fork server if there is one; its pid."""
+    """Start a holder that outlives this process, through the fork server if there is one; return its pid."""
     try:
         node_dir.mkdir(parents=True, exist_ok=True)
         run_files.write_json(node_dir / "spec.json", node)
@@ -67,11 +67,11 @@ class LocalFleet:
         )
 
     def _used_numbers(self) -> list[int]:
-        """Of every node there ever was: a name is given once in the life of a run."""
+        """Return the numbers of all nodes that this run ever had; a name is never used twice in a run."""
         return sorted(int(path.name[1:]) for path in self._dir.iterdir() if _NAME.fullmatch(path.name))
 
     async def acquire(self, count: int) -> tuple[str, ...]:
-        """Names are taken at once, so that whoever ends all nodes knows of those that are still to be started."""
+        """Start nodes and return their names. All folders are made first, so that ending all nodes includes these."""
         first = max(self._used_numbers(), default=-1) + 1
         nodes = [msgspec.structs.replace(self.template, node=f"n{n}", order=n) for n in range(first, first + count)]
         for node in nodes:
@@ -80,7 +80,7 @@ class LocalFleet:
         return tuple(node.node for node in nodes)
 
     def _start_nodes(self, nodes: list[NodeSpec]) -> None:
-        """In a thread, for a fork server that has just been started takes seconds to answer."""
+        """Start nodes one by one. Runs in a thread, because a new fork server takes seconds to answer."""
         while nodes:
             folder = self._dir / nodes[0].node
             with self._starting:
@@ -110,7 +110,7 @@ class LocalFleet:
 
 
 def end_node(folder: Path, grace_s: float = 5.0) -> None:
-    """End a holder, and whatever carries its mark should it have died before its children; OSError if some will not."""
+    """End a holder, and all processes with its mark in case the holder died first. Raises OSError if some survive."""
     mark = _node_mark(folder)
     pid = _read_pid(folder / "holder.pid")
     if pid and _signal_marked(pid, signal.SIGTERM, mark):
@@ -131,7 +131,7 @@ def end_node(folder: Path, grace_s: float = 5.0) -> None:
 
 
 def node_processes(folder: Path) -> list[int]:
-    """The processes of a node, by its mark: those below a holder, and those that have outlived it."""
+    """Return the pids of a node's processes, found by its mark: those below the holder and those that outlived it."""
     mark = _node_mark(folder)
     return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _has_mark(pid, mark)]
 
@@ -163,7 +163,7 @@ def _has_mark(pid: int, mark: str) -> bool:
 
 
 def _signal_marked(pid: int, number: int, mark: str) -> bool:
-    """Signal the process if it carries the mark; a pid that has been reused meanwhile is not hit."""
+    """Signal the process if it carries the mark; return whether it did. Never hits a reused pid."""
     if not _has_mark(pid, mark):
         return False
     try:

@@ -1,1 +1,1 @@
-"""The record of a job, behind the Journal port."""
+"""The journal, the record of a job, behind the Journal port."""

@@ -1,6 +1,7 @@
-"""How entries are written as bytes, and the checksum that ties each to the one before it.
+"""Encodes journal entries as bytes, and computes the checksum that ties each to the one before it.
 
-msgpack, not JSON: it has every float that a script may tell, also those that are not finite.
+Entries are msgpack, not JSON, because msgpack can hold every float that a script may report, including NaN and
+infinity.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ _DECISION = make_decoder(msgspec.msgpack.Decoder(Decision))
 
 
 class JournalRow(msgspec.Struct, frozen=True):
-    """An entry as it lies in the file."""
+    """An entry as stored in the file."""
 
     seq: int
     at: float
@@ -32,19 +33,19 @@ class JournalRow(msgspec.Struct, frozen=True):
         return Entry(seq=self.seq, at=self.at, event=_EVENT(self.event), decision=_DECISION(self.decision))
 
     def is_next_of(self, seq: int, chain: bytes) -> bool:
-        """Whether it is whole, and the one after this."""
+        """Return whether this row is undamaged and directly follows the row with this number and checksum."""
         return self.seq == seq + 1 and self.chain == _chain_checksum(chain, self)
 
 
 def make_row(entry: Entry, epoch: int, chain: bytes) -> JournalRow:
-    """The next row; `chain` is that of the one before it, or what the chain starts from."""
+    """Return the next row. `chain` is the checksum of the row before it, or the start of the chain."""
     event, decision = _ENCODER.encode(entry.event), _ENCODER.encode(entry.decision)
     row = JournalRow(entry.seq, entry.at, event, decision, epoch, b"")
     return msgspec.structs.replace(row, chain=_chain_checksum(chain, row))
 
 
 def parse_row(values: tuple[object, ...]) -> JournalRow | None:
-    """None: a damaged file has something else in it."""
+    """Return the row; None if a value has the wrong type, as in a damaged file."""
     seq, at, event, decision, epoch, chain = values
     whole = isinstance(seq, int) and isinstance(at, float) and isinstance(epoch, int)
     if whole and isinstance(event, bytes) and isinstance(decision, bytes) and isinstance(chain, bytes):
@@ -53,7 +54,7 @@ def parse_row(values: tuple[object, ...]) -> JournalRow | None:
 
 
 def heading_checksum(start: bytes, epoch: int, marked: bool) -> bytes:
-    """The checksum of what stands beside the entries."""
+    """Return the checksum of the journal's heading, which is stored beside the entries."""
     return hashlib.blake2b(start + struct.pack("<q?", epoch, marked), digest_size=CHAIN_BYTES).digest()
 
 

@@ -1,4 +1,4 @@
-"""Journals of the first format: JSON, no checksums, no epochs."""
+"""Reads and converts journals of the first format: JSON, no checksums, no epochs."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def read_entries(db: sqlite3.Connection, after: int = 0, table: str = "entry") -
 
 
 def convert_entries(db: sqlite3.Connection, schema: str, start: bytes) -> None:
-    """In the transaction that is open: the same entries, as ours."""
+    """Convert all entries to the current format, within the open transaction."""
     db.execute("alter table entry rename to old")
     db.execute(schema)
     chain = start

@@ -1,7 +1,7 @@
-"""RUN_DIR/journal.mark: how far the journal is known to be, outside the file that may lose its end.
+"""RUN_DIR/journal.mark: records how far the journal was written, outside the file that may lose its end.
 
-SQLite drops the end of a write-ahead log whose checksum is wrong, and says nothing. The mark has two halves that are
-written in turn and in place: it never grows, so a full disk does not stop it, and a torn half leaves the other one.
+SQLite silently drops the end of a write-ahead log whose checksum is wrong. The mark has two halves, written in turn
+and in place. It never grows, so a full disk does not stop it, and if one half is torn the other remains.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _EMPTY = bytes(_HALF)
 
 
 class HighWaterMark(msgspec.Struct, frozen=True, kw_only=True):
-    """What is on disk of a journal, at least."""
+    """How far a journal is known to be on disk, and where the job stood then."""
 
     start: bytes  # of its chain: which journal it is
     epoch: int
@@ -84,10 +84,10 @@ def _encode_half(half: _Half) -> bytes:
 
 
 class MarkFile:
-    """The writer's hold on it."""
+    """The writer's open handle on the mark file."""
 
     def __init__(self, path: Path, mark: HighWaterMark) -> None:
-        """Begin it anew, whatever was there: whole or not at all, and for its owner alone."""
+        """Replace the mark file with a new one, atomically and readable by its owner only. Raises JournalError."""
         self._path = path
         self._mark = mark
         self._writes = 0
@@ -117,7 +117,7 @@ class MarkFile:
         return fd
 
     def write_mark(self, mark: HighWaterMark) -> None:
-        """To be called when what it tells is on disk. Only a power cut takes back what is not synced."""
+        """Write the mark, once the entries it covers are on disk. Only a power cut undoes what is not synced."""
         self._writes += 1
         now = time.monotonic()
         changed, self._mark = mark.job_standing != self._mark.job_standing, mark

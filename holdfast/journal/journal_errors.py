@@ -1,4 +1,4 @@
-"""Why a file cannot serve as a journal."""
+"""Errors that say why a file cannot serve as a journal."""
 
 
 class JournalError(Exception):
@@ -6,7 +6,7 @@ class JournalError(Exception):
 
 
 class JournalDamagedError(JournalError):
-    """An entry is not as it was written; whoever opens the journal to write goes on without it."""
+    """An entry is not as it was written. Opening the journal for writing sets it aside and goes on."""
 
 
 class JournalFullError(JournalError):

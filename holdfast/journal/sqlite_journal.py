@@ -1,7 +1,7 @@
 """The journal in one SQLite file: write-ahead log, one writer, synced before actions are carried out.
 
-Every entry carries a checksum over itself and the one before it, and a mark outside the file says how far it got: what
-is lost or damaged is noticed when it is opened to be written, and told.
+Every entry carries a checksum over itself and the one before it, and a mark outside the file records how far it was
+written. Opening the journal for writing detects and reports entries that are lost or damaged.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _COLUMNS = "select seq, at, event, decision, epoch, chain from entry"
 
 class SqliteJournal:
     def __init__(self, path: Path, *, read_only: bool = False, mark_path: Path | None = None) -> None:
-        """With `mark_path` it is noticed when entries were lost."""
+        """Open the journal. With `mark_path`, lost entries are detected. Raises JournalError."""
         self._path = path
         self._read_only = read_only
         self._mark_path = mark_path
@@ -131,13 +131,13 @@ class SqliteJournal:
     # --- what became of what was written -----------------------------------------------------------------------
 
     def _compare_with_mark(self) -> None:
-        """As a reader may, which has nothing to mend."""
+        """Set `lost` if the mark is beyond the last entry. For read-only journals, which repair nothing."""
         known, [(kept,)] = self._found.mark, self._db.execute("select coalesce(max(seq), 0) from entry")
         if known and known.seq > kept:
             self.lost = self._describe_loss(kept, known.seq, damaged=False)
 
     def _repair_end(self) -> JournalRow | None:
-        """The last entry, when those that are damaged, and all after them, are set aside."""
+        """Set aside damaged entries and all after them, set `lost` or `doubt`, and return the last entry left."""
         last, damaged = self._last_sound()
         if damaged:
             self._set_aside(damaged)
@@ -154,7 +154,7 @@ class SqliteJournal:
         return last
 
     def _has_lost(self, known: HighWaterMark, kept: int) -> bool:
-        """Whether something is not there that was; a file that was made anew has nothing of what was."""
+        """Return whether an entry covered by the mark is missing; a journal created anew has lost all of them."""
         if known.start != self._start:
             return known.seq > 0 and kept == 0
         return known.seq > kept or (known.seq > 0 and not self._agrees_with_mark(known))
@@ -170,7 +170,7 @@ class SqliteJournal:
         return Lost(kept=kept, of=of, damaged=damaged, generation=generation, release=release, phase=phase)
 
     def _last_sound(self) -> tuple[JournalRow | None, int]:
-        """The last one before the first that is damaged, and the number of that, 0: none is."""
+        """Return the last row before the first damaged one, and the damaged one's number; 0 if none is damaged."""
         last: JournalRow | None = None
         try:
             for row in self._read_rows():
@@ -189,7 +189,7 @@ class SqliteJournal:
         return found is not None and found[0] == known.chain
 
     def _set_aside(self, seq: int) -> None:
-        """Keep the files as they were for whoever wants to look, and go on with the entries before this one."""
+        """Keep copies of the damaged files for inspection, and go on with the entries before this one."""
         rows = [row for row in islice(self._read_rows(), seq - 1) if row] if seq > 1 else []
         files = [self._path.with_name(self._path.name + suffix) for suffix in ("", "-wal", "-shm")]
         for found in files[:2]:
@@ -210,7 +210,7 @@ class SqliteJournal:
         self._damaged = seq
 
     def _next_epoch(self, last: JournalRow | None) -> None:
-        """It stands in the file itself, not in its log, before anything is written under it."""
+        """Begin the next epoch, stored in the database file itself, not just its log, before any of its entries."""
         known = self._found.mark
         self.epoch = max(self.epoch, known.epoch if known else 0, last.epoch if last else 0) + 1
         self.raise_epoch(self.epoch)
@@ -227,7 +227,7 @@ class SqliteJournal:
         self._marking = MarkFile(self._mark_path, self._mark)
 
     def raise_epoch(self, epoch: int) -> None:
-        """Somebody has heard of one that we have lost."""
+        """Set and store the epoch, for example to one above an epoch that others know and we have lost."""
         self.epoch, marked = epoch, bool(self._marked or self._mark_path)
         self.flush()
         chain = heading_checksum(self._start, epoch, marked)
@@ -261,7 +261,7 @@ class SqliteJournal:
             raise self._make_error(e) from None
 
     def flush(self) -> None:
-        """Readers see what was appended so far."""
+        """Commit all appended entries, so that readers see them."""
         try:
             if self._db.in_transaction:
                 self._db.execute("commit")
@@ -295,7 +295,7 @@ class SqliteJournal:
             yield parse_row(values)
 
     def close(self) -> None:
-        """A journal that is closed is one plain file, readable from a read-only place too."""
+        """Flush and close. A closed journal is one plain file that can also be read from read-only storage."""
         self.flush()
         if self._marking:
             self._marking.close()
@@ -313,7 +313,7 @@ class SqliteJournal:
 
 
 def _advance_mark(known: HighWaterMark, entry: Entry) -> HighWaterMark:
-    """Where the job stands after this entry."""
+    """Return the mark with the generation, release and phase of the job after this entry."""
     launch = next((action for action in entry.decision.actions if isinstance(action, Launch)), None)
     generation, release = (launch.generation, launch.release.number) if launch else (known.generation, known.release)
     return msgspec.structs.replace(known, generation=generation, release=release, phase=entry.decision.phase)

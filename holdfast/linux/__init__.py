@@ -1,1 +1,1 @@
-"""What we ask of Linux that Python has no call for."""
+"""Linux features that Python has no call for."""

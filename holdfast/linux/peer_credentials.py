@@ -1,4 +1,4 @@
-"""Who is at the other end of a unix socket: the kernel says it, nobody can claim it."""
+"""Identifies the process at the other end of a unix socket by what the kernel says, which cannot be forged."""
 
 import os
 import socket
@@ -10,7 +10,7 @@ _ROOT = 0
 
 
 class SocketPeer(NamedTuple):
-    """As it was when the connection was made; of a server, when it began to listen."""
+    """The peer's pid and user when the connection was made; for a server, when it began to listen."""
 
     pid: int
     user: int
@@ -22,5 +22,5 @@ def read_peer(sock: socket.socket) -> SocketPeer:
 
 
 def may_order(peer: SocketPeer) -> bool:
-    """Whether somebody may tell us what to do: our own user, and root, who can do so anyway."""
+    """Return whether the peer may give us orders: our own user may, and root, who could anyway."""
     return peer.user in (os.getuid(), _ROOT)

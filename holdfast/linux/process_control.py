@@ -1,4 +1,4 @@
-"""Processes as the kernel has them: whose death they share, who adopts them, how they look from outside."""
+"""Controls processes through the kernel: death with a parent, adoption of orphans, how ps and /proc show them."""
 
 import ctypes
 import mmap
@@ -45,13 +45,13 @@ class _Map(ctypes.Structure):
 
 
 def become_subreaper() -> None:
-    """Orphans below us become our children instead of init's."""
+    """Make orphans below this process its children instead of init's."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def die_with_parent(parent: int, code: int = 1) -> None:
-    """SIGKILL for this process when its parent dies; it ends at once if another one than this is its parent by now."""
+    """Have the kernel kill this process when its parent dies; exit at once if `parent` is not its parent any more."""
     if _libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
@@ -59,7 +59,7 @@ def die_with_parent(parent: int, code: int = 1) -> None:
 
 
 def die_with(pid: int) -> None:
-    """SIGKILL for this process when that one dies, be it our parent or not; at once if it is gone."""
+    """Kill this process when process `pid` dies, whether that is its parent or not; at once if `pid` is gone."""
     if os.getppid() == pid:
         die_with_parent(pid)
         return
@@ -76,13 +76,13 @@ def die_with(pid: int) -> None:
 
 
 def raise_file_limit() -> None:
-    """As many as this process may have open at all: every node is one."""
+    """Raise the limit of open files to the most this process may have, since every node takes one."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def allow_stack_reads() -> None:
-    """Let any process of this user read our stack, also where Yama would allow it to parents only."""
+    """Let any process of this user read our stack, even where Yama allows that only to parents."""
     _libc.prctl(_PR_SET_PTRACER, _PTRACER_ANY, 0, 0, 0)  # fails without Yama, where it is not needed
 
 
@@ -111,7 +111,7 @@ _shown: list[mmap.mmap] = []
 
 
 def reset_signals() -> None:
-    """Handlers and mask as a fresh interpreter has them."""
+    """Reset signal handlers and mask to those of a fresh interpreter."""
     for number in signal.valid_signals() - _FATAL - {signal.SIGKILL, signal.SIGSTOP}:
         fresh = _FRESH.get(number, signal.SIG_DFL)
         if signal.getsignal(number) != fresh:
@@ -120,7 +120,7 @@ def reset_signals() -> None:
 
 
 def close_all_but(keep: Iterable[int]) -> None:
-    """Close every file of this process but these."""
+    """Close every open file of this process except these."""
     for fd in {int(name) for name in os.listdir("/proc/self/fd")} - set(keep):
         try:
             os.close(fd)
@@ -129,12 +129,12 @@ def close_all_but(keep: Iterable[int]) -> None:
 
 
 def count_threads() -> int:
-    """How many threads this process has."""
+    """Return how many threads this process has."""
     return len(os.listdir("/proc/self/task"))
 
 
 def find_open_file(prefix: str) -> str:
-    """A file of ours whose path begins like this; empty when there is none."""
+    """Return the path of an open file of this process that begins with `prefix`; empty if there is none."""
     for fd in os.listdir("/proc/self/fd"):
         try:
             path = os.readlink(f"/proc/self/fd/{fd}")
@@ -160,13 +160,13 @@ def _read_stat(pid: int | str) -> list[str] | None:
 
 
 def process_state(pid: int) -> str:
-    """R, S, D, T, Z ...; empty when there is no such process."""
+    """Return the state letter of a process (R, S, D, T, Z ...); empty if there is no such process."""
     fields = _read_stat(pid)
     return fields[0] if fields else ""
 
 
 def list_children() -> list[int]:
-    """Our children, the adopted ones and the dead that are still to be reaped included."""
+    """Return the pids of our children, including adopted ones and dead ones not yet reaped."""
     me = str(os.getpid())
     found = []
     for name in os.listdir("/proc"):
@@ -176,16 +176,16 @@ def list_children() -> list[int]:
 
 
 def leave_input_note(note: Path) -> None:
-    """Leave a note by which other processes of this user find what we read from."""
+    """Write a note with which other processes of this user can find and open our standard input."""
     stat = _read_stat("self")
     if stat is not None:
         note.write_text(f"{os.getpid()} {stat[_STARTED]}")
 
 
 def open_input(note: str) -> int:
-    """What a program is to read from: that of the process that left the note, or nothing if it is gone.
+    """Open the standard input of the process that left the note; /dev/null if that process is gone.
 
-    Waits for no writer, and takes no terminal for its own.
+    Does not wait for a writer, and takes no controlling terminal.
     """
     try:
         pid, started = Path(note).read_text().split()

@@ -1,7 +1,7 @@
-"""Our own programs as forks of a process that has imported them: a fresh interpreter takes seconds to get as far.
+"""Starts our own programs as forks of a process that has imported them, since a fresh interpreter takes seconds.
 
-`run` is the outermost call of every process that forks in this way. In the child an exception unwinds to it, so that
-below the program's frames there is nothing of the parent's, and the program starts as `python -m` would start it.
+`run` is the outermost call of every process that forks in this way. In the child an exception unwinds to `run`, so
+that none of the parent's frames remain below the program's, and the program starts as with `python -m`.
 """
 
 import os
@@ -26,7 +26,7 @@ _RUN = (
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
-    """`python -m module args`, in this environment and folder."""
+    """A program to run as `python -m module args`, with this environment and folder."""
 
     module: str
     args: tuple[str, ...]
@@ -35,16 +35,16 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     bare: bool = False  # without modules that were imported for other programs: its own are the user's to choose
 
     def shown_argv(self) -> list[str]:
-        """How it is shown."""
+        """Return the command line that ps and /proc show."""
         return [sys.executable, "-u", "-m", self.module, *self.args]
 
     def exec_command(self) -> list[str]:
-        """How it is executed: nothing is imported from the working directory."""
+        """Return the command that executes the program without importing anything from the working directory."""
         return [sys.executable, "-u", "-c", _RUN, self.module, *self.args]
 
 
 class OpenFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child has open: where its output goes, and files whose numbers it finds in KEPT."""
+    """The files that the child has open: its output, and files whose numbers it finds in KEPT."""
 
     stdout: int
     stderr: int
@@ -55,7 +55,7 @@ class OpenFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForkedChild(BaseException):
-    """In a fresh fork: whoever hears of it is somebody else from here on."""
+    """Raised in a fresh fork to unwind the parent's frames; `run` catches it and starts the program."""
 
     def __init__(self, program: Program) -> None:
         super().__init__(program.module)
@@ -68,7 +68,7 @@ _others: set[str] = set()  # modules that a bare program is to be without
 
 
 def run(main: Callable[[], int | None]) -> NoReturn:
-    """Run this program, and in every fork of ours the one that it is to be."""
+    """Run this program, and in every fork the program that the fork was started for."""
     _born_env.update(os.environ)
     _born_path.extend(sys.path if sys.flags.safe_path else sys.path[1:])
     while True:
@@ -79,16 +79,17 @@ def run(main: Callable[[], int | None]) -> NoReturn:
 
 
 def exclude_modules(modules: set[str]) -> None:
-    """These were imported for programs that are not bare."""
+    """Exclude these modules from bare programs; they were imported for other programs."""
     _others.update(name for name in modules if name.partition(".")[0] not in {*sys.stdlib_module_names, "holdfast"})
 
 
 def fork(program: Program, files: OpenFiles, let_go: Callable[[], None], tied: bool) -> int:
-    """Start a program in a session of its own; its pid. `tied`: it dies with us, who must have no threads.
+    """Start a program in its own session; return its pid. `tied`: it dies with this process, which must have no
+    threads.
 
-    In the child `let_go` closes what we have open as objects, which would else close files of the same numbers later;
-    between here and `run` nothing may catch everything or clean up. What does not fit what we have imported is
-    executed. When this returns, ps and /proc show the child as what it is.
+    In the child, `let_go` must close open file objects, which would otherwise close files of the same numbers later.
+    Between here and `run`, nothing may catch all exceptions or clean up. A program that does not fit the imported
+    modules is executed instead. When this returns, ps and /proc show the child's own command line.
     """
     assert _born_env, "who forks is below `run`"
     parent = os.getpid()
@@ -137,7 +138,7 @@ def _become_program(program: Program, files: OpenFiles, show: int) -> None:
 
 
 def _can_fork(program: Program) -> bool:
-    """Whether it is imported, and would have found the same in its own environment."""
+    """Return whether the module is imported and the program's environment would have imported the same."""
     return program.module in sys.modules and _imported_with(program.env) == _imported_with(_born_env)
 
 

@@ -1,1 +1,1 @@
-"""Reading logs, and the catalogs that say what their lines mean."""
+"""Reads logs, and the catalogs that say what log lines mean."""

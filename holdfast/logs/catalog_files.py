@@ -1,4 +1,4 @@
-"""The catalogs as parsed values, for detectors that may not read files; a bad one is refused with one sentence."""
+"""Loads the catalogs from files, for detectors that may not read files; a bad one raises ConfigError."""
 
 import re
 import tomllib
@@ -24,14 +24,14 @@ _CLASSES = "classes.toml"
 
 
 def load_failures(limits: WordLimits | None = None) -> FailureCatalog:
-    """Last words: the classes of failure, the rows of every file beside them, and, if asked for, the user's own."""
+    """Return the catalog of last words: all built-in classes and rows; with `limits`, also the user's own rows."""
     more = _user_rows(limits, frozenset(klass.klass for klass in load_classes())) if limits else ()
     return _built_in_with(more) if more else load_built_in()
 
 
 @cache
 def load_built_in() -> FailureCatalog:
-    """It takes most of a second, and is the same for whoever asks."""
+    """Return the built-in catalog. The result is cached, because loading takes most of a second."""
     return _built_in_with(())
 
 
@@ -53,7 +53,8 @@ def load_classes() -> tuple[FailureClass, ...]:
 
 
 def _user_rows(limits: WordLimits, classes: frozenset[str]) -> tuple[CatalogRow, ...]:
-    """The user's rows. Only `holdfast catalog` holds them against ours: a newer version of ours must not stop a job."""
+    """Return the user's rows. They are not compared with ours, so that a newer version of ours cannot stop a job;
+    only `holdfast catalog` compares them."""
     path = user_rows.user_rows_path(limits)
     rows = (
         _parse_rows(_read_users(limits.catalog), limits.catalog, CatalogRow)
@@ -67,7 +68,7 @@ def _user_rows(limits: WordLimits, classes: frozenset[str]) -> tuple[CatalogRow,
 
 
 def load_lines(path: str = "") -> lines.LineCatalog:
-    """Our rows, and those of a user's file: no line may be known to two of them."""
+    """Return our rows and those of a user's file. Raises ConfigError if two rows match the same sample."""
     rows = _parse_rows(_read_ours("lines"), "lines.toml", lines.LineRow)
     if path:
         rows = (*rows, *_parse_rows(_read_users(path), path, lines.LineRow))
@@ -89,7 +90,7 @@ def load_lines(path: str = "") -> lines.LineCatalog:
 
 
 def load_health(path: str = "") -> tuple[health.GaugeRow, ...]:
-    """Our rows, with those of a user's file in the place of ours for the same gauge."""
+    """Return our rows; a row of the user's file replaces ours for the same gauge."""
     rows = {
         row.gauge: row
         for row in _check_unique(_parse_rows(_read_ours("health"), "health.toml", health.GaugeRow), "health.toml")
@@ -103,7 +104,8 @@ def load_health(path: str = "") -> tuple[health.GaugeRow, ...]:
 
 
 def check_catalogs(settings: Settings) -> None:
-    """Before anything starts: what the settings name can be used. Our own can, and to read it takes half a second."""
+    """Check the user's catalogs and rules before anything starts; raises ConfigError. Skips our own catalogs, which
+    are sound but take half a second to read."""
     if settings.words.catalog or user_rows.user_rows_path(settings.words).exists():
         load_failures(settings.words)
     if settings.lines.catalog:

@@ -1,4 +1,4 @@
-"""The golden bits of devices, as parsed values, for the judge of probes, which may not read files."""
+"""Loads the golden bits of devices, for the probe assessment, which may not read files."""
 
 import tomllib
 from importlib import resources
@@ -13,7 +13,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def load_golden(text: str | None = None) -> dict[Key, str]:
-    """Ours, or those of a text; two rows that contradict each other are a bug in the catalog."""
+    """Return the golden digests from our catalog, or from `text`. Raises ValueError if two rows have the same key."""
     if text is None:
         text = resources.files("holdfast.core").joinpath("catalog/golden.toml").read_text(encoding="utf-8")
     rows = msgspec.convert(tomllib.loads(text), _File).row

@@ -1,9 +1,10 @@
-"""Gigabytes of log as a few hundred kinds of lines: how often each was said, first and last where, and beside what.
+"""Condenses gigabytes of log into a few hundred kinds of lines, with count, first and last place, and nearby lines.
 
-In the spirit of Drain: lines of as many words that begin alike are compared word by word, and what differs becomes a
-wildcard. The package drain3 was measured and not taken: 20 µs for every line, no release since 2022, exact pins on old
-versions of two others, and nothing kept of the lines around. Most lines of a log repeat an earlier one but for its
-digits; so a block is counted without digits by the interpreter's own loops, and only what is new takes the long way.
+Works like Drain: lines with the same number of words and the same beginning are compared word by word, and words that
+differ become wildcards. We measured the package drain3 and did not take it: it needs 20 µs per line, has had no
+release since 2022, pins old versions of two other packages, and keeps no surrounding lines. Most lines of a log
+repeat an earlier one but for its digits. So each block is counted without digits by fast built-in loops, and only new
+lines are compared.
 """
 
 import re
@@ -43,7 +44,7 @@ _ALARMING = (  # looked for one by one, which is ten times faster than one patte
 
 
 class LineWindow:
-    """Lines as they stand in the log, from one number on."""
+    """Consecutive lines of the log, kept around one line of interest."""
 
     __slots__ = ("first", "lines", "number", "wanted")
 
@@ -62,7 +63,7 @@ class LineWindow:
 
 
 class LineKind:
-    """Lines that are alike."""
+    """One kind of line: lines that are alike, with their count and a sample."""
 
     __slots__ = ("alarming", "count", "first", "last", "sample", "windows", "words")
 
@@ -83,7 +84,7 @@ class LineKind:
 
 
 class TemplateMiner:
-    """Takes the lines of a log in their order; its memory does not grow with the log."""
+    """Sorts the lines of a log into kinds, in the order of the log; its memory does not grow with the log."""
 
     def __init__(self) -> None:
         self.kinds: list[LineKind] = []
@@ -98,7 +99,7 @@ class TemplateMiner:
         self._in_key = False
 
     def add_lines(self, lines: list[bytes]) -> None:
-        """The next lines, whole, without their ends."""
+        """Add the next lines: whole lines without their line ends."""
         lines = self._tidy_lines(lines)
         for window in self._open:
             window.add_lines(lines)
@@ -118,8 +119,8 @@ class TemplateMiner:
         self.tail = [*self.tail, *lines[-_STACK:]][-_STACK:]
 
     def _tidy_lines(self, lines: list[bytes]) -> list[bytes]:
-        """Of a line that a progress bar has written over and over what a terminal would show; and no bodies of private
-        keys, whose lines alone nobody could tell for what they are."""
+        """Return the lines cut to a limit, each overwritten line as a terminal would show it, and without the bodies
+        of private keys, which cannot be recognized line by line later."""
         if any(b"\r" in line for line in lines):
             lines = [_last_overwrite(line) for line in lines]
         if max(map(len, lines), default=0) > _LINE:
@@ -136,7 +137,7 @@ class TemplateMiner:
         return b"<private key>" if hidden else line
 
     def _choose_keys(self, counts: Counter[bytes], lines: list[bytes], first: dict[bytes, int]) -> Iterable[bytes]:
-        """All that is known, and of what is new as much as there is time for; of what looks like trouble more."""
+        """Return all known keys, and a sample of the new ones if these are too many; more of alarming lines."""
         fresh = [key for key in counts if key not in self._known]
         if len(fresh) <= _FRESH:
             return counts
@@ -177,7 +178,7 @@ class TemplateMiner:
         return kind
 
     def _look_around(self, kind: LineKind, lines: list[bytes], at: int) -> None:
-        """Keep what stands around a line, with the traceback above and below it."""
+        """Keep the lines around a line, with the traceback above and below it."""
         number = self.lines + at + 1
         if self._held > (_HELD_ALARMS if kind.alarming else _HELD) or any(
             w.first <= number < w.first + len(w.lines) for w in kind.windows
@@ -197,7 +198,7 @@ class TemplateMiner:
 
 
 def mine_log(chunks: Iterable[bytes | str]) -> TemplateMiner:
-    """Read a log. Text comes by lines, bytes as they come from a file, cut anywhere."""
+    """Read a log and sort its lines into kinds. Strings are whole lines; bytes may be cut anywhere."""
     miner = TemplateMiner()
     for lines in _read_blocks(chunks):
         miner.add_lines(lines)
@@ -228,7 +229,7 @@ def _read_blocks(chunks: Iterable[bytes | str]) -> Iterator[list[bytes]]:
 
 
 def _trim_line(line: bytes) -> bytes:
-    """The head of a line that is too long, without the word that was cut: half a secret is not known for one."""
+    """Return the head of a line that is too long, without the cut word: masking would miss half a secret."""
     return _WORD_CUT.sub(b"", line[:_LINE]) or b"(one long word)"
 
 
@@ -242,7 +243,7 @@ def _last_overwrite(line: bytes) -> bytes:
 
 
 def replace_variables(text: str) -> str:
-    """The same for lines that differ in numbers and hashes only."""
+    """Replace numbers and hashes with a placeholder, so that lines that differ only in these become equal."""
     return _VARIABLE.sub("<n>", text)
 
 
@@ -256,7 +257,7 @@ def _constant_part(word: str) -> str:
 
 
 def _thin_keys(keys: Iterable[bytes], most: int) -> set[bytes]:
-    """Those to leave out, evenly, so that about so many stay."""
+    """Return the keys to drop, spread evenly, so that about `most` remain."""
     every = list(keys)
     stride = -(-len(every) // most)
     return {key for at, key in enumerate(every) if at % stride} if stride > 1 else set()

@@ -1,4 +1,4 @@
-"""The logs of a job's ranks, with their exit codes and the kernel's lines: which failure it was."""
+"""Diagnoses a job's failure from the logs of its ranks, their exit codes and the kernel's lines."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ _KERNEL = re.compile(r"kernel|dmesg|kern\.log|syslog|^messages", re.IGNORECASE)
 
 
 class RankLog(msgspec.Struct, frozen=True, kw_only=True):
-    """One log, and whose it is."""
+    """One log and the rank that wrote it."""
 
     open: Callable[[], BinaryIO]
     rank: int | None = None
@@ -29,7 +29,7 @@ class RankLog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProcessEnds(msgspec.Struct, frozen=True, kw_only=True):
-    """How processes ended, where somebody knows."""
+    """How processes ended, as far as that is known."""
 
     code: int | None = None  # of the launcher, or of the only process
     codes: Mapping[int, int] = {}  # by rank
@@ -39,7 +39,7 @@ class ProcessEnds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def open_log(path: Path) -> RankLog:
-    """A file, by its name."""
+    """Return the log at this path; its rank, and whether it is the kernel's, come from its name."""
     found = _RANK.search(path.name) or _FOLDER.search("/".join(path.parts[-3:-1]))
     rank = int(found[1]) if found else None
     return RankLog(open=lambda: path.open("rb"), rank=rank, kernel=bool(_KERNEL.search(path.name)))
@@ -48,7 +48,7 @@ def open_log(path: Path) -> RankLog:
 def diagnose_logs(
     logs: Sequence[RankLog], ends: ProcessEnds, catalog: FailureCatalog, progress: Callable[[int], None] | None = None
 ) -> Diagnosis:
-    """What became of the job that wrote these. `progress` is told how many bytes of a log have been read."""
+    """Return the diagnosis of the job that wrote these logs. Calls `progress` with the bytes read of large logs."""
     lines: list[LogLine] = []
     for source, log in enumerate(logs):
         with log.open() as file:
@@ -68,14 +68,14 @@ def diagnose_logs(
 
 
 def is_echo(exception: str, catalog: FailureCatalog) -> bool:
-    """Whether the last line of a traceback only says that somebody else failed first."""
+    """Return whether the last line of a traceback only says that another rank failed first."""
     lines = (_FIRST_LINE, '  File "train.py", line 1, in <module>', exception)
     hits = find_hits(parse_lines(list(enumerate(lines)), 0), catalog)
     return bool(hits) and max(hits, key=lambda hit: hit.weight).row.role == "echo"
 
 
 def read_whole(logs: Sequence[RankLog]) -> Iterator[bytes]:
-    """All of it once more, in pieces, for who wants to look at more than the telling lines."""
+    """Yield the complete logs in chunks, for callers that need more than the telling lines."""
     for log in logs:
         with log.open() as file:
             while chunk := file.read(1 << 20):

@@ -1,4 +1,4 @@
-"""A log of any length in a budget of characters: what repeats as templates, what is rare or grave as lines."""
+"""Fits a log of any length into a budget of characters: repeated lines as templates, rare or grave ones as lines."""
 
 import math
 import re
@@ -23,7 +23,7 @@ _MILD = re.compile(r"\bwarn|\bdeprecat|\bdebug\b", re.IGNORECASE)
 
 
 class LineTemplate(msgspec.Struct, frozen=True, kw_only=True):
-    """Lines that are alike, said once."""
+    """One template that stands for all lines that are alike."""
 
     text: str
     count: int
@@ -32,7 +32,7 @@ class LineTemplate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShownLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the log that is shown."""
+    """One line of the log that the digest shows."""
 
     number: int
     text: str  # masked and cut
@@ -61,7 +61,7 @@ class LogDigest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def digest_log(chunks: Iterable[bytes | str], *, budget: int, mask: Callable[[str], str] = str) -> LogDigest:
-    """Read a log and keep of it what fits; `mask` sees every line before it is cut or compared."""
+    """Read a log and return a digest of `budget` characters. `mask` sees every line before it is cut or compared."""
     miner = mine_log(chunks)
     score = {id(kind): _kind_score(kind, miner.lines) for kind in miner.kinds}
     by_score = sorted(miner.kinds, key=lambda kind: (-score[id(kind)], kind.first))
@@ -81,7 +81,7 @@ def digest_log(chunks: Iterable[bytes | str], *, budget: int, mask: Callable[[st
 
 
 def plain_line(raw: bytes | str) -> str:
-    """A line without colours and other control characters."""
+    """Return a line without colours and other control characters."""
     text = raw if isinstance(raw, str) else raw.decode("utf-8", "replace")
     return _CONTROL.sub("", text).rstrip()
 
@@ -105,7 +105,7 @@ def _shown_tail(miner: TemplateMiner, budget: int, mask: Callable[[str], str]) -
 
 
 def _shown_windows(kinds: list[LineKind], budget: int, mask: Callable[[str], str]) -> dict[int, ShownLine]:
-    """The lines around what is worst and rarest, as far as they fit; where a traceback does not, its line alone."""
+    """Return the lines around the worst and rarest ones, as far as they fit; of too large windows the main line."""
     found: dict[int, ShownLine] = {}
     misses = 0
     for window in _ranked_windows(kinds):
@@ -121,7 +121,7 @@ def _shown_windows(kinds: list[LineKind], budget: int, mask: Callable[[str], str
 
 
 def _ranked_windows(kinds: list[LineKind]) -> Iterator[LineWindow]:
-    """First the first of each kind, the worst kinds before; then their second ones."""
+    """Yield windows by rank: the worst kinds first; later windows of a kind come some places further back."""
     ranked = [(at + _AGAIN * again, window) for at, k in enumerate(kinds) for again, window in enumerate(k.windows)]
     return (window for _, window in sorted(ranked, key=lambda one: (one[0], one[1].first)))
 

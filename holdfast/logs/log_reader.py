@@ -1,4 +1,4 @@
-"""Logs of any size, read in large pieces: what may say something is kept, the rest only counted."""
+"""Reads logs of any size in large chunks and keeps only the lines that may say something."""
 
 from collections.abc import Callable
 from typing import BinaryIO
@@ -13,7 +13,7 @@ _LINE = 16 << 20  # a line longer than this is cut
 def read_telling_lines(
     file: BinaryIO, catalog: FailureCatalog, progress: Callable[[int], None] | None = None
 ) -> list[tuple[int, str]]:
-    """The telling lines of a log, each with its number; of a short log all of them."""
+    """Return the telling lines of a log (all, if it is short) with their numbers; `progress` gets the bytes read."""
     first = file.read(WHOLE + 1)
     if len(first) <= WHOLE:
         return sift_log(first, catalog)

@@ -1,4 +1,4 @@
-"""A language model's answer, held against the classes, the rules and the log: what does not hold is not believed."""
+"""Checks a language model's answer against the failure classes, the rules' diagnosis and the log."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True, rename={"klass": "c
 
 
 def parse_answer(text: str) -> ModelAnswer:
-    """The JSON object in what was said: alone, in a code fence, or after some thinking aloud."""
+    """Return the JSON object in the reply: alone, in a code fence, or after other text. Raises NoAnswer."""
     text = text.rpartition("</think>")[2]
     starts = [m.start() for m in re.finditer(r"\{", text)][:_OBJECTS]
     for start in starts:
@@ -61,7 +61,8 @@ def _object_at(text: str, start: int) -> dict[str, Any] | None:
 def check_answer(
     answer: ModelAnswer, rules: Diagnosis, shown: Sequence[ShownLine], classes: Mapping[str, FailureClass]
 ) -> Diagnosis:
-    """What comes of it. It can name a cause and explain it, and never alone send a machine away."""
+    """Return the diagnosis that follows from the answer. The model can name and explain a cause, but never evict a
+    machine on its own. Raises NoAnswer."""
     klass = classes.get(answer.klass)
     if klass is None:
         raise NoAnswer(f"named a class that there is not: {sanitize_words(answer.klass)[:60]}")
@@ -95,13 +96,13 @@ def check_answer(
 
 
 def sanitize_words(text: str) -> str:
-    """Words of others, fit for a terminal and a journal: one line, no control characters, not too long."""
+    """Return foreign text fit for a terminal and a journal: one line, no control characters, limited length."""
     words = " ".join(plain_line(text.replace("\n", " ")).split())
     return words if len(words) <= _WORDS_CHARS else words[:_WORDS_CHARS] + "..."
 
 
 def _find_quote(quote: str, shown: Sequence[ShownLine]) -> str | None:
-    """The line of the log that a quote is, or is a good part of."""
+    """Return the log line that the quote equals or is a good part of; None if there is none."""
     wanted = " ".join(_NUMBER.sub("", quote).split())
     for line in shown:
         text = " ".join(line.text.split())
@@ -114,13 +115,13 @@ def _find_quote(quote: str, shown: Sequence[ShownLine]) -> str | None:
 
 
 def _careful_action(wanted: str, klass: FailureClass) -> str:
-    """The class's own, or a more careful one."""
+    """Return the action of the class, or run_diagnostics if the class would evict or the model asks for tests."""
     if klass.action == _EVICT or wanted == _TEST:
         return _TEST
     return klass.action
 
 
 def _proven_rank(rank: int | None, evidence: Sequence[str], rules: Diagnosis) -> int | None:
-    """A rank counts if the evidence names it."""
+    """Return the model's rank if the evidence names it, else the rank from the rules."""
     named = re.compile(rf"(?i:rank)[\s_:=\[(#-]{{0,3}}0*{rank}\b|\[{rank}\]|^\s*{rank}:") if rank is not None else None
     return rank if named and any(named.search(line) for line in evidence) else rules.root_rank

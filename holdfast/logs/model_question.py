@@ -1,4 +1,4 @@
-"""What a language model is asked: the classes of failure, what the rules say, and the log, as text to be judged."""
+"""Builds the question to a language model: the failure classes, what the rules say, and the log as text to judge."""
 
 import secrets
 from collections.abc import Iterable
@@ -42,7 +42,7 @@ _CASE = """The rules of the tool say {klass} with confidence {confidence:.2f}: {
 
 
 def make_question(log: str, rules: Diagnosis, classes: Iterable[FailureClass]) -> ModelQuestion:
-    """The log, and what the rules say, are masked by whoever asks."""
+    """Build the question. The caller must have masked the log and the rules' explanation."""
     fence = f"LOG-{secrets.token_hex(8)}"  # that no line of a log can have guessed
     known = list(classes)
     listed = "\n".join(f"{k.klass}: {k.group}, {k.action}: {k.title}" for k in known)
@@ -57,7 +57,7 @@ def make_question(log: str, rules: Diagnosis, classes: Iterable[FailureClass]) -
 
 
 def answer_schema(names: Iterable[str]) -> dict[str, Any]:
-    """Of an answer, as servers that can hold a model to one want it: every field is required, no other is allowed."""
+    """Return the JSON schema of an answer, for servers that enforce one: all fields required, no others allowed."""
     text = {"type": "string"}
     fields: dict[str, Any] = {
         "class": {"type": "string", "enum": list(names)},

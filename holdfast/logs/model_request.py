@@ -1,4 +1,4 @@
-"""Asking a language model behind an OpenAI-compatible endpoint: one question, one answer, within one deadline."""
+"""Asks a language model at an OpenAI-compatible endpoint: one question, one answer, within one deadline."""
 
 import asyncio
 import math
@@ -22,7 +22,7 @@ Messages = list[dict[str, str]]
 
 
 class NoAnswer(Exception):
-    """Why there is none that could be used, as the end of a sentence that begins with "the language model"."""
+    """There is no usable answer; the message completes a sentence that begins with "the language model"."""
 
 
 class ModelQuestion(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,12 +49,12 @@ class _Got(msgspec.Struct):
 
 
 def ask_model(question: ModelQuestion, limits: ModelLimits, key: str) -> str:
-    """What the model says, as it says it. Blocks; raises NoAnswer."""
+    """Return the model's reply as it came. Blocks until the deadline; raises NoAnswer."""
     return asyncio.run(_ask_within(question, limits, key))
 
 
 def completions_url(url: str) -> str:
-    """Where questions go: `url` may be the server, its /v1, or the very address."""
+    """Return the address for questions; `url` may be the server, its /v1 path, or the full address."""
     url = url.rstrip("/")
     if url.endswith("/chat/completions"):
         return url
@@ -81,8 +81,8 @@ async def _ask_within(question: ModelQuestion, limits: ModelLimits, key: str) ->
 async def _ask_patiently(
     session: aiohttp.ClientSession, question: ModelQuestion, limits: ModelLimits, until: float
 ) -> bytes:
-    """The body of the answer. A server that names a time to wait is asked once more then, one that does not understand
-    what the answer is to look like is asked without saying so."""
+    """Return the body of the answer. If the server is busy and names a wait time, ask once more after it; if it
+    rejects the request with its schema, ask without one. Raises NoAnswer."""
     bare: dict[str, Any] = {"model": limits.name, "messages": question.messages}
     shape = {"type": "json_schema", "json_schema": {"name": "diagnosis", "strict": True, "schema": question.schema}}
     full = bare | {"temperature": 0, "max_tokens": _ANSWER_TOKENS, "response_format": shape}

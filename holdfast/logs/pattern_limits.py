@@ -1,4 +1,4 @@
-"""Patterns that cannot take for ever, and patterns made of a line."""
+"""Rejects patterns that could take forever, and makes patterns from log lines."""
 
 import re
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ _WORDS = 12  # of a line are enough to know it by
 
 
 def find_pattern_fault(pattern: str) -> str:
-    """What could make it slow, if anything: a search through gigabytes must take time in proportion to them."""
+    """Return what is wrong or slow in a pattern, empty if nothing: search time must be in proportion to the log."""
     if len(pattern) > _LONGEST:
         return f"has a pattern of more than {_LONGEST} characters"
     try:
@@ -34,7 +34,7 @@ def find_pattern_fault(pattern: str) -> str:
 
 
 def find_explosive_part(pattern: str) -> str:
-    """What could make a valid pattern take for ever for a line of forty characters."""
+    """Return what could make a valid pattern take forever on a line of forty characters; empty if nothing could."""
     try:
         _count_endless(parser.parse(pattern), inside=False)
     except ValueError as e:
@@ -43,7 +43,7 @@ def find_explosive_part(pattern: str) -> str:
 
 
 def pattern_from_line(line: str) -> str:
-    """A pattern for this line and those that differ in numbers, names in quotes and paths only."""
+    """Return a pattern for this line and for lines that differ from it only in numbers, quoted names and paths."""
     text = " ".join(line.split()[:_WORDS])
     marked = replace_variables(_QUOTED.sub("<q>", text))
     parts = (re.escape(part).replace(r"\ ", " ") for part in re.split(r"<n>|<q>", marked))
@@ -55,7 +55,8 @@ def _is_endless(op: Any, value: Any) -> bool:
 
 
 def _count_endless(tree: Iterable[tuple[Any, Any]], *, inside: bool) -> int:
-    """How many endless repeats can follow one another; a repeat inside a repeat is what makes a search explode."""
+    """Return how many endless repeats can follow one another. Raises ValueError for a back reference or a repeat
+    inside a repeat, which makes a search explode."""
     count = 0
     for op, value in tree:
         if op is parser.GROUPREF:

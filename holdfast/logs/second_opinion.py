@@ -1,4 +1,4 @@
-"""A second opinion: a language model may be asked where the rules are not sure; where it is of no help they stand."""
+"""Asks a language model for a second opinion when the rules are unsure; without a better answer the rules stand."""
 
 import os
 import socket
@@ -26,9 +26,9 @@ def is_wanted(diagnosis: Diagnosis, settings: Settings) -> bool:
 def ask_second_opinion(
     diagnosis: Diagnosis, lines: Iterable[bytes | str], settings: Settings, *, say: Callable[[str], None] | None = None
 ) -> Diagnosis:
-    """The diagnosis, or a better one. `lines` are read only if somebody is to be asked: text by lines, bytes as they
-    come. Blocks for up to `model.timeout_s`, so a loop calls it in a thread; what went wrong is said in one line, and
-    nothing is raised for it."""
+    """Return the diagnosis, or a better one from the model. Reads `lines` only if it asks: strings are whole lines,
+    bytes may be cut anywhere. Blocks for up to `model.timeout_s`, so call it in a thread. Reports failures through
+    `say` instead of raising."""
     if not is_wanted(diagnosis, settings):
         return diagnosis
     say = say or (lambda sentence: print(sentence, file=sys.stderr))
@@ -64,8 +64,8 @@ def _class_names() -> list[str]:
 
 
 def _proposed_row(told: model_answer.ModelAnswer, evidence: list[str], model: str) -> CatalogRow | None:
-    """The catalog row that the language model proposes, or None. Its sample is a masked log line, because users
-    share catalogs."""
+    """Return the catalog row that the language model proposes, or None. Its sample is a masked log line, because
+    users share catalogs."""
     if not told.pattern or not evidence:
         return None
     return CatalogRow(

@@ -1,8 +1,8 @@
-"""Masking: what is nobody else's business is taken out of log lines before they leave the host.
+"""Masks secrets and private names in log lines before these leave the host.
 
-Rather one word too many than a secret; but hashes of commits, shapes, addresses in memory and names of symbols, of
-which diagnoses are made, stay whole. One line at a time: the bodies of private keys over several lines are left out
-where a log is read (see templates.py).
+In doubt a word is masked. But commit hashes, shapes, memory addresses and symbol names stay whole, because diagnoses
+depend on them. Works one line at a time; the bodies of private keys, which span several lines, are removed where a
+log is read (see line_templates.py).
 """
 
 import re
@@ -30,7 +30,7 @@ _HOME = re.compile(r"(?<=/home/)[\w.-]+|(?<=/Users/)[\w.-]+")
 
 
 class SecretKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one kind of secret looks like."""
+    """Pattern of one kind of secret, and what replaces it."""
 
     put: str
     pattern: str
@@ -38,7 +38,7 @@ class SecretKind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Masker:
-    """Masks one line after the other; the same address or host has the same name in all of them."""
+    """Masks lines one by one; the same address or host gets the same alias in all of them."""
 
     def __init__(self, *, hosts: bool, known: Iterable[str] = (), names: Iterable[str] = ()) -> None:
         self._kinds = [(re.compile(kind.pattern), kind.put) for kind in secret_kinds()]
@@ -68,7 +68,7 @@ class Masker:
 
 
 def env_secrets(env: Mapping[str, str]) -> list[str]:
-    """The values of environment variables that are named like secrets: wherever they are printed, they are masked."""
+    """Return the values of environment variables that are named like secrets, except paths and addresses."""
     return [value for name, value in env.items() if _NAMED.search(name) and not _PLACE.search(value)]
 
 

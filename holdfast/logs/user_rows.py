@@ -1,4 +1,4 @@
-"""The user's own rows about last words, and rows that were proposed: nothing is known before a person accepts it."""
+"""The user's own catalog rows about last words, and proposed rows, which have no effect until a person accepts."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ _ORDINARY = (
 
 
 def user_rows_path(limits: WordLimits) -> Path:
-    """The file of the user's own rows."""
+    """Return the path of the file with the user's own rows."""
     if limits.catalog:
         return Path(limits.catalog)
     config = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
@@ -39,7 +39,7 @@ def user_rows_path(limits: WordLimits) -> Path:
 
 
 def read_user_rows(path: Path) -> tuple[CatalogRow, ...]:
-    """The rows in a file, which need not be there."""
+    """Return the rows of a file; empty if there is no such file. Raises ConfigError if it cannot be read."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -53,7 +53,7 @@ def read_user_rows(path: Path) -> tuple[CatalogRow, ...]:
 
 
 def find_faults(rows: Iterable[CatalogRow], catalog: FailureCatalog) -> Iterator[str]:
-    """What is wrong with rows that are to stand beside those of a catalog; each is held against all others."""
+    """Yield what is wrong with rows that should join a catalog; each is checked against all before it."""
     rows = tuple(rows)
     for at, row in enumerate(rows):
         if fault := find_row_fault(row, (*catalog.rows, *rows[:at]), frozenset(catalog.classes)):
@@ -88,7 +88,7 @@ def find_row_fault(row: CatalogRow, others: Iterable[CatalogRow], classes: froze
 
 
 def _find_collision(row: CatalogRow, mine: FailureCatalog, others: Iterable[CatalogRow]) -> str:
-    """Two rows of different classes that say as much about the same line would leave it to chance."""
+    """Return why a row collides with a row of another class on the same line; empty if it does not."""
     strangers = [
         other for other in others if other.klass != row.klass and other.pattern and not (other.raised or other.frames)
     ]
@@ -103,12 +103,12 @@ def _find_collision(row: CatalogRow, mine: FailureCatalog, others: Iterable[Cata
 
 
 def add_rows(rows: Iterable[CatalogRow], path: Path) -> None:
-    """Write rows at the end of the user's file; what is there stays as it is, comments included."""
+    """Append rows to the user's file; what is there stays as it is, including comments."""
     _write_rows(path, "".join(f"\n{format_row(row)}" for row in rows), append=True)
 
 
 def propose_row(row: CatalogRow, path: Path) -> str:
-    """Put a row aside for a person to look at; returns its id, which is the same for the same row."""
+    """Save a row for a person to review; return its id, which is the same for the same row. Raises ConfigError."""
     folder = path.with_name("proposals")
     name = "p" + hashlib.sha256(f"{row.klass}\0{row.pattern}".encode()).hexdigest()[:8]
     if len(list(folder.glob("p*.toml"))) >= _PROPOSED:
@@ -118,12 +118,12 @@ def propose_row(row: CatalogRow, path: Path) -> str:
 
 
 def list_proposals(path: Path) -> dict[str, Path]:
-    """By id, what was proposed."""
+    """Return the files of proposed rows, by id."""
     return {file.stem: file for file in sorted(path.with_name("proposals").glob("p*.toml"))}
 
 
 def format_row(row: CatalogRow) -> str:
-    """A row as TOML; its strings are those of JSON."""
+    """Return a row as TOML, with strings written as in JSON."""
     lines = ["[[row]]"]
     for name in (*_FIELDS, *_TELLING):
         value = getattr(row, name)

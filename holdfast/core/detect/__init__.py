@@ -1,1 +1,1 @@
-"""Detectors: each turns signals into alarms, and holds no opinion on what to do about them."""
+"""Detectors, which turn signals into alarms; they do not decide what to do about an alarm."""

@@ -1,4 +1,4 @@
-"""crash: a rank ended badly; its code and last words say how, and whose fault that is likely to be."""
+"""Crash detector: turns the exit of a rank into an alarm, with its failure class if the last words show one."""
 
 from holdfast.core.incident.incident_text import describe_exit
 from holdfast.core.log_analysis.failure_catalog import UNKNOWN
@@ -28,7 +28,7 @@ def alarm_of(exit: Exit, catalog: FailureCatalog) -> Alarm:
 
 
 def alarm_without_words(exit: Exit, catalog: FailureCatalog) -> Alarm:
-    """What is known where its words cannot be judged in time: how it ended, and what it latched."""
+    """Return an alarm from exit code and latched failure alone, for when last words cannot be judged in time."""
     return _make_alarm(exit, classify_failure(_case(exit, []), catalog), exit.latched)
 
 
@@ -61,13 +61,13 @@ def _make_alarm(exit: Exit, found: Diagnosis, raised: str) -> Alarm:
 
 
 def _last_exception(lines: list[LogLine]) -> str:
-    """The exception that ended it."""
+    """Return the line of the exception that ended the rank; empty if there is no traceback."""
     traces = list(parse_tracebacks(lines))
     return traces[-1].last.said.text if traces else ""
 
 
 def _add_evidence(found: tuple[str, ...], words: tuple[str, ...]) -> tuple[str, ...]:
-    """The lines it rests on, where they are not among the last ones."""
+    """Return the last lines of a rank, with the lines that the diagnosis rests on in front if these came earlier."""
     last = tuple(line[:_LINE_CHARS] for line in words[-_EVIDENCE:])
     earlier = tuple(line for line in found if line in words and line not in last)
     return (*earlier, *last[len(earlier) :])

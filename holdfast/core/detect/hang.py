@@ -1,15 +1,15 @@
-"""hang: nodes answer, and the job's step stands still for longer than this job ever has.
+"""Hang detector: raises an alarm when nodes answer but the job makes no step for longer than it ever has.
 
-Naming is cheap: after a few of the job's own steps all processes are looked at, twice, and whoever the others wait for
-both times is named. Acting is not: at once only on a rank that is stopped or gone. Otherwise the suspects and their
-children must have shown no processor time, no bytes read or written and no frame that moved for `act_s` and longer than
-any pause this run has come back from.
+Naming a rank is cheap. After the time of a few of the job's own steps, all processes are inspected twice. A rank that
+the others wait for both times is named. Acting on a rank is expensive. The job acts at once only on a rank that is
+stopped or gone. Otherwise the suspects and their children must show no CPU time, no bytes read or written and no
+frame that moves, for `act_s` and for longer than any pause that this run has recovered from.
 
-Refuses to judge before the first step of a generation, where compilation and data may take any time (`start_s`): only a
-rank that is stopped is acted on then. A script that makes no steps is judged by the collectives that its ranks come to.
-Nor does it judge while its own clock stood still; nor does it name ranks that still come to collectives, as in an
-evaluation. A pause that ends by itself teaches it: the next one of its phase, if that has a name, or at its place in
-the code, may last as long. What stands elsewhere is named as soon as ever.
+The detector does not judge before the first step of a generation, since compilation and data may take any time
+(`start_s`); until then the job acts only on stopped ranks. A script that makes no steps is judged by its collectives.
+The detector does not judge a time in which its own clock stood still, and does not name ranks that still enter
+collectives, as in an evaluation. It learns from a pause that ends by itself: the next pause in the same named phase,
+or at the same place in the code, may last as long. Pauses elsewhere get no such allowance.
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,14 +46,14 @@ class HangLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stillness:
-    """Since when ranks show no life, as looks at them tell."""
+    """Measures for how long each rank has shown no life, from successive traces."""
 
     def __init__(self) -> None:
         self._since: dict[int, float] = {}
         self._last: tuple[float, tuple[Trace, ...]] = (0.0, ())
 
     def on_traces(self, now: float, traces: Sequence[Trace]) -> dict[int, RankMotion]:
-        """Who has shown life since the last look."""
+        """Record one look at all ranks; return what each rank did since the last look."""
         (last_at, last), self._last = self._last, (now, tuple(traces))
         motions = find_motion(last, traces)
         for rank, motion in motions.items():
@@ -65,11 +65,11 @@ class Stillness:
         return motions
 
     def begin(self) -> None:
-        """What was still so far does not count."""
+        """Forget how long ranks have been still, so that stillness counts from now on."""
         self._since.clear()
 
     def still_s(self, now: float, ranks: Iterable[int]) -> float:
-        """For how long none of these has shown any."""
+        """Return for how many seconds all of these ranks have shown no life; 0 if one of them has just shown some."""
         return min(now - self._since.get(rank, now) for rank in ranks)
 
 
@@ -117,8 +117,8 @@ class HangDetector:
         self._phase = slowest.phase or self._phase
 
     def _find_slowest(self, before: Beat | None, beat: Beat) -> Beat:
-        """The first of those at the least step. All are looked at only when the slowest itself has gone on: many nodes
-        beat, each once a second."""
+        """Return the beat with the lowest step; of equals, that of the node heard first. All beats are searched only
+        when the slowest node itself has moved, because many nodes beat once a second."""
         known = self._beats.get(self._slowest)
         if known is None or (beat.node == self._slowest and before and beat.step > before.step):
             known = min(self._beats.values(), key=lambda b: b.step)
@@ -152,7 +152,7 @@ class HangDetector:
 
     @property
     def patience_s(self) -> float:
-        """How long this job may stand still before anybody is looked at."""
+        """How many seconds this job may go without a step before its processes are inspected."""
         if self._step < 0:
             return self.limits.start_s
         typical_s = sorted(self._took)[len(self._took) // 2] if self._took else 0.0
@@ -160,7 +160,7 @@ class HangDetector:
         return max(self.limits.least_s, self.limits.steps * typical_s, learned_s)
 
     def should_look(self, now: float) -> bool:
-        """Whether all processes are to be looked at now. To be asked several times a second."""
+        """Return whether all processes should be inspected now; call several times a second."""
         asked_at, self._asked_at = self._asked_at, now
         if asked_at and now - asked_at > self.limits.least_s / 2:
             self._moved_at += now - asked_at  # we stood still, not they
@@ -168,7 +168,7 @@ class HangDetector:
         return bool(self._nodes) and now >= max(self._moved_at + patience_s, self._look_at)
 
     def on_traces(self, now: float, traces: Sequence[Trace], named: BlockingRanks) -> Alarm | None:
-        """What one look found. The first ones come close together, later ones further and further apart."""
+        """Judge one look at all processes; return an alarm or None. Looks come at growing intervals."""
         motions = self._stillness.on_traces(now, traces)
         goes_on = any(motions[rank].collectives for rank in named.ranks or motions if rank in motions)
         if self._step < 0 and goes_on:  # no step is counted, as in an evaluation: collectives tell that it moves
@@ -201,9 +201,9 @@ class HangDetector:
         return self._make_alarm(now, named, Stance.NOTIFY, named.reason)
 
     def _find_place(self, named: BlockingRanks, traces: Sequence[Trace]) -> Place:
-        """Where the first of them stands; if it has been looked at before, as far as that is the same.
+        """Return the place in the code of the first blocking rank, reduced to the frames that all looks so far share.
 
-        But not where the others are, too: at the last look of a pause it may be on its way again.
+        Keeps the earlier place if other ranks are at the reduced one too: the rank may be moving again at that look.
         """
         mains = {rank: main_frames(p) for rank, p in training_processes(traces).items()}
         own = mains.get(named.ranks[0], ())
@@ -215,14 +215,14 @@ class HangDetector:
 
     @property
     def _usual_until(self) -> float:
-        """Until when it may stand there, as it has done before."""
+        """Time until which the blocking rank may stay at this place, going by earlier pauses there."""
         usual_s = max(
             (s for place, s in self._places.items() if shared_place(place, self._place) == place), default=0.0
         )
         return self._moved_at + self.limits.pause * usual_s
 
     def _where(self) -> str:
-        """How far the job is, by the numbers of its steps as far as these are known."""
+        """Return text for the job's current step, or the steps since its launch if these have no known numbers."""
         if self._step < 0:
             return ", no step seen yet,"
         counted = self._beats[self._slowest].counted
@@ -247,7 +247,7 @@ class HangDetector:
 
 
 def shared_place(one: Place, other: Place) -> Place:
-    """The way that two stacks have in common; on its last frame they may be on different lines."""
+    """Return the outer frames that two stacks share; the last of them may be on different lines."""
     common: list[Frame] = []
     for a, b in zip(one, other, strict=False):
         if (a.function, a.file) != (b.function, b.file):

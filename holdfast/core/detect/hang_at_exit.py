@@ -1,11 +1,11 @@
-"""hang, at the end: ranks that have nothing left to do, and do not end.
+"""Exit hang detector: finds ranks that have finished their work but whose processes do not end.
 
-A thread that nobody joins, something at exit, a deadlock in PyTorch's own teardown: the script has returned, or waits
-in `destroy_process_group`, and the process stays. Where such ranks are all that is left of a job they are named, and
-after `hang.act_s` without a sign of life the job has ended well without them. While bytes are read or written something
-is being saved, which may take any time; processor time alone is waited for up to `hang.last_s`.
+Causes are a thread that nobody joins, an exit handler, or a deadlock in PyTorch's teardown: the script has returned,
+or waits in `destroy_process_group`, and the process stays. If only such ranks are left of a job, they are named.
+After `hang.act_s` without a sign of life, the job counts as ended well without them. While they read or write bytes,
+they may be saving something, so there is no limit; if they only use CPU time, the limit is `hang.last_s`.
 
-A rank that has not got so far and stands just as still, while others have ended well, is the script's own trouble.
+If other ranks have ended well, a rank that is just as still but has not finished is the script's fault.
 """
 
 from collections.abc import Sequence
@@ -36,9 +36,9 @@ class ExitHangDetector:
     def on_traces(
         self, now: float, traces: Sequence[Trace], seats: tuple[Seat, ...]
     ) -> tuple[bool, tuple[Alarm | Ended, ...]]:
-        """Whether the job is at its end, as far as one look tells, and what is to be said of it.
+        """Return whether the job is at its end, and the alarms or end events that follow from this look.
 
-        Traces are of nodes that have ranks left, seats are all of the generation.
+        `traces` come from nodes that still have ranks; `seats` are all seats of the generation.
         """
         motions = self._stillness.on_traces(now, traces)
         left = {p.rank: p for trace in traces for p in trace.processes if not p.child}
@@ -86,7 +86,7 @@ class ExitHangDetector:
         )
 
     def _make_alarm(self, now: float, left: dict[int, Process], lasts_s: float, stance: Stance) -> Alarm:
-        """No machine is suspected: it is the script that does not end."""
+        """Return an alarm that suspects no machine, because the script is what does not end."""
         order = [Stance.OBSERVE, Stance.NOTIFY, Stance.ACT]
         return Alarm(
             kind=Kind.HANG,
@@ -105,7 +105,7 @@ class ExitHangDetector:
 
 
 def _describe_left(left: dict[int, Process], lasts_s: float) -> str:
-    """Who does not end, how far the first of them came, and where it stands."""
+    """Return text that says which ranks do not end, how far the first of them got and where it is in its code."""
     ranks = sorted(left)
     process = left[ranks[0]]
     whose = "its" if len(ranks) == 1 else f"rank {ranks[0]}'s"

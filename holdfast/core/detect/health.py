@@ -1,8 +1,9 @@
-"""health: what sources read of a machine, against a catalog that says which reading means what.
+"""Health detector: compares gauges of a machine with a catalog that says which reading means which fault.
 
-Counters are judged by how much they rise while we look, never by what they were before; levels by how many readings in
-a row show them. Refuses to repeat itself within the hour, and to name a machine for what heals by itself: one flap of
-a link is forgiven; heat and throttling are told and not acted on, and so is a source that does not answer.
+A counter is judged by how much it rises while we watch, never by its earlier value. A level is judged by how many
+readings in a row show it. The detector raises the same alarm at most once an hour. It does not act on faults that
+heal by themselves: one flap of a link is ignored; heat, throttling and a source that does not answer are only
+reported.
 """
 
 from collections.abc import Iterable
@@ -26,7 +27,7 @@ class HealthLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GaugeRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one gauge means; exactly one of above, below and rises."""
+    """Catalog row that says what one gauge means; it sets exactly one of above, below and rises."""
 
     gauge: str
     klass: str
@@ -89,7 +90,7 @@ class HealthDetector:
 
 
 def _counted_amount(row: GaugeRow, value: float, last: float) -> float:
-    """What one reading adds: 1 where a level is beyond its limit, and what a counter has risen by."""
+    """Return what one reading adds: 1 or 0 for a level beyond or within its limit, and the rise of a counter."""
     if row.above is not None:
         return float(value > row.above)
     if row.below is not None:
@@ -98,7 +99,7 @@ def _counted_amount(row: GaugeRow, value: float, last: float) -> float:
 
 
 def find_row_fault(row: GaugeRow) -> str:
-    """What is wrong with a row, if anything is."""
+    """Return what is wrong with a row; empty if nothing is."""
     if sum(limit is not None for limit in (row.above, row.below, row.rises)) != 1:
         return "needs exactly one of above, below and rises"
     try:

@@ -1,9 +1,9 @@
-"""lines: messages that a catalog knows, in the kernel's log and in what ranks write.
+"""Line detector: finds messages that the catalog knows in the kernel log and in the output of ranks.
 
-Refuses to act on what a rank writes, for a script may print anything; on a disk or a GPU that the job does not use; and
-on an OOM kill of a process that is no rank. Those are told; an OOM kill only if the kernel counts one in our own
-cgroup. Of what the kernel says about the machine one node per host speaks, of what it says about a process the node
-that has it.
+It does not act on what a rank writes, since a script may print anything, nor on a disk or GPU that the job does not
+use, nor on an OOM kill of a process that is not a rank. These are only reported, and the OOM kill only if the kernel
+counts one in our own cgroup. If a message is about the machine, one node per host reports it; if it is about a
+process, the node that owns the process does.
 """
 
 import re
@@ -27,7 +27,7 @@ class LineLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LineRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one message means. What it is about is the pattern's group `of`."""
+    """Catalog row that says what one message means; the pattern's group `of` captures what the message is about."""
 
     klass: str
     group: str
@@ -47,7 +47,7 @@ class LineRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class MachineUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What of this machine the job uses."""
+    """The parts of this machine that the job uses."""
 
     node: str
     suspects: tuple[str, ...]  # the nodes on this host
@@ -66,11 +66,11 @@ class LineCatalog:
         self._needles = {rank: {r.needle.encode() for r in self.rows if r.rank is rank} for rank in (True, False)}
 
     def may_match(self, text: bytes, *, rank: bool) -> bool:
-        """Whether it is worth while to take this apart into lines."""
+        """Return whether the text contains a literal of any row, so that splitting it into lines is worthwhile."""
         return any(needle in text for needle in self._needles[rank])
 
     def match_line(self, text: str, *, rank: bool) -> list[tuple[LineRow, str]]:
-        """The rows that know this line, each with what it is about."""
+        """Return the rows that match this line, each with what the message is about (may be empty)."""
         text = text[: CHARS[0]]
         rows = [known for known in self._patterns if known[0].rank is rank and known[0].needle in text]
         found = ((row, pattern.search(text[:chars])) for row, pattern, chars in rows)
@@ -131,7 +131,7 @@ def _parse_number(of: str) -> int:
 
 
 def find_row_fault(row: LineRow) -> str:
-    """What is wrong with a row by itself, if anything is."""
+    """Return what is wrong with a row taken by itself; empty if nothing is."""
     try:
         pattern = re.compile(row.pattern)
     except re.error as e:

@@ -1,7 +1,7 @@
-"""loss: a rank's loss is not finite.
+"""Loss detector: raises an alarm when a rank's loss is not finite.
 
-Refuses to judge a gradient norm that is not finite, which loss scaling causes on purpose, and a loss that is finite
-again by the time it is looked at: whatever it was, training goes on.
+It ignores a gradient norm that is not finite, which loss scaling causes on purpose. It also ignores a loss that is
+finite again when it is read: training has gone on.
 """
 
 from math import isfinite

@@ -1,11 +1,11 @@
-"""spikes: a loss, a gradient norm or an update that stands out from this rank's own last ones.
+"""Spike detector: finds a loss, gradient norm or update that stands out from this rank's recent values.
 
-Refuses to judge before it has seen enough values, a median that is not positive (there "five times" means nothing),
-losses that are not finite (`loss` has those), and an update whose step before it was not seen. Of norms that are not
-finite only the first is told, and none where they come from the start: loss scaling makes such on purpose. None of the
-rules can tell a fault from a bad batch, nor whose fault it was: a gradient is shared by all replicas once it is summed.
-So they name the step; only the norm of a rank's own gradient, before the sum, names a rank. What is done about it the
-user says (`loss.policy`), and only a loss or a gradient norm that ranks share is acted on.
+It does not judge before it has seen enough values, nor by a median that is not positive ("five times" means nothing
+there), nor an update whose previous step was not seen. Losses that are not finite belong to the module `loss`. Of
+norms that are not finite only the first is reported, and none if they occur from the start, because loss scaling
+produces them on purpose. The rules cannot tell a fault from a bad batch, nor whose fault it was, since all replicas
+share a summed gradient. So they name the step; only the norm of a rank's own gradient, before the sum, names a rank.
+The user chooses the response (`loss.policy`), and the job acts only on a loss or gradient norm that ranks share.
 """
 
 from bisect import bisect_left, insort
@@ -27,7 +27,7 @@ _STEADY = 10
 
 
 class LossPolicy(StrEnum):
-    """What is to be done about a spike."""
+    """The user's choice of response to a spike."""
 
     IGNORE = "ignore"  # the journal alone
     ALERT = "alert"
@@ -40,7 +40,7 @@ _ACTS = {LossPolicy.SKIP, LossPolicy.REWIND, LossPolicy.LOWER}
 
 
 class LossLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """When a loss is worth a word."""
+    """When a loss raises an alarm, and what the job does about a spike."""
 
     stance: Stance = Stance.ACT  # on a loss that is not finite
     policy: LossPolicy = LossPolicy.ALERT  # on what the rules below find
@@ -54,7 +54,7 @@ class LossLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpikeWindow:
-    """The last values, and their middle."""
+    """The most recent values, with their median and spread."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -80,7 +80,7 @@ class SpikeWindow:
         return self._sorted[-1]
 
     def deviation(self) -> float:
-        """A standard deviation that outliers do not move."""
+        """Return a standard deviation that outliers do not affect."""
         median = self.median
         spread = _median_of(sorted(abs(value - median) for value in self._values))
         return max(_NORMAL * spread, _FLAT * abs(median))
@@ -92,14 +92,14 @@ def _median_of(ordered: list[float]) -> float:
 
 
 def times_reason(window: SpikeWindow, value: float, limit: float) -> str:
-    """Why this value is too many times the usual; empty if it is not."""
+    """Return why this value is too many times the median; empty if it is not."""
     if not window.has_enough or window.median <= 0 or value <= limit * window.median:
         return ""
     return f"is {value:.4g}, {value / window.median:.1f} times its median"
 
 
 def score_reason(window: SpikeWindow, value: float, limit: float) -> str:
-    """The same by deviations: for values that hardly vary, much less than some times the median is too much."""
+    """Return why this value is too many deviations above the median, empty if not; suits values that hardly vary."""
     if not window.has_enough or value <= window.largest_value:  # most values end here, before anything is sorted
         return ""
     above = (value - window.median) / max(window.deviation(), 1e-300)
@@ -107,8 +107,8 @@ def score_reason(window: SpikeWindow, value: float, limit: float) -> str:
 
 
 class UpdateRule:
-    """The update rule of Altenbernd, Wiesner and Kao: the largest RMS of a tensor's Adam step, lr m / (sqrt(v) + eps),
-    jumps by more than the jumps of the warm-up allow, while the gradient norm rises."""
+    """The update rule of Altenbernd, Wiesner and Kao. It fires when the largest RMS of a tensor's Adam step, lr m /
+    (sqrt(v) + eps), jumps by more than the jumps of the warm-up allow, while the gradient norm rises."""
 
     def __init__(self, warmup: int) -> None:
         self._warmup = warmup
@@ -131,7 +131,7 @@ class UpdateRule:
 
 
 class SpikeDetector:
-    """One rank's values, by all rules; each speaks once per window."""
+    """Applies all rules to the values of one rank; each rule fires at most once per window."""
 
     def __init__(self, limits: LossLimits) -> None:
         self.limits = limits
@@ -141,7 +141,7 @@ class SpikeDetector:
         self._scaled: set[str] = set()  # series in which what is not finite is nothing special
 
     def on_values(self, told: StepValues) -> list[tuple[str, str]]:
-        """Rules that fire, each with its reason."""
+        """Return the rules that fire on the values of one step, each with its reason."""
         if told.loss is not None and not isfinite(told.loss):
             return []  # `loss` says so, and nothing else of this step means anything
         found = []
@@ -180,7 +180,7 @@ class SpikeDetector:
 
 
 def encode_policy(limits: LossLimits) -> str:
-    """The policy with its numbers, as an alarm carries it and `diagnose/easing.py` reads it."""
+    """Return the policy with its numbers as text, for an alarm to carry and `incident/loss_remedy.py` to parse."""
     match limits.policy:
         case LossPolicy.SKIP | LossPolicy.REWIND:
             return f"{limits.policy}:{limits.skip_batches}"
@@ -190,7 +190,7 @@ def encode_policy(limits: LossLimits) -> str:
 
 
 def policy_hindrance(limits: LossLimits, step: int, skippable: bool, eases: tuple[Ease, ...]) -> str:
-    """Why what the user wants cannot be done about this step; empty if it can."""
+    """Return why the user's policy cannot be applied to this step; empty if it can."""
     if limits.policy in (LossPolicy.SKIP, LossPolicy.REWIND) and not skippable:
         return (
             f"loss.policy={limits.policy} takes a script that asks holdfast.skip(step) or uses holdfast.batches(loader)"
@@ -203,7 +203,7 @@ def policy_hindrance(limits: LossLimits, step: int, skippable: bool, eases: tupl
 def alarm_of(
     node: str, told: StepValues, rules: list[tuple[str, str]], limits: LossLimits, hindered: str = ""
 ) -> Alarm:
-    """One word for all that stood out in one step of one rank."""
+    """Return one alarm for everything that stood out in one step of one rank."""
     acts = limits.policy in _ACTS and any(rule.startswith(("loss", "norm")) for rule, _ in rules)
     stance = Stance.OBSERVE if limits.policy is LossPolicy.IGNORE else Stance.NOTIFY
     why = "; ".join(why for _, why in rules)

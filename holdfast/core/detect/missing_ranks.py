@@ -1,7 +1,7 @@
-"""deserted: a node that should have ranks of the running generation, and has none.
+"""Missing-ranks detector: finds a node that should run ranks of the current generation but has none.
 
-Whatever the books say: their end was told to nobody, or to somebody who has lost it. Refuses to judge before the launch
-is over, of nodes whose ranks have ended well, and for a moment in which the news of an end may be on its way.
+The ranks ended without a report, or the report was lost. The detector does not judge before the launch is over, nor
+nodes whose ranks have ended well, and it waits a moment in case the report is still on its way.
 """
 
 from holdfast.model.alarm import Alarm, Kind
@@ -15,7 +15,8 @@ class MissingRanksDetector:
         self._since: dict[tuple[int, str], float] = {}
 
     def on_beat(self, now: float, generation: int, beat: Beat) -> Alarm | None:
-        """A beat of a node whose launch of this generation is known to be over; each is named once."""
+        """Return an alarm if this node has had no ranks for too long; each node is reported once per generation. Call
+        only after the node's launch of this generation is over."""
         self._since = {key: at for key, at in self._since.items() if key[0] == generation}
         key = (generation, beat.node)
         if beat.generation != generation or beat.running != 0:

@@ -1,4 +1,4 @@
-"""pace: the job's progress from the beats of its nodes; the slowest node speaks for the job."""
+"""The job's progress, computed from the beats of its nodes; the slowest node determines the job's step."""
 
 from collections.abc import Iterable
 
@@ -13,13 +13,13 @@ class PaceLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def agreed_origin(origins: Iterable[int]) -> int:
-    """What all say; -1 where they do not agree: one rank may have read what it then gave to the others."""
+    """Return the step origin that all ranks report; -1 if they differ, since one rank may have read it for all."""
     first, *others = set(origins)
     return -1 if others else first
 
 
 class JobPace:
-    """Told beats by the thousand, it speaks at the first step, at the end of redone work, and now and then."""
+    """Condenses beats into a few Progress events: at the first step, once redone work caught up, and now and then."""
 
     def __init__(self, limits: PaceLimits) -> None:
         self.limits = limits
@@ -53,7 +53,7 @@ class JobPace:
 
     @property
     def step(self) -> int:
-        """The newest step of this generation that every rank has made; -1: none, or not all have told."""
+        """The newest step of this generation that every rank has made; -1 if none, or if a node has not reported."""
         if self._missing or not self._beats:
             return -1
         slowest = self._slowest_beat
@@ -64,13 +64,13 @@ class JobPace:
         return min(self._beats.values(), key=lambda b: (b.step, -b.at))
 
     def _step_origin(self, slowest: Beat) -> int:
-        """What to add to its step; -1: it was counted, and nobody knows from where on."""
+        """Return the number to add to the slowest node's step; -1 if its steps were counted from an unknown start."""
         if not slowest.counted:
             return 0
         return agreed_origin(beat.origin if beat.counted else -1 for beat in self._beats.values())
 
     def flush_progress(self, now: float) -> Progress | None:
-        """The newest job-level step, if it has not been said yet: exact news must precede an alarm."""
+        """Return the newest job-level step, None if already reported. Call before an alarm, which needs it exact."""
         if self._missing or not self._beats:
             return None
         slowest = self._slowest_beat

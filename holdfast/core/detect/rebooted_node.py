@@ -1,7 +1,7 @@
-"""reborn: a node that is there, and knows nothing of the generation that was launched on it.
+"""Reboot detector: finds a node that answers but does not know the generation that was launched on it.
 
-Its machine was started anew, faster than its silence could be noticed or while nobody listened: its ranks are gone, and
-nobody is left who could tell of their end. Refuses to judge before the launch is over.
+Its machine restarted, either faster than its silence could be noticed or while nobody listened. Its ranks are gone,
+and no process is left to report their end. The detector does not judge before the launch is over.
 """
 
 from holdfast.model.alarm import Alarm, Kind
@@ -13,8 +13,8 @@ class RebootDetector:
         self._told: set[tuple[int, str]] = set()
 
     def on_beat(self, now: float, generation: int, beat: Beat) -> Alarm | None:
-        """An alarm if this node's beat shows an older generation, so the node has restarted and lost its ranks.
-        Call only after the launch is over. Each node is reported once per generation."""
+        """Return an alarm if this beat shows an older generation: the node has restarted and lost its ranks. Call
+        only after the launch is over. Each node is reported once per generation."""
         if beat.generation >= generation or (generation, beat.node) in self._told:
             return None
         self._told = {told for told in self._told if told[0] == generation} | {(generation, beat.node)}

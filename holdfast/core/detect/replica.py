@@ -1,9 +1,9 @@
-"""replica: data-parallel replicas whose state no longer hashes alike.
+"""Replica detector: finds data-parallel replicas whose state hashes differ.
 
-Refuses to act before all replicas were equal once: state that never was, because kernels or machines differ, says
-nothing, and without a step known good there is nowhere to go back to. Refuses to name anybody without a majority of all
-replicas, heard or not: of two that differ either may be wrong. It cannot see what all replicas share: a gradient that
-is wrong before it is summed makes all of them equally wrong.
+It does not act before all replicas were equal once. State that never was equal, because kernels or machines differ,
+proves nothing, and without a known good step there is nothing to go back to. It names no rank without a majority of
+all replicas, including those not heard: of two that differ, either may be wrong. It cannot detect errors that all
+replicas share: a gradient that is wrong before the sum makes all of them equally wrong.
 """
 
 import msgspec
@@ -18,7 +18,7 @@ _NAMED = 8  # ranks in a sentence
 
 
 class ReplicaLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """When replicas are compared."""
+    """How often replicas are compared, and how much time that may take."""
 
     stance: Stance = Stance.ACT
     every: int = 10  # steps; 0: never. Where that costs more than its share, twice as many, and so on
@@ -26,7 +26,8 @@ class ReplicaLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def hash_stride(limits: ReplicaLimits, cost_s: float, step_s: float) -> int:
-    """Every how many steps to hash what takes so long. Whoever doubles still meets those who do not."""
+    """Return the interval in steps at which to hash, so that hashing stays within its share of the time. The interval
+    only ever doubles, so ranks with different intervals still meet at common steps."""
     steps = limits.every
     for _ in range(_STRIDES):
         if cost_s <= limits.share * steps * step_s:
@@ -36,7 +37,7 @@ def hash_stride(limits: ReplicaLimits, cost_s: float, step_s: float) -> int:
 
 
 class ReplicaStream:
-    """One part of the state that some ranks share, step by step."""
+    """The hashes of one part of the state that some ranks share, by step and rank."""
 
     def __init__(self, part: str, count: int) -> None:
         self.part = part
@@ -46,7 +47,7 @@ class ReplicaStream:
         self.steps: dict[int, dict[int, int]] = {}  # step -> rank -> hash
 
     def add_mark(self, mark: Mark) -> dict[int, int]:
-        """What is known of this step by now."""
+        """Record one hash; return all hashes known for its step, by rank."""
         told = self.steps.setdefault(mark.step, {})
         told[mark.rank] = mark.value
         if len(told) == self.count:
@@ -61,7 +62,7 @@ class ReplicaStream:
 
 
 class ReplicaDetector:
-    """All that is compared in one generation."""
+    """Compares all streams of state hashes of one generation."""
 
     def __init__(self, limits: ReplicaLimits) -> None:
         self.limits = limits
@@ -77,7 +78,7 @@ class ReplicaDetector:
         self._said.clear()
 
     def newest_equal_step(self) -> int | None:
-        """The newest step at which all replicas are known to have been equal; -1: none yet. None: they never are."""
+        """Return the newest step at which all replicas were equal; -1 if unknown yet, None if they never were."""
         if not self._streams:
             return -1
         return min((stream.equal for stream in self._streams.values() if not stream.unlike), default=None)

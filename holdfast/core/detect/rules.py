@@ -1,7 +1,8 @@
-"""rules: hang, slow and loss detectors made of a script's own log lines by one pattern each, without code.
+"""Rule detector: user-defined hang, slow and loss rules, each made from one pattern for the script's own log lines.
 
-Refuses to name a rank or a node: who writes the line is rarely who causes the trouble, so the job is restarted and
-nobody is blamed. Refuses to judge a rank that has never written such a line, unless `start_s` says that it must have.
+It names no rank and no node, since the rank that writes the line rarely causes the trouble: the job restarts and
+nobody is blamed. It does not judge a rank that has never written such a line, unless `start_s` says that rank 0 must
+have.
 """
 
 import re
@@ -20,7 +21,7 @@ _CLASSES = {"hang": "process_hang", "slow": "", "loss": "nan_divergence"}
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line that is to come, and the number in it."""
+    """One rule: a line that must appear, or a number in it that must stay within limits."""
 
     name: str
     kind: Literal["hang", "slow", "loss"]
@@ -74,7 +75,7 @@ class RuleDetector:
         return self._make_alarm(rule, line.at, said, line.text[:300])
 
     def tick(self, now: float) -> tuple[Alarm, ...]:
-        """To be asked about once a second while ranks run."""
+        """Return alarms for hang rules whose lines are late. Call about once a second while ranks run."""
         found = [self._check_late(rule, now) for rule, *_ in self._patterns if rule.kind == "hang"]
         return tuple(alarm for alarm in found if alarm)
 
@@ -121,7 +122,7 @@ def _is_beyond(rule: Rule, value: float) -> bool:
 
 
 def find_rule_fault(limits: RuleLimits) -> str:
-    """What is wrong with the rules, if anything is: one sentence."""
+    """Return one sentence about the first fault in the rules; empty if there is none."""
     names = [rule.name for rule in limits.rule]
     for rule in limits.rule:
         where = f"rules.rule '{rule.name}'"

@@ -1,7 +1,7 @@
-"""silence: a node has said nothing for too long.
+"""Silence detector: raises an alarm when a node has sent nothing for too long.
 
-Refuses to judge while its own clock stood still: if it was not asked for a while (a controller short of CPU, a
-stopped laptop), the gap is given back to every node, for their beats may be waiting unread.
+It does not judge a time in which its own clock stood still. If it was not called for a while (a controller short of
+CPU, a suspended laptop), it adds the gap to every node's time, because beats may be waiting unread.
 """
 
 import msgspec
@@ -27,7 +27,7 @@ class SilenceDetector:
         self._heard_at.pop(node, None)
 
     def overdue_alarms(self, now: float) -> tuple[Alarm, ...]:
-        """Alarms for nodes that became silent; each is named once. To be asked several times per beat."""
+        """Return alarms for nodes that became silent; each node is reported once. Call several times per beat."""
         asked_at, self._asked_at = self._asked_at, now
         if asked_at is not None and now - asked_at > self.limits.beat_s:
             for node, at in self._heard_at.items():

@@ -1,17 +1,17 @@
-"""slow: one rank makes the others wait, or the whole job has lost its pace.
+"""Slow detector: finds a rank that makes the others wait, or a job that has become slower as a whole.
 
-After a collective all of its ranks go on together, so who comes late to the next has been slow in between. A round of
-several steps tells for how much of the time the others waited for each rank; it takes a rank of the same node at the
-head of most of five rounds, and a distance to other nodes that noise does not make, to name one. "Nobody" is the usual
-answer.
+All ranks leave a collective together, so a rank that arrives late at the next one was slow in between. A round of
+several steps shows for how much of the time the others waited for each rank. A rank is named only if ranks of the
+same node are the latest in most of five rounds, by a distance to other nodes that noise does not produce. Usually
+nobody is named.
 
-Refuses to judge ranks whose collectives it has not heard of from all of their group, and a pace that it has not known
-to be better for a while.
+The detector does not judge ranks until all of their group have reported collectives, nor a pace before it has seen a
+better one for a while.
 
-To be named is to be told of, where it costs something: the job is slower than it was, or the others wait for that rank
-for a good part of the time. A named rank is acted on once it has cost more than to replace it would, with the pace
-that the job had before: whatever it does later, at most twice what was necessary is lost. One that the others wait for
-from the beginning, or while the job is as fast as ever, does more than they do, as rank 0 often does: no slow machine.
+A named rank is reported only if it costs something: the job is slower than it was, or the others wait for that rank
+for much of the time. The job acts on a named rank once the rank has cost more than its replacement would. So at most
+twice the necessary cost is lost. If the others wait for a rank from the beginning, or while the job is as fast as
+ever, that rank has more work, as rank 0 often has; it is not a slow machine.
 """
 
 from collections import Counter, deque
@@ -86,10 +86,10 @@ class SlowDetector:
         return self._close_round(now) or self._check_pace(now)
 
     def _clock_offset_s(self, now: float, beat: Beat) -> float:
-        """What a node's instants are to be moved by to be comparable with others': no beat comes before it is sent.
+        """Return the seconds to add to a node's times to make them comparable: the delay of its fastest recent beat.
 
-        A node learns our clock from one message, and how long that took is not known: tens of milliseconds on a busy
-        machine, which would look like a node that is always late.
+        A node learns our clock from one message of unknown delay. On a busy machine that is tens of milliseconds,
+        which would make the node look always late.
         """
         if not beat.sent:
             return 0.0
@@ -166,7 +166,7 @@ class SlowDetector:
 
 
 class SlownessCost:
-    """What the node that is being named has cost so far."""
+    """Adds up how much time the currently named node has cost the job."""
 
     def __init__(self, limits: SlowLimits) -> None:
         self.limits = limits
@@ -181,10 +181,8 @@ class SlownessCost:
         return self.lost_s >= self.limits.cost_s
 
     def add_round(self, node: str, took_s: float, ratio: float, ahead: float) -> None:
-        """In a round of so many seconds steps took so many times as long as at their best, and a node was named.
-
-        For a part of the time the others waited for it alone: of what the job has lost no more than that is its doing.
-        """
+        """Add a round in which a node was named. Of what the job lost, the node is charged at most the part of the
+        time (`ahead`) in which the others waited for it alone."""
         if node != self._node:
             self._node, self.lost_s = node, 0.0
         self._rounds, self._unnamed = self._rounds + 1, 0
@@ -200,7 +198,7 @@ class SlownessCost:
 
 
 class StepPace:
-    """How long the job's steps take, and took at their best."""
+    """Measures how long the job's steps take, and how long they took at their best."""
 
     def __init__(self, limits: SlowLimits) -> None:
         self.limits = limits
@@ -215,7 +213,7 @@ class StepPace:
 
     @property
     def slowdown_ratio(self) -> float:
-        """How many times as long as at their best steps take."""
+        """How many times as long as at their best steps take now; 1.0 while the best is unknown."""
         return self.step_s / self._best_s if self._best_s else 1.0
 
     def on_beat(self, now: float, beat: Beat) -> None:
@@ -228,7 +226,7 @@ class StepPace:
             self._best_s = min(self._best_s or self.step_s, self.step_s)
 
     def lasting_slowdown(self, now: float) -> float:
-        """How many times as long as before steps have been taking for a while; 0: not."""
+        """Return how many times as long as before steps have taken for at least `pace_s`; 0 if they have not."""
         if self.slowdown_ratio < self.limits.pace:
             self._slow_since = None
             return 0.0

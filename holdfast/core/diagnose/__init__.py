@@ -1,1 +1,1 @@
-"""From alarms to a verdict."""
+"""Diagnosis: from alarms to a verdict."""

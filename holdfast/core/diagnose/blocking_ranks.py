@@ -1,12 +1,13 @@
-"""Names the ranks that keep a job from going on, by where all its processes stand and which collectives they came to.
+"""Names the ranks that block a job, from the stacks of all its processes and the collectives they entered.
 
-Three witnesses, the surest first. The kernel: a process that is stopped or gone. Sequence numbers: a rank that others
-wait for in a collective while it waits for nobody itself; where all wait in a circle, the circle. Stacks: most ranks of
-a job that stands stand at the same place, and those who do not are apart. "Nobody" is an answer: all at one place is
-the network's or the code's fault, and most of the ranks behind a few is no fault of theirs.
+There are three kinds of evidence, the surest first. The kernel says which processes are stopped or gone. Sequence
+numbers show a rank that others wait for in a collective while that rank waits for nobody; if all wait in a circle,
+the circle is named. Stacks show which ranks are at another place than most. "Nobody" is a possible answer: if all
+ranks are at one place, the network or the code is at fault, and a majority that lags behind a few ranks is not to
+blame.
 
-A job that runs is not for `name`: records of different ranks are up to a second apart, and somebody is always last.
-Ask again and again and let `vote` find who is always the one.
+Do not use `find_blocking` on a running job: records of different ranks are up to a second apart, and some rank is
+always last. Call it repeatedly and let `vote_rounds` find the rank that is named again and again.
 """
 
 from collections import Counter
@@ -34,7 +35,7 @@ _SHOWN = 8  # ranks in a sentence
 
 
 class BlockingRanks(msgspec.Struct, frozen=True, kw_only=True):
-    """Who keeps the others waiting; no ranks: nobody."""
+    """The ranks that make the others wait, and why; empty `ranks` means nobody."""
 
     ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()  # of these ranks
@@ -56,7 +57,8 @@ class RankMotion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_blocking(traces: Sequence[Trace], seats: tuple[Seat, ...] = (), mesh: Dims = ()) -> BlockingRanks:
-    """Whom the processes of a job that stands are waiting for; seats and mesh tell what can be evicted together."""
+    """Return the ranks that the processes of a stalled job wait for. With `seats` and `mesh` the result also names
+    the nodes that can be evicted together."""
     mains = training_processes(traces)
     children = [p for trace in traces for p in trace.processes if p is not mains.get(p.rank)]
     places = cluster_ranks(tuple(mains.values()))
@@ -77,13 +79,13 @@ def find_blocking(traces: Sequence[Trace], seats: tuple[Seat, ...] = (), mesh: D
 
 
 def training_processes(traces: Sequence[Trace]) -> dict[int, Process]:
-    """The process of each rank that trains: its own, or the child that makes its steps."""
+    """Return by rank the process that trains: the rank's own, or the child that makes its steps."""
     found = {p.rank: p for trace in traces for p in trace.processes if not p.child}
     return found | {p.rank: p for trace in traces for p in trace.processes if p.steps}
 
 
 def vote_rounds(rounds: Sequence[BlockingRanks], margin: float = 0.4, share: float = 0.6) -> BlockingRanks:
-    """Who was named in at least this share of the rounds, and more often than anybody else by this part of them."""
+    """Return the ranks named in at least `share` of the rounds, and more often than any other by `margin` of them."""
     counts = Counter(rank for round in rounds for rank in round.ranks)
     often = {rank for rank, count in counts.items() if count >= max(1, ceil(share * len(rounds)))}
     runner_up = max((count for rank, count in counts.items() if rank not in often), default=0)
@@ -101,7 +103,7 @@ def vote_rounds(rounds: Sequence[BlockingRanks], margin: float = 0.4, share: flo
 
 
 def find_motion(before: Sequence[Trace], after: Sequence[Trace]) -> dict[int, RankMotion]:
-    """What every rank did between two traces, its children counted in; one that was born or ended in between moved."""
+    """Return what every rank and its children did between two traces; a process that started or ended has moved."""
     then = {(p.node, p.pid): p for trace in before for p in trace.processes}
     now = {(p.node, p.pid): p for trace in after for p in trace.processes}
     found: dict[int, RankMotion] = {}
@@ -123,12 +125,12 @@ def find_motion(before: Sequence[Trace], after: Sequence[Trace]) -> dict[int, Ra
 
 
 def _count_collectives(traces: Sequence[Trace]) -> dict[int, int]:
-    """How many collectives every rank has come to."""
+    """Return how many collectives every rank has entered."""
     return {flight.rank: sum(c.entered for c in flight.groups) for trace in traces for flight in trace.flights}
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0-5, 7`."""
+    """Format ranks for a sentence, as `rank 3` or `ranks 0-5, 7`."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][1] + 1:
@@ -165,7 +167,7 @@ def _by_state(mains: dict[int, Process], children: list[Process]) -> BlockingRan
 
 
 def _by_silence(silent: dict[str, str], node_of: dict[int, str], waiting: WaitGraph) -> BlockingRanks | None:
-    """Nodes that did not answer, unless somebody else is missing for certain."""
+    """Return the ranks of nodes that did not answer; None if another rank is surely missing or no node answered."""
     ranks = tuple(sorted(rank for rank, node in node_of.items() if node in silent))
     if not ranks or waiting.outside or len(ranks) == len(node_of):
         return None
@@ -191,7 +193,7 @@ def _by_waits(waiting: WaitGraph, mains: dict[int, Process], children: list[Proc
 
 
 def _by_place(places: tuple[StackCluster, ...], world: int) -> BlockingRanks | None:
-    """Most wait, or most are at one place; the rest is apart."""
+    """Return the ranks that are elsewhere than most, or do not wait while others do; None if nobody stands out."""
     inside = {rank for c in places if c.waits for rank in c.ranks}
     pair = {r for c in places if c.waits and is_waiting_for_one(c.frames) for r in c.ranks}
     rest = [c for c in places if not c.waits] if inside and inside != pair else list(places[1:])

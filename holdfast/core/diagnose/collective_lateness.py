@@ -1,4 +1,4 @@
-"""How late the ranks of one group come to collectives, of which only some are told of."""
+"""Measures how late the ranks of one group arrive at collectives, when only some collectives are reported."""
 
 from statistics import median
 
@@ -6,7 +6,7 @@ _OPEN = 512  # collectives that are waited for
 
 
 class CollectiveLateness:
-    """Of the ranks of one group, since the round began."""
+    """Sums up the lateness of each rank of one group since the round began."""
 
     def __init__(self) -> None:
         self.ranks: set[int] = set()
@@ -17,7 +17,7 @@ class CollectiveLateness:
         self._judged = 0  # newest
 
     def on_arrival(self, rank: int, seq: int, at: float) -> None:
-        """Arrivals are told more than once, and not always in order."""
+        """Record that a rank arrived at a collective. Arrivals may be repeated and out of order."""
         if rank not in self.ranks:  # whoever was judged without it was judged too soon
             self.ranks.add(rank)
             self._begin_round()
@@ -40,7 +40,7 @@ class CollectiveLateness:
         self.first, self.last = min(self.first, here) if self.first[0] else here, max(self.last, here)
 
     def take_shares(self) -> dict[int, float]:
-        """For how much of the time the others waited for each rank; ends the round."""
+        """Return for which part of the time the others waited for each rank, and end the round."""
         (first, began), (last, ended) = self.first, self.last
         rate = (last - first) / (ended - began) if ended > began else 0.0  # only some of them are told of
         found = {rank: total / self.count * rate for rank, total in self.sums.items()}

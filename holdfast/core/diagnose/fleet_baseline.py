@@ -1,11 +1,10 @@
-"""Measured values against the fleet and against a node's own past; no number is good or bad by itself.
+"""Compares a node's measurements with the fleet and with the node's own past; no number is good or bad by itself.
 
-What is compared is whole distributions: the shortfall of one against another is the area between their empirical
-distribution functions on the worse side alone. It is taken of logarithms: so it is a part of the other whatever the
-unit, 0.04 reads as "4 % worse", and a tenth stands out of noise as well as ten times does. The fleet is stood for by
-its medoid, the node that is closest to all others: first of a majority that is close together, then of all that do not
-fall short of it, until these stay the same. How far a node may fall short follows from how the healthy ones scatter; it
-is no fixed part.
+Whole distributions are compared. The shortfall of one against another is the area between their empirical
+distribution functions on the worse side only. The area is taken of logarithms, so the shortfall is relative whatever
+the unit: 0.04 means "4 % worse". The medoid, the node closest to all others, stands for the fleet. It is first taken
+from a majority whose nodes are close together, then from all nodes that do not fall short of it, until that set stays
+the same. The allowed shortfall follows from the scatter of the healthy nodes; it is not a fixed part.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ _ROUNDS = 16
 
 
 class MeasurementHistory(msgspec.Struct, frozen=True):
-    """What a node has shown before: per kind of measurement the newest medians, oldest first."""
+    """The earlier measurements of a node: for each kind the newest medians, oldest first."""
 
     medians: dict[str, tuple[float, ...]] = {}
 
@@ -37,7 +36,7 @@ class MeasurementHistory(msgspec.Struct, frozen=True):
 
 
 class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that falls short."""
+    """By how much a node falls short, and of what."""
 
     by: float  # as a part of what it should be
     limit: float
@@ -45,14 +44,14 @@ class Shortfall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shortfall(samples: Sequence[float], against: Sequence[float], *, lower: bool = False) -> float:
-    """The one-sided area between two distributions, as a part of the other."""
+    """Return by which part the samples fall short of `against`, as the one-sided area between both distributions."""
     return _area_share(_one_sided_area(_log_quantiles(samples), _log_quantiles(against), lower), lower)
 
 
 def below_fleet(
     measured: Mapping[str, Sequence[float]], *, lower: bool = False, matters: float = 0.0
 ) -> dict[str, Shortfall]:
-    """The nodes that fall short of the fleet; nobody is an answer, and the only one with fewer than three nodes."""
+    """Return the nodes that fall short of the fleet; empty if none does, and always with fewer than three nodes."""
     curves = {node: _log_quantiles(samples) for node, samples in measured.items() if samples}
     healthy = _closest_majority(curves)
     matters = matters or _MATTERS * max(1.0, _FEW / max(1, len(curves)))
@@ -75,7 +74,7 @@ def below_fleet(
 def below_own_past(
     now: Mapping[str, float], past: Mapping[str, Sequence[float]], *, lower: bool = False
 ) -> dict[str, Shortfall]:
-    """The nodes that have become worse than they were, beyond what became of all: a new driver is nobody's fault."""
+    """Return the nodes that became worse than their own past by more than all did: a new driver is nobody's fault."""
     known = {node: _log_quantiles(past[node], 0.0) for node in now if len(past.get(node, ())) >= LEAST}
     change = {node: _safe_log(now[node]) - known[node][_MIDDLE] for node in known}
     of_all = median(change.values()) if len(change) >= LEAST else 0.0
@@ -89,7 +88,7 @@ def below_own_past(
 
 
 def inner_range(samples: Sequence[float]) -> tuple[float, float]:
-    """From where to where they go, without the outermost parts."""
+    """Return the lowest and highest sample, leaving out the outermost parts."""
     curve = _log_quantiles(samples)
     return exp(curve[0]), exp(curve[-1])
 
@@ -99,7 +98,7 @@ def _make_shortfall(by: float, limit: float, lower: bool, of: str) -> Shortfall:
 
 
 def _area_share(area: float, lower: bool) -> float:
-    """Less than the other by this part of it, or longer by it."""
+    """Convert a logarithmic area into a part: how much longer if lower values are better, else how much less."""
     return exp(area) - 1.0 if lower else 1.0 - exp(-area)
 
 
@@ -108,8 +107,8 @@ def _safe_log(value: float) -> float:
 
 
 def _scatter_limit(deviations: Sequence[float], curves: Sequence[Sequence[float]] = ()) -> float:
-    """How far a healthy one may fall short, by how these scatter. A scatter that few have shown is hardly known: then
-    it counts for more, and so does how each of them scatters by itself."""
+    """Return how far a healthy node may fall short, given how these nodes scatter. With few nodes the scatter is
+    uncertain, so it gets more weight, and so does the scatter within each node."""
     few = _FEW / len(deviations)
     middle = median(deviations)
     between = _SCALE * median(abs(one - middle) for one in deviations)
@@ -118,7 +117,7 @@ def _scatter_limit(deviations: Sequence[float], curves: Sequence[Sequence[float]
 
 
 def _closest_majority(curves: Mapping[str, Sequence[float]]) -> list[str]:
-    """The closest majority: to begin with all would have those that fall short hide one another."""
+    """Return the majority of nodes closest together. Starting from all would let bad nodes hide each other."""
     if not curves:
         return []
     medoid = curves[_find_medoid(curves, sorted(curves))]
@@ -128,8 +127,8 @@ def _closest_majority(curves: Mapping[str, Sequence[float]]) -> list[str]:
 
 
 def _find_medoid(curves: Mapping[str, Sequence[float]], among: Sequence[str]) -> str:
-    """Whose sum of distances to all others is least. Ordered by their medians, the distance of two is about that of
-    their medians, so the middle one and its neighbours are all that need to be looked at."""
+    """Return the node with the least sum of distances to all others. Only the middle nodes by median are tried,
+    because the distance of two nodes is about that of their medians."""
     ordered = sorted(among, key=lambda node: curves[node][_MIDDLE])
     half = len(ordered) // 2
     near = ordered[max(0, half - 2) : half + 3]
@@ -146,12 +145,12 @@ def _one_sided_area(curve: Sequence[float], against: Sequence[float], lower: boo
 
 
 def _signed_area(curve: Sequence[float], against: Sequence[float], lower: bool) -> float:
-    """The area with its sign, so that half of the healthy ones stand on either side."""
+    """Return the area with its sign, so that half of the healthy nodes lie on either side."""
     return _one_sided_area(curve, against, lower) - _one_sided_area(curve, against, not lower)
 
 
 def _log_quantiles(samples: Sequence[float], trim: float = _TRIM) -> list[float]:
-    """Of logarithms, without the outermost parts: a hiccup or two among many measurements is not the node's."""
+    """Return quantiles of the logarithms, leaving out the outermost parts: rare hiccups are not the node's fault."""
     ordered = sorted(map(_safe_log, samples))
     last = len(ordered) - 1
     found = []

@@ -1,4 +1,4 @@
-"""Which worlds of a pair test failed: by what their nodes say, and by what they measured beside the other worlds."""
+"""Decides which worlds of a pair test failed, from reports of their nodes and by comparing their measurements."""
 
 from collections.abc import Mapping, Sequence
 from math import exp, log
@@ -20,7 +20,7 @@ Measured = Mapping[World, Mapping[str, Sequence[Finding]]]  # by world and node
 
 
 def assess_pairs(now: Measured, before: Measured | None = None) -> tuple[PairResult, ...]:
-    """`before` are worlds of earlier waves that passed: what is usual."""
+    """Return the result of every world in `now`. `before` holds reference worlds: earlier ones that passed."""
     everything = {**(before or {}), **now}
     reasons: dict[World, str] = {}
     for world in now:
@@ -57,7 +57,7 @@ def _lossy_worlds(sound: Measured) -> dict[World, str]:
 
 
 def _poisson_tail(count: int, expected: float) -> float:
-    """Of so many or more, when so many are expected (Poisson)."""
+    """Return the Poisson probability of `count` or more events when `expected` are expected."""
     term, below = exp(-min(expected, 700.0)), 0.0
     for number in range(count):
         below += term
@@ -89,12 +89,12 @@ def _slow_worlds(sound: Measured, probe: str) -> dict[World, str]:
 
 
 def _better_half(samples: Sequence[float], lower: bool) -> tuple[float, ...]:
-    """The better half: what the link can do. What a busy machine makes of it is not the link's."""
+    """Return the better half of the samples, which shows what the link can do; a busy machine spoils the rest."""
     return tuple(sorted(samples, reverse=not lower)[: (len(samples) + 1) // 2])
 
 
 def _worse_of_two(samples: Mapping[World, Sequence[float]]) -> dict[World, float]:
-    """With but two there is no majority: the worse one is named if it reaches not half, and hardly ever the other."""
+    """Return the worse of two worlds if it reaches less than half of the other, without overlap; empty otherwise."""
     better, worse = sorted(samples, key=lambda world: -median(samples[world]))
     part = median(samples[worse]) / median(samples[better])
     apart = fleet_baseline.inner_range(samples[worse])[1] < fleet_baseline.inner_range(samples[better])[0]

@@ -1,9 +1,9 @@
-"""The pair test as a plan: nodes in worlds of two, first with strangers, then every suspect with a known good one.
+"""Plans the pair test: nodes run in worlds of two, first among strangers, then each suspect with a good node.
 
-A bad node fails every world that it is in. Who was in a world that passed is good; who failed with a known good node is
-bad. That takes two rounds whatever the number of nodes, the second in several waves where good nodes are few. If every
-world of the first round failed there is no good node to be had: then strangers are paired anew, a bounded number of
-times, and if still nothing passes the answer is that it cannot be told.
+A bad node fails every world it is in. A node in a world that passed is good; a node that failed with a known good
+node is bad. That takes two rounds for any number of nodes, the second in several waves if good nodes are few. If
+every world of the first round failed, no node is known to be good. Then nodes are paired differently, a bounded
+number of times. If still nothing passes, the result is that nobody can be named.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ _PAIRINGS = 3  # of strangers anew, when nothing passes
 
 
 class PairResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one world."""
+    """The result of one world: whether it passed, and if not, why."""
 
     world: World
     ok: bool
@@ -24,7 +24,7 @@ class PairResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PairWave(msgspec.Struct, frozen=True, kw_only=True):
-    """Worlds to be tried now, all at once: no node is in two of them."""
+    """Worlds to run now, all at once; no node is in two of them."""
 
     worlds: tuple[World, ...]
 
@@ -37,7 +37,7 @@ class PairTestResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def next_wave(nodes: Sequence[str], met: Sequence[PairResult]) -> PairWave | PairTestResult:
-    """What to try next, given all that became of the worlds so far; or the answer."""
+    """Return the next wave to run, given the results of all worlds so far, or the result of the whole test."""
     good = {node for one in met if one.ok for node in one.world}
     suspects = [node for node in dict.fromkeys(node for one in met for node in one.world) if node not in good]
     if len(nodes) < 2:
@@ -56,7 +56,8 @@ def next_wave(nodes: Sequence[str], met: Sequence[PairResult]) -> PairWave | Pai
 
 
 def _pair_strangers(nodes: Sequence[str], turn: int) -> tuple[World, ...]:
-    """Pairs that no other turn has; of an odd number three are together in the first, and one waits in later ones."""
+    """Return pairs of nodes that no other turn contains. With an odd number of nodes, turn 0 has one world of three
+    and in later turns one node waits."""
     if turn == 0:
         half = len(nodes) // 2
         pairs = [(nodes[i], nodes[i + half]) for i in range(half)]
@@ -71,7 +72,7 @@ def _pair_strangers(nodes: Sequence[str], turn: int) -> tuple[World, ...]:
 
 
 def _pair_again(nodes: Sequence[str], met: Sequence[PairResult]) -> PairWave | PairTestResult:
-    """Nothing has passed yet."""
+    """Return new pairs while no world has passed; after too many rounds, a result that is unsure about all nodes."""
     tried = {frozenset(one.world) for one in met}
     turns = (_pair_strangers(nodes, turn) for turn in range(1, max(_PAIRINGS, len(nodes)) + 1))
     fresh = (tuple(w for w in worlds if frozenset(w) not in tried) for worlds in turns)
@@ -83,7 +84,7 @@ def _pair_again(nodes: Sequence[str], met: Sequence[PairResult]) -> PairWave | P
 
 
 def _count_rounds(met: Iterable[PairResult]) -> int:
-    """How often the node was tried that was tried most."""
+    """Return in how many worlds the most often tried node was."""
     counts: dict[str, int] = {}
     for one in met:
         for node in one.world:
@@ -92,7 +93,8 @@ def _count_rounds(met: Iterable[PairResult]) -> int:
 
 
 def _failed_with_good(met: Sequence[PairResult]) -> dict[str, PairResult]:
-    """Who failed with a node that was known to be good by then. Among strangers it may be what lies between."""
+    """Return the nodes that failed with a node already known to be good, each with that result. Between two unknown
+    nodes the link itself may be bad."""
     good: set[str] = set()
     found = {}
     for one in met:

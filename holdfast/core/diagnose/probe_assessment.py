@@ -1,4 +1,4 @@
-"""Judges what probes found on all nodes: who is bad, who is under suspicion together with others, and why."""
+"""Judges the findings of probes on all nodes: which nodes are bad, which are suspects with others, and why."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ Found = Mapping[str, Sequence[Finding]]  # by node
 
 
 class ProbeLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What probes may cost."""
+    """When probes may run, and how long they may take."""
 
     allow: bool = True  # nodes are tried while the job stands, where a failure that nobody is to blame for comes again
     budget_s: float = 120.0  # on a machine of its own; 0: what they need
@@ -27,7 +27,7 @@ class ProbeLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GoldenRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The bits that a sound device of this model gives."""
+    """Catalog row with the result bits that a sound device of this model gives."""
 
     probe: str
     device: str
@@ -56,9 +56,9 @@ class ProbeAssessment(msgspec.Struct, frozen=True, kw_only=True):
 def assess_probes(
     found: Found, golden: Mapping[Key, str], past: Mapping[str, MeasurementHistory] | None = None, least: float = 0.0
 ) -> ProbeAssessment:
-    """Failed probes, bits that differ from the golden or from most, and values that fall short; nobody is an answer.
+    """Return bad and suspect nodes, by failed probes, by bits unlike the golden or most nodes' bits, and by low values.
 
-    `least`: the part by which a value must fall short to accuse a node; one that does by less is noted.
+    `least` is the part by which a value must fall short to accuse a node; a smaller shortfall becomes a note.
     """
     why: dict[str, list[str]] = {}
     notes = _collect_failures(found, why)
@@ -72,7 +72,7 @@ def assess_probes(
 
 
 def add_to_history(past: MeasurementHistory, findings: Iterable[Finding]) -> MeasurementHistory:
-    """The past of a node that was found sound, with one more day in it."""
+    """Return the history of a sound node with these findings added; failed and rough ones are left out."""
     for finding in findings:
         if finding.value is not None and finding.ok and not finding.rough:
             past = past.with_value(_measurement_kind(finding), finding.value)
@@ -80,7 +80,7 @@ def add_to_history(past: MeasurementHistory, findings: Iterable[Finding]) -> Mea
 
 
 def golden_rows(findings: Iterable[Finding]) -> str:
-    """As TOML, for the catalog; what failed is no gold, nor what no device gave."""
+    """Return findings as golden rows in TOML; findings that failed or that name no device are left out."""
     told = []
     for f in findings:
         if f.ok and f.digest and f.place:
@@ -102,7 +102,7 @@ def finding_sentence(finding: Finding) -> str:
 
 
 def _collect_failures(found: Found, why: dict[str, list[str]]) -> list[str]:
-    """Into `why`; what fails on most of several nodes is the fault of none of them, and noted instead."""
+    """Add failed probes to `why`, by node. Return notes on probes that fail on most nodes and so accuse none."""
     notes = []
     for probe in dict.fromkeys(f.probe for findings in found.values() for f in findings):
         tried = [node for node, findings in found.items() if any(f.probe == probe for f in findings)]
@@ -123,7 +123,7 @@ def _collect_failures(found: Found, why: dict[str, list[str]]) -> list[str]:
 def _compare_bits(
     key: Key, found: Found, golden: str | None, into: tuple[dict[str, list[str]], dict[str, str]]
 ) -> list[str]:
-    """One kind of result that must be the same, bit for bit, wherever it was computed."""
+    """Compare a result that must have the same bits everywhere. Add bad nodes and suspects; return notes."""
     why, suspects = into
     what = f"{key[0]} ({key[3]})" if key[3] else key[0]
     votes: dict[str, str] = {}

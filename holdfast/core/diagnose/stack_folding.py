@@ -1,4 +1,4 @@
-"""Stacks made comparable: what differs between ranks for no reason is taken out, equal ones are counted together."""
+"""Makes stacks comparable: removes meaningless differences between ranks, and groups ranks with equal stacks."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ Folded = tuple[str, ...]  # "function (file)", outermost first
 
 
 class StackCluster(msgspec.Struct, frozen=True, kw_only=True):
-    """Ranks whose main threads stand at the same place."""
+    """Ranks whose main threads are at the same place in the code."""
 
     ranks: tuple[int, ...]
     frames: Folded  # of the most of them
@@ -29,7 +29,7 @@ class StackCluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fold_stack(frames: Iterable[Frame]) -> Folded:
-    """Without line numbers, addresses and the place where packages are installed."""
+    """Return a stack as text, without line numbers, addresses and the folder where packages are installed."""
     return tuple([_frame_text(f.function, f.file) for f in frames])  # a list first is faster, and there may be many
 
 
@@ -39,32 +39,32 @@ def _frame_text(function: str, file: str) -> str:
 
 
 def shorten_path(file: str) -> str:
-    """A path as it is the same on every node: inside a package, or the file and its folder."""
+    """Return a path that is the same on every node: the path inside its package, or the file and its folder."""
     inside = _PACKAGES.sub("", file)
     return inside if inside != file or not file.startswith("/") else "/".join(file.rsplit("/", 2)[-2:])
 
 
 def main_frames(process: Process) -> tuple[Frame, ...]:
-    """Of its main thread."""
+    """Return the frames of a process's main thread; empty if it has none."""
     main = next((thread for thread in process.threads if thread.main), None)
     return main.frames if main else ()
 
 
 def is_waiting(folded: Folded) -> bool:
-    """Whether the innermost Python frame, whatever native ones are in it, is one of torch's that wait for others."""
+    """Return whether the innermost Python frame (native ones aside) is one of torch's that wait for other ranks."""
     python = next((frame for frame in reversed(folded) if frame.endswith((".py)", ">)"))), "")
     return any(file in python for file in _WAITING)
 
 
 def is_waiting_for_one(folded: Folded) -> bool:
-    """In a message between two ranks, of which no sequence number tells."""
+    """Return whether a stack waits in a message between two ranks, which has no sequence number."""
     return is_waiting(folded) and any(
         frame.startswith(tuple(f"{name} (" for name in _BETWEEN)) for frame in folded[-3:]
     )
 
 
 def cluster_ranks(mains: Sequence[Process]) -> tuple[StackCluster, ...]:
-    """Ranks by where their main threads are, the largest first; those without frames are in none."""
+    """Group ranks by where their main threads are, largest group first; ranks without frames are left out."""
     by_raw: dict[tuple[Frame, ...], list[int]] = {}
     for process in mains:
         if frames := main_frames(process):
@@ -85,9 +85,9 @@ def cluster_ranks(mains: Sequence[Process]) -> tuple[StackCluster, ...]:
 
 
 def is_same_place(one: Folded, other: Folded) -> bool:
-    """Whether two stacks are the same place a moment apart: a deep common way, or mostly the same frames.
+    """Return whether two stacks are the same place a moment apart: a long common start, or mostly the same frames.
 
-    A thread that waits for others is never like one that does not, however long the way that they share.
+    A thread that waits for others never matches one that does not, however many frames they share.
     """
     if is_waiting(one) != is_waiting(other) or (is_waiting(one) and one[-1] != other[-1]):
         return False

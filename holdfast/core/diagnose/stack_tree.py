@@ -1,4 +1,4 @@
-"""Stacks of many processes as one tree: who went which way, and where they are now."""
+"""Merges the stacks of many processes into one tree that shows which ranks are in which frame."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from holdfast.model.stacks import Process
 
 
 class StackBranch(msgspec.Struct, kw_only=True):
-    """A frame, who is in it or below, and the frames below."""
+    """One frame, the ranks that are in it or further down, and the frames called from it."""
 
     frame: str
     ranks: list[int] = []
@@ -18,7 +18,7 @@ class StackBranch(msgspec.Struct, kw_only=True):
 
 
 def grow_tree(processes: Iterable[Process]) -> StackBranch:
-    """The main threads of these; a rank counts as often as it has processes among them."""
+    """Build the tree from the main threads of these processes. A rank counts once for each of its processes."""
     root = StackBranch(frame="")
     for process in processes:
         folded = fold_stack(main_frames(process))
@@ -34,7 +34,7 @@ def grow_tree(processes: Iterable[Process]) -> StackBranch:
 
 
 def list_branches(root: StackBranch) -> list[tuple[list[str], StackBranch]]:
-    """The branches below, largest first, each with the frames that all of its ranks share on the way to it."""
+    """Return the branches below a tree node, largest first, each with the frames that all its ranks share."""
     found = []
     for branch in sorted(root.below.values(), key=lambda b: (-len(b.ranks), b.frame)):
         way = [branch.frame]

@@ -1,9 +1,9 @@
-"""Who waits for whom, by the sequence numbers of collectives.
+"""Works out which ranks wait for which others, from the sequence numbers of collectives.
 
-A rank that entered a collective waits for every member of the group that has not. Whoever is waited for and waits for
-nobody is missing: it sits outside any collective that could hold it. Where there is no such rank the ranks wait in a
-circle. Records are up to a second old; in a job that stands this does not matter, and of a rank that can no longer tell
-(it holds the interpreter's lock) the last word is old in the right direction: behind.
+A rank that entered a collective waits for every member of the group that has not. A rank that others wait for, and
+that waits for nobody, is missing: it is outside of every collective. If there is no such rank, the ranks wait in a
+circle. Records are up to a second old, which does not matter in a stalled job. A rank that can no longer report (it
+holds the interpreter's lock) only appears to be further behind, which is right.
 """
 
 from collections import Counter
@@ -36,7 +36,7 @@ class WaitGraph(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_wait_graph(flights: Sequence[Flight]) -> WaitGraph:
-    """All of it, from the newest word of every rank."""
+    """Build the wait graph from the newest record of every rank."""
     by_group: dict[str, dict[int, Collective]] = {}
     for flight in flights:
         for one in flight.groups:
@@ -72,7 +72,7 @@ def _find_missing(group: dict[int, Collective]) -> Iterable[MissingAtCollective]
 
 
 def _mixed_operations(group: dict[int, Collective]) -> Iterable[int]:
-    """Ranks in other operations than most of those that are inside under the same number; all, if there is no most."""
+    """Yield ranks in another operation than most under the same number; all of them, if there is no majority."""
     inside = {rank: one for rank, one in group.items() if one.entered > one.completed and one.op}
     for seq in {one.entered for one in inside.values()}:
         here = {rank: one.op for rank, one in inside.items() if one.entered == seq}
@@ -82,7 +82,7 @@ def _mixed_operations(group: dict[int, Collective]) -> Iterable[int]:
 
 
 def _find_circle(waits_for: dict[int, set[int]]) -> tuple[int, ...]:
-    """Ranks that can all be reached from each of them, and nobody else from them."""
+    """Return the smallest set of ranks that wait only for each other; empty if none, or if too many ranks wait."""
     if not waits_for or len(waits_for) > _CIRCLE:
         return ()
     reached = [sorted(_reachable_ranks(rank, waits_for)) for rank in waits_for]

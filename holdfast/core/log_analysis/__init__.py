@@ -1,1 +1,1 @@
-"""What logs say: lines, tracebacks, the catalog of failures, the root cause."""
+"""Log analysis: lines, tracebacks, the catalog of failures and the root cause."""

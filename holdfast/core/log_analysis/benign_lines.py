@@ -1,4 +1,4 @@
-"""Words about machines that sound bad and are not: counters at zero, rules, and faults that are over."""
+"""Recognizes harmless log lines about machines: counters at zero, rules, and faults that are over."""
 
 import re
 from functools import lru_cache
@@ -48,7 +48,7 @@ _MUTE = 1.5  # too light to be a cause
 
 
 def discount_benign(weight: float, klass: str, text: str) -> float:
-    """The weight of a line, less if it says that all is well."""
+    """Return the weight of a line, reduced if the line says that all is well or that the fault is over."""
     well = weight < 9 and _is_well(text)
     if klass in MACHINES and weight > _MUTE and not _EVENT.search(text) and (well or _is_bygone(text)):
         return _MUTE

@@ -1,4 +1,4 @@
-"""Lines that rows know, each with how much it says about the cause here."""
+"""Matches log lines with catalog rows and weighs how much each hit says about the cause."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -65,7 +65,7 @@ class CatalogHit(msgspec.Struct, kw_only=True):
 
 
 def find_hits(lines: Sequence[LogLine], catalog: FailureCatalog) -> list[CatalogHit]:
-    """What is known about these lines; of exceptions that led to one another only the one that counts."""
+    """Return the hits of these lines; of a chain of exceptions, only the hits of the one that counts."""
     promised = catalog.candidate_rows([said.raw for said in lines])
     known = {id(lines[index]): rows for index, rows in promised.items()}
     traces = list(parse_tracebacks(lines))
@@ -82,7 +82,7 @@ def find_hits(lines: Sequence[LogLine], catalog: FailureCatalog) -> list[Catalog
 
 
 def _hits_of_trace(trace: ExceptionChain, known: dict[int, list[RowPattern]]) -> Iterator[CatalogHit]:
-    """The hits of the exception in a chain that counts: the weightiest, of equals the first."""
+    """Yield the hits of the one exception in a chain that counts: the heaviest, and of equals the first."""
     best: list[CatalogHit] = []
     worth = -1.0
     for place, raised in enumerate(trace.chain):
@@ -119,13 +119,13 @@ def _hits_of_exception(raised: RaisedException, known: dict[int, list[RowPattern
 
 
 def _is_type_only(hit: CatalogHit) -> bool:
-    """Whether no more is known than the type of what was raised, or that something was raised there."""
+    """Return whether the row knows no more than the type of the exception, or that something was raised there."""
     bare = f"{hit.raised.type}:" if hit.raised else ""
     return hit.row.role == "context" or (hit.klass in _OF_TYPES and re.search(hit.row.pattern, bare) is not None)
 
 
 def _keep_heaviest(hits: list[CatalogHit]) -> list[CatalogHit]:
-    """Of the rows that know the same words those that know most; the others know only a part of them."""
+    """Return the heaviest hits of one line, since lighter rows know only a part of it, and all context and hints."""
     top = max((hit.weight for hit in hits if hit.row.role not in _ASIDE), default=0.0)
     return [hit for hit in hits if hit.row.role in _ASIDE or hit.weight >= top]
 

@@ -1,4 +1,4 @@
-"""The catalog of last words: rows of knowledge, and which of them know a line."""
+"""The catalog of last words: rows that say what log lines mean, and the search for rows that match a line."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ STRUCTURE = (
 
 
 class FailureClass(msgspec.Struct, frozen=True, kw_only=True):
-    """One class of the failure taxonomy, and what follows from it unless a row knows better."""
+    """One class of the failure taxonomy, with the group, action and hint that apply unless a row overrides them."""
 
     klass: str
     group: str
@@ -36,7 +36,7 @@ class FailureClass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CatalogRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line of knowledge about last words."""
+    """One catalog row: a pattern or exit code, the failure class it points to, and how much it proves."""
 
     klass: str
     source: str
@@ -60,7 +60,7 @@ class CatalogRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class RowPattern:
-    """One alternative of a row's pattern, ready for use."""
+    """One alternative of a row's pattern, compiled on first use."""
 
     def __init__(self, row: CatalogRow, pattern: str, wanted: tuple[bytes, ...]) -> None:
         self.row = row
@@ -82,7 +82,8 @@ class RowPattern:
 
 
 def row_patterns(row: CatalogRow) -> list[RowPattern]:
-    """A row by its alternatives: a line is tried against those alone whose needles it holds."""
+    """Split a row into the alternatives of its pattern, so that a line is tried only against those whose literals it
+    contains. Raises ValueError if the pattern has no literal."""
     given = (row.needle,) if isinstance(row.needle, str) else row.needle
     if given:
         return [RowPattern(row, row.pattern, tuple(fold_line(needle) for needle in given))]
@@ -106,13 +107,13 @@ class FailureCatalog:
         self.index = LiteralIndex((*self._by_needle, *STRUCTURE))
 
     def match_line(self, line: str) -> list[CatalogRow]:
-        """The rows whose pattern is in this line, whatever else they demand."""
+        """Return the rows whose pattern matches this line, whatever else the rows demand."""
         line = line[:_LINE_CHARS]
         found = (known.row for known in self.candidate_rows([line]).get(0, ()) if known.pattern.search(line))
         return list({id(row): row for row in found}.values())
 
     def candidate_rows(self, lines: Sequence[str]) -> dict[int, list[RowPattern]]:
-        """By its place, the rows that may know a line: their needles are in it."""
+        """Return, by index of the line, the rows that may match it because it contains one of their literals."""
         plains = [fold_line(line[:_LINE_CHARS]).replace(b"\n", b" ") for line in lines]
         unlike = list(dict.fromkeys(plains))
         rows = {
@@ -123,12 +124,12 @@ class FailureCatalog:
         return {place: rows[line] for place, line in enumerate(plains) if line in rows}
 
     def rows_of_literals(self, found: Iterable[bytes]) -> list[RowPattern]:
-        """The rows that look for one of these needles, in the catalog's order: of equals always the same one speaks."""
+        """Return the rows that look for one of these literals, in catalog order, so that ties are decided alike."""
         wanted = {id(known): known for needle in found for known in self._by_needle.get(needle, ())}
         return sorted(wanted.values(), key=lambda known: self._places[id(known)])
 
 
 def lines_containing(lines: Sequence[bytes], wanted: Iterable[bytes]) -> list[bytes]:
-    """Those of the lines that hold one of the wanted."""
+    """Return the lines that contain one of the wanted literals."""
     many = LineBlock(lines)
     return [lines[place] for place in sorted({place for needle in wanted for place in many.lines_containing(needle)})]

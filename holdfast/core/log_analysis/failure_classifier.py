@@ -1,4 +1,4 @@
-"""The first cause among all that was said, and what follows from it."""
+"""Names the failure class of a failed job: finds the first cause among all log lines, and what follows from it."""
 
 from collections.abc import Mapping, Sequence
 
@@ -25,7 +25,7 @@ _VAGUE = 2.5  # weight of an exception without a traceback that no row knows: ot
 
 
 class FailureEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of one failure."""
+    """Everything known about one failure: log lines, exit codes and signs of memory shortage."""
 
     lines: Sequence[LogLine]
     code: int | None = None  # of the launcher, or of the only process
@@ -61,8 +61,8 @@ def classify_failure(case: FailureEvidence, catalog: FailureCatalog) -> Diagnosi
 
 
 def _prefer_user_bug(root: CatalogHit | None, hits: list[CatalogHit], catalog: FailureCatalog) -> CatalogHit | None:
-    """The first clear bug in the user's code, if the evidence against a machine is short of proof. A machine fault
-    does not cause a TypeError."""
+    """Return the first clear bug in the user's code, if the evidence against a machine is short of proof; else None.
+    A machine fault does not cause a TypeError."""
     if root is None or root.raised or root.weight >= _PROOF:
         return None
     if (root.row.action or _find_class(root.klass, catalog, root.row).action) != _EVICT:
@@ -72,8 +72,8 @@ def _prefer_user_bug(root: CatalogHit | None, hits: list[CatalogHit], catalog: F
 
 
 def _telling_code(summary: LauncherSummary, case: FailureEvidence, *, words: bool, mute: bool) -> int | None:
-    """The code that says most about the cause. Where there are words, only some signals outdo them; but what the first
-    to fail ended with counts if it said nothing itself (`mute`)."""
+    """Return the exit code that says most about the cause, or None. If there are words (`words`), only some signals
+    outweigh them, unless the first rank to fail said nothing itself (`mute`)."""
     codes = [*summary.told_codes(), *([normalize_code(case.code)] if case.code is not None else [])]
     strong = [code for code in codes if code in _LOUD]
     if strong:
@@ -86,7 +86,7 @@ def _telling_code(summary: LauncherSummary, case: FailureEvidence, *, words: boo
 
 
 def _is_loud_signal(summary: LauncherSummary, case: FailureEvidence) -> bool:
-    """Whether a signal says more than a hint could: that a launcher sent one to the rest says nothing."""
+    """Return whether a signal says more than a hint: a loud signal, or nothing but SIGTERM."""
     codes = [*summary.told_codes(), *([normalize_code(case.code)] if case.code is not None else [])]
     return any(code in _LOUD for code in codes) or (bool(codes) and all(code == -15 for code in codes))
 
@@ -169,7 +169,7 @@ def _diagnose_code(code: int, summary: LauncherSummary, catalog: FailureCatalog)
 
 
 def _diagnose_kill(case: FailureEvidence, summary: LauncherSummary, catalog: FailureCatalog) -> Diagnosis:
-    """SIGKILL names no sender: want of memory is told if the kernel says so, and guessed if nobody has asked it."""
+    """Diagnose a SIGKILL, which names no sender: out of memory if the kernel says so, else a guess or unknown."""
     found = _diagnose_code(_KILL, summary, catalog)
     who = f"Rank {found.root_rank}" if found.root_rank is not None else "A process"
     if case.starved:
@@ -210,7 +210,7 @@ def _diagnose_unknown(case: FailureEvidence, summary: LauncherSummary, catalog: 
 
 
 def _diagnose_quiet(case: FailureEvidence) -> Diagnosis:
-    """Nobody says that anything has failed: no class is more likely than another."""
+    """Return a diagnosis with confidence 0, for logs in which nothing says that anything failed."""
     last = [said.raw[:_LINE_CHARS] for said in case.lines if said.text.strip()][-3:]
     return Diagnosis(
         klass=UNKNOWN,

@@ -1,4 +1,4 @@
-"""What launchers tell about the ends of their processes: which rank, with which code, and whom they saw first."""
+"""Collects what launchers report about their processes' ends: which rank, which exit code, and which failed first."""
 
 import re
 from collections.abc import Iterable
@@ -55,18 +55,18 @@ class LauncherSummary(msgspec.Struct, kw_only=True):
     lines: dict[int, LogLine] = {}  # by code: who says so
 
     def told_codes(self) -> list[int]:
-        """The code of the first failure; all of them, where nobody says which that was."""
+        """Return the exit code of the first failure; all codes if it is not known which came first."""
         if self.root_rank in self.codes:
             return [self.codes[self.root_rank]]
         return [*self.codes.values(), *self.others]
 
     def is_about_another(self, said: LogLine) -> bool:
-        """Whether the launcher tells here how a rank ended that was not the first: mostly by the launcher itself."""
+        """Return whether this line is about a rank that did not fail first; the launcher usually ended that rank."""
         return self.root_rank is not None and self.told.get(id(said), self.root_rank) != self.root_rank
 
 
 def normalize_code(code: int) -> int:
-    """Negative for a signal, as Python has it; shells add 128."""
+    """Return an exit code with signals as negative numbers, as Python has them; shells add 128 to the signal."""
     return 128 - code if 128 < code < 128 + 65 else code
 
 
@@ -88,7 +88,7 @@ def summarize_lines(lines: Iterable[LogLine]) -> LauncherSummary:
 
 
 class _Block:
-    """torchrun's list of failures, field by field."""
+    """Reads torchrun's list of failures, field by field."""
 
     def __init__(self, summary: LauncherSummary) -> None:
         self.summary = summary

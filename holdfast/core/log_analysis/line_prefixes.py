@@ -1,4 +1,4 @@
-"""What stands before the words: who said them, where and when, however many tools have put their mark there."""
+"""Strips prefixes from log lines and reads rank, node, time and level from them, even if several tools added one."""
 
 import json
 import re
@@ -80,7 +80,7 @@ _INSIDE = re.compile(r"\[(?:RANK|[Rr]ank) ?(\d{1,6})\]|\b[Rr]ank (\d{1,6})[\]:]|
 
 
 class LogLine(msgspec.Struct, kw_only=True):
-    """One line, without what stands before its words."""
+    """One log line: its words without prefixes, and what the prefixes say."""
 
     text: str
     raw: str  # as it is shown
@@ -99,7 +99,7 @@ class LogLine(msgspec.Struct, kw_only=True):
 
 
 class PrefixHabits(msgspec.Struct, frozen=True):
-    """Marks that could be anything, but that most lines of this source have."""
+    """Ambiguous prefixes that most lines of this source have, so that they can be trusted."""
 
     ranks: bool = False
     nodes: frozenset[str] = frozenset()
@@ -123,7 +123,7 @@ def strip_ansi(line: str) -> str:
 
 
 def strip_prefixes(line: str, habits: PrefixHabits) -> LogLine:
-    """The words, and what the marks before them say."""
+    """Return a line without its prefixes, and with what these say about rank, node, time and level."""
     line = strip_ansi(line)
     said = LogLine(text=line, raw=line.strip())
     if line.startswith("{") and line.endswith("}"):
@@ -173,7 +173,7 @@ def _note_prefix(said: LogLine, found: re.Match[str]) -> None:
 
 
 def _parse_time(told: dict[str, str]) -> float | None:
-    """Seconds since the year began: half of the tools do not tell the year."""
+    """Return the time in seconds since the year began, since many tools omit the year; None without a date."""
     month = int(told["mo"]) if "mo" in told else _MONTHS.get(told.get("mon", "").lower(), 0)
     if not month or "d" not in told:
         return None  # a mere time of day: no two logs agree on the day
@@ -186,8 +186,8 @@ def _parse_time(told: dict[str, str]) -> float | None:
 
 
 def _unwrap_json(said: LogLine) -> None:
-    """Replace a JSON log line, as containers and some loggers write it, by its message. Time, rank, node and level
-    are taken from its fields. Other lines stay as they are."""
+    """Replace a JSON log line, as containers and some loggers write it, with its message. Time, rank, node and level
+    come from its fields. Other lines stay as they are."""
     try:
         tree = json.loads(said.text)
     except (ValueError, RecursionError):
@@ -210,7 +210,7 @@ def _unwrap_json(said: LogLine) -> None:
 
 
 def _failure_text(key: str, value: object) -> list[str]:
-    """What a field of such a line says of a failure, by its name or by its looks; fields may have fields."""
+    """Return the texts in a JSON field, nested ones included, that its name or content marks as a failure."""
     if isinstance(value, dict):
         return [told for name, inner in value.items() for told in _failure_text(str(name), inner)][:_ROUNDS]
     if isinstance(value, str) and (_FAILURE.search(key) or "Traceback (most recent" in value):
@@ -219,7 +219,7 @@ def _failure_text(key: str, value: object) -> list[str]:
 
 
 def fill_times(lines: Sequence[LogLine]) -> None:
-    """Words without a time have that of the words before them, from the same mouth if it has told one."""
+    """Give each line without a time that of the line before it, of the same rank if that has told a time."""
     if all(said.at is None for said in lines):
         for said in lines:
             said.at = said.day_s  # nobody tells the day: then it is the same one
@@ -234,7 +234,7 @@ def fill_times(lines: Sequence[LogLine]) -> None:
 
 
 def parse_lines(lines: list[tuple[int, str]], source: int, rank: int | None = None, node: str = "") -> list[LogLine]:
-    """The words of one log; its rank and node where the lines do not tell their own."""
+    """Parse the lines of one log. `rank` overrides the rank in the lines; `node` applies to lines that name none."""
     habits = find_habits(text for _, text in lines)
     found = []
     for index, text in lines:

@@ -1,4 +1,4 @@
-"""A log of any length cut down to the lines that may say something, in bounded memory."""
+"""Reduces a log of any length to the lines that may say something, in bounded memory."""
 
 from collections import Counter, deque
 
@@ -21,7 +21,7 @@ WHOLE = 128 << 10  # bytes: a log up to this size is kept as it is
 
 
 class LineSieve:
-    """Chunks of whole lines in, telling lines out. Lines that differ only in numbers are judged by the first few."""
+    """Keeps the telling lines from chunks of whole lines. Lines that differ only in numbers are judged by a few."""
 
     def __init__(self, catalog: FailureCatalog) -> None:
         self._catalog = catalog
@@ -55,13 +55,13 @@ class LineSieve:
         self.lines += len(lines)
 
     def kept_lines(self) -> list[tuple[int, str]]:
-        """The telling lines and the last ones, by their places."""
+        """Return the telling lines, the last signs of progress and the last lines, each with its number, in order."""
         return [
             (index, _decode_line(line)) for index, line in sorted({*self._kept, *self._late, *self._going, *self._tail})
         ]
 
     def _note_progress(self, plains: list[bytes], lines: list[bytes]) -> None:
-        """The last sign of progress in a chunk: what was said before it was survived."""
+        """Keep the last line of a chunk that shows progress: the job survived whatever was said before it."""
         for place in range(len(plains) - 1, max(-1, len(plains) - _LOOKED), -1):
             if any(mark in plains[place] for mark in _PROGRESS):
                 self._going.append((self.lines + place, _cut_line(lines[place])))
@@ -104,7 +104,7 @@ class LineSieve:
 
 
 def sift_log(log: bytes, catalog: FailureCatalog) -> list[tuple[int, str]]:
-    """The telling lines of a log, each with its number; of a short log all of them."""
+    """Return the telling lines of a log, each with its number; all lines of a short log."""
     if len(log) <= WHOLE:
         return list(enumerate(_decode_line(_cut_line(line)) for line in log.replace(b"\r", b"\n").split(b"\n")))
     sieve = LineSieve(catalog)

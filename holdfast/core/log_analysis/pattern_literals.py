@@ -1,4 +1,4 @@
-"""Literals that every line a pattern can match must hold: looked for first, as patterns are slow."""
+"""Finds literals that every line matched by a pattern must contain; searched first, because patterns are slow."""
 
 import re
 from bisect import bisect_right
@@ -29,19 +29,19 @@ _COMMON = frozenset(
 
 
 def fold_line(text: str) -> bytes:
-    """A line as it is compared."""
+    """Return a line in the form in which lines are compared: lower case and without digits."""
     return text.encode("utf-8", "replace").translate(PLAIN, DIGITS)
 
 
 @lru_cache(maxsize=4096)  # catalogs are made again with a few rows more
 def required_literals(pattern: str) -> tuple[bytes, ...]:
-    """One of these is in every line that the pattern matches, as `plain` has it; none, if nothing can be promised."""
+    """Return literals of which each line that the pattern matches, once folded, contains one; empty if none."""
     found = _literals_of_sequence(parser.parse(pattern))
     return tuple(sorted(found)) if found and _literal_worth(found)[0] else ()
 
 
 def split_alternatives(pattern: str) -> list[str]:
-    """The branches of a pattern's outermost choice, each with the flags in front of it."""
+    """Return the branches of a pattern's outermost alternation, each with the pattern's leading flags."""
     flags = re.match(r"\(\?[aimsux]+\)", pattern)
     start = flags.end() if flags else 0
     cuts, depth, at = [start - 1], 0, start
@@ -62,7 +62,7 @@ def split_alternatives(pattern: str) -> list[str]:
 
 
 def _end_of_class(pattern: str, at: int) -> int:
-    """Where a set of characters ends; a bracket that comes first in it is one of them."""
+    """Return the index at which a character set ends. A bracket that comes first in it is one of the characters."""
     at += 2 if pattern[at + 1 : at + 2] == "^" else 1
     at += pattern[at : at + 1] == "]"
     while at < len(pattern) and pattern[at] != "]":
@@ -71,7 +71,7 @@ def _end_of_class(pattern: str, at: int) -> int:
 
 
 class LiteralIndex:
-    """Finds which of many literals each line holds. Each literal is indexed by one of its words. Logs repeat few
+    """Finds which of many literals each line contains. Each literal is indexed by one of its words. Logs repeat few
     words, so most lookups are already cached."""
 
     def __init__(self, wanted: Iterable[bytes]) -> None:
@@ -93,7 +93,7 @@ class LiteralIndex:
         self._dull: set[bytes] = set()
 
     def find_literals(self, lines: Sequence[bytes]) -> Iterator[tuple[bytes, ...]]:
-        """For each plain line the needles that it holds."""
+        """Yield for each folded line the literals that it contains."""
         gapped = b"\n".join(lines).translate(_WORDS)
         self._learn_words(set(gapped.split()))
         many = LineBlock(lines)
@@ -119,7 +119,7 @@ class LiteralIndex:
                 self._dull.discard(word)
 
     def _worth_a_look(self, words: list[bytes]) -> set[bytes]:
-        """Those that may hold a part of a needle: one pass over all of them together."""
+        """Return the words that may contain a part of a literal, found in one pass over all of them."""
         many = b"\n".join(words)
         found = self._whole.keys() & words
         for match in self._any_part.finditer(many) if self._parts else ():
@@ -134,14 +134,14 @@ class LiteralIndex:
 
 
 class LineBlock:
-    """Many lines, searched all at once, which is many times faster than one by one."""
+    """Many lines joined for one search, which is much faster than searching line by line."""
 
     def __init__(self, lines: Sequence[bytes]) -> None:
         self._starts = list(accumulate((len(line) + 1 for line in lines), initial=0))
         self._whole = b"\n".join(lines)
 
     def lines_containing(self, needle: bytes) -> Iterator[int]:
-        """The places of the lines that hold it."""
+        """Yield the indices of the lines that contain the literal."""
         at = self._whole.find(needle)
         while at >= 0:
             place = bisect_right(self._starts, at) - 1
@@ -150,7 +150,7 @@ class LineBlock:
 
 
 def _any_of(words: list[bytes]) -> bytes:
-    """A pattern for any of these, branching letter by letter: as fast for a thousand words as for ten."""
+    """Return a pattern for any of these words that branches letter by letter: a thousand are as fast as ten."""
     if b"" in words:
         return b""
     rests: dict[bytes, list[bytes]] = {}
@@ -161,7 +161,7 @@ def _any_of(words: list[bytes]) -> bytes:
 
 
 def _index_word(needle: bytes) -> tuple[bytes, bool]:
-    """The word to find a needle by, and whether it stands alone; an empty one if it has none."""
+    """Return the word by which to index a literal (empty if it has none), and whether it stands alone there."""
     found = [(m.group(), m.start() > 0 and m.end() < len(needle)) for m in re.finditer(rb"[a-z_]{2,}", needle)]
     alone = [word for word, inside in found if inside and len(word) >= _WHOLE and word not in _COMMON]
     if alone:
@@ -170,7 +170,7 @@ def _index_word(needle: bytes) -> tuple[bytes, bool]:
 
 
 def _literals_of_sequence(sequence: Iterable[tuple[Any, Any]]) -> set[bytes]:
-    """The best that one part of a sequence promises; neighbouring characters make one literal."""
+    """Return the best literals that one part of a sequence guarantees; neighbouring characters form one literal."""
     offers: list[set[bytes]] = []
     run = ""
     for op, value in sequence:
@@ -200,7 +200,7 @@ def _literals_of_part(op: Any, value: Any) -> set[bytes]:
 
 
 def _literal_worth(offer: set[bytes]) -> tuple[int, int]:
-    """Long words are rare; where the shortest is long enough, few needles are better than many."""
+    """Return how useful literals are: longer words are rarer; if all are long enough, fewer literals are better."""
     worth = min((_literal_rarity(needle) for needle in offer), default=0)
     return (min(worth, 6), -len(offer)) if worth > 0 else (0, 0)
 

@@ -1,4 +1,4 @@
-"""How much of a line a pattern may be given, so that even a line made for it is searched in about a second."""
+"""Limits how much of a line a pattern may search, so that even the worst line takes only about a second."""
 
 from collections.abc import Sequence
 from math import factorial, prod
@@ -13,18 +13,18 @@ Part = tuple[Any, Any]
 
 
 def allowed_chars(pattern: str) -> int:
-    """The first so many characters; 0: no number of them is of any use."""
+    """Return how many characters of a line this pattern may search; 0 if it is too slow for any length."""
     widths = _repeat_widths(parser.parse(pattern), None)
     return next((chars for chars in CHARS if _search_steps(widths, chars) <= _STEPS), 0)
 
 
 def _search_steps(widths: list[int], chars: int) -> float:
-    """From every place of the line, every way to share what follows among the repeats."""
+    """Return how many steps a search may take: from every place, all ways to divide the rest among the repeats."""
     return float(chars * prod(min(width, chars) for width in widths) / factorial(len(widths) + 1))
 
 
 def _repeat_widths(tree: Sequence[Part], after: Part | None) -> list[int]:
-    """How far each repeat may reach that has a choice where to end; `after` follows the tree, None: nothing does."""
+    """Return how far each repeat with several possible ends may reach. `after` follows the tree, if not None."""
     found: list[int] = []
     for place, (op, value) in enumerate(tree):
         follows = tree[place + 1] if place + 1 < len(tree) else after
@@ -47,7 +47,7 @@ def _repeat_widths(tree: Sequence[Part], after: Part | None) -> list[int]:
 
 
 def _has_one_end(inner: Any, follows: Part) -> bool:
-    """Whether what follows a repeat cannot stand in it, so that there is but one place to end it."""
+    """Return whether what follows a repeat cannot occur inside it, so that the repeat can end in only one place."""
     op, value = follows
     while op is parser.SUBPATTERN and len(value[-1]):
         op, value = value[-1][0]

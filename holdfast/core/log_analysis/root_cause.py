@@ -1,4 +1,4 @@
-"""Which of many hits came first and led to the others."""
+"""Finds the root cause: which of many hits came first and led to the others."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class CauseFinding(msgspec.Struct, kw_only=True):
 
     @property
     def rank(self) -> int | None:
-        """The rank that failed first. An echo's is not: it only lived long enough to say so."""
+        """The rank that failed first, or None. The rank of an echo does not count: it only reported the failure."""
         root, summary = self.root, self.summary
         if root.named:
             return root.rank
@@ -41,7 +41,7 @@ class CauseFinding(msgspec.Struct, kw_only=True):
         return summary.root_rank if summary.root_rank is not None else self._rank_of_others()
 
     def _rank_of_others(self) -> int | None:
-        """Where the first words have no rank: that of the first cause that has one; or the place on a single node."""
+        """Return the rank if the root hit has none: that of the first cause with one, or the local rank."""
         ranked = [hit for hit in self.hits if hit.row.role == "cause" and hit.rank is not None]
         if ranked:
             return _first_hit(ranked, {}).rank
@@ -68,14 +68,14 @@ def find_root(hits: Sequence[CatalogHit], lines: Sequence[LogLine], ended_at: Ma
 
 
 def best_hint(hints: Sequence[CatalogHit], lines: Sequence[LogLine]) -> CatalogHit | None:
-    """Of mere hints the weightiest, of equals the last: what is vague says the more the nearer the end it stands."""
+    """Return the heaviest hint (of equals the last: vague lines matter more near the end), or None if too light."""
     discount_survived(hints, lines)
     told = [hit for hit in hints if hit.weight >= _TOLD]
     return max(told, key=lambda hit: (hit.weight, hit.said.source, hit.said.index), default=None)
 
 
 def rival_causes(finding: CauseFinding) -> list[CatalogHit]:
-    """Others that might be the cause as well."""
+    """Return hits of other classes that are about as heavy as the root and so might be the cause too."""
     root = finding.root
     return [
         hit
@@ -85,7 +85,7 @@ def rival_causes(finding: CauseFinding) -> list[CatalogHit]:
 
 
 def _first_hit(hits: list[CatalogHit], ended_at: Mapping[int, float]) -> CatalogHit:
-    """The first of those that say most; where nobody can tell the order, the weightiest."""
+    """Return the earliest of the heaviest hits; if their order is unknown, the heaviest."""
     top = max(hit.weight for hit in hits)
     near = [hit for hit in hits if hit.weight >= top - _NEAR]
     if len({hit.rank for hit in near}) > 1 and all(hit.rank in ended_at for hit in near):

@@ -1,4 +1,4 @@
-"""What was said and did not end the job: training went on, it was tried again, or an earlier run said it."""
+"""Discounts errors that did not end the job: training went on, a retry followed, or they are from an earlier run."""
 
 import re
 from bisect import bisect_right
@@ -52,7 +52,7 @@ _AT_START = frozenset(
 
 
 class _Source(msgspec.Struct):
-    """What one log tells beside its failures, by the numbers of its lines."""
+    """What one log says besides its failures, by line number."""
 
     going: dict[int | None, list[int]] = {}  # progress, by rank
     steps: list[int] = []  # progress, anyone's
@@ -62,7 +62,7 @@ class _Source(msgspec.Struct):
 
 
 def discount_survived(hits: Sequence[CatalogHit], lines: Sequence[LogLine]) -> None:
-    """Takes weight from hits that something later speaks against."""
+    """Reduce the weight of hits that later lines contradict."""
     sources = _read_sources(lines)
     newest = max((said.at for said in lines if said.at is not None and not said.kernel), default=None)
     echoed = max((hit.said.index for hit in hits if hit.row.role == "echo" and hit.weight >= _LOUD), default=-1)
@@ -121,7 +121,7 @@ def _discount_retry(hit: CatalogHit, log: _Source) -> None:
 
 
 def _discount_earlier_runs(hits: Sequence[CatalogHit], log: _Source) -> None:
-    """Where the newest run tells its own end, what earlier ones died of is history."""
+    """Reduce the hits of earlier runs in this log, if the newest run has a clear cause of its own."""
     now = [hit for hit in hits if hit.said.index > log.run and hit.row.role == "cause" and hit.weight >= _CLEAR]
     for hit in hits if log.run >= 0 and now else ():
         if hit.said.index < log.run:

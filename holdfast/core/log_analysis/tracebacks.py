@@ -1,4 +1,4 @@
-"""Tracebacks: what was raised where, by whose code, and what led to it."""
+"""Parses tracebacks: which exception was raised where, in whose code, and what led to it."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -42,12 +42,12 @@ class TracebackFrame(msgspec.Struct, frozen=True):
 
     @property
     def is_user_code(self) -> bool:
-        """Whether it is the user's code, as far as a path can tell."""
+        """Whether the frame is in the user's code, as far as its path shows."""
         return not _LIBRARY.search(self.file)
 
 
 class RaisedException(msgspec.Struct, kw_only=True):
-    """One exception."""
+    """One exception with its frames, as read from a log."""
 
     type: str
     message: str
@@ -65,7 +65,7 @@ class RaisedException(msgspec.Struct, kw_only=True):
 
     @property
     def stack(self) -> str:
-        """Its frames, one a line, so that a row's pattern can mean the innermost by the end of it."""
+        """The frames as text, one per line; the innermost is last, so that a row's pattern can anchor to it."""
         return "\n".join(f"{frame.file} {frame.function}" for frame in self.frames)
 
     @property
@@ -85,7 +85,7 @@ class ExceptionChain(msgspec.Struct, kw_only=True):
 
 
 class _TracebackParser:
-    """One stream of words, taken apart line by line."""
+    """Parses the lines of one stream, that is of one rank or process, into exception chains."""
 
     def __init__(self) -> None:
         self.traces: list[ExceptionChain] = []
@@ -136,7 +136,7 @@ class _TracebackParser:
         self._before, self._last = self._last, ""
 
     def _is_wrapped(self) -> bool:
-        """Whether what comes now is what an exception told before was made of."""
+        """Return whether the traceback that begins now is the cause of the exception reported just before it."""
         if self._newest is None or not self._message:
             return False
         last = self.traces[-1].last
@@ -199,13 +199,13 @@ class _TracebackParser:
 
 
 def _is_type(name: str, *, strict: bool) -> bool:
-    """Whether it may name an exception; `strict`: others talk in between, as in "Loss: 2.3"."""
+    """Return whether a name may be an exception's. `strict`: other lines, such as "Loss: 2.3", may come between."""
     last = name.rsplit(".", 1)[-1]
     return bool(_BARE.search(last)) or "." in name or (not strict and (last[:1].isupper() or last.startswith("_")))
 
 
 def parse_tracebacks(lines: Iterable[LogLine]) -> Iterator[ExceptionChain]:
-    """The tracebacks of all mouths; lines come in the order of their sources."""
+    """Yield the exception chains of all streams. The lines must come in the order of their sources."""
     mouths: dict[tuple[int, int | None, str, int | None], _TracebackParser] = {}
     for said in lines:
         mouths.setdefault((said.source, said.rank, said.node, said.pid), _TracebackParser()).add_line(said)

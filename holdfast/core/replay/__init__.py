@@ -1,1 +1,1 @@
-"""Replays: the job's own work done again in groups, to name a machine that computes wrongly."""
+"""Replay: groups of nodes repeat the job's own work, to find a machine that computes wrongly."""

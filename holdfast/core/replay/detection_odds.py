@@ -1,4 +1,4 @@
-"""How often to repeat a replay, and what it means when nothing showed."""
+"""Probabilities of replay: how often to repeat one, and what it means when no fault showed."""
 
 from math import ceil, inf, log, sqrt
 
@@ -6,17 +6,17 @@ DIGITS = 1e-9  # a chance that misses the wanted one by less is it
 
 
 def dual_phase_odds(q: float, repeats: int) -> float:
-    """That a fault shows itself in both phases: it does with chance q in every replay of a group that holds it."""
+    """Return the chance that a fault shows in both phases, if it shows with chance q in every replay of its group."""
     return shown_odds(q, repeats) ** 2
 
 
 def shown_odds(q: float, repeats: float) -> float:
-    """That a fault shows itself at least once."""
+    """Return the chance that a fault shows at least once in so many repeats."""
     return 1.0 - float((1.0 - q) ** repeats)
 
 
 def repeats_needed(q: float, confidence: float, most: int) -> int:
-    """Of each phase, so that both show the fault with this confidence; no more than `most`, whatever that reaches."""
+    """Return how often to repeat each phase so that both show the fault with this confidence; at most `most`."""
     if not 0.0 < confidence < 1.0 or not 0.0 <= q <= 1.0 or most < 1:
         raise ValueError("a confidence lies between 0 and 1, a chance from 0 to 1, and there is one replay at least")
     if q == 1.0:
@@ -26,11 +26,11 @@ def repeats_needed(q: float, confidence: float, most: int) -> int:
 
 
 def second_phase_repeats(shown_at: int, confidence: float, most: int) -> int:
-    """Repeats of the second phase, where nobody knew q and the fault first showed in this replay of the first.
+    """Return the repeats of phase two, if q is unknown and the fault first showed in replay `shown_at` of phase one.
 
-    With every q equally likely beforehand that leaves Beta(2, shown_at) for it, and the chance that it stays hidden in
-    r more replays is s(s+1) / ((s+r)(s+r+1)) with s = shown_at. It is asked to be small enough that the two phases
-    together may reach the confidence.
+    With every q equally likely beforehand, q then follows Beta(2, shown_at). The chance that the fault stays hidden
+    in r more replays is s(s+1) / ((s+r)(s+r+1)) with s = shown_at. The result makes this chance small enough for both
+    phases together to reach the confidence.
     """
     hidden = 1.0 - sqrt(confidence)
     s = shown_at
@@ -41,23 +41,23 @@ def second_phase_repeats(shown_at: int, confidence: float, most: int) -> int:
 
 
 def excluded_rate(replays: int, confidence: float) -> float:
-    """The least q that is out of the question when nothing showed in so many replays; 1: none is."""
+    """Return the lowest q that is ruled out when so many replays showed nothing; 1 if none is."""
     return shown_odds(confidence, 1.0 / replays) if replays else 1.0
 
 
 def remaining_belief(replays: int, prior: float = 0.5) -> float:
-    """That one machine is faulty after all, though nothing showed: with this belief before, and every q as likely."""
+    """Return the chance that a machine is faulty although nothing showed, with this prior and every q as likely."""
     hidden = prior / (replays + 1)
     return hidden / (hidden + 1.0 - prior)
 
 
 def step_odds(q: float, steps: int) -> float:
-    """The chance that a fault shows in a single step, if it shows with chance q in `steps` steps."""
+    """Return the chance that a fault shows in a single step, if it shows with chance q in `steps` steps."""
     return shown_odds(q, 1.0 / steps)
 
 
 def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """The interval of a measured rate (Wilson's, 95 % unless told otherwise)."""
+    """Return Wilson's confidence interval of a measured rate; 95 % unless `z` says otherwise."""
     if trials < 1:
         return 0.0, 1.0
     rate, weight = successes / trials, z * z / trials

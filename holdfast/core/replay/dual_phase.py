@@ -1,8 +1,8 @@
-"""Dual-phase replay: which node is faulty, when the job's own work fails on some groups of nodes and not on others.
+"""Dual-phase replay: finds a faulty node by repeating the job's own work on nodes grouped in two different ways.
 
-A pure step machine: `next` says which groups to run, all at once, or what is believed in the end; `heard` takes whether
-the fault showed in a group, None if that could not be learned. A phase is repeated until the fault shows or its repeats
-are used up. What showed in the first phase and in the second has one node in common, if one node is faulty.
+A pure step machine. `next_wave` returns the groups to run at once, or the final ruling. `on_group_result` records
+whether the fault showed in a group, None if that is not known. A phase repeats until the fault shows or its repeats
+are used up. If one node is faulty, the groups that failed in both phases have exactly that node in common.
 """
 
 from enum import StrEnum
@@ -16,7 +16,7 @@ _NAMED = 8  # groups in a sentence
 
 
 class ReplayLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How long to replay before saying nobody."""
+    """How long to replay before ruling that nobody is faulty."""
 
     q: float | None = None  # how often the fault shows in one replay; None: nobody knows
     confidence: float = 0.95  # that a fault of this q is named
@@ -36,7 +36,7 @@ class RulingKind(StrEnum):
 
 
 class ReplayGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes that replay together, once."""
+    """Nodes that replay together, in one repeat of one phase."""
 
     name: str
     phase: int  # 1 or 2
@@ -59,7 +59,7 @@ class ReplayRuling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DualPhaseReplay:
-    """One replay from its first group to its ruling."""
+    """One dual-phase replay, from its first groups to its ruling."""
 
     def __init__(self, plan: ReplayPlan, limits: ReplayLimits) -> None:
         self.plan = plan
@@ -79,13 +79,13 @@ class DualPhaseReplay:
         return self.plan.first if self.phase == 1 else self.plan.second
 
     def next_wave(self) -> ReplayWave | ReplayRuling:
-        """What has to be run now. Asked again before all have answered, the answer is those that have not."""
+        """Return the groups to run now, or the ruling. While groups have not answered, return those."""
         while not self._ruling and not self._open:
             self._advance_phase()
         return self._ruling or ReplayWave(groups=tuple(self._open))
 
     def on_group_result(self, group: ReplayGroup, faulty: bool | None) -> None:
-        """Whether the fault showed. An answer that is late, or comes twice, changes nothing."""
+        """Record whether the fault showed in a group, None if unknown. Late and repeated answers change nothing."""
         if group not in self._open:
             return
         if faulty is None:
@@ -103,7 +103,7 @@ class DualPhaseReplay:
         self._open = {ReplayGroup(name=n, phase=self.phase, repeat=self.repeat, nodes=nodes): 0 for n, nodes in groups}
 
     def _advance_phase(self) -> None:
-        """Everybody has answered: the next wave, the next repeat, the next phase, or the end."""
+        """Go on to the next wave, repeat or phase, or to the ruling. Call when all groups have answered."""
         shown = self._shown[self.phase - 1]
         if self._wave + 1 < len(self.phase_waves):
             self._wave += 1
@@ -120,7 +120,7 @@ class DualPhaseReplay:
         self._begin_wave()
 
     def _all_failed(self) -> bool:
-        """All groups of the grid, of which most share no node."""
+        """Return whether all groups of the grid failed; most of these share no node."""
         grid = {name for name, _ in self.phase_waves[0]}
         return grid <= self._shown[self.phase - 1].keys()
 
@@ -180,7 +180,7 @@ class DualPhaseReplay:
 
 
 def _shared_nodes(first: dict[str, Nodes], second: dict[str, Nodes]) -> Nodes:
-    """The nodes that lie in every group that failed: one fault alone would explain it all."""
+    """Return the nodes that are in every group that failed: a single fault there would explain all failures."""
     groups = [*first.values(), *second.values()]
     return tuple(node for node in groups[0] if all(node in group for group in groups))
 

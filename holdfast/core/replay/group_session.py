@@ -1,7 +1,7 @@
-"""From the seats of a job to the groups that replay: who sits where, in a job of its own each.
+"""Turns the seats of a job into groups that replay, each a small job of its own, and collects their results.
 
-A group is numbered from rank 0 on and has a store of its own. All groups have the same number of ranks, so that the
-same work, batch for batch, is done by all of them, and only the nodes differ.
+A group numbers its ranks from 0 and has its own store. All groups have the same number of ranks, so they all do the
+same work, batch for batch, and only the nodes differ.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ _GROUPS = 3  # of fewer than three that differ nobody can say which is wrong
 
 
 class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be replayed."""
+    """What to replay: the nodes, the number of steps and the newest step to start from."""
 
     seats: tuple[Seat, ...]
     mesh: Dims = ()
@@ -38,7 +38,7 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """One group, to be launched as a job is."""
+    """One group with its seats and mesh, to be launched like a job."""
 
     group: ReplayGroup
     seats: tuple[Seat, ...]
@@ -48,7 +48,7 @@ class GroupLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupSession:
-    """A whole replay: launches go out, what became of them comes in, and in the end there is a ruling."""
+    """A whole dual-phase replay: hands out launches, takes in group results, and ends with a ruling."""
 
     def __init__(self, asked: ReplayRequest, limits: ReplayLimits) -> None:
         self._asked = asked
@@ -60,7 +60,7 @@ class GroupSession:
         self.unlike = False  # no two groups came to the same
 
     def next_launches(self) -> tuple[GroupLaunch, ...] | ReplayRuling:
-        """What to launch now; while groups are out, those that have not been told of."""
+        """Return the groups to launch now, or the ruling. While groups run, return those without a result."""
         if self._waiting.keys() <= self._told.keys():
             self._judge_wave()
             match self._replay.next_wave():
@@ -71,7 +71,7 @@ class GroupSession:
         return tuple(launch for name, launch in self._waiting.items() if name not in self._told)
 
     def on_group_result(self, name: str, told: GroupResult | None) -> None:
-        """What became of the replay of this name; None: it could not be run, or nobody knows."""
+        """Record the result of the replay with this name; None if it could not run or its result is unknown."""
         if name in self._waiting:
             self._told.setdefault(name, told)
 
@@ -86,7 +86,7 @@ class GroupSession:
             self._waiting[name] = msgspec.structs.replace(launch, replay=replay)
 
     def _judge_wave(self) -> None:
-        """A group is judged beside the others of its wave."""
+        """Judge each group by comparing it with the others of its wave."""
         known = {name: told for name, told in self._told.items() if told is not None}
         faulty = self._alike.judge_wave(known)
         whole = [faulty[name] for name, told in known.items() if told.ended]
@@ -104,7 +104,7 @@ class GroupSession:
 
 
 def plan_replay(seats: Sequence[Seat], mesh: Dims, suspects: Nodes = ()) -> ReplayPlan:
-    """The plan for these nodes; for the suspects alone where they make groups enough. Raises UnfitError."""
+    """Return the plan for these nodes, or for the suspects alone if they make enough groups. Raises UnfitError."""
     if len({seat.nproc for seat in seats}) != 1:
         raise UnfitError("nodes with different numbers of ranks cannot stand in for one another")
     whole = nodes_per_replica(valid_mesh(seats, mesh), seats[0].nproc)
@@ -124,13 +124,13 @@ def plan_replay(seats: Sequence[Seat], mesh: Dims, suspects: Nodes = ()) -> Repl
 def wave_launches(
     wave: ReplayWave, seats: Sequence[Seat], mesh: Dims, steps: int, not_after: int = -1
 ) -> tuple[GroupLaunch, ...]:
-    """What to start, all of it at once."""
+    """Return the launches of all groups of a wave, to be started at once."""
     nproc = {seat.node: seat.nproc for seat in seats}
     return tuple(group_launch(group, nproc, mesh, steps, not_after) for group in wave.groups)
 
 
 def valid_mesh(seats: Sequence[Seat], mesh: Dims) -> Dims:
-    """The mesh; one of another size tells nothing."""
+    """Return the mesh; empty if its size does not fit the seats."""
     return mesh if mesh and prod(size for _, size in mesh) == world_size(tuple(seats)) else ()
 
 

@@ -1,7 +1,7 @@
-"""What counts as faulty in a replay: a crash, a loss that is not finite, or a state that differs from most groups'.
+"""Decides which groups of a replay are faulty: by a crash, a loss that is not finite, or a state unlike most groups'.
 
-All groups do the same work: the same state, seeds and batches, the same number of ranks, wherever these run. So rank i
-of every group must come to the same bits at every step, in every repeat, and votes are counted over all of them.
+All groups do the same work: the same state, seeds, batches and number of ranks, on any nodes. So rank i of every
+group must compute the same bits at every step of every repeat, and all groups and repeats count as votes.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ Place = tuple[int, int]  # step and rank within the group
 
 
 class GroupResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a group after its replay."""
+    """The result of one group's replay."""
 
     failed: bool = False  # a rank crashed or hung
     bad_step: int = -1  # the first whose loss was not finite
@@ -23,14 +23,14 @@ class GroupResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayMajority:
-    """The votes of all groups so far."""
+    """Counts the votes of all groups so far, for each step and rank."""
 
     def __init__(self, comparable: bool = True) -> None:
         self.comparable = comparable  # the script said that its work follows from a seed
         self._votes: dict[Place, Counter[int]] = {}
 
     def judge_wave(self, told: Mapping[str, GroupResult]) -> dict[str, bool | None]:
-        """For each group of a wave whether the fault showed; None: nobody can say."""
+        """Return for each group of a wave whether the fault showed; None if that cannot be decided."""
         good = {name: one for name, one in told.items() if not _has_failed(one)}
         for one in good.values() if self.comparable else ():
             for place, value in one.marks.items():

@@ -1,11 +1,11 @@
-"""Which nodes replay together: z = m * n of them in n groups of m, cut twice so that two groups share one node at most.
+"""Chooses which nodes replay together: n groups of m nodes, cut in two ways so that two groups share at most one.
 
-Node x is in the horizontal group x // m and in the vertical group x mod n. With m <= n the nodes of one horizontal
-group all lie in different vertical ones, so a faulty one of each phase has exactly one node in common. With m > n they
-do not, and such a plan is refused.
+Of z = m * n nodes, node x is in horizontal group x // m and in vertical group x mod n. With m <= n, the nodes of one
+horizontal group all lie in different vertical groups, so a faulty group of each phase has exactly one node in common.
+With m > n they do not, and such a plan is refused.
 
-Nodes that are left over (z does not factor, or is prime) are tested in further groups of the same size, filled up with
-nodes of the grid: a group of another size would do other work, and could not be compared with the rest.
+Nodes that are left over (z does not factor, or is prime) are tested in further groups of the same size, filled up
+with nodes of the grid. A group of another size would do other work and could not be compared.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ DATA_PARALLEL = frozenset(("dp", "ddp", "data", "replicate", "dp_replicate"))
 
 
 class UnfitError(ValueError):
-    """One sentence: why these nodes cannot be replayed so."""
+    """These nodes cannot be replayed in this way; one sentence says why."""
 
 
 class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Both phases: what runs at once is one wave, and the waves of a phase follow one another."""
+    """The groups of both phases. The groups of a wave run at once; the waves of a phase follow one another."""
 
     m: int
     n: int
@@ -41,7 +41,7 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_grid(nodes: Sequence[str], m: int, n: int) -> ReplayPlan:
-    """The groups of m nodes, n of them in each phase."""
+    """Divide nodes into n groups of m for each phase. Raises UnfitError."""
     names, size = tuple(nodes), m * n
     if len(set(names)) != len(names):
         raise UnfitError("a node is named twice")
@@ -70,10 +70,10 @@ def plan_grid(nodes: Sequence[str], m: int, n: int) -> ReplayPlan:
 
 
 def fit_grid(count: int, whole: int = 1) -> tuple[int, int]:
-    """The best m and n for so many nodes, where whole replicas of the model take a multiple of `whole` nodes.
+    """Return the best m and n for `count` nodes, if whole replicas of the model take a multiple of `whole` nodes.
 
-    Fewest nodes left over first, as these cost further waves; then the largest groups, which are most like the job.
-    Groups of one node are the last choice: what happens between nodes would never happen in them.
+    Prefers the fewest nodes left over, as these cost further waves; then the largest groups, which are most like the
+    job. Groups of one node are the last choice, because they cannot show faults between nodes. Raises UnfitError.
     """
     sizes = [m for m in range(whole, count + 1, whole) if m <= count // m]
     wide = [m for m in sizes if m > 1] or sizes
@@ -87,13 +87,13 @@ def fit_grid(count: int, whole: int = 1) -> tuple[int, int]:
 
 
 def nodes_per_replica(mesh: Dims, nproc: int) -> int:
-    """How many nodes, at least, hold whole replicas and nothing else: all dimensions but data parallelism are kept."""
+    """Return the fewest nodes that hold only whole replicas; every dimension but data parallelism is kept."""
     ranks = prod(size for name, size in mesh if name not in DATA_PARALLEL)
     return ranks // gcd(ranks, nproc)
 
 
 def shrink_mesh(mesh: Dims, ranks: int) -> Dims:
-    """The mesh of a group of so many ranks: the same, with data parallelism to fit."""
+    """Return the mesh for a group of `ranks` ranks, with only data parallelism resized. Raises UnfitError."""
     kept = prod(size for name, size in mesh if name not in DATA_PARALLEL)
     if not ranks or ranks % kept:
         raise UnfitError(f"{ranks} ranks do not hold whole replicas of {kept}")

@@ -1,11 +1,12 @@
-"""Two halves of the replicas fed the same batches, signatures compared at every step; a third names who is wrong.
+"""Compares twins, replicas in two halves that process the same batches; a third replica decides which twin is wrong.
 
-Every replica of one half has its twin in the other. What crosses the boundary of a pipeline stage is hashed on both;
-the first stage at which twins differ is where it happened, since all later ones inherit it. Which twin is wrong a third
-replica says, which does that very step once more: so the fault has to show itself only once, where a dual-phase replay
-needs it to show in both phases. Where a stage takes several nodes, the same is done inside it beside a healthy replica.
+Every replica of one half has its twin in the other. Both sign what crosses the boundary of a pipeline stage. The
+first stage at which twins differ is where the fault is, since all later stages inherit the error. A third replica,
+the referee, repeats that step to decide which twin is wrong. So the fault has to show only once, whereas a dual-phase
+replay needs it to show in both phases. If a stage spans several nodes, the same comparison runs inside it against a
+healthy replica.
 
-This takes work that is the same bit for bit wherever it is done; where it is not, nobody is named.
+The work must give the same bits wherever it runs; if it does not, nobody is named.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,14 +32,14 @@ class TwinLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WatchTwins(msgspec.Struct, frozen=True, kw_only=True):
-    """Train on, twins with the same batches."""
+    """Instruction to continue training, with the same batches for both twins of each pair."""
 
     pairs: tuple[tuple[int, int], ...]
     inside: int | None = None  # the stage whose nodes sign one by one; None: stages sign
 
 
 class Referee(msgspec.Struct, frozen=True, kw_only=True):
-    """Do this step once more on another replica, from the state and with the batch of these two."""
+    """Instruction to repeat this step on another replica, from the state and with the batch of the pair."""
 
     step: int
     pair: tuple[int, int]
@@ -54,7 +55,7 @@ class _Doubt(NamedTuple):
 
 
 class TwinComparison:
-    """From the first step watched to the ruling. `nodes[replica][stage]` are the nodes that hold it."""
+    """One comparison of twins, from its first step to the ruling. `nodes[replica][stage]` are that stage's nodes."""
 
     def __init__(self, nodes: tuple[tuple[Nodes, ...], ...], limits: TwinLimits) -> None:
         half = len(nodes) // 2
@@ -81,7 +82,7 @@ class TwinComparison:
         return WatchTwins(pairs=self.pairs)
 
     def on_signatures(self, step: int, signatures: Signatures) -> None:
-        """What was signed in one step; who has not said anything is not compared."""
+        """Compare the signatures of one step. Places without a signature are not compared."""
         if not self._is_undecided():
             return
         self.steps += 1
@@ -93,7 +94,7 @@ class TwinComparison:
             self._set_ruling(*self._nobody_ruling())
 
     def on_referee_signature(self, signature: int | None) -> None:
-        """What the third replica signed at that stage; None: it could not do it."""
+        """Record what the referee signed at the doubtful stage; None if it could not repeat the step."""
         doubt = self._doubt
         if doubt is None:
             return
@@ -113,7 +114,7 @@ class TwinComparison:
             self._set_ruling(RulingKind.SOME, nodes, f"{why} with either")
 
     def rule_nobody(self, steps: int) -> ReplayRuling:
-        """Nothing has shown, in so many steps in which the least watched was, and that is the end of it."""
+        """Return the ruling "nobody" after `steps` steps, the number in which the least watched node was compared."""
         self.steps = steps
         how, nodes, reason = self._nobody_ruling()
         return ReplayRuling(how=how, nodes=nodes, reason=reason.removesuffix(_ALONE))
@@ -154,7 +155,7 @@ class TwinComparison:
             )
 
     def _choose_referee(self) -> bool:
-        """Choose a referee that was not asked yet, one without a twin first."""
+        """Choose a referee that was not asked yet, preferring one without a twin. Return False if none is left."""
         assert self._doubt
         others = [r for r in reversed(range(len(self.nodes))) if r not in (*self._doubt.pair, *self._asked)]
         if not others or len(self._asked) >= self.limits.referees:
@@ -186,7 +187,7 @@ class TwinComparison:
         )
 
     def _unwatched_nodes(self) -> Nodes:
-        """Of an odd number of replicas one has no twin."""
+        """Return the nodes of the last replica if the number of replicas is odd, since it has no twin; else empty."""
         return tuple(n for stage in self.nodes[-1] for n in stage) if len(self.nodes) % 2 else ()
 
     def _set_ruling(self, how: RulingKind, nodes: Nodes, reason: str) -> None:
@@ -194,7 +195,7 @@ class TwinComparison:
 
 
 def _differing_places(pair: tuple[int, int], signatures: Signatures) -> Iterator[tuple[int, int, int]]:
-    """The places at which two replicas signed differently, in their order."""
+    """Yield the places, in order, at which two replicas signed differently, with both signatures."""
     one, other = signatures.get(pair[0], ()), signatures.get(pair[1], ())
     if one == other:
         return

@@ -1,12 +1,13 @@
-"""Two halves of a job's nodes do the same work; twins are compared step by step, and a third says which is wrong.
+"""Runs a twin replay: two halves of a job's nodes do the same work, and a referee decides which of two twins is
+wrong.
 
-The halves are jobs of their own with ranks numbered alike, so node x of one has its twin in node x of the other. What a
-rank sends into a sum or to the next stage is signed before it mixes with what others send, and its state after the
-step: if one pair of twins differs first, it happened there. The referee takes the place of one of them in the half
-that the other is not in, and does the steps up to that one again.
+Each half is a job of its own, with ranks numbered alike, so node x of one half is the twin of node x of the other. A
+rank signs what it sends into a sum or to the next stage, before that mixes with what others send, and its state after
+the step. If exactly one pair of twins differs first, the fault is there. The referee takes the place of one twin, in
+the half that it is not part of, and repeats the steps up to the difference.
 
-What this cannot decide (several that differ at once, a half that crashes, work that is not the same twice) is left to a
-dual-phase replay.
+A dual-phase replay takes over what this cannot decide: several pairs that differ at once, a half that crashes, or
+work that does not give the same bits twice.
 """
 
 from collections import Counter
@@ -25,7 +26,7 @@ _MIX, _WORD = 0x9E3779B97F4A7C15, 2**64 - 1
 
 
 def nodes_per_half(count: int, mesh: Dims, nproc: int) -> int:
-    """How many of so many nodes make one half. Raises UnfitError where there are no two, or nobody to be a referee."""
+    """Return how many of the nodes make one half. Raises UnfitError if there are no two halves or no referee."""
     unit = nodes_per_replica(mesh, nproc)
     half = count // unit // 2 * unit
     if not half:
@@ -36,7 +37,7 @@ def nodes_per_half(count: int, mesh: Dims, nproc: int) -> int:
 
 
 class TwinSession:
-    """From the first launch to the ruling, as a Session is. SOME and EVERYWHERE are for others to go on from."""
+    """A twin replay up to its ruling, used like a GroupSession. A dual-phase replay follows SOME and EVERYWHERE."""
 
     def __init__(self, asked: ReplayRequest, limits: ReplayLimits) -> None:
         self._asked, self._limits = asked, limits
@@ -59,21 +60,21 @@ class TwinSession:
         self._start_round()
 
     def next_launches(self) -> tuple[GroupLaunch, ...] | ReplayRuling:
-        """What to launch now; while groups are out, those that have not been told of."""
+        """Return the groups to launch now, or the ruling. While groups run, return those without a result."""
         if self._ruling is None and self._waiting.keys() <= self._told.keys():
             self._evaluate_round()
         left = tuple(launch for name, launch in self._waiting.items() if name not in self._told)
         return self._ruling or left
 
     def on_group_result(self, name: str, told: GroupResult | None) -> None:
-        """What became of the group of this name; None: it could not be run, or nobody knows."""
+        """Record the result of the group with this name; None if it could not run or its result is unknown."""
         if name in self._waiting:
             self._told.setdefault(name, told)
 
     # --- rounds ------------------------------------------------------------------------------------------------
 
     def _start_round(self) -> None:
-        """Another round, twice as long as the last: a start is dear, and so are steps after the one that tells."""
+        """Start another round, twice as long as the last: starts are expensive, as are steps after a difference."""
         replicas, half = len(self._nodes) // self._unit, self._half
         turn = self._round % replicas * self._unit if replicas % 2 else 0  # then every round leaves out another one
         self._order = (*self._nodes[turn:], *self._nodes[:turn])
@@ -137,13 +138,13 @@ class TwinSession:
             self._set_ruling(RulingKind.EVERYWHERE, (), "the script signed nothing")
 
     def _node_signatures(self, moment: "_Moment", one: GroupResult, other: GroupResult) -> dict[int, list[int | None]]:
-        """By node, as `Halves` counts them, what it signed at this moment."""
+        """Return what each node signed at this moment, by the numbers that TwinComparison gives to nodes."""
         places = range(self._half)
         first = {place: [self._node_signature(moment, one, place)] for place in places}
         return first | {self._half + place: [self._node_signature(moment, other, place)] for place in places}
 
     def _node_signature(self, moment: "_Moment", told: GroupResult, place: int) -> int | None:
-        """What a node's ranks signed, as one number."""
+        """Return what a node's ranks signed as one number; None if a rank did not sign."""
         values, signature = told.marks if moment.state else told.signed, 0
         for rank in range(place * self._each, (place + 1) * self._each):
             value = values.get((moment.step, rank))
@@ -153,15 +154,16 @@ class TwinSession:
         return signature
 
     def _differing_places(self, signed: Mapping[int, list[int | None]]) -> list[int]:
-        """The places whose twins differ."""
+        """Return the places in a half at which twins differ."""
         told = [(place, signed[place][0], signed[self._half + place][0]) for place in range(self._half)]
         return [place for place, a, b in told if a is not None and b is not None and a != b]
 
     def _needs_referee(self, moment: "_Moment", apart: list[int], told: GroupResult) -> bool:
-        """Whether one pair of twins differs, for a referee to judge; of several, one may have it from another.
+        """Return whether exactly one pair of twins differs, so that a referee can judge it; otherwise set the ruling.
 
-        What a late stage of a pipeline computes wrongly comes back to the early ones as gradients within the same step.
-        And a state that is sharded may be wrong on the node that keeps it, though another one computed it.
+        If several differ, one may have the error from another: a late pipeline stage sends wrong gradients to earlier
+        stages within the same step, and sharded state may be wrong on the node that keeps it though another node
+        computed it.
         """
         half, at = self._half, f"at step {moment.step}"
         unsigned = moment.state and half > 1 and not any(step == moment.step for step, _ in told.signed)
@@ -176,7 +178,7 @@ class TwinSession:
         return False
 
     def _launch_referee(self, asked: Referee) -> None:
-        """The referee does it in the place of one twin, in the half where it is not needed elsewhere."""
+        """Launch the referee in the place of one twin, in the half that the referee is not part of."""
         assert self._differ is not None
         half = self._half
         base = half if asked.replica < half else 0  # one of the first half goes into the second
@@ -202,7 +204,7 @@ class _Moment(msgspec.Struct, frozen=True):
 
 
 def _shared_moments(one: GroupResult, other: GroupResult) -> list[_Moment]:
-    """All at which both halves signed something, in the order of time."""
+    """Return all moments at which both halves signed something, in order of time."""
     sent = {step for step, _ in one.signed} & {step for step, _ in other.signed}
     kept = {step for step, _ in one.marks} & {step for step, _ in other.marks}
     found = [_Moment(step, False) for step in sent] + [_Moment(step, True) for step in kept]
