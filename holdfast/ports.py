@@ -31,10 +31,10 @@ class Journal(Protocol):
 class Notes(Protocol):
     """Values that a controller must find again after a restart, besides the journal."""
 
-    def put_tensor(self, name: str, content: bytes) -> None:
+    def put_note(self, name: str, content: bytes) -> None:
         """Store `content` under this name, replacing any earlier content as a whole."""
 
-    def get_tensor(self, name: str) -> bytes:
+    def get_note(self, name: str) -> bytes:
         """Return the content stored under this name; empty bytes if there is none."""
 
 

@@ -232,7 +232,7 @@ class Controller:
             asked_at = clock()
             await asyncio.sleep(tick_s)
             self.lag_s = clock() - asked_at - tick_s
-            # Whoever called `hear` may have survived its failure; the state it left half changed must not.
+            # Whoever called `process_event` may have survived its failure; the state it left half changed must not.
             assert not self._stepping, "a step failed; see above"
             self.ingest.tick()
             if self.last.wake_at is not None and self.clock() >= self.last.wake_at:

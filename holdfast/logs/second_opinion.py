@@ -49,7 +49,7 @@ def _ask_model(
     key = os.environ.get(limits.key_env, "") if limits.key_env else ""
     if limits.key_env and not key:
         raise NoAnswer(f"is not asked: {limits.key_env}, which model.key_env names, is not set")
-    mask = Masker(hosts=limits.hide_hosts, known=[*env_secrets(os.environ), key], names=_class_names())
+    mask = Masker(hosts=limits.hide_hosts, known=[*env_secrets(os.environ), key], names=_host_names())
     log = digest_log(lines, budget=limits.chars, mask=mask)
     masked = msgspec.structs.replace(rules, explanation=mask(rules.explanation))
     classes = {klass.klass: klass for klass in catalog_files.load_classes()}
@@ -58,7 +58,7 @@ def _ask_model(
     return found, _proposed_row(told, [mask(line) for line in found.evidence], limits.name)
 
 
-def _class_names() -> list[str]:
+def _host_names() -> list[str]:
     name = socket.gethostname()
     return [name] if len(name) > 3 and name != "localhost" else []
 

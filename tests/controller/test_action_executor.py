@@ -199,7 +199,7 @@ async def test_the_end_puts_the_newest_common_step_on_storage() -> None:
     bench = Bench("a", "b", "standby")
     bench.hands.limits = Limits()
     planned = LaunchPlan(id=7, restore=Restore(), generation=3, nodes=("a", "b"))
-    bench.hands.notes.put_tensor("plan.json", msgspec.json.encode(planned))
+    bench.hands.notes.put_note("plan.json", msgspec.json.encode(planned))
     carried = asyncio.create_task(bench.hands.carry_out(msgspec.structs.replace(FINISH, last_s=30.0)))
     await settle()
     assert [(node, type(errand)) for node, errand in bench.told] == [("a", StopHere), ("b", StopHere)]
@@ -243,7 +243,7 @@ async def test_hurry_amid_the_stop_that_an_end_begins_with() -> None:
     bench = Bench("a", "b")
     bench.hands.limits = Limits()
     planned = LaunchPlan(id=7, restore=Restore(), generation=3, nodes=("a", "b"))
-    bench.hands.notes.put_tensor("plan.json", msgspec.json.encode(planned))
+    bench.hands.notes.put_note("plan.json", msgspec.json.encode(planned))
     carried = asyncio.create_task(bench.hands.carry_out(msgspec.structs.replace(FINISH, grace_s=30.0, last_s=30.0)))
     await settle()
     await bench.hands.end_at_once()

@@ -72,10 +72,10 @@ class NotesFolder:
     def __init__(self, run_dir: Path) -> None:
         self._dir = run_dir
 
-    def put_tensor(self, name: str, content: bytes) -> None:
+    def put_note(self, name: str, content: bytes) -> None:
         run_files.publish_file(self._dir / name, content)
 
-    def get_tensor(self, name: str) -> bytes:
+    def get_note(self, name: str) -> bytes:
         path = self._dir / name
         return path.read_bytes() if path.exists() else b""
 

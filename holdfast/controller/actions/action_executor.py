@@ -49,10 +49,10 @@ class MemoryNotes:
     def __init__(self) -> None:
         self._all: dict[str, bytes] = {}
 
-    def put_tensor(self, name: str, content: bytes) -> None:
+    def put_note(self, name: str, content: bytes) -> None:
         self._all[name] = content
 
-    def get_tensor(self, name: str) -> bytes:
+    def get_note(self, name: str) -> bytes:
         return self._all.get(name, b"")
 
 
@@ -280,12 +280,12 @@ class ActionExecutor:
         if plan.sources and kept and kept.release not in (0, number) and plan.step > self.stored:
             plan = msgspec.structs.replace(plan, store=True)
         planned = LaunchPlan(id=launch.id, restore=plan, generation=launch.generation, nodes=nodes, release=number)
-        self.notes.put_tensor("plan.json", msgspec.json.encode(planned))
+        self.notes.put_note("plan.json", msgspec.json.encode(planned))
         return plan
 
     def newest_plan(self) -> LaunchPlan | None:
         """Return the plan of the newest launch that any node can have heard of, or None."""
-        found = self.notes.get_tensor("plan.json")
+        found = self.notes.get_note("plan.json")
         with contextlib.suppress(msgspec.DecodeError):  # a damaged one is none: nodes are waited for instead
             return _PLANNED(found) if found else None
         return None

@@ -37,12 +37,12 @@ class DiskNotes:
         self._disk = disk
         self._strike = strike
 
-    def put_tensor(self, name: str, content: bytes) -> None:
+    def put_note(self, name: str, content: bytes) -> None:
         self._strike("noting")
         self._disk.notes[name] = content
         self._strike("noted")
 
-    def get_tensor(self, name: str) -> bytes:
+    def get_note(self, name: str) -> bytes:
         return self._disk.notes.get(name, b"")
 
 
