@@ -1,1 +1,1 @@
-"""State that survives: snapshots in memory, how they are laid out, and checkpoints on storage."""
+"""Snapshots in memory, their layout, and checkpoints on storage."""

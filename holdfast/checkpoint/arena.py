@@ -1,9 +1,10 @@
-"""The memory in which one rank's snapshots lie: slots, sealed by their header last, so that a torn one is never taken.
+"""One rank's snapshots in slots of shared memory; a slot's header is written last, so a torn one never counts.
 
     [arena header][slot header and checksums][image] ... [slot header and checksums][image]
 
-All parts start on a page. A slot is a seqlock: its number is odd while it is written, even when it is whole, and grows
-over all slots of the arena, so the largest is the newest. One process writes; any number read, and say so by a pin.
+Every part starts on a page. A slot is a seqlock: its seq is odd while the slot is written and even when the snapshot
+is whole. Seqs grow over all slots of the arena, so the largest is the newest. One process writes; any number of
+processes read, and a reader announces itself with a pin.
 """
 
 import mmap
@@ -53,11 +54,11 @@ _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which Python 3.11 has no name for
 
 
 class ArenaError(Exception):
-    """One sentence: why this memory is no arena, or not the one it should be."""
+    """Says in one sentence why this memory is not an arena, or not the expected one."""
 
 
 class SealedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot that was whole when it was looked at; whoever reads it looks at its seq again afterwards."""
+    """A snapshot that was whole when its header was read; after reading the image, check that seq is unchanged."""
 
     slot: int
     seq: int
@@ -68,7 +69,7 @@ class SealedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SnapshotName(msgspec.Struct, frozen=True, kw_only=True):
-    """What a snapshot is known by."""
+    """The step, generation and flags that identify a snapshot."""
 
     step: int
     generation: int
@@ -76,7 +77,7 @@ class SnapshotName(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """A slot promised to work that is queued on a device, which seals it itself: this seq before, seq + 1 after."""
+    """A slot promised to copies that a GPU has queued and will seal: the seal raises its seq from `seq` by one."""
 
     slot: int
     seq: int
@@ -85,7 +86,7 @@ class SlotClaim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Arena:
-    """One rank's slots. A process that reads keeps one such object, as pins are counted in it."""
+    """One rank's snapshot slots. A reading process must keep a single Arena, because the object counts its pins."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self.memory = memory
@@ -105,7 +106,7 @@ class Arena:
     def make(
         cls, place: str | int, *, layout: bytes, image_bytes: int, slots: int, rank: int = 0, world: int = 1
     ) -> "Arena":
-        """A new arena in the file at this path or descriptor; whatever was there is lost."""
+        """Create an arena in the file at this path or descriptor; the file's previous content is lost."""
         if len(layout) != LAYOUT_BYTES or image_bytes < 0 or slots < 1:
             raise ArenaError(f"an arena of {slots} slots of {image_bytes} bytes cannot be made")
         fd = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600) if isinstance(place, str) else os.dup(place)
@@ -129,7 +130,7 @@ class Arena:
 
     @classmethod
     def open(cls, path: str) -> "Arena":
-        """The arena at this path."""
+        """Open the arena at this path. Raises ArenaError if the file is missing or is not a valid arena."""
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as e:
@@ -153,13 +154,13 @@ class Arena:
         return cls(memory)
 
     def head_at(self, slot: int) -> int:
-        """Where a slot begins in the arena."""
+        """Return the offset in the arena at which a slot begins. Raises ArenaError if there is no such slot."""
         if not 0 <= slot < self.slots:
             raise ArenaError(f"there is no slot {slot} in an arena of {self.slots}")
         return PAGE_BYTES + slot * (head_bytes(self.image_bytes) + round_to_pages(self.image_bytes))
 
     def image_at(self, slot: int) -> int:
-        """Where a slot's image begins in the arena."""
+        """Return the offset in the arena at which a slot's image begins."""
         return self.head_at(slot) + head_bytes(self.image_bytes)
 
     def slot_image(self, slot: int) -> memoryview:
@@ -167,7 +168,7 @@ class Arena:
         return self._whole[start : start + self.image_bytes]
 
     def populate_pages(self) -> None:
-        """Have every page at hand now, so that no later write waits for one."""
+        """Fault in every page now, so that no later write waits for one."""
         try:
             self.memory.madvise(mmap.MADV_HUGEPAGE)
         except OSError:
@@ -181,7 +182,7 @@ class Arena:
     # What the one writer does.
 
     def begin_slot(self, step: int, generation: int, flags: int = 0) -> "SnapshotSlot | None":
-        """A slot to write, never one that is read. None: skip this snapshot."""
+        """Start a snapshot in a slot that nobody reads; None if no slot is free or a claim is not sealed yet."""
         for slot in self._writable_slots() if self.is_settled() else ():
             head = self._heads[slot]
             before = head.seq
@@ -193,7 +194,7 @@ class Arena:
         return None
 
     def claim(self, name: SnapshotName) -> SlotClaim | None:
-        """Promise a slot to queued work. Work is done in the order of claims: each starts when the last is sealed."""
+        """Promise a slot to queued copies; None if none is free. Copies must run in the order of their claims."""
         self.is_settled()
         for slot in self._writable_slots():
             head, seq = self._heads[slot], self._next_seq()
@@ -207,26 +208,26 @@ class Arena:
         return None
 
     def drop(self, slot: int) -> None:
-        """This snapshot is not to be taken any more."""
+        """Invalidate the snapshot in this slot."""
         self._set_seq(slot, self._next_seq())
 
     def drop_after(self, step: int) -> None:
-        """The same for all later ones: they are of a line that is given up."""
+        """Invalidate all snapshots after this step: they belong to an abandoned lineage."""
         for sealed in self.list_sealed():
             if sealed.step > step:
                 self.drop(sealed.slot)
 
     def is_settled(self) -> bool:
-        """Whether all claimed slots are sealed."""
+        """Return whether all claimed slots are sealed."""
         while self._claims and self._heads[self._claims[0].slot].seq > self._claims[0].seq:
             self._claims.popleft()
         return not self._claims
 
     def _writable_slots(self) -> list[int]:
-        """Slots that may be written, the one that is missed least first.
+        """List the slots that may be overwritten, least valuable first.
 
-        The newest whole one is left alone, unless readers hold all others and one of these is whole: to go without the
-        newest while it is written anew is better than to take no snapshots for as long as somebody reads.
+        The newest whole one is excluded, unless readers hold all other slots and one of those is whole: losing the
+        newest while it is rewritten is better than taking no snapshots for as long as a reader stays.
         """
         whole = [sealed for sealed in self.list_sealed() if not sealed.flags & POISONED]
         ahead = {claim.slot: claim.seq for claim in self._claims}
@@ -252,7 +253,7 @@ class Arena:
         return self._heads[slot].seq
 
     def list_sealed(self) -> tuple[SealedSnapshot, ...]:
-        """Every whole snapshot, newest first."""
+        """Return every whole snapshot, newest first."""
         found = [sealed for slot in range(self.slots) if (sealed := self._read_sealed(slot))]
         return tuple(sorted(found, key=lambda sealed: -sealed.seq))
 
@@ -266,7 +267,7 @@ class Arena:
         return looked if seq and seq % 2 == 0 and head.seq == seq else None
 
     def pin(self, slot: int, seq: int) -> bool:
-        """Keep the writer away from this snapshot until unpin; False if it is another one by now."""
+        """Keep the writer away from this snapshot until unpin. False if the slot no longer holds it or is claimed."""
         head = self._heads[slot]
         with self._lock:
             self._pins[slot] += 1
@@ -279,16 +280,17 @@ class Arena:
             return False
 
     def count_pinned(self) -> int:
-        """How many slots are read."""
+        """Return the number of slots that live processes have pinned."""
         return sum(is_alive(head.pin) for head in self._heads)
 
     def can_pin(self) -> bool:
-        """Whether one more may be read: of four slots two stay with the writer, so that one is always whole and newest;
-        of fewer one, and then snapshots are safe, but for a moment a step or two older."""
+        """Return whether one more slot may be pinned. With four or more slots two stay with the writer, so that a
+        whole newest snapshot always exists; with fewer, one stays, and the newest whole snapshot may briefly be a
+        step or two older."""
         return self.slots - self.count_pinned() > (2 if self.slots > 3 else 1)
 
     def pin_own(self, slot: int) -> None:
-        """The writer pins a slot that it has just begun or claimed, for itself; unpin ends it."""
+        """Pin, as the writer, a slot that it has just begun or claimed; end the pin with unpin."""
         with self._lock:
             self._pins[slot] += 1
             self._heads[slot].pin = os.getpid()
@@ -303,11 +305,11 @@ class Arena:
             self._heads[slot].pin = 0
 
     def flag_slot(self, slot: int, flag: int) -> None:
-        """Mark a whole snapshot as VERIFIED or POISONED; the next one in this slot starts without marks."""
+        """Set a flag, VERIFIED or POISONED, on a whole snapshot; the next snapshot in this slot starts without it."""
         self._heads[slot].flags |= flag
 
     def write_checksums(self, slot: int) -> tuple[int, ...]:
-        """The checksums of a snapshot, computed and kept with it; () if it is not whole, or changed meanwhile."""
+        """Compute a snapshot's checksums and store them with it; () if it is not whole or changed meanwhile."""
         head = self._heads[slot]
         seq = head.seq
         if seq % 2 or not seq:
@@ -324,13 +326,13 @@ class Arena:
         return sums
 
     def read_checksums(self, slot: int) -> tuple[int, ...]:
-        """The checksums kept with a snapshot; () if none were computed yet."""
+        """Return the checksums stored with a snapshot; () if none were computed yet."""
         head = self._heads[slot]
         kept = head.seq and not head.seq % 2 and head.checked == head.seq & LOW
         return tuple(head.checksum_table(self.image_bytes)) if kept else ()
 
     def verify(self, slot: int) -> str:
-        """What is wrong with a snapshot, in one sentence; empty if nothing is, or if there is nothing to go by."""
+        """Return one sentence on what is wrong with a snapshot; empty if it is intact or has no checksums."""
         head = self._heads[slot]
         seq, step = head.seq, head.step
         if seq % 2 or not seq:
@@ -348,7 +350,7 @@ class Arena:
 
 
 class SnapshotSlot:
-    """A slot that is being written. Left alone, as by a rank that dies, it stays torn and is the first to be reused."""
+    """A slot that is being written. If the rank dies before `seal`, the slot stays torn and is reused first."""
 
     def __init__(self, arena: Arena, index: int, name: SnapshotName) -> None:
         self._arena = arena
@@ -360,7 +362,7 @@ class SnapshotSlot:
         return self._arena.slot_image(self.index)
 
     def seal(self) -> None:
-        """The image is whole."""
+        """Mark the image as whole by writing the slot's header."""
         head = self._arena._heads[self.index]
         head.step, head.generation, head.flags = self.name.step, self.name.generation, self.name.flags
         head.at = time.time()

@@ -1,4 +1,4 @@
-"""The binary form of an arena: where its words lie, how large it is, and in which order its words are seen.
+"""The binary format of an arena: offsets of header fields, sizes, and the memory fence that orders writes.
 
 Words are aligned and little-endian, so that a processor writes each of them at once.
 """
@@ -20,7 +20,7 @@ N = TypeVar("N", int, float)
 
 
 class HeaderWord(Generic[N]):
-    """One word of a header, by its struct code and its offset."""
+    """A descriptor for one header field, given by struct code and byte offset."""
 
     def __init__(self, code: str, offset: int) -> None:
         self.code = code
@@ -43,7 +43,7 @@ def _typed_views(memory: memoryview) -> dict[str, Any]:
 
 
 class ArenaHeader:
-    """What an arena starts with, after the magic."""
+    """The fields at the start of an arena, after the magic."""
 
     version = HeaderWord[int]("I", 8)
     slots = HeaderWord[int]("I", 12)
@@ -58,7 +58,7 @@ class ArenaHeader:
 
 
 class SlotHeader:
-    """What a slot starts with."""
+    """The fields at the start of a slot."""
 
     seq = HeaderWord[int]("Q", 0)  # odd while it is written
     step = HeaderWord[int]("q", 8)
@@ -77,19 +77,19 @@ class SlotHeader:
         self.views = _typed_views(memory)
 
     def checksum_table(self, image_bytes: int) -> memoryview:
-        """As many as an image of this size has blocks; what the slot itself says may be damaged."""
+        """Return the checksum table, sized from image_bytes because the slot's own block count may be damaged."""
         start = self.TABLE // 8
         found: memoryview = self.views["Q"][start : start + block_count(image_bytes)]
         return found
 
 
 def arena_bytes(image_bytes: int, slots: int) -> int:
-    """What an arena takes."""
+    """Return the size of an arena with this many slots."""
     return PAGE_BYTES + slots * (head_bytes(image_bytes) + round_to_pages(image_bytes))
 
 
 def head_bytes(image_bytes: int) -> int:
-    """A slot's header with its checksums."""
+    """Return the size of a slot's header including its checksums, in whole pages."""
     return round_to_pages(SlotHeader.TABLE + 8 * block_count(image_bytes))
 
 
@@ -98,15 +98,15 @@ def block_count(image_bytes: int) -> int:
 
 
 def round_to_pages(size: int) -> int:
-    """Rounded up to whole pages."""
+    """Round a size up to whole pages."""
     return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
 def memory_fence() -> None:
-    """What was written before is seen before what is written after.
+    """Make earlier writes visible before later ones.
 
-    Python has no memory barriers, but POSIX makes taking and giving back a lock one each way. Nobody else knows this
-    lock, so nobody is waited for.
+    Python has no memory barriers, but POSIX makes locking and unlocking a mutex act as one. The lock is local, so
+    this never blocks.
     """
     lock = Lock()
     for _ in range(2):
@@ -115,7 +115,7 @@ def memory_fence() -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is such a process: what a dead one has pinned or claimed holds nobody up."""
+    """Return whether this process exists; pins and claims of a dead process do not count."""
     if not 0 < pid <= _MOST_PID:  # what lies in a damaged slot is nobody
         return False
     try:

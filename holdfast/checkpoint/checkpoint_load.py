@@ -1,4 +1,4 @@
-"""Checkpoints are read back, and not a byte is believed before its block has matched its checksum."""
+"""Reads checkpoints from storage and verifies the checksum of every block before its bytes are used."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -29,7 +29,7 @@ from holdfast.checkpoint.storage import File, Storage, open_storage
 
 
 class PartPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of one rank's part, and where in memory they belong."""
+    """A byte range of one rank's part, and the offset in the target memory where it belongs."""
 
     rank: int
     start: int
@@ -38,7 +38,7 @@ class PartPiece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _BlockCut(msgspec.Struct, frozen=True):
-    """What of one block goes where."""
+    """A byte range within one block, and the offset in the target memory where it belongs."""
 
     start: int
     bytes: int
@@ -46,7 +46,7 @@ class _BlockCut(msgspec.Struct, frozen=True):
 
 
 class _PartReader:
-    """The file that one thread reads at the moment: a checkpoint may have more files than a process may open."""
+    """The one part file that a thread has open; a checkpoint may have more files than a process may open."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -70,12 +70,12 @@ def read_manifest(url: str) -> Manifest:
 
 
 def read_metadata(url: str) -> bytes:
-    """Torch's metadata of the checkpoint."""
+    """Return the content of the checkpoint's `.metadata` file, in torch's format."""
     return _read_small(open_storage(url), (METADATA,))[0]
 
 
 def read_part(url: str, rank: int, into: memoryview, *, threads: int = THREADS) -> int:
-    """Read what one rank wrote to the start of `into`; returns how many bytes that is."""
+    """Read one rank's part to the start of `into`; return its size in bytes."""
     size = decode_part(_read_small(open_storage(url), (part_name(rank),))[0]).bytes
     read_ranges(url, [PartPiece(rank=rank, start=0, bytes=size, to=0)], into, threads=threads)
     return size
@@ -89,10 +89,10 @@ def read_ranges(
     threads: int = THREADS,
     moved: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Read pieces of parts to their places in memory; `moved` is told of bytes as they come.
+    """Read pieces of parts into memory; `moved` is called with the number of bytes after each block.
 
-    Raises CorruptError, with the file and the block, when something is not as it was written; what is in memory by
-    then is worth nothing. Blocks that go to page-aligned places as a whole are read there without a copy.
+    Raises CorruptError, naming the file and block, if a block differs from what was written; the memory is then
+    unusable. Whole blocks that go to page-aligned addresses are read there without a copy.
     """
     storage = open_storage(url)
     ranks = sorted({piece.rank for piece in pieces})
@@ -115,7 +115,7 @@ def read_ranges(
 def _cut_blocks(
     pieces: Sequence[PartPiece], parts: dict[int, CheckpointPart], room: int
 ) -> dict[tuple[int, int], list[_BlockCut]]:
-    """For every block that is needed, by rank and number, what of it goes where."""
+    """Map every needed block, by rank and block number, to the byte ranges to copy out of it."""
     cuts: dict[tuple[int, int], list[_BlockCut]] = {}
     for piece in pieces:
         if not 0 <= piece.start <= piece.start + piece.bytes <= parts[piece.rank].bytes:
@@ -145,7 +145,7 @@ def _place_block(
 
 
 def _check_block(reader: _PartReader, part: CheckpointPart, block: int, target: memoryview, spare: memoryview) -> str:
-    """Read one block; a sentence if it is not as it was written."""
+    """Read one block into `target`; return one sentence on what is wrong with it, or "" if its checksum matches."""
     start = block * BLOCK_BYTES
     where = f"{part.file}: block {block} of {block_count(part.bytes)} (bytes {start} to {start + len(target)})"
     try:
@@ -162,7 +162,7 @@ def _block_bytes(part: CheckpointPart, block: int) -> int:
 
 
 def verify_checkpoint(url: str, *, threads: int = THREADS) -> tuple[str, ...]:
-    """Read a whole checkpoint; a sentence for everything that is not as it was written."""
+    """Read a whole checkpoint and return one sentence for each defect; empty if there is none."""
     storage = open_storage(url)
     try:
         manifest = _read_manifest(storage)
@@ -173,7 +173,7 @@ def verify_checkpoint(url: str, *, threads: int = THREADS) -> tuple[str, ...]:
 
 
 def _check_files(storage: Storage, manifest: Manifest) -> tuple[list[CheckpointPart], list[str]]:
-    """The parts whose files are there in full length, and what is wrong with the rest."""
+    """Return the parts whose files have their full length, and one sentence for each file that is wrong."""
     parts: list[CheckpointPart] = []
     found: list[str] = []
 
@@ -224,7 +224,7 @@ def _read_manifest(storage: Storage) -> Manifest:
 
 
 def _read_small(storage: Storage, names: Sequence[str]) -> list[bytes]:
-    """The contents of these small files. Raises if one is missing or does not match the manifest."""
+    """Return the contents of these small files. Raises if one is missing or does not match the manifest."""
     manifest = _read_manifest(storage)
     expected = {file.name: file for file in manifest.files}
     if missing := sorted(set(names) - set(expected)):

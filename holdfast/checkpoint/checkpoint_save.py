@@ -1,11 +1,11 @@
-"""Snapshots become a checkpoint: every rank's part is written, then the whole of them is published in one instant.
+"""Writes every rank's part of a checkpoint, then publishes all parts together atomically.
 
-    folder = staging(base, step, author)           the same for all ranks
-    part = write_part(folder, rank, ranges)        for every rank, wherever it is
-    url = publish(base, step, parts, metadata, author=author)     once, when all parts are there
+    folder = staging_folder(base, step, author)    the same for all ranks
+    part = write_part(folder, rank, ranges)        for every rank, on any node
+    url = publish_checkpoint(base, step, parts, metadata, author=author)     once, when all parts are there
 
-Nothing that is left behind on the way counts as a checkpoint. Trouble of the storage is a StorageError, one sentence;
-`Lane.run` makes an outcome of it, and of storage that hangs.
+Files left by an interrupted write never count as a checkpoint. Storage failures raise StorageError with one sentence;
+`WriteLane.run` turns a failure, or storage that hangs, into an outcome.
 """
 
 import time
@@ -47,7 +47,7 @@ _SLOW_S = 1.0  # storage that takes longer to answer had stopped
 
 
 def staging_folder(base: str, step: int, author: Author) -> str:
-    """The folder into which this author's parts of this step go."""
+    """Return the folder that this author writes the parts of this step to."""
     storage = open_storage(base)
     return storage.url(storage.staging_name(step, author.tag))
 
@@ -55,7 +55,7 @@ def staging_folder(base: str, step: int, author: Author) -> str:
 def write_part(
     folder: str, rank: int, ranges: Sequence[memoryview], *, threads: int = THREADS, pulse: WritePulse | None = None
 ) -> CheckpointPart:
-    """Write one rank's part, the given memory in a row, to stable storage; one that is there already is not redone."""
+    """Write one rank's part, the concatenated ranges, to stable storage; an identical complete part is kept."""
     storage = open_storage(folder)
     pulse = pulse or WritePulse()
     draft = CheckpointPart(rank=rank, bytes=MemoryRanges(ranges).bytes, blocks="", writer=this_process(), done=False)
@@ -78,14 +78,14 @@ def write_part(
 
 
 def _withdraw_part(storage: Storage, draft: CheckpointPart, why: str) -> None:
-    """Give room back at once, which a full disk needs, and tell whoever waits for this part."""
+    """Delete a failed part's file to free space, and record the reason for the rank that waits for this part."""
     with suppress(StorageError):
         storage.remove_file(draft.file)
         storage.put_file(draft.name, encode_part(msgspec.structs.replace(draft, why=why)))
 
 
 def forsake_parts(base: str, author: Author, rank: int, steps: Collection[int], *, before: int) -> None:
-    """Tell rank 0 that nothing comes from a rank for these steps: whoever wrote was killed, or missed them."""
+    """Tell rank 0 that a rank will not write these steps, because its writer was killed or passed them over."""
     storage, known = open_storage(base), set(steps) - {UNKNOWN}
     if UNKNOWN in steps:  # rank 0 waits for one step at a time
         attempts = [one for name in storage.list_names() if (one := staged_of(name) or tagged_of(name))]
@@ -99,7 +99,7 @@ def forsake_parts(base: str, author: Author, rank: int, steps: Collection[int], 
 
 
 def wait_until_begun(folder: str, pulse: WritePulse | None = None, wait_s: float = BEGUN_S) -> bool:
-    """Whether rank 0 writes this step: the others follow, or slow storage would get parts of different steps."""
+    """Return whether rank 0 begins this step in time: following rank 0 keeps all parts on the same step."""
     storage, until = open_storage(folder), time.monotonic() + wait_s
     pulse = pulse or WritePulse()
     pulse.waiting, again = True, True
@@ -121,7 +121,8 @@ def wait_until_begun(folder: str, pulse: WritePulse | None = None, wait_s: float
 def collect_parts(
     folder: str, world: int, wait_s: float, pulse: WritePulse | None = None
 ) -> tuple[CheckpointPart, ...]:
-    """The parts of all ranks, once they are there: for ranks that have nothing but storage in common."""
+    """Wait for the parts of all ranks in this folder and return them, for ranks that share only storage. Raises
+    StorageError after `wait_s`, or if a rank reports that it could not write."""
     storage = open_storage(folder)
     until = time.monotonic() + wait_s
     found: dict[int, CheckpointPart] = {}
@@ -153,7 +154,7 @@ def publish_checkpoint(
     torch: str = "",
     pulse: WritePulse | None = None,
 ) -> str:
-    """Make the written parts a checkpoint, in one instant; returns its URL."""
+    """Turn the written parts into a checkpoint atomically; return its URL."""
     storage = open_storage(base)
     pulse = pulse or WritePulse()
     folder = storage.staging_name(step, author.tag)
@@ -178,7 +179,7 @@ def publish_checkpoint(
 
 
 def _check_parts(storage: Storage, folder: str, parts: Sequence[CheckpointPart], pulse: WritePulse) -> list[SealedFile]:
-    """The part files, each found to be there with all that it speaks of."""
+    """Return the sealed part files; raises StorageError if one is missing or its data file has the wrong size."""
     files = [seal_file(part.name, encode_part(part)) for part in parts]
 
     def work(turns: Iterator[int]) -> None:
@@ -195,7 +196,7 @@ def _check_parts(storage: Storage, folder: str, parts: Sequence[CheckpointPart],
 
 
 def _resume_part(storage: Storage, draft: CheckpointPart, ranges: Sequence[memoryview]) -> CheckpointPart | None:
-    """The part, if an earlier attempt of this author had come to its end with the same bytes."""
+    """Return the part if an earlier attempt of this author completed it with the same bytes, else None."""
     part = _read_part(storage, draft.rank)
     if not part or not part.done or part.bytes != draft.bytes or storage.file_size(part.file) != part.bytes:
         return None

@@ -1,4 +1,4 @@
-"""Files in blocks, past the page cache where the file system allows it, several at a time."""
+"""Reads and writes files in blocks with several threads, bypassing the page cache where the file system allows it."""
 
 import ctypes
 import errno
@@ -20,7 +20,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class SharedTurns:
-    """Numbers that several threads share out among themselves."""
+    """An iterator of numbers that several threads share; it stops after the first error."""
 
     def __init__(self, count: int) -> None:
         self._left = iter(range(count))
@@ -38,7 +38,7 @@ class SharedTurns:
 
 
 def run_in_threads(count: int, threads: int, work: Callable[[Iterator[int]], None]) -> None:
-    """Run `work` in so many threads, each with its turns of range(count); the first error ends them all."""
+    """Run `work` in several threads that share the numbers of range(count); raise the first error, which ends all."""
     turns = SharedTurns(count)
     ended: list[bool] = []
 
@@ -63,12 +63,12 @@ def run_in_threads(count: int, threads: int, work: Callable[[Iterator[int]], Non
 
 
 def spare_block() -> memoryview:
-    """Page-aligned memory for one block, for what cannot be read or written in place."""
+    """Return page-aligned memory for one block, for data that cannot be read or written in place."""
     return memoryview(mmap.mmap(-1, BLOCK_BYTES))
 
 
 class MemoryRanges:
-    """Stretches of memory, read as the one file that they make."""
+    """Several memory ranges, read as one contiguous file."""
 
     def __init__(self, ranges: Sequence[memoryview]) -> None:
         self._views = [view.cast("B") for view in ranges if view.nbytes]
@@ -81,7 +81,7 @@ class MemoryRanges:
         return self._ends[-1] if self._ends else 0
 
     def read_block(self, index: int, spare: memoryview) -> memoryview:
-        """One block: the memory itself where it lies in one stretch, else a copy of it."""
+        """Return one block: a view if the block lies within one range, else a copy in `spare`."""
         start = index * BLOCK_BYTES
         end = min(start + BLOCK_BYTES, self.bytes)
         number = bisect_right(self._ends, start)
@@ -99,7 +99,7 @@ class MemoryRanges:
 
 
 def write_file(path: str, ranges: Sequence[memoryview], threads: int, pulse: WritePulse) -> str:
-    """Write memory to a new file, to stable storage; returns the checksums of its blocks."""
+    """Write memory to a new file on stable storage; return the checksums of its blocks."""
     source = MemoryRanges(ranges)
     with suppress(FileNotFoundError):
         os.unlink(path)  # never into an old file: a writer that once hung may still hold it
@@ -133,7 +133,7 @@ def _write_blocks(file: "_OutputFile", source: MemoryRanges, threads: int, pulse
 
 
 def make_room(fd: int, size: int) -> None:
-    """Reserve the file's blocks, so that a full disk is known before anything is written."""
+    """Preallocate the file, so that a full disk is detected before anything is written."""
     # Not posix_fallocate: where the file system cannot, glibc writes a byte into every block instead.
     if size and _libc.fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size)) != 0:
         code = ctypes.get_errno()
@@ -169,7 +169,7 @@ class _OutputFile:
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def _write_at(self, offset: int, block: memoryview, direct: bool) -> bool:
-        """False: direct I/O does not take this memory."""
+        """Write the whole block; False if direct I/O does not accept this memory."""
         while block:
             try:
                 count = os.pwrite(self._fd, block, offset)
@@ -188,7 +188,7 @@ class _OutputFile:
 
 
 class InputFile:
-    """A file to be read in blocks."""
+    """A file that is read in blocks."""
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -199,7 +199,7 @@ class InputFile:
         os.close(self._fd)
 
     def read(self, offset: int, into: memoryview, spare: memoryview) -> int:
-        """Fill memory, in place if direct I/O can; returns how many bytes there were."""
+        """Fill `into` from this offset, in place if direct I/O allows it; return the number of bytes read."""
         direct = self._direct
         if direct and not len(into) % _ALIGNED and (count := self._read_at(offset, into, direct)) is not None:
             return count
@@ -213,7 +213,7 @@ class InputFile:
         return self._read_at(offset, into, False) or 0
 
     def _read_at(self, offset: int, into: memoryview, direct: bool) -> int | None:
-        """None: direct I/O does not take this memory."""
+        """Return the number of bytes read; None if direct I/O does not accept this memory."""
         filled = 0
         while filled < len(into):
             try:
@@ -230,7 +230,7 @@ class InputFile:
 
 
 def _set_direct(fd: int, on: bool) -> bool:
-    """Whether this file is read and written past the page cache from now on."""
+    """Turn direct I/O for this file on or off; return whether it is on afterwards."""
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     try:
         fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags & ~os.O_DIRECT)

@@ -1,8 +1,8 @@
-"""How a state lies in an image: a `.distcp` file with a record for every tensor, known before the first byte is copied.
+"""The layout of a rank's state in an image: a `.distcp` file with one record per tensor, fixed before any copy.
 
-First comes what the snapshot says of itself, then what the rank alone holds, then what it shares with replicas. Of
-shared state every replica owns a slice, cut between rows where need be: all ranks together send and persist every byte
-once, each from pages of its own.
+First comes the snapshot's metadata, then state that only this rank holds, then state that it shares with replicas.
+Each replica owns a slice of the shared state, cut between rows where needed. Together the ranks send and persist
+every byte once, each from its own pages.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,14 +24,14 @@ Ranks = tuple[int, ...]
 
 
 class ByteRange(msgspec.Struct, frozen=True):
-    """Bytes of an image."""
+    """A range of bytes in an image."""
 
     start: int
     end: int
 
 
 class RecordSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One tensor, or one chunk of it, or one value, before it has a place."""
+    """One tensor, chunk of a tensor, or plain value that has no place in an image yet."""
 
     key: str  # as torch.distributed.checkpoint names it
     path: Path  # where it stands in the nested state dict
@@ -47,7 +47,7 @@ class RecordSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImageItem(msgspec.Struct, frozen=True, kw_only=True):
-    """A record in the image."""
+    """A record with its place in the image."""
 
     spec: RecordSpec
     owner: int  # the rank that sends and persists it
@@ -61,7 +61,7 @@ class ImageItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImageLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's image."""
+    """The layout of one rank's image."""
 
     rank: int
     world: int
@@ -71,13 +71,13 @@ class ImageLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> bytes:
-        """The same for images that differ in nothing but payloads; who owns what does not matter."""
+        """The hash of everything but payloads and owners; images with the same digest have the same form."""
         told = [(i.spec.key, i.offset, i.length, i.payload, i.spec.dtype, i.spec.shape) for i in self.items]
         where = [(i.spec.whole, i.spec.start, i.spec.aliases) for i in self.items]
         return blake2b(msgspec.msgpack.encode((1, self.form, self.image_bytes, told, where)), digest_size=32).digest()
 
     def owned_ranges(self, rank: int | None = None) -> tuple[ByteRange, ...]:
-        """What a rank owns of this image, in whole pages; by default the rank whose image it is."""
+        """Return the ranges of this image that a rank owns, in whole pages; by default the image's own rank."""
         rank = self.rank if rank is None else rank
         found = []
         for owner, run in groupby(self.items, key=lambda item: item.owner):
@@ -87,7 +87,7 @@ class ImageLayout(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(found)
 
     def owned_items(self) -> Iterator[tuple[ImageItem, int]]:
-        """What the rank owns, each with its place in the rank's file: its share in a row."""
+        """Yield each item that the rank owns, with its offset in the rank's file: its ranges in a row."""
         before = 0
         for part in self.owned_ranges():
             for item in self.items:
@@ -100,7 +100,7 @@ Sizes = Callable[[RecordSpec], tuple[int, int]]  # bytes before the payload, byt
 
 
 def arrange_image(specs: Iterable[RecordSpec], sizes: Sizes, *, rank: int, world: int, form: str = "") -> ImageLayout:
-    """Give everything its place and its owner; all replicas come to the same answer by themselves."""
+    """Give each record its place and its owner; all replicas compute the same result without communication."""
     items: list[ImageItem] = []
     at, last = 0, -1
     for spec, owner in _assign_owners(specs):
@@ -112,8 +112,9 @@ def arrange_image(specs: Iterable[RecordSpec], sizes: Sizes, *, rank: int, world
 
 
 def name_tensors(layouts: Sequence[ImageLayout]) -> dict[tuple[str, Ranks], str]:
-    """What to call the tensors of all ranks, by key and group. Groups that use the same key for tensors of their own,
-    as ranks without a common wrapper do, keep them apart: the first has the plain name, the others add a rank."""
+    """Return the checkpoint name of each tensor by key and group. Groups that use the same key for different
+    tensors, as ranks without a common wrapper do, get different names: the first keeps the plain key, the others
+    add a rank."""
     groups: dict[str, set[Ranks]] = {}
     for layout in layouts:
         for item in layout.items:
@@ -126,17 +127,17 @@ def name_tensors(layouts: Sequence[ImageLayout]) -> dict[tuple[str, Ranks], str]
 
 
 def name_of(key: str, group: Ranks) -> str:
-    """What a key is called where another group has the plain name."""
+    """Return the name of a key for a group that does not have the plain name."""
     return f"{key}@{group[0]}"
 
 
 def is_empty_chunk(spec: RecordSpec) -> bool:
-    """Whether this is the empty chunk of a tensor that others hold."""
+    """Return whether this is an empty chunk of a tensor that other ranks hold."""
     return bool(spec.dtype) and not spec.bytes and prod(spec.whole) > 0
 
 
 def _assign_owners(specs: Iterable[RecordSpec]) -> Iterator[tuple[RecordSpec, int]]:
-    """In the order of the image, each with its owner."""
+    """Yield records in image order, each with its owner; shared tensors are split among their replicas."""
     for (kind, replicas), run in groupby(sorted(specs, key=_sort_key), key=lambda spec: _sort_key(spec)[:2]):
         if kind < 2:
             yield from ((spec, replicas[0]) for spec in run)
@@ -150,7 +151,7 @@ def _sort_key(spec: RecordSpec) -> tuple[int, Ranks, bool, str, tuple[int, ...]]
 
 
 def _split_among(specs: list[RecordSpec], replicas: Ranks) -> Iterator[tuple[RecordSpec, int]]:
-    """Cut a row of specs into as many stretches of about the same size as there are replicas."""
+    """Split a list of records into consecutive runs of about equal size, one for each replica."""
     total, done, turn = sum(spec.bytes for spec in specs), 0, 0
     for spec in specs:
         rows, dim = _count_rows(spec)
@@ -167,7 +168,7 @@ def _split_among(specs: list[RecordSpec], replicas: Ranks) -> Iterator[tuple[Rec
 
 
 def _count_rows(spec: RecordSpec) -> tuple[int, int]:
-    """Into how many rows a tensor can be cut in memory order, and along which dimension."""
+    """Return the number of rows a tensor can be cut into in memory order, and the dimension of the cut."""
     if spec.dtype and spec.bytes:
         for dim, size in enumerate(spec.shape):
             if size > 1:

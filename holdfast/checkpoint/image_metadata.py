@@ -1,4 +1,4 @@
-"""What a snapshot says beside its tensors: the first record of every image, so that it is found without a layout."""
+"""The metadata record of a snapshot: the first record of every image, which can be found without a layout."""
 
 import msgspec
 
@@ -10,11 +10,11 @@ _ALIGN_BYTES, _FIRST_BYTES = 64, 4096  # it starts at some multiple, not far fro
 
 
 class ImageMetadataError(Exception):
-    """One sentence: why there is nothing to be read."""
+    """Says in one sentence why an image's metadata cannot be read."""
 
 
 class GeneratorStates(msgspec.Struct, frozen=True):
-    """What the generators that everybody uses would answer next."""
+    """The states of the global random number generators of python, torch, numpy and CUDA."""
 
     python: tuple[int, bytes, float | None]
     torch: bytes
@@ -40,7 +40,7 @@ def pack_metadata(told: ImageMetadata) -> bytes:
 
 
 def unpack_metadata(content: memoryview) -> ImageMetadata:
-    """From the payload that it was put into."""
+    """Decode metadata from the payload of its record. Raises ImageMetadataError if it is not there or damaged."""
     start = len(MAGIC) + _LENGTH_BYTES
     size = int.from_bytes(content[len(MAGIC) : start], "little")
     if content[: len(MAGIC)] != MAGIC or not 0 < size <= len(content) - start:
@@ -52,7 +52,7 @@ def unpack_metadata(content: memoryview) -> ImageMetadata:
 
 
 def find_metadata(image: memoryview) -> ImageMetadata:
-    """From an image of which nothing else is known."""
+    """Find and decode the metadata of an image of unknown layout. Raises ImageMetadataError if there is none."""
     for at in range(0, min(_FIRST_BYTES, len(image)), _ALIGN_BYTES):
         if image[at : at + len(MAGIC)] == MAGIC:
             return unpack_metadata(image[at:])

@@ -1,4 +1,4 @@
-"""A rank's line to the keeper of its node."""
+"""The connection from a rank to the keeper of its node."""
 
 import os
 import socket
@@ -15,14 +15,14 @@ _LOST_S = 60.0  # an agent that died is back by then
 
 
 def current_generation() -> int:
-    """Of this launch; 0 without an agent."""
+    """Return the generation of this launch; 0 without an agent."""
     return int(os.environ.get("HOLDFAST_GENERATION", "0"))
 
 
 def make_want(
     layout: ImageLayout, slots: int, metadata_path: str, storage: keeper_messages.CheckpointPolicy | None
 ) -> keeper_messages.ArenaRequest:
-    """What to ask for, for snapshots of this layout."""
+    """Build the arena request for snapshots of this layout."""
     return keeper_messages.ArenaRequest(
         rank=layout.rank,
         world=layout.world,
@@ -37,11 +37,11 @@ def make_want(
 
 
 class KeeperError(Exception):
-    """One sentence: why the keeper did not do what it was asked."""
+    """Says in one sentence why the keeper did not do what was asked."""
 
 
 class KeeperClient:
-    """One question at a time; an agent that is replaced meanwhile is asked again."""
+    """Sends one request at a time to the keeper, and repeats it if the agent is replaced meanwhile."""
 
     def __init__(self, path: str, lost_s: float = _LOST_S) -> None:
         self.path = Path(path)
@@ -49,12 +49,12 @@ class KeeperClient:
 
     @classmethod
     def for_this_rank(cls) -> "KeeperClient | None":
-        """The keeper of this rank's node; None without an agent, and in a replay, which keeps nothing."""
+        """Return the client of this node's keeper; None without an agent, and in a replay, which saves nothing."""
         path = os.environ.get(keeper_messages.KEEPER)
         return cls(path) if path and not replay_environment.is_replay() else None
 
     def request_arena(self, want: keeper_messages.ArenaRequest, layout: ImageLayout) -> str:
-        """The path of the arena for these snapshots; the keeper may have to tell others how they are laid out."""
+        """Return the path of the arena for these snapshots; also leave the layout for the keeper to pass on."""
         self.put_file(keeper_messages.layout_file_name(want.rank, want.layout), msgspec.msgpack.encode(layout))
         match self._send_request(want):
             case keeper_messages.ArenaGrant(path=path):
@@ -63,7 +63,7 @@ class KeeperClient:
                 raise KeeperError(f"the keeper answered a request for memory with {answer}")
 
     def request_state(self, resume: keeper_messages.StateRequest) -> keeper_messages.StateGrant:
-        """Where the state to go on from lies; waits until it is there."""
+        """Return where the state to resume from lies; blocks until it is available."""
         match self._send_request(resume):
             case keeper_messages.StateGrant() as state:
                 return state
@@ -87,7 +87,7 @@ class KeeperClient:
             time.sleep(_AGAIN_S)
 
     def put_file(self, name: str, content: bytes) -> str:
-        """Leave a file where the keeper finds it; returns its path."""
+        """Write a file atomically into the keeper's folder; return its path."""
         path = self.path.parent / name
         draft = path.with_name(f".{name}.{os.getpid()}.{socket.gethostname()}")
         draft.write_bytes(content)
@@ -96,7 +96,7 @@ class KeeperClient:
 
 
 def _exchange_line(peer: socket.socket, line: bytes) -> bytes:
-    """One line back; empty if the other end went away first."""
+    """Send a line and return the answer; empty if the other end closed the connection first."""
     peer.sendall(line)
     with peer.makefile("rb") as answers:
         answer = answers.readline(keeper_messages.MAX_BYTES)

@@ -1,4 +1,4 @@
-"""Checkpoints in a folder of this machine or of a shared file system; what is said to be done is on stable storage."""
+"""Checkpoint storage in a local folder or a shared file system; completed writes are on stable storage."""
 
 import errno
 import itertools
@@ -23,7 +23,7 @@ _TAKEN = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
 
 
 class LocalStorage:
-    """One folder. Names are relative to it; whatever the file system raises becomes one sentence."""
+    """One folder; names are relative to it. Every OSError becomes a StorageError with one sentence."""
 
     def __init__(self, path: str) -> None:
         self._path = os.path.abspath(path)
@@ -35,7 +35,7 @@ class LocalStorage:
         return staged_name(step, tag)
 
     def list_names(self, folder: str = "") -> list[str]:
-        """What lies in a folder; nothing when it is not there."""
+        """Return the sorted names in a folder; empty if the folder does not exist."""
         with _as_storage_error(f"{self.url(folder)} cannot be listed"):
             try:
                 return sorted(os.listdir(self.url(folder)))
@@ -43,11 +43,11 @@ class LocalStorage:
                 return []
 
     def list_unpublished(self) -> list[WriteAttempt]:
-        """Writes that have not come to their end, and removals that have not."""
+        """List folders whose write or removal has not finished."""
         return [attempt for name in self.list_names() if (attempt := staged_of(name))]
 
     def read(self, name: str) -> bytes | None:
-        """A small file; None when it is not there."""
+        """Return the content of a small file; None if it does not exist."""
         with _as_storage_error(f"{self.url(name)} cannot be read"):
             try:
                 with open(self.url(name), "rb") as file:
@@ -56,7 +56,7 @@ class LocalStorage:
                 return None
 
     def file_size(self, name: str) -> int | None:
-        """None when it is not there."""
+        """Return the size of a file; None if it does not exist."""
         with _as_storage_error(f"{self.url(name)} cannot be looked at"):
             try:
                 return os.stat(self.url(name)).st_size
@@ -64,7 +64,7 @@ class LocalStorage:
                 return None
 
     def open(self, name: str) -> InputFile | None:
-        """A file to be read in blocks; None when it is not there."""
+        """Open a file to read it in blocks; None if it does not exist."""
         with _as_storage_error(f"{self.url(name)} cannot be read"):
             try:
                 return InputFile(self.url(name))
@@ -76,7 +76,7 @@ class LocalStorage:
             _make_folders(self.url(folder))
 
     def put_file(self, name: str, content: bytes) -> None:
-        """A small file: whole, or as it was before."""
+        """Write a small file atomically."""
         path = self.url(name)
         with _as_storage_error(f"{path} cannot be written"):
             fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -90,22 +90,22 @@ class LocalStorage:
             os.rename(f"{path}.new", path)
 
     def write(self, name: str, ranges: Sequence[memoryview], threads: int, pulse: WritePulse) -> str:
-        """A large file; returns the checksums of its blocks."""
+        """Write a large file; return the checksums of its blocks."""
         with _as_storage_error(f"{self.url(name)} cannot be written"):
             return write_file(self.url(name), ranges, threads, pulse)
 
     def sync_folder(self, folder: str = "") -> None:
-        """Make the names in a folder as durable as the files."""
+        """Sync a folder, so that the names in it survive a crash."""
         with _as_storage_error(f"{self.url(folder)} cannot be synced"):
             _sync_folder(self.url(folder))
 
     def remove_file(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists."""
         with _as_storage_error(f"{self.url(name)} cannot be removed"), suppress(FileNotFoundError):
             os.unlink(self.url(name))
 
     def publish(self, staged: str, step: int) -> str:
-        """Make a finished folder a checkpoint, in one instant; returns the name it got."""
+        """Rename a finished folder atomically into a checkpoint; return its new name."""
         self.sync_folder(staged)
         with _as_storage_error(f"{self.url(staged)} cannot be published"):
             name = self._rename_staged(staged, step)
@@ -125,7 +125,7 @@ class LocalStorage:
         raise AssertionError("numbers do not end")
 
     def remove_folder(self, folder: str) -> None:
-        """Take a checkpoint back in one instant, then remove its files; or remove a folder that is none."""
+        """Remove a folder; a checkpoint is renamed first, so that it disappears atomically."""
         step = step_of(folder)
         with _as_storage_error(f"{self.url(folder)} cannot be removed"):
             if step is not None:
@@ -172,7 +172,7 @@ def _sync_folder(path: str) -> None:
 
 
 def _remove_tree(path: str) -> None:
-    """Remove a folder and all in it; somebody else may be at it too."""
+    """Remove a folder and everything in it; another process may be removing it too."""
     with suppress(FileNotFoundError):
         for entry in os.scandir(path):
             if entry.is_dir(follow_symlinks=False):

@@ -1,4 +1,4 @@
-"""What a checkpoint on storage is made of: the names of its files, their checksums, and the manifest that seals it."""
+"""The files of a checkpoint on storage: their names, their checksums, and the manifest that seals them."""
 
 import re
 from collections.abc import Iterable
@@ -21,15 +21,15 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class StorageError(Exception):
-    """One sentence: what storage did not do."""
+    """Says in one sentence what the storage failed to do."""
 
 
 class CorruptError(StorageError):
-    """One sentence: which file, and where known which block of it, is not as it was written."""
+    """Says in one sentence which file, and which block if known, differs from what was written."""
 
 
 class Author(msgspec.Struct, frozen=True):
-    """Who writes: one generation of one run. Every launch of the ranks is another author."""
+    """The writer of checkpoints: one generation of one run. Every launch of the ranks is another author."""
 
     generation: int
     run: str = ""
@@ -41,7 +41,7 @@ class Author(msgspec.Struct, frozen=True):
 
 
 class WriteAttempt(msgspec.Struct, frozen=True):
-    """A folder that is not a checkpoint: being written by the author of the tag, or, without one, being removed."""
+    """A folder that is not a checkpoint: being written by the author in `tag` or, if that is empty, being removed."""
 
     name: str
     step: int
@@ -49,7 +49,7 @@ class WriteAttempt(msgspec.Struct, frozen=True):
 
 
 class WriterProcess(msgspec.Struct, frozen=True):
-    """One process for all time: a number that is used again has another start."""
+    """A process, identified uniquely over time: a reused pid has another start time."""
 
     host: str  # with its boot and its space of process numbers
     pid: int
@@ -57,7 +57,7 @@ class WriterProcess(msgspec.Struct, frozen=True):
 
 
 class CheckpointPart(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank wrote: one file, checked block by block. The part file itself lies beside it."""
+    """The record of one rank's data file with the checksum of each block; stored beside the data file."""
 
     rank: int
     bytes: int
@@ -79,7 +79,7 @@ class CheckpointPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SealedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A small file, with the digest of all of it; a part seals its large one in turn."""
+    """A small file with its size and digest. A sealed part file in turn holds the checksums of its data file."""
 
     name: str
     bytes: int
@@ -87,7 +87,7 @@ class SealedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Written last: with it a checkpoint exists, and every byte of it can be checked."""
+    """The file that is written last and makes a folder a checkpoint; every byte can be checked against it."""
 
     format: int = FORMAT
     step: int
@@ -138,7 +138,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(content: bytes) -> Manifest:
-    """The manifest, if not a byte of it has changed."""
+    """Decode a manifest; raises CorruptError if any byte has changed."""
 
     class Head(msgspec.Struct):
         format: int
@@ -167,29 +167,29 @@ def step_name(step: int, mark: str = "") -> str:
 
 
 def staged_name(step: int, tag: str) -> str:
-    """A folder being written; the leading dot keeps it out of everybody's sight."""
+    """Return the name of a folder that is being written; the leading dot hides it."""
     return f".step-{step:08d}.tmp-{tag}"
 
 
 def gone_name(step: int, mark: str) -> str:
-    """A folder being removed: once it has this name, anybody may finish that."""
+    """Return the name of a folder that is being removed; any process may finish the removal."""
     return f".step-{step:08d}.gone-{mark}"
 
 
 def step_of(name: str) -> int | None:
-    """The step, if this is the name of a checkpoint's folder."""
+    """Return the step of a checkpoint folder's name; None if this is no such name."""
     found = _STEP.fullmatch(name)
     return int(found[1]) if found else None
 
 
 def staged_of(name: str) -> WriteAttempt | None:
-    """The attempt, if this is the name of a folder being written or removed."""
+    """Return the write or removal that a folder's name stands for; None if it is no such name."""
     found = _STAGED.fullmatch(name)
     return WriteAttempt(name, int(found[1]), found[3] if found[2] == "tmp" else "") if found else None
 
 
 def tagged_of(name: str) -> WriteAttempt | None:
-    """The attempt, if this is the name of a folder on remote storage, where none can be renamed."""
+    """Return the write attempt of a remote folder's name, which keeps its author's tag; None without a tag."""
     found = _STEP.fullmatch(name)
     return WriteAttempt(name, int(found[1]), found[2]) if found and found[2] else None
 
@@ -199,5 +199,5 @@ def is_part_name(name: str) -> bool:
 
 
 def missing_ranks(parts: Iterable[CheckpointPart], world: int) -> list[int]:
-    """Of so many ranks, those without a finished part."""
+    """Return the ranks of this world that have no finished part."""
     return sorted(set(range(world)) - {part.rank for part in parts if part.done})

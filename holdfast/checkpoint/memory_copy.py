@@ -1,7 +1,7 @@
-"""Copies of memory, by as many threads as this rank has processors for.
+"""Copies memory with as many threads as this rank has processors for.
 
-One processor alone does not fill the memory bus: below some hundred megabytes the C library's copy reads every line of
-the target before it writes it, and two threads then take little more than half the time of one.
+One processor alone does not saturate the memory bus: for copies below some hundred megabytes the C library reads
+every target line before it writes it. Two threads take little more than half the time of one.
 """
 
 import ctypes
@@ -22,14 +22,14 @@ Move = tuple[int, int, int]  # to, from, bytes: addresses that both stay where t
 
 
 class MemoryCopier:
-    """Copies of one rank; the caller does its part of each."""
+    """Makes memory copies for one rank; the calling thread does a part of each."""
 
     def __init__(self, threads: int | None = None) -> None:
         self.threads = threads or _spare_threads()
         self._pool = ThreadPoolExecutor(self.threads - 1, "holdfast-copy") if self.threads > 1 else None
 
     def copy_moves(self, moves: Iterable[Move]) -> None:
-        """When this returns, all is copied."""
+        """Make all copies; returns when they are done."""
         cut = [chunk for move in moves for chunk in _aligned_chunks(*move)]
         turns = count()
 
@@ -48,10 +48,10 @@ class MemoryCopier:
 
 
 def prefer_large_pages(start: int, size: int) -> None:
-    """Ask for large pages for memory that nobody has touched yet, so that it is had in few faults, by whoever copies.
+    """Ask the kernel for large pages for untouched memory, so that the copies cause few page faults.
 
-    Only a wish: where the kernel has none to give, what follows is slower, not wrong. Pages are not fetched beforehand:
-    measured, that took longer than the faults it saves.
+    This is only advice: without large pages the copies are slower, not wrong. Pages are not populated beforehand; in
+    measurements that took longer than the faults it saves.
     """
     if size >= _CHUNK_BYTES:
         first = start // _PAGE_BYTES * _PAGE_BYTES
@@ -59,7 +59,7 @@ def prefer_large_pages(start: int, size: int) -> None:
 
 
 def _aligned_chunks(to: int, start: int, size: int) -> Iterator[Move]:
-    """Cut where the target is aligned, so that no two threads wait for one page."""
+    """Cut a move at aligned target addresses, so that no two threads touch the same page."""
     at = 0
     while at < size:
         part = min(_CHUNK_BYTES - (to + at) % _CHUNK_BYTES, size - at)

@@ -1,9 +1,9 @@
-"""A half of one rank's share laid over a half of another's: how that lies in an image, and how it is made.
+"""The layout and computation of a parity: half of one rank's share XORed with half of another's.
 
     [first half of one XOR second half of the other, as long as the longer of them][checksums of one][of the other]
 
-Both come in chunks, each with its xxh3, as keepers send them. These checksums stay: what is told apart again is known
-to be what went in, whichever of the two sides was damaged meanwhile.
+Both halves arrive in chunks, each with its xxh3, as keepers send them. The checksums are kept, so a half that is
+computed back can be verified whichever side was damaged meanwhile.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ Cut = tuple[int, int]  # from..to in a rank's image
 
 
 def half_of(share: Sequence[Cut], number: int) -> tuple[Cut, ...]:
-    """The first (0) or second (1) half of a share, cut between pages."""
+    """Return the first (0) or second (1) half of a share, cut at a page boundary."""
     middle = round_to_pages(sum(end - start for start, end in share) // 2)
     found, before = [], 0
     for start, end in share:
@@ -36,7 +36,7 @@ def half_of(share: Sequence[Cut], number: int) -> tuple[Cut, ...]:
 
 
 class ParityLayout(msgspec.Struct, frozen=True):
-    """Where everything lies in the image of a parity."""
+    """The position of every chunk and checksum in a parity's image."""
 
     chunks: tuple[tuple[Cut, ...], tuple[Cut, ...]]  # of the two ranks' images, in the order in which they come
     starts: tuple[tuple[int, ...], tuple[int, ...]]  # where each of them lies in the parity; and where the last ends
@@ -50,11 +50,11 @@ class ParityLayout(msgspec.Struct, frozen=True):
         return self.checksums_at(2)
 
     def checksums_at(self, half: int) -> int:
-        """Where the checksums of a half begin."""
+        """Return the offset at which the checksums of a half begin."""
         return self.bytes + SUM_BYTES * sum(map(len, self.chunks[:half]))
 
     def other_cuts(self, half: int, start: int, end: int) -> list[Cut]:
-        """What of the other rank's image this stretch of the parity was XORed with."""
+        """Return the ranges of the other rank's image that this range of the parity was XORed with."""
         found = []
         for (low, high), at in zip(self.chunks[1 - half], self.starts[1 - half], strict=False):
             a, b = max(start, at), min(end, at + high - low)
@@ -64,7 +64,7 @@ class ParityLayout(msgspec.Struct, frozen=True):
 
 
 def make_parity_layout(first: ImageLayout, second: ImageLayout) -> ParityLayout:
-    """Of the first half of one rank's share and the second half of another's."""
+    """Lay out the parity of the first half of one rank's share and the second half of another's."""
     halves = [half_of(_share_cuts(layout), half) for half, layout in enumerate((first, second))]
     chunks = [tuple(chunk for part in half for chunk in cut_range(*part)) for half in halves]
     starts = [tuple(accumulate((end - start for start, end in half), initial=0)) for half in chunks]
@@ -76,7 +76,7 @@ def _share_cuts(layout: ImageLayout) -> list[Cut]:
 
 
 def xor_into(into: memoryview, other: memoryview) -> None:
-    """Lay one over the other, of the same length. numpy, where it is installed, is some 20 times faster."""
+    """XOR `other` into `into`, which has the same length. With numpy installed this is some 20 times faster."""
     if numpy := _import_numpy():
         target = numpy.frombuffer(into, numpy.uint8)
         numpy.bitwise_xor(target, numpy.frombuffer(other, numpy.uint8), out=target)

@@ -1,4 +1,4 @@
-"""Where in the parts of a checkpoint the records of an image lie."""
+"""Locates the records of an image in the parts of a checkpoint."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _FILE = re.compile(r"__(\d+)_0\.distcp")
 
 
 def file_of(rank: int) -> str:
-    """The one file of a rank in a checkpoint: its share of its image."""
+    """Return the name of a rank's data file in a checkpoint, which holds the rank's share of its image."""
     return f"__{rank}_0.distcp"
 
 
@@ -24,7 +24,7 @@ def rank_of(file: str) -> int | None:
 
 
 def locate_pieces(metadata: Any, layout: ImageLayout) -> tuple[PartPiece, ...] | None:
-    """What to read for an image, by torch's metadata; None if the checkpoint was cut in another way."""
+    """Return the pieces to read for an image, from torch's metadata; None if the checkpoint was split differently."""
     known = {(index.fqn, tuple(index.offset or ())): info for index, info in metadata.storage_data.items()}
     pieces: list[PartPiece] = []
     for item in layout.items:
@@ -60,12 +60,12 @@ def _locate_item(
 
 
 def _is_adjacent(last: PartPiece, piece: PartPiece) -> bool:
-    """Whether what lies between two records in the part is just what lies between them in the image."""
+    """Return whether two records have the same distance in the part as in the image, so one read covers both."""
     return last.rank == piece.rank and 0 <= piece.to - last.to == piece.start - last.start
 
 
 def _extend_to_page(piece: PartPiece, until: int) -> PartPiece:
-    """With the rest of its last page, as shares end with pages: what goes to whole pages is read without a copy."""
+    """Extend a page-aligned piece to the end of its last page, so that whole pages are read without a copy."""
     end = -(-(piece.to + piece.bytes) // PAGE_BYTES) * PAGE_BYTES
     aligned = piece.to % PAGE_BYTES == piece.start % PAGE_BYTES == 0
     return msgspec.structs.replace(piece, bytes=end - piece.to) if aligned and end <= until else piece

@@ -1,4 +1,4 @@
-"""The listening side of a keeper: who comes in, what they ask for, and where pushed state goes."""
+"""The server side of a keeper: accepts links from peers, answers their requests and stores pushed state."""
 
 import errno
 import os
@@ -36,7 +36,7 @@ _BREATH_S = 0.1  # where there are no more files to be had
 
 
 class PushTarget(msgspec.Struct):
-    """Where pushed state goes: its memory, how much is there, and what to do when all is."""
+    """The target of pushed state: its memory, the chunks received so far, and a callback for when it is complete."""
 
     views: list[memoryview]
     done: int  # chunks
@@ -53,13 +53,13 @@ class PushTarget(msgspec.Struct):
                 self.done += 1
 
     def first_missing(self, start: int, end: int) -> int:
-        """From a start, the first chunk that is not here."""
+        """Return the first chunk from `start` on that has not arrived, or `end` if all have."""
         with self.lock:
             here = (number < self.done or number in self.beyond for number in range(start, end))
             return start + sum(takewhile(bool, here))
 
     def finish_once(self) -> None:
-        """Once, by whichever link finds all of it here; the others wait until that is done."""
+        """Call `finish` once, on the first link that finds all chunks here; other links wait for it."""
         with self.lock:
             if not self.finished:
                 self.finish()
@@ -67,7 +67,7 @@ class PushTarget(msgspec.Struct):
 
 
 class UnprovenLink:
-    """A link that has not proved itself."""
+    """A link whose peer has not been authenticated yet."""
 
     def __init__(self, link: socket.socket, host: str) -> None:
         self.link, self.host = link, host
@@ -75,8 +75,7 @@ class UnprovenLink:
 
 
 class PeerServer:
-    """The listening side of a keeper: a thread per link, few links; strangers get little of our time and none of our
-    memory."""
+    """A keeper's server, with one thread per link; unauthenticated links get little time and no memory."""
 
     def __init__(
         self,
@@ -85,7 +84,7 @@ class PeerServer:
         take: Callable[[PeerRequest], PushTarget | PeerRefusal],
         give: Callable[[PeerRequest], tuple[Sequence[memoryview], Callable[[], None]] | PeerRefusal],
     ) -> None:
-        """`guard`: of a listener that other hosts reach; without one it is a unix socket."""
+        """`guard` authenticates links to a listener that other hosts can reach; None for a unix socket."""
         self._listener = listener
         self._guard = guard
         self._context = mutual_tls.server_tls(guard.keys, strangers=False) if guard else None
@@ -119,8 +118,8 @@ class PeerServer:
                 self._forget_link()
 
     def _make_room_for(self, one: UnprovenLink) -> bool:
-        """Whether there is room for one more that nobody knows yet. The oldest stranger makes room, of the same host
-        if that has many: who means it has proved itself by then."""
+        """Return whether a new unauthenticated link may stay. If there are too many, the oldest one is dropped, from
+        the same host if that host has many: an honest peer has authenticated by then."""
         with self._lock:
             beside = [other for other in self._strangers if other.host == one.host]
             full = self._links >= _MOST_LINKS + _LEAVING
@@ -135,14 +134,14 @@ class PeerServer:
             return True
 
     def _drop_link(self, one: UnprovenLink) -> None:
-        """Its thread wakes up and ends."""
+        """Shut the link down, so that its thread wakes up and ends."""
         one.unwanted = True
         self._strangers.pop(one, None)
         with suppress(OSError):
             socket.socket.shutdown(one.link, socket.SHUT_RDWR)  # not as TLS does it: that is its thread's alone
 
     def _leave_strangers(self, one: UnprovenLink) -> bool:
-        """It has proved itself, or is gone; whether it is still wanted."""
+        """Remove a link from the unauthenticated ones; return whether the link is still wanted."""
         with self._lock:
             self._strangers.pop(one, None)
             return not one.unwanted
@@ -167,7 +166,7 @@ class PeerServer:
             self._forget_link()
 
     def _prove_peer(self, one: UnprovenLink) -> bool:
-        """Whether it is from somebody who may have our state."""
+        """Return whether the peer may have our state: our own user on this host, a valid certificate over TLS."""
         link = one.link
         if self._guard is None or self._context is None:
             if link.family == socket.AF_UNIX and read_peer(link).user != os.getuid():
@@ -183,7 +182,7 @@ class PeerServer:
         return self._guard.accepts_certificate(secured.getpeercert())
 
     def _serve_requests(self, link: socket.socket) -> None:
-        """One request after the other, until the caller hangs up."""
+        """Answer requests one after the other until the peer hangs up."""
         with suppress(OSError, TransportError):
             while self._answer_request(link):
                 link.settimeout(WAIT_S)

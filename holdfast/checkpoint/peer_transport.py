@@ -1,11 +1,12 @@
-"""State between keepers: ranges of memory in checked chunks, paced, and resumed where a link broke.
+"""Transfers state between keepers: memory ranges in checksummed chunks, paced, and resumed after a broken link.
 
-On one host the link is a unix socket, and the kernel says whose process is at the other end; between hosts it is TLS,
+On one host the link is a unix socket, and the kernel tells which user is at the other end. Between hosts it is TLS,
 and both sides show a certificate of the job.
 
-One request after the other on a link: a line of JSON each way, then chunks, each followed by its xxh3. Whoever sends
-paces itself. Whoever receives writes straight into the memory the state will live in, and says which chunks it has if
-asked again. Between hosts a large copy goes in parts by several links at once, as encryption binds each to one core.
+A link carries one request after the other: a line of JSON each way, then chunks, each followed by its xxh3. The
+sender paces itself. The receiver writes straight into the final memory and, when asked again, answers which chunks it
+has. Between hosts a large copy goes in parts over several links at once, because encryption binds each link to one
+core.
 """
 
 import os
@@ -44,7 +45,7 @@ _ONE_LINK_BYTES_S = 256e6  # a slower pace needs no second link
 
 
 class PeerRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a connection is for."""
+    """A request from one keeper to another."""
 
     verb: Literal["push", "pull", "tell", "plan"]  # take this state; give me that state; and of a layout the same
     rank: int
@@ -60,7 +61,7 @@ class PeerRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefusalCode(StrEnum):
-    """Why a keeper refuses, where the one that asked goes by it; all else is for people alone."""
+    """The reason of a refusal, where the asking keeper acts on it; every other reason is only text for people."""
 
     OTHER = ""
     NO_LAYOUT = "no layout"  # send the layout, then ask again
@@ -80,7 +81,7 @@ class PeerReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransportError(Exception):
-    """One sentence: what broke between two keepers, or why one of them refused."""
+    """Says in one sentence what broke between two keepers, or why one of them refused."""
 
     def __init__(self, text: str, code: RefusalCode = RefusalCode.OTHER) -> None:
         super().__init__(text)
@@ -88,7 +89,7 @@ class TransportError(Exception):
 
 
 class PeerKeeper(NamedTuple):
-    """A keeper, and what proves us and it to each other if it is on another host."""
+    """The address of a keeper and, if it is on another host, the guard for mutual authentication."""
 
     address: Address  # without a port: the path of a unix socket
     guard: "PeerGuard | None" = None
@@ -96,17 +97,17 @@ class PeerKeeper(NamedTuple):
 
 
 def cut_range(start: int, end: int) -> list[tuple[int, int]]:
-    """Where a range is cut into chunks."""
+    """Cut a range into chunks; return their starts and ends."""
     return [(at, min(at + CHUNK_BYTES, end)) for at in range(start, end, CHUNK_BYTES)]
 
 
 def cut_chunks(views: Sequence[memoryview]) -> list[memoryview]:
-    """The ranges cut into pieces that both sides cut alike."""
+    """Cut memory ranges into chunks, in the same way on both sides."""
     return [view[start:end] for view in views for start, end in cut_range(0, len(view))]
 
 
 class BytePacer:
-    """Keeps an average rate; a pause of any length earns no more than a second's worth."""
+    """Limits sending to an average rate; a pause of any length earns at most one second's worth of bytes."""
 
     def __init__(self, bytes_s: float) -> None:
         self.bytes_s = bytes_s  # 0: as fast as it goes
@@ -124,7 +125,7 @@ class BytePacer:
 
 
 def push_state(keeper: PeerKeeper, ask: PeerRequest, views: Sequence[memoryview], pacer: BytePacer) -> int:
-    """Send state to a keeper that will hold it; returns the bytes that were sent."""
+    """Send state to a keeper that will hold it; return the number of bytes sent."""
     all = cut_chunks(views)
     several = not ask.pair and not 0 < pacer.bytes_s < _ONE_LINK_BYTES_S  # halves of a parity are laid in their order
 
@@ -143,7 +144,7 @@ def push_state(keeper: PeerKeeper, ask: PeerRequest, views: Sequence[memoryview]
 
 
 def pull_state(keeper: PeerKeeper, ask: PeerRequest, views: Sequence[memoryview]) -> int:
-    """Fetch state from a keeper that holds it, straight into memory; returns the bytes that came."""
+    """Fetch state from a keeper straight into memory; return the number of bytes received."""
     pieces = [(at, end) for start, stop in ask.ranges for at, end in cut_range(start, stop)]
     all = cut_chunks(views)
     several = [end - at for at, end in pieces] == list(map(len, all))
@@ -162,7 +163,7 @@ def pull_state(keeper: PeerKeeper, ask: PeerRequest, views: Sequence[memoryview]
 
 
 def _uses_several_links(keeper: PeerKeeper) -> bool:
-    """On one host nothing is encrypted, and one link does."""
+    """Return whether a copy to this keeper may use several links; on one host one unencrypted link is enough."""
     return keeper.address[1] > 0 and keeper.links > 1
 
 
@@ -170,7 +171,7 @@ Part = tuple[int, int] | None  # chunks from..to; None: all
 
 
 def _cut_parts(all: Sequence[memoryview]) -> Sequence[Part]:
-    """The first is one chunk, as the other links wait for its answer; what is small goes in one."""
+    """Cut a copy into parts; the first is one chunk, as the other links wait for it. A small copy is one part."""
     starts, gathered = [0], PART_BYTES
     for number, chunk in enumerate(all):
         if number and gathered >= PART_BYTES:
@@ -181,8 +182,7 @@ def _cut_parts(all: Sequence[memoryview]) -> Sequence[Part]:
 
 
 class _PartTransfer:
-    """One copy, by several links if it has several parts: each takes the next part that nobody has, and what a link
-    that broke had taken goes to another."""
+    """One copy over one or more links; each link takes the next free part, and a broken link's part is redone."""
 
     def __init__(self, keeper: PeerKeeper, carry: Callable[[socket.socket, Part], int], parts: Sequence[Part]) -> None:
         self._keeper, self._carry = keeper, carry
@@ -191,7 +191,7 @@ class _PartTransfer:
         self._failed: list[TransportError] = []
 
     def run(self) -> int:
-        """The bytes that went; the first link is alone until it has been answered, so that a refusal is one."""
+        """Transfer all parts and return the bytes moved. The first goes alone, so that a refusal comes once."""
         with _connect_keeper(self._keeper) as link:
             self._moved.append(self._carry(link, self._left.popleft()))
             number = min(self._keeper.links - 1, len(self._left))
@@ -210,7 +210,7 @@ class _PartTransfer:
         return sum(self._moved)
 
     def _run_extra_link(self) -> None:
-        """A link that cannot be had is not missed: the others do its work."""
+        """Transfer parts over an extra link; if it cannot connect, the other links do its work."""
         try:
             with _connect_keeper(self._keeper) as link:
                 self._drain_parts(link)
@@ -218,7 +218,7 @@ class _PartTransfer:
             self._failed.append(e)
 
     def _drain_parts(self, link: socket.socket) -> bool:
-        """Parts, until there is none or the link breaks; False: it broke."""
+        """Transfer parts until none is left; False if the link broke."""
         while True:
             try:
                 part = self._left.popleft()
@@ -233,7 +233,7 @@ class _PartTransfer:
 
 
 def fetch_content(keeper: PeerKeeper, ask: PeerRequest) -> bytes:
-    """What a keeper has, where its size is not known beforehand; for what is small."""
+    """Fetch small content from a keeper when its size is not known beforehand."""
     with _connect_keeper(keeper) as link:
         size = _send_request(link, ask).bytes
         if not 0 <= size <= _SMALL_BYTES:
@@ -253,7 +253,7 @@ def _never_gone(node: str) -> bool:
 
 
 class PeerGuard(NamedTuple):
-    """Who may have our state: nodes of the job whose certificate still counts."""
+    """Decides which peers may have our state: nodes of this job with a certificate that is still valid."""
 
     keys: KeyFiles
     is_peer: Callable[[str], bool]  # by its serial
@@ -261,7 +261,7 @@ class PeerGuard(NamedTuple):
     is_gone: Callable[[str], bool] = _never_gone  # whether a node has left, whatever certificate it has now
 
     def accepts_certificate(self, shown: dict[str, Any] | None) -> bool:
-        """Whether this is the certificate of a node of this run: the user's authority may have signed others."""
+        """Return whether this certificate belongs to a node of this run; the user's CA may have signed others."""
         ours = not self.run_id or mutual_tls.certificate_run(shown) in ("", self.run_id)
         node = mutual_tls.certificate_node(shown)
         return ours and bool(node) and not self.is_gone(node) and self.is_peer(mutual_tls.certificate_serial(shown))
@@ -321,7 +321,7 @@ def _read_reply(link: socket.socket) -> PeerReply:
 
 
 def read_line(link: socket.socket) -> bytes:
-    """One line and not a byte more: what follows it goes straight into its place."""
+    """Read one line and not a byte more, because the bytes after it go straight into their target memory."""
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = link.recv(1)
@@ -344,7 +344,7 @@ def send_chunk(link: socket.socket, chunk: memoryview) -> None:
 
 
 def receive_chunk(link: socket.socket, chunk: memoryview, number: int) -> bytes:
-    """Its checksum, which has been compared."""
+    """Receive a chunk, verify its checksum and return the checksum. Raises TransportError on a mismatch."""
     summed, digest = xxhash.xxh3_64(), bytearray(_SUM_BYTES)
     for part in (chunk, memoryview(digest)):
         at = 0

@@ -1,4 +1,4 @@
-"""Checkpoints on any storage that fsspec has a file system for; there the manifest, written last, is what publishes."""
+"""Checkpoint storage on any file system that fsspec supports; writing the manifest last publishes a checkpoint."""
 
 import posixpath
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ _FLAT = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss", "
 
 
 class RemoteStorage:
-    """One folder, or prefix. Names are relative to it; whatever the file system raises becomes one sentence."""
+    """One folder or prefix; names are relative to it. Every exception becomes a StorageError with one sentence."""
 
     def __init__(self, url: str) -> None:
         with _as_storage_error(f"{url} cannot be opened"):
@@ -41,7 +41,7 @@ class RemoteStorage:
         return step_name(step, tag)
 
     def list_names(self, folder: str = "") -> list[str]:
-        """What lies in a folder; nothing when it is not there."""
+        """Return the sorted names in a folder; empty if the folder does not exist."""
         with _as_storage_error(f"{self.url(folder)} cannot be listed"):
             self._fs.invalidate_cache()  # here and below: other nodes write here too
             try:
@@ -51,12 +51,12 @@ class RemoteStorage:
             return sorted({posixpath.basename(path.rstrip("/")) for path in found} - {""})
 
     def list_unpublished(self) -> list[WriteAttempt]:
-        """Writes that have not come to their end, and removals that have not."""
+        """List folders without a manifest: their write or removal has not finished."""
         attempts = [attempt for name in self.list_names() if (attempt := tagged_of(name))]
         return [attempt for attempt in attempts if self.file_size(f"{attempt.name}/{MANIFEST}") is None]
 
     def read(self, name: str) -> bytes | None:
-        """A small file; None when it is not there."""
+        """Return the content of a small file; None if it does not exist."""
         with _as_storage_error(f"{self.url(name)} cannot be read"):
             try:
                 return bytes(self._fs.cat_file(self._path_of(name)))
@@ -64,7 +64,7 @@ class RemoteStorage:
                 return None
 
     def file_size(self, name: str) -> int | None:
-        """None when it is not there."""
+        """Return the size of a file; None if it does not exist."""
         with _as_storage_error(f"{self.url(name)} cannot be looked at"):
             self._fs.invalidate_cache()
             try:
@@ -73,7 +73,7 @@ class RemoteStorage:
                 return None
 
     def open(self, name: str) -> "RemoteInput | None":
-        """A file to be read in blocks; None when it is not there."""
+        """Open a file to read it in blocks; None if it does not exist."""
         size = self.file_size(name)
         return None if size is None else RemoteInput(self._fs, self._path_of(name), size)
 
@@ -84,12 +84,12 @@ class RemoteStorage:
                 self._fs.makedirs(self._path_of(folder), exist_ok=True)
 
     def put_file(self, name: str, content: bytes) -> None:
-        """A small file: whole, or as it was before."""
+        """Write a small file atomically."""
         with _as_storage_error(f"{self.url(name)} cannot be written"):
             self._fs.pipe_file(self._path_of(name), content)
 
     def write(self, name: str, ranges: Sequence[memoryview], threads: int, pulse: WritePulse) -> str:
-        """A large file; returns the checksums of its blocks. One stream: ranks upload side by side."""
+        """Write a large file in one stream; return the checksums of its blocks. Ranks upload in parallel."""
         source = MemoryRanges(ranges)
         piece = max(BLOCK_BYTES, -(-source.bytes // _MOST_PIECES))
         sums: list[str] = []
@@ -107,19 +107,19 @@ class RemoteStorage:
         return "".join(sums)
 
     def sync_folder(self, folder: str = "") -> None:
-        """What has been taken is durable here."""
+        """Do nothing: this storage makes every finished write durable."""
 
     def remove_file(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists."""
         with _as_storage_error(f"{self.url(name)} cannot be removed"), suppress(FileNotFoundError):
             self._fs.rm_file(self._path_of(name))
 
     def publish(self, staged: str, step: int) -> str:
-        """The manifest has done it."""
+        """Return the folder's name unchanged: writing the manifest has already published the checkpoint."""
         return staged
 
     def remove_folder(self, folder: str) -> None:
-        """Take a checkpoint back in one instant, by its manifest, then remove its files."""
+        """Unpublish a checkpoint by removing its manifest, then remove its files."""
         self.remove_file(f"{folder}/{MANIFEST}")
         with _as_storage_error(f"{self.url(folder)} cannot be removed"), suppress(FileNotFoundError):
             self._fs.invalidate_cache()
@@ -136,10 +136,10 @@ class RemoteInput:
         self.bytes = size
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file is held open."""
 
     def read(self, offset: int, into: memoryview, spare: memoryview) -> int:
-        """Fill memory; returns how many bytes there were."""
+        """Fill `into` from this offset; return the number of bytes read."""
         with _as_storage_error(f"{self._path} cannot be read"):
             got = self._fs.cat_file(self._path, start=offset, end=offset + len(into))
         into[: len(got)] = got
@@ -148,7 +148,7 @@ class RemoteInput:
 
 @contextmanager
 def _as_storage_error(what: str) -> Iterator[None]:
-    """Not a narrow error: fsspec's file systems raise whatever the libraries beneath them do, hundreds of kinds."""
+    """Turn every exception into a StorageError: fsspec passes on whatever hundreds of libraries raise."""
     try:
         yield
     except StorageError:

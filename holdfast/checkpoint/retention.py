@@ -1,4 +1,4 @@
-"""Which checkpoints there are, which of them are kept, and what of unfinished writes is removed."""
+"""Finds checkpoints on storage, and removes surplus ones and unfinished writes."""
 
 import sys
 from collections.abc import Collection, Iterator
@@ -24,7 +24,7 @@ from holdfast.model.state_copy import Doubt
 
 
 class StoredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A published checkpoint. `ok`: its manifest is as it was written; its files are another matter, see verify."""
+    """A published checkpoint. `ok` means that its manifest is intact; verify_checkpoint checks the other files."""
 
     step: int
     url: str
@@ -38,21 +38,21 @@ class StoredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnfinishedWrite(msgspec.Struct, frozen=True):
-    """What a write that never came to its end has left."""
+    """The files of a write that never finished."""
 
     url: str
     bytes: int
 
 
 def find_checkpoints(base: str) -> tuple[StoredCheckpoint, ...]:
-    """All published checkpoints, newest first."""
+    """Return all published checkpoints, newest first."""
     return _find_published(open_storage(base))
 
 
 def apply_doubts(
     found: Collection[StoredCheckpoint], run: str, doubts: Collection[Doubt]
 ) -> tuple[StoredCheckpoint, ...]:
-    """The same, where those that led a run astray are not ok."""
+    """Return the checkpoints with those of a doubted lineage of this run marked as not ok."""
     told = []
     for one in found:
         made = one.author.generation if one.ok and one.author.run == run else sys.maxsize
@@ -76,7 +76,7 @@ def _find_published(storage: Storage) -> tuple[StoredCheckpoint, ...]:
 
 
 def _read_checkpoint(storage: Storage, name: str) -> StoredCheckpoint | None:
-    """None: never published."""
+    """Read one checkpoint's manifest; None if the checkpoint was never published."""
     step, url = step_of(name) or 0, storage.url(name)
     try:
         content = storage.read(f"{name}/{MANIFEST}")
@@ -104,11 +104,11 @@ def _read_checkpoint(storage: Storage, name: str) -> StoredCheckpoint | None:
 def retain_checkpoints(
     base: str, keep: int, every: int = 0, *, newest: int | None = None, doubted: Collection[int] = ()
 ) -> tuple[str, ...]:
-    """Remove all but the last `keep` good ones (0: none) and, for good, every so many steps; returns the URLs removed.
+    """Remove all checkpoints except the last `keep` good ones and every `every`-th step; return the removed URLs.
 
-    `newest` is the step published last. After training went back, later steps are of an abandoned line: they are
-    neither counted nor touched before training has passed them. Doubted steps are not counted as good either, so
-    that what may have to replace them stays.
+    keep=0 removes none. `newest` is the step published last: after training went back, later steps belong to an
+    abandoned lineage, and are neither counted nor removed before training has passed them. Doubted steps do not count
+    as good, so that the checkpoints that may have to replace them stay.
     """
     if keep <= 0:
         return ()
@@ -127,7 +127,7 @@ def find_surplus(
     newest: int | None = None,
     doubted: Collection[int] = (),
 ) -> tuple[StoredCheckpoint, ...]:
-    """What retention removes; `found` is ordered as `find` does, and so is the answer."""
+    """Return the checkpoints that retention removes; `found` is ordered newest first, and so is the result."""
     line = [one for one in found if newest is None or one.step <= newest]
     good: list[int] = []  # distinct steps, newest first
     removed: list[StoredCheckpoint] = []
@@ -142,9 +142,9 @@ def find_surplus(
 
 
 def clean_unpublished(base: str, author: Author | None, *, force: bool = False) -> tuple[str, ...]:
-    """Remove writes that were never published and, for certain, never will be; returns their URLs.
+    """Remove unpublished writes that certainly will never be published; return their URLs.
 
-    Without an author only what ended processes have left is certain. By force everything goes.
+    Without an author only writes of ended processes are certain. With `force` every unpublished write is removed.
     """
     storage = open_storage(base)
     last = max((one.step for one in _find_published(storage) if one.author == author), default=-1)
@@ -156,7 +156,7 @@ def clean_unpublished(base: str, author: Author | None, *, force: bool = False) 
 
 
 def find_abandoned(base: str, run: str) -> tuple[UnfinishedWrite, ...]:
-    """Writes of a run that were never published, and whose writers have ended for certain; nothing is removed."""
+    """Return the unpublished writes of a run whose writer processes have certainly ended; removes nothing."""
     storage = open_storage(base)
     mine = Author(0, run).tag.rpartition("-")[0]
     attempts = [one for one in storage.list_unpublished() if one.tag.rpartition("-")[0] == mine]

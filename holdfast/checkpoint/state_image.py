@@ -1,4 +1,4 @@
-"""A state as tensors: what is in it, the image that is laid out for it once, and the copies that every snapshot is."""
+"""Converts a state of tensors and values to and from an image: flattened once, then copied at every snapshot."""
 
 import ctypes
 import io
@@ -25,11 +25,11 @@ State = Mapping[str, object]
 
 
 class StateError(Exception):
-    """One sentence: what cannot be saved, or does not fit what was saved."""
+    """Says in one sentence what cannot be saved, or does not fit the saved state."""
 
 
 class TensorHolders(NamedTuple):
-    """Who has a tensor."""
+    """The ranks that hold a tensor."""
 
     group: Ranks  # together
     replicas: Ranks  # the very chunk that this rank has
@@ -40,14 +40,14 @@ Holders = Callable[[Path], TensorHolders]  # of what is no DTensor, as that know
 
 
 class FlatState(NamedTuple):
-    """What a state dict holds: specs to lay out, and the values and local tensors they were made from, by key."""
+    """The content of a state dict: record specs, and by key the local tensors and values they were made from."""
 
     specs: list[RecordSpec]
     objects: dict[str, object]
 
 
 def flatten_state(state: State, holders: Holders) -> FlatState:
-    """Everything in a nested state dict, named as torch.distributed.checkpoint does."""
+    """Flatten a nested state dict into records named as torch.distributed.checkpoint names them."""
     planner = DefaultSavePlanner()
     planner.set_up_planner(cast(dict[str, object], state), is_coordinator=True)
     plan = planner.create_local_plan()
@@ -71,7 +71,7 @@ def flatten_state(state: State, holders: Holders) -> FlatState:
 
 
 def extra_spec(size: int, rank: int, world: int) -> RecordSpec:
-    """Room for the bytes that every rank adds, all of the same size."""
+    """Return the record spec for the extra bytes of a rank, which have the same size on every rank."""
     return RecordSpec(
         key=EXTRA,
         path=(EXTRA,),
@@ -86,17 +86,17 @@ def extra_spec(size: int, rank: int, world: int) -> RecordSpec:
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank has of a tensor, without a copy and without autograd."""
+    """Return this rank's part of a tensor, without a copy and detached from autograd."""
     return bare_local(tensor).detach()
 
 
 def bare_local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank has of a tensor where autograd does not matter: at every step, so nothing is made anew."""
+    """Return this rank's part of a tensor without detaching it, which creates no object: this runs at every step."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def bytes_of(flat: torch.Tensor) -> memoryview:
-    """The memory of a tensor of bytes on the host."""
+    """Return a memoryview of a host tensor of bytes."""
     if not flat.nbytes:
         return memoryview(b"")
     memory = (ctypes.c_ubyte * flat.nbytes).from_address(flat.data_ptr())
@@ -105,20 +105,20 @@ def bytes_of(flat: torch.Tensor) -> memoryview:
 
 
 def encode_value(value: object) -> bytes:
-    """A value, in the one form of torch.save that may be followed by other bytes."""
+    """Encode a value with torch.save in its legacy format, the only one that other bytes may follow."""
     sink = io.BytesIO()
     torch.save(value, sink, _use_new_zipfile_serialization=False)
     return sink.getvalue()
 
 
 def decode_value(content: bytes | memoryview) -> object:
-    """A value again; nothing but plain values, tensors and arrays is ever made of bytes."""
+    """Decode a value; only plain values, tensors and arrays are ever created from the bytes."""
     with torch.serialization.safe_globals([bytes, *_array_kinds()]):  # empty bytes are written as a call of bytes
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
 def _array_kinds() -> list[Any]:
-    """What numpy's arrays and numbers are made of, if the script uses them."""
+    """Return the classes that numpy arrays and scalars are unpickled from; empty if numpy is not imported."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return []
@@ -127,13 +127,13 @@ def _array_kinds() -> list[Any]:
 
 
 def record_sizes(spec: RecordSpec) -> tuple[int, int]:
-    """Bytes before the payload of a record, and of all of it."""
+    """Return the size of a record before its payload, and of the whole record."""
     record = _frame_spec(spec)
     return len(record.head), len(record.head) + spec.bytes + len(record.tail)
 
 
 class StateImage:
-    """The memory of one slot, as the tensors and values that lie in it; or other memory, with places for some."""
+    """The tensors and values in the memory of one slot, or in other memory that has `places` for some items."""
 
     def __init__(self, layout: ImageLayout, memory: memoryview, places: Mapping[int, int] | None = None) -> None:
         self.layout = layout
@@ -149,7 +149,7 @@ class StateImage:
         self.settle: Callable[[], None] = lambda: None  # waits for all that was fetched
 
     def write_frames(self) -> None:
-        """Write what is the same in every snapshot: all that torch puts around payloads."""
+        """Write the bytes that torch puts around payloads, which are the same in every snapshot."""
         for item in self.layout.items:
             record, after = _frame_spec(item.spec), item.payload + item.spec.bytes
             self.memory[item.offset : item.payload] = record.head
@@ -157,12 +157,12 @@ class StateImage:
         self.forget_contents()
 
     def forget_contents(self) -> None:
-        """Somebody else wrote into this image: what it was known to hold it holds no more."""
+        """Forget which values the image holds, because another process wrote into it."""
         self._written.clear()
         self._known.clear()
 
     def put_tensor(self, index: int, tensor: torch.Tensor) -> Move | None:
-        """Copy a tensor into the image, or tell which move would do that."""
+        """Copy a tensor into the image, or return the memory move that would."""
         to, size = self._ways[index]
         if tensor.nbytes != size:  # its memory was exchanged; what is copied blindly must fit
             raise StateError(f"{self.layout.items[index].spec.key} has another size than before")
@@ -172,7 +172,7 @@ class StateImage:
         return None
 
     def get_tensor(self, index: int, tensor: torch.Tensor) -> Move | None:
-        """Copy it back, or tell which move would."""
+        """Copy an item back into a tensor, or return the memory move that would."""
         if tensor.is_cpu and tensor.is_contiguous():
             start, size = self._ways[index]
             return tensor.data_ptr(), start, size
@@ -184,7 +184,7 @@ class StateImage:
         return None
 
     def put_value(self, index: int, value: object) -> None:
-        """Write a value, unless it is there already."""
+        """Write a value, unless the image already holds it."""
         known = self._known.get(index, self)
         if known is value or (type(value) is list and known == value):
             return
@@ -213,7 +213,7 @@ class StateImage:
 
 
 def shape_payload(flat: torch.Tensor, spec: RecordSpec, at: int) -> torch.Tensor:
-    """The payload of a record that lies at this place of some memory."""
+    """Return the payload at this offset as a view with the record's dtype and shape."""
     if spec.dtype and not spec.bytes:  # it lies nowhere
         return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=flat.device)
     raw = flat[at : at + spec.bytes]
@@ -221,7 +221,7 @@ def shape_payload(flat: torch.Tensor, spec: RecordSpec, at: int) -> torch.Tensor
 
 
 def item_slices(layout: ImageLayout) -> list[tuple[slice, ...] | None]:
-    """For every item which part of this rank's tensor it is; None: all of it."""
+    """For every item return the slice of this rank's tensor that it covers; None if it covers the whole tensor."""
     first: dict[str, tuple[int, ...]] = {}
     count: dict[str, int] = {}
     for item in layout.items:
@@ -242,7 +242,7 @@ class RecordFrame(NamedTuple):
 
 
 class _FrameSink(io.RawIOBase):
-    """Takes what torch.save writes and leaves out the payload, over which it seeks."""
+    """A file that records what torch.save writes except the payload, which torch seeks over."""
 
     def __init__(self) -> None:
         self.pieces = [io.BytesIO()]
@@ -257,7 +257,7 @@ class _FrameSink(io.RawIOBase):
 
 @lru_cache(maxsize=KNOWN_RECORDS)
 def record_frame(dtype: str, shape: tuple[int, ...]) -> RecordFrame:
-    """What torch puts around the payload of a tensor."""
+    """Return the bytes that torch writes before and after the payload of such a tensor."""
     sink = _FrameSink()
     with torch.serialization.skip_data():
         torch.save(torch.empty(shape, dtype=getattr(torch, dtype)), cast(IO[bytes], sink))
@@ -294,7 +294,7 @@ def _check_tensor(key: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _value_room(key: str, value: object) -> int:
-    """What a value may grow to; refuses those that could not be read again."""
+    """Return the room for a value, twice its present size. Raises StateError if it could not be read again."""
     try:
         content = encode_value(value)
         decode_value(content)
@@ -304,7 +304,7 @@ def _value_room(key: str, value: object) -> int:
 
 
 def _memory_key(thing: object, write: WriteItem) -> tuple[object, ...]:
-    """The same for two names of the same memory."""
+    """Return a key that is equal for two names of the same memory."""
     if isinstance(thing, torch.Tensor) and thing.device.type != "meta" and thing.nbytes and write.tensor_data:
         chunk = write.tensor_data.chunk
         return thing.data_ptr(), thing.dtype, thing.shape, thing.stride(), chunk.offsets, write.tensor_data.size
@@ -328,7 +328,7 @@ def _sorted_ranks(ranks: torch.Tensor) -> Ranks:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value is what it shows."""
+    """Return whether repr() determines the value completely."""
     if type(value) in (tuple, list):
         several = cast(Sequence[object], value)
         return _PLAIN.issuperset(map(type, several)) or all(map(_is_plain, several))

@@ -1,4 +1,4 @@
-"""Where checkpoints lie: a folder, or any fsspec URL."""
+"""Opens the storage for checkpoints: a local folder or any fsspec URL."""
 
 from typing import TypeAlias
 

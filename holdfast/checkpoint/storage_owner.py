@@ -1,4 +1,4 @@
-"""Whose files these are: which process writes them, whether it has ended, and which author may publish."""
+"""Tracks which process writes a checkpoint, whether that process has ended, and which author may publish."""
 
 import os
 import socket
@@ -14,7 +14,8 @@ _FENCE = ".holdfast-author.json"
 
 
 def take_ownership(url: str, author: Author) -> None:
-    """From now on only this author publishes here: called once for each generation, before anything is written."""
+    """Make this author the only one that may publish here. Call it once per generation, before any write. Raises
+    StorageError if a later generation of the same run owns the storage."""
     storage = open_storage(url)
     holder = _read_owner(storage)
     if holder and holder.run == author.run and holder.generation > author.generation:
@@ -26,7 +27,7 @@ def take_ownership(url: str, author: Author) -> None:
 
 
 def check_ownership(storage: Storage, author: Author) -> None:
-    """Raises when somebody else has taken this storage meanwhile."""
+    """Raise StorageError if another author has taken this storage meanwhile."""
     holder = _read_owner(storage)
     if holder and (holder.run != author.run or holder.generation > author.generation):
         raise StorageError(_describe_refusal(storage.url(), holder, author))
@@ -54,8 +55,7 @@ def this_process() -> WriterProcess:
 
 
 def has_ended(process: WriterProcess) -> bool:
-    """Whether the process has certainly ended. False for a process of another machine, boot or container, which
-    cannot be checked from here."""
+    """Return whether the process has certainly ended; False if it runs on another machine, boot or container."""
     return process.host == _host_id() and _start_ticks(process.pid) != process.start
 
 
@@ -65,7 +65,7 @@ def _host_id() -> str:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """In clock ticks since boot; None when there is no such process."""
+    """Return the process's start time in clock ticks since boot; None if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Whether checkpoints can be written to a place at all, asked before training, not when the first one is due."""
+"""Checks before training starts whether checkpoints can be written to a storage."""
 
 import errno
 import secrets
@@ -14,7 +14,7 @@ WAIT_S = 10.0
 
 
 def write_refusal(url: str, wait_s: float = WAIT_S) -> str:
-    """Why nothing can be written there, now or later; empty if it can, or if nobody can tell yet."""
+    """Return why nothing can ever be written there; empty if writing works, or if the cause may pass."""
     found: list[str] = []
     # Of its own, and left behind if storage hangs: that is told when a checkpoint is due, and stops nobody.
     thread = threading.Thread(target=lambda: found.append(_try_write(url)), name="holdfast-try", daemon=True)

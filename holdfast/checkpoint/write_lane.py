@@ -1,4 +1,4 @@
-"""One write at a time to one storage, in a thread of its own, so that storage that hangs holds up nobody."""
+"""Runs writes to one storage one at a time in a separate thread, so that hanging storage blocks nobody."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ _LOOK_S = 0.2
 
 
 class WriteOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a write: a sentence either way."""
+    """The result of a write, with one sentence for success or failure."""
 
     step: int
     ok: bool
@@ -23,10 +23,10 @@ class WriteOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WritePulse:
-    """Shows from outside that a write still moves, and lets it be given up.
+    """Shows whether a write still makes progress, and lets another thread give it up.
 
-    Memory that is being written may be used again once a write was given up: whoever writes feels its pulse after the
-    last byte too, so that what was read from such memory is never called done.
+    The memory may be reused once its write is given up. The writer therefore calls add_bytes after the last byte too,
+    so that data read from reused memory never counts as written.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class WritePulse:
         self._lock = threading.Lock()
 
     def add_bytes(self, count: int = 0) -> None:
-        """So many bytes more; raises when nobody waits for them any longer."""
+        """Report progress of this many bytes. Raises StorageError if the write was given up."""
         with self._lock:
             if self._given_up:
                 raise StorageError("the write was given up")
@@ -64,11 +64,11 @@ class WriteLane:
         self._pulse = WritePulse()
 
     def give_up(self) -> None:
-        """Nobody wants what is being written any more; it ends when it next moves."""
+        """Give up the current write; it ends when it next reports progress."""
         self._pulse.give_up()
 
     def run(self, step: int, write: Callable[[WritePulse], str]) -> WriteOutcome:
-        """Carry out one write, which answers with the checkpoint's URL or ""; never raises for storage's sake."""
+        """Run one write, which returns the checkpoint's URL or ""; a storage failure becomes an outcome."""
         if self._last and self._last[1].is_alive() and self._pulse.waiting:
             self._pulse.passed_over = True  # or ranks would wait for different steps, and none would ever be whole
             self._last[1].join(_LOOK_S)

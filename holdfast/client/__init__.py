@@ -1,1 +1,1 @@
-"""What lives inside a rank, and the zygote and the store beside it."""
+"""The code that runs inside a rank, and the zygote and the TCPStore process beside it."""

@@ -1,4 +1,4 @@
-"""Checkpoints as torch.distributed.checkpoint knows them: their metadata, and storage for its `save` and `load`."""
+"""Connects checkpoints to torch.distributed.checkpoint: their metadata, and storage for its `save` and `load`."""
 
 from holdfast.checkpoint.dcp.reader import Planner, Reader
 from holdfast.checkpoint.dcp.torch_metadata import decode_metadata, encode_metadata

@@ -1,4 +1,4 @@
-"""Which step a checkpoint id names, and which checkpoint that is: the same for who writes and who reads."""
+"""Maps a checkpoint id to a step and to a checkpoint, in the same way for writer and reader."""
 
 import os
 import re
@@ -12,7 +12,7 @@ _NAMED = re.compile(r"(?:.*step[-_=]?|\D*)(\d{1,18})", re.ASCII)  # step-10, 10,
 
 
 def named_step(checkpoint_id: str, url: str) -> int | None:
-    """The step that an id asks to be saved as under `url`; None if it asks for none. Others are refused."""
+    """Return the step that an id names under `url`; None if it is `url` itself. Raises StateError for other ids."""
     if same_place(checkpoint_id, url):
         return None
     step = step_under(checkpoint_id, url)
@@ -24,13 +24,16 @@ def named_step(checkpoint_id: str, url: str) -> int | None:
 
 
 def step_under(checkpoint_id: str, url: str) -> int | None:
-    """The step that an id names, if it is a name under `url`."""
+    """Return the step that an id names, if the id is a name under `url`, else None."""
     found = _NAMED.fullmatch(_split_id(checkpoint_id)[1])
     return int(found[1]) if found and _is_under(checkpoint_id, url) else None
 
 
 def locate_checkpoint(url: str, checkpoint_id: str = "") -> str:
-    """The checkpoint that is meant: by its id, else what lies at `url` itself, else the newest under it."""
+    """Return the URL of the checkpoint with this id; without an id the one at `url` itself, else the newest under it.
+
+    Raises StorageError if an id is given and no such checkpoint exists.
+    """
     if not checkpoint_id or same_place(checkpoint_id, url):
         if storage.open_storage(url).read(MANIFEST):
             return url
@@ -48,8 +51,8 @@ def locate_checkpoint(url: str, checkpoint_id: str = "") -> str:
 
 
 def newest_step(url: str) -> int:
-    """Of all checkpoints that were ever finished; -1 if there is none. Those that are being written do not count:
-    others may be ahead with the very save that this is asked for."""
+    """Return the newest step of all finished checkpoints; -1 if there is none. Unfinished ones do not count, because
+    other ranks may be ahead with the very save that this call is for."""
     return max((one.step for one in find_checkpoints(url)), default=-1)
 
 

@@ -1,4 +1,4 @@
-"""How what a plan writes lies in an image, and which rank this is."""
+"""Lays out the items of a torch save plan in an image."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -21,13 +21,13 @@ Things = dict[MetadataIndex, Any]
 
 
 def rank_and_world() -> tuple[int, int]:
-    """This rank, of how many."""
+    """Return this rank and the world size; (0, 1) without a process group."""
     together = dist.is_available() and dist.is_initialized()
     return (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
 
 
 def check_items(items: Sequence[WriteItem]) -> None:
-    """Refuse what cannot be kept, before anything is written."""
+    """Raise StateError for tensors that cannot be saved, before anything is written."""
     for item in items:
         kind = item.tensor_data and item.tensor_data.properties
         if kind and (kind.layout != torch.strided or _is_quantized(kind.dtype)):
@@ -41,9 +41,9 @@ def _is_quantized(dtype: torch.dtype) -> bool:
 def arrange_plan(
     items: Sequence[WriteItem], things: Things, owned: Collection[MetadataIndex], last: ImageLayout | None, at: Ranks
 ) -> ImageLayout:
-    """An image of these; what other ranks write is there too, but not its own to write. `at`: rank and world.
+    """Lay out these items in an image; items not in `owned` are written by other ranks. `at`: rank and world.
 
-    The last layout again, if all still fits into it: with another, memory would be another too.
+    Returns `last` again if all items still fit into it, because a new layout needs new memory.
     """
     rank, world = at
     specs = [_make_spec(item, things[item.index], (rank,) if item.index in owned else (-1, rank)) for item in items]
@@ -61,12 +61,12 @@ def pack_layout(layout: ImageLayout, step: int = 0) -> bytes:
 
 
 def pad_value(value: bytes, room: int) -> bytes:
-    """A value in its room: zeros where a longer one may have been, and at the end how long it is."""
+    """Pad a value with zeros to its room, and append its length at the end."""
     return value.ljust(room - len(_END) - 8, b"\0") + _END + len(value).to_bytes(8, "little")
 
 
 def unpad_value(record: memoryview) -> memoryview:
-    """The value alone, where it is known how long that is."""
+    """Return the value without its padding, or the whole record if it has no length at its end."""
     size = int.from_bytes(record[-8:], "little")
     is_ours = record[-len(_END) - 8 : -8] == _END and size <= len(record) - len(_END) - 8
     return record[:size] if is_ours else record

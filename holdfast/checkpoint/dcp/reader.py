@@ -1,4 +1,4 @@
-"""Storage for `dcp.load`: from the node's memory, from a checkpoint of ours, or from one that torch itself wrote."""
+"""A storage reader for `dcp.load`: reads from the node's memory, from our checkpoints, or from torch's own."""
 
 import io
 import mmap
@@ -31,10 +31,10 @@ _AT_ONCE_BYTES = 256 << 20
 
 
 class Reader(StorageReader):
-    """`dcp.load(state, storage_reader=Reader(url))`: from memory if an agent has the state there, else from storage.
+    """Reads for `dcp.load(state, storage_reader=Reader(url))`: from memory if the agent has it, else from storage.
 
-    `url` is a checkpoint, or where they lie: then the newest is meant, or that of the step in the checkpoint id. No
-    byte of ours is believed before it is checked; what torch's own writer wrote has no checksums: it is read as it is.
+    `url` is a checkpoint or a folder of checkpoints; of a folder the newest is read, or the step in the checkpoint
+    id. Every byte of our checkpoints is verified; torch's own have no checksums and are read as they are.
 
     >>> import torch.distributed.checkpoint as dcp
     >>> from holdfast.checkpoint.dcp import Reader, Writer
@@ -77,7 +77,7 @@ class Reader(StorageReader):
         return self._read_torch(kwargs.get("rank")) or decode_metadata(checkpoint_load.read_metadata(self._place))
 
     def _read_torch(self, rank: int | None) -> Metadata | None:
-        """If torch wrote this: what it says of the whole, or, where ranks did not speak to each other, of one rank."""
+        """Return the metadata if torch wrote this checkpoint, else None; with `rank`, that of this rank alone."""
         here = storage.open_storage(self._place)
         if here.file_size(MANIFEST) is not None:
             return None
@@ -135,7 +135,7 @@ class Reader(StorageReader):
         return self._contents.storage_data
 
     def _batches(self, items: list[ReadItem]) -> Iterator[list[ReadItem]]:
-        """Neighbours together, as they lie in the same blocks; not too much memory at once."""
+        """Yield items in batches of neighbours, which share blocks; each batch takes limited memory."""
         ends = accumulate(self._length(item) for item in items)
         for _, batch in groupby(zip(items, ends, strict=True), key=lambda pair: pair[1] // _AT_ONCE_BYTES):
             yield [item for item, _ in batch]
@@ -152,7 +152,7 @@ class Reader(StorageReader):
 
 
 class Planner(DefaultLoadPlanner):
-    """Torch's own, but values are kept aside, and nothing but plain ones is made of bytes."""
+    """torch's load planner, except that values are collected in `values` and only plain values are decoded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class Planner(DefaultLoadPlanner):
 
 
 class _RecordTensors:
-    """Tensors from records. Those that begin as we begin them need no unpickling, which takes longer than the rest."""
+    """Makes tensors from records. A record that begins as ours do needs no unpickling, which is the slowest part."""
 
     def __init__(self, contents: Metadata) -> None:
         self._known = contents.state_dict_metadata

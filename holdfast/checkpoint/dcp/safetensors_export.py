@@ -1,4 +1,4 @@
-"""A checkpoint's weights as safetensors, in one file or in several, for those who do not train."""
+"""Exports the weights of a checkpoint as one or more safetensors files."""
 
 import io
 import json
@@ -24,9 +24,9 @@ _PAGE_BYTES = mmap.PAGESIZE
 def export_safetensors(
     url: str, folder: Path, *, prefix: str = WEIGHTS, most_bytes: int = 5 * 10**9
 ) -> tuple[Path, ...]:
-    """Write all tensors whose names begin so, none larger file than this if it can be; returns the files.
+    """Write all tensors whose names begin with `prefix`, in files of about `most_bytes` at most; return the files.
 
-    Every byte is checked as it is read, and memory for one file at a time is all that is taken.
+    Every byte is verified as it is read, and only one file's tensors are in memory at a time.
     """
     from safetensors.torch import save_file  # an extra: nobody needs it to train
 
@@ -78,14 +78,14 @@ def _group_by_size(tensors: dict[str, TensorStorageMetadata], most_bytes: int) -
 
 
 def _file_names(count: int) -> list[str]:
-    """As those who load such files by name expect them."""
+    """Return the file names that loaders of safetensors expect."""
     if count == 1:
         return ["model.safetensors"]
     return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
 
 
 def _read_tensors(url: str, metadata: Metadata, tensors: dict[str, TensorStorageMetadata]) -> dict[str, torch.Tensor]:
-    """The tensors, put together from the chunks that ranks wrote."""
+    """Return the tensors, assembled from the chunks that the ranks wrote."""
     chunks = [(key, chunk) for key, known in tensors.items() for chunk in known.chunks]
     pieces = _find_pieces(metadata, [MetadataIndex(key, chunk.offsets) for key, chunk in chunks])
     size = sum(-(-piece.bytes // _PAGE_BYTES) * _PAGE_BYTES for piece in pieces)
@@ -115,7 +115,7 @@ def _find_pieces(metadata: Metadata, indices: Sequence[MetadataIndex]) -> list[P
 def _write_index(
     folder: Path, groups: dict[str, list[str]], tensors: dict[str, TensorStorageMetadata], prefix: str
 ) -> Path:
-    """Which tensor is in which file."""
+    """Write the index that maps tensors to files; return its path."""
     places = {key.removeprefix(prefix): name for name, keys in groups.items() for key in keys}
     total = sum(map(_tensor_bytes, tensors.values()))
     path = folder / "model.safetensors.index.json"

@@ -1,4 +1,4 @@
-"""What a checkpoint holds and where it lies: torch's `.metadata`, ours written and read, torch's own read."""
+"""Encodes and decodes the `.metadata` of a checkpoint, which says what it holds and where; also reads torch's own."""
 
 import io
 import pathlib
@@ -42,7 +42,7 @@ _PATHS = ("Path", "PosixPath", "PurePosixPath")  # a checkpoint id
 
 
 def encode_metadata(layouts: Sequence[ImageLayout]) -> bytes:
-    """The `.metadata` of a checkpoint that consists of every rank's share; the same for every step."""
+    """Return the `.metadata` of a checkpoint made of every rank's share; it is the same for every step."""
     tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     held: dict[MetadataIndex, _StorageInfo] = {}
     paths: dict[str, Path] = {}
@@ -57,7 +57,7 @@ def encode_metadata(layouts: Sequence[ImageLayout]) -> bytes:
 
 
 def _list_entries(layouts: Sequence[ImageLayout]) -> Iterator[tuple[str, Path, ImageItem, _StorageInfo]]:
-    """Everything under all its names, and where it lies."""
+    """Yield every record under each of its names, with its path and its place in the rank's file."""
     named = name_tensors(layouts)
     for layout in layouts:
         for item, at in layout.owned_items():
@@ -66,7 +66,7 @@ def _list_entries(layouts: Sequence[ImageLayout]) -> Iterator[tuple[str, Path, I
 
 
 def decode_metadata(content: bytes) -> Metadata:
-    """Metadata that we wrote, or torch; of anything else that a pickle may hold nothing is made."""
+    """Decode metadata written by us or by torch; no other class in the pickle is ever created."""
     try:
         found = _Unpickler(io.BytesIO(content)).load()
     except (pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError, AttributeError, MemoryError) as e:
@@ -77,7 +77,7 @@ def decode_metadata(content: bytes) -> Metadata:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Not torch's own for weights: it is in Python, and took longer than all the rest of a load of many tensors."""
+    """An unpickler that creates only known classes; torch's weights-only one is pure Python and far slower."""
 
     def find_class(self, module: str, name: str) -> Any:
         if found := _SAFE.get((module, name)):
@@ -100,7 +100,7 @@ def _names_of(item: ImageItem, named: dict[tuple[str, Ranks], str]) -> Iterator[
 def _enter_record(
     tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata], name: str, item: ImageItem
 ) -> MetadataIndex | None:
-    """Add a record to what is known of its tensor; None if there is nothing in it."""
+    """Add a record to the metadata of its tensor and return its index; None if the record is an empty chunk."""
     spec = item.spec
     if not spec.dtype:
         tensors[name] = BytesStorageMetadata()
@@ -116,7 +116,7 @@ def _enter_record(
 
 
 def single_image_metadata(layout: ImageLayout) -> Metadata:
-    """The metadata of a single image, by which the number of each record is found."""
+    """Return the metadata of a single image, with each record's number as its place."""
     tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     places = {_enter_record(tensors, item.spec.key, item): number for number, item in enumerate(layout.items)}
     return Metadata(tensors, {item.spec.key: item.spec.path for item in layout.items}, places)

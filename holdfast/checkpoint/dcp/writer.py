@@ -1,4 +1,4 @@
-"""Storage for `dcp.save`: into the node's memory where there is an agent, else onto storage before save returns."""
+"""A storage writer for `dcp.save`: writes to the node's memory if there is an agent, else directly to storage."""
 
 import dataclasses
 import mmap
@@ -46,7 +46,7 @@ _PARTS_S = 600.0  # storage has as long to show what other ranks have written
 
 
 class SaveCall(msgspec.Struct):
-    """What the coordinator tells a rank, with its plan. Planners may keep plans: one that was taken is of old."""
+    """What the coordinator sends to a rank with its plan; `taken` marks a plan kept from an earlier save."""
 
     step: int
     world: int
@@ -55,11 +55,11 @@ class SaveCall(msgspec.Struct):
 
 
 class Writer(StorageWriter):
-    """`dcp.save(state, checkpoint_id="step-10", storage_writer=writer)`; one writer for all saves of a rank.
+    """Writes for `dcp.save(state, checkpoint_id="step-10", storage_writer=writer)`; each rank uses one for all saves.
 
-    The step is the number at the end of the id; without an id it is one more than the newest there is. With an agent
-    the state is copied into the node's memory, whole, and the keeper does the rest; without, and where only some ranks
-    of the job save, this rank's part is written to `url` before save returns. `overwrite=False`: no step twice.
+    The step is the number at the end of the id; without an id it is the newest step plus one. With an agent the whole
+    state is copied into the node's memory, and the keeper does the rest. Without one, or if only some ranks of the
+    job save, this rank's part is written to `url` before save returns. `overwrite=False` refuses an existing step.
 
     >>> import torch.distributed.checkpoint as dcp
     >>> from holdfast.checkpoint.dcp import Writer
@@ -155,7 +155,7 @@ class Writer(StorageWriter):
         return True
 
     def _next(self) -> int:
-        """The step of this save, as far as this rank knows."""
+        """Return the step of this save, as far as this rank knows."""
         if self._asked is not None:
             return self._asked
         reached = self._reached.get(self._storage.url, -1)
@@ -171,7 +171,7 @@ class Writer(StorageWriter):
         return max(newest, kept.step if kept and kept.source != "none" else -1) + 1
 
     def _heard(self, call: object) -> SaveCall:
-        """What this save is; a rank whose plan was kept from an earlier save counts by itself."""
+        """Return this save's call; a rank whose plan was kept from an earlier save counts steps by itself."""
         if isinstance(call, SaveCall) and not call.taken:
             call.taken = True
             self._call = call
@@ -181,13 +181,13 @@ class Writer(StorageWriter):
         return self._call
 
     def _whole(self, planner: SavePlanner) -> Sequence[WriteItem]:
-        """All that this rank has. A planner that keeps plans does not show it a second time, but has it."""
+        """Return everything this rank holds; a planner that caches plans shows it only once, but still has it."""
         plan = self._local or planner.create_local_plan()
         return plan.items if plan.usable else planner.plan.items  # type: ignore[attr-defined]
 
     @property
     def _author(self) -> Author:
-        """The same for all that save together, though none has told the others: not even what a plan says is new."""
+        """The author of this save, agreed on through the store: a cached plan may carry stale data."""
         if self._call.world == 1:
             return Author(current_generation(), self._run)
         token = _get_default_store().compare_set("holdfast.dcp", "", secrets.token_hex(8)).decode()
@@ -198,7 +198,7 @@ class Writer(StorageWriter):
         return checkpoint_save.staging_folder(self._storage.url, self._call.step, self._author)
 
     def _results(self, layout: ImageLayout, things: Things) -> list[WriteResult]:
-        """Where everything lies; under a key of ours the folder, so that ranks that differ are found out at once."""
+        """Return the place of every record; under our own key also the folder, which reveals ranks that differ."""
         told = [WriteResult(MetadataIndex(EXTRA), 0, "" if self._slot else self._folder)]
         for item, at in layout.owned_items():
             index, length = index_of(item.spec), item.length
@@ -222,7 +222,7 @@ class Writer(StorageWriter):
         MemoryCopier().copy_moves(filter(None, moves))
 
     def _begun(self, layout: ImageLayout, link: KeeperClient | None) -> StateImage:
-        """Memory to copy into; the same as before if the layout is."""
+        """Return the memory to copy into; the same as before if the layout is unchanged."""
         if not link:
             if not self._image or self._image.layout.digest != layout.digest:
                 self._image = StateImage(layout, memoryview(mmap.mmap(-1, layout.image_bytes)))

@@ -1,1 +1,1 @@
-"""How a rank begins: forked from a zygote or executed, with the release's imports and the store."""
+"""Starts a rank, forked from a zygote or executed, with the imports of its release; also the TCPStore process."""

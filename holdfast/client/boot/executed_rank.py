@@ -1,9 +1,10 @@
-"""A rank that is executed and not forked runs its script as one that was forked does: how it ends is told in its slot.
+"""Runs the script of a rank that was executed instead of forked, and records in its slot how the script ended.
 
     python -u .../holdfast/client/boot/executed_rank.py script TRAIN.PY ARGS...
     python -u .../holdfast/client/boot/executed_rank.py FOLDER MODULE ARGS...  # as with -m, FOLDER first on sys.path
 
-It is executed by its path, and imports little: a file in the working directory or beside it may have any name.
+This file is executed by its path and imports little, because a file beside it or in the working directory may have
+the name of any module.
 """
 
 import sys

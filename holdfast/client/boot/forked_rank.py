@@ -11,7 +11,7 @@ from holdfast.wire.zygote_messages import ForkRank
 
 
 class RankFiles(NamedTuple):
-    """What the rank starts with, opened before the fork so that failures can still be told to the holder."""
+    """The files a rank starts with, opened before the fork so that a failure can still be reported to the holder."""
 
     stdin: int
     stdout: int
@@ -38,7 +38,7 @@ class RankFiles(NamedTuple):
 
 
 def become_rank(request: ForkRank, files: RankFiles, coerced: dict[str, str], preloaded: tuple[str, ...] = ()) -> None:
-    """Turn this process into the rank, as far as it can be done while it is still the usher's child."""
+    """Turn this process into the rank, as far as that is possible while it is still the usher's child."""
     os.setsid()
     for fd, standard in zip(files[:3], (0, 1, 2), strict=True):
         os.dup2(fd, standard)
@@ -58,7 +58,7 @@ def become_rank(request: ForkRank, files: RankFiles, coerced: dict[str, str], pr
 
 
 def await_holder(go: int, holder: int) -> None:
-    """Wait until this process is the holder's child, and tie it to the holder's life."""
+    """Wait until this process is the holder's child, and make it die with the holder."""
     if not os.read(go, 1):
         os._exit(127)  # the zygote died before it could tell of us
     os.close(go)
@@ -66,9 +66,9 @@ def await_holder(go: int, holder: int) -> None:
 
 
 def _forget_the_zygote() -> None:
-    """Undo what modules remember from when they were imported; `random` reseeds itself after a fork.
+    """Reset what modules remember from their import in the zygote; `random` reseeds itself after a fork.
 
-    Every object looked at here costs the rank a copied page, so this goes through no table of all modules.
+    Every object touched here costs the rank a copied page, so this does not walk all modules.
     """
     for path in sys.path:
         finder = sys.path_importer_cache.get(path)

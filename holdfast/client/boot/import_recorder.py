@@ -1,4 +1,4 @@
-"""What a script imports up to its first step, so that the next zygote can have it ready."""
+"""Records which modules a script imports before its first step, so that the next zygote can preload them."""
 
 import json
 import os
@@ -12,7 +12,7 @@ _OURS = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", ".."))
 
 
 def watch_imports(environ: "os._Environ[str]") -> Callable[[], None] | None:
-    """To be called in a fresh rank; what it returns is to be called at the first step. None: nobody asked."""
+    """Start recording in a fresh rank; return a function to call at the first step, or None if nobody asked."""
     path = environ.get(IMPORTS)
     if not path:
         return None
@@ -21,7 +21,7 @@ def watch_imports(environ: "os._Environ[str]") -> Callable[[], None] | None:
 
 
 def installed_modules(before: frozenset[str]) -> list[str]:
-    """Modules that came since, in their order: only of installed packages, never of the user's own tree."""
+    """Return the modules of installed packages that were imported since `before`, in order; none of the user's."""
     roots = tuple(root + os.sep for root in {*library_roots(), _OURS})
     found = []
     for name, module in list(sys.modules.items()):
@@ -35,7 +35,7 @@ def installed_modules(before: frozenset[str]) -> list[str]:
 
 
 def library_roots() -> set[str]:
-    """Where packages are installed: by this interpreter, and by those it takes over from, as its user's or a base's."""
+    """Return the folders of installed packages, including those of the user site and of a base environment."""
     paths = sysconfig.get_paths()
     folders = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]

@@ -1,4 +1,4 @@
-"""Has a rank import the user's code from the staged copy of its release, not from the tree that it was taken from."""
+"""Makes a rank import the user's code from the staged copy of its release, not from the user's own tree."""
 
 import functools
 import os
@@ -10,7 +10,7 @@ from holdfast.wire.releases.staged_release import StagedRelease, editable_mappin
 
 
 def find_strays() -> tuple[str, ...]:
-    """Modules that were preloaded and are not installed: they may be of a user's tree, which changes."""
+    """Return the preloaded modules that are not installed: they may come from a user's tree, which changes."""
     roots = library_roots()
     folder_of = functools.cache(os.path.realpath)  # of two thousand modules in four hundred folders
     found = []
@@ -25,7 +25,7 @@ def find_strays() -> tuple[str, ...]:
 
 
 def move_imports(staged: StagedRelease, preloaded: tuple[str, ...]) -> None:
-    """To be called in a fresh rank. `preloaded` are the strays of its zygote."""
+    """Redirect the imports of a fresh rank to the staged release; `preloaded` are the strays of its zygote."""
     sys.path[:] = [staged.staged_path(path) if path else path for path in sys.path]
     for mapping in editable_mappings():
         mapping.update({name: staged.staged_path(path) for name, path in mapping.items()})

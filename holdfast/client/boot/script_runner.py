@@ -1,4 +1,4 @@
-"""Runs a script as `__main__` in this process, so that it cannot tell the difference to a fresh interpreter."""
+"""Runs a script as `__main__` in this process; the script sees what a fresh interpreter would show it."""
 
 import atexit
 import builtins
@@ -21,8 +21,8 @@ from holdfast.client.training.progress import here
 def run_script(argv: Sequence[str], module: bool, path: str = "") -> None:
     """Run `python -u argv...`, or `python -u -m argv...` with `path` in place of the working directory.
 
-    Returns when the script has ended well, so that the interpreter finishes as always. After a failure it is first
-    latched in the slot, then printed, and the process ends without the seconds of interpreter teardown.
+    Returns when the script succeeds, so that the interpreter exits normally. A failure is first recorded in the slot,
+    then printed; the process then ends at once, without the seconds of interpreter teardown.
     """
     main = _fresh_main()
     sys.orig_argv = [sys.executable, "-u", *(["-m"] if module else []), *argv]
@@ -114,7 +114,7 @@ def _failure_line(failure: BaseException) -> str:
 
 
 def _show_failure(failure: BaseException) -> int:
-    """Print the exception as the interpreter would, through whatever hook the script has set; the exit code."""
+    """Print the exception as the interpreter would, through any hook the script has set; return the exit code."""
     sys.last_type, sys.last_value, sys.last_traceback = type(failure), failure, failure.__traceback__
     try:
         sys.excepthook(type(failure), failure, failure.__traceback__)
@@ -138,7 +138,7 @@ def _without_us(tb: types.TracebackType | None) -> types.TracebackType | None:
 
 
 def _finish_interpreter() -> bool:
-    """What the interpreter does at exit, up to where it would take itself apart; False if output was lost."""
+    """Do what the interpreter does at exit, except its teardown; False if output was lost."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Modules of the user's own that have the name of one that the zygote has imported: the script finds its own."""
+"""Lets a script import its own modules when the zygote has already imported others of the same names."""
 
 import contextlib
 import importlib
@@ -17,9 +17,10 @@ _EARLY = frozenset(sys.builtin_module_names) | {
 
 
 def forget_shadowed(folder: str) -> None:
-    """To be called in a fresh rank whose script finds modules in this folder first.
+    """Remove from sys.modules what modules in `folder` shadow. Call it in a fresh rank that imports from there first.
 
-    Whoever has imported a module keeps it. Of ours, what would be imported later is imported now.
+    Code that has imported such a module keeps it. Our own client modules are imported first, so that none of them
+    picks up a user's module later.
     """
     names = {name for name in _importable_names(folder) if name in sys.modules and not _is_from(folder, name)} - _EARLY
     if not names:
@@ -32,7 +33,7 @@ def forget_shadowed(folder: str) -> None:
 
 
 def _importable_names(folder: str) -> set[str]:
-    """Names that can be imported from a folder. A folder in it without an __init__ gives way to installed packages."""
+    """Return the names that can be imported from a folder; a folder needs an __init__.py to come first."""
     found = set()
     with contextlib.suppress(OSError), os.scandir(folder or ".") as entries:
         for entry in entries:

@@ -1,10 +1,10 @@
-"""The job's TCPStore as a process of its own: one server, and so one namespace, per generation.
+"""Runs the job's TCPStore servers in a separate process: one server, and so one namespace, per generation.
 
     python -m holdfast.client.boot.tcp_store RUN_DIR LOST_S HOST
 
-Controllers ask at RUN_DIR/store.sock, a line of JSON each: {"open": generation} is answered {"port": port},
-{"close": generation} and {"quit": true} are answered {}. Stale keys are why restarts fail, and a store inside a rank
-dies with it; this process outlives ranks and controllers, and ends LOST_S seconds after the last controller left.
+Controllers send one line of JSON at a time to RUN_DIR/store.sock: {"open": generation} is answered {"port": port};
+{"close": generation} and {"quit": true} are answered {}. Stale keys make restarts fail, and a store inside a rank
+dies with it. This process outlives ranks and controllers, and ends LOST_S seconds after the last controller left.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class StoreRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreServers:
-    """The servers by generation."""
+    """The TCPStore servers by generation."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -37,9 +37,10 @@ class StoreServers:
         self._newest = -1
 
     def open(self, generation: int) -> int:
-        """The port of this generation's server; opening a generation closes the older ones.
+        """Return the port of this generation's server; opening a generation closes older ones.
 
-        Numbers below 0 are of groups beside the generations, whose servers are there until the next one is opened.
+        Negative numbers belong to groups beside the generations; their servers last until the next generation is
+        opened. Raises ValueError if a later generation was opened already.
         """
         if generation < 0:
             if generation not in self._stores:
@@ -67,7 +68,7 @@ def _start_server(host: str) -> TCPStore:
 
 
 class StoreDesk:
-    """Answers controllers until one says quit, or none has been there for a while."""
+    """Answers controllers until one sends quit, or none has been connected for a while."""
 
     def __init__(self, stores: StoreServers) -> None:
         self._stores = stores

@@ -1,7 +1,7 @@
-"""Code that is run from the copy of a release, named as in the tree that the user edits.
+"""Makes code that runs from the copy of a release appear under its path in the user's own tree.
 
-Tracebacks, stacks and debuggers then show the user's own files, with the text that is run. `__file__` stays in the
-copy: what a script finds beside itself is of its release.
+Tracebacks, stacks and debuggers then show the user's own files, with the text that runs. `__file__` stays in the
+copy, so a script finds the files of its release beside itself.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ _copies: list[StagedRelease] = []  # the one that this process runs from, if it 
 
 
 def install_finder(staged: StagedRelease) -> None:
-    """To be called in a fresh rank, before anything is imported from the copy."""
+    """Install the renaming importer in a fresh rank, before anything is imported from the copy."""
     _copies.append(staged)
     finder = machinery.FileFinder.path_hook(
         (machinery.ExtensionFileLoader, machinery.EXTENSION_SUFFIXES),
@@ -41,7 +41,7 @@ def install_finder(staged: StagedRelease) -> None:
 
 
 def displayed_name(path: str, source: bytes) -> str:
-    """What a file is called in tracebacks; their lines are those of this source."""
+    """Return the path to show for a file in tracebacks, and cache this source as its text."""
     copy = next((one for one in _copies if is_within(path, one.at)), None)
     if copy is None:
         return path

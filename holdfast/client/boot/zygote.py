@@ -1,10 +1,10 @@
-"""The zygote: a process that has imported what ranks need and touched no device; ranks are forked from it.
+"""The zygote: a process that has imported what ranks need but has touched no GPU; ranks are forked from it.
 
     python -u -m holdfast.client.boot.zygote --fd N [--preload MODULE]...
 
-It is started by the holder, a subreaper, with one end of a packet socket as file N. The zygote always has a child, the
-usher, forked in advance: the usher takes the requests that are waiting, forks a rank for each and ends, whereupon the
-kernel hands the ranks to the holder, who will reap them. So a rank costs one fork of latency, not two.
+The holder, a subreaper, starts the zygote with one end of a packet socket as file N. The zygote always has a child,
+the usher, forked in advance. The usher takes the waiting requests, forks a rank for each and ends; the kernel then
+makes the ranks children of the holder, which reaps them. A rank therefore costs one fork of latency, not two.
 """
 
 import argparse
@@ -43,7 +43,7 @@ _NO_MORE = 3  # exit code of an usher whose socket has ended
 
 
 class RankBirth(NamedTuple):
-    """In a process that was just forked: the rank it is to become."""
+    """The rank that a freshly forked process will become."""
 
     request: ForkRank
     files: RankFiles
@@ -51,7 +51,7 @@ class RankBirth(NamedTuple):
 
 
 class ZygoteLink(NamedTuple):
-    """What the zygote serves with."""
+    """The zygote's connection to the holder, with what a forked rank needs to know."""
 
     socket: socket.socket
     holder: int
@@ -60,7 +60,7 @@ class ZygoteLink(NamedTuple):
 
 
 def warm_up(fd: int, preload: list[str]) -> ZygoteLink:
-    """Import everything, then say so."""
+    """Import the modules to preload, then tell the holder that the zygote is ready."""
     holder = os.getppid()
     process_control.die_with_parent(holder)
     process_control.close_all_but({0, 1, 2, fd})
@@ -86,7 +86,7 @@ def warm_up(fd: int, preload: list[str]) -> ZygoteLink:
 
 
 def serve_forks(serving: ZygoteLink) -> RankBirth | None:
-    """Fork ranks until the holder closes the socket; None in the zygote, which is then done."""
+    """Fork ranks until the holder closes the socket. Returns None in the zygote, and a RankBirth in each rank."""
     zygote = os.getpid()
     while True:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -115,7 +115,7 @@ def serve_forks(serving: ZygoteLink) -> RankBirth | None:
 
 
 def _announce_ranks(holder: socket.socket, answers: list[bytes], start: int) -> None:
-    """Tell the holder, then the ranks: one that nobody knows of must never run."""
+    """Report the ranks to the holder first, then let them run: no rank may run that the holder does not know."""
     for answer in answers:
         holder.send(answer)
     try:
@@ -126,7 +126,7 @@ def _announce_ranks(holder: socket.socket, answers: list[bytes], start: int) -> 
 
 
 def _run_usher(serving: ZygoteLink, answers: socket.socket, go: int) -> RankBirth:
-    """Fork a rank for every request that waits, then end; returns in the ranks only."""
+    """Fork a rank for every waiting request, then exit; returns only in the ranks."""
     packet = serving.socket.recv(PACKET_BYTES)
     if not packet:
         os._exit(_NO_MORE)
@@ -163,7 +163,7 @@ def _try_import(name: str) -> bool:
 
 
 def _lasting_threads() -> int:
-    """How many threads there are, but for those of libraries that are ready for a fork, as OpenBLAS: it ends them."""
+    """Return the number of threads that survive a fork; libraries such as OpenBLAS end theirs at a fork."""
     if process_control.count_threads() > 1:
         child = os.fork()
         if child == 0:

@@ -1,1 +1,1 @@
-"""The Checkpointer: arguments, model and optimizer state, restore."""
+"""The Checkpointer: its arguments, the state of models and optimizers, and restore."""

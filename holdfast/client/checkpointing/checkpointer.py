@@ -1,8 +1,8 @@
-"""State that survives, as a training script uses it.
+"""The Checkpointer, with which a training script saves and restores its state.
 
-Every rank makes one, after wrapping the model, and calls both. What was saved is a snapshot in memory that outlives the
-rank; the node's keeper copies it to a peer and, where `path` is given, makes checkpoints of it. Without an agent the
-snapshots are the process's own, and checkpoints are made by a thread.
+Every rank makes one after wrapping the model, and calls `restore` and `save`. A saved state is a snapshot in memory
+that outlives the rank. The node's keeper copies it to a peer and, if `path` is given, makes checkpoints of it.
+Without an agent the snapshots belong to the process, and a thread makes the checkpoints.
 """
 
 import atexit
@@ -50,7 +50,7 @@ _ENDING_S = 120.0  # a write that is under way when the script ends is waited fo
 
 
 class Checkpointer:
-    """The state of one rank. `save` never raises because of storage or memory; both raise when they are misused.
+    """Saves and restores the state of one rank. `save` never raises because of storage or memory; misuse raises.
 
     >>> import holdfast, torch
     >>> model = torch.nn.Linear(2, 1)
@@ -76,10 +76,10 @@ class Checkpointer:
         verified: bool = False,
         replicated: "bool | dist.ProcessGroup | None" = None,
     ) -> None:
-        """`every`: so many steps, or "30s", or "auto", from a snapshot that becomes a checkpoint under `path` to the
-        next. `slots`: for how many snapshots there is memory; by default 4 where they are copied to peers, 3 where
-        they are copied to storage, else 2. `verified`: one more, for a snapshot that has been found good.
-        `replicated`: ranks that have no wrapper in common hold the same tensors all the same."""
+        """`every`: the interval between checkpoints under `path`, as a number of steps, "30s", or "auto". `slots`:
+        how many snapshots fit in memory; by default 4 if they are copied to peers, 3 if they are written to storage,
+        else 2. `verified` adds a slot for a snapshot that was verified as good. `replicated`: the ranks that hold the
+        same tensors without a common wrapper, True for all."""
         self._world = RankWorld()
         self._replay = script_replay.current_replay()
         self._storage = storage_of(path, every, keep, keep_every)
@@ -112,9 +112,9 @@ class Checkpointer:
         atexit.register(_on_exit, weakref.ref(self))
 
     def save(self, step: int, *, force: bool = False) -> bool:
-        """Take a snapshot: when this returns, the state may change again. False: it was skipped, training goes on.
+        """Take a snapshot; the state may change once this returns. False if it was skipped: training goes on.
 
-        `force`: it becomes a checkpoint, whatever `every` says; all ranks force the same steps.
+        `force` makes it a checkpoint whatever `every` says; all ranks must force the same steps.
 
         >>> holdfast.Checkpointer(model=torch.nn.Linear(2, 1), path="saved", every=100).save(7, force=True)
         True
@@ -146,7 +146,7 @@ class Checkpointer:
         return True
 
     def restore(self) -> int:
-        """Take the newest state that every rank can get; returns the step it was saved as, 0 if there is none.
+        """Restore the newest state that every rank can get; return its step, or 0 if there is none.
 
         >>> holdfast.Checkpointer(model=torch.nn.Linear(2, 1), path="nothing-yet").restore()
         0
@@ -169,7 +169,7 @@ class Checkpointer:
         return step
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """For copies and for a write that are under way; False: they did not come to their end in time.
+        """Wait for copies and a write that are under way; False if they did not finish in time.
 
         >>> holdfast.Checkpointer(model=torch.nn.Linear(2, 1), path="waited-for").wait(timeout_s=60)
         True
@@ -182,7 +182,7 @@ class Checkpointer:
         return whole
 
     def close(self, timeout_s: float | None = None) -> None:
-        """All ranks call it at the end. The newest snapshot becomes a checkpoint; with an agent, as the job ends.
+        """Make the newest snapshot a checkpoint; all ranks call it last. With an agent, the keeper does it.
 
         >>> holdfast.Checkpointer(model=torch.nn.Linear(2, 1), path="closed").close()
         """
@@ -192,7 +192,7 @@ class Checkpointer:
             self.wait(None if until is None else max(0.0, until - time.monotonic()))
 
     def _check_path(self) -> None:
-        """Whoever cannot write anything is told now, not when the first checkpoint is due."""
+        """Raise StateError before training if no checkpoints can be written; in later generations only warn."""
         if not self._storage or self._replay:
             return
         why = self._world.broadcast_first(write_refusal(self._storage.url) if self._world.rank == 0 else "")
@@ -216,7 +216,7 @@ class Checkpointer:
             raise StateError(f"{url} holds a checkpoint of step {newest}, and this is step {step}: {told}")
 
     def _sign_replay(self, step: int) -> bool:
-        """In a replay nothing is kept: what the state hashes to is told instead."""
+        """In a replay, report the hash of the state instead of saving it."""
         self._say_once("this is a replay: nothing is saved")
         try:
             known = self._snapshots is not None or self._lay_out()
@@ -250,7 +250,7 @@ class Checkpointer:
         return self._snapshots.take_snapshot(name, things, packed)
 
     def _lay_out(self) -> bool:
-        """Plan everything that is the same for every snapshot; a collective. False: the state is not known yet."""
+        """Plan everything that all snapshots have in common; a collective. False if the state is not known yet."""
         state = self._source.build_state()
         if not all(self._world.gather_all(state is not None)) or state is None:
             return False
@@ -295,7 +295,7 @@ class Checkpointer:
         return RankSnapshots(layout, arena, path)
 
     def _resume_from(self, link: KeeperClient) -> int:
-        """What the keeper says; all ranks of a generation are told the same step. No memory has it: storage, then."""
+        """Restore the state that the keeper names, the same step on all ranks; from storage if no memory holds it."""
         state = link.request_state(StateRequest(rank=self._world.rank, generation=self._generation))
         self.restored_from = state.source
         if state.source == "none":
@@ -310,7 +310,7 @@ class Checkpointer:
         return state.step
 
     def _restore_newest(self, told: StateGrant = _NO_STATE) -> int:
-        """The newest checkpoint that all ranks can read."""
+        """Restore the newest checkpoint that all ranks can read; return its step, or 0 if there is none."""
         self.restored_from = "none"
         url = self._storage.url if self._storage else ""
         there = find_checkpoints(url) if url and self._world.rank == 0 else ()
@@ -333,7 +333,7 @@ class Checkpointer:
         return 0
 
     def _load_checkpoint(self, restoring: StateRestore, url: str, step: int) -> str:
-        """Take the state from a checkpoint, all ranks or none; the answer is why not, the same for all."""
+        """Restore a checkpoint on all ranks; return why that failed, the same on every rank, or ""."""
         metadata, pieces, why = None, None, ""
         try:
             metadata, pieces = restoring.plan_read(url)
@@ -355,7 +355,7 @@ class Checkpointer:
         return next(filter(None, self._world.gather_all(why)), "")
 
     def _check_alike(self, url: str, metadata: Metadata) -> None:
-        """A state of something else is not left out for an older one of the same: all ranks raise one sentence."""
+        """Raise StateError on all ranks if the checkpoint is of another model, instead of trying older ones."""
         ours, trained = (
             dcp.decode_metadata(self._metadata) if self._metadata else None,
             isinstance(self._source, ModelState),

@@ -1,4 +1,4 @@
-"""What a script asks of its Checkpointer, checked before anything is done."""
+"""Checks the arguments of a Checkpointer and turns them into a state source and a checkpoint policy."""
 
 import os
 import re
@@ -25,7 +25,7 @@ def source_of(
     rank: int,
     group: Ranks,
 ) -> ModelState | UserState:
-    """What is to be saved: a model with its optimizers, or a state dict of the script's own."""
+    """Return what to save: a model with its optimizers, or the script's own state dict. Raises on wrong arguments."""
     state, load = own
     if state is not None:
         if model is not None or optimizer is not None:
@@ -59,7 +59,7 @@ def _check_parameters(model: torch.nn.Module, optimizers: list[Optimizer]) -> No
 def storage_of(
     path: str | os.PathLike[str] | None, every: int | str | None, keep: int, keep_every: int | None
 ) -> CheckpointPolicy | None:
-    """Where and how often checkpoints are made; None: never."""
+    """Return where and how often checkpoints are made; None if never. Raises ValueError on wrong arguments."""
     if path is None:
         if every is not None:
             raise ValueError("every tells how often checkpoints are written, and path, which tells where, is missing")

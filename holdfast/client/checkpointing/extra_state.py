@@ -1,4 +1,4 @@
-"""What rides along with a state: random number generators, and whatever else the script gives."""
+"""The extra state of a rank: random number generators and the objects that the script passes as `extra`."""
 
 import ctypes
 import random
@@ -20,14 +20,14 @@ NumpyState = tuple[str, bytes, int, int, float]
 
 
 class ExtraAccess(NamedTuple):
-    """How to take something's state, and how to give it back."""
+    """How to read and how to restore the state of one object."""
 
     take: Callable[[], Any]
     give: Callable[[Any], object]
 
 
 class ExtraState:
-    """The script's own objects and values by name, and the generators that everybody uses."""
+    """The script's own objects and values by name, and the global random number generators."""
 
     def __init__(self, extra: MutableMapping[str, Any]) -> None:
         self._extra = extra
@@ -35,13 +35,13 @@ class ExtraState:
             _check_readable(name, self._access_to(name).take())
 
     def pack_extras(self, step: int, absent: list[str]) -> bytes:
-        """Everything as bytes."""
+        """Return all extra state as bytes."""
         extra = encode_value({name: self._access_to(name).take() for name in self._extra}) if self._extra else b""
         # Generators are no matter of torch.save, which looks at every single number.
         return pack_metadata(ImageMetadata(step=step, absent=absent, generators=_read_generators(), extra=extra))
 
     def restore(self, told: ImageMetadata, *, here: bool) -> None:
-        """Give everything back; the generators only to the very rank they are of."""
+        """Restore all extra state; generators only if `here`, when the state is this very rank's."""
         states = decode_value(told.extra) if told.extra else {}
         for name, state in states.items() if isinstance(states, dict) else ():
             if name in self._extra:
@@ -65,7 +65,7 @@ class ExtraState:
 
 
 def extras_room(content: bytes) -> int:
-    """What packed extras may grow to."""
+    """Return the room for packed extras, at least twice their present size."""
     return max(_LEAST_BYTES, -(-2 * len(content) // _ROOM_BYTES) * _ROOM_BYTES)
 
 
@@ -91,7 +91,7 @@ def _read_generators() -> GeneratorStates:
 
 
 class _NumpySeen(NamedTuple):
-    """What numpy's generator was when it was asked, and the memory in which that shows."""
+    """A state of numpy's generator, and the generator's memory at that moment."""
 
     memory: bytes
     state: NumpyState

@@ -1,4 +1,4 @@
-"""Without an agent, the rank itself makes checkpoints of its snapshots: in a thread, from the memory they lie in."""
+"""Without an agent, writes a rank's snapshots as checkpoints from a thread of the rank itself."""
 
 import threading
 import time
@@ -31,7 +31,7 @@ _FAILURES_PER_DAY = 1.0
 
 
 class CheckpointTimer:
-    """When a snapshot is to become a checkpoint; every rank comes to the same answer."""
+    """Decides when a snapshot becomes a checkpoint; every rank gets the same answer."""
 
     def __init__(self, storage: CheckpointPolicy, world: RankWorld) -> None:
         self._storage = storage
@@ -61,7 +61,7 @@ class CheckpointTimer:
 
 
 class LocalWriter:
-    """At most one write at a time; what comes meanwhile is left out."""
+    """Writes at most one checkpoint at a time; snapshots offered meanwhile are left out."""
 
     def __init__(self, storage: CheckpointPolicy, world: RankWorld, author: Author, say: Callable[[str], None]) -> None:
         self._storage = storage
@@ -74,7 +74,7 @@ class LocalWriter:
         self.offered = -1  # newest step that was taken on
 
     def offer_snapshot(self, snapshots: RankSnapshots, metadata: bytes, sealed: SealedSnapshot) -> bool:
-        """Write this snapshot, unless another one is still being written."""
+        """Start writing this snapshot; False if another one is still being written."""
         if self._thread and self._thread.is_alive():
             return False
         snapshots.arena.pin_own(sealed.slot)
@@ -87,7 +87,7 @@ class LocalWriter:
         return True
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Until the write that is under way has ended; False if it has not."""
+        """Wait for the current write to end; False if it has not ended in time."""
         if self._thread:
             self._thread.join(timeout_s)
         return not (self._thread and self._thread.is_alive())

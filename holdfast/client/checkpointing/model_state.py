@@ -1,4 +1,4 @@
-"""A model and its optimizers as a state: what is in it, who else has it, and where to find each thing at every step."""
+"""A model and its optimizers as a state source: the items, the ranks that hold them, and where each is now."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import is_
@@ -35,7 +35,7 @@ MODEL, OPTIMIZER, STATE, GROUPS = "model", "optimizer", "state", "param_groups"
 
 
 class TensorPlace(NamedTuple):
-    """Where a module keeps a tensor."""
+    """The dict and the name under which a module keeps a tensor."""
 
     holder: dict[str, Any]
     name: str
@@ -48,14 +48,14 @@ class TensorPlace(NamedTuple):
 
 
 class OptimizerEntry(NamedTuple):
-    """Whose state it is."""
+    """The optimizer and the parameter that a piece of optimizer state belongs to."""
 
     optimizer: Optimizer
     parameter: torch.Tensor
 
 
 class ModelState:
-    """Names are canonical: the same with and without DDP, FSDP2 or torch.compile around the model."""
+    """The state of a model and its optimizers, under names that DDP, FSDP2 and torch.compile do not change."""
 
     def __init__(self, model: torch.nn.Module, optimizers: Sequence[Optimizer], rank: int, group: Ranks) -> None:
         self._model = model
@@ -83,7 +83,7 @@ class ModelState:
         self._count = self._count_parameters()
 
     def build_state(self) -> dict[str, Any] | None:
-        """The state dict, with blanks for what optimizers will make; None if one does not tell what that will be."""
+        """Return the state dict, with blanks for future optimizer state; None if that state cannot be predicted."""
         state: dict[str, Any] = {MODEL: get_model_state_dict(self._model)}
         self._places = dict(_find_places(self._model, state[MODEL]))
         self._empty = {name: tensor for name, tensor in state[MODEL].items() if _is_empty(tensor)}
@@ -104,7 +104,7 @@ class ModelState:
         return state
 
     def loadable_state(self) -> dict[str, Any]:
-        """The state dict with memory for everything, to be loaded into: what is in it does not count any more."""
+        """Return the state dict with memory for everything, to be loaded into; its values do not matter."""
         for optimizer in self._optimizers:
             kept = foresee_state(optimizer)
             if kept is None:
@@ -114,7 +114,7 @@ class ModelState:
         return self.build_state() or {}
 
     def holders_of(self, path: Path) -> TensorHolders:
-        """Who has what is no DTensor."""
+        """Return the ranks that hold an item that is not a DTensor."""
         tensor, trained = None, False
         if path[0] == MODEL and (place := self._places.get(str(path[1]))):
             tensor, trained = place.tensor, place.trained
@@ -138,7 +138,7 @@ class ModelState:
         )
 
     def bind_layout(self, layout: ImageLayout, found: FlatState) -> None:
-        """From now on the state has this layout."""
+        """Use this layout for all later reads of the state."""
         self._count = self._count_parameters()
         self._paths = [item.spec.path for item in layout.items]
         self._is_static = True
@@ -146,7 +146,7 @@ class ModelState:
         self._owns, self._is_moved = [], True
 
     def read(self) -> CurrentItems:
-        """What is there now for every item."""
+        """Return the present tensor or value of every item. Raises ChangedError if the state has changed its form."""
         if self._count_parameters() != self._count or self._has_grown():
             raise ChangedError("the optimizer has other parameters, or keeps more for them than before")
         if self._is_moved:
@@ -163,19 +163,19 @@ class ModelState:
             self._fresh = {}
 
     def restore_image(self, image: StateImage, absent: Collection[str]) -> None:
-        """Take the state from an image, in place where there is a place."""
+        """Restore the state from an image, in place where possible."""
         self._make_room(absent)
         load_image(image, absent, self._target_tensor, self.put_value)
         self.finish_load(absent)
 
     def put_value(self, path: Path, value: object) -> None:
-        """Take a value."""
+        """Set the value at this path."""
         if path[1:2] != (GROUPS,) or path[-1] != "params":
             holder, key = self._find_holder(path)
             holder[key] = value
 
     def finish_load(self, absent: Collection[str]) -> None:
-        """Everything was copied or put; of what is absent nothing stays."""
+        """Complete a restore after everything was copied or put; removes optimizer state that is absent in it."""
         for path in self._paths:
             if path[:2] == (OPTIMIZER, STATE) and ".".join(map(str, path)) in absent:
                 optimizer, parameter = self._kin[str(path[2])]
@@ -197,7 +197,7 @@ class ModelState:
         return found
 
     def guarded_items(self) -> list[bool]:
-        """For every item whether only an optimizer's step changes it; buffers change with every forward pass."""
+        """Return for every item whether only an optimizer step changes it; buffers change with every forward pass."""
         return [
             path[:2] == (OPTIMIZER, STATE)
             or (path[0] == MODEL and str(path[1]) in self._places and self._places[str(path[1])].trained)
@@ -205,7 +205,7 @@ class ModelState:
         ]
 
     def before_step(self, call: Callable[..., None]) -> None:
-        """Have this called before any of the optimizers changes anything; whoever was before is no more."""
+        """Call `call` before every step of these optimizers, in place of the callback registered before."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = [optimizer.register_step_pre_hook(call) for optimizer in self._optimizers]
@@ -231,7 +231,7 @@ class ModelState:
         return lambda: _get_or_absent(*self._find_holder(path))
 
     def _group_at(self, number: int) -> tuple[Optimizer, int]:
-        """The optimizer that a group of parameters is of, and which of its groups it is."""
+        """Return the optimizer of a parameter group, and the group's number within that optimizer."""
         for optimizer in self._optimizers:
             if number < len(optimizer.param_groups):
                 return optimizer, number
@@ -239,7 +239,7 @@ class ModelState:
         raise ChangedError("there are fewer groups of parameters than before")
 
     def _find_holder(self, path: Path) -> tuple[Any, Any]:
-        """What holds a thing that has no place in a module, and under which key."""
+        """Return the container and key of an item that has no place in a module."""
         if path[0] == MODEL:
             if path[1] not in self._odd:
                 self._odd[str(path[1])] = get_model_state_dict(self._model)[str(path[1])]
@@ -251,7 +251,7 @@ class ModelState:
         return descend_path(optimizer.state[parameter], path[3:])
 
     def _make_room(self, absent: Collection[str]) -> None:
-        """Give optimizers the tensors they have not made yet, in the order in which they would make them."""
+        """Create the tensors that optimizers have not made yet, in the order in which they would make them."""
         gone = {path[2:] for path in self._paths if ".".join(map(str, path)) in absent}
         names = {kin.parameter: name for name, kin in self._kin.items()}
         for optimizer in self._optimizers:
@@ -264,7 +264,7 @@ class ModelState:
                     )
 
     def _shadow_of(self, optimizer: Optimizer) -> Optimizer | None:
-        """A stand-in with all the state that this optimizer has or will have."""
+        """Return a shadow with all present and future state of this optimizer; None if that is unknown."""
         kept = foresee_state(optimizer)
         if kept is None and not optimizer.state:
             return None
@@ -281,7 +281,7 @@ class ModelState:
         return any(len(own) > self._room.get(parameter, -1) for parameter, own in kept)
 
     def _find_spot(self, path: Path) -> Spot | None:
-        """Where a tensor is kept; None: that is not known, or nothing is there."""
+        """Return the dict and key that hold a tensor; None if that is unknown or the tensor does not exist."""
         if path[0] == MODEL and (place := self._places.get(str(path[1]))):
             return place.holder, place.name
         if path[:2] == (OPTIMIZER, STATE) and len(path) == 4:
@@ -295,7 +295,7 @@ class ModelState:
 
 
 def _find_places(model: torch.nn.Module, named: dict[str, Any]) -> Iterator[tuple[str, TensorPlace]]:
-    """Where the tensors of a state dict are kept, found by their memory, as names differ."""
+    """Find where a model keeps the tensors of a state dict, by their memory, because names differ."""
     holders: list[tuple[dict[str, Any], bool]] = []
     for module in model.modules():
         holders += [(module._buffers, False), (module._parameters, True)]
@@ -332,7 +332,7 @@ def _mesh_ranks(mesh: Any) -> Ranks:
 
 
 def _make_untouched(like: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor that is about to be overwritten: its memory is first touched then, by all who copy."""
+    """Return a tensor that will be overwritten; its memory is first touched by the threads that copy into it."""
     tensor = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
     if tensor.is_cpu:
         prefer_large_pages(tensor.data_ptr(), tensor.nbytes)

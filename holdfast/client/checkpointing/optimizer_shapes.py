@@ -1,8 +1,8 @@
-"""What an optimizer will keep for its parameters, known before its first step.
+"""Predicts the state that an optimizer will keep for its parameters, before its first step.
 
-An image is laid out when training starts, and optimizers make their state in their first step. So a shadow of the
-optimizer makes that step on tensors without memory, or, if it must see values, on zeros of the same shapes one by one.
-The optimizer itself and the parameters are not touched.
+An image is laid out when training starts, but optimizers create their state in their first step. So a shadow of the
+optimizer makes that step on tensors without memory or, if it must read values, on zeros of the same shapes one by
+one. The optimizer itself and the parameters are not touched.
 """
 
 from collections import OrderedDict, defaultdict
@@ -18,7 +18,7 @@ from holdfast.checkpoint.state_image import local_tensor
 
 
 class BlankTensor(NamedTuple):
-    """A tensor that will be."""
+    """A tensor that an optimizer will create, known by its shape alone."""
 
     like: torch.Tensor  # without memory; of a DTensor what this rank will have
     device: torch.device
@@ -45,7 +45,7 @@ Kept = dict[str, Any]  # name -> Blank, value, or a dict of the same kind
 
 
 def foresee_state(optimizer: Optimizer) -> dict[torch.Tensor, Kept] | None:
-    """For every parameter that is trained what will be kept; None if this optimizer does not tell."""
+    """Return the future state of every trained parameter; None if it cannot be predicted for this optimizer."""
     known: dict[tuple[object, ...], Kept] = {}
     kept: dict[torch.Tensor, Kept] = {}
     trained = [(n, p) for n, group in enumerate(optimizer.param_groups) for p in group["params"] if p.requires_grad]
@@ -94,7 +94,7 @@ def _first_step(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Te
 
 
 def _unwrap_step(step: Callable[..., object]) -> Callable[..., object]:
-    """The step without what is wrapped around it: hooks count steps, and profilers record them."""
+    """Return the step without its wrappers: hooks count steps, and profilers record them."""
     while inner := getattr(step, "__wrapped__", None):
         step = inner
     return step
@@ -113,7 +113,7 @@ def _to_blank(value: object, parameter: torch.Tensor, beside: bool) -> object:
 
 
 def shadow_optimizer(optimizer: Optimizer, kept: dict[torch.Tensor, Kept]) -> Optimizer:
-    """A stand-in that has what the optimizer keeps now, and blanks for what it will keep."""
+    """Return a copy of the optimizer that has its present state, and blanks for the state it will have."""
     double = object.__new__(type(optimizer))
     vars(double).update(vars(optimizer))
     state = {
@@ -131,7 +131,7 @@ def make_zeros(like: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def allocate_state(parameter: torch.Tensor, kept: Kept, make: Make = make_zeros) -> Kept:
-    """What will be kept for a parameter, with memory."""
+    """Return the future state of a parameter, with memory."""
     return _map_blanks(kept, lambda blank: blank.make_tensor(parameter, make))
 
 

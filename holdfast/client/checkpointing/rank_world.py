@@ -1,4 +1,4 @@
-"""This rank among the others, and what they have to agree on before they can save together."""
+"""The ranks of a job, and the collectives by which they agree before they save together."""
 
 import os
 from typing import TypeVar
@@ -17,7 +17,7 @@ _decode = make_decoder(msgspec.msgpack.Decoder(ImageLayout))
 
 
 class RankWorld:
-    """The ranks of one job. Its calls are collectives, but for a rank that is alone."""
+    """The ranks of one job. Its methods are collectives, except in a world of one rank."""
 
     def __init__(self) -> None:
         together = dist.is_available() and dist.is_initialized()
@@ -29,7 +29,7 @@ class RankWorld:
         self.nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
 
     def replica_group(self, replicated: "bool | dist.ProcessGroup | None") -> Ranks:
-        """Who have the same tensors as this rank, as far as the script says."""
+        """Return the ranks that hold the same tensors as this rank, as far as the script says."""
         if replicated is None or replicated is False or self.size == 1:
             return (self.rank,)
         if replicated is True:
@@ -37,7 +37,7 @@ class RankWorld:
         return tuple(sorted(dist.get_process_group_ranks(replicated)))
 
     def gather_layouts(self, layout: ImageLayout) -> list[ImageLayout] | None:
-        """Every rank's layout, on rank 0."""
+        """Return every rank's layout on rank 0; None on the others."""
         if self.size == 1:
             return [layout]
         found: list[bytes | None] | None = [None] * self.size if self.rank == 0 else None
@@ -48,7 +48,7 @@ class RankWorld:
         return max(self.gather_all(number))
 
     def gather_all(self, thing: T) -> list[T]:
-        """What every rank says, in their order."""
+        """Return the value of every rank, in rank order."""
         if self.size == 1:
             return [thing]
         found: list[T] = [thing] * self.size
@@ -56,7 +56,7 @@ class RankWorld:
         return found
 
     def broadcast_first(self, thing: T) -> T:
-        """What rank 0 says."""
+        """Return the value of rank 0."""
         if self.size == 1:
             return thing
         said = [thing]

@@ -1,4 +1,4 @@
-"""Whether a checkpoint holds the state that a script wants to go on with; if not, which tensor says so."""
+"""Checks whether a checkpoint fits the state of a script, and names the first tensor that differs."""
 
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
@@ -8,7 +8,7 @@ _MODEL, _OPTIMIZER, _RANK = "model.", "optimizer.", "@"
 
 
 def describe_mismatch(url: str, stored: Metadata, ours: Metadata, *, trained: bool) -> str:
-    """One sentence; empty if everything fits. `trained`: it is all of a model and its optimizers, if there are any."""
+    """Return one sentence on what differs; empty if all fits. `trained`: a whole model with its optimizers."""
     there, here = _tensor_shapes(stored), _tensor_shapes(ours)
     if trained and (rest := _forgotten_optimizer(there, here)):
         give = "give optimizer=, or a path of its own"
@@ -24,7 +24,7 @@ def describe_mismatch(url: str, stored: Metadata, ours: Metadata, *, trained: bo
 
 
 def _forgotten_optimizer(there: dict[str, str], here: dict[str, str]) -> str:
-    """Tensors of an optimizer where ours has none."""
+    """Name the stored optimizer tensors if our state has no optimizer; else empty."""
     if any(key.startswith(_OPTIMIZER) for key in here):
         return ""
     lost = [key for key in there if key.startswith(_OPTIMIZER)]
@@ -36,7 +36,7 @@ def _describe_difference(key: str, there: str | None, here: str) -> str:
 
 
 def _tensor_shapes(metadata: Metadata) -> dict[str, str]:
-    """Of all tensors, as people write them; what each rank has of its own is told apart by the ranks' number alone."""
+    """Return the shapes of all tensors as text; tensors that ranks hold separately count once, without their rank."""
     found = sorted(metadata.state_dict_metadata.items(), reverse=True)
     tensors = {key: one for key, one in found if isinstance(one, TensorStorageMetadata) and key != EXTRA}
     shapes = {key.partition(_RANK)[0]: "x".join(map(str, one.size)) or "a number" for key, one in tensors.items()}

@@ -1,4 +1,4 @@
-"""Restoring a state: from an image that lies in memory, or from a checkpoint, cut the same way or another."""
+"""Restores a state from an image in memory or from a checkpoint, whether it was split the same way or not."""
 
 import warnings
 
@@ -22,7 +22,7 @@ from holdfast.client.snapshot.rank_snapshots import RankSnapshots
 
 
 class StateRestore:
-    """One state, to be filled from wherever it is found."""
+    """Fills one rank's state from wherever it is found."""
 
     def __init__(self, source: ModelState | UserState, extras: ExtraState, snapshots: RankSnapshots) -> None:
         self._source = source
@@ -30,7 +30,7 @@ class StateRestore:
         self._snapshots = snapshots
 
     def from_memory(self, path: str, slot: int, step: int) -> None:
-        """A snapshot of this rank, in its own arena or in one that was fetched."""
+        """Restore a snapshot of this rank from its own or a fetched arena. Raises StateError if it does not fit."""
         own = path == self._snapshots.path
         arena = self._snapshots.arena if own else Arena.open(path)
         if arena.layout != self._snapshots.layout.digest:
@@ -44,16 +44,16 @@ class StateRestore:
             raise StateError(f"the snapshot of step {step} was overwritten while it was read")
 
     def drop_later(self, step: int) -> None:
-        """Later snapshots are of a line that was left: what was restored is to outlive the next write instead."""
+        """Drop snapshots after this step, which belong to an abandoned lineage; the restored one stays."""
         self._snapshots.arena.drop_after(step)
 
     def plan_read(self, url: str) -> tuple[Metadata, tuple[checkpoint_load.PartPiece, ...] | None]:
-        """What a checkpoint holds, and where in it this rank's image lies, if it was cut the same way."""
+        """Return a checkpoint's metadata and the pieces of this rank's image; None if split differently."""
         metadata = dcp.decode_metadata(checkpoint_load.read_metadata(url))
         return metadata, locate_pieces(metadata, self._snapshots.layout)
 
     def from_parts(self, url: str, step: int, generation: int, pieces: tuple[checkpoint_load.PartPiece, ...]) -> None:
-        """A checkpoint that was cut the same way: read into a slot, which then is a snapshot like any other."""
+        """Restore a checkpoint that was split the same way, through a slot that then is a snapshot as usual."""
         slot = self._snapshots.arena.begin_slot(step, generation, STORED)
         if slot is None:
             raise StorageError("there is no free slot to read into")
@@ -64,7 +64,7 @@ class StateRestore:
         self._from_image(image)
 
     def from_other(self, url: str, metadata: Metadata, rank: int) -> str:
-        """A checkpoint of another world size, or cut in another way; says what could not be restored."""
+        """Restore a checkpoint of another world size or split; return what could not be restored, or ""."""
         state = self._source.loadable_state()
         extra = metadata.state_dict_metadata.get(EXTRA)
         rows = torch.zeros(extra.size, dtype=torch.uint8) if isinstance(extra, TensorStorageMetadata) else None
@@ -86,7 +86,7 @@ class StateRestore:
         return "" if here else f"of {len(told)} ranks: random numbers go on differently, extras are those of rank 0"
 
     def _upload_image(self, image: StateImage, path: str, first: int) -> None:
-        """The image that begins here in the file at this path, the faster way if the state is on a GPU."""
+        """Restore an image that begins at `first` in the file at `path`; a GPU state takes the faster upload."""
         side = self._snapshots.side
         if not side:
             self._from_image(image)

@@ -1,4 +1,4 @@
-"""A state dict that a script makes itself."""
+"""A state source for a state dict that the script builds itself."""
 
 from collections.abc import Callable, Collection
 from typing import Any
@@ -21,7 +21,7 @@ State = dict[str, Any]
 
 
 class UserState:
-    """Whatever the script's function answers; in its full form from the start, as torch wants it for loading too."""
+    """The state dict that the script's function returns; complete from the start, as torch needs it to load."""
 
     def __init__(
         self, state: State | Callable[[], State], load: Callable[[State], object] | None, group: Ranks
@@ -38,7 +38,7 @@ class UserState:
         return self._make()
 
     def loadable_state(self) -> State:
-        """The state dict, to be loaded into."""
+        """Return the state dict, to be loaded into."""
         self._loading = self._make()
         return self._loading
 
@@ -81,11 +81,11 @@ class UserState:
         return found
 
     def guarded_items(self) -> list[bool]:
-        """Nobody knows when a script changes its own tensors."""
+        """Return False for every item: a script may change its own tensors at any time."""
         return [False] * self._size
 
     def before_step(self, call: Callable[..., None]) -> None:
-        """Nor with which optimizers."""
+        """Do nothing: the optimizers of the script are unknown."""
 
     def _way_to(self, path: Path) -> Way:
         key = ".".join(map(str, path))

@@ -1,1 +1,1 @@
-"""Snapshots of a rank's state: which tensors, by which route, on which stream they are copied."""
+"""Takes snapshots of a rank's state: finds the tensors, chooses their copy routes, and copies them on CPU or GPU."""

@@ -1,4 +1,4 @@
-"""One choice of ways into the slots: the memory that it takes beside them, and the copies that go along it."""
+"""The copies of a snapshot along one choice of routes, and the buffers that they need beside the slots."""
 
 import struct
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ _FIXED = frozenset((type(None), bool, int, float, str, bytes))
 
 
 class GpuSlots:
-    """The memory of an arena as the GPU sees it."""
+    """The memory of an arena as tensors that the GPU copies into."""
 
     def __init__(self, arena: Arena, layout: ImageLayout) -> None:
         memory = torch.frombuffer(arena.memory, dtype=torch.uint8)
@@ -37,14 +37,14 @@ class GpuSlots:
 
 
 class HostStage(NamedTuple):
-    """Memory of the host from which the GPU takes what is small."""
+    """Pinned host memory from which the GPU takes small items."""
 
     flat: torch.Tensor
     image: StateImage
 
 
 class CopyPlan:
-    """All memory is had beforehand; a snapshot is nothing but copies."""
+    """Copies snapshots along fixed routes. All buffers are allocated beforehand, so a snapshot is only copies."""
 
     def __init__(self, layout: ImageLayout, slots: GpuSlots, chosen: CopyRoutes, streams: CudaStreams) -> None:
         self.split = chosen
@@ -76,7 +76,7 @@ class CopyPlan:
 
     @torch.no_grad()
     def keep_host_values(self, number: int, things: Sequence[Any]) -> None:
-        """Copy what is on the host and may change as soon as the script goes on."""
+        """Copy the host items that may change as soon as the script continues."""
         image = self._stages[number % STAGES].image
         for index in self._tensors:
             image.payloads[index].copy_(things[index])
@@ -85,7 +85,7 @@ class CopyPlan:
                 image.put_value(index, things[index])
 
     def fill_stage(self, number: int, claim: SlotClaim, things: Sequence[Any], packed: bytes) -> torch.Tensor:
-        """Write the rest; the answer is what the GPU takes."""
+        """Write the remaining small items and the header to the stage; return the tensor that the GPU copies from."""
         flat, image = self._stages[number % STAGES]
         name = claim.name
         words = (claim.seq, name.step, name.generation, claim.at, name.flags, claim.seq + 1)
@@ -100,18 +100,18 @@ class CopyPlan:
     # What the GPU does.
 
     def copy_early(self, things: Sequence[Any]) -> None:
-        """Copy what the training may change before the optimizer's step. Runs on the training's own GPU stream."""
+        """Copy what training may change before the optimizer's step; runs on the compute stream."""
         loose = self.split.at_once
         _copy_tensors([self._shadows[index] for index in loose], [things[index] for index in loose])
 
     def warm_up(self) -> None:
-        """Load the code of the copies, which takes a tenth of a second; with memory of the stream's own."""
+        """Load the copy kernels, which takes a tenth of a second, by copying a few tensors on the side stream."""
         for dtype in {view.dtype for view in (*self._views.values(), *self._shadows.values())}:
             few = torch.zeros(4, 16, dtype=dtype, device=self._device.device)
             _copy_tensors([few[0], few[1]], [few[2], few[3]])
 
     def begin_copy(self, slot: int, things: Sequence[Any], stage: torch.Tensor) -> None:
-        """All that has to be copied before the optimizer's step."""
+        """Queue the copies that must finish before the optimizer's step."""
         chosen, shadows, into = self.split, self._shadows, self._slots.payloads[slot]
         self._device.copy_(stage, non_blocking=True)
         _copy_tensors([*self._views.values()], [shadows.get(index, things[index]) for index in self._views])
@@ -121,7 +121,7 @@ class CopyPlan:
         self._in_turns([into[index] for index in chosen.direct], [things[index] for index in chosen.direct])
 
     def end_copy(self, slot: int) -> None:
-        """All the rest; the header last."""
+        """Queue the remaining copies; the header comes last."""
         chosen, into, head = self.split, self._slots.payloads[slot], self._slots.heads[slot]
         self._in_turns([into[index] for index in chosen.tail], [self._shadows[index] for index in chosen.tail])
         _copy_tensors(*self._runs[slot])
@@ -129,8 +129,8 @@ class CopyPlan:
         head[_SEQ].copy_(self._device[_WHOLE], non_blocking=True)
 
     def _in_turns(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-        """Copies to the host are made in the order in which they were queued, whatever stream they are of: a script
-        that reads its loss would wait for all of these. A copy the other way after every few lets it in between."""
+        """Copy to the host in pieces, with a tiny copy to the GPU after each. Copies to the host run in queue order
+        across all streams, so a script that reads its loss would otherwise wait for all of them."""
         into: list[torch.Tensor] = []
         outof: list[torch.Tensor] = []
         size = 0
@@ -160,7 +160,7 @@ def _cut_parts(target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[tor
 
 
 def _is_fixed(value: object) -> bool:
-    """Whether a value stays what it is."""
+    """Return whether a value is immutable."""
     return type(value) in _FIXED or (type(value) is tuple and _FIXED.issuperset(map(type, value)))
 
 

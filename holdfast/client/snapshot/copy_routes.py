@@ -1,4 +1,4 @@
-"""Which way each item of a state on a GPU takes into its slot."""
+"""Chooses the route on which each item of a GPU state is copied into its slot."""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ HOST, DEVICE, NOTHING = "host", "device", ""
 
 
 class PackedRun(NamedTuple):
-    """Small things side by side, copied as one."""
+    """Adjacent small items that are copied together."""
 
     image: ByteRange
     at: int  # in a stage
@@ -41,24 +41,25 @@ class CopyRoutes(NamedTuple):
 
 
 def is_large(item: ImageItem) -> bool:
-    """Whether it is worth a copy of its own."""
+    """Return whether an item is large enough for a copy of its own."""
     return item.spec.bytes >= BIG_BYTES
 
 
 def guess_kinds(layout: ImageLayout) -> list[str]:
-    """Where everything will lie, most likely."""
+    """Guess for each item whether it will be on the GPU or the host."""
     return [DEVICE if item.spec.dtype and item.spec.key != EXTRA else HOST for item in layout.items]
 
 
 def kinds_of(layout: ImageLayout, things: Sequence[object]) -> list[str]:
-    """Where everything lies now."""
+    """Return for each item whether it is on the GPU, on the host, or absent."""
     return [_kind_of(thing, item.spec.key) for thing, item in zip(things, layout.items, strict=True)]
 
 
 def choose_routes(
     layout: ImageLayout, kinds: Sequence[str], steady: Sequence[bool], tail: Collection[int]
 ) -> CopyRoutes:
-    """`steady` things stay as they are until the optimizer's step; of these the `tail` shall not keep it waiting."""
+    """Choose a route for each item. `steady` items do not change before the optimizer's step; of these, items in
+    `tail` go by a shadow, so that the step need not wait for them."""
     found = CopyRoutes([], [], [], [], [], [], [], {}, 0)
     at, start, end = FIRST, -1, -1  # of the run that is being made
 
@@ -87,7 +88,7 @@ def choose_routes(
 
 
 def lengthen_tail(layout: ImageLayout, found: CopyRoutes, want: float, most: int) -> frozenset[int]:
-    """The tail that leaves so many bytes to be copied straight away; all shadows together get `most` bytes."""
+    """Return a longer tail that leaves about `want` bytes to copy directly; all shadows take at most `most` bytes."""
     tail = list(found.tail)
     left, held = _total_bytes(layout, found.direct), _total_bytes(layout, found.shadowed)
     for index in reversed(found.direct):

@@ -1,4 +1,4 @@
-"""CUDA as far as snapshots need it: a stream beside the one that computes, events, and memory both sides can reach."""
+"""The CUDA functions that snapshots need: a side stream, events, and host memory registered with the GPU."""
 
 import ctypes
 import mmap
@@ -25,7 +25,7 @@ _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class CudaStreams:
-    """One GPU. Work given to a stream is done later, in order; only `sync` waits for any of it."""
+    """The streams of one GPU. Work on a stream runs later, in order; only `sync` blocks the caller."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -33,7 +33,7 @@ class CudaStreams:
         self._index: int | None = device.index  # which is looked up faster
 
     def use_device(self) -> None:
-        """This thread works with this GPU: with another one it would make a context there."""
+        """Select this GPU for the calling thread; otherwise CUDA would create a context on another GPU."""
         torch.cuda.set_device(self.device)
 
     def compute_stream(self) -> Any:
@@ -49,7 +49,7 @@ class CudaStreams:
         return event
 
     def wait(self, stream: Any, event: Any) -> None:
-        """Let the stream, not the caller, wait."""
+        """Make the stream, not the caller, wait for the event."""
         stream.wait_event(event)
 
     def is_passed(self, event: Any) -> bool:
@@ -68,7 +68,7 @@ class CudaStreams:
         return torch.zeros(size, dtype=torch.uint8, pin_memory=True)
 
     def free_bytes(self) -> int:
-        """Bytes of the GPU that are free."""
+        """Return the free memory of the GPU in bytes."""
         return int(torch.cuda.mem_get_info(self.device)[0])
 
 
@@ -76,13 +76,13 @@ _Part = tuple[int, int, int, int]  # slot; start and end in the arena; how far i
 
 
 def thread_count() -> int:
-    """Of this rank's share of processors, as many as are of use."""
+    """Return the number of threads to use, from this rank's share of the processors."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, min(_MOST_THREADS, len(os.sched_getaffinity(0)) // max(1, ranks)))
 
 
 class RegisteredArena:
-    """Makes an arena reachable for the GPU in a thread; a copy waits for its own part only."""
+    """Registers an arena with the GPU in a thread; a copy waits only for its own part."""
 
     def __init__(self, arena: Arena, layout: ImageLayout, device: torch.device, say: Callable[[str], None]) -> None:
         self._device = device
@@ -103,19 +103,19 @@ class RegisteredArena:
         self._is_begun = False
 
     def start_registering(self) -> None:
-        """Not before a state was restored: the driver does one thing at a time, and that would take thrice as long."""
+        """Start the thread, once. Call this after a restore: run together, a restore takes thrice as long."""
         if not self._is_begun:
             self._is_begun = True
             self._thread.start()
 
     def wait_reachable(self, slot: int, end: int) -> None:
-        """Until the image of a slot is reachable up to here."""
+        """Wait until the GPU can reach the image of a slot up to this byte."""
         self.start_registering()
         with self._news:
             self._news.wait_for(lambda: self._done[slot] >= end)
 
     def close(self) -> None:
-        """Nothing may be copied any more."""
+        """Unregister the arena; no copy may be running or follow."""
         if self._is_begun:
             self._thread.join()
         self._end()
@@ -137,14 +137,14 @@ class RegisteredArena:
 
 
 def _unregister_parts(device: torch.device, memory: torch.Tensor, made: list[int]) -> None:
-    """`memory` is held until then."""
+    """Unregister memory from the GPU; the argument `memory` keeps it alive until then."""
     torch.cuda.synchronize(device)  # nothing may be on its way there any more
     for address in made:
         torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def _populated_parts(pool: ThreadPoolExecutor, base: int, parts: Sequence[_Part]) -> Iterator[_Part]:
-    """Each part when its pages are at hand; the next one's are fetched meanwhile. CUDA would do that by one thread."""
+    """Yield each part once its pages are populated; threads populate the next one meanwhile."""
     ahead: list[Future[None]] = []
     for part, following in zip_longest(parts, parts[1:]):
         under_way, ahead = (
@@ -166,12 +166,12 @@ def _populate_part(pool: ThreadPoolExecutor, base: int, part: _Part) -> list[Fut
 
 
 def _populate_pages(start: int, size: int) -> None:
-    """Have these pages at hand. A kernel that knows no such advice: whoever comes first waits for each page."""
+    """Populate these pages now. On a kernel without this advice, the first access to each page waits for it."""
     _madvise(start, size, _POPULATE_WRITE)
 
 
 def _cut_slot(arena: Arena, layout: ImageLayout, slot: int) -> Iterator[tuple[int, int, int]]:
-    """Where a slot is cut: at large records, which start on a page, so that no copy crosses a cut."""
+    """Cut a slot into parts at large records, which start on a page, so that no copy crosses a cut."""
     first = arena.image_at(slot)
     cuts = [arena.head_at(slot)]
     for item in layout.items:

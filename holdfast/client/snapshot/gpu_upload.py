@@ -1,8 +1,8 @@
-"""A state that lies in a file of memory, copied to a GPU by way of a little memory that the GPU reaches already.
+"""Restores a snapshot from an arena's file to a GPU through small pinned buffers.
 
-To map gigabytes of small pages and to register them takes longer than to read them: several threads that each read a
-piece and hand it to the GPU restore 8 GB in a third of the time, and the arena is registered afterwards, beside the
-first step.
+Mapping and registering gigabytes of small pages takes longer than reading them. Several threads that each read a
+piece and pass it to the GPU restore 8 GB in a third of the time; the arena is registered afterwards, during the first
+step.
 """
 
 import os
@@ -30,7 +30,7 @@ class UploadPiece(NamedTuple):
 
 
 class GpuUpload:
-    """One restore. Threads and their memory are made ready at once, beside whatever comes before it."""
+    """One restore. Its threads and buffers are set up at once, while other preparations run."""
 
     def __init__(self, make: Callable[[], CudaStreams]) -> None:
         self._pieces: SimpleQueue[UploadPiece | None] = SimpleQueue()
@@ -47,8 +47,7 @@ class GpuUpload:
 
     @contextmanager
     def from_file(self, path: str, first: int) -> Iterator[Callable[[int, torch.Tensor], None]]:
-        """Gives what fills a tensor from a place of the image that begins here in the file at this path; in the end
-        waits for all of it."""
+        """Yield a function that fills a tensor from an offset in the image that begins at `first`; wait on exit."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             yield lambda at, tensor: self._add_tensor(fd, first + at, tensor)
@@ -65,7 +64,7 @@ class GpuUpload:
             self._pieces.put(UploadPiece(fd, at + start, flat[start : start + PIECE_BYTES]))
 
     def finish(self) -> None:
-        """Wait for all that was asked for; to be asked again changes nothing."""
+        """Wait for all uploads and raise the first failure; a second call does nothing more."""
         for _ in self._threads:
             self._pieces.put(None)
         while self._threads:

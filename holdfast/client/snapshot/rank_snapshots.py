@@ -1,4 +1,4 @@
-"""The snapshots of this rank: an arena and the images in it, written by one pass of copies."""
+"""The snapshots of one rank: its arena, the images in the slots, and the copies by CPU or GPU."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,7 +15,7 @@ from holdfast.client.snapshot.state_locations import ABSENT, CurrentItems
 
 
 class RankSnapshots:
-    """Everything that can be done beforehand is: memory is at hand, and what never changes is written."""
+    """Takes the snapshots of one rank. Memory and all constant bytes are prepared before the first snapshot."""
 
     def __init__(self, layout: ImageLayout, arena: Arena, path: str) -> None:
         self.layout = layout
@@ -32,11 +32,11 @@ class RankSnapshots:
             self.images[slot].write_frames()
 
     def populate_memory(self) -> None:
-        """The processor makes the copies."""
+        """Prepare the arena for copies made by the CPU."""
         self.arena.populate_pages()
 
     def use_gpu(self, device: torch.device, guarded: Sequence[bool], say: Callable[[str], None]) -> SideStream:
-        """From now on the GPU makes the copies."""
+        """Let the GPU make all copies from now on; return the side stream that it uses."""
         self._registered = registered = RegisteredArena(self.arena, self.layout, device, say)
         for slot, image in enumerate(self.images):
             image.wait = lambda end, slot=slot: registered.wait_reachable(slot, end)  # type: ignore[misc]
@@ -48,7 +48,7 @@ class RankSnapshots:
         return self.side
 
     def on_restored(self) -> None:
-        """Nothing has to be read any more: make ready for the first snapshot."""
+        """Free what only a restore needs, and register the arena with the GPU for the first snapshot."""
         if self.fetching:
             self.fetching.finish()
             self.fetching = None
@@ -56,7 +56,7 @@ class RankSnapshots:
             self._registered.start_registering()
 
     def take_snapshot(self, name: SnapshotName, things: CurrentItems, packed: bytes) -> SealedSnapshot | None:
-        """Copy it all; None if no slot was free. What a GPU copies is sealed a little later."""
+        """Copy the state into a slot; None if no slot was free. A copy by the GPU is sealed a little later."""
         if len(packed) > (most := self.layout.items[self.extra].spec.bytes):
             raise StateError(f"the extras have outgrown their room of {most} bytes, twice what they were at the start")
         if self.side and self.side.can_copy(things):
@@ -68,12 +68,12 @@ class RankSnapshots:
         return self._copy_on_cpu(name, things, packed)
 
     def close(self) -> None:
-        """Wait until all that was taken is sealed."""
+        """Wait until all queued snapshots are sealed."""
         if self.side:
             self.side.drain()
 
     def free_memory(self) -> None:
-        """Nothing more will be taken: let the memory go."""
+        """Free the memory; no snapshots can be taken after this."""
         self.close()
         if self._registered:
             self._registered.close()

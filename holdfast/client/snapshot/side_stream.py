@@ -1,10 +1,10 @@
-"""Snapshots of a state on a GPU: copied beside the next forward and backward pass, and waited for by the GPU alone.
+"""Takes snapshots of a GPU state on a side stream, while the next forward and backward passes run.
 
-The copies run on a stream of their own. It writes the slot's header too, so whatever happens to a slot happens in the
-order of that stream, however far ahead the processor is: a slot that is not whole is never sealed, and a whole one
-stays until the next is. Parameters and optimizer state may be read until the optimizer's next step, which waits for
-that on the GPU. What may change earlier, buffers say, is copied on the GPU at once. Of the rest, the tail that the bus
-cannot take within a step is copied on the GPU too, but beside the forward pass: nothing has to stand still for it.
+The side stream also writes the slot's header, so everything that happens to a slot happens in stream order, however
+far ahead the CPU is. A slot that is not whole is never sealed, and a whole one stays until the next is sealed.
+Parameters and optimizer state may be read until the optimizer's next step, which waits for that on the GPU. State
+that may change earlier, such as buffers, is copied to a shadow on the GPU at once. The tail, the part that the bus
+cannot take within a step, is also copied to a shadow, but during the forward pass.
 """
 
 import time
@@ -31,7 +31,7 @@ _LATE_S = 1e-3  # a copy that had to wait as long for its slot says nothing abou
 
 
 class SnapshotRequest(NamedTuple):
-    """A snapshot, as the script asked for it."""
+    """A snapshot that the script asked for."""
 
     claim: SlotClaim
     number: int
@@ -41,7 +41,7 @@ class SnapshotRequest(NamedTuple):
 
 
 class CopyTurn(NamedTuple):
-    """One snapshot on its way."""
+    """One snapshot whose copies are queued on the GPU."""
 
     asked: SnapshotRequest  # and what is read until it is sealed
     free: Any  # the state may change again
@@ -57,7 +57,7 @@ class OptimizerWait(NamedTuple):
 
 
 class SideStream:
-    """The copies of one rank's state, one after the other in the order in which they were asked for."""
+    """Copies the snapshots of one rank, one after the other in the order of the requests."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class SideStream:
         streams: CudaStreams,
         reach: Callable[[int, int], None] = lambda slot, end: None,
     ) -> None:
-        """`reach` waits until the GPU can reach the image of a slot up to some byte."""
+        """`reach` waits until the GPU can reach the image of a slot up to a given byte."""
         self._layout = layout
         self._arena = arena
         self._guarded = guarded
@@ -92,7 +92,7 @@ class SideStream:
         return self._streams.device
 
     def can_copy(self, things: CurrentItems) -> bool:
-        """Whether this state is one for the GPU to copy."""
+        """Return whether the GPU can copy this state: all on this GPU, except little on the host."""
         if things.version != self._known:
             tensors = [thing for thing in things.all if isinstance(thing, torch.Tensor)]
             devices = {tensor.device for tensor in tensors if not tensor.is_cpu}
@@ -124,7 +124,7 @@ class SideStream:
         return claim
 
     def before_step(self, *_: object) -> None:
-        """An optimizer is about to change the state."""
+        """Make the GPU wait, before an optimizer changes the state, until the queued copies have read it."""
         if self._hold or not self._turns:
             return
         if self._streams.is_capturing():
@@ -138,11 +138,11 @@ class SideStream:
         self._streams.wait(compute, turn.free)
 
     def drain(self) -> None:
-        """Wait until all that was queued is sealed."""
+        """Wait until all queued snapshots are sealed."""
         _drain_turns(self._turns, self._streams)
 
     def _copy_snapshot(self, asked: SnapshotRequest) -> CopyTurn:
-        """In a thread, beside the script."""
+        """Queue the copies of one snapshot on the GPU; runs in a thread beside the script."""
         slot, streams, ways = asked.claim.slot, self._streams, self.ways
         stage = ways.fill_stage(asked.number, asked.claim, asked.things, asked.packed)
         began_at = time.monotonic()
@@ -158,7 +158,7 @@ class SideStream:
         return turn
 
     def _adapt_plan(self, things: CurrentItems) -> None:
-        """Choose the ways anew if things lie elsewhere than before, or if the optimizer had to wait for them."""
+        """Choose new routes if items have moved between host and GPU, or if the optimizer had to wait for copies."""
         kinds = self._kinds
         if things.version != self._version:
             kinds, self._version = kinds_of(self._layout, things.all), things.version
@@ -170,7 +170,7 @@ class SideStream:
         return self._streams.is_passed(wait.reached) and self._streams.is_passed(wait.turn.free)
 
     def _judge_tail(self, wait: OptimizerWait) -> frozenset[int]:
-        """The tail, judged by an earlier snapshot."""
+        """Return the tail to use: a longer one if the optimizer had to wait for this earlier snapshot."""
         had_s = self._streams.between_s(wait.turn.asked.ready, wait.reached)
         took_s = self._streams.between_s(wait.turn.asked.ready, wait.turn.free)
         if took_s <= had_s or self._tail is not self._arranged:

@@ -1,4 +1,4 @@
-"""Where the things of a laid out state are found again at every step, and put back when it is restored."""
+"""Locates the items of a laid-out state at every step, and writes them back on restore."""
 
 from collections.abc import Callable, Collection, Mapping, MutableMapping, MutableSequence
 from operator import getitem, is_
@@ -19,11 +19,11 @@ Holder = MutableMapping[Any, Any] | MutableSequence[Any]
 
 
 class ChangedError(Exception):
-    """The state has another form than the one that was laid out."""
+    """Raised when the state no longer has the form of its layout."""
 
 
 class ItemLocation(NamedTuple):
-    """One item: how to get at it, what it must look like, and which part of it the item is."""
+    """How to reach one item, its expected shape and dtype, and the slice of the tensor that it covers."""
 
     key: str
     way: Way
@@ -32,7 +32,7 @@ class ItemLocation(NamedTuple):
 
 
 class CurrentItems(NamedTuple):
-    """What is there now: for each item a tensor, a value, or nothing."""
+    """The present content of each item: a tensor, a value, or ABSENT."""
 
     version: int  # another one when tensors were exchanged or came or went, not when their content changed
     all: list[object]
@@ -40,7 +40,7 @@ class CurrentItems(NamedTuple):
 
 
 class StateLocations:
-    """How to read a state of one layout. At nearly every step all tensors are the ones of the step before."""
+    """Reads a state of one layout. At nearly every step the tensors are the same objects as the step before."""
 
     def __init__(self, layout: ImageLayout, found: FlatState, way: Callable[[Path], Way]) -> None:
         self._rows: list[ItemLocation] = []
@@ -58,7 +58,7 @@ class StateLocations:
         self._things = CurrentItems(0, [ABSENT] * len(self._rows), [])
 
     def set_spots(self, spot: Callable[[Path], Spot | None]) -> None:
-        """Where tensors are kept from now on, as far as that is known: to look there costs little."""
+        """Set the dict and key of each tensor where they are known; reading from there is cheap."""
         spots = {index: found for index in self._tensors if (found := spot(self._paths[index]))}
         self._tensors = [*spots, *(index for index in self._tensors if index not in spots)]
         self._ways = [self._rows[index].way for index in self._tensors]
@@ -82,7 +82,7 @@ class StateLocations:
         return CurrentItems(version, things, absent)
 
     def _read_tensors(self) -> list[object]:
-        """The tensors, in C: with thousands of them, and after a step that has emptied all caches, that is felt."""
+        """Read the tensors with `map` in C, because a loop over thousands of them is noticeable after each step."""
         try:
             seen = [*map(getitem, self._holders, self._keys), *(way() for way in self._ways[len(self._keys) :])]
         except LookupError:
@@ -107,7 +107,7 @@ def _are_identical(these: list[object], those: list[object]) -> bool:
 
 
 def load_image(image: StateImage, absent: Collection[str], target: Callable[[Path], torch.Tensor], put: "Put") -> None:
-    """Copy an image into the tensors that `target` names, and hand its values to `put`."""
+    """Copy an image into the tensors that `target` returns, and pass its values to `put`."""
     targets: dict[str, torch.Tensor] = {}
     moves = []
     with torch.no_grad():
@@ -132,7 +132,7 @@ Put = Callable[[Path, object], None]
 
 
 def descend_path(holder: object, path: Path) -> tuple[Holder, Any]:
-    """The container and the key in it that a path leads to; a path has all keys of mappings as text."""
+    """Return the container and key that a path leads to; paths have mapping keys as text. Raises ChangedError."""
     for number, name in enumerate(path):
         key = _find_key(holder, name)
         if number == len(path) - 1:

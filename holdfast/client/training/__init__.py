@@ -1,1 +1,1 @@
-"""What a script tells and asks while it trains: steps, losses, groups, batches to skip."""
+"""The calls that a script makes while it trains: steps, losses, parallel groups, batches to skip."""

@@ -1,8 +1,8 @@
-"""A thread in the rank that writes down, once a second, which collectives it came to; and where it is, when asked.
+"""A thread in the rank that records each second which collectives the rank has entered, and its stacks on request.
 
-What it writes lies in shared memory, so the node reads it when the rank is stopped, or can no longer run any Python.
-The thread is none of `threading`'s, takes no signals and no lock, and does not keep the process from ending. While it
-dumps torch's recorder (half a millisecond for 64 entries) it holds the interpreter's lock, so no fork comes in between.
+The records lie in shared memory, so the node can read them when the rank is stopped or can no longer run Python. The
+thread is not one of `threading`, takes no signals and no lock, and does not keep the process from ending. While it
+dumps torch's recorder (half a millisecond for 64 entries) it holds the GIL, so no fork happens meanwhile.
 """
 
 import _thread
@@ -31,7 +31,7 @@ Dump = dict[str, Any]
 
 
 def start_recorder(place: str, generation: int, rank: int) -> None:
-    """Begin to write to "<path of the arena>:<where the log begins>"; without such a place there is no recorder."""
+    """Start recording to "<path of the arena>:<where the log begins>"; does nothing if there is no such place."""
     path, _, at = place.rpartition(":")
     try:
         log = FlightLog(open_slot_memory(path), int(at), generation=generation, rank=rank)
@@ -51,7 +51,7 @@ class FlightRecorder:
         self._answered = log.newest_question()
 
     def run(self) -> None:
-        """Until the process ends. Seconds begin at the same time everywhere, so ranks tell of the same collectives."""
+        """Record until the process ends, on whole seconds, so that ranks sample the same collectives."""
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         due = time.time()
         try:
@@ -68,7 +68,7 @@ class FlightRecorder:
             return  # of no use to the script, so nothing to tell it
 
     def note_collectives(self, dumps: list[Dump], names: dict[str, str], now: float) -> None:
-        """Tell what torch's recorders hold; a group that has left their buffers has nothing open any more."""
+        """Write what torch's recorders hold; a group that has left their buffers counts as having nothing open."""
         entries: dict[str, list[Entry]] = {}
         for entry in (e for dump in dumps for e in dump.get("entries", ()) if not e["is_p2p"]):
             name = str(entry["process_group"][0])
@@ -96,7 +96,7 @@ class FlightRecorder:
 
 
 def newest_collective(name: str, entries: list[Entry]) -> GroupState:
-    """The last that was entered; completed is what is not open, nor comes after what is."""
+    """Return the state of a group: the last collective entered, and the last before any that is still open."""
     last = max(entries, key=lambda e: (e["collective_seq_id"], e["record_id"]))
     entered: int = last["collective_seq_id"]
     # gloo never says that something has completed, only that it is retired.
@@ -106,10 +106,10 @@ def newest_collective(name: str, entries: list[Entry]) -> GroupState:
 
 
 def sample_arrivals(entries: list[Entry]) -> dict[int, float]:
-    """When a few of the collectives were entered: which, depends on their numbers and their rate alone.
+    """Return the entry times of a few collectives, chosen only by their numbers and their rate.
 
-    Ranks that differ in their choice, by a factor of two then, still share every second one. A step has the same
-    collectives again and again, and who is slow is late to some of them: so none of a step may be left out every time.
+    Ranks whose choices differ, by a factor of two, still share every second one. Every step repeats the same
+    collectives and a slow rank is late to some of them, so the sample must not miss the same ones at every step.
     """
     times = {e["collective_seq_id"]: e["time_created_ns"] / 1e9 for e in reversed(entries)}
     places = {seq: seq * _SPREAD % _WHOLE for seq in times}
@@ -121,7 +121,7 @@ def sample_arrivals(entries: list[Entry]) -> dict[int, float]:
 
 
 def thread_stacks(main: int) -> list[object]:
-    """Of every thread of this process but ours, the main thread first."""
+    """Return the stacks of all threads of this process except this one, the main thread first."""
     me, threading = _thread.get_ident(), sys.modules.get("threading")
     first = threading.main_thread().ident if threading else main
     frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != first)
@@ -138,8 +138,7 @@ def _list_frames(frame: FrameType | None) -> list[tuple[str, str, int]]:
 
 
 def _read_dumps() -> list[Dump]:
-    """The records of torch's flight recorders. Stacks are left out, because they take seconds. Empty before
-    torch.distributed is initialized."""
+    """Return the records of torch's flight recorders, without stacks; empty before init_process_group."""
     c10d = sys.modules.get("torch._C._distributed_c10d")
     initialized = getattr(sys.modules.get("torch.distributed"), "is_initialized", None)
     if c10d is None or initialized is None or not initialized():
@@ -149,7 +148,7 @@ def _read_dumps() -> list[Dump]:
 
 
 def _group_names() -> dict[str, str]:
-    """The groups this rank is in: torch's names and ours. Parts of a split share a name; their first ranks differ."""
+    """Map torch's names of this rank's groups to ours, which add the first rank: split groups share a name."""
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
     ranks = getattr(world, "pg_group_ranks", {})
     known = {}

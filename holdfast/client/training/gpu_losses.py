@@ -1,6 +1,6 @@
-"""Losses that lie on a GPU: fetched behind the work that makes them, without ever waiting for it.
+"""Fetches losses from a GPU without waiting for the work that computes them.
 
-That takes a copy and an event, about a tenth of a millisecond: more than a number costs, less than asking the GPU does.
+A fetch is a copy and an event, about a tenth of a millisecond: more than reading a number, less than a wait.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ class LossFetch(NamedTuple):
 
 
 class LossFetches:
-    """Values on their way to the host."""
+    """The values that are on their way from the GPU to the host."""
 
     def __init__(self) -> None:
         self._under_way: deque[LossFetch] = deque()
@@ -36,7 +36,7 @@ class LossFetches:
     def start_fetch(
         self, step: int, loss: object, grad_norm: object, own_norm: object = None, update: object = None
     ) -> None:
-        """Fetch these values behind the work that makes them."""
+        """Queue copies of these values behind the work that computes them; dropped if too many are under way."""
         if len(self._under_way) >= _AT_ONCE or torch.cuda.is_current_stream_capturing():
             return
         done = torch.cuda.Event()
@@ -52,7 +52,7 @@ class LossFetches:
         self._under_way.append(copy)
 
     def collect_arrived(self, slot: SlotWriter) -> None:
-        """Note what has arrived."""
+        """Write the values that have arrived to the slot."""
         while self._under_way and self._under_way[0].done.query():
             copy = self._under_way.popleft()
             slot.write_values(

@@ -1,6 +1,6 @@
-"""Steps that are made at a part of the learning rate, by word of the controller, through PyTorch's optimizer hooks.
+"""Eases the learning rate of some steps when the controller asks for it, through PyTorch's optimizer hooks.
 
-Whoever looks at the rate outside of the step, a scheduler or a checkpoint, sees it as it was.
+Outside of the step, a scheduler or a checkpoint sees the original rate.
 """
 
 import weakref
@@ -17,7 +17,7 @@ from holdfast.wire.skip_environment import parse_eases
 
 
 class LearningRateEase:
-    """From here on, until `close`."""
+    """Eases the listed steps, from its creation until `close`."""
 
     def __init__(self, told: str) -> None:
         self.at: int | None = None  # the step that the script asked about last: it is the one being made
@@ -38,7 +38,7 @@ class LearningRateEase:
         return [factor for factor, (first, last) in self._eases if first <= step <= last]
 
     def _current_step(self) -> int:
-        """The number of the step that is being made; -1: nobody knows."""
+        """Return the number of the step being made; -1 if it is unknown."""
         done = -1 if self.done is None else self.done
         if self.at is not None and self.at >= done:  # equal: it is told as done before the optimizer's step
             return self.at

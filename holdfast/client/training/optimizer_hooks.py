@@ -1,4 +1,4 @@
-"""What scripts that import nothing let us know: PyTorch tells of every optimizer step, and of the process group."""
+"""Counts optimizer steps and reports process groups through PyTorch hooks, without any call by the script."""
 
 import functools
 import sys
@@ -18,7 +18,7 @@ _FRAMES = 16  # from our hook up to it, profilers and compilers included
 
 
 class StepCount:
-    """Steps of the first optimizer in this generation; others (a discriminator's, say) do not count."""
+    """Counts the steps of the generation's first optimizer; others, such as a discriminator's, do not count."""
 
     def __init__(self, progress: RankProgress) -> None:
         self._progress = progress
@@ -40,9 +40,9 @@ class StepCount:
 
 
 def _is_made_up(optimizer: Optimizer) -> bool:
-    """Whether torch has an optimizer without state make one, to be saved or to be filled by a restore.
+    """Return whether torch makes this step only to create the optimizer's state, for a save or a restore.
 
-    Such a step has a rate of 0. So may the first one of a warm-up, so it is also asked who makes it.
+    Such a step has a learning rate of 0. A warm-up's first step may have that too, so the caller is checked as well.
     """
     if any(_is_rate(group.get("lr")) for group in optimizer.param_groups):
         return False
@@ -55,15 +55,15 @@ def _is_made_up(optimizer: Optimizer) -> bool:
 
 
 def _is_rate(rate: Any) -> bool:
-    """A rate that a device has is not the one that torch puts there meanwhile, and is not waited for."""
+    """Return whether a learning rate is not 0; a CUDA tensor is not read, and counts as not 0."""
     return bool(getattr(rate, "is_cuda", False) or rate)
 
 
 def install_hooks(progress: RankProgress) -> None:
-    """Count from here on, until the script tells its steps itself.
+    """Count optimizer steps from now on, until the script reports its steps itself.
 
-    The hook is never taken out again: that might happen while PyTorch goes through its hooks. The compiler must not
-    look into it: it would trace the count once and run it never.
+    The hook is never removed, because PyTorch may be iterating over its hooks. The compiler must not trace the hook:
+    it would trace the count once and never run it.
     """
     count = StepCount(progress)
 
@@ -77,13 +77,13 @@ def install_hooks(progress: RankProgress) -> None:
 
 
 def _untraced() -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """What keeps the compiler out of a function, as torch does it for its own: without importing the compiler now."""
+    """Return the decorator that keeps the compiler out of a function, without importing the compiler now."""
     at_once: Callable[[Callable[..., None]], Callable[..., None]] = torch.compiler.disable
     return at_once if "torch._dynamo" in sys.modules else getattr(torch, "_disable_dynamo", at_once)
 
 
 def tell_groups() -> None:
-    """Have PyTorch tell when it has made its process group, and when it takes it apart; once is enough."""
+    """Wrap PyTorch's functions, once, to report when the process group is made and when it is destroyed."""
     from torch.distributed import distributed_c10d as c10d
 
     made, ended = c10d.init_process_group, c10d.destroy_process_group
@@ -109,7 +109,7 @@ def tell_groups() -> None:
 
 
 def _replace_function(name: str, plain: Any, telling: Any) -> None:
-    """Wherever PyTorch itself keeps it."""
+    """Replace a function in every torch module that holds it."""
     vars(telling)["tells_holdfast"] = True
     for place in ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh"):
         module = sys.modules.get(place)

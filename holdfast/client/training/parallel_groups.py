@@ -1,4 +1,4 @@
-"""The parallel groups that a script has made, told to its node: by whom nodes may be lost together."""
+"""Reports a script's parallel groups to its node; they decide which nodes may be lost together."""
 
 import json
 import os
@@ -12,7 +12,7 @@ _MEGATRON = (("pp", "pipeline_model"), ("dp", "data"), ("cp", "context"), ("tp",
 
 
 def report_mesh(mesh: object) -> None:
-    """`mesh`: a DeviceMesh over all ranks in their order, or names and sizes; None: what Megatron has set up."""
+    """Write the mesh for the node: a DeviceMesh over all ranks in order, or names and sizes; None for Megatron's."""
     place = os.environ.get(MESH)
     dims = (_megatron_dims() if mesh is None else _mesh_dims(mesh)) if place else []
     if not place or not dims:

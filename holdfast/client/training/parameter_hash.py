@@ -1,7 +1,7 @@
-"""A hash of this rank's parameters, for comparison with its replicas: for scripts that take no snapshots.
+"""Hashes this rank's parameters to compare them with its replicas', for scripts that take no snapshots.
 
-Taken between steps, where `holdfast.step` is called. All bits count: words are summed as integers, tensors with odd
-factors, so no single flip can vanish, wherever it is; a few at once vanish with a chance of about 2^-32.
+The hash is taken between steps, in `holdfast.step`. Every bit counts: words are summed as integers and tensors are
+weighted with odd factors, so no single flip can vanish; several flips cancel with a chance of about 2^-32.
 """
 
 import time
@@ -19,7 +19,7 @@ _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 class ParameterHash:
-    """Marks of the tensors that the ranks of a group share."""
+    """Hashes the tensors that the ranks of a group share."""
 
     def __init__(self, tensors: Iterable[torch.Tensor], group: "dist.ProcessGroup | None", every: int) -> None:
         ranks = tuple(sorted(dist.get_process_group_ranks(group or dist.group.WORLD)))
@@ -33,7 +33,7 @@ class ParameterHash:
         self._coming: tuple[int, torch.Tensor, torch.cuda.Event] | None = None
 
     def on_step(self, slot: SlotWriter, step: int) -> None:
-        """This step is done, and the next has not begun."""
+        """Hash the tensors if this step is due; called after the step and before the next."""
         if self._coming and self._coming[2].query():
             slot.write_hash(self._coming[0], int(self._coming[1]) & (2**64 - 1), self._group, self._count)
             self._coming = None
@@ -54,7 +54,7 @@ class ParameterHash:
         return hash_tensors(self._tensors)
 
     def _adjust_stride(self, step: int, began_at: float) -> None:
-        """Twice as seldom, until it costs its share of the time at most; on a GPU what launching it takes counts."""
+        """Double the stride until hashing takes at most its share of the time; on a GPU only the launch counts."""
         now = time.perf_counter()
         before, self._last = self._last, (step, now)
         self._cost_s = now - began_at
@@ -63,7 +63,7 @@ class ParameterHash:
 
 
 def hash_tensors(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A number that changes with any bit of the tensors; sums of it do not depend on their order."""
+    """Return an integer that changes with any bit of the tensors; the order of summation does not matter."""
     with torch.no_grad():
         sums = torch.stack([_sum_words(_own_shard(tensor)) for tensor in tensors])
     factors = [_to_signed((2 * place + 1) * _ODD) for place in range(len(tensors))]

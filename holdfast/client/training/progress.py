@@ -1,7 +1,7 @@
-"""The verbs of a training script: each returns in microseconds, never raises, and does nothing without an agent.
+"""The calls of a training script: each takes microseconds, never raises, and does nothing without an agent.
 
-Losses may be numbers or tensors. A tensor on the CPU is read at once. One on an accelerator is never waited for: it is
-copied on the current stream and reported by a later call, so it shows a step or two late, under its own step.
+Losses may be numbers or tensors. A CPU tensor is read at once. A tensor on an accelerator is never waited for: it is
+copied on the current stream and reported by a later call, a step or two late, under its own step.
 """
 
 import os
@@ -42,7 +42,7 @@ FLIGHT = "HOLDFAST_FLIGHT"  # "<path of the arena>:<where the flight log begins>
 
 
 class RankProgress:
-    """What this process tells its node."""
+    """Reports the progress of this process to its node through the rank's slot."""
 
     def __init__(self) -> None:
         self._slot: SlotWriter | None = None
@@ -62,12 +62,12 @@ class RankProgress:
         os.register_at_fork(after_in_child=self._drop_slot)
 
     def attach(self, model: "Model" = None, replicas: object = None, mesh: object = None) -> "Model":  # type: ignore[assignment]
-        """Report from here on; a DistributedDataParallel model gets the same reduction layout in every generation.
+        """Start reporting; a DistributedDataParallel model also gets the same reduction layout in every generation.
 
         Call it on every rank, after wrapping the model and before its first backward pass. Returns the model. With
-        `replicas` (True for all ranks, or a process group) parameters are compared with those of these ranks now and
-        then; with a Checkpointer that is done without it, and without the rank. `mesh` tells the parallel groups, where
-        --mesh does not: a DeviceMesh over all ranks, or {"pp": 2, "dp": 4}; those of Megatron are found without it.
+        `replicas` (True for all ranks, or a process group) parameters are compared across these ranks now and then; a
+        Checkpointer makes that unnecessary. `mesh` gives the parallel groups if --mesh does not: a DeviceMesh over
+        all ranks, or {"pp": 2, "dp": 4}; Megatron's groups are found without it.
 
         >>> model = holdfast.attach(torch.nn.Linear(2, 1))
         """
@@ -89,9 +89,9 @@ class RankProgress:
         return model
 
     def watch(self, optimizer: object, model: object = None) -> None:
-        """Have updates of this optimizer (Adam or its kin) judged, too: a pass over its state at every step.
+        """Report the updates of this optimizer (Adam or its kin); this reads its state once at every step.
 
-        With a DistributedDataParallel model also the norm of the rank's own gradient, which takes a communication hook.
+        With a DistributedDataParallel model, a communication hook also reports the norm of the rank's own gradient.
 
         >>> holdfast.watch(torch.optim.AdamW(torch.nn.Linear(2, 1).parameters()))
         """
@@ -104,7 +104,7 @@ class RankProgress:
             print(f"holdfast: the optimizer is not watched: {e!r}", file=sys.stderr)
 
     def step(self, step: int, loss: object = None, grad_norm: object = None) -> None:
-        """Step number `step` is done, with this loss and this gradient norm, if they are told.
+        """Report that step number `step` is done, with its loss and gradient norm if given.
 
         >>> for step in range(1, 4):
         ...     holdfast.step(step, loss=1 / step, grad_norm=0.5)
@@ -138,7 +138,7 @@ class RankProgress:
             return  # whatever was passed, training goes on
 
     def count_steps(self, steps: int) -> None:
-        """The optimizer hook has seen this many steps; superseded for good once the script tells its own."""
+        """Report the steps that the optimizer hook has counted; ignored once the script reports its own."""
         if self._told or (slot := self._slot if self._claimed else self._claim_slot()) is None:
             return
         if steps == 1 and not self._before:
@@ -149,16 +149,16 @@ class RankProgress:
                 self._call_on_first()
 
     def goes_on_from(self, step: int) -> None:
-        """So many steps were made before the first that is counted; -1: nobody knows. Shown with the next.
+        """Set the number of steps made before the first counted one, -1 if unknown; shown with the next step.
 
-        A process that goes on for another one of its rank does not know.
+        Ignored in a process that continues for another process of its rank: it does not know the number.
         """
         slot = self._slot if self._claimed else self._claim_slot()
         if slot is not None and not self._before:
             slot.resume_from(step)
 
     def phase(self, name: str) -> "PhaseBlock":
-        """The rank is in phase `name` from now on; as a context manager, until the block ends.
+        """Report that the rank is in phase `name`; as a context manager, until the block ends.
 
         >>> with holdfast.phase("eval"):
         ...     accuracy = 0.5
@@ -173,51 +173,51 @@ class RankProgress:
             return PhaseBlock(None, "")
 
     def is_astray(self) -> bool:
-        """Whether the newest loss that the script told of is not finite."""
+        """Return whether the newest loss that the script reported is not finite."""
         slot = self._slot or self.find_slot()
         return slot is not None and slot.is_loss_bad
 
     def announce_step(self, step: int) -> None:
-        """The script is about to make this step, or to leave it out."""
+        """Note that the script is about to make this step, or to skip it."""
         if self._easing is not None:
             self._easing.at = step
 
     def on_group(self) -> None:
-        """The rank has its process group."""
+        """Report that the rank has its process group."""
         if (slot := self._slot or self.find_slot()) is not None:
             slot.mark_grouped()
 
     def on_restored(self, step: int) -> None:
-        """The rank has the state of this step, or knows that there is none."""
+        """Report that the rank has restored the state of this step, or that there is none."""
         if (slot := self._slot or self.find_slot()) is not None:
             slot.mark_restored()
         if self._easing is not None:
             self._easing.done = step
 
     def on_returned(self) -> None:
-        """The script is over, and well."""
+        """Report that the script has ended well."""
         if (slot := self._last_slot()) is not None:
             slot.mark_returned()
 
     def on_group_teardown(self, begins: bool) -> None:
-        """The script takes its process groups apart, or has done so."""
+        """Report that the script starts to destroy its process groups, or has done so."""
         if self._slot is not None:
             self._slot.mark_parting(begins)
 
     def record_failure(self, text: str) -> None:
-        """The rank ends by this failure."""
+        """Report the failure that ends the rank."""
         if (slot := self._last_slot()) is not None:
             slot.write_failure(text)
 
     def _last_slot(self) -> SlotWriter | None:
-        """At the end, whether or not the script has ever told anything."""
+        """Return the slot at the end of the process, even if the script never reported anything; None without one."""
         try:
             return self._slot if self._sought else _open_slot(os.environ)
         except (OSError, ValueError):
             return None
 
     def begin_rank(self, on_first: "Callable[[], None] | None" = None) -> SlotWriter | None:
-        """Look at the environment anew, as a rank that was just forked must; `on_first` is called at its first step."""
+        """Read the environment again in a freshly forked rank; `on_first` is called at its first step."""
         self._sought, self._on_first = False, on_first
         slot, generation = self.find_slot(), int(os.environ.get(GENERATION, "0"))
         if slot is not None and generation > 1:
@@ -228,7 +228,7 @@ class RankProgress:
         return slot
 
     def begin_child(self) -> None:
-        """In a child of a rank that was started afresh, whose steps may be the rank's: what it reads nobody sees."""
+        """Prepare a spawned child whose steps may be the rank's; its reads count as unknown."""
         if int(os.environ.get(GENERATION, "0")) > 1:
             from holdfast.client.training import resumed_step
 
@@ -241,7 +241,7 @@ class RankProgress:
             on_first()
 
     def find_slot(self) -> SlotWriter | None:
-        """This rank's slot; None without an agent, and in children of the rank."""
+        """Return this rank's slot; None without an agent, and in children of the rank."""
         if self._sought:
             return self._slot
         self._sought = True
@@ -265,7 +265,7 @@ class RankProgress:
         return self._slot
 
     def _claim_slot(self) -> SlotWriter | None:
-        """The slot, for a process of the rank that makes its first step; None if another makes the rank's steps."""
+        """Claim the slot at the first step of a process; None if another process makes the rank's steps."""
         mine = self.find_slot()
         place = os.environ.get(SLOT, "")
         if self._refused or not place:
@@ -297,7 +297,7 @@ class RankProgress:
             print(f"holdfast: the learning rate is not eased, as {EASE}={told} asks for: {e}", file=sys.stderr)
 
     def seek_groups(self) -> None:
-        """Where no zygote has seen to it: be told when this rank has its process group."""
+        """Get notified when this rank has its process group, if no zygote has arranged that."""
         if SLOT in os.environ and "torch.distributed.distributed_c10d" in sys.modules:
             from holdfast.client.training import optimizer_hooks
 
@@ -319,7 +319,7 @@ class RankProgress:
         self._copies.start_fetch(step, loss, grad_norm, own_norm, update)
 
     def _local_value(self, step: int, name: str, value: object) -> object:
-        """What is here of a distributed tensor, if that is all of it: asking the others would have them waited for."""
+        """Return the local tensor of a distributed value if that is all of it, else None; never gathers."""
         if not hasattr(value, "device_mesh"):
             return value
         if all(placement.is_replicate() for placement in value.placements):  # type: ignore[attr-defined]
@@ -348,7 +348,7 @@ class RankProgress:
 
 
 class PhaseBlock:
-    """What `phase` returns, so that `with` can end it."""
+    """The context manager that `phase` returns; it ends the phase."""
 
     def __init__(self, slot: SlotWriter | None, before: str) -> None:
         self._slot = slot
@@ -380,7 +380,7 @@ def _open_slot(environ: "os._Environ[str]") -> SlotWriter | None:
 
 
 def _is_here(value: object) -> bool:
-    """Whether the value can be read without waiting for a device."""
+    """Return whether the value can be read without waiting for a device."""
     if value is None or type(value) is float or type(value) is int:
         return True
     return str(getattr(value, "device", "cpu")) == "cpu"

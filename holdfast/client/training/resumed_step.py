@@ -1,8 +1,8 @@
-"""What a rank goes on from, as far as it can be known without the script's word.
+"""Finds the step that a rank resumes from when the script does not report it.
 
-Most optimizers count their own steps and keep the count in their state, so a restored one tells where it goes on. One
-that is new says less: a script may restore its weights alone. So it is also seen whether, up to the first step, the
-rank may have read anything that the job had written before. Where that may be, the origin is not known.
+Most optimizers keep a step count in their state, so a restored optimizer shows where it continues. A new optimizer
+shows less, because a script may restore only its weights. So this module also watches whether the rank may have read,
+before its first step, anything that the job had written. If it may have, the step is unknown.
 """
 
 import os
@@ -25,14 +25,14 @@ _ODD = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueErro
 
 
 class ReadWatch:
-    """Whether this process may have read something that the job wrote before it was launched."""
+    """Watches whether this process may have read something that the job wrote before the launch."""
 
     def __init__(self, began_at: float) -> None:
         self._since = began_at - _SLACK_S
         self._found = self._is_over = False
 
     def start(self) -> None:
-        """An audit hook stays for good, so it has little to do once the first step is made."""
+        """Install an audit hook. It cannot be removed, so it does little after the first step."""
         sys.addaudithook(self._on_audit)
         os.register_at_fork(after_in_child=self.lose)
 
@@ -40,7 +40,7 @@ class ReadWatch:
         self._is_over = True
 
     def lose(self) -> None:
-        """In a child: what it reads from now on is not seen, so it may be anything."""
+        """Assume in a child that it has read such data, because its reads are not seen."""
         self._is_over = self._found = True
 
     @property
@@ -74,14 +74,14 @@ class ReadWatch:
 
 
 def watch_reads(environ: "os._Environ[str]") -> ReadWatch:
-    """To be called in a fresh rank of a later generation: before the first one nothing was written."""
+    """Start a ReadWatch in a fresh rank of a later generation; in the first one there is nothing to read yet."""
     reads = ReadWatch(float(environ.get(BEGAN, "0")))
     reads.start()
     return reads
 
 
 def stop_at_first_step(reads: ReadWatch, on_first: Callable[[], None] | None) -> Callable[[], None]:
-    """What is to be called at the first step."""
+    """Return the function to call at the first step: it stops the watch, then calls `on_first`."""
 
     def first() -> None:
         reads.stop()
@@ -92,7 +92,7 @@ def stop_at_first_step(reads: ReadWatch, on_first: Callable[[], None] | None) ->
 
 
 def steps_before(optimizer: Any, reads: ReadWatch | None) -> int:
-    """Steps that were made before the one that this optimizer has just made, the first of this rank."""
+    """Return the number of steps made before this optimizer's first step in this rank, or UNKNOWN."""
     try:
         before = _optimizer_count(optimizer) - 1
     except _ODD:  # its state is whatever its author wants it to be
@@ -103,7 +103,7 @@ def steps_before(optimizer: Any, reads: ReadWatch | None) -> int:
 
 
 def _optimizer_count(optimizer: Any) -> int:
-    """The optimizer's own count, 1 where it has none."""
+    """Return the optimizer's own step count; 1 if it has none."""
     most = 1
     for state in islice(optimizer.state.values(), _LOOKED_AT):
         count = state.get("step", 0)
@@ -121,6 +121,6 @@ def _opens_for_reading(mode: str | None, flags: int) -> bool:
 
 
 def _is_remote(address: object) -> bool:
-    """Whether it is on the network: state may come from there as well."""
+    """Return whether an address is on the network, from where state may come as well."""
     host = str(address[0]) if isinstance(address, tuple) else ""
     return bool(host) and not host.startswith("127.") and host not in ("localhost", "::1")

@@ -1,4 +1,4 @@
-"""`holdfast.replayable()`: a script's work may be done again, to find out which machine does it wrong.
+"""`holdfast.replayable()`: lets a script's work be done again, to find the machine that does it wrong.
 
     replay = holdfast.replayable(seed=args.seed)     # first thing; what it returns is false unless this is a replay
     out = replay.path(args.out)                      # in a replay, a file in the replay's own folder
@@ -7,8 +7,8 @@
         if replay.done(step, model.parameters()):    # in a replay: tells what they hash to; true after its last step
             break
 
-Nothing that training keeps is touched in a replay: snapshots are not taken, checkpoints are read and never written, and
-what this rank prints goes to logs of the replay.
+A replay touches nothing that training keeps: it takes no snapshots, reads checkpoints but never writes them, and
+prints to its own logs.
 """
 
 import os
@@ -33,14 +33,14 @@ _CHAIN, _WORD = 0x9E3779B97F4A7C15, 2**64 - 1
 
 
 class ScriptReplay:
-    """What this process knows of the replay that it takes part in, if it does."""
+    """The replay that this process takes part in; false if there is none."""
 
     def __init__(self) -> None:
         self.opted = False  # the script called `replayable`
         self.read_environment()
 
     def read_environment(self) -> None:
-        """See what the environment says, as a rank that was just forked must."""
+        """Read the replay's settings from the environment, which a freshly forked rank must do again."""
         environ = os.environ
         self.is_replay = replay_environment.is_replay()
         self.name = environ.get(replay_environment.REPLAY, "")
@@ -56,11 +56,11 @@ class ScriptReplay:
         return self.is_replay
 
     def path(self, path: "str | os.PathLike[str]") -> str:
-        """The same path; in a replay, one in its own folder."""
+        """Return this path; in a replay, a path in the replay's own folder."""
         return replay_environment.redirect_path(os.fspath(path))
 
     def boundary(self, tensor: "Tensor") -> "Tensor":
-        """What leaves this rank for the next stage, or for a sum: in a replay its bits count. Returns the tensor."""
+        """Sign, in a replay, a tensor that leaves this rank for the next stage or for a sum; return the tensor."""
         if self.is_replay:
             from holdfast.client.training.parameter_hash import hash_tensors
 
@@ -69,7 +69,7 @@ class ScriptReplay:
         return tensor
 
     def done(self, step: int, tensors: "Iterable[torch.Tensor]" = ()) -> bool:
-        """This step is done, and left these tensors: whether it was the last of a replay."""
+        """Sign the tensors that this step left; return whether it was the last step of a replay."""
         if not self.is_replay:
             return False
         from holdfast.client.training.parameter_hash import hash_tensors
@@ -103,11 +103,11 @@ _this = ScriptReplay()
 
 
 def replayable(seed: int | None = None) -> ScriptReplay:
-    """Say that this script may be replayed. Call it first, on every rank.
+    """Declare that this script may be replayed. Call it first, on every rank.
 
-    `seed`: all its random numbers and batches follow from this, the step and the rank, so that the same work can be
-    compared bit for bit between machines. In a replay the generators of python, numpy and torch are seeded with it;
-    in training nothing is changed. Without one only a crash or a loss that is not finite shows a fault.
+    `seed`: all random numbers and batches follow from it, the step and the rank, so that the same work can be
+    compared bit for bit between machines. A replay seeds the generators of python, numpy and torch with it; training
+    changes nothing. Without a seed only a crash or a loss that is not finite shows a fault.
 
     >>> replay = holdfast.replayable(seed=1)
     >>> replay.is_replay
@@ -128,7 +128,7 @@ def replayable(seed: int | None = None) -> ScriptReplay:
 
 
 def sign_gradients(model: object) -> None:
-    """What each rank of a DistributedDataParallel model adds to the sum of gradients counts as sent."""
+    """Sign each rank's own gradients of a DistributedDataParallel model before they are summed."""
     from torch.nn.parallel import DistributedDataParallel
 
     ddp = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
@@ -139,7 +139,7 @@ def sign_gradients(model: object) -> None:
 
 
 def _sign_gradient(grad: "torch.Tensor") -> None:
-    """A gradient, before it is summed up; one that cannot be signed is the replay's loss, not the script's."""
+    """Sign a gradient before it is summed; a gradient that cannot be signed is reported and left out."""
     try:
         for part in (grad.coalesce().indices(), grad.coalesce().values()) if grad.is_sparse else (grad,):
             _this.boundary(part)
@@ -148,14 +148,14 @@ def _sign_gradient(grad: "torch.Tensor") -> None:
 
 
 def current_replay() -> ScriptReplay:
-    """The replay this process takes part in, as a Checkpointer asks for it."""
+    """Return this process's replay, for a Checkpointer. Raises RuntimeError if a replayed script has not opted in."""
     if replay_environment.is_replay() and not _this.opted:
         raise RuntimeError("this script is being replayed and has not called holdfast.replayable(): it is not run")
     return _this
 
 
 def guard_first_step(on_first: "Callable[[], None] | None") -> "Callable[[], None] | None":
-    """What to do at the first step of a replay: a script that has not said that it may be replayed ends there."""
+    """Return the function to call at a replay's first step: it ends a script that has not called replayable()."""
 
     def first() -> None:
         if not _this.opted:
@@ -183,7 +183,7 @@ def _write_note(seeded: bool) -> None:
 
 
 def _end_with_agent() -> None:
-    """Nobody else would end this process, and it must not go on beside training."""
+    """End this process when the agent ends: nobody else would, and it must not run beside training."""
     from holdfast.linux import process_control
 
     process_control.die_with_parent(os.getppid(), REFUSED)

@@ -1,7 +1,7 @@
-"""Batches that are left out, by word of the controller: `holdfast.skip(step)` and `holdfast.batches(loader)`.
+"""Skips batches that the controller lists: `holdfast.skip(step)` and `holdfast.batches(loader)`.
 
-A step has the number that the script tells as done after it, to `holdfast.step(n)` or `Checkpointer.save(n)`. Its batch
-is left out when `skip(n)` is true: the number is passed over and never told, the position in the data moves on.
+A step has the number that the script reports after it, to `holdfast.step(n)` or `Checkpointer.save(n)`. If `skip(n)`
+is true, its batch is skipped: the number is passed over and never reported, and the position in the data moves on.
 """
 
 import os
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class BatchSkips:
-    """What this rank leaves out, and how much of it there was."""
+    """The batches that this rank skips, and how many it has skipped."""
 
     def __init__(self, progress: RankProgress) -> None:
         self.batches = self.samples = 0  # left out up to now
@@ -29,7 +29,7 @@ class BatchSkips:
         self._since: tuple[int, int, int] | None = None  # its first step and what was left out before it, until told
 
     def skip(self, step: int) -> bool:
-        """Whether the batch of this step is to be left out. Ask in the training loop, on every rank alike."""
+        """Return whether to skip the batch of this step. Call it in the training loop, on every rank alike."""
         try:
             spans = self._read_spans() if self._spans is None else self._spans
             self._progress.announce_step(step)
@@ -45,13 +45,13 @@ class BatchSkips:
             return False  # whatever was passed, training goes on
 
     def count_samples(self, samples: int) -> None:
-        """The batch that was just left out had so many."""
+        """Add the number of samples in the batch that was just skipped."""
         self.samples += samples
         if (slot := self._progress.find_slot()) is not None:
             slot.note_skip(self._last, self.batches, self.samples)
 
     def report_skips(self) -> None:
-        """Say what was left out, once it is over; one rank is enough for that."""
+        """Print what was skipped once the skipped span is over; only rank 0 prints."""
         since, self._since = self._since, None
         if since is None or os.environ.get("RANK", "0") != "0":
             return
@@ -81,10 +81,11 @@ class BatchSkips:
 
 
 class Batches:
-    """The batches of a loader with their step numbers, those that are to be left out taken away.
+    """The batches of a loader with their step numbers, without the skipped ones.
 
-    Iterating again counts on, as for the next epoch. `step` is the number of the newest batch that the loader gave,
-    left out or not; nothing is read ahead, so a loader whose state is saved with that step goes on after it.
+    Iterating again continues the count, as for the next epoch. `step` is the number of the newest batch that the
+    loader gave, skipped or not. Nothing is read ahead, so a loader whose state is saved with that step resumes after
+    it.
     """
 
     def __init__(self, loader: "Iterable[Any]", first: int) -> None:
@@ -95,7 +96,7 @@ class Batches:
 
     @property
     def skipped(self) -> int:
-        """Batches that this rank has left out."""
+        """The number of batches that this rank has skipped."""
         return _this.batches
 
     @property
@@ -113,7 +114,7 @@ class Batches:
 
 
 def batches(loader: "Iterable[Any]", first: int = 1) -> Batches:
-    """Yield (step, batch) from this loader, whose next batch is the one of step `first`.
+    """Yield (step, batch) from this loader, whose next batch belongs to step `first`.
 
     >>> list(holdfast.batches(["a", "b"], first=5))
     [(5, 'a'), (6, 'b')]
@@ -122,7 +123,7 @@ def batches(loader: "Iterable[Any]", first: int = 1) -> Batches:
 
 
 def skip(step: int) -> bool:
-    """Whether the batch of this step is to be left out: go on with the next one, and do not tell of this step.
+    """Return whether to skip the batch of this step; if true, go on with the next and do not report this step.
 
     >>> [step for step in range(1, 4) if not holdfast.skip(step)]
     [1, 2, 3]
@@ -131,8 +132,7 @@ def skip(step: int) -> bool:
 
 
 def _count_batch(batch: object) -> int:
-    """How many are in a batch: the first dimension of its first tensor, or the length of a list of samples; 0 where
-    that cannot be seen."""
+    """Return the number of samples in a batch, from its first tensor or as a list's length; 0 if unknown."""
     if isinstance(batch, dict):
         return _count_batch(next(iter(batch.values()), None))
     shape = getattr(batch, "shape", None)

@@ -1,7 +1,7 @@
-"""Ranks that let children train: a child that is started afresh counts its steps as one that was forked does.
+"""Counts the steps of child processes that a rank spawns, as for forked ones.
 
-`torch.multiprocessing.spawn` starts interpreters that have imported nothing of ours. They get a note along with what
-multiprocessing tells them anyway; to read it is to begin.
+`torch.multiprocessing.spawn` starts interpreters that have imported nothing of ours. A note is added to the data that
+multiprocessing sends them; unpickling the note installs our hooks.
 """
 
 import multiprocessing.process
@@ -22,14 +22,14 @@ except Exception:
 
 
 class SpawnNote:
-    """Begins in whoever reads it."""
+    """An object that runs begin_child in the process that unpickles it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return exec, (_BEGIN, {})
 
 
 def follow_spawns() -> None:
-    """Give the note to every child that is started from now on."""
+    """Add the note to the data of every child that is spawned from now on."""
     plain = multiprocessing.spawn.get_preparation_data
     if getattr(plain, "tells_holdfast", False):
         return
@@ -42,7 +42,7 @@ def follow_spawns() -> None:
 
 
 def begin_child() -> None:
-    """In a child that has imported nothing yet: once it has what it needs, its steps are counted."""
+    """Install the step count in a spawned child, once the child has imported torch."""
     process_control.allow_stack_reads()
     plain = multiprocessing.process.BaseProcess._bootstrap  # type: ignore[attr-defined]
 

@@ -1,11 +1,11 @@
-"""What the optimizer is about to do to the weights, in one number per step, for the rules that look at updates.
+"""Measures each step's update of the weights as one number, for the rules that judge updates.
 
-For Adam and its kin: the largest over all tensors of RMS(lr m / (sqrt(v) + eps)), with the moments as this step made
-them. That reads both moments once: about half of what the step itself costs, so it is done only where asked for.
+For Adam and its kin this is the largest RMS(lr m / (sqrt(v) + eps)) over all tensors, with the moments as this step
+made them. Reading both moments costs about half as much as the step itself, so it is done only on request.
 
-No collective is added: a rank that watches alone must not be waited for. Of a tensor that is distributed (FSDP2, HSDP,
-tensor parallel) a rank looks at the part that it has. The norm is the one that torch's clipping finds, before it clips;
-where nothing is clipped it is that of the rank's part.
+No collective is added, so that no rank waits for a rank that watches alone. Of a distributed tensor (FSDP2, HSDP,
+tensor parallel) a rank measures its own part. The gradient norm is the one that torch's clipping computes before it
+clips; without clipping it is the norm of the rank's part.
 """
 
 import math
@@ -28,7 +28,7 @@ _CLIP_TOO = "clip_grads_with_norm_"  # its name for scripts
 
 
 class UpdateWatch:
-    """The newest numbers of one optimizer, on its device: nobody waits for them here."""
+    """The newest numbers of one optimizer, kept on its device without waiting for them."""
 
     def __init__(self, optimizer: Optimizer, model: object = None) -> None:
         self.update: torch.Tensor | None = None
@@ -43,12 +43,12 @@ class UpdateWatch:
 
     @property
     def own_norm(self) -> torch.Tensor | None:
-        """Of this rank's own gradient of the last backward pass."""
+        """The norm of this rank's own gradient in the last backward pass, or None; reading resets it."""
         own, self._own = self._own, []
         return torch.stack(own).sum().sqrt() if own else None
 
     def on_clip(self, parameters: list[torch.Tensor], norm: torch.Tensor) -> None:
-        """The gradients of these parameters are clipped next; they have this norm."""
+        """Record the norm of these parameters' gradients, which are clipped next."""
         trained = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
         ours = tuple(id(p) for p in parameters if id(p) in trained)
         if ours and self._hook is not None:
@@ -92,8 +92,7 @@ class UpdateWatch:
         self.norm = torch.linalg.vector_norm(torch.stack(norms)) if norms else None
 
     def _reduce_bucket(self, group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """DDP communication hook: average the bucket over all ranks as DDP does. Before that, record the norm of
-        this rank's own gradients."""
+        """DDP communication hook: record the norm of this rank's own gradients, then average as DDP does."""
         try:
             self._own.append(torch.linalg.vector_norm(bucket.buffer(), dtype=torch.float32).square())
         except Exception as e:  # the script's own backward pass is around us
@@ -106,14 +105,14 @@ class UpdateWatch:
 
 
 def _local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank has of it."""
+    """Return this rank's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _see_clipping(watching: UpdateWatch) -> None:
-    """Have this told of norms before gradients are clipped by them; a torch that clips in another way tells nothing.
+    """Report gradient norms to `watching` before torch clips by them; a torch that clips differently reports nothing.
 
-    A script may have imported torch's functions by their names already, so what they call themselves is replaced.
+    A script may already have imported torch's functions by name, so the internal function that they call is replaced.
     """
     clip: Callable[..., None] | None = getattr(clip_grad, _CLIP, None)
     if clip is None:
@@ -143,7 +142,7 @@ def _see_clipping(watching: UpdateWatch) -> None:
 
 
 def _full_norm(norm: torch.Tensor) -> torch.Tensor:
-    """A norm of which each rank has a part, summed up: torch does just that, next, if it is not done here."""
+    """Return the full norm if each rank has a part of it; torch would do the same reduction next."""
     if not isinstance(norm, DTensor) or all(placement.is_replicate() for placement in norm.placements):
         return norm
     return norm.redistribute(placements=[Replicate()] * norm.device_mesh.ndim)
