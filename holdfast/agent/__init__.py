@@ -1,1 +1,1 @@
-"""What runs on a node: the holder, and under it the agent that does the node's work."""
+"""Programs of one node: the holder, and the agent that it starts to do the node's work."""

@@ -1,7 +1,7 @@
-"""What outlives an agent on the node's disk: errands carried out or begun, and since when there is no controller.
+"""Notes on disk that outlive an agent: errands done, stops, epoch, leaving, and since when the controller is gone.
 
-A disk that takes nothing costs what its notes are for, the memory of the next agent, and never what they are about:
-above all ranks are ended whatever becomes of the note that they are.
+A note that cannot be written costs only the next agent's memory. The agent still acts: above all, it ends ranks even
+if it cannot note that they were stopped.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ def write_deed(node_dir: Path, deed: HeedEpoch | RememberDone | RememberLeaving)
 
 
 def append_done(path: Path, done: Done) -> None:
-    """If it cannot be, an agent after this one that is told again carries it out again, which does no harm."""
+    """Append a finished errand. On a disk error only log it: the next agent may safely repeat the errand."""
     try:
         with path.open("ab") as file:
             file.write(b"\n" + msgspec.json.encode(done))  # the line before may be torn
@@ -47,7 +47,7 @@ def append_done(path: Path, done: Done) -> None:
 
 
 def read_done(path: Path) -> tuple[Done, ...]:
-    """Errands carried out by earlier agents; a line torn by a crash was never acknowledged."""
+    """Return the errands that earlier agents finished. Skip a line torn by a crash: it was never acknowledged."""
     if not path.exists():
         return ()
     done = []
@@ -62,7 +62,7 @@ def write_stopped(node_dir: Path, generation: int) -> None:
 
 
 def read_stopped(node_dir: Path) -> int:
-    """The newest generation that was told to stop here, 0: none was."""
+    """Return the newest generation that this node was ordered to stop; 0 if there is none or the note is damaged."""
     path = node_dir / _STOPPED
     with contextlib.suppress(ValueError):  # a damaged note costs a launch that is told twice, not the agent
         return int(path.read_bytes()) if path.exists() else 0
@@ -74,7 +74,7 @@ def write_epoch(node_dir: Path, epoch: int) -> None:
 
 
 def read_epoch(node_dir: Path) -> int:
-    """The newest controller that was heard here, 0: none was."""
+    """Return the epoch of the newest controller that this node has heard from, or 0."""
     with contextlib.suppress(OSError, ValueError):
         return int((node_dir / _EPOCH).read_bytes())
     return 0
@@ -85,7 +85,7 @@ def write_leave_intent(node_dir: Path, errand: Leave) -> None:
 
 
 def read_leave_intent(node_dir: Path) -> Leave | None:
-    """An agent before us was about to leave, and has not come to its end."""
+    """Return the Leave errand that an earlier agent began and did not finish, or None."""
     try:
         return run_files.read_json(node_dir / _LEAVING, Leave)
     except (OSError, msgspec.DecodeError):
@@ -93,7 +93,7 @@ def read_leave_intent(node_dir: Path) -> Leave | None:
 
 
 def write_leave_reason(node_dir: Path, errand: Leave) -> None:
-    """Why this node is gone, for whoever looks for it."""
+    """Write down why this node left, for people who look for it."""
     _write_file(node_dir / _LEFT, f"{errand.reason}\n".encode())
 
 
@@ -105,7 +105,7 @@ def _write_file(path: Path, content: bytes) -> None:
 
 
 def mark_alone(node_dir: Path) -> float:
-    """Since when there is no controller, by the steady clock; an agent that is started anew does not count anew."""
+    """Note that the controller is gone; return since when (monotonic). A restarted agent keeps the first instant."""
     now = time.monotonic()
     with contextlib.suppress(OSError, ValueError):  # a full disk costs no more than that it does
         if (node_dir / _ALONE).exists():
@@ -115,13 +115,13 @@ def mark_alone(node_dir: Path) -> float:
 
 
 def clear_alone(node_dir: Path) -> None:
-    """There is one."""
+    """Delete the note that the controller is gone."""
     with contextlib.suppress(OSError):
         (node_dir / _ALONE).unlink(missing_ok=True)
 
 
 def reset_files(node_dir: Path) -> None:
-    """The holder has just been started: there is nothing yet to be alone with, and the last life has left."""
+    """Delete what the holder's last life left: since when the controller was gone, and an unfinished leave."""
     clear_alone(node_dir)
     with contextlib.suppress(OSError):
         (node_dir / _LEAVING).unlink(missing_ok=True)

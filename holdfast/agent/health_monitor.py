@@ -1,7 +1,7 @@
-"""The monitor: reads every source at its own pace, in a thread of its own, and hands what detectors make of it on.
+"""The health monitor: reads each source at its own pace in its own thread, and passes on the detectors' alarms.
 
-Threads, because a driver or a file system that hangs takes along whoever asks it: the others go on, and the agent says
-which one does not answer. They are daemons, so that none can keep an agent from ending.
+A driver or file system that hangs blocks only the thread that reads it: the other sources go on, and the agent
+reports the one that does not answer. The threads are daemons, so none can keep an agent from ending.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ _log = logging.getLogger("holdfast.agent")
 
 
 class MonitorPorts(msgspec.Struct, frozen=True):
-    """What the monitor asks its agent, and whom it tells."""
+    """What the monitor needs from its agent: a callback for alarms, the ranks, the clock offset and NVML."""
 
     noticed: Callable[[Alarm], None]
     held: Callable[[], list[HolderRank]]  # the ranks here, those that have ended among them
@@ -54,7 +54,7 @@ class MonitorPorts(msgspec.Struct, frozen=True):
 
 
 class SourceFeed:
-    """One source and its thread."""
+    """One source with its pace and the state of its thread."""
 
     def __init__(self, name: str, pace_s: float, make: Callable[[], Read], *, shared: bool = True) -> None:
         self.name = name
@@ -120,7 +120,7 @@ class HealthMonitor:
                 feed.wake.set()
 
     def on_rank_exit(self, at: float) -> None:
-        """A rank ended then: what the kernel says of it must be told before that is, and GPUs be looked at now."""
+        """Read the kernel log now, so that its lines precede the rank's exit; wake the GPU and host sources."""
         feed = self._feeds[_KERNEL]
         if self._kernel and feed.lock.acquire(timeout=_HURRY_S):
             try:
@@ -132,13 +132,13 @@ class HealthMonitor:
             self._feeds[name].wake.set()
 
     def scarcely(self) -> str:
-        """Where the kernel tells nobody whom it kills: the sign that memory was scarce just now, if there was one."""
+        """Return a sign that memory was scarce just now; empty if there is none, or if the kernel log is readable."""
         return self.kills.scarcely(time.monotonic()) if self._feeds[_KERNEL].absent else ""
 
     # --- threads -----------------------------------------------------------------------------------------------
 
     def _run_feed(self, feed: SourceFeed) -> None:
-        """The life of a source's thread."""
+        """Read one source at its pace, in its thread, until the monitor ends; return at once if it is absent."""
         feed.asked_at = time.monotonic()
         try:
             read = feed.make()
@@ -195,8 +195,8 @@ class HealthMonitor:
         return [(int(generation), int(rank)) for generation, rank in keys]
 
     def _watched_paths(self) -> list[str]:
-        """What the job writes to; ranks say where they want checkpoints, those of all nodes for which this one speaks:
-        it may be a standby itself."""
+        """Return the paths that the job writes to, and where ranks want checkpoints. A node that speaks for its host
+        includes the requests of all nodes there, as it may itself be a standby without ranks."""
         paths = [self._spec.entry.cwd, self._spec.log_dir, str(self._dir), "/dev/shm"]
         wanted = self._dir.glob("want-*.json") if self._alone else self._dir.parent.glob("*/want-*.json")
         for path in wanted:
@@ -206,7 +206,7 @@ class HealthMonitor:
         return list(dict.fromkeys(paths))
 
     def _speaks_for_host(self) -> bool:
-        """Whether this node is the one of its host that reads what is the host's."""
+        """Return whether this node is the one that reads the host-wide sources for all nodes of its host."""
         with self._deciding:
             if not self._alone and self._speaker is None:
                 self._speaker = _lock_file(self._dir.parent / f".host-{socket.gethostname()}")
@@ -215,7 +215,7 @@ class HealthMonitor:
     # --- in the loop -------------------------------------------------------------------------------------------
 
     def _on_signals(self, feed: SourceFeed, found: list[Signal]) -> None:
-        """A slice at a time, where it may be much: beats go out in between."""
+        """Turn signals into alarms; handle a large backlog in slices, so that beats go out in between."""
         owned = self._make_owned(feed)
         until = time.monotonic() + _SLICE_S
         for place, signal in enumerate(found):
@@ -270,12 +270,12 @@ class HealthMonitor:
         )
 
     def _rank_pids(self) -> frozenset[int]:
-        """Pids of all ranks of this generation; nodes on one host share the folder of logs."""
+        """Return pids of all ranks of this generation, also those of other nodes that share the log folder."""
         files = Path(self._spec.log_dir).glob(f"gen-{self._generation}/rank-*/pid")
         return frozenset(int(text) for path in files if (text := _read_text(path).strip()).isdecimal())
 
     def _host_nodes(self) -> tuple[str, ...]:
-        """The nodes of this run that share this host; what is the host's concerns them all."""
+        """Return the nodes of this run on this host; an alarm about the host concerns all of them."""
         if self._alone:
             return (self._spec.node,)
         here = socket.gethostname()
@@ -285,7 +285,8 @@ class HealthMonitor:
 
 
 def _lock_file(path: Path) -> int | None:
-    """Held until this process ends; None: another has it. -1: there can be no lock, so better all speak than none."""
+    """Lock a file until this process ends; return its fd, None if another process has it, -1 if it cannot be locked,
+    which the caller takes for a lock: better all nodes speak than none."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:

@@ -1,4 +1,4 @@
-"""The holder: parent and subreaper of agent, zygote and ranks; it keeps what must outlive an agent, and no opinions."""
+"""The holder: parent and subreaper of agent, zygote and ranks; keeps what must outlive an agent, decides nothing."""
 
 import os
 import selectors
@@ -96,7 +96,7 @@ class Holder:
         self.code = code if self.code is None else self.code
 
     def _exit_with_grace(self) -> None:
-        """Somebody on this host wants the node to leave: the agent ends its ranks as they should be ended."""
+        """Have the agent end its ranks and leave, as someone on this host asked; without an agent, exit at once."""
         if self._agent:
             os.kill(self._agent[0], signal.SIGINT)
         else:
@@ -109,7 +109,7 @@ class Holder:
     # --- the agent ---------------------------------------------------------------------------------------------
 
     def _start_agent(self) -> None:
-        """One that cannot be started, for want of memory or processes, is tried again: ranks go on meanwhile."""
+        """Start an agent while ranks go on, retrying failed starts; exit after too many in quick succession."""
         while self._agent is None:
             self._agent_tries = 0 if time.monotonic() - self._agent_at > _AGENT_LIVED_S else self._agent_tries + 1
             if self._agent_tries >= _AGENT_TRIES:
@@ -130,10 +130,10 @@ class Holder:
         )
 
     def _fork_agent(self) -> tuple[int, socket.socket]:
-        """Its pid, and our end of the line to it.
+        """Fork the agent; return its pid and our end of the socket to it.
 
-        A fork, as the silence of its predecessor is being counted: to import what it needs would take a second, and on
-        a busy machine ten.
+        A fork saves the imports, which take a second, or ten on a busy machine. The node is silent meanwhile, and the
+        controller counts that silence.
         """
         log = os.open(self.node_dir / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         ours, theirs = holder_messages.make_socket_pair()
@@ -152,7 +152,7 @@ class Holder:
         return pid, ours
 
     def _close_inherited(self, end: socket.socket) -> None:
-        """In a fork of ours: what we have open is none of its business, nor are our signals."""
+        """In a forked child, close the holder's sockets and selector, and undo its signal wakeup."""
         signal.set_wakeup_fd(-1)
         end.close()
         for key in list(self._selector.get_map().values()):
@@ -235,7 +235,7 @@ class Holder:
         self._send_agent(RankEnded(rank=self.ranks[key]))
 
     def _sweep_orphans(self, until: float) -> None:
-        """Kill what nobody owns any more; what it leaves behind in turn is our child by the next look."""
+        """Kill children that are not rank, zygote or agent; when none is left or time is up, report the rest."""
         self._reap_children()
         keep = {rank.pid for rank in self.ranks.values() if rank.code is None}
         keep |= self._zygotes.pids | ({self._agent[0]} if self._agent else set())
@@ -274,7 +274,7 @@ class Holder:
     # --- memory ------------------------------------------------------------------------------------------------
 
     def _make_arena(self, request: MakeArena) -> None:
-        """Memory of this name; what it held is gone if it had another size."""
+        """Make an arena of this name, or keep the existing one; replace one of another size, with its content."""
         kept = self._arenas.get(request.name)
         if kept is not None and kept.bytes != request.bytes:
             os.close(int(kept.path.rpartition("/")[2]))
@@ -294,7 +294,7 @@ class Holder:
     # --- the end -----------------------------------------------------------------------------------------------
 
     def _kill_all(self) -> None:
-        """Nothing below us may outlive us, however deep it was started."""
+        """Kill all processes below the holder, however deep, until none is left or time is up; remove holder.pid."""
         until = time.monotonic() + _END_S
         while (left := process_control.list_children()) and time.monotonic() < until:
             child_process.kill_all(left)
@@ -311,7 +311,7 @@ class Holder:
 
 
 def prepare() -> None:
-    """In a process that will fork many of us: have what every agent needs, and what takes a while to be had."""
+    """Load the failure catalog in a process that will fork many holders, so that their agents need not."""
     judge.warm_catalog(catalog_files.load_built_in())
 
 

@@ -180,7 +180,7 @@ class Agent:
             await asyncio.sleep(wait_s)
 
     async def _run_link(self) -> bool:
-        """One link, from its beginning to its end; whether there was any."""
+        """Run one link to the controller until it ends; return whether it was opened."""
         linked = False
         try:
             async with self.dialing.open_link() as ws:
@@ -236,7 +236,7 @@ class Agent:
                 self._tasks.create_task(self._trace_stacks(message))
 
     async def _trace_stacks(self, look: TraceRequest) -> None:
-        """In a thread, for it takes a while; of several at once the last ones wait for the first."""
+        """Take a stack trace of the ranks in a thread and send it; concurrent requests wait their turn."""
         held = self.ranks.held.values()  # but for those that have ended well: nobody waits for them
         newest = tuple(r for r in held if generation_of(r.key) == self.life.generation and r.code != 0)
         asked = StackRequest(ranks=newest, deadline_s=look.deadline_s, native=look.native, offset_s=self.clock.wall_s())
@@ -272,7 +272,7 @@ class Agent:
         self._queue_packet(self._make_hello())
 
     async def _stage_releases(self, releases: tuple[Release, ...]) -> None:
-        """A node is not ready before it has the code that it may have to run."""
+        """Stage these releases, retrying until all are here; then send another hello, as the node is ready now."""
         told = ""
         while error := await self.staging.stage_all(releases):
             if error != told:
@@ -283,7 +283,7 @@ class Agent:
         self._queue_packet(self._make_hello())
 
     def _on_leave_request(self) -> None:
-        """By somebody on this host, who does not want to wait for the controller's word."""
+        """Leave because someone on this host asked (SIGINT), without waiting for the controller."""
         grace_s = self.spec.settings.recovery.shutdown_grace_s
         leave = Leave(id=OWN, code=128 + signal.SIGINT, grace_s=grace_s, reason="asked to, on this host")
         self._perform_deeds(self.life.step(time.monotonic(), ErrandReceived(leave)))
@@ -357,7 +357,7 @@ class Agent:
         self._perform_deeds(self.life.step(time.monotonic(), AlarmNoticed(alarm)))
 
     def _read_slots(self) -> dict[str, slot_reader.SlotReading]:
-        """What the ranks last told, by their keys."""
+        """Return what each rank last wrote to its progress slot, by rank key (`generation:rank`)."""
         found = (
             [slot_reader.read_slot(arena, at) for at in range(self.spec.nproc)] if (arena := self.ranks.arena) else []
         )
@@ -372,7 +372,7 @@ class Agent:
             self._queue_packet(agent_messages.encode(beat))
 
     def _summarize_ranks(self) -> Beat:
-        """The slowest rank speaks for the node."""
+        """Return the node's beat, with the step of its slowest rank; step -1 until every rank has made one."""
         generation, arena = self.life.generation, self.ranks.arena
         readings = [r for r in self._read_slots().values() if r.generation == generation and r.step >= 0]
         if generation == 0 or arena is None or len(readings) < self.spec.nproc:

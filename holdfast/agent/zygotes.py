@@ -1,4 +1,4 @@
-"""The zygote that ranks are forked from, and the better one that shall take its place once it is warm."""
+"""The holder's zygotes: the one that ranks are forked from, and a better one that replaces it once warm."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ class Zygote:
 
 
 class Zygotes:
-    """Kept by the holder; `watch` and `drop` are its selector, `started` and `tell` its news."""
+    """Starts and replaces zygotes; the holder provides the callbacks `watch`, `drop`, `started` and `tell`."""
 
     def __init__(self, node_dir: Path, watch: Callable[[socket.socket, Callable[[socket.socket], None]], None]) -> None:
         self.tell: Callable[[holder_messages.ToAgent], None] = lambda message: None
@@ -55,12 +55,12 @@ class Zygotes:
 
     @property
     def key(self) -> str:
-        """Of the environment that the zygote was started with."""
+        """The key of the environment that the zygote was started with; empty if there is none."""
         return self._preload.key if self._preload else ""
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """What the newest one was asked to have."""
+        """The modules that the newest zygote was asked to import."""
         asked = self._better or self._preload
         return asked.names() if asked else ()
 
@@ -73,7 +73,7 @@ class Zygotes:
         return {z.pid for z in (self._now, self._next) if z is not None} | self._retired
 
     def ensure_zygote(self, preload: PreloadZygote) -> None:
-        """Have a zygote with these modules; one that is warm serves until the new one is, unless its key is another."""
+        """Start a zygote with these modules; a warm one with the same key serves until the new one is warm."""
         if self._now and self._now.warm and preload.key == self.key:
             self._kill_zygote(self._next)
             self._better, self._next = preload, self._start_zygote(preload)
@@ -97,7 +97,7 @@ class Zygotes:
             self._on_lost(f"went away ({e})")
 
     def on_child_exit(self, pid: int, code: int) -> bool:
-        """Whether the process that ended was a zygote of ours."""
+        """Handle the exit of a child process; return whether it was a zygote of ours."""
         if pid in self._retired:
             self._retired.discard(pid)
             return True
@@ -133,7 +133,7 @@ class Zygotes:
             child_process.signal_group(old.pid, signal.SIGKILL)
 
     def _retire_zygote(self, old: Zygote | None) -> None:
-        """Let one end by itself that owes us no answer: it may yet have to tell ranks that they may run."""
+        """Let a warm zygote end by itself, as it may yet have to release ranks; kill one that is cold or forking."""
         if old is None or old.forking or not old.warm:
             self._kill_zygote(old)
             return
@@ -192,7 +192,7 @@ class Zygotes:
         self._ended = ""
 
     def _swap_zygotes(self) -> None:
-        """The new zygote takes over as soon as the old one owes nobody an answer."""
+        """Replace the zygote with the new one, unless the old one still has forks to answer for."""
         if self._now and self._now.forking:
             return
         self._retire_zygote(self._now)

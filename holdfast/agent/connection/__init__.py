@@ -1,1 +1,1 @@
-"""The agent's link to its controller: how it dials, and the controller's clock."""
+"""The agent's link to its controller: how the agent dials, and the controller's clock."""

@@ -1,10 +1,10 @@
-"""The controller's time as this node knows it: by a steady clock, set when the controller welcomes us."""
+"""The controller's time as this node knows it: the monotonic clock, plus an offset set at each welcome."""
 
 import time
 
 
 class ControllerClock:
-    """The machine's own clock may be set while we run, which must not move a step or an alarm."""
+    """Converts instants of this node to the controller's time, even if someone sets the machine's clock meanwhile."""
 
     def __init__(self) -> None:
         self.known = False  # until a controller has told its time, the machine's own is all there is
@@ -14,5 +14,5 @@ class ControllerClock:
         self.offset_s, self.known = at - time.monotonic(), True
 
     def wall_s(self) -> float:
-        """What to add to the machine's own clock as it is now."""
+        """Return what to add to the wall clock's present time to get the controller's; 0 before the first welcome."""
         return time.monotonic() + self.offset_s - time.time() if self.known else 0.0

@@ -1,4 +1,4 @@
-"""How this node calls its controller: by a socket in a folder that is its user's alone, or by TLS; never unproved."""
+"""Dials the controller through a private unix socket or TLS, and refuses a peer that does not prove itself."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ _DIAL_S = 10.0  # for one try to reach the controller
 
 
 class UnprovenPeerError(OSError):
-    """Whoever is there, it is not our controller."""
+    """The peer that answers is not proven to be our controller."""
 
 
 class ControllerDialer:
@@ -35,13 +35,13 @@ class ControllerDialer:
         self._run_id = node.run_id
 
     def url_for(self, path: str) -> str:
-        """For a session of ours."""
+        """Return the URL of a path on the controller, for a session of `open_session`."""
         if self._path is not None:
             return f"http://{mutual_tls.CONTROLLER}{path}"
         return f"https://{mutual_tls.CONTROLLER}:{self._port}{path}"
 
     def open_session(self, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
-        """UnprovedError, or another OSError, if there is no way to call it safely."""
+        """Open an HTTP session to the controller; raise UnprovenPeerError or another OSError if that is unsafe."""
         if self._path is not None:
             connector: aiohttp.BaseConnector = aiohttp.UnixConnector(self._through_folder(self._path))
         else:
@@ -50,7 +50,7 @@ class ControllerDialer:
         return aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
 
     def _through_folder(self, path: Path) -> str:
-        """The kernel takes 107 bytes of a path; and nobody else may put a socket there."""
+        """Return a path to the socket below the kernel's 107 bytes; raise if others may write to its folder."""
         if self._folder < 0:
             self._folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         seen = os.fstat(self._folder)
@@ -60,7 +60,7 @@ class ControllerDialer:
 
     @contextlib.asynccontextmanager
     async def open_link(self) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
-        """To the controller, which has proved to be it."""
+        """Open a WebSocket to the controller and verify the peer; raise UnprovenPeerError if it is another."""
         async with (
             self.open_session(aiohttp.ClientTimeout(total=_DIAL_S)) as session,
             session.ws_connect(self.url_for("/agent"), max_msg_size=agent_messages.MAX_BYTES, heartbeat=PING_S) as ws,
@@ -69,7 +69,7 @@ class ControllerDialer:
             yield ws
 
     def _verify_peer(self, ws: aiohttp.ClientWebSocketResponse) -> None:
-        """UnprovedError unless the other end is the controller; of TLS the handshake has proved that it is one."""
+        """Raise UnprovenPeerError unless the peer is this run's controller. TLS has already proved its key."""
         if self._path is None:
             run = mutual_tls.certificate_run(ws.get_extra_info("peercert"))
             if run and self._run_id and run != self._run_id:
@@ -81,7 +81,7 @@ class ControllerDialer:
 
 
 class _FixedHostResolver(AbstractResolver):
-    """The controller's name is looked up as the host that we were given."""
+    """Resolves the controller's name to the address of the host that this node was given."""
 
     def __init__(self, host: str) -> None:
         self._host = host

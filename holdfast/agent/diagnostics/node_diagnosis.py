@@ -1,4 +1,4 @@
-"""Tries this node when it is told to: alone, or together with others."""
+"""Runs diagnostic errands on this node: probes alone, pair tests and replays together with other nodes."""
 
 import asyncio
 import ipaddress
@@ -26,14 +26,14 @@ Environment = Callable[[LaunchHere, int], dict[str, str]]  # of a rank, by its n
 
 
 class DiagnosisResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found."""
+    """Findings of probes, and results of replayed ranks."""
 
     findings: Findings = ()
     played: tuple[ReplayResult, ...] = ()
 
 
 class NodeDiagnosis:
-    """One try at a time; whatever else the node is told to do ends it."""
+    """Runs one diagnosis at a time; the next errand cancels it, unless that only stages a release."""
 
     def __init__(self, node: NodeSpec, node_dir: Path, environment: Environment) -> None:
         self._node = node
@@ -43,7 +43,7 @@ class NodeDiagnosis:
         self._task: asyncio.Task[DiagnosisResult] | None = None
 
     async def run_errand(self, errand: ProbeHere | PairTestHere | ReplayHere) -> tuple[str, DiagnosisResult]:
-        """What went wrong, if anything did, and what was found."""
+        """Run the diagnosis; return an error in words, empty if there is none, and what was found."""
         await self.stop()
         task = self._task = asyncio.create_task(self._run_diagnosis(errand))
         await asyncio.wait([task])
@@ -55,7 +55,7 @@ class NodeDiagnosis:
             return f"it cannot be tried: {e}", DiagnosisResult()
 
     async def stop(self) -> None:
-        """When this returns, nothing of it runs any more."""
+        """Cancel the running diagnosis; return when all of it has ended."""
         task, self._task = self._task, None
         if task is not None and not task.done():
             task.cancel()
@@ -90,7 +90,7 @@ class NodeDiagnosis:
         return self._node.entry.python or sys.executable  # of the script: it has torch
 
     def _is_shared(self) -> bool:
-        """Whether the machine is not the node's alone: the fleet is a local one, or its hosts are all this one."""
+        """Return whether nodes share this machine: the controller's address is loopback, as on a local fleet."""
         host = urlsplit(self._node.url).hostname or "localhost"
         try:
             return ipaddress.ip_address(host).is_loopback

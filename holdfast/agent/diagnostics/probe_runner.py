@@ -1,7 +1,7 @@
-"""Has probes run in a process of their own, without torch on this side; one that hangs or dies is itself a finding.
+"""Runs probes in a separate process; a probe that hangs or dies becomes a failed finding.
 
-What a process of probes says while it runs is believed; when it falls silent for longer than the probe under way may
-take, dies, or fills the memory, that probe is told as failed, and a fresh process goes on with the next one.
+This side needs no torch. It passes on the findings that the process prints. If it is silent for longer than the
+current probe may take, dies, or uses too much memory, that probe has failed and a fresh process runs the next one.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _told = make_decoder(msgspec.json.Decoder(ProbeLine))
 
 
 class ProbeTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """How a process of probes is held."""
+    """Limits of a probe process, and additions to its environment."""
 
     nice: int = 10
     memory_bytes: int = 8 << 30  # of its own; more is taken for a leak
@@ -45,8 +45,8 @@ async def run_probes(
     repeats: int = 1,
     terms: ProbeTerms | None = None,
 ) -> AsyncIterator[Finding]:
-    """Findings as they are made. `budget_s` is for all probes together, 0 for what they need; `where` is a folder on
-    the disk that is tried; `python` the interpreter that has torch."""
+    """Yield findings as probes make them. `budget_s` is the time for all probes together (0: as long as they need),
+    `where` a folder on the disk to test, `python` the interpreter that has torch."""
     left_s, behind = budget_s, [p.name for p in PROBES if only and p.name not in only]
     while rest := choose_probes(level, skip=",".join(behind)):
         if budget_s and left_s <= 0:
@@ -75,7 +75,7 @@ async def run_probes(
 async def run_link(
     meeting: PairMeeting, python: str, *, terms: ProbeTerms | None = None, argv: Sequence[str] = ()
 ) -> tuple[Finding, ...]:
-    """This node's part in a world of the pair test. `argv` goes before the interpreter, as to enter a namespace."""
+    """Run this node's end of a pair test; return findings. `argv` precedes the interpreter, to enter a namespace."""
     said = msgspec.json.encode(meeting).decode()
     link = ProbeEntry("link", 2, meeting.deadline_s + _GONE_S)  # it is to tell itself whom it waited for
     run = _ProbeProcess(
@@ -126,7 +126,7 @@ class _ProbeProcess:
             os.close(words)
 
     async def _next_line(self, process: asyncio.subprocess.Process) -> bytes:
-        """The next line; none at the end, or when it must not go on."""
+        """Return the next line that the process prints; empty at the end, or when the process exceeds a limit."""
         assert process.stdout
         while not self.broken:
             try:
@@ -149,7 +149,7 @@ class _ProbeProcess:
             self.broken = self._failed_finding(_describe_exit(code, words)) if code else None
 
     async def _kill_process(self, process: asyncio.subprocess.Process) -> None:
-        """It, and whatever it has started: it leads a session of its own."""
+        """Kill the process and its process group; if it does not die, report that it hangs in the kernel."""
         if process.returncode is not None:
             return
         try:
@@ -207,7 +207,7 @@ def _describe_exit(code: int, words: int) -> str:
 
 
 def _own_bytes(pid: int) -> int:
-    """Memory that is the process's own, not shared and not of files; 0 when it has just ended."""
+    """Return the private anonymous memory of a process in bytes; 0 if the process has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:

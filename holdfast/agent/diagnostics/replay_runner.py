@@ -1,4 +1,4 @@
-"""Ranks of a replay: the job's own script once more, in processes that nobody but this errand knows of."""
+"""Runs this node's ranks of a replay: the job's own script again, in processes that only this errand knows of."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ Environment = Callable[[int], dict[str, str]]  # of a rank, by its number on thi
 
 
 class ReplayRank:
-    """One rank."""
+    """One rank of a replay: its process, its progress and its result."""
 
     def __init__(self, rank: int, steps: int, told: str, process: asyncio.subprocess.Process) -> None:
         self.rank = rank
@@ -68,7 +68,7 @@ class ReplayRank:
         )
 
     def kill(self) -> None:
-        """It, and whatever it has started: it leads a session of its own."""
+        """Kill the rank's process group. If the rank has already ended, note its exit code first."""
         if self.process.returncode is not None:
             self.ending = f"ended with code {self.process.returncode}"
         with contextlib.suppress(ProcessLookupError):
@@ -78,7 +78,7 @@ class ReplayRank:
 async def run_replay(
     errand: ReplayHere, entry: EntryPoint, folder: Path, environment: Environment
 ) -> tuple[ReplayResult, ...]:
-    """Start this node's ranks of the group, wait until all have done their steps or one has failed, end them."""
+    """Run this node's ranks until all finish, one fails or time is up; end them all and return their results."""
     seat = errand.launch.seat
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as file, contextlib.ExitStack() as logs:

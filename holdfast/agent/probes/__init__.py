@@ -1,8 +1,8 @@
-"""Stop-time probes, one small file each, run in a process of their own: `python -m holdfast.agent.probes`.
+"""Probes for while training stands, one module each, run in their own process: `python -m holdfast.agent.probes`.
 
-The module of a probe has a function `run(asked)` that yields findings. It catches only what tells of the machine by
-itself; anything else ends the process, whose parent tells of the probe that was under way and goes on behind it in a
-fresh one: after an error of CUDA no other way is open.
+A probe's module has a function `run(asked)` that yields findings. It catches only errors that say something about the
+machine. Any other error ends the process: the parent reports the current probe as failed and runs the next ones in a
+fresh process, since CUDA cannot be used after an error.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from holdfast.model.probe import Finding
 
 
 class ProbeEntry(msgspec.Struct, frozen=True):
-    """A row of the list of probes; the module of the same name has its code."""
+    """One probe of the list; the module of the same name has its code."""
 
     name: str
     level: int
@@ -22,7 +22,7 @@ class ProbeEntry(msgspec.Struct, frozen=True):
 
 
 class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a probe is told."""
+    """The parameters of a probe."""
 
     level: int
     where: Path  # a folder on the disk that is to be tried
@@ -32,7 +32,7 @@ class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbeLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line that the process prints: a probe that begins now, or a finding."""
+    """One line that the probe process prints: the name of a probe that begins now, or a finding."""
 
     began: str = ""
     finding: Finding | None = None
@@ -61,6 +61,6 @@ PROBES = (
 
 
 def choose_probes(level: int, only: str = "", skip: str = "") -> list[ProbeEntry]:
-    """The probes up to a level; names are written with commas between."""
+    """Return the probes up to a level; `only` and `skip` are comma-separated names."""
     wanted, left_out = set(only.split(",")) - {""}, set(skip.split(","))
     return [p for p in PROBES if p.level <= level and p.name not in left_out and (not wanted or p.name in wanted)]

@@ -1,4 +1,4 @@
-"""Runs probes one after the other and prints a line when one begins and for each finding, as it is made."""
+"""Runs probes one after another; prints a line when a probe begins, and one for each finding as it is made."""
 
 import argparse
 import importlib
@@ -72,7 +72,7 @@ def _line_printer(as_json: bool) -> Tell:
 
 
 def _die_first() -> None:
-    """When memory runs out, this process is to end, and not the keeper of snapshots."""
+    """Have the kernel kill this process first when memory runs out, and not the keeper of snapshots."""
     try:
         Path("/proc/self/oom_score_adj").write_text("1000")
     except OSError:

@@ -1,4 +1,4 @@
-"""All devices of the node at once, each sending to each: whether it arrives, and how fast the slowest was."""
+"""Probe that has all devices of the node send to each other at once: does the data arrive, and how fast?"""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
 
 
 def exchange_among(places: Sequence[torch.device], size: int) -> Finding:
-    """In every round each device sends to the one so many places on, all at the same time."""
+    """Send data among all devices in rounds: in round n, every device sends to the one n places on, all at once."""
     sent = [integer_tensor((size // 8,), place, 41 + number) for number, place in enumerate(places)]
     got = [torch.empty_like(one) for one in sent]
     rates, wrong = [], []

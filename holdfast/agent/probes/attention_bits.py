@@ -1,4 +1,4 @@
-"""Attention forward and backward with every bit in use, compared bit for bit."""
+"""Probe of attention, forward and backward: inputs use every bit, and results are compared bit for bit."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Clocks of this node: they go forward on every core, they go equally fast, and the date is of our time."""
+"""Probe of this node's clocks: they never run backward, they run equally fast, and the date is plausible."""
 
 import os
 import time
@@ -20,7 +20,7 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
 
 
 def _backward_faults() -> Iterator[str]:
-    """Whoever is moved from core to core must not see time run back."""
+    """Yield a fault for each core on which the monotonic clock is behind the core read before."""
     allowed = os.sched_getaffinity(0)
     last = time.monotonic_ns()
     try:
@@ -47,7 +47,7 @@ def _drift_faults() -> Iterator[str]:
 
 
 def _both() -> tuple[float, float, float]:
-    """What two clocks say, and how far apart in time they may have been read; the closest of several tries."""
+    """Return the raw and the monotonic clock, and the seconds between the readings; the closest of several tries."""
     found = []
     for _ in range(_TRIES):
         before, raw = time.monotonic(), time.clock_gettime(time.CLOCK_MONOTONIC_RAW)

@@ -1,4 +1,4 @@
-"""How fast memory goes between the host and every device, both ways, and whether it arrives."""
+"""Probe of copies between the host and every device, both ways: how fast are they, and does the data arrive?"""
 
 from collections.abc import Iterator
 from functools import partial

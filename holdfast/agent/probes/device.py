@@ -1,4 +1,4 @@
-"""The devices are there, all of them, and take work."""
+"""Probe of the devices: all that the node should have are there and take work."""
 
 import os
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
 
 
 def _missing_devices(seen: int) -> str:
-    """What the environment or the driver promises and CUDA does not have."""
+    """Return in words which devices the environment or driver promises and CUDA lacks; empty if none."""
     promised = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [name for name in promised.split(",") if name.strip()] if promised else []
     if names and names[0].strip() != "-1" and seen < len(names):

@@ -1,4 +1,4 @@
-"""The disk of the run directory: what is written and flushed is read back, and how fast that goes."""
+"""Probe of the run directory's disk: writes, flushes and reads back data, and measures how fast that goes."""
 
 import os
 import tempfile

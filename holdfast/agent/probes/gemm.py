@@ -1,7 +1,7 @@
-"""A small product of integer matrices. However it is summed there is one answer, so no golden is needed to judge it.
+"""Probe that multiplies small integer matrices. The product is exact, so judging it needs no golden result.
 
-Whether it is right is asked without computing it again: with a vector x of numbers that are not zero, (AB)x = A(Bx) in
-float64, where all of this is exact. One wrong number in a row of the product makes the two sides of that row differ.
+The check does not compute the product again: with a vector x of nonzero numbers, (AB)x = A(Bx) in float64, where all
+of this is exact. One wrong number in a row of the product makes the two sides of that row differ.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Products of matrices with every bit in use, compared bit for bit: with themselves, golden ones, neighbours."""
+"""Probe of matrix products that use every bit: repetitions, golden results and neighbours must have the same bits."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What NVML tells of GPUs while they work: how hot, how much power, and whether the hardware holds them back."""
+"""Reads GPUs through NVML while they work: temperature, power, and whether the hardware throttles them."""
 
 import time
 
@@ -13,7 +13,7 @@ _TOLD = {"gpu.temperature": "°C", "gpu.power_w": "W"}
 
 
 class GpuHeat:
-    """The most that was read; nothing where there is no NVML."""
+    """Keeps the highest readings of each GPU; empty where there is no NVML."""
 
     def __init__(self, gpus: int) -> None:
         self._source: GpuSource | None = None
@@ -40,7 +40,7 @@ class GpuHeat:
                 self._braked[bus] = self._braked.get(bus, 0) | int(signal.value) & _BRAKED
 
     def describe_gpu(self, number: int) -> tuple[bool, list[str]]:
-        """Whether the hardware held this GPU back, and what to say of it."""
+        """Return whether the hardware throttled this GPU, and its readings in words."""
         bus = self._buses[number] if number < len(self._buses) else ""
         braked = self._braked.get(bus, 0)
         said = [f"{self._most[bus, name]:.0f} {unit}" for name, unit in _TOLD.items() if (bus, name) in self._most]

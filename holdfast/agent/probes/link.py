@@ -1,7 +1,7 @@
-"""One end of a pair test, over the job's own backend: who comes, how long it takes, how much goes, and what arrives.
+"""One end of a pair test over the job's own backend: who joins, latency, bandwidth, content and lost segments.
 
-What is sent is known to both ends, and the sender tells the checksum of what it holds by another way, the store: so an
-error in the sender's memory is told from one on the way. Lost segments are counted by the kernel for each connection.
+Both ends know the content that is sent. The sender also puts the checksum of what it holds into the store, which
+tells an error in the sender's memory from one on the way. The kernel counts lost segments for each connection.
 """
 
 import argparse
@@ -98,7 +98,7 @@ class PairTestEnd:
         self._report_finding("link_latency", value=median(took), unit="ms", lower=True, samples=tuple(took))
 
     def _measure_bandwidth(self, store: dist.Store) -> None:
-        """In rounds that grow until one takes long enough to be measured; the slowest end decides for all."""
+        """Measure bandwidth and check content in growing rounds; the slowest end sets the next size."""
         m = self._m
         sent = [integer_tensor((_MOST_BYTES // 8,), self._device, 60 + rank) for rank in range(m.world)]
         got = [torch.empty_like(one) for one in sent]
@@ -155,7 +155,7 @@ class PairTestEnd:
 
 
 def _count_segments() -> tuple[int, int] | None:
-    """Sent again, and sent, by all connections of this process; None where there are none."""
+    """Return retransmitted and sent TCP segments of all connections of this process; None if it has none."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:

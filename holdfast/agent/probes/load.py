@@ -1,4 +1,4 @@
-"""All devices under load together for a while: how fast they stay, whether bits stay the same, how hot they get."""
+"""Probe of all devices under load together: how fast they stay, whether bits stay the same, how hot they get."""
 
 import time
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
 
 
 class _DeviceLoad:
-    """One device and its product, over and over."""
+    """One device that computes the same product over and over."""
 
     def __init__(self, place: torch.device, size: int, dtype: torch.dtype) -> None:
         self.place = place
@@ -90,7 +90,7 @@ class _HostClock:
 
 
 class _GpuClock:
-    """Of the device itself, so that one does not pay for the slowness of another."""
+    """Times work by the device's own events, so that a slow device does not slow the others' measurements."""
 
     def __init__(self, place: torch.device) -> None:
         self._place = place

@@ -1,4 +1,4 @@
-"""The loopback interface: connections within the node, what arrives, and how fast."""
+"""Probe of the loopback interface: do connections within the node work, does the data arrive, and how fast?"""
 
 import os
 import socket
@@ -34,7 +34,7 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
 
 
 def _time_echo(content: bytes) -> float | None:
-    """Seconds there and back; None: it was not the same."""
+    """Return the seconds that the content takes there and back; None if it came back changed."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(_PATIENCE_S)
         thread = threading.Thread(target=_serve_echo, args=(server,), daemon=True)

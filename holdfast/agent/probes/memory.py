@@ -1,4 +1,4 @@
-"""Memory of every device: patterns are written, and read back as they were."""
+"""Probe of every device's memory: writes patterns and reads them back."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ def word_tensor(device: torch.device, size: int) -> torch.Tensor:
 
 
 def check_patterns(piece: torch.Tensor) -> dict[str, object]:
-    """Whether all words of a piece of memory keep what they are given: all bits, half of them, and their own number."""
+    """Check that all words of a piece of memory keep each pattern and their own index; return fields of a finding."""
     for pattern in _PATTERNS:
         piece.fill_(pattern)
         if wrong := int((piece != pattern).count_nonzero()):

@@ -1,4 +1,4 @@
-"""How fast every device copies its memory."""
+"""Probe of how fast every device copies within its memory."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -1,4 +1,4 @@
-"""As much of every device's memory as nobody uses, piece by piece; of the host's memory some, as the rest is in use."""
+"""Probe of nearly all free memory of every device, piece by piece, and of a part of the host's memory."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
 
 
 def _check_device(device: torch.device, piece: int, most: int) -> Finding:
-    """Pieces that were tried are kept until the end, or the same memory would be given out again."""
+    """Check a device's free memory piece by piece. Keep each piece, or the same memory would be handed out again."""
     torch.cuda.empty_cache()  # what earlier probes had is free
     found = new_finding("memory_whole", device)
     free, total = torch.cuda.mem_get_info(device)

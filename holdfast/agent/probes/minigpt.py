@@ -1,6 +1,6 @@
-"""A small model shaped like those that are trained: its weights, its batch and one training step, the same everywhere.
+"""A small GPT for the reference probe: its weights, its batch and its training step are the same everywhere.
 
-Weights come from a hash of their places, not from a random generator, whose numbers change with versions and devices.
+Weights come from a hash of their positions: the numbers of a random generator change with versions and devices.
 """
 
 import torch
@@ -53,12 +53,12 @@ class MiniGpt(nn.Module):
 
 
 def _one_hot(tokens: torch.Tensor) -> torch.Tensor:
-    """A one at the place of each token."""
+    """Return the one-hot encoding of the tokens."""
     return (tokens.unsqueeze(-1) == torch.arange(_VOCABULARY, device=tokens.device)).float()
 
 
 def train_step(width: int, layers: int, length: int, device: torch.device) -> list[torch.Tensor]:
-    """The loss, gradients and parameters of one step of training, in this order."""
+    """Make one training step; return the loss, then all gradients, then all parameters."""
     model = MiniGpt(width, layers, length, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNS, foreach=False, fused=False)
     tokens = integer_tensor((4, length + 1), device, 300) % _VOCABULARY

@@ -1,4 +1,4 @@
-"""One training step of a small reference model on every device, compared bit for bit: loss, gradients, parameters."""
+"""Probe of one training step of a small model on every device: loss, gradients and parameters must agree."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ def run(asked: ProbeRequest) -> Iterator[Finding]:
 
 
 def _compare_steps(device: torch.device, sizes: tuple[int, int, int], repeats: int) -> Finding:
-    """A rare fault shows in one repetition of many, and needs no neighbour to be seen: all must be equal."""
+    """Repeat the step and compare all bits with the first one's. This shows a rare fault without a second device."""
     found = new_finding("reference", device, "x".join(map(str, sizes)))
     try:
         first = train_step(*sizes, device)

@@ -1,4 +1,4 @@
-"""What the probes of devices share: which devices there are, numbers that need no random generator, and digests."""
+"""Functions that device probes share: the list of devices, tensors made without a random generator, and digests."""
 
 import ctypes
 import hashlib
@@ -17,7 +17,7 @@ _SPAN = 1 << 22  # numbers made at once
 
 
 def make_deterministic() -> None:
-    """Before anything else: one thread and one order of summation, or no two runs have the same bits."""
+    """Make torch compute the same bits each time: one thread, one order of summation. Call it before all else."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -33,18 +33,18 @@ def accelerators() -> list[torch.device]:
 
 
 def devices() -> list[torch.device]:
-    """All that compute; processors err as well."""
+    """Return all devices that compute, with the CPU, since processors err as well."""
     return [*accelerators(), CPU]
 
 
 def new_finding(probe: str, device: torch.device, form: str = "") -> Finding:
-    """A finding without trouble, to be filled in."""
+    """Return a finding without trouble, for a probe to fill in."""
     model, version = model_of(device), str(torch.__version__)
     return Finding(probe=probe, level=0, ok=True, place=str(device), device=model, torch=version, form=form)
 
 
 def model_of(device: torch.device) -> str:
-    """Devices of the same name give the same bits. Libraries choose how to sum by the processor and its caches."""
+    """Return the device's model; equal models compute equal bits. A CPU's includes its caches, which affect sums."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     rows = dict.fromkeys(("model name", "cpu family", "model", "stepping"), "")
@@ -67,7 +67,7 @@ def _read_text(path: Path) -> str:
 
 
 def integer_tensor(shape: Sequence[int], device: torch.device, seed: int) -> torch.Tensor:
-    """Integers from 0 to 2^31 by a hash of their places, the same in every version and on every device."""
+    """Return integers from 0 to 2^31, hashed from their positions: the same in every version and on every device."""
     flat = torch.empty(torch.Size(shape).numel(), dtype=torch.int64, device=device)
     for start in range(0, flat.numel(), _SPAN):
         part = flat[start : start + _SPAN]
@@ -81,13 +81,13 @@ def integer_tensor(shape: Sequence[int], device: torch.device, seed: int) -> tor
 def float_tensor(
     shape: Sequence[int], device: torch.device, seed: int, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """Numbers from -1 to 1 with every bit of their fraction in use."""
+    """Return numbers from -1 to 1 that use every bit of their fraction."""
     # 24 bits of an integer are exact in float32, and so is what follows: the same everywhere.
     return ((integer_tensor(shape, device, seed) >> 7).to(torch.float32) / (1 << 23) - 1.0).to(dtype)
 
 
 def tensor_digest(*tensors: torch.Tensor) -> str:
-    """Of all bits, whatever numbers they stand for; without numpy, which nothing of ours needs."""
+    """Return a digest of the tensors' bytes. It works without numpy, which nothing in holdfast needs."""
     found = hashlib.sha256()
     for tensor in tensors:
         host = tensor.detach().contiguous().cpu()
@@ -101,7 +101,7 @@ def sync_device(device: torch.device) -> None:
 
 
 def time_work(device: torch.device, work: Callable[[], object], *, times: int, limit_s: float) -> list[float]:
-    """How long it took each time, after one that does not count; it ends early when the limit passes."""
+    """Return the seconds of each run, after a warm-up that does not count; stop early when the limit passes."""
     work()
     sync_device(device)
     took: list[float] = []

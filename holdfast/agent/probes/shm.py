@@ -1,4 +1,4 @@
-"""Shared memory, through which ranks, data loaders and NCCL speak on a node."""
+"""Probe of shared memory, through which ranks, data loaders and NCCL exchange data on a node."""
 
 import mmap
 import os

@@ -1,4 +1,4 @@
-"""What the ranks of a node have told, in one beat: the slowest rank's step speaks for the node."""
+"""Makes a node's beat from what its ranks have reported; the beat has the step of the slowest rank."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,7 @@ from holdfast.wire.rank_memory.slot_reader import SlotReading
 
 
 def make_beat(node: str, readings: Sequence[SlotReading], wall_s: float) -> Beat:
-    """Of ranks that all have made a step; `wall_s` makes their instants the controller's."""
+    """Return the beat of ranks that have all made a step; `wall_s` converts instants to the controller's time."""
     slowest = min(readings, key=lambda r: (r.step, -r.at))
     return Beat(
         node=node,
@@ -31,10 +31,10 @@ def make_beat(node: str, readings: Sequence[SlotReading], wall_s: float) -> Beat
 
 
 def _latest_instant(instants: list[float], wall_s: float) -> float:
-    """The latest of those that were told; 0: none was."""
+    """Return the latest instant that a rank has reported; 0 if none has."""
     return max(instants) + wall_s if any(instants) else 0.0
 
 
 def returned_ranks(readings: Iterable[SlotReading], generation: int) -> set[int]:
-    """Ranks whose script has come to its end, though their process may still be about to."""
+    """Return the ranks whose script has finished, though their process may not have ended yet."""
     return {reading.rank for reading in readings if reading.generation == generation and reading.ending == "returned"}

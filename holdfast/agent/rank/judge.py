@@ -1,8 +1,8 @@
-"""The judge: a process beside the agent that reads and judges last words, for a script may print whatever it likes.
+"""The judge: a process beside the agent that reads a failed rank's last words and finds the cause in them.
 
-A pattern that searches holds the interpreter, so no thread would do; and what one takes for a line nobody can promise.
-The judge has the catalog at hand, forks for every rank that ended badly, and the fork is killed at its deadline. It is
-a fork of the agent itself, made before the agent has any threads, and dies with it.
+A script may print anything, and a pattern may search a line for very long while it holds the interpreter, so a thread
+would block the agent. The judge has the catalog loaded and forks for every rank that ended badly; the fork is killed
+at its deadline. The judge is forked from the agent before the agent has any threads, and dies with it.
 """
 
 import gc
@@ -57,11 +57,11 @@ class JudgeRequest(msgspec.Struct, frozen=True, kw_only=True):
 class JudgeAlarm(msgspec.Struct, frozen=True, kw_only=True, tag="told"):
     id: int
     alarm: Alarm
-    last: bool  # there is more to come: this is what is known without its words
+    last: bool  # False: this is what is known without the last words, and another alarm follows
 
 
 class JudgeAborted(msgspec.Struct, frozen=True, kw_only=True, tag="gone"):
-    """Who was at it has ended, and has not told all."""
+    """Sent when a fork has ended before it sent its last alarm."""
 
     id: int
     late: bool
@@ -74,7 +74,7 @@ to_agent: Callable[[Content], Answer] = make_decoder(msgspec.msgpack.Decoder(Ans
 
 
 def start(node_dir: Path) -> socket.socket:
-    """Fork it, and return our end of the line to it; to be called below `python_fork.run`, and without threads."""
+    """Fork the judge; return our end of the socket to it. Call this below `python_fork.run`, before any threads."""
     ours, theirs = holder_messages.make_socket_pair()
     end = theirs.detach()
     program = Program(module=__name__, args=(str(node_dir), str(end)), env=dict(os.environ))
@@ -87,7 +87,7 @@ def start(node_dir: Path) -> socket.socket:
 
 
 class JudgeProcess:
-    """In its own process: hears whose words are to be judged, and has each judged by a fork."""
+    """The judge in its own process: receives requests, and forks a process to judge each."""
 
     def __init__(self, sock: socket.socket, known: FailureCatalog) -> None:
         self._sock = sock
@@ -97,7 +97,7 @@ class JudgeProcess:
         self._forks: dict[int, tuple[int, int]] = {}  # by its pidfd: its pid, and what it was asked
 
     def run(self) -> None:
-        """Until there is no agent any more."""
+        """Serve requests until the agent is gone."""
         while True:
             for key, _ in self._selector.select():
                 if key.fd in self._forks:
@@ -135,7 +135,7 @@ class JudgeProcess:
 
 
 def _judge_in_fork(sock: socket.socket, asked: JudgeRequest, known: FailureCatalog) -> None:
-    """In a fork, which ends here: first what is known without the words, for they may take too long."""
+    """Judge one exit in a fork that ends here. Send the alarm without last words first: these may take too long."""
     for number in _LATE:  # by the kernel's own hand: a search that goes on for ever hears nobody
         signal.signal(number, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, DEADLINE_S)
@@ -156,7 +156,7 @@ def _judge_in_fork(sock: socket.socket, asked: JudgeRequest, known: FailureCatal
 
 
 def load_catalog(limits: WordLimits) -> FailureCatalog:
-    """What the user's file says too, if it can still be read: it was when the job started."""
+    """Load the catalog with the user's file; if that file can no longer be read, the built-in catalog alone."""
     try:
         known = catalog_files.load_failures(limits)
     except ConfigError as e:

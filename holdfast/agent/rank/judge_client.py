@@ -1,4 +1,4 @@
-"""The agent's side of the judge: asks what a bad end was, waits for so long and no longer, and never in its loop."""
+"""The agent's side of the judge: asks why a rank failed, and waits a bounded time without blocking the loop."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ class JudgeClient:
         self._gone = False  # the judge has ended
 
     async def judge_exit(self, exit: Exit, where: Path) -> Alarm:
-        """What this end is taken for: by its last words or, where these take too long, without them."""
+        """Return the alarm for an exit, judged by the last words; if these take too long, judged without them."""
         loop = asyncio.get_running_loop()
         if not self._listening:
             self._listening = True

@@ -1,4 +1,4 @@
-"""Ranks that told of their failure and do not end."""
+"""Finds ranks that have latched a failure but whose process does not end."""
 
 from collections.abc import Iterator, Mapping
 
@@ -17,7 +17,7 @@ class LatchedFailures:
     def overdue_ranks(
         self, now: float, held: Mapping[str, HolderRank], readings: Mapping[str, SlotReading]
     ) -> Iterator[HolderRank]:
-        """Each once, as if it had ended now."""
+        """Yield once each rank that latched a failure a while ago and still runs, as if it ended now with code 1."""
         for rank in [held[key] for key, reading in readings.items() if reading.failed and key in held]:
             since = self._since.setdefault(rank.key, now)
             if rank.code is None and now >= since + _LATCH_S:

@@ -1,4 +1,4 @@
-"""A rank's output files: its last words, and a bound on what they may take of the disk."""
+"""Reads a rank's last words from its output files, and bounds the size of those files."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ def rank_folder(log_dir: str, generation: int, rank: int) -> Path:
 
 
 def last_words(where: Path) -> tuple[str, ...]:
-    """The last lines of stdout, then those of stderr, where the end is told; whatever bytes they hold."""
+    """Return the last lines of stdout, then those of stderr, where the cause usually stands."""
     return (*_read_tail(where / "stdout.log"), *_read_tail(where / "stderr.log"))
 
 
@@ -33,10 +33,9 @@ def _read_tail(path: Path) -> tuple[str, ...]:
 
 
 def rotate_file(path: Path, limit_bytes: int) -> bool:
-    """Keep a flood from filling the disk: the end of the file becomes PATH.1 and it starts anew, its writers none the
-    wiser.
+    """Move the end of a file that has outgrown `limit_bytes` to PATH.1 and empty it; return whether this was done.
 
-    Ranks hold the file open for appending, so it cannot be renamed away; what they write while it is copied is lost.
+    Ranks hold the file open for appending, so it cannot be renamed. What they write during the copy is lost.
     """
     try:
         size = path.stat().st_size
@@ -50,7 +49,7 @@ def rotate_file(path: Path, limit_bytes: int) -> bool:
 
 
 def _keep_end(path: Path, start: int, count: int) -> None:
-    """Copy these bytes and no more: the flood goes on meanwhile, and has no end."""
+    """Copy `count` bytes from `start` to PATH.1 and no more, as the file may grow faster than it is copied."""
     older = path.with_name(f"{path.name}.1")
     try:
         with path.open("rb") as source, older.open("wb") as kept:

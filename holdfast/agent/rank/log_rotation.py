@@ -1,4 +1,4 @@
-"""Keeps the logs of ranks below their limit while they are being written."""
+"""Keeps the log files of running ranks below their size limit."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""What ranks tell of their steps, read out of their slots and put before the detectors."""
+"""Reads losses and state hashes from the ranks' progress slots, and runs the loss detectors on them."""
 
 import mmap
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _READERS = 1 << 10  # of ranks, dead ones among them
 
 
 class LossReports:
-    """One detector for every rank of every generation that runs here."""
+    """Holds one loss detector for every rank of every generation that runs here."""
 
     def __init__(self, node: str, limits: LossLimits) -> None:
         self._node = node
@@ -27,14 +27,14 @@ class LossReports:
         self.eases: tuple[Ease, ...] = ()  # of the generation that runs
 
     def take_marks(self) -> tuple[Mark, ...]:
-        """Hashes that ranks have told since the last time."""
+        """Return the state hashes that ranks have reported since the last call."""
         marks, self._marks = tuple(self._marks), []
         return marks
 
     def read_slots(self, arena: mmap.mmap, nproc: int, offset_s: float) -> Iterator[Alarm | Loss]:
-        """What is new in the slots; `offset_s` makes their instants the controller's.
+        """Yield new losses and alarms from the slots; `offset_s` converts their instants to the controller's time.
 
-        Whose loss went wrong first comes first: the others have it from there, by the next sum.
+        The rank whose loss went wrong first comes first: the next all-reduce spreads its bad values to the others.
         """
         read = [(index, slot_reader.read_slot(arena, index)) for index in range(nproc)]
         readings = [(index, reading) for index, reading in read if reading is not None]
@@ -78,7 +78,7 @@ class LossReports:
                 yield msgspec.structs.replace(alarm, at=alarm.at + offset_s)
 
     def _is_new(self, rule: str, told: StepValues) -> bool:
-        """Ranks share their loss, and one word of it is enough; a gradient of its own a rank does not share."""
+        """Return whether this rule was not reported lately by any rank, or for `own` rules by this rank."""
         rule = f"{rule} {told.generation}" + (f" {told.rank}" if rule.startswith("own") else "")
         fresh = told.step >= self._said.get(rule, -1)
         self._said[rule] = told.step + self._limits.window

@@ -1,4 +1,4 @@
-"""The ranks of one node: started through the holder, watched through their slots, ended for certain."""
+"""The ranks of one node: starts them through the holder, watches them, and makes sure that they end."""
 
 import asyncio
 import contextlib
@@ -158,7 +158,7 @@ class RankProcesses:
         self._sock.setblocking(False)
 
     async def make_arena(self, name: str, size_bytes: int) -> str:
-        """Memory of this name that outlives us and the ranks; its path."""
+        """Have the holder make an arena, which outlives agent and ranks; return its path."""
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._made[name] = future
         self._send_holder(MakeArena(name=name, bytes=size_bytes))
@@ -170,7 +170,7 @@ class RankProcesses:
     # --- starting ----------------------------------------------------------------------------------------------
 
     async def launch_ranks(self, errand: LaunchHere) -> str:
-        """Start every rank of the seat; an error in words, or nothing."""
+        """Start every rank of the seat; return an error in words, empty if all have started."""
         if errand.generation > 1:
             self.learn_imports()  # a fault so early that nobody has yet: once for all is sooner than in each rank
         for key, rank in list(self.held.items()):
@@ -186,7 +186,7 @@ class RankProcesses:
         return "; ".join(e for e in errors if e)
 
     async def _have_zygote(self, env: dict[str, str]) -> None:
-        """One that was started in the environment of the release."""
+        """Make sure that the zygote has the release's environment; if not, wait until a new one is warm."""
         key = json.dumps(env, sort_keys=True) if env else ""
         if not self.spec.entry.zygote or key == self._key:
             return
@@ -240,7 +240,7 @@ class RankProcesses:
         return f"rank {rank}: {error}" if error else self._note_pid(where, rank, key)
 
     def _note_pid(self, where: Path, rank: int, key: str) -> str:
-        """For people who want to look at a rank with their own tools."""
+        """Write the rank's pid to its log folder, for people's own tools; return an error or an empty text."""
         try:
             run_files.publish_file(where / "pid", f"{self.held[key].pid}\n".encode())
         except OSError as e:
@@ -260,7 +260,7 @@ class RankProcesses:
         return await future
 
     def _rank_env(self, errand: LaunchHere, local: int) -> dict[str, str]:
-        """torchrun's environment, and where our client finds its slot."""
+        """Return torchrun's variables, and those by which our client finds its keeper, slot and flight log."""
         seat, world = errand.seat, errand.world_size
         values: dict[str, object] = {
             "RANK": seat.first_rank + local,
@@ -291,14 +291,14 @@ class RankProcesses:
         return {k: str(v) for k, v in values.items()}
 
     def read_mesh(self) -> Dims:
-        """The parallel groups that a rank of ours told of; whatever else stands there is nobody's business."""
+        """Return the parallel groups that a rank here has reported; empty if the file is missing or damaged."""
         try:
             return from_json(self._mesh.read_bytes(), Dims)
         except (OSError, msgspec.DecodeError):
             return ()
 
     def read_replayable(self) -> str:
-        """What the script said of doing its work again."""
+        """Return "seeded" or "unseeded", as the script said of repeating its work; empty if it has not said."""
         try:
             note = from_json((self.keeper_path.parent / replay_environment.NOTE).read_bytes(), dict[str, object])
         except (OSError, msgspec.DecodeError):
@@ -306,17 +306,17 @@ class RankProcesses:
         return "seeded" if note.get("seeded") else "unseeded"
 
     def entry_for(self, release: Release) -> EntryPoint:
-        """What ranks of a release run."""
+        """Return the entry point that ranks of a release run."""
         return staged_entry(self.spec.entry, release, self.staged(release))
 
     def environment_for(self, errand: LaunchHere, local: int) -> dict[str, str]:
-        """All that a rank finds in its environment."""
+        """Return the whole environment of a rank."""
         staged = self.staged(errand.release)
         own = staged_environment(make_rank_environment(os.environ), self.spec.entry, errand.release, staged)
         return own | self._rank_env(errand, local) | skip_variables(errand.skips, errand.eases)
 
     def learn_imports(self, trains: bool = True) -> None:
-        """Have a zygote with all that the next generation will import."""
+        """Ask for a better zygote if the warm one lacks modules that the next generation will import."""
         if self.cold or not self.warm.is_set():
             return
         if preload := self._preloading.better_preload(bool(self.held), trains, self._key):
@@ -328,16 +328,16 @@ class RankProcesses:
     # --- watching and ending -----------------------------------------------------------------------------------
 
     def running_ranks(self, up_to: int | None = None) -> list[HolderRank]:
-        """Ranks that have not ended, of generations up to this one."""
+        """Return ranks that have not ended, of generations up to `up_to`, or of all."""
         alive = [r for r in self.held.values() if r.code is None]
         return [r for r in alive if up_to is None or generation_of(r.key) <= up_to]
 
     def count_running(self, generation: int) -> int:
-        """Those of one generation that have not ended."""
+        """Return how many ranks of one generation have not ended."""
         return sum(generation_of(rank.key) == generation for rank in self.running_ranks())
 
     async def stop_ranks(self, up_to: int, grace_s: float) -> str:
-        """SIGTERM, grace, SIGKILL; a stopped process gets no SIGTERM, for it could not act on it."""
+        """End ranks by SIGTERM, grace, SIGKILL (stopped ones at once by SIGKILL); return what still lives."""
         self._stopped = max(self._stopped, up_to)
         grace_until = time.monotonic() + grace_s
         for rank in self.running_ranks(up_to):
@@ -357,7 +357,7 @@ class RankProcesses:
         return [key for key in self._started if generation_of(key) <= up_to]
 
     async def _sweep_orphans(self) -> list[str]:
-        """End what ranks left behind: data loaders, daemons, whatever took a session of its own."""
+        """Have the holder kill what ranks left behind, such as data loaders; return in words what does not die."""
         if self._swept is None or self._swept.done():
             self._swept = asyncio.get_running_loop().create_future()
             self._send_holder(SweepLeftovers())
@@ -377,7 +377,7 @@ class RankProcesses:
 
 
 def _interpreter(entry: EntryPoint, staged: StagedRelease) -> tuple[str, ...]:
-    """What goes before the words of a rank that is executed; another Python may not have what is ours."""
+    """Return the command that precedes a rank's arguments; another Python may lack our code, and runs without."""
     if entry.python != sys.executable:
         return entry.interpreter_argv()
     return (entry.python, "-u", _EXECUTED, staged.staged_path(entry.cwd) if entry.module else "script")

@@ -1,9 +1,9 @@
-"""Looks at all training processes of this node at one instant: their stacks, by py-spy, and what the kernel tells.
+"""Traces all training processes of this node at one instant: their stacks by py-spy, and what the kernel reports.
 
 py-spy reads the memory of a process and never stops it (`--nonblocking`): a plain dump fails on a stopped process and
-hangs on a frozen one. It may read an instant in which frames change, so a dump that makes no sense is taken again.
-Native frames cannot be had that way; who asks for them has the ranks stopped for some milliseconds each. Where py-spy
-is missing or not allowed to look, ranks are asked themselves, through their flight logs.
+hangs on a frozen one. It may read while frames change, so a dump that makes no sense is taken again. A request for
+native frames stops each rank for some milliseconds. Where py-spy is missing or not permitted, ranks report their own
+stacks, through their flight logs.
 """
 
 import mmap
@@ -44,7 +44,7 @@ _FORBIDDEN = ("permission denied", "operation not permitted")
 
 
 class StackRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to look at, and for how long."""
+    """Which ranks to trace, how, and for how long."""
 
     ranks: tuple[HolderRank, ...]
     deadline_s: float
@@ -70,7 +70,7 @@ Stacks = tuple[tuple[Thread, ...], str]  # or why there are none
 
 
 def find_spy() -> str | None:
-    """The py-spy of this environment, or any."""
+    """Return the path of this environment's py-spy, or else of any on the PATH; None if there is none."""
     ours = Path(sys.executable).with_name("py-spy")
     return str(ours) if ours.exists() else shutil.which("py-spy")
 
@@ -83,7 +83,7 @@ class StackTracer:
         self._starts: dict[tuple[str, int], int] = {}  # when ranks were born, by key and pid
 
     def watch_ranks(self, ranks: Iterable[HolderRank]) -> None:
-        """Know these ranks from now on, so that a pid that comes again is not taken for one of them."""
+        """Record when these ranks started, so that another process with a reused pid is not taken for one of them."""
         known = {}
         for rank in ranks:
             born = self._starts.get((rank.key, rank.pid))
@@ -93,7 +93,7 @@ class StackTracer:
         self._starts = known
 
     def take_trace(self, asked: StackRequest, arena: mmap.mmap | memoryview | None) -> Trace:
-        """All processes of these ranks; it blocks until the deadline at most, and a little."""
+        """Trace all processes of the requested ranks; block until the deadline at most, and a little longer."""
         began, until = time.time(), time.monotonic() + asked.deadline_s
         alive, lost = self._known_ranks(asked.ranks)
         children = procfs.list_descendants(seen.pid for _, seen, _ in alive)
@@ -117,7 +117,7 @@ class StackTracer:
         )
 
     def _known_ranks(self, ranks: Sequence[HolderRank]) -> tuple[list[Subject], list[Process]]:
-        """The ranks that are who they were, and those that are gone."""
+        """Return the ranks whose pids are still theirs, and a record of each rank that is gone."""
         self.watch_ranks(ranks)
         alive: list[Subject] = []
         lost = []
@@ -178,7 +178,7 @@ class StackTracer:
     def read_arrivals(
         self, arena: mmap.mmap | memoryview, generation: int, offset_s: float
     ) -> dict[int, tuple[Arrival, ...]]:
-        """When each rank of a generation came to its newest collectives."""
+        """Return when each rank of a generation arrived at its newest collectives."""
         logs = [
             flight_log_reader.read_flight(arena, flight_log_offset(self._nproc, i), self._node, offset_s)
             for i in range(self._nproc)
@@ -196,7 +196,7 @@ class StackTracer:
     def _ask_ranks(
         self, arena: mmap.mmap | memoryview, subjects: list[Subject], stacks: list[Stacks], until: float
     ) -> list[Stacks]:
-        """Ranks that py-spy could not look at tell their stacks themselves, if they can."""
+        """Return the stacks; where py-spy failed, those that the ranks report themselves, if they answer in time."""
         until = min(until, time.monotonic() + _ASK_S)
         logs = {
             pid: at for i in range(self._nproc) if (pid := _log_owner(arena, at := flight_log_offset(self._nproc, i)))
@@ -220,13 +220,13 @@ class StackTracer:
 
 
 def _log_owner(arena: mmap.mmap | memoryview, at: int) -> int:
-    """The pid of the rank that last wrote to the log at this place."""
+    """Return the pid of the rank that last wrote to the flight log at this offset; 0 if there is none."""
     told = flight_log_reader.read_flight(arena, at, "")
     return told.pid if told else 0
 
 
 def _run_spy(argv: list[str], pid: int, left_s: float) -> tuple[tuple[Thread, ...], str, bool]:
-    """Stacks, or why there are none and whether it is worth trying again."""
+    """Return stacks, or else why there are none and whether a retry may help."""
     try:
         ran = subprocess.run(argv, capture_output=True, timeout=left_s, stdin=subprocess.DEVNULL, check=False)
     except subprocess.TimeoutExpired:
@@ -254,7 +254,7 @@ def _make_thread(found: _SpyThread, pid: int) -> Thread:
 
 
 def _trim_threads(threads: Iterable[Thread]) -> tuple[Thread, ...]:
-    """The main thread and a few others, of a bounded depth, without ourselves."""
+    """Return the main thread and a few others, each of a bounded depth, without our own recorder thread."""
     others = [t for t in threads if not any(f.file.endswith(_RECORDER) for f in t.frames)]
     others.sort(key=lambda t: (not t.main, -len(t.frames)))
     return tuple(msgspec.structs.replace(t, frames=_trim_frames(t.frames)) for t in others[:_THREADS])
@@ -269,7 +269,7 @@ def _trim_frames(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
 
 
 def fit_trace(trace: Trace, limit_bytes: int) -> Trace:
-    """With less in it, if it is too much to send: other threads go first, then those of children, then all frames."""
+    """Return the trace, cut down to fit: other threads go first, then those of children, then all frames."""
     cuts = (
         lambda p: p.threads,
         lambda p: tuple(t for t in p.threads if t.main),

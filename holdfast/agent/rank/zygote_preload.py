@@ -1,4 +1,4 @@
-"""Which modules a node's zygote has: few before the first launch, and once ranks train what their script imports."""
+"""Chooses what a node's zygote imports: few modules before the first launch, later all that the script imports."""
 
 import asyncio
 import contextlib
@@ -29,36 +29,36 @@ class ZygotePreload:
         self._made.set()
 
     def first_preload(self) -> PreloadZygote:
-        """Ranks wait for it, so it imports little; what the process that it is forked from has costs nothing."""
+        """Return the first zygote's preload: few modules, as ranks wait for it, and those already imported here."""
         self._asked = (*self._entry.preload, *(name for name in self._entry.later if name in sys.modules))
         return PreloadZygote(modules=self._asked, env=self._environment({}))
 
     def adopt_modules(self, modules: tuple[str, ...]) -> None:
-        """An agent before this one has asked for these."""
+        """Take over the modules that an earlier agent asked for."""
         own = {*self._entry.preload, *self._entry.later}
         self._asked, self._learned = modules, tuple(name for name in modules if name not in own)
 
     def preload_for(self, env: dict[str, str], key: str) -> PreloadZygote:
-        """What a program is started with, and what its modules find while they are imported, a fork cannot change."""
+        """Return the preload of a new zygote with this environment, which a fork of the old one could not change."""
         return self._make_preload((*self._entry.preload, *self._entry.later), self._environment(env), key)
 
     def on_warm(self) -> None:
-        """The zygote that was asked for is there, or will not be."""
+        """Note that the requested zygote is ready, or will not come."""
         self._idle_since = time.monotonic()
         self._made.set()
 
     async def wait_until_made(self) -> None:
-        """Wait a little for a zygote that is being made; who did so in vain does not do it again."""
+        """Wait a little for a zygote that is being made; after a wait in vain, the next call returns at once."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_BETTER_S):
                 await self._made.wait()
         self._made.set()
 
     def better_preload(self, held: bool, trains: bool, key: str) -> PreloadZygote | None:
-        """A zygote that holds what the script imported up to its first step, for the next generation.
+        """Return a preload with what the script imported up to its first step; None if the zygote has all of it.
 
-        A node without ranks, as a standby, takes over what another one on its host has learned. Until the first step
-        (not `trains`) ranks need all processors, and a node that has just come will have ranks at once.
+        A node without ranks, such as a standby, uses what another node on its host has learned. The `later` modules
+        wait until ranks train (`trains`) or a node without ranks has been idle: starting ranks need all processors.
         """
         self._learn_imports(held)
         calm = trains if held else time.monotonic() > self._idle_since + _IDLE_S
@@ -90,7 +90,7 @@ class ZygotePreload:
 
 
 def _read_names(path: Path) -> tuple[str, ...]:
-    """Of the modules listed in a file; none if it is not there."""
+    """Return the module names listed in a file; empty if the file cannot be read."""
     try:
         return tuple(map(str, json.loads(path.read_bytes())))
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Brings what ranks make in a copy of a release to the user's tree while they run: a lost machine loses none of it."""
+"""Brings files that ranks make in a staged tree to the user's tree while ranks run, so a lost machine loses none."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ Look = tuple[int, int, int]  # size, time of writing, inode
 
 
 class FileAtHome(msgspec.Struct, frozen=True):
-    """One file of a rank: how it looked in the copy, where it was put, and how it looked there."""
+    """One file that was brought to the user's tree: its look in the staged tree, its new path, and its look there."""
 
     ours: Look
     to: str
@@ -36,10 +36,10 @@ class FileAtHome(msgspec.Struct, frozen=True):
 
 
 class Homecoming:
-    """Of one copy at a time. Nothing that a rank may use is moved: the tree gets the very same file by a hard link.
+    """Brings files from one staged tree at a time to the user's tree, by hard link, or by copy where links fail.
 
-    A rank goes on with its own name for it, and may write, replace or remove it at any instant; what it replaces is
-    brought again, and what it removes is removed at home. Where there can be no hard link, the tree gets a copy.
+    Nothing that a rank may use is moved. A rank may write, replace or remove its file at any instant: a replaced file
+    is brought again, and a removed one is removed from the user's tree too.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -56,7 +56,7 @@ class Homecoming:
         self._turn = asyncio.Lock()
 
     async def run(self, copy: Callable[[], Path | None], say: Callable[[str], None]) -> None:
-        """For as long as the agent lives. Nodes of one host share a copy: one of them does it for all."""
+        """Bring files for as long as the agent lives. Nodes of one host share a staged tree: one does it for all."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
@@ -104,7 +104,7 @@ class Homecoming:
     # --- one look ----------------------------------------------------------------------------------------------
 
     def look_at(self, at: Path, now: float) -> tuple[TreeIndex | None, GatheredFiles]:
-        """Bring what has settled, the oldest first, as it was written in this order."""
+        """Bring files that have stopped changing, oldest first; return the tree's index and what was brought."""
         index = self._index_of(at)
         if index is None or not at.is_dir() or not os.path.isdir(index.home):
             return None, GatheredFiles()
@@ -152,7 +152,7 @@ class Homecoming:
         return since if before == found else now
 
     def _bring_file(self, path: str, expected: Look | None, index: TreeIndex) -> tuple[str, ...]:
-        """What it is called there now, below the tree; nothing if it is there already."""
+        """Bring one file; return its new path within the user's tree, or nothing if it is there already."""
         ours, theirs = self._at / path, Path(index.home, path)
         to, moved = theirs, False
         found = _look_of(os.lstat(ours))
@@ -179,7 +179,7 @@ class Homecoming:
         return tree_sync.destination(self._at / path, theirs, self._at.name)
 
     def _link_home(self, ours: Path, to: Path, expected: Look | None) -> Look:
-        """One file under two names; the second is taken from whatever had it in one instant."""
+        """Hard-link a file to `to`, atomically replacing what is there; return how the file looked."""
         draft = to.with_name(f".{to.name}.{os.getpid()}")
         draft.unlink(missing_ok=True)
         os.link(ours, draft, follow_symlinks=False)
@@ -192,17 +192,17 @@ class Homecoming:
         return found
 
     def _check_unchanged(self, ours: Path, found: Look, expected: Look | None) -> None:
-        """Nobody writes to it, and it is what was seen; what is replaced all the time is looked at anew."""
+        """Raise FileNotFoundError if a process is writing to the file, or if it does not look as expected."""
         busy = self._busy if expected else files_being_written(str(self._at))
         place = os.path.join(os.path.realpath(ours.parent), ours.name)
         if place in busy or (expected and found != expected):
             raise FileNotFoundError(ours)
 
     def _withdraw_removed(self, made: dict[str, Look], index: TreeIndex, now: float) -> None:
-        """What a script has removed, as it does with old checkpoints, goes at home as well.
+        """Remove from the user's tree what a script has removed, such as old checkpoints.
 
-        Only if it is still what we put there, if it has no new name in the copy that is not yet home, and if the copy
-        is whole: else it may have been somebody who clears away old files.
+        This requires that the file is still what we put there, that it has no new name in the staged tree that is not
+        yet brought, and that the staged tree is whole: otherwise somebody may have been clearing away old files.
         """
         self._gone = {path: self._gone.get(path, now) for path in self._brought if path not in made}
         renamed = {found[2] for path, found in made.items() if not self._is_home(path, found)}
@@ -223,7 +223,7 @@ class Homecoming:
                 os.unlink(brought.to)
 
     async def close(self) -> None:
-        """Ranks have ended, and what they left was gathered: what they had removed last goes, too."""
+        """Remove from the user's tree what ranks removed last, after gathering; skip this while a file is copied."""
         if not self._turn.locked():  # a large file is on its way to another disk: nobody waits for that
             async with self._turn:
                 await asyncio.to_thread(self._close)
@@ -237,12 +237,12 @@ class Homecoming:
 
 
 def _is_replaced(before: tuple[float, Look] | None, now: Look) -> bool:
-    """Another file has the name: it was whole when it got it."""
+    """Return whether another file has taken the name since; such a file was complete when it was renamed."""
     return before is not None and before[1][2] != now[2]
 
 
 def _made_files(folder: Path, path: str, index: TreeIndex) -> Iterator[tuple[str, Look]]:
-    """Files and links that are neither of the release nor links that we made."""
+    """Yield files and links of the staged tree that are neither part of the release nor links that we made."""
     for name in _list_names(folder):
         below, whole = os.path.join(path, name), folder / name
         if below in index.files or is_stale(name) or (found := _stat(whole)) is None:
@@ -272,7 +272,7 @@ def _look_of(found: os.stat_result) -> Look:
 
 
 def files_being_written(folder: str) -> set[str]:
-    """Files below a folder that a process of this host has open for writing, as far as we may look."""
+    """Return files below a folder that a process of this host has open for writing, as far as we may see."""
     top = os.path.realpath(folder)
     return {
         to

@@ -1,7 +1,7 @@
-"""Reads a tree of Python without running any of it: a program of its own, for the interpreter that ranks will have.
+"""A program for the ranks' interpreter: checks that a tree compiles and its imports resolve, without running it.
 
-It imports nothing of ours and reads {"root", "script", "module", "first"} from its standard input; the answer is
-{"fault": "..."}, one sentence with file and line, empty where nothing is wrong.
+This program imports nothing of holdfast. It reads {"root", "script", "module", "first"} from its standard input and
+answers {"fault": "..."}: one sentence with file and line, empty if nothing is wrong.
 """
 
 import ast
@@ -23,11 +23,11 @@ CHANGES = {"append", "insert", "extend"}
 
 
 class ReleaseFault(Exception):
-    """One sentence: file, line, what."""
+    """A fault of the release, in one sentence with file and line."""
 
 
 class ImportOdds(NamedTuple):
-    """What is known of an import before anything is run."""
+    """Whether an import is certain to be executed, and whether its failure is caught."""
 
     certain: bool = True  # it is executed
     excused: bool = False  # somebody is ready for its failure
@@ -40,7 +40,7 @@ MAYBE, EXCUSED = ImportOdds(certain=False), ImportOdds(certain=False, excused=Tr
 
 
 class ImportStatement:
-    """One import statement: what it asks for."""
+    """One import statement, with the modules and names that it asks for."""
 
     def __init__(self, node: ast.Import | ast.ImportFrom, odds: ImportOdds) -> None:
         self.line = node.lineno
@@ -106,7 +106,7 @@ def _takes_path(node: ast.AST) -> bool:
 
 
 def _import_statements(body: list[ast.stmt], odds: ImportOdds) -> Iterator[ImportStatement]:
-    """Imports in order, each with what a condition, a function or a caught ImportError around it makes of its odds."""
+    """Yield imports in order, with their odds: these depend on conditions, functions and handlers around them."""
     for node in body:
         match node:
             case ast.Import() | ast.ImportFrom():
@@ -148,7 +148,7 @@ def _catches_import_error(handler: ast.ExceptHandler) -> bool:
 
 
 def find_module_spec(name: str, path: list[str] | None = None) -> importlib.machinery.ModuleSpec | None:
-    """As an import would, but for what this program itself has imported already."""
+    """Find a module's spec as an import would, ignoring what this program has imported; None if there is none."""
     try:
         found = (finder.find_spec(name, path) for finder in sys.meta_path)
         return next((spec for spec in found if spec is not None), None)
@@ -197,7 +197,7 @@ class ImportFollower:
         return self.sources[path]
 
     def follow_imports(self, entry: str, package: str) -> None:
-        """`package` is that of the entry, empty for a script."""
+        """Check imports of the entry and of all files it reaches; `package` is the entry's, empty for a script."""
         rest, seen = [(entry, package, ImportOdds())], {os.path.realpath(entry)}
         while rest:
             path, package, odds = rest.pop(0)
@@ -212,7 +212,7 @@ class ImportFollower:
     def _reached_files(
         self, source: SourceFile, package: str, wanted: ImportStatement, odds: ImportOdds
     ) -> Iterator[tuple[str, str]]:
-        """Files of the tree that an import executes, each with its package."""
+        """Yield the files of the tree that an import executes, each with its package."""
         for module in wanted.modules:
             name = self._absolute_name(source, package, wanted, module)
             if not name:
@@ -236,7 +236,7 @@ class ImportFollower:
     def _resolve_module(
         self, source: SourceFile, name: str, wanted: ImportStatement, odds: ImportOdds
     ) -> tuple[importlib.machinery.ModuleSpec | None, list[tuple[str, str]]]:
-        """The module, if it is of this tree, and the files that come on the way to it."""
+        """Return the module's spec, None if it is not of this tree, and the tree's files that its import executes."""
         found: list[tuple[str, str]] = []
         path, spec = None, None
         parts = name.split(".")
@@ -258,7 +258,8 @@ class ImportFollower:
         return spec, found
 
     def _report_missing(self, source: SourceFile, name: str, wanted: ImportStatement, odds: ImportOdds) -> None:
-        """A module within a package of this tree is missed by whoever asks; another one perhaps only elsewhere."""
+        """Raise ReleaseFault for a missing module, unless that is excused or the module may exist when the script
+        runs."""
         if not self.strict or odds.excused or ("." not in name and (self.moves_path or not odds.certain)):
             return
         raise ReleaseFault(f"{self.show_path(source.path)}, line {wanted.line}: there is no module {name}")
@@ -266,7 +267,7 @@ class ImportFollower:
     def _named_imports(
         self, source: SourceFile, spec: importlib.machinery.ModuleSpec, wanted: ImportStatement, odds: ImportOdds
     ) -> Iterator[tuple[str, str]]:
-        """What `from module import name` asks a module of this tree for."""
+        """Yield modules that `from module import name` loads; raise ReleaseFault if the module lacks a name."""
         known = self.load_source(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
         locations = list(spec.submodule_search_locations or ())
         for name in wanted.names:

@@ -1,4 +1,4 @@
-"""Has a staged release read by the interpreter that would run it: does it compile, and do its imports resolve?"""
+"""Checks with the ranks' interpreter that a staged release compiles and that its imports resolve."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ _WORDS = 300  # characters of what it wrote on its standard error
 async def check_release(
     entry: EntryPoint, release: Release, staged: StagedRelease, env: dict[str, str], deadline_s: float = _DEADLINE_S
 ) -> tuple[str, bool]:
-    """What is wrong, and whether that is the release's fault; nothing of the user's is executed."""
+    """Return what is wrong, empty if nothing, and whether the release is at fault; execute none of its code."""
     if not entry.python:
         return "the job runs a program of its own, and only Python code has releases", True
     argv = staged_entry(entry, release, staged).argv

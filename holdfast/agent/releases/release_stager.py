@@ -1,4 +1,4 @@
-"""Brings releases of the user's code to this node: fetched, compared with their digest, unpacked, and checked."""
+"""Stages releases of the user's code on this node: fetches them, verifies their digest, unpacks and checks them."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ _log = logging.getLogger("holdfast.agent")
 
 
 class ReleaseStager:
-    """Nodes of one host share the folder: whoever is first puts a tree there, whole or not at all."""
+    """Stages releases in a folder that nodes of one host share; the first node puts a tree there, atomically."""
 
     def __init__(self, node: NodeSpec, node_dir: Path, dialing: ControllerDialer) -> None:
         self._node = node
@@ -58,7 +58,7 @@ class ReleaseStager:
         return StagedRelease(root=root, at=str(self._kept.copy_of(release.digest)))
 
     async def begin_launch(self, release: Release, *, first: bool = True) -> str:
-        """Ranks of it are about to be started; the node with the first of them tells of what concerns all."""
+        """Prepare the tree that ranks run from; report edits if `first`. Return an error or an empty text."""
         self._launched = [*(d for d in self._launched if d != release.digest), release.digest][-2:]
         if (error := await self._have_or_stand(release)) or not release.digest:
             self._in_place = ""
@@ -74,7 +74,7 @@ class ReleaseStager:
         return ""
 
     async def gather_outputs(self) -> None:
-        """What ranks have made in copies goes to where the user looks for it."""
+        """Bring files that ranks have made in staged trees to the user's tree, after the ranks have ended."""
         try:
             found = await asyncio.to_thread(lambda: [*tree_sync.gather_all(self._folder)])
             for index, gathered in found:
@@ -85,18 +85,18 @@ class ReleaseStager:
             self.say(f"what ranks made beside the script stays in {self._folder}: {e}")
 
     async def watch(self) -> None:
-        """The same while they run, without a stop."""
+        """Bring files that ranks make to the user's tree while the ranks run; this does not return."""
         await self._homecoming.run(self._in_copy, lambda text: self.say(text))
 
     def _in_copy(self) -> Path | None:
-        """Where ranks of this node run, if not in the user's own tree."""
+        """Return the staged tree that ranks of this node run in; None if they run in the user's own tree."""
         if not self._launched:
             return tree_sync.newest(self._folder)  # they were started before this agent was
         digest = self._launched[-1]
         return self._kept.copy_of(digest) if digest and digest != self._in_place else None
 
     def _choose_tree(self, release: Release) -> str:
-        """Where ranks are run from: the user's own tree while it is what was staged. What is said if it is not."""
+        """Choose the user's own tree if it equals the release, else a copy; return a notice of edits, or empty."""
         at = self._kept.copy_of(release.digest)
         self._in_place = ""
         if (index := tree_sync.read_index(at)) is None:
@@ -120,7 +120,7 @@ class ReleaseStager:
         return f"{said}release {release.number} is run as it was, from a copy; holdfast update brings the edit"
 
     async def ensure_staged(self, release: Release) -> str:
-        """Bring it here if it is not; what went wrong, if anything did."""
+        """Stage a release unless it is here; return an error in words, empty if there is none."""
         if not release.digest:
             return ""
         if not tree_archive.DIGEST.fullmatch(release.digest):
@@ -132,7 +132,7 @@ class ReleaseStager:
         return f"release {release.number} cannot be staged: {error}" if error else ""
 
     async def _have_or_stand(self, release: Release) -> str:
-        """A copy of a tree that stands here as it was can wait until ranks train: they need the processors more."""
+        """Stage a release; postpone that if the user's tree equals it, as starting ranks need the processors."""
         stands = await asyncio.to_thread(self._stands, release)
         if stands:
             self._later[release.digest] = release
@@ -140,7 +140,7 @@ class ReleaseStager:
         return await self.ensure_staged(release)
 
     def _stands(self, release: Release) -> bool:
-        """Whether the user's own tree is known to be what the release is."""
+        """Return whether no copy of the release exists and the user's own tree is known to equal it."""
         if not tree_archive.DIGEST.fullmatch(release.digest):
             return False
         at = self._kept.copy_of(release.digest)
@@ -150,18 +150,18 @@ class ReleaseStager:
         return not tree_sync.find_edits(index)[0]
 
     def complete(self, trains: bool) -> None:
-        """Have what was left for later."""
+        """Start to stage the postponed releases, once ranks train."""
         for digest in [*self._later] if trains else ():
             release = self._later.pop(digest)
             self._having[digest] = asyncio.create_task(self._bring_release(release))
 
     async def stage_all(self, releases: tuple[Release, ...]) -> str:
-        """What a node must have before it is ready."""
+        """Stage the releases that a node needs before it is ready; return errors in words, empty if none."""
         errors = [await self._have_or_stand(release) for release in releases]
         return "; ".join(error for error in errors if error)
 
     async def stage_and_check(self, errand: StageHere) -> tuple[str, bool]:
-        """What went wrong, if anything did, and whether it is the release's own fault."""
+        """Stage a release and check it if asked; return an error or "", and whether the release is at fault."""
         if error := await self.ensure_staged(errand.release):
             return error, False
         if not errand.check:
@@ -205,7 +205,7 @@ class ReleaseStager:
                     await asyncio.to_thread(file.write, chunk)
 
     def _prune_trees(self) -> None:
-        """Of trees that nobody needs now the newest are kept, and nothing of agents that died amid their work."""
+        """Remove all but the newest trees that nobody needs, and what agents that died at work left behind."""
         trees = [path for path in self._folder.iterdir() if len(path.name) == NAME and path.is_dir()]
         needed = {digest[:NAME] for digest in (*self._wanted, *self._launched)}
         spare = sorted((p for p in trees if p.name not in needed), key=lambda p: p.stat().st_mtime)
@@ -218,6 +218,6 @@ class ReleaseStager:
 
 
 def _is_own(index: tree_sync.TreeIndex, release: Release) -> bool:
-    """Whether it may be run from the job's own tree; what was signed is run, whoever can write to the tree."""
+    """Return whether a release may run from the user's tree. A signed one may not: others may edit that tree."""
     own = os.path.isdir(index.root) and os.path.realpath(index.root) == os.path.realpath(index.home)
     return own and not release.signature

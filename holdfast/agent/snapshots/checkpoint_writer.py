@@ -1,4 +1,4 @@
-"""Snapshots become checkpoints: each rank's share is written from memory, and rank 0's keeper publishes the whole."""
+"""Writes checkpoints from snapshots in memory: keepers write their ranks' shares, and rank 0's keeper publishes."""
 
 import asyncio
 import logging
@@ -53,11 +53,11 @@ class CheckpointWriter:
         self._wants[want.rank] = want
 
     def mark_recalled(self) -> None:
-        """These wants are from an agent before this one, which may have been killed while it wrote."""
+        """Mark all wants as an earlier agent's, which may have been killed during a write of an unknown step."""
         self._missed.update({rank: {checkpoint_save.UNKNOWN} for rank in self._wants})
 
     def is_due(self, rank: int, sealed: SealedSnapshot) -> bool:
-        """By the step's number, or because all ranks have agreed on it and marked it: all write the same steps."""
+        """Return whether to write this snapshot, by step number or agreement: all ranks write the same steps."""
         want = self._wants.get(rank)
         if want is None or want.storage is None or sealed.step <= self._written.get(rank, -1):
             return False
@@ -90,12 +90,12 @@ class CheckpointWriter:
         self._report_outcome(rank, url, outcome)
 
     async def _wait_idle(self, rank: int) -> None:
-        """Until nothing is under way; a write that does not get on is given up by its lane."""
+        """Wait until this rank has no write under way; a write lane gives up a write that makes no progress."""
         for over in [over for (writer, _), over in self.under_way.items() if writer == rank]:
             await over.wait()
 
     async def run_write(self, job: "PartWrite") -> WriteOutcome:
-        """Write one rank's part; its snapshot is let go in any case."""
+        """Write one rank's part and return the outcome; unpin its snapshot in any case."""
         rank, url = job.want.rank, job.url
         lane = self._lanes.setdefault((rank, url), WriteLane(url, self._say, _STALL_S))
         over = self.under_way[rank, job.step] = asyncio.Event()
@@ -110,13 +110,13 @@ class CheckpointWriter:
         return outcome
 
     def give_up(self, rank: int) -> None:
-        """Nobody waits any longer for what this rank writes."""
+        """Give up all writes of this rank that are under way."""
         for (writer, _), lane in self._lanes.items():
             if writer == rank:
                 lane.give_up()
 
     def last_write(self, rank: int, pinned: "SlotPin", sealed: SealedSnapshot, *, doubted: bool) -> "PartWrite | None":
-        """The part of a rank in what is written last, whoever asked for that memory; None: there is no storage."""
+        """Return the write of a rank's part of the final checkpoint; None without storage or if layouts differ."""
         want = self.latest.get(rank)
         if want is None or want.storage is None or want.layout != pinned.arena.layout.hex():
             return None
@@ -128,7 +128,7 @@ class CheckpointWriter:
         return job
 
     def _report_outcome(self, rank: int, url: str, outcome: WriteOutcome) -> None:
-        """Trouble with a storage is told when it begins and when it ends, not once for every rank and step."""
+        """Report trouble with a storage when it begins and when it ends, not once for every rank and step."""
         _log.info("rank %d: %s", rank, outcome.detail)
         if not outcome.ok and url not in self._trouble:
             self._trouble.add(url)
@@ -139,7 +139,7 @@ class CheckpointWriter:
 
 
 class SlotPin:
-    """A snapshot that its rank must leave alone, until somebody says otherwise, once."""
+    """A pinned snapshot, which its rank must not overwrite until it is unpinned, once."""
 
     def __init__(self, arena: Arena, slot: int) -> None:
         self.arena = arena
@@ -155,7 +155,7 @@ class SlotPin:
 
 
 class PartWrite:
-    """One rank's part of one checkpoint."""
+    """The write of one rank's part of one checkpoint."""
 
     def __init__(self, want: ArenaRequest, author: Author, pinned: SlotPin, sealed: SealedSnapshot) -> None:
         self.want = want
@@ -173,7 +173,7 @@ class PartWrite:
         return self.want.storage.url if self.want.storage else ""
 
     def write_and_publish(self, pulse: WritePulse) -> str:
-        """Write the part; rank 0 then waits for the others' and publishes. The answer is the checkpoint's URL."""
+        """Write the part; on rank 0, wait for all parts, publish, and return the checkpoint's URL (else empty)."""
         want = self.want
         assert want.storage is not None
         base = want.storage.url

@@ -1,4 +1,4 @@
-"""Before a node leaves: what its ranks hold of the job's last step goes to storage, for so long and no longer."""
+"""Writes the snapshots of the job's last step to storage before the node leaves, within a time limit."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ _OLDER = 0.5  # of the time an older write that is under way may have: it may be
 
 
 class FinalWriter:
-    """Every node is told the same step; rank 0's keeper speaks for all."""
+    """Writes the final states of this node's ranks. All nodes get the same step; rank 0's keeper reports."""
 
     def __init__(
         self, arenas: Mapping[int, tuple[str, Arena]], persisting: CheckpointWriter, say: Callable[[str], None]
@@ -24,7 +24,7 @@ class FinalWriter:
         self._say = say
 
     async def write_last(self, lasts: tuple[FinalState, ...], within_s: float) -> None:
-        """A good state first, then one that is doubted, as far as time allows."""
+        """Write the final states in order, a good one before a doubted one, as far as time allows."""
         until = time.monotonic() + within_s
         for last in lasts:
             async with asyncio.TaskGroup() as tasks:
@@ -62,7 +62,7 @@ class FinalWriter:
         self._report_outcome(rank, last, writing.result())
 
     def _snapshot_to_write(self, rank: int, last: FinalState) -> SealedSnapshot | None:
-        """The snapshot, if it is here and not on storage yet."""
+        """Return the rank's snapshot of that step; None if it is not here or is already on storage."""
         if rank not in self._arenas or (not last.doubted and self._is_done(rank, last.step)):
             return None
         found = next((one for one in self._arenas[rank][1].list_sealed() if one.step == last.step), None)
@@ -72,7 +72,7 @@ class FinalWriter:
         return (self._persisting.stored if rank == 0 else self._persisting.done.get(rank, -1)) >= step
 
     async def _await_writes(self, rank: int, last: FinalState, left_s: float) -> None:
-        """A write that is under way has its time, unless it is of a later step, which not all ranks hold."""
+        """Wait for writes under way; give up on slow ones, and on one of a later step, which not all ranks hold."""
         until = time.monotonic() + left_s * _OLDER
         while steps := [step for writer, step in self._persisting.under_way if writer == rank]:
             if max(steps) > last.step or time.monotonic() > until:

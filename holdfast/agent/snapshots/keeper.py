@@ -1,7 +1,7 @@
-"""The keeper: holds the snapshots of a node's ranks beyond their lives, hands them back, makes checkpoints of them.
+"""The keeper: holds the snapshots of a node's ranks beyond their lives, hands them back, and writes checkpoints.
 
-It runs in the agent, without torch. Ranks write into memory that the holder owns; the keeper only looks, pins what it
-reads, and answers the two questions a rank asks: where may I put my snapshots, and where do I go on from.
+It runs in the agent, without torch. Ranks write into memory that the holder owns. The keeper reads that memory, pins
+what it reads, and answers a rank's two questions: where to put snapshots, and which state to go on from.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ _log = logging.getLogger("holdfast.keeper")
 
 
 class KeeperIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose keeper it is, and how it is reached."""
+    """Which node and run a keeper belongs to, how ranks and other keepers reach it, and its limits."""
 
     node: str
     run_id: str
@@ -92,7 +92,7 @@ class Keeper:
         self._seen: dict[int, tuple[tuple[int, int], ...]] = {}  # rank -> seq and flags of what was looked at last
 
     def adopt_arenas(self, kept: tuple[KeptArena, ...]) -> None:
-        """Memory from before this agent was started."""
+        """Take over arenas, the launch and arena requests from before this agent was started."""
         for one in kept:
             with contextlib.suppress(ArenaError):  # made, and never used
                 self._adopt_arena(one)
@@ -112,7 +112,7 @@ class Keeper:
             self._arenas[arena.rank] = (kept.path, arena)
 
     def _on_want(self, want: ArenaRequest) -> None:
-        """A rank of this generation has memory."""
+        """Note a rank's arena request; if it is of this generation and has been granted, put it into effect."""
         self._persisting.latest[want.rank] = want
         if want.generation != self._generation or want.rank not in self._arenas:
             return
@@ -131,18 +131,18 @@ class Keeper:
 
     @property
     def stored(self) -> int:
-        """The newest checkpoint that this node has published, of this generation."""
+        """The step of the newest checkpoint that this node has published in this generation."""
         return self._persisting.stored
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where other keepers reach this one."""
+        """Where other keepers reach this one: host and port, or socket path and 0; ("", 0) if it does not listen."""
         if self._listener is None:
             return ("", 0)
         return (self.place.host, self._listener.getsockname()[1]) if self.place.keys else (str(self._links_path), 0)
 
     def list_copies(self) -> tuple[Copy, ...]:
-        """What could be restored from here."""
+        """Return all snapshots, copies and parities on this node that could be restored."""
         own = [
             self._describe_copy(arena, one, True) for _, arena in self._arenas.values() for one in arena.list_sealed()
         ]
@@ -154,7 +154,7 @@ class Keeper:
 
     @property
     def parity_step(self) -> int:
-        """The newest step of which this node has all parities that it is to keep."""
+        """The newest step for which this node holds all parities that it should keep; -1 if there is none."""
         return self._shelf.pairs.newest_step(self.backing.ranks)
 
     def _describe_copy(self, arena: Arena, sealed: SealedSnapshot, whole: bool) -> Copy:
@@ -170,10 +170,10 @@ class Keeper:
         )
 
     def begin_launch(self, errand: LaunchHere) -> str:
-        """A generation is about to start from this state; what came after it belongs to a line that is given up.
+        """Begin a generation and drop all snapshots after the step it goes on from; return an error or an empty text.
 
-        Why it cannot, or nothing: an agent after this one must not take an older launch for the newest. What is given
-        up is dropped in any case, or this node, as it leaves, would hand over states of a line that was left.
+        The launch is written to disk, so that the next agent does not take an older one for the newest. Snapshots are
+        dropped even if that fails: a node that leaves must not hand over states of a lineage that was left.
         """
         self._begin_generation(errand)
         self._seen.clear()
@@ -197,7 +197,7 @@ class Keeper:
         self.backing.set_aim(errand.aim)
 
     async def apply_aim(self, aim: Aim) -> None:
-        """Which snapshots the job counts on."""
+        """Pin the snapshots that the job counts on, and free the memory of copies that nobody needs any more."""
         self.backing.set_aim(aim)
         if aim.floor >= 0 and aim.generation == self._generation:
             for name in self._shelf.pin_floor(aim.floor):
@@ -258,7 +258,7 @@ class Keeper:
         return ArenaAt(path=path)
 
     async def _new_arena(self, want: ArenaRequest) -> str:
-        """Memory as the rank wants it, or with fewer slots where there is not as much."""
+        """Make a rank's arena, with fewer slots if memory is short; return its path, or raise ArenaError."""
         slots = want.slots
         if self._budget:
             self._budget.backed, self._budget.parity = bool(self.backing.aim.peer), bool(self.backing.aim.halves)
@@ -286,7 +286,7 @@ class Keeper:
         return await self._own_state(source, path, arena)
 
     async def _own_state(self, source: Source, path: str, arena: Arena) -> StateGrant | KeeperRefusal:
-        """The rank's own snapshot, verified before it is trusted; one that is damaged is never offered again."""
+        """Verify the rank's own snapshot and grant it; drop a damaged one, so that it is never offered again."""
         step = self._restore.step
         for one in arena.list_sealed():
             if one.step != step:
@@ -300,7 +300,7 @@ class Keeper:
         return KeeperRefusal(why=f"the snapshot of step {step} is gone")
 
     async def _fetch_state(self, source: Source) -> StateGrant | KeeperRefusal:
-        """A rank that sat elsewhere: its state is fetched from those who hold it, into memory of its own."""
+        """Fetch the state of a rank that ran on another node from keepers that hold it, into an arena of its own."""
         restore, began_at = self._restore, time.monotonic()
         gathering = StateFetch(restore, source.rank, self._guard)
         try:
@@ -333,7 +333,7 @@ class Keeper:
                 await asyncio.sleep(LOOK_S if self._arenas else _IDLE_S)
 
     async def check_snapshots(self) -> None:
-        """Give snapshots their checksums, the newest first, with little of a core: most are overwritten before."""
+        """Write checksums of each rank's newest snapshot, with little of a core; older ones are soon overwritten."""
         while True:
             began_at = time.monotonic()
             for _, arena in list(self._arenas.values()):
@@ -343,7 +343,7 @@ class Keeper:
             await asyncio.sleep(max(_IDLE_S, (time.monotonic() - began_at) / _CHECKING))
 
     def _due_writes(self) -> Iterator[Coroutine[None, None, None]]:
-        """Snapshots that are to become checkpoints."""
+        """Yield the writes of snapshots that are due to become checkpoints."""
         for rank, (_, arena) in self._arenas.items():
             fresh = self._fresh_snapshots(rank, arena)
             due = next((one for one in fresh if self._persisting.is_due(rank, one)), None)
@@ -354,8 +354,8 @@ class Keeper:
             yield self._persisting.write_snapshot(rank, arena, due)
 
     def _fresh_snapshots(self, rank: int, arena: Arena) -> tuple[SealedSnapshot, ...]:
-        """The snapshots that this generation took, newest first, if there are any that were not looked at before; and
-        the one that it went on from, if that is wanted."""
+        """Return this generation's snapshots, newest first, and the one that it went on from if that one is wanted.
+        Return nothing if none has changed since the last call."""
         wanted = self._persisting.wanted
         fresh = tuple(one for one in arena.list_sealed() if one.generation == self._generation or one.step == wanted)
         looks = tuple((one.seq, one.flags) for one in fresh)
@@ -364,5 +364,5 @@ class Keeper:
 
 
 def _last_shared_step(errand: LaunchHere) -> int:
-    """The last step that a generation has in common with what is held here; -1: there is none."""
+    """Return the last step that a generation shares with the states held here; -1 if there is none."""
     return errand.restore.step if errand.restore.sources and not errand.astray else -1

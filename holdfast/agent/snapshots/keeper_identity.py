@@ -1,4 +1,4 @@
-"""Where this node is reached by others, and how they prove each other."""
+"""Finds the address at which other nodes reach this one, and the keys by which keepers prove themselves."""
 
 import socket
 import urllib.parse
@@ -23,7 +23,7 @@ def make_keeper_identity(node: NodeSpec, socket_path: Path) -> KeeperIdentity:
 
 
 def _facing_host(address: str) -> str:
-    """Where nodes reach the controller over a network they reach each other, by the address that faces it."""
+    """Return this host's address on the network that leads to the controller; other nodes reach it there, too."""
     url = urllib.parse.urlsplit(address)
     with socket.socket(socket.AF_INET6 if ":" in (url.hostname or "") else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((url.hostname or "127.0.0.1", url.port or 1))  # sends nothing

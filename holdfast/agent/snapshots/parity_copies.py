@@ -1,7 +1,7 @@
-"""What this node keeps for pairs of ranks: the parity of their halves, half the memory of a copy of each.
+"""Parities that this node keeps for pairs of ranks: each takes half the memory of a copy of one rank.
 
-Like a copy it has two slots: the job's floor, which is held, and the next, which is being made. It is sealed when both
-ranks have given their halves of the same step; one that goes on to a later step takes the other's half with it.
+Like a copy, a parity has two slots: the job's floor, which is pinned, and the next step, which is being made. A
+parity is sealed when both halves of a step have come; a half of a later step discards an unsealed one.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ class ParityCopies:
             self._news.notify_all()
 
     def pin_floor(self, floor: int) -> list[str]:
-        """As of copies: names of memory that nobody needs any more."""
+        """Pin the parities of the floor; forget those that lack it, and return the names of their memory."""
         with self._lock:
             left = []
             for ranks, (pair, backup) in list(self._kept.items()):
@@ -69,7 +69,7 @@ class ParityCopies:
             return left
 
     def newest_step(self, count: int) -> int:
-        """The newest step of which as many pairs as this node keeps for are sealed; -1: there is none."""
+        """Return the newest step that all pairs here, at least `count` of them, have sealed; -1 if there is none."""
         with self._lock:
             met = [ranks for ranks, layouts in self._met.items() if len(layouts) == len(ranks) and ranks in self._kept]
             steps = [self._newest_sealed(self._kept[ranks][1]) for ranks in met]
@@ -80,7 +80,7 @@ class ParityCopies:
         return max(ours, default=-1)
 
     def list_copies(self, node: str) -> Iterator[Copy]:
-        """Every parity counts as a half of either rank."""
+        """Yield every sealed parity twice: as half a copy of either rank."""
         with self._lock:
             found = [
                 (pair, backup.arena, one) for pair, backup in self._kept.values() for one in backup.arena.list_sealed()
@@ -100,7 +100,7 @@ class ParityCopies:
             )
 
     def find_arenas(self, ask: PeerRequest) -> list[Arena]:
-        """Where a half of this rank is."""
+        """Return the arena with a half of this rank, in a list; empty if there is none."""
         with self._lock:
             pair, backup = self._kept.get(ask.pair or (-1, -1), (None, None))
         if pair is None or backup is None or ask.rank not in pair.ranks:
@@ -134,7 +134,7 @@ class ParityCopies:
             return self._half_target(backup, ask, shape)
 
     def _await_partner(self, ask: PeerRequest, ranks: Ranks, other: int) -> str:
-        """The layout of the other rank, once it has come."""
+        """Wait for the pair's other rank and return its layout; empty if it does not come in time."""
         with self._news:
             if ask.generation == self._generation:
                 self._met.setdefault(ranks, {})[ask.rank] = ask.layout
@@ -176,7 +176,7 @@ class ParityCopies:
         return mixing.half_target(half)
 
     def _seal_parity(self, ranks: Ranks | None, backup: PeerArena, mixing: ParityEncoder) -> None:
-        """A half is all in; with the other one it is a parity."""
+        """Seal the parity once both halves are complete; raise TransportError if a newer one has replaced it."""
         if not mixing.is_complete():
             return
         with self._lock:

@@ -1,4 +1,4 @@
-"""What is told apart again: a half of a lost rank's share, from the parity and from the rank it was laid over."""
+"""Decodes half of a lost rank's share from a parity and the state of the other rank of the pair."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ Run = tuple[int, int, int]  # bytes from..to of the holder's image, and where in
 
 
 class KeeperSource(msgspec.Struct, frozen=True):
-    """Whom to ask for what; ranges come with each question."""
+    """A keeper to pull bytes from, and the request to send; each pull adds its ranges."""
 
     keeper: PeerKeeper
     ask: PeerRequest
@@ -25,7 +25,7 @@ class KeeperSource(msgspec.Struct, frozen=True):
 
 
 class ParityDecoder:
-    """One parity, of which the half of one rank is wanted and the other rank is there."""
+    """Decodes one rank's half from a parity, given the other rank's state."""
 
     def __init__(self, parity: KeeperSource, other: KeeperSource, wanted: ImageLayout, there: ImageLayout) -> None:
         assert parity.ask.pair is not None
@@ -37,7 +37,7 @@ class ParityDecoder:
         self._room = memoryview(bytearray(size)), memoryview(bytearray(size))
 
     def decode_runs(self, image: memoryview, runs: Sequence[Run]) -> None:
-        """Put what these runs name of the wanted rank's image in its place; what they do not touch is not fetched."""
+        """Decode these runs into the wanted rank's image; fetch only the chunks that they touch."""
         chunks = self._shape.chunks[self._half]
         sums = memoryview(bytearray(SUM_BYTES * len(chunks)))
         at = self._shape.checksums_at(self._half)
@@ -69,7 +69,7 @@ class ParityDecoder:
 
 
 def _place_chunk(chunk: memoryview, low: int, into: tuple[memoryview, Sequence[Run]]) -> None:
-    """Those bytes of a chunk, which began here in its rank's image, that are wanted."""
+    """Copy the wanted bytes of a chunk into the image; the chunk began at `low` in its rank's image."""
     image, runs = into
     high = low + len(chunk)
     for start, end, to in runs:

@@ -1,8 +1,8 @@
-"""Parity on its way in: two ranks' halves, laid over one another as their chunks arrive.
+"""Encodes parity: XORs the halves of two ranks into one slot as their chunks arrive.
 
-Nothing is kept of a half by itself: but for one chunk a link, a parity takes no more memory while it is made than
-afterwards. A chunk is XORed when it has arrived whole and undamaged, and counted in the same breath: a link that broke
-goes on behind the last one that counts, and one that comes twice is taken once. The halves need not come in step.
+No half is kept by itself: but for one chunk per link, a parity takes no more memory while it is made than afterwards.
+A chunk that has arrived whole and undamaged is XORed and counted in one step. So a broken link resumes after the last
+counted chunk, and a chunk that comes twice is taken once. The two halves may arrive at different speeds.
 """
 
 import threading
@@ -23,7 +23,7 @@ SUPERSEDED = PeerRefusal("a later step is wanted by now", RefusalCode.SUPERSEDED
 
 
 class ParityPair(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose halves they are; written down beside the memory, for the next agent."""
+    """The two ranks whose halves form a parity; written beside the memory for the next agent."""
 
     ranks: tuple[int, int]  # the first half of one, the second half of the other
     layouts: tuple[str, str]
@@ -34,12 +34,12 @@ class ParityPair(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> bytes:
-        """What tells the memory of this pair from that of another."""
+        """A digest that tells this pair's memory from another pair's."""
         return blake2b(msgspec.json.encode(self), digest_size=LAYOUT_BYTES).digest()
 
 
 class ParityEncoder:
-    """One parity that is being made."""
+    """One parity that is being made in a slot."""
 
     def __init__(self, slot: SnapshotSlot, shape: ParityLayout) -> None:
         self.slot = slot
@@ -64,7 +64,7 @@ class ParityEncoder:
             return all(half.done == len(half.views) for half in self._halves)
 
     def cancel(self) -> None:
-        """Its memory is wanted for something else."""
+        """Stop encoding, since the slot is needed for something else."""
         with self._lock:
             self._over = True
 

@@ -1,4 +1,4 @@
-"""Memory for what other nodes have here, and what is known of how it is laid out."""
+"""Arenas for copies and parities that this node keeps for other nodes, and the layouts of their ranks."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -22,13 +22,13 @@ _PLAN_BYTES = 1 << 28
 
 
 class PeerArena(msgspec.Struct):
-    """Copies of one rank's share, or of the parity of two."""
+    """An arena with copies of one rank's share, or with parities of two ranks."""
 
     arena: Arena
     held: SealedSnapshot | None = None  # the floor
 
     def pin_step(self, step: int) -> bool:
-        """Keep the copy of this step, and no longer the one held so far; False if there is none."""
+        """Pin the copy of this step instead of the one held so far; return False if there is no such copy."""
         if self.held and self.held.step == step:
             return True
         found = next((one for one in self.arena.list_sealed() if one.step == step), None)
@@ -52,7 +52,7 @@ class PeerArena(msgspec.Struct):
 
 
 class PeerLayouts:
-    """Layouts of ranks that sit elsewhere: told once, and kept beside the memory."""
+    """Layouts of ranks that run on other nodes, each received once and kept on disk."""
 
     def __init__(self, notes: Path) -> None:
         self._notes = notes
@@ -80,7 +80,7 @@ class PeerLayouts:
 
 
 class PeerMemory:
-    """Arenas for others. The loop has them made, so nobody may ask for one who holds a lock that the loop wants."""
+    """Has the event loop make arenas for peers. Never ask for one while holding a lock that the loop may wait for."""
 
     def __init__(self, make: Callable[[str, int], Awaitable[str]]) -> None:
         self._make = make
@@ -90,14 +90,14 @@ class PeerMemory:
         self._running = loop
 
     def call_soon(self, call: Callable[[], None]) -> None:
-        """In the loop."""
+        """Call a function in the event loop; do nothing if the loop is closed."""
         if self._running and not self._running.is_closed():
             self._running.call_soon_threadsafe(call)
 
     def fit_arena(
         self, found: PeerArena | None, name: str, layout: bytes, ask: PeerRequest, image_bytes: int
     ) -> PeerArena:
-        """What was found, if it is for copies like this one; else new memory."""
+        """Return the arena that was found if it fits this request, or else a new one."""
         wanted = (layout, image_bytes, ask.world)
         if found and (found.arena.layout, found.arena.image_bytes, found.arena.world) == wanted:
             return found

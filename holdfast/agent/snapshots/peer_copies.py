@@ -1,6 +1,6 @@
-"""What this node holds for others: copies of a peer's snapshots, and answers to whoever gathers a lost rank's state.
+"""Copies of a peer's snapshots on this node, and answers to keepers that fetch a lost rank's state.
 
-Links of other keepers are served in threads, which is why there is a lock.
+Links of other keepers are served in threads, so a lock guards the copies.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ Given = tuple[Sequence[memoryview], Callable[[], None]]
 
 
 class IncomingCopy(msgspec.Struct):
-    """A copy on its way in; a link that broke goes on where it was."""
+    """A copy that is being received; after a broken link, it resumes where it was."""
 
     slot: SnapshotSlot
     holding: PushTarget
@@ -58,7 +58,7 @@ class PeerCopies:
             self.pairs.adopt_arena(name, arena)
 
     def begin_launch(self, generation: int, step: int) -> None:
-        """What came after the step that the job goes on from belongs to a line that is given up; -1: all of it."""
+        """Drop copies after the step that the job goes on from, as their lineage was left; with -1, drop all."""
         with self._lock:
             self._generation = generation
             self._sound.clear()
@@ -68,7 +68,7 @@ class PeerCopies:
         self.pairs.begin_launch(generation, step)
 
     def list_copies(self) -> Iterator[tuple[Arena, SealedSnapshot, bool]]:
-        """Each with whether it is the rank's whole image."""
+        """Yield each sealed copy with its arena, and whether it is the rank's whole image."""
         with self._lock:
             for rank, backup in self._backups.items():
                 plan = self._plans.get(rank, backup.arena.layout.hex())
@@ -76,7 +76,7 @@ class PeerCopies:
                     yield backup.arena, one, plan is not None and plan.image_bytes == backup.arena.image_bytes
 
     def pin_floor(self, floor: int) -> list[str]:
-        """This step is the job's floor now. Copies that lack it belong to nobody: their memory's names are answered."""
+        """Pin the copies of the job's new floor; forget those that lack it, and return the names of their memory."""
         left = self.pairs.pin_floor(floor)
         with self._lock:
             for rank, backup in list(self._backups.items()):
@@ -140,7 +140,7 @@ class PeerCopies:
     # --- others fetch ------------------------------------------------------------------------------------------
 
     def serve_pull(self, ask: PeerRequest) -> Given | PeerRefusal:
-        """A layout, or bytes of a snapshot: found undamaged before the first of them is sent."""
+        """Return a layout or byte ranges of a snapshot, verified before it is sent; a refusal if it is not here."""
         if ask.verb == "plan":
             path = self._notes / layout_file_name(ask.rank, ask.layout)
             return ([memoryview(path.read_bytes())], _do_nothing) if path.exists() else NO_LAYOUT
@@ -152,7 +152,7 @@ class PeerCopies:
         return PeerRefusal(f"step {ask.step} of rank {ask.rank} is not here")
 
     def _find_ranges(self, ask: PeerRequest) -> Iterator[tuple[Arena, tuple[tuple[int, int], ...]]]:
-        """Where it could be, and where in there."""
+        """Yield the arenas that may hold the requested snapshot, each with the ranges to read there."""
         if ask.pair:
             yield from ((arena, ask.ranges) for arena in self.pairs.find_arenas(ask))
             return
@@ -178,7 +178,7 @@ class PeerCopies:
         return None
 
     def _compact_ranges(self, ask: PeerRequest) -> tuple[tuple[int, int], ...]:
-        """Ranges of a whole image as they lie in a copy, which has the rank's share only; none if it has not all."""
+        """Convert ranges of an image to those of a copy, which has only the rank's share; empty if it lacks any."""
         plan = self._plans.get(ask.rank, ask.layout)
         found, before = [], 0
         for part in plan.owned_ranges() if plan else ():

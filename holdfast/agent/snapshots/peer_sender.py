@@ -1,7 +1,7 @@
-"""This node's snapshots on their way to the peer: what is to be held, what is to be sent, and how far that is.
+"""Sends this node's snapshots to its peer: which steps to pin, which to send, and how far the copy has come.
 
-All ranks of all nodes hold the same two steps: the job's floor, and the next while it is copied. Held means pinned: the
-rank goes on in its other slots.
+All ranks of all nodes hold the same two steps: the job's floor, and the next one while it is copied. Held means
+pinned: the rank goes on in its other slots.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _log = logging.getLogger("holdfast.keeper")
 
 
 class CancelablePacer(BytePacer):
-    """A pace that ends as soon as what is sent is no longer wanted."""
+    """A pacer that stops a transfer as soon as what it sends is no longer wanted."""
 
     def __init__(self, pacer: BytePacer) -> None:
         super().__init__(pacer.bytes_s)
@@ -47,7 +47,7 @@ class CancelablePacer(BytePacer):
 
 
 class SnapshotParcel(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes to one node of one rank's snapshot."""
+    """The part of one rank's snapshot that goes to one node."""
 
     rank: int
     one: SealedSnapshot
@@ -58,7 +58,7 @@ class SnapshotParcel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PinnedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot that its rank must leave alone; the memory is named, for a rank may have got other memory since."""
+    """A snapshot that its rank must not overwrite, with its arena, since the rank may have got another arena."""
 
     arena: Arena
     one: SealedSnapshot
@@ -68,11 +68,11 @@ class PinnedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         return self.one.step
 
     def is_intact(self) -> bool:
-        """False once it was dropped, as one that is damaged is."""
+        """Return False once the snapshot was dropped, for instance because it is damaged."""
         return self.arena.slot_seq(self.one.slot) == self.one.seq
 
     def unpin(self) -> None:
-        """Whatever the slot holds by now: as long as it is held, nothing can be written there."""
+        """Unpin the slot, even if its snapshot was dropped: nothing can be written to a pinned slot."""
         self.arena.unpin(self.one.slot)
 
 
@@ -97,7 +97,7 @@ class PeerSender:
         self._said: set[str] = set()
 
     def begin_generation(self, generation: int, ranks: int, step: int) -> None:
-        """The floor stays held if the job goes on from there or later."""
+        """Reset for a new generation; keep the floor pinned unless it is later than the step the job goes on from."""
         self.aim, self.backed, self.ranks = Aim(generation=generation), -1, ranks
         self._wants.clear()
         self._done.clear()
@@ -113,7 +113,7 @@ class PeerSender:
         self._wants[want.rank] = want
 
     def newest_shared_step(self) -> int:
-        """The newest step that all ranks here have; -1 if floors are not for us."""
+        """Return the newest step that all ranks here have sealed; -1 if there is none or this node has no floor."""
         if len(self._wants) < self.ranks or not (self.aim.peer or self.wants_verification()):
             return -1
         arenas = [self._own[rank][1] for rank in self._wants]
@@ -127,14 +127,14 @@ class PeerSender:
 
     @property
     def next_snapshots(self) -> dict[int, SealedSnapshot]:
-        """What is held to become the next floor."""
+        """The pinned snapshots that will become the next floor, by rank."""
         return {rank: held.one for rank, held in self._next.items()}
 
     def wants_verification(self) -> bool:
         return any(want.verified for want in self._wants.values())
 
     def set_aim(self, aim: Aim) -> None:
-        """The controller's word; said again, it changes nothing."""
+        """Apply the controller's aim. The same aim again changes nothing; one of another generation is ignored."""
         if aim.generation != self.aim.generation:
             return
         before, self.aim = self.aim, aim
@@ -152,7 +152,7 @@ class PeerSender:
             self._unpin_all(self._before)
 
     def _raise_floor(self, floor: int) -> None:
-        """A new floor: what was sent last, or what is found of it after a restart of ours."""
+        """Pin the snapshots of a new floor: those that were just sent, or those found after the agent restarted."""
         found: dict[int, PinnedSnapshot] = {}
         for rank in self._wants:
             arena = self._own[rank][1]
@@ -172,7 +172,7 @@ class PeerSender:
                     arena.flag_slot(one.slot, VERIFIED)
 
     def step_aside(self) -> None:
-        """A checkpoint needs the slot more."""
+        """Give up the next floor, as a checkpoint needs the slot more."""
         if self._next:
             self._cancel_next()
 
@@ -189,7 +189,7 @@ class PeerSender:
     # --- sending -----------------------------------------------------------------------------------------------
 
     def is_next_ready(self) -> bool:
-        """Whether the next floor is there, for all ranks of the node; what is there of it is held from now on."""
+        """Pin snapshots for the next floor; return whether all ranks here have one, of the same step."""
         if self.aim.next < 0 or self.backed >= self.aim.next or self._sending or len(self._wants) < self.ranks:
             return False
         least = max([self.aim.next, *(one.step for one in self._next.values())])
@@ -209,7 +209,7 @@ class PeerSender:
             self._next[rank] = PinnedSnapshot(arena=arena, one=one)
 
     async def send_next(self) -> None:
-        """All ranks at once; a link that breaks is tried again until something newer is wanted."""
+        """Send the next floor of all ranks at once; retry broken links until something newer is wanted."""
         if not self._next:
             return  # it was let go before its turn came
         sending = self._sending = CancelablePacer(self._pacer)

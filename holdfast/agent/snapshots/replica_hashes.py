@@ -1,7 +1,7 @@
-"""What replicas share, hashed out of their snapshots: the ranks do not notice, and torch is not needed.
+"""Hashes the state that replicas share, from their snapshots: this needs no torch and does not delay the ranks.
 
-A snapshot is whole and of one step, which live memory never is. Hashed are those of every so many steps, the state that
-a generation goes on from, and whatever is to become the job's floor: a floor that differs between replicas is none.
+A snapshot is whole and of one step, which live memory never is. Hashed are the snapshots of every n-th step, the
+state that a generation goes on from, and the next floor: a step at which replicas differ must not become the floor.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class SharedPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shared_parts(layout: ImageLayout) -> tuple[SharedPart, ...]:
-    """Tensors that are the same for all their replicas at every step; values lie in room that may hold old bytes."""
+    """Return the tensors that replicas share at every step, without plain values, whose room may hold old bytes."""
     found: dict[tuple[tuple[int, ...], str], list[tuple[int, int]]] = {}
     for item in layout.items:
         spec = item.spec
@@ -85,7 +85,7 @@ class ReplicaHasher:
         self._done.clear()
 
     def on_want(self, want: ArenaRequest) -> None:
-        """A rank has laid its state out."""
+        """Note which parts of a rank's state are shared, from the layout that the rank has written."""
         if not self._limits.every:
             return
         with contextlib.suppress(OSError, msgspec.DecodeError):
@@ -108,7 +108,7 @@ class ReplicaHasher:
             await asyncio.sleep(_LOOK_S if self._parts else _IDLE_S)
 
     def _due_snapshot(self, rank: int) -> SealedSnapshot | None:
-        """The newest snapshot to be hashed: later ones may be the last with which others can be compared."""
+        """Return the newest snapshot that is due and not yet hashed, or None; replicas may still hold its step."""
         arena, floor = self._own[rank][1], self.held().get(rank)
         sealed = arena.list_sealed()
         self._adjust_stride(sealed)
@@ -129,7 +129,7 @@ class ReplicaHasher:
             self.stride = hash_stride(self._limits, self._cost_s * len(self._parts), step_s)
 
     def _hash_snapshot(self, rank: int, one: SealedSnapshot) -> tuple[Mark, ...]:
-        """Hashes of one snapshot; none if it was overwritten meanwhile."""
+        """Return the hashes of one snapshot; empty if the snapshot was overwritten meanwhile."""
         arena, parts = self._own[rank][1], self._parts.get(rank, ())
         pinned = arena.can_pin() and arena.pin(one.slot, one.seq)  # else it is read in the hope that nobody writes
         began_at = time.thread_time()

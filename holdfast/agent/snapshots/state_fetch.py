@@ -1,4 +1,4 @@
-"""The state of a rank that was lost with its node, or moved: gathered from whoever still holds it."""
+"""Fetches the state of a rank that was lost with its node, or moved, from the keepers that still hold it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class StateFetch:
-    """One rank's image, from the keepers that a restore names."""
+    """Fetches one rank's image from the keepers that a restore names."""
 
     def __init__(self, restore: Restore, rank: int, guard: PeerGuard | None) -> None:
         self._restore = restore
@@ -23,11 +23,11 @@ class StateFetch:
         self._guard = guard
 
     def fetch_layout(self) -> ImageLayout:
-        """The layout of the image, from a node that has the rank's own part."""
+        """Fetch the image's layout from a node with the rank's own state; raise TransportError if none answers."""
         return self._try_each(self._copies_of(self._rank), self._layout_from)
 
     def fill_image(self, plan: ImageLayout, image: memoryview) -> str:
-        """Fetch it all; the answer says from whom."""
+        """Fetch the whole image; return the names of the nodes that it came from."""
         whole = [kept for kept in self._copies_of(self._rank) if kept.whole]
         if whole:
             everything = ((0, plan.image_bytes, 0),)
@@ -37,7 +37,7 @@ class StateFetch:
         return ", ".join(dict.fromkeys(nodes))
 
     def _fetch_share(self, plan: ImageLayout, owner: int, image: memoryview) -> list[str]:
-        """What one rank sends and persists for all its replicas; the answer says from whom."""
+        """Fetch the share that `owner` keeps for all its replicas, from a copy or two parities; return the nodes."""
         holders = self._copies_of(owner)
 
         def theirs(kept: CopySummary) -> ImageLayout:
@@ -57,7 +57,7 @@ class StateFetch:
         return nodes
 
     def _decode_half(self, kept: CopySummary, theirs: ImageLayout, plan: ImageLayout, image: memoryview) -> list[str]:
-        """One half of an owner's share: the parity, and what it was laid over."""
+        """Decode one half of an owner's share from a parity and the other rank's state; return both nodes."""
 
         def with_other(other: CopySummary) -> list[str]:
             laid = ParityDecoder(self._source_for(kept), self._source_for(other), theirs, self._layout_from(other))
@@ -90,13 +90,13 @@ class StateFetch:
             raise TransportError(f"the layout of rank {kept.rank} cannot be read: {e}") from None
 
     def _copies_of(self, rank: int) -> list[CopySummary]:
-        """Who has it, the rank's own node first: then nothing goes over a network."""
+        """Return the holders of a rank's state, the rank's own node first, to save network traffic."""
         named = next((source.nodes for source in self._restore.sources if source.rank == rank), ())
         found = [k for k in self._restore.kept if k.rank == rank and k.node in self._restore.keepers]
         return sorted(found, key=lambda kept: (kept.node not in named, not kept.whole, kept.node))
 
     def _try_each(self, holders: list[CopySummary], do: Callable[[CopySummary], T]) -> T:
-        """One holder after the other, until one can."""
+        """Try one holder after another and return the first result; raise TransportError if all fail."""
         why = "nobody has it"
         for kept in holders:
             try:
@@ -107,7 +107,7 @@ class StateFetch:
 
 
 def _matching_runs(ours: ImageLayout, theirs: ImageLayout, owner: int) -> Iterator[Run]:
-    """What an owner holds of our image, as it lies in the owner's; neighbours in both are fetched together."""
+    """Yield the runs of our image that `owner` has, at their place in its image; adjacent items make one run."""
     places = {_item_key(item): (index, item) for index, item in enumerate(theirs.items) if item.owner == owner}
     run: Run | None = None
     before = (-2, -2)

@@ -1,4 +1,4 @@
-"""Sources: what each reads of this machine, one file each; what a machine does not have is absent, not an error."""
+"""Sources of health signals on this machine, one module each; a machine that lacks a source is no error."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +11,11 @@ Read: TypeAlias = Callable[[], list[Signal]]
 
 
 class SourceAbsent(Exception):
-    """This machine has no such thing, or does not let us see it: why, for the log."""
+    """Raised if this machine lacks the source or does not let us read it; the text says why, for the log."""
 
 
 def read_number(path: Path) -> float | None:
-    """What a file of the kernel holds, if it is one number and can be read."""
+    """Return the number that a kernel file holds; None if it is unreadable or no number."""
     try:
         return float(path.read_bytes())
     except (OSError, ValueError):

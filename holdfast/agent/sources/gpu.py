@@ -1,4 +1,4 @@
-"""GPUs through NVML, without starting CUDA: counters, links, heat, and the Xid events that the driver tells."""
+"""Reads GPUs through NVML, without starting CUDA: counters, links, heat, and the driver's Xid events."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -32,7 +32,7 @@ class Gpu(msgspec.Struct):
 
 
 class GpuSource:
-    """`visible` is CUDA_VISIBLE_DEVICES: GPUs that the job does not see are none of its business."""
+    """Reads GPUs. `visible` is CUDA_VISIBLE_DEVICES: GPUs that the job does not see are ignored."""
 
     def __init__(self, nvml: Any, clock: Callable[[], float], visible: str | None = None) -> None:
         self.nvml = nvml
@@ -83,7 +83,7 @@ class GpuSource:
         yield "gpu.lost", float(gpu.lost)
 
     def _register_events(self) -> Any:
-        """For Xid events; None where the driver does not tell them."""
+        """Register for Xid events and return the event set; None where the driver does not report them."""
         nvml = self.nvml
         try:
             events = nvml.nvmlEventSetCreate()
@@ -95,7 +95,7 @@ class GpuSource:
         return events
 
     def _read_xids(self, now: float) -> Iterator[Line]:
-        """In the kernel's words, so that one catalog has them all, and the two are not told twice."""
+        """Yield Xid events in the kernel's words, so that the same catalog rows match and none is reported twice."""
         for _ in range(_EVENTS if self._events is not None else 0):
             try:
                 event = self.nvml.nvmlEventSetWait_v2(self._events, 0)
@@ -122,7 +122,7 @@ def _to_text(value: Any) -> str:
 
 
 def _make_asks(nvml: Any, handle: Any) -> dict[str, Ask]:
-    """One call each, but for margins and sums."""
+    """Return the NVML query for each gauge, by the gauge's name."""
     ecc = partial(nvml.nvmlDeviceGetTotalEccErrors, handle)
     corrected, uncorrected = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
     rows = partial(nvml.nvmlDeviceGetRemappedRows, handle)

@@ -1,4 +1,4 @@
-"""The host: memory, pressure, disks that the job uses, mounts that hang, the clock."""
+"""Reads the host: memory, pressure, disks that the job uses, mounts that hang, and the clock."""
 
 import os
 import threading
@@ -18,7 +18,7 @@ Number = tuple[str, str, float]
 
 
 class HostSource:
-    """`paths` are files and folders that the job uses, as paths or URLs; what is on an object store is left out."""
+    """Reads the host. `paths` are files and folders that the job uses, as paths or URLs; it skips object stores."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class HostSource:
 
     @property
     def disks(self) -> frozenset[str]:
-        """The block devices below those paths, partitions and whole disks, by the kernel's names."""
+        """The block devices below the paths, partitions and whole disks, by the kernel's names."""
         return frozenset(name for mount in self._mounts.values() for name in mount.devices)
 
     def _read_memory(self) -> Iterator[Number]:
@@ -81,9 +81,9 @@ class HostSource:
 
 
 class WatchedMount:
-    """One path. It is asked in a thread: a network file system that is gone answers nobody, and takes the thread along.
+    """One path, checked in a thread, since a network file system that is gone blocks any thread that asks it.
 
-    There is at most one such thread per path, however often it is asked.
+    There is at most one such thread per path, however often the path is checked.
     """
 
     def __init__(self, path: str, root: Path) -> None:
@@ -137,7 +137,7 @@ def _local_path(url: str) -> str:
 
 
 def _block_devices(number: int, root: Path) -> tuple[str, ...]:
-    """By the kernel's names, the partition first; none for file systems without a disk."""
+    """Return the kernel's device names, the partition first; empty for a file system without a disk."""
     link = root / "sys/dev/block" / f"{os.major(number)}:{os.minor(number)}"
     if not link.exists():
         return ()

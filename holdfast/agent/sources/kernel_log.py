@@ -1,4 +1,4 @@
-"""The kernel's log, from its end on: one read of /dev/kmsg gives one record, and never waits."""
+"""Follows the kernel's log from its present end: each read of /dev/kmsg gives one record, and never waits."""
 
 import os
 import re
@@ -55,7 +55,7 @@ class KernelLogSource:
             return b""
 
     def _parse_line(self, line: bytes, now: float, monotonic: float) -> Line:
-        """The kernel's stamps drift against every other clock: they only place a line between two readings."""
+        """Parse one record. The kernel's stamps drift, so they only place a line between two readings."""
         head = _HEAD.match(line)
         age_s = monotonic - int(head[1]) / 1e6 if head else 0.0
         text = line[head.end() :] if head else line

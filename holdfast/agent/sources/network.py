@@ -1,4 +1,4 @@
-"""Network links from sysfs: carriers, flaps, errors and drops of real interfaces, and RDMA ports where there are."""
+"""Reads network links from sysfs: carriers, flaps, errors and drops of real interfaces, and of RDMA ports if any."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +12,9 @@ _RDMA_ERRORS = ("symbol_error", "port_rcv_errors", "link_error_recovery", "port_
 
 
 class NetworkSource:
-    """Only links that are up when we begin are looked at: whatever is down then, the job does without it.
+    """Watches the links that are up at the start; the job does without those that are down then.
 
-    Bridges and other interfaces without a device of their own come and go with containers.
+    Bridges and other interfaces without a device are left out, since they come and go with containers.
     """
 
     def __init__(self, clock: Callable[[], float], root: Path = Path("/")) -> None:

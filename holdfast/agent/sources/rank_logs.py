@@ -1,4 +1,4 @@
-"""What ranks write, followed as they write it: by offset, a bounded number of bytes per reading, whatever the bytes."""
+"""Follows the ranks' log files by offset, a bounded number of bytes per reading; any bytes are accepted."""
 
 import os
 import re
@@ -17,10 +17,10 @@ _ANSI = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 class RankLogSource:
-    """`worth` tells whether a piece of a file is to be taken apart at all: most of what ranks write is of no interest.
+    """Follows logs of running ranks. `worth` decides if a piece of a file is split into lines; most pieces are not.
 
-    All files together get `limit_bytes` per reading. Ranks that run when we begin were followed by an earlier agent, so
-    these are followed from where they are.
+    All files together get `limit_bytes` per reading. Ranks that already run at the start are followed from the end of
+    their files, since an earlier agent has read the rest.
     """
 
     def __init__(self, clock: Callable[[], float], log_dir: str, running: Running, limit_bytes: int) -> None:
@@ -54,7 +54,7 @@ class RankLogSource:
 
 
 class LogFollower:
-    """One file, which may be truncated below us when it has grown too long."""
+    """Follows one file, which may be truncated when it has grown too long."""
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self.path = path
@@ -66,7 +66,7 @@ class LogFollower:
             self._skipped = 0
 
     def read_new(self, limit_bytes: int) -> bytes:
-        """What was added since, of which only the newest bytes where that is more than the limit."""
+        """Return the bytes added since the last call; if they exceed the limit, only the newest."""
         try:
             size = os.stat(self.path).st_size
             if size < self._offset:
@@ -97,5 +97,5 @@ class LogFollower:
                 yield _ANSI.sub(b"", line[:_LINE_BYTES]).decode("utf-8", "replace")
 
     def skip_piece(self, text: bytes) -> None:
-        """It is of no interest, but for the line at its end."""
+        """Skip a piece of no interest, but keep the unfinished line at its end."""
         self._torn = text[max(text.rfind(b"\n"), text.rfind(b"\r")) + 1 :][:_LINE_BYTES]

@@ -1,1 +1,1 @@
-"""What the agent reads of the kernel: processes, memory, OOM kills."""
+"""Child processes of the holder, and what the kernel reports about processes, memory and OOM kills."""

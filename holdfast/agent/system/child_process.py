@@ -1,4 +1,4 @@
-"""Processes as the holder has them: each leads a session of its own and dies with us."""
+"""Starts, signals and talks to the holder's child processes: each leads its own session and dies with its parent."""
 
 import functools
 import os
@@ -10,7 +10,7 @@ from holdfast.linux import process_control
 
 
 def start(argv: list[str], env: dict[str, str], cwd: str | None, files: tuple[int, int, int]) -> int:
-    """Start a program in a session of its own that dies with us; we reap it ourselves."""
+    """Start a program in its own session, which dies with us; return its pid. The caller must reap it."""
     process = subprocess.Popen(
         argv,
         env=env,
@@ -41,7 +41,7 @@ def kill_all(pids: list[int]) -> None:
 
 
 def receive_packet(sock: socket.socket, limit_bytes: int) -> bytes:
-    """The next packet; empty when the other end is gone."""
+    """Return the next packet; empty when the other end is gone."""
     try:
         return sock.recv(limit_bytes)
     except OSError:
@@ -49,7 +49,7 @@ def receive_packet(sock: socket.socket, limit_bytes: int) -> bytes:
 
 
 def send_packet(sock: socket.socket, packet: bytes) -> bool:
-    """Whether a packet could be sent; if not, the other end is gone or does not listen."""
+    """Send a packet; return False if the other end is gone or does not read."""
     try:
         sock.send(packet)
     except OSError:

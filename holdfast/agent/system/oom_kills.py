@@ -1,4 +1,4 @@
-"""Whether the kernel has killed for want of memory, in this node's own cgroup: the others' kills are not ours."""
+"""Tells whether the kernel killed for want of memory in this node's own cgroup; others' kills do not count."""
 
 from collections import deque
 from pathlib import Path
@@ -13,7 +13,7 @@ _V2, _V1 = ("sys/fs/cgroup", "memory.events"), ("sys/fs/cgroup/memory", "memory.
 
 
 class OomKills:
-    """Looked at now and then; of what was counted before that, nobody knows whom it was about."""
+    """Reads the OOM kill counter at intervals, to tell a recent kill from older ones."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
@@ -29,12 +29,12 @@ class OomKills:
             self._counts.popleft()
 
     def has_recent(self) -> bool:
-        """Whether there was one in the last seconds; without a counter it is not known, and so not said."""
+        """Return whether there was an OOM kill in the last seconds; False where there is no counter."""
         count = count_oom_kills(self._root)
         return count is not None and bool(self._counts) and count > self._counts[0][1]
 
     def scarcely(self, now: float) -> str:
-        """The sign that memory was scarce in the last seconds, where nobody counts kills: they are not known there."""
+        """Return a sign that memory was scarce lately; empty if there is none, or where kills are counted."""
         if count_oom_kills(self._root) is not None:
             return ""
         at, sign = self._pressed
@@ -42,7 +42,7 @@ class OomKills:
 
 
 def scarcity(root: Path) -> str:
-    """In words, for it is told; nothing where there is enough, or nobody knows."""
+    """Return in words how scarce memory is; empty if there is enough or it is not known."""
     try:
         rows = (root / "proc/pressure/memory").read_text().splitlines()
         shares = [float(row.split("avg10=")[1].split()[0]) for row in rows if row.startswith("full avg10=")]
@@ -58,7 +58,7 @@ def scarcity(root: Path) -> str:
 
 
 def knows_pids(root: Path) -> bool:
-    """Whether pids in the kernel's log are the ones that we know; in a container they are other processes'."""
+    """Return whether pids in the kernel log are those that we see; in a container they are not."""
     try:
         return root != Path("/") or (root / "proc/self/ns/pid").stat().st_ino == _FIRST_PIDS
     except OSError:
@@ -66,7 +66,7 @@ def knows_pids(root: Path) -> bool:
 
 
 def count_oom_kills(root: Path) -> int | None:
-    """How many there were in the innermost cgroup; None: nobody counts there, as in the one that is above all."""
+    """Return the number of OOM kills in the innermost cgroup; None without a counter, as in the root cgroup."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:

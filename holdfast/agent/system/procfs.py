@@ -1,4 +1,4 @@
-"""What the kernel tells of processes: enough to know a rank, its children, and whether they still are who they were."""
+"""Reads processes from /proc: enough to know a rank, its children, and whether a pid is still the same process."""
 
 import os
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ _NOT_TRAINING = (b"resource_tracker", b"multiprocessing.forkserver")  # helpers 
 
 
 class ProcessStat(NamedTuple):
-    """One process at one instant; pid and start together are nobody else's."""
+    """One process at one instant; pid and start together identify it."""
 
     pid: int
     name: str
@@ -22,7 +22,7 @@ class ProcessStat(NamedTuple):
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """None if there is no such process."""
+    """Return what the kernel knows of a process; None if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -34,7 +34,7 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 
 def io_bytes(pid: int) -> int:
-    """Read and written by system calls so far; 0 where we may not know."""
+    """Return the bytes that a process has read and written by system calls; 0 if we may not know."""
     try:
         lines = Path(f"/proc/{pid}/io").read_text().splitlines()
         return sum(int(line.split()[1]) for line in lines[:2])  # rchar, wchar
@@ -43,7 +43,7 @@ def io_bytes(pid: int) -> int:
 
 
 def list_descendants(ranks: Iterable[int]) -> dict[int, list[ProcessStat]]:
-    """For each of these processes what it has started, however deep, and what is left in its session."""
+    """Return, for each of these processes, its descendants and what else is in its session."""
     everybody = {int(name): seen for name in os.listdir("/proc") if name.isdigit() and (seen := read_stat(int(name)))}
     found: dict[int, list[ProcessStat]] = {rank: [] for rank in ranks}
     for seen in everybody.values():

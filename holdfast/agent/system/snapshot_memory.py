@@ -1,4 +1,4 @@
-"""What a node has for snapshots: read from the kernel, for `holdfast.core.snapshots.memory_grant` to judge."""
+"""Measures the memory that a node has for snapshots; `holdfast.core.snapshots.memory_grant` decides who gets it."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ _NO_LIMIT = 1 << 60  # cgroup v1 says so with a number near 2**63
 
 
 class SnapshotBudget:
-    """What the ranks of a node were given; asked by the keeper before it has memory made."""
+    """Counts the memory granted to a node's ranks; the keeper asks it before making an arena."""
 
     def __init__(self, room: Callable[[], MemoryRoom], *, backed: bool = False) -> None:
         self.backed = backed  # whether this node keeps copies for another, about as large as its own ranks' shares
@@ -25,7 +25,7 @@ class SnapshotBudget:
         self._given: dict[int, int] = {}
 
     def grant_slots(self, want: ArenaRequest) -> MemoryGrant:
-        """How many slots this rank gets, from now on counted as given; none: refused, for the reason that is told."""
+        """Grant slots to a rank and count them as given; no slots means refused, for the reason in `why`."""
         ask = self._memory_ask(want, want.slots)
         given = grant_memory(ask, self._given, self._room())
         if given.slots:
@@ -33,7 +33,7 @@ class SnapshotBudget:
         return given
 
     def record_grant(self, want: ArenaRequest, slots: int) -> None:
-        """Given before this agent was started, or kept as it was."""
+        """Count memory that a rank already has, given before this agent started or kept as it was."""
         self._given[want.rank] = self._memory_ask(want, slots).need_bytes(slots)
 
     def _memory_ask(self, want: ArenaRequest, slots: int) -> MemoryRequest:
@@ -46,7 +46,7 @@ class SnapshotBudget:
 
 
 def measure_room(node_dir: Path, node: NodeSpec, root: Path = _ROOT) -> MemoryRoom:
-    """The memory of this node. What snapshots hold already is counted as free: it is theirs whatever is asked next."""
+    """Measure this node's memory. What snapshots already hold counts as free, as it stays theirs in any case."""
     held_bytes = sum(_held_bytes(pid, root) for pid in _holder_pids(node_dir.parent))
     return MemoryRoom(
         available_bytes=available_bytes(root) + held_bytes,
@@ -57,20 +57,20 @@ def measure_room(node_dir: Path, node: NodeSpec, root: Path = _ROOT) -> MemoryRo
 
 
 def available_bytes(root: Path = _ROOT) -> int:
-    """What can be taken without harm: of the machine, or of the tightest cgroup that this process is in."""
+    """Return the bytes that can be taken without harm, from the machine or this process's tightest cgroup."""
     meminfo = _read_fields(root / "proc/meminfo")
     return max(0, min([1024 * meminfo["MemAvailable:"], *(left for left, _ in _cgroups_left(root))]))
 
 
 def used_part(root: Path = _ROOT) -> float:
-    """Of the machine's memory, or of what a cgroup above us may take: where there is least left of it."""
+    """Return the used fraction of memory: of the machine or of a cgroup above us, whichever is fullest."""
     meminfo = _read_fields(root / "proc/meminfo")
     rooms = [(meminfo["MemAvailable:"], meminfo["MemTotal:"]), *_cgroups_left(root)]
     return max(1.0 - left / most for left, most in rooms if most > 0)
 
 
 def _cgroups_left(root: Path) -> Iterator[tuple[int, int]]:
-    """What each cgroup above us has left, and its limit. Cache that nobody uses is given back when memory is wanted."""
+    """Yield what each cgroup above us has left, and its limit. Inactive file cache counts as left."""
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
@@ -84,7 +84,7 @@ def _cgroups_left(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def _cgroup_folders(root: Path, mount: str, path: str) -> Iterator[Path]:
-    """The cgroup and all above it; within a container part of the path lies outside, where nothing is to be seen."""
+    """Yield the folders of the cgroup and of all above it; in a container, some of these do not exist."""
     top = root / mount
     folder = top / path.lstrip("/")
     yield folder
@@ -115,7 +115,7 @@ def _read_fields(path: Path) -> dict[str, int]:
 
 
 def _holder_pids(nodes: Path) -> Iterator[int]:
-    """Of all nodes of this run on this host."""
+    """Yield the pids of the holders of all nodes of this run on this host."""
     for path in nodes.glob("*/holder.pid"):
         try:
             yield int(path.read_text())
@@ -124,7 +124,7 @@ def _holder_pids(nodes: Path) -> Iterator[int]:
 
 
 def _held_bytes(pid: int, root: Path) -> int:
-    """What a holder's memory takes now; of pages that were never touched there is nothing to count."""
+    """Return the bytes that a holder's arenas take now; pages that were never touched do not count."""
     folder, found = root / "proc" / str(pid) / "fd", 0
     try:
         for name in os.listdir(folder):
