@@ -49,7 +49,8 @@ def test_rank_0_reads_what_the_launcher_is_given(tmp_path: Path, zygote: list[st
     (tmp_path / "job.py").write_text(READ)
     run = ["run", *zygote, "--set", "probe.allow=false", "--nproc-per-node", "2", "--run-dir", str(tmp_path / "run")]
     argv = [sys.executable, "-m", "holdfast", *run, "job.py", str(tmp_path)]
-    subprocess.run(argv, input=b"a line\n", cwd=tmp_path, check=True, timeout=200, env=job_environment())
+    env = job_environment(HOLDFAST_HOME=str(tmp_path / "home"))
+    subprocess.run(argv, input=b"a line\n", cwd=tmp_path, check=True, timeout=200, env=env)
     assert [(tmp_path / f"read-{rank}").read_text() for rank in (0, 1)] == ["a line\n", ""]
 
 
