@@ -18,7 +18,7 @@ from benchmarks._harness import Job, holdfast
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.wire.controller_socket import ControllerNotRunning
+from holdfast.wire.controller_request import ControllerNotRunning
 
 SCRIPT = Path(__file__).with_name("_detect_rank.py")
 RANKS = 4

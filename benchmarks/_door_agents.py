@@ -25,22 +25,22 @@ from aiohttp import web
 
 from benchmarks.ingest import NoStore
 from holdfast.config import Settings
-from holdfast.controller.access.access_control import PortAccess, admit_by_socket
 from holdfast.controller.access.audit_log import AuditLog
+from holdfast.controller.access.caller_admission import PortAccess, admit_by_socket
 from holdfast.controller.access.connection_gate import ConnectionGate
+from holdfast.controller.access.enrolment_tokens import NodeTokens
 from holdfast.controller.access.node_enrolment import NodeEnrolment
-from holdfast.controller.access.node_tokens import NodeTokens
 from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.controller.api import ApiEntrance, make_api
 from holdfast.controller.control_loop import Controller
-from holdfast.core.agent_protocol import Post
-from holdfast.fleet.join import JoinFleet
+from holdfast.core.agent_state_machine import Post
+from holdfast.fleet.self_joining_fleet import JoinFleet
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.linux import process_control
 from holdfast.model.errand import Done
 from holdfast.model.event import Entry, Phase
+from holdfast.model.job_seats import Job
 from holdfast.model.signal import Beat
-from holdfast.model.topology import Job
 from holdfast.wire import agent_messages, unix_sockets
 from holdfast.wire.agent_messages import ErrandMessage, Hello, Welcome
 from holdfast.wire.credentials import mutual_tls

@@ -15,8 +15,8 @@ from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.core.decide.node_roles import NodeRole
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.verdict import Record
-from holdfast.wire.controller_socket import ControllerNotRunning
+from holdfast.model.incident_record import Record
+from holdfast.wire.controller_request import ControllerNotRunning
 
 SCRIPT = Path(__file__).with_name("_exact_rank.py")
 RANKS = 4

@@ -14,7 +14,7 @@ import psutil
 from benchmarks._harness import STANDBY_LIMIT_S, START_LIMIT_S, Job, executable, free_port, holdfast, is_listening
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.core.decide.node_roles import NodeRole
-from holdfast.wire.controller_socket import ControllerNotRunning
+from holdfast.wire.controller_request import ControllerNotRunning
 
 OTHERS = Path(sys.prefix, "peers")  # where `make bench-recovery` puts the launchers of others
 OLDER = Path(sys.prefix, "peers-dlrover")  # and the torch that DLRover needs

@@ -20,8 +20,8 @@ from rich.table import Table
 from benchmarks._report import FULL, Findings, report
 from holdfast.agent.rank.stack_tracer import StackRequest, StackTracer
 from holdfast.core.diagnose.blocking_ranks import find_blocking
+from holdfast.model.job_seats import Seat
 from holdfast.model.stacks import Collective, Flight, Frame, Process, Thread, Trace
-from holdfast.model.topology import Seat
 from holdfast.wire.holder_messages import HolderRank
 from holdfast.wire.rank_memory.flight_log_writer import flight_log_offset, slot_memory_bytes
 

@@ -24,19 +24,19 @@ from rich.table import Table
 
 from benchmarks._report import FULL, Findings, report
 from holdfast.config import Settings
-from holdfast.controller.access.access_control import ANY_NODE, Caller, Right
 from holdfast.controller.access.audit_log import AuditLog
+from holdfast.controller.access.caller_admission import ANY_NODE, Caller, Right
 from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.controller.api import ApiEntrance, make_api
 from holdfast.controller.control_loop import Controller
-from holdfast.core.agent_protocol import Post
-from holdfast.fleet.join import JoinFleet
+from holdfast.core.agent_state_machine import Post
+from holdfast.fleet.self_joining_fleet import JoinFleet
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.errand import Done
 from holdfast.model.event import Order, Phase
+from holdfast.model.job_seats import Job
 from holdfast.model.signal import Beat
-from holdfast.model.topology import Job
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import ErrandMessage, Hello
 

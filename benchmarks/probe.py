@@ -21,7 +21,7 @@ from rich.table import Table
 
 from benchmarks._report import FULL, Findings, report
 from holdfast.agent.diagnostics.probe_runner import ProbeTerms, run_probes
-from holdfast.agent.probes import minigpt, reproducible_math
+from holdfast.agent.probes import minigpt_model, probe_tools
 from holdfast.core.diagnose import fleet_baseline
 from holdfast.core.diagnose.probe_assessment import assess_probes
 from holdfast.model.probe import Finding
@@ -122,24 +122,24 @@ class Wrong:
 
 def wrong_bits(findings: Findings, table: Table) -> None:
     """How many of single wrong bits, anywhere, show in the digests."""
-    reproducible_math.make_deterministic()
+    probe_tools.make_deterministic()
     torch.use_deterministic_algorithms(False)  # of the injector's own writes nothing is asked
     chance = random.Random(5)
     wrong = Wrong(chance)
     a, b = (
-        reproducible_math.float_tensor((256, 256), reproducible_math.CPU, 11),
-        reproducible_math.float_tensor((256, 256), reproducible_math.CPU, 12),
+        probe_tools.float_tensor((256, 256), probe_tools.CPU, 11),
+        probe_tools.float_tensor((256, 256), probe_tools.CPU, 12),
     )
     ways: dict[str, tuple[int, Callable[[], list[torch.Tensor]]]] = {
         "gemm": (1, lambda: [torch.matmul(a, b)]),
-        "reference": (14, lambda: minigpt.train_step(64, 2, 32, reproducible_math.CPU)),
+        "reference": (14, lambda: minigpt_model.train_step(64, 2, 32, probe_tools.CPU)),
     }
     for name, (products, work) in ways.items():
-        right, seen = reproducible_math.tensor_digest(*work()), 0
+        right, seen = probe_tools.tensor_digest(*work()), 0
         torch.matmul = wrong  # type: ignore[assignment]
         for _ in range(TRIALS):
             wrong.arm(products)
-            seen += reproducible_math.tensor_digest(*work()) != right
+            seen += probe_tools.tensor_digest(*work()) != right
         torch.matmul = wrong._real
         findings.figures[f"wrong bits seen, {name}"] = round(seen / TRIALS, 3)
         table.add_row(f"single wrong bits seen by {name}", f"{seen} of {TRIALS}")

@@ -14,7 +14,7 @@ from benchmarks._kept import Kept
 from benchmarks._recover_launchers import Launcher, Running, launchers
 from benchmarks._report import FULL, Findings, brief, median, report
 from holdfast.journal.sqlite_journal import SqliteJournal
-from holdfast.model.verdict import Record
+from holdfast.model.incident_record import Record
 
 RANKS, VICTIM, OTHER = 4, 2, 1  # where there are two nodes these two are on different ones
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5" if FULL else "1"))

@@ -25,7 +25,7 @@ from rich.text import Text
 from holdfast.cli.commands import report
 from holdfast.cli.commands.status import render_status
 from holdfast.cli.run_dirs.controller_client import ask_controller
-from holdfast.wire.controller_socket import ControllerNotRunning
+from holdfast.wire.controller_request import ControllerNotRunning
 
 GPT = Path(__file__).parent / "gpt.py"
 SHOWN = 8  # newest lines of the job's own output

@@ -8,18 +8,18 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from holdfast.core.agent_protocol import NodeLimits
+from holdfast.core.agent_state_machine import NodeLimits
 from holdfast.core.decoding import from_toml
 from holdfast.core.detect.hang import HangLimits
 from holdfast.core.detect.health import HealthLimits
+from holdfast.core.detect.job_progress import PaceLimits
 from holdfast.core.detect.lines import LineLimits
 from holdfast.core.detect.loss_spikes import LossLimits
-from holdfast.core.detect.pace import PaceLimits
 from holdfast.core.detect.replica import ReplicaLimits
-from holdfast.core.detect.rules import RuleLimits
-from holdfast.core.detect.rules import find_rule_fault as fault_of_rules
 from holdfast.core.detect.silence import SilenceLimits
 from holdfast.core.detect.slow import SlowLimits
+from holdfast.core.detect.user_log_rules import RuleLimits
+from holdfast.core.detect.user_log_rules import find_rule_fault as fault_of_rules
 from holdfast.core.diagnose.probe_assessment import ProbeLimits
 from holdfast.core.record.hook_notices import FORMATS, HookLimits
 from holdfast.core.replay.dual_phase import ReplayLimits

@@ -101,10 +101,10 @@ GOOD = {
     "core/a.py": "import math, msgspec\nfrom ..model import ids\nfrom . import plan",
     "core/detect/__init__.py": "from . import crash\nfrom .. import plan\nfrom holdfast.core.detect.crash import Crash",
     "config.py": "import tomllib, os\nfrom .core import plan",
-    "agent/probes/gemm.py": "import torch",
+    "agent/probes/exact_gemm.py": "import torch",
     "checkpoint/state_image.py": "from torch import Tensor\nfrom ..wire import beat",
     "client/b.py": "import torch\nfrom holdfast.checkpoint.arena import Arena",
-    "cli/commands/run.py": "import holdfast\nfrom ..agent import ranks\nfrom holdfast.fleet import local",
+    "cli/commands/run.py": "import holdfast\nfrom ..agent import ranks\nfrom holdfast.fleet import local_process_fleet",
     "__init__.py": "from holdfast.client import step",
 }
 

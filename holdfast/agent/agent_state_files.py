@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.core.agent_protocol import HeedEpoch, RememberDone, RememberLeaving
+from holdfast.core.agent_state_machine import HeedEpoch, RememberDone, RememberLeaving
 from holdfast.core.decoding import from_json
 from holdfast.model.errand import Done, Leave
-from holdfast.wire import run_files
+from holdfast.wire import run_specs
 
 _ALONE = "alone"
 _EPOCH = "epoch"
@@ -87,7 +87,7 @@ def write_leave_intent(node_dir: Path, errand: Leave) -> None:
 def read_leave_intent(node_dir: Path) -> Leave | None:
     """Return the Leave errand that an earlier agent began and did not finish, or None."""
     try:
-        return run_files.read_json(node_dir / _LEAVING, Leave)
+        return run_specs.read_json(node_dir / _LEAVING, Leave)
     except (OSError, msgspec.DecodeError):
         return None
 
@@ -99,7 +99,7 @@ def write_leave_reason(node_dir: Path, errand: Leave) -> None:
 
 def _write_file(path: Path, content: bytes) -> None:
     try:
-        run_files.publish_file(path, content)
+        run_specs.publish_file(path, content)
     except OSError as e:
         _log.warning("%s cannot be written: %s", path, e)
 
@@ -110,7 +110,7 @@ def mark_alone(node_dir: Path) -> float:
     with contextlib.suppress(OSError, ValueError):  # a full disk costs no more than that it does
         if (node_dir / _ALONE).exists():
             return min(now, float((node_dir / _ALONE).read_text()))
-        run_files.publish_file(node_dir / _ALONE, f"{now}\n".encode())
+        run_specs.publish_file(node_dir / _ALONE, f"{now}\n".encode())
     return now
 
 

@@ -16,21 +16,21 @@ import msgspec
 from holdfast.agent import agent_state_files
 from holdfast.agent.connection.controller_clock import ControllerClock
 from holdfast.agent.connection.controller_dialer import ControllerDialer
-from holdfast.agent.diagnostics.node_diagnosis import NodeDiagnosis
+from holdfast.agent.diagnostics.diagnosis_errands import NodeDiagnosis
 from holdfast.agent.health_monitor import HealthMonitor, MonitorPorts
-from holdfast.agent.rank import judge, log_files
+from holdfast.agent.rank import last_words_judge, log_tail
+from holdfast.agent.rank.failed_not_exited import LatchedFailures
 from holdfast.agent.rank.heartbeat import make_beat, returned_ranks
 from holdfast.agent.rank.judge_client import JudgeClient
-from holdfast.agent.rank.latched_failures import LatchedFailures
 from holdfast.agent.rank.log_rotation import LogRotation
-from holdfast.agent.rank.loss_reports import LossReports
+from holdfast.agent.rank.loss_alarms import LossReports
 from holdfast.agent.rank.rank_processes import RankProcesses, generation_of
 from holdfast.agent.rank.stack_tracer import StackRequest, StackTracer, fit_trace
 from holdfast.agent.releases.release_stager import ReleaseStager
 from holdfast.agent.snapshots.keeper import Keeper
-from holdfast.agent.snapshots.keeper_identity import make_keeper_identity
+from holdfast.agent.snapshots.keeper_address import make_keeper_identity
 from holdfast.agent.system import snapshot_memory
-from holdfast.core.agent_protocol import (
+from holdfast.core.agent_state_machine import (
     OWN,
     AgentProtocol,
     AlarmNoticed,
@@ -51,12 +51,12 @@ from holdfast.core.agent_protocol import (
     RememberLeaving,
     SendPost,
 )
-from holdfast.linux import python_fork
+from holdfast.linux import warm_fork
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Errand, LaunchHere, Leave, PairTestHere, ProbeHere, ReplayHere, StageHere, StopHere
 from holdfast.model.release import Release
 from holdfast.model.signal import Beat, Exit, Loss, Mark
-from holdfast.wire import agent_messages, run_files
+from holdfast.wire import agent_messages, run_specs
 from holdfast.wire.agent_messages import (
     Ack,
     AimMessage,
@@ -83,7 +83,7 @@ _log = logging.getLogger("holdfast.agent")
 class Agent:
     def __init__(self, node_dir: Path, sock: socket.socket, judge: Callable[[Exit, Path], Awaitable[Alarm]]) -> None:
         self.node_dir, self.judge = node_dir, judge
-        self.spec = run_files.read_json(node_dir / "spec.json", run_files.NodeSpec)
+        self.spec = run_specs.read_json(node_dir / "spec.json", run_specs.NodeSpec)
         self.ranks = RankProcesses(self.spec, node_dir, sock, self._on_rank_exit)
         budget = snapshot_memory.SnapshotBudget(lambda: snapshot_memory.measure_room(node_dir, self.spec))
         self.keeper = Keeper(make_keeper_identity(self.spec, self.ranks.keeper_path), self.ranks.make_arena, budget)
@@ -350,7 +350,7 @@ class Agent:
         self._perform_deeds(self.life.step(time.monotonic(), RankExited(exit)))
 
     async def _judge_exit(self, exit: Exit) -> None:
-        alarm = await self.judge(exit, log_files.rank_folder(self.spec.log_dir, exit.generation, exit.rank))
+        alarm = await self.judge(exit, log_tail.rank_folder(self.spec.log_dir, exit.generation, exit.rank))
         self._perform_deeds(self.life.step(time.monotonic(), ExitJudged(exit, alarm)))
 
     def _on_alarm(self, alarm: Alarm) -> None:
@@ -432,9 +432,9 @@ class Agent:
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     node_dir = Path(sys.argv[1])
-    line = judge.start(node_dir)  # while we have no threads, and nothing open that it should not have
+    line = last_words_judge.start(node_dir)  # while we have no threads, and nothing open that it should not have
     asyncio.run(Agent(node_dir, socket.socket(fileno=int(sys.argv[2])), JudgeClient(line).judge_exit).run())
 
 
 if __name__ == "__main__":
-    python_fork.run(main)
+    warm_fork.run(main)

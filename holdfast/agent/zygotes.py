@@ -10,9 +10,9 @@ import msgspec
 
 from holdfast.agent.system import child_process
 from holdfast.core.incident.incident_text import describe_exit
-from holdfast.linux import python_fork
-from holdfast.linux.python_fork import OpenFiles, Program
-from holdfast.wire import holder_messages, zygote_messages
+from holdfast.linux import warm_fork
+from holdfast.linux.warm_fork import OpenFiles, Program
+from holdfast.wire import holder_messages, holder_zygote_messages
 from holdfast.wire.holder_messages import PreloadZygote, StartRefused, ZygoteWarmed
 
 _TRIES = 2  # of a zygote that ends before it is warm
@@ -86,13 +86,13 @@ class Zygotes:
         self._preload, self._tries = preload, 1
         self._now = self._start_zygote(preload)
 
-    def fork(self, request: zygote_messages.ForkRank) -> None:
+    def fork(self, request: holder_zygote_messages.ForkRank) -> None:
         if self._now is None or not self._now.warm:
             self.tell(StartRefused(key=request.key, error="there is no zygote"))
             return
         self._now.forking.add(request.key)
         try:
-            self._now.sock.send(zygote_messages.encode(request))
+            self._now.sock.send(holder_zygote_messages.encode(request))
         except OSError as e:
             self._on_lost(f"went away ({e})")
 
@@ -120,7 +120,7 @@ class Zygotes:
         args = ("--fd", str(end), *preloads)
         program = Program(module="holdfast.client.boot.zygote", args=args, env=preload.env, bare=True)
         files = OpenFiles(stdout=log, stderr=log, keep=(end,))
-        pid = python_fork.fork(program, files, lambda: self.let_go(ours), tied=True)
+        pid = warm_fork.fork(program, files, lambda: self.let_go(ours), tied=True)
         os.close(log)
         os.close(end)
         ours.settimeout(10.0)
@@ -160,19 +160,19 @@ class Zygotes:
         source = self._next if self._next and self._next.sock is sock else self._now
         if source is None:
             return
-        match zygote_messages.from_zygote(packet):
-            case zygote_messages.RankForked(key=key, pid=pid):
+        match holder_zygote_messages.from_zygote(packet):
+            case holder_zygote_messages.RankForked(key=key, pid=pid):
                 source.forking.discard(key)
                 self.started(key, pid)
-            case zygote_messages.ForkFailed(key=key, error=error):
+            case holder_zygote_messages.ForkFailed(key=key, error=error):
                 source.forking.discard(key)
                 self.tell(StartRefused(key=key, error=error))
-            case zygote_messages.ZygoteReady() as warm:
+            case holder_zygote_messages.ZygoteReady() as warm:
                 self._on_warm(source, warm)
         if self._next and self._next.warm:
             self._swap_zygotes()
 
-    def _on_warm(self, source: Zygote, warm: zygote_messages.ZygoteReady) -> None:
+    def _on_warm(self, source: Zygote, warm: holder_zygote_messages.ZygoteReady) -> None:
         left_out = f"; could not import {', '.join(warm.skipped)}" if warm.skipped else ""
         detail = f"{warm.modules} modules{left_out}{self._done_without}"
         self._done_without = ""

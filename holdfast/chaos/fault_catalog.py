@@ -8,8 +8,8 @@ import msgspec
 from holdfast.chaos import (
     cgroups,
     disk_faults,
+    hardware_faults,
     link_faults,
-    machine_faults,
     process_faults,
     rank_faults,
     release_faults,
@@ -129,7 +129,7 @@ MACHINES = (
     FaultKind(
         name="kernel.xid",
         what="Xid 79 in the log of a node's kernel (text, count)",
-        strike=machine_faults.write_kernel_line,
+        strike=hardware_faults.write_kernel_line,
         takes=("text", "count"),
         alarms=_HARD,
         needs=_OWN_MACHINES,
@@ -137,7 +137,7 @@ MACHINES = (
     FaultKind(
         name="kernel.aer",
         what="a fatal PCIe error in the log of a node's kernel",
-        strike=machine_faults.write_kernel_line,
+        strike=hardware_faults.write_kernel_line,
         takes=("text", "count"),
         alarms=_HARD,
         needs=_OWN_MACHINES,
@@ -145,7 +145,7 @@ MACHINES = (
     FaultKind(
         name="kernel.mce",
         what="a machine check in the log of a node's kernel",
-        strike=machine_faults.write_kernel_line,
+        strike=hardware_faults.write_kernel_line,
         takes=("text", "count"),
         alarms=_HARD,
         needs=_OWN_MACHINES,
@@ -153,7 +153,7 @@ MACHINES = (
     FaultKind(
         name="gpu",
         what="readings of a GPU (reading: lost, ecc, hot, narrow, nvlink)",
-        strike=machine_faults.set_gpu_reading,
+        strike=hardware_faults.set_gpu_reading,
         takes=("reading",),
         alarms=("health",),
         needs=_OWN_MACHINES,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from holdfast.chaos import faulty_storage, namespaces
 from holdfast.chaos.fault import CannotInject
+from holdfast.chaos.hardware_faults import NVML
 from holdfast.chaos.job_observer import JobObserver
-from holdfast.chaos.machine_faults import NVML
 from holdfast.chaos.rank_orders import PRELOAD
 from holdfast.chaos.scenario import ScenarioJob
 

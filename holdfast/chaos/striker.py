@@ -25,7 +25,7 @@ from holdfast.chaos.job_observer import JobObserver
 from holdfast.chaos.scenario import Scenario
 from holdfast.chaos.undo_guard import UndoGuard
 from holdfast.model.alarm import Alarm
-from holdfast.model.verdict import Change, Record
+from holdfast.model.incident_record import Change, Record
 
 NAME = "chaos.jsonl"
 _LOOK_S = 0.1

@@ -32,6 +32,7 @@ COMMANDS = {
     "chaos": "strike a job with faults whose truth is known",
     "sim": "run the same decisions in virtual time",
 }
+_MODULES = {"catalog": "last_words_catalog", "diagnose": "log_diagnosis", "token": "access_tokens"}
 _SHARED = {  # modules that are told which command they are
     **dict.fromkeys(("hold", "resume", "approve", "evict", "drain"), "job_orders"),
     **dict.fromkeys(("logs", "attach"), "logs"),
@@ -67,7 +68,8 @@ def _obey(args: list[str]) -> int:
         print(f"holdfast: there is no command '{args[0]}'; {meant}", file=sys.stderr)
         return 2
     shared = _SHARED.get(args[0])
-    command = importlib.import_module(f"holdfast.cli.commands.{shared or args[0]}")
+    module = shared or _MODULES.get(args[0], args[0])
+    command = importlib.import_module(f"holdfast.cli.commands.{module}")
     code: int = command.main(args if shared else args[1:])
     return code
 

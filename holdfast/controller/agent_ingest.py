@@ -8,14 +8,14 @@ import msgspec
 from aiohttp import WSMsgType, web
 
 from holdfast.config import Settings
-from holdfast.controller.access.access_control import ANY_NODE, ANYBODY, CALLER, Caller
+from holdfast.controller.access.caller_admission import ANY_NODE, ANYBODY, CALLER, Caller
 from holdfast.controller.actions.action_executor import EVICTED, ActionExecutor
+from holdfast.controller.job_stall_watch import StallWatch
 from holdfast.controller.stack_tracing import StackTracing
-from holdfast.controller.stall_watch import StallWatch
-from holdfast.core.agent_protocol import PING_S, Post
+from holdfast.core.agent_state_machine import PING_S, Post
 from holdfast.core.decide.decider import Decider
-from holdfast.core.detect.missing_ranks import MissingRanksDetector
-from holdfast.core.detect.pace import JobPace
+from holdfast.core.detect.job_progress import JobPace
+from holdfast.core.detect.rankless_nodes import MissingRanksDetector
 from holdfast.core.detect.rebooted_node import RebootDetector
 from holdfast.core.detect.replica import ReplicaDetector
 from holdfast.core.detect.silence import SilenceDetector
@@ -25,10 +25,10 @@ from holdfast.model.action import Launch
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.errand import Done, Errand, Leave, StopHere
 from holdfast.model.event import Ended, Event, Phase, Ready
+from holdfast.model.job_seats import Dims, Seat
 from holdfast.model.release import Release
 from holdfast.model.signal import Beat
 from holdfast.model.state_copy import Aim
-from holdfast.model.topology import Dims, Seat
 from holdfast.ports import Socket
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import (

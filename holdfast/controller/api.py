@@ -6,17 +6,17 @@ from typing import Any, NamedTuple
 import msgspec
 from aiohttp import web
 
-from holdfast.controller import release_api
-from holdfast.controller.access.access_control import CALLER, Admit, Caller, Proved, Refusal, Right
+from holdfast.controller import release_requests
 from holdfast.controller.access.audit_log import HIDDEN, AuditLog
-from holdfast.controller.access.certificate_enrolment import CertificateEnrolment
+from holdfast.controller.access.caller_admission import CALLER, Admit, Caller, Proved, Refusal, Right
+from holdfast.controller.access.enrolment_token_api import ON_ONE_HOST, MintBody, MintedToken, TokenMinting
 from holdfast.controller.access.node_enrolment import NodeEnrolment
-from holdfast.controller.access.token_minting import ON_ONE_HOST, MintBody, MintedToken, TokenMinting
+from holdfast.controller.access.user_ca_nodes import CertificateEnrolment
 from holdfast.controller.control_loop import Controller
 from holdfast.controller.metrics import render_metrics
-from holdfast.controller.operator_orders import OrderBody, OrderReceipt, describe_effect, order_refusal
+from holdfast.controller.order_admission import OrderBody, OrderReceipt, describe_effect, order_refusal
 from holdfast.core.decide.node_roles import assign_roles
-from holdfast.core.decide.present_state import tell_present
+from holdfast.core.decide.status_text import tell_present
 from holdfast.core.decoding import from_json
 from holdfast.core.diagnose import blocking_ranks
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks
@@ -204,8 +204,8 @@ def _order_route(controller: Controller, audit: AuditLog) -> Answer:
         order, decider = body.make_order(caller.name), controller.decider
         denied = f"{caller.name} may not order '{body.verb}'; that takes the right to {needed.name.lower()}"
         beyond = "" if (caller.right or 0) >= needed else denied
-        why = beyond or order_refusal(decider, order) or release_api.update_fault(controller, order)
-        why = why or await release_api.signature_fault(controller, order)
+        why = beyond or order_refusal(decider, order) or release_requests.update_fault(controller, order)
+        why = why or await release_requests.signature_fault(controller, order)
         audit.record_order(caller.name, caller.origin, body, why)
         if why:
             return _error_response(403 if beyond else 400, why)
@@ -220,14 +220,14 @@ def _order_route(controller: Controller, audit: AuditLog) -> Answer:
 
 def _releases_route(controller: Controller) -> Answer:
     async def releases(request: web.Request) -> web.Response:
-        return _json_response(_redact_for_caller(release_api.release_overview(controller)))
+        return _json_response(_redact_for_caller(release_requests.release_overview(controller)))
 
     return releases
 
 
 def _archive_route(controller: Controller) -> Answer:
     async def archive(request: web.Request) -> web.StreamResponse:
-        found = release_api.release_archive(controller, request.match_info["digest"])
+        found = release_requests.release_archive(controller, request.match_info["digest"])
         return found or _error_response(404, "there is no release of this digest; GET /api/v1/releases lists all")
 
     return archive

@@ -12,15 +12,15 @@ from holdfast.config import Settings
 from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.controller.agent_ingest import AgentIngest
 from holdfast.controller.decider_rebuild import rebuild_decider
-from holdfast.core.agent_protocol import fence_s
+from holdfast.core.agent_state_machine import fence_s
 from holdfast.core.decide.decider import Decider
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.release.release_history import ReleaseHistory
 from holdfast.model.action import Action, Launch, Say, Stop
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Begin, Decision, Entry, Event, Lost, Order, Outcome, Phase, Successor, Tick
+from holdfast.model.job_seats import Job
 from holdfast.model.release import Release
-from holdfast.model.topology import Job
 from holdfast.ports import Journal
 from holdfast.wire.agent_messages import Hello
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast.linux.python_fork import OpenFiles, Program
+from holdfast.linux.warm_fork import OpenFiles, Program
 from holdfast.wire import folder_lock, fork_server, unix_sockets
 from holdfast.wire.fork_server import ProgramProcess
 
@@ -123,7 +123,7 @@ class StoreProcess:
 
     def _start_process(self) -> ProgramProcess:
         args = (str(self._run_dir), str(self._lost_s), self.host)
-        program = Program(module="holdfast.client.boot.tcp_store", args=args, env=self._env, cwd=os.getcwd())
+        program = Program(module="holdfast.client.boot.tcp_store_server", args=args, env=self._env, cwd=os.getcwd())
         log = os.open(self._run_dir / "store.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             with folder_lock.shared_lock(self._run_dir) as held:  # it may outlive everybody else here

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.journal import format1, high_water_mark
+from holdfast.journal import format1_reader, high_water_mark
 from holdfast.journal.entry_chain import START_BYTES, JournalRow, heading_checksum, make_row, parse_row
 from holdfast.journal.high_water_mark import HighWaterMark, MarkFile
 from holdfast.journal.journal_errors import JournalDamagedError as JournalDamagedError
@@ -94,7 +94,7 @@ class SqliteJournal:
             self._write_heading(os.urandom(START_BYTES), 0)
         elif self._check_format() == 1:
             start = os.urandom(START_BYTES)
-            format1.convert_entries(self._db, _ENTRY, start)
+            format1_reader.convert_entries(self._db, _ENTRY, start)
             self._write_heading(start, 1)
         self._db.execute("commit")
         self._read_heading()
@@ -274,7 +274,7 @@ class SqliteJournal:
         after = min(max(after, 0), _MOST)
         try:
             if self._format == 1:
-                yield from format1.read_entries(self._db, after)
+                yield from format1_reader.read_entries(self._db, after)
                 return
             seq, chain = self._link_before(after)
             for row in self._read_rows(after):

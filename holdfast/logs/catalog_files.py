@@ -15,7 +15,7 @@ from holdfast.core.decoding import from_toml
 from holdfast.core.detect import health, lines
 from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureCatalog, FailureClass
 from holdfast.logs import user_rows
-from holdfast.logs.pattern_limits import find_explosive_part
+from holdfast.logs.regex_safety import find_explosive_part
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ import msgspec
 from holdfast.config import ConfigError, WordLimits
 from holdfast.core.decoding import from_toml
 from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureCatalog
-from holdfast.logs.pattern_limits import find_pattern_fault
+from holdfast.logs.regex_safety import find_pattern_fault
 
 _PROPOSED = 200  # kept; who does not look at them needs no more
 _FIELDS = ("klass", "pattern", "weight", "role", "code", "raised", "frames", "needle", "group", "action")

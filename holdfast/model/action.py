@@ -2,9 +2,9 @@
 
 import msgspec
 
+from holdfast.model.job_seats import Seat
 from holdfast.model.release import Ease, Release, Skip
 from holdfast.model.state_copy import Doubt
-from holdfast.model.topology import Seat
 
 
 class Acquire(msgspec.Struct, frozen=True, kw_only=True, tag="acquire"):

@@ -2,11 +2,11 @@
 
 import msgspec
 
+from holdfast.model.job_seats import Seat
 from holdfast.model.probe import Finding, PairMeeting
 from holdfast.model.release import Ease, Release, Skip
 from holdfast.model.replay_task import ReplayResult, ReplayTask
 from holdfast.model.state_copy import Aim, Copy, Restore
-from holdfast.model.topology import Seat
 
 
 class LaunchHere(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):

@@ -6,9 +6,9 @@ import msgspec
 
 from holdfast.model.action import Action
 from holdfast.model.alarm import Alarm
+from holdfast.model.incident_record import Change, Record
+from holdfast.model.job_seats import Job
 from holdfast.model.release import Release
-from holdfast.model.topology import Job
-from holdfast.model.verdict import Change, Record
 
 
 class Phase(StrEnum):

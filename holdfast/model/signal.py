@@ -2,8 +2,8 @@
 
 import msgspec
 
+from holdfast.model.job_seats import Dims
 from holdfast.model.stacks import Arrival
-from holdfast.model.topology import Dims
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):

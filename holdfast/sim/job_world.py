@@ -6,15 +6,15 @@ from random import Random
 
 import msgspec
 
-from holdfast.core.agent_protocol import NodeLimits
+from holdfast.core.agent_state_machine import NodeLimits
 from holdfast.core.decide.decider import Decider
 from holdfast.core.detect.crash import FailureCatalog, alarm_of
-from holdfast.core.detect.pace import JobPace, PaceLimits
+from holdfast.core.detect.job_progress import JobPace, PaceLimits
 from holdfast.core.detect.silence import SilenceLimits
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Entry, Event, Phase, Ready, Tick
+from holdfast.model.job_seats import Seat
 from holdfast.model.signal import Exit
-from holdfast.model.topology import Seat
 from holdfast.sim.cost_model import CostModel, CostRange
 from holdfast.sim.fault_source import FaultRates, NodeCut, NodeLoss, RankCrash, SimFault
 from holdfast.sim.invariants import InvariantWatch, UnsafeError

@@ -11,7 +11,7 @@ import msgspec
 from holdfast.core.replay import detection_odds
 from holdfast.core.replay.dual_phase import DualPhaseReplay, ReplayLimits, ReplayRuling, RulingKind
 from holdfast.core.replay.node_grid import Nodes, ReplayPlan, UnfitError, fit_grid, plan_grid
-from holdfast.core.replay.twin_comparison import Referee, TwinComparison, TwinLimits, WatchTwins
+from holdfast.core.replay.twin_ruling import Referee, TwinComparison, TwinLimits, WatchTwins
 from holdfast.sim import cost_model
 
 _WRONG = 1  # added to what a faulty node signs

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from holdfast.core.agent_protocol import NodeLimits, fence_s
+from holdfast.core.agent_state_machine import NodeLimits, fence_s
 from holdfast.core.record.ledger import Account, Ledger
 from holdfast.logs import catalog_files
 from holdfast.model.event import Begin, Entry, Limits, Order, Phase
-from holdfast.model.topology import Job
+from holdfast.model.job_seats import Job
 from holdfast.sim import cost_model
 from holdfast.sim.fault_source import DAY_S, SimFault, draw_faults
 from holdfast.sim.invariants import RecoveryEffort, UnsafeError

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from holdfast.core.agent_protocol import Post
+from holdfast.core.agent_state_machine import Post
 from holdfast.core.decoding import make_decoder
 from holdfast.model.errand import Errand
 from holdfast.model.release import Release

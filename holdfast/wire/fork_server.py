@@ -27,14 +27,14 @@ from typing import NoReturn
 import msgspec
 
 from holdfast.core.decoding import from_msgpack
-from holdfast.linux import process_control, python_fork
+from holdfast.linux import process_control, warm_fork
 from holdfast.linux.peer_credentials import read_peer
-from holdfast.linux.python_fork import OpenFiles, Program
+from holdfast.linux.warm_fork import OpenFiles, Program
 from holdfast.wire import unix_sockets
 
 NAMED = "HOLDFAST_FORK_SERVER"  # in the environment: the socket of one that is there already
 _NAME = "fork.sock"
-_HOLDER = "holdfast.agent.holder"
+_HOLDER = "holdfast.agent.process_holder"
 _CONTROLLER = "holdfast.cli.launch.controller_main"
 _REQUEST_S = 10.0  # for all of a request to arrive
 _BEGIN_S = 120.0  # until it is at it: the first one waits for all imports
@@ -70,7 +70,7 @@ class ForkServer:
     ) -> None:
         """Start a server. `preload`: modules that ranks import besides ours; `later`: modules to import when idle."""
         self.path = path
-        programs = (_HOLDER, *(("holdfast.client.boot.tcp_store",) if "torch" in preload else ()))
+        programs = (_HOLDER, *(("holdfast.client.boot.tcp_store_server",) if "torch" in preload else ()))
         # The first controller is executed, and the first holders prepare themselves, so there is time for that.
         rest = ("--", *later.modules, "--", _HOLDER, _CONTROLLER, "--", f"{later.quiet_s}") if later else (_CONTROLLER,)
         modules = ("holdfast.client.boot.zygote", *preload, "--", *programs, *rest)
@@ -244,7 +244,7 @@ def _have(ranks: Sequence[str], programs: Sequence[str], prepares: bool) -> None
     _import_modules(ranks, prepares)
     seen = set(sys.modules)
     _import_modules(programs, prepares)
-    python_fork.exclude_modules(set(sys.modules) - seen)
+    warm_fork.exclude_modules(set(sys.modules) - seen)
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -269,7 +269,7 @@ def _serve_client(client: socket.socket, ours: tuple[socket.socket, ...]) -> Non
         program = _receive_program(client, files)
         stdout, stderr, *keep = files
         opened = OpenFiles(stdout=stdout, stderr=stderr, keep=tuple(keep))
-        answer = ForkAnswer(pid=python_fork.fork(program, opened, lambda: _close_sockets(ours), tied=False))
+        answer = ForkAnswer(pid=warm_fork.fork(program, opened, lambda: _close_sockets(ours), tied=False))
     except (OSError, ValueError) as e:  # the latter for messages that cannot be decoded
         answer = ForkAnswer(error=f"the fork server cannot start it: {e}")
     for fd in files:
@@ -305,4 +305,4 @@ def _close_sockets(ours: tuple[socket.socket, ...]) -> None:
 
 
 if __name__ == "__main__":
-    python_fork.run(main)
+    warm_fork.run(main)

@@ -5,7 +5,7 @@ import socket
 import msgspec
 
 from holdfast.core.decoding import make_decoder
-from holdfast.wire.zygote_messages import ForkRank
+from holdfast.wire.holder_zygote_messages import ForkRank
 
 PACKET_BYTES = 1 << 18
 

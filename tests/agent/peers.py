@@ -13,10 +13,10 @@ from holdfast.checkpoint.arena import Arena, SealedSnapshot
 from holdfast.checkpoint.image_layout import ImageLayout, RecordSpec, arrange_image
 from holdfast.checkpoint.keeper_client import make_want
 from holdfast.core.snapshots.parity_placement import place_halves
-from holdfast.core.snapshots.restore_plan import choose_restore
+from holdfast.core.snapshots.restore_choice import choose_restore
 from holdfast.model.errand import LaunchHere
+from holdfast.model.job_seats import Seat
 from holdfast.model.state_copy import Aim, Copy, Half, Restore
-from holdfast.model.topology import Seat
 from holdfast.wire import keeper_messages
 from holdfast.wire.holder_messages import KeptArena
 from holdfast.wire.keeper_messages import ArenaGrant as ArenaAt

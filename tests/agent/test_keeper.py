@@ -16,8 +16,8 @@ from holdfast.checkpoint import checkpoint_load, checkpoint_save, retention
 from holdfast.checkpoint.arena import DUE, Arena
 from holdfast.checkpoint.manifest import Author, StorageError
 from holdfast.model.errand import LaunchHere
+from holdfast.model.job_seats import Seat
 from holdfast.model.state_copy import Restore, Source
-from holdfast.model.topology import Seat
 from holdfast.wire import keeper_messages
 from holdfast.wire.holder_messages import KeptArena
 from holdfast.wire.keeper_messages import ArenaGrant as ArenaAt

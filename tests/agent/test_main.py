@@ -13,15 +13,15 @@ import pytest
 from holdfast.agent import main
 from holdfast.agent.agent_state_files import append_done, write_leave_intent, write_stopped
 from holdfast.agent.main import Agent
-from holdfast.agent.rank import log_files
-from holdfast.core.agent_protocol import ClockTick
+from holdfast.agent.rank import log_tail
+from holdfast.core.agent_state_machine import ClockTick
 from holdfast.core.detect.crash import alarm_of
 from holdfast.logs import catalog_files
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Done, LaunchHere, Leave, StopHere
+from holdfast.model.job_seats import Seat
 from holdfast.model.signal import Exit
-from holdfast.model.topology import Seat
-from holdfast.wire import agent_messages, holder_messages, run_files
+from holdfast.wire import agent_messages, holder_messages, run_specs
 from holdfast.wire.agent_messages import Welcome
 from holdfast.wire.holder_messages import HolderRank, KillRank, QuitHolder, RankEnded, SweepDone, SweepLeftovers
 from holdfast.wire.rank_memory.flight_log_writer import slot_memory_bytes
@@ -36,7 +36,7 @@ LAUNCH = LaunchHere(
 
 async def judged(exit: Exit, where: Path) -> Alarm:
     """Here and now; how a process of its own does it, test_judge.py shows."""
-    return alarm_of(msgspec.structs.replace(exit, words=log_files.last_words(where)), catalog_files.load_built_in())
+    return alarm_of(msgspec.structs.replace(exit, words=log_tail.last_words(where)), catalog_files.load_built_in())
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 @pytest.fixture
 def agent(tmp_path: Path, ends: tuple[socket.socket, socket.socket]) -> Agent:
     node = msgspec.structs.replace(TEMPLATE, node="n0", nproc=2, log_dir=str(tmp_path / "logs"))
-    run_files.write_json(tmp_path / "spec.json", node)
+    run_specs.write_json(tmp_path / "spec.json", node)
     made = Agent(tmp_path, ends[0], judged)
     made.ranks.arena = mmap.mmap(-1, slot_memory_bytes(2))
     return made
@@ -66,7 +66,7 @@ def told(agent: Agent) -> list[object]:
 
 async def test_an_agent_goes_on_where_its_predecessor_was(agent: Agent, tmp_path: Path) -> None:
     append_done(tmp_path / "done.jsonl", Done(id=1, node="n0", ok=True))
-    run_files.publish_file(tmp_path / "stopped", b"2\n")
+    run_specs.publish_file(tmp_path / "stopped", b"2\n")
     agent.ranks.held = {
         "2:0": HolderRank(key="2:0", pid=1, code=-9, at=1.0),
         "3:0": HolderRank(key="3:0", pid=2, code=-11, at=time.monotonic()),

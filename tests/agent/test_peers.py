@@ -6,8 +6,8 @@ from functools import partial
 import msgspec
 import pytest
 
+from holdfast.model.job_seats import Seat
 from holdfast.model.state_copy import Aim
-from holdfast.model.topology import Seat
 from holdfast.wire.keeper_messages import KeeperRefusal, StateGrant, StateRequest
 from tests.agent.peers import Fleet, Trained, backups, image, layout, save, until
 

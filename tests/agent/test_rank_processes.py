@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.agent.rank.rank_processes import RankProcesses
 from holdfast.model.errand import LaunchHere
-from holdfast.model.topology import Seat
+from holdfast.model.job_seats import Seat
 from holdfast.wire import holder_messages
 from holdfast.wire.holder_messages import (
     ExecRank,
@@ -28,8 +28,8 @@ from holdfast.wire.holder_messages import (
     SweepLeftovers,
     ZygoteWarmed,
 )
+from holdfast.wire.holder_zygote_messages import ForkRank
 from holdfast.wire.rank_memory.flight_log_writer import slot_memory_bytes
-from holdfast.wire.zygote_messages import ForkRank
 from tests.fleet.places import TEMPLATE
 
 

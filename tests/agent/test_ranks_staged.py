@@ -9,8 +9,8 @@ import pytest
 from holdfast.model.errand import LaunchHere
 from holdfast.model.release import Ease, Release, Skip
 from holdfast.wire.holder_messages import ExecRank, PreloadZygote, RankStarted, ZygoteWarmed
+from holdfast.wire.holder_zygote_messages import ForkRank
 from holdfast.wire.releases.staged_release import StagedRelease
-from holdfast.wire.zygote_messages import ForkRank
 from tests.agent.test_rank_processes import Bench, close, launch_of
 
 RELEASE = Release(number=2, digest="d", root="/proj", script="src/t.py", argv=("t.py", "--l=${local_rank}", "-x"))

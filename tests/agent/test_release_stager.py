@@ -16,16 +16,16 @@ from holdfast.agent.connection.controller_dialer import ControllerDialer
 from holdfast.agent.releases.release_stager import ReleaseStager
 from holdfast.cli.launch import release_packing
 from holdfast.config import Settings
-from holdfast.controller.access.access_control import admit_by_socket
 from holdfast.controller.access.audit_log import AuditLog
+from holdfast.controller.access.caller_admission import admit_by_socket
 from holdfast.controller.api import ApiEntrance, make_api
 from holdfast.model.errand import StageHere
 from holdfast.model.release import Release
 from holdfast.wire import unix_sockets
-from holdfast.wire.releases import release_folder, tree_archive
+from holdfast.wire.releases import release_store, tree_archive
 from holdfast.wire.releases.release_files import list_release_files
 from holdfast.wire.releases.tree_archive import ArchiveLimits
-from holdfast.wire.run_files import EntryPoint, NodeSpec
+from holdfast.wire.run_specs import EntryPoint, NodeSpec
 from tests.controller.conftest import make
 from tests.controller.fakes import FakeFleet
 from tests.fleet.places import TEMPLATE
@@ -108,7 +108,7 @@ async def test_what_goes_wrong_is_said(desk: Desk, tmp_path: Path, monkeypatch: 
     os.chmod(tmp_path, 0o770)
     assert "others may write to" in await desk.node().ensure_staged(release)
     os.chmod(tmp_path, 0o700)
-    monkeypatch.setattr(release_folder, "_SPARE_BYTES", 1 << 60)
+    monkeypatch.setattr(release_store, "_SPARE_BYTES", 1 << 60)
     assert "MiB to spare" in (await desk.node().ensure_staged(release)).replace(f"{(1 << 60) >> 20} to", "MiB to")
     monkeypatch.undo()
     archive = tmp_path / "archives" / f"{release.digest}.tar"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from holdfast.agent.diagnostics.replay_runner import run_replay
 from holdfast.model.errand import LaunchHere, ReplayHere
+from holdfast.model.job_seats import Seat
 from holdfast.model.replay_task import ReplayResult, ReplayTask
-from holdfast.model.topology import Seat
-from holdfast.wire.run_files import EntryPoint
+from holdfast.wire.run_specs import EntryPoint
 from tests.cli.driver import ROOT
 
 STEPS = """

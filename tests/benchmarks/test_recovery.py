@@ -1,7 +1,7 @@
 """The benchmark of recovery: where time goes, and who is ahead."""
 
 from benchmarks.recovery import CASES, OURS, Round, Trial, judge, phases, shown
-from holdfast.model.verdict import Record, Remedy, Verdict
+from holdfast.model.incident_record import Record, Remedy, Verdict
 
 
 def record(**changed: float) -> Record:

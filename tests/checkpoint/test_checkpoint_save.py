@@ -28,8 +28,8 @@ from holdfast.checkpoint.checkpoint_save import (
 )
 from holdfast.checkpoint.manifest import BLOCK_BYTES, Author, CheckpointPart, StorageError
 from holdfast.checkpoint.retention import clean_unpublished, find_checkpoints
-from holdfast.checkpoint.storage import Storage
 from holdfast.checkpoint.storage_owner import take_ownership
+from holdfast.checkpoint.storage_url import Storage
 from holdfast.checkpoint.write_lane import WriteLane, WriteOutcome, WritePulse
 from tests.checkpoint.making import METADATA, content, in_pages, save
 

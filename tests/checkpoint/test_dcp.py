@@ -16,7 +16,7 @@ from holdfast.checkpoint import checkpoint_load, checkpoint_save, dcp
 from holdfast.checkpoint.image_layout import EXTRA, ImageLayout, arrange_image
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.memory_copy import MemoryCopier
-from holdfast.checkpoint.part_offsets import file_of, locate_pieces
+from holdfast.checkpoint.record_locations import file_of, locate_pieces
 from holdfast.checkpoint.state_image import (
     StateError,
     StateImage,

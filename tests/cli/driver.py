@@ -19,9 +19,9 @@ from holdfast.core.decide.decider import Decider
 from holdfast.core.record.job_report import Report
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.linux import process_control
-from holdfast.linux.python_fork import OpenFiles, Program
+from holdfast.linux.warm_fork import OpenFiles, Program
 from holdfast.wire import fork_server
-from holdfast.wire.controller_socket import ControllerNotRunning
+from holdfast.wire.controller_request import ControllerNotRunning
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 40.0  # without any sign of getting further; for anything that should happen at once
@@ -242,7 +242,7 @@ class Job:
         return listening.pid
 
     def store(self) -> int:
-        words = {"holdfast.client.boot.tcp_store", str(self.run_dir)}
+        words = {"holdfast.client.boot.tcp_store_server", str(self.run_dir)}
         [found] = [p.pid for p in psutil.process_iter(["cmdline"]) if words <= {*(p.info["cmdline"] or [])}]
         return found
 

@@ -4,13 +4,13 @@ import os
 import sys
 from pathlib import Path
 
-from holdfast.agent import holder
+from holdfast.agent import process_holder
 from holdfast.cli import main as holdfast
 from holdfast.cli.run_dirs import run_selection  # noqa: F401 - so that they need not be imported again
 
 
 def prepare() -> None:
-    holder.prepare()
+    process_holder.prepare()
 
 
 def main() -> int:

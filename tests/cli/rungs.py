@@ -17,7 +17,7 @@ from holdfast.core.decide.decider import Decider
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.action import Launch, Replay
 from holdfast.model.event import Entry, Phase
-from holdfast.model.verdict import Remedy
+from holdfast.model.incident_record import Remedy
 from tests.cli.conftest import Start
 from tests.cli.driver import ROOT, Job
 from tests.wire.test_release_files import git

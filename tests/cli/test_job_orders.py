@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.cli import main
 from holdfast.cli.commands import job_orders
-from holdfast.wire.controller_socket import ControllerNotRunning, RequestRefused
+from holdfast.wire.controller_request import ControllerNotRunning, RequestRefused
 from tests.cli.conftest import Start
 from tests.cli.driver import PATIENCE_S, ROOT, TRAIN, Job, gone
 from tests.cli.test_run_state import TRAIN as STATE

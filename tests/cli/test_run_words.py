@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from holdfast.logs import user_rows
-from tests.agent.test_judge import ENDLESS, HOSTILE
+from tests.agent.test_last_words_judge import ENDLESS, HOSTILE
 from tests.cli.conftest import Start
 from tests.cli.driver import TRAIN
 
@@ -32,7 +32,7 @@ def test_output_that_cannot_be_judged_evicts_nobody(start: Start, tmp_path: Path
     job = start("--nnodes", "1", "--set", f"words.catalog={rows}", script=STALLS)
     job.trains(generation=2)
     [judge] = psutil.Process(job.agent("n0")).children()
-    assert "holdfast.agent.rank.judge" in judge.cmdline() and not judge.children(), "who was at it is gone"
+    assert "holdfast.agent.rank.last_words_judge" in judge.cmdline() and not judge.children(), "who was at it is gone"
     job.finish()
     job.ends(0)
     assert "last words took too long to be judged" in (job.run_dir / "nodes/n0/agent.log").read_text()

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from holdfast.cli.run_dirs.controller_client import ask_controller
-from holdfast.wire.controller_socket import ControllerNotRunning
+from holdfast.wire.controller_request import ControllerNotRunning
 from tests.cli.conftest import Start
 from tests.cli.driver import ROOT, TRAIN, Job, below
 from tests.wire.test_release_files import git

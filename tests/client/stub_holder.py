@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 
-from holdfast.wire.zygote_messages import (
+from holdfast.wire.holder_zygote_messages import (
     PACKET_BYTES,
     ForkFailed,
     ForkRank,

@@ -12,7 +12,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from holdfast.config import Settings
-from holdfast.controller.access.access_control import (
+from holdfast.controller.access.audit_log import AuditLog
+from holdfast.controller.access.caller_admission import (
     ANY_NODE,
     Admit,
     Caller,
@@ -21,18 +22,17 @@ from holdfast.controller.access.access_control import (
     Right,
     make_user_token,
 )
-from holdfast.controller.access.audit_log import AuditLog
-from holdfast.controller.access.token_minting import TokenMinting
+from holdfast.controller.access.enrolment_token_api import TokenMinting
 from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.controller.api import ApiEntrance, make_api
 from holdfast.controller.control_loop import Controller
-from holdfast.core.agent_protocol import Post
+from holdfast.core.agent_state_machine import Post
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Done, Errand
 from holdfast.model.event import Ended, Order, Phase
+from holdfast.model.job_seats import Job
 from holdfast.model.signal import Beat
-from holdfast.model.topology import Job
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import Ack, ErrandMessage, Hello, Welcome
 from tests.controller.fakes import FakeFleet, FakeStore

@@ -9,9 +9,9 @@ from holdfast.controller.actions.action_executor import EVICTED, ActionExecutor,
 from holdfast.model.action import Acquire, Dismiss, Finish, Launch, Say, Stop
 from holdfast.model.errand import Done, Errand, FinalState, LaunchHere, Leave, StopHere
 from holdfast.model.event import Limits, Outcome
+from holdfast.model.job_seats import Job, Seat
 from holdfast.model.release import Release
 from holdfast.model.state_copy import Copy, Restore
-from holdfast.model.topology import Job, Seat
 from tests.controller.fakes import FakeFleet, FakeStore
 
 LAUNCH = Launch(

@@ -16,12 +16,12 @@ import pytest
 from aiohttp.http_exceptions import BadStatusLine
 
 from holdfast.cli.launch.controller_main import open_log
-from holdfast.controller.access.access_control import PortAccess
 from holdfast.controller.access.audit_log import AuditLog
+from holdfast.controller.access.caller_admission import PortAccess
 from holdfast.controller.access.connection_gate import ConnectionGate
+from holdfast.controller.access.enrolment_tokens import NodeTokens
+from holdfast.controller.access.log_flood_filter import ServerLogFilter
 from holdfast.controller.access.node_enrolment import NodeEnrolment
-from holdfast.controller.access.node_tokens import NodeTokens
-from holdfast.controller.access.server_log_filter import ServerLogFilter
 from holdfast.controller.api import ApiEntrance, make_api, make_runner
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority

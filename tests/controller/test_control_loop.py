@@ -28,7 +28,7 @@ from holdfast.model.event import (
     Successor,
     Tick,
 )
-from holdfast.model.topology import Job
+from holdfast.model.job_seats import Job
 from tests.controller.conftest import Open, make
 from tests.controller.fakes import FakeFleet
 

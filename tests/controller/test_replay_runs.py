@@ -9,8 +9,8 @@ from holdfast.core.replay.dual_phase import ReplayLimits
 from holdfast.model.action import Replay
 from holdfast.model.errand import Done, Errand, ReplayHere
 from holdfast.model.event import Outcome
+from holdfast.model.job_seats import Seat
 from holdfast.model.replay_task import ReplayResult
-from holdfast.model.topology import Seat
 from tests.controller.fakes import FakeStore
 
 SEATS = tuple(Seat(node=f"n{i}", group_rank=i, first_rank=i, nproc=1) for i in range(6))

@@ -5,8 +5,8 @@ import json
 import time
 
 from holdfast.controller.stack_tracing import StackTracing
+from holdfast.model.job_seats import Job
 from holdfast.model.stacks import Trace
-from holdfast.model.topology import Job
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import TraceAnswer, TraceRequest
 from tests.controller.conftest import HEADERS, Agent, Open

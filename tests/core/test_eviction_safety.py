@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from holdfast.core.snapshots.eviction_safety import copy_bonds, may_leave
 from holdfast.core.snapshots.peer_placement import choose_peers
-from holdfast.core.snapshots.restore_plan import choose_restore
+from holdfast.core.snapshots.restore_choice import choose_restore
+from holdfast.model.job_seats import Seat
 from holdfast.model.state_copy import Copy
-from holdfast.model.topology import Seat
 
 
 def seats(count: int, nproc: int = 2) -> tuple[Seat, ...]:

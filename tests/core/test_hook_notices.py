@@ -13,8 +13,8 @@ from holdfast.core.record.hook_notices import (
 )
 from holdfast.model.action import Finish
 from holdfast.model.event import Decision, Entry, Event, Order, Phase, Tick
+from holdfast.model.incident_record import Record, Remedy, Verdict
 from holdfast.model.release import Fate, Release
-from holdfast.model.verdict import Record, Remedy, Verdict
 
 RECORD = Record(
     number=3, generation=1, cause="x", kind="crash", klass="", verdict=Verdict(remedy=Remedy.RESTART, reason="x"),

@@ -5,7 +5,7 @@ import pytest
 
 from holdfast.core.incident import incident_text
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.verdict import Change, Record, Remedy, Verdict
+from holdfast.model.incident_record import Change, Record, Remedy, Verdict
 
 RECORD = Record(
     number=1, generation=1, cause="rank 5 on n2 was killed by SIGKILL", kind="crash", klass="host_oom_kill",

@@ -5,7 +5,7 @@ import pytest
 
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import TimeUse, fold_entries
-from holdfast.model.verdict import Remedy
+from holdfast.model.incident_record import Remedy
 from tests.core.transcript import Scenario
 
 

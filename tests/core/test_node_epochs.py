@@ -1,6 +1,6 @@
 """One node and several controllers: none is listened to that another has taken over from."""
 
-from holdfast.core.agent_protocol import (
+from holdfast.core.agent_state_machine import (
     CarryOut,
     ClockTick,
     ErrandReceived,
@@ -9,7 +9,7 @@ from holdfast.core.agent_protocol import (
     LinkOpened,
     RememberLeaving,
 )
-from tests.core.test_agent_protocol import leave, life, stop
+from tests.core.test_agent_state_machine import leave, life, stop
 
 
 def test_an_older_controller_is_not_listened_to() -> None:

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from holdfast.core.agent_protocol import (
+from holdfast.core.agent_state_machine import (
     CarryOut,
     Deed,
     ErrandDone,
@@ -21,7 +21,7 @@ from holdfast.core.agent_protocol import (
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
 from holdfast.model.event import Ended
-from tests.core.test_agent_protocol import exited, judged, launch, life, stop
+from tests.core.test_agent_state_machine import exited, judged, launch, life, stop
 
 
 class Wire:

@@ -1,8 +1,8 @@
 """The step that every rank and every peer holds: when it rises, and when it waits."""
 
 from holdfast.core.snapshots.recovery_floor import BackupLimits, RecoveryFloor
+from holdfast.model.job_seats import Seat
 from holdfast.model.signal import Beat
-from holdfast.model.topology import Seat
 
 LIMITS = BackupLimits(duty=0.5, stuck_s=60.0, verify_steps=10)
 SEATS = tuple(Seat(node=f"n{i}", group_rank=i, first_rank=i, nproc=1) for i in range(3))

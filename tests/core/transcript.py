@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.core.decide.decider import Decider
-from holdfast.core.detect import loss
+from holdfast.core.detect import nonfinite_loss
 from holdfast.core.detect.crash import alarm_of
 from holdfast.logs import catalog_files
 from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
@@ -35,10 +35,10 @@ from holdfast.model.event import (
     Ready,
     Tick,
 )
+from holdfast.model.incident_record import Remedy
+from holdfast.model.job_seats import Job
 from holdfast.model.release import Release
 from holdfast.model.signal import Exit, Loss
-from holdfast.model.topology import Job
-from holdfast.model.verdict import Remedy
 
 HERE = Path(__file__).parent / "scenarios"
 CATALOG = catalog_files.load_failures()
@@ -116,7 +116,7 @@ def _alarm(words: Words, now: float, generation: int) -> Event:
     if kind == "loss":
         rank, step = int(words.after("rank", "0")), int(words.after("step", "0"))
         told = Loss(node=node, generation=generation, rank=rank, step=step, loss=float("nan"), at=at)
-        found = loss.alarm_of(told)
+        found = nonfinite_loss.alarm_of(told)
         assert found is not None
         return found
     said = tuple(words.after_all("said"))

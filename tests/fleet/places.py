@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 from holdfast.config import Settings
-from holdfast.fleet.local import LocalFleet
-from holdfast.wire.run_files import EntryPoint, NodeSpec
+from holdfast.fleet.local_process_fleet import LocalFleet
+from holdfast.wire.run_specs import EntryPoint, NodeSpec
 from tests.cli.driver import ROOT, gone
 
 # Nobody listens at port 1: agents dial in vain, and go on trying.

@@ -14,19 +14,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.config import Settings
-from holdfast.controller.access.access_control import Caller
 from holdfast.controller.access.audit_log import AuditLog
+from holdfast.controller.access.caller_admission import Caller
+from holdfast.controller.access.enrolment_token_api import MintBody, TokenMinting
+from holdfast.controller.access.enrolment_tokens import NodeTokens
 from holdfast.controller.access.node_enrolment import NodeEnrolment
-from holdfast.controller.access.node_tokens import NodeTokens
-from holdfast.controller.access.token_minting import MintBody, TokenMinting
 from holdfast.controller.agent_ingest import AgentIngest
 from holdfast.controller.api import ApiEntrance, TraceBody, make_api, status_of
 from holdfast.controller.control_loop import Controller
-from holdfast.controller.operator_orders import VERBS, OrderBody
-from holdfast.core.agent_protocol import Post
+from holdfast.controller.order_admission import VERBS, OrderBody
+from holdfast.core.agent_state_machine import Post
 from holdfast.core.record.job_report import report_of
+from holdfast.model.job_seats import Job
 from holdfast.model.signal import Beat
-from holdfast.model.topology import Job
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import Hello
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority

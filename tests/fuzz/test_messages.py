@@ -16,24 +16,24 @@ from holdfast.chaos import rank_orders
 from holdfast.checkpoint import peer_transport
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.checkpoint.manifest import Author
-from holdfast.client.boot import tcp_store
+from holdfast.client.boot import tcp_store_server
 from holdfast.controller.actions import action_executor
 from holdfast.controller.api import TraceBody
-from holdfast.controller.operator_orders import OrderBody
+from holdfast.controller.order_admission import OrderBody
 from holdfast.core.decoding import from_json, from_msgpack
 from holdfast.core.diagnose.fleet_baseline import MeasurementHistory
-from holdfast.linux.python_fork import Program
+from holdfast.linux.warm_fork import Program
 from holdfast.model.errand import Done, Leave
-from holdfast.model.topology import Dims
+from holdfast.model.job_seats import Dims
 from holdfast.wire import (
     agent_messages,
     fork_server,
     holder_messages,
+    holder_zygote_messages,
     keeper_messages,
     replay_environment,
-    run_files,
+    run_specs,
     skip_environment,
-    zygote_messages,
 )
 from holdfast.wire.credentials import enrolment
 from tests.fuzz.making import JSON, PLAIN, hostile, mutated, narrow, values
@@ -58,18 +58,18 @@ CODECS: dict[str, Codec] = {
     "to agent": (holder_messages.to_agent, holder_messages.ToAgent, _PACK),
     "to keeper": (keeper_messages.to_keeper, keeper_messages.ToKeeper, _TEXT),
     "from keeper": (keeper_messages.from_keeper, keeper_messages.FromKeeper, _TEXT),
-    "to zygote": (zygote_messages.to_zygote, zygote_messages.ForkRank, _PACK),
-    "from zygote": (zygote_messages.from_zygote, zygote_messages.FromZygote, _PACK),
+    "to zygote": (holder_zygote_messages.to_zygote, holder_zygote_messages.ForkRank, _PACK),
+    "from zygote": (holder_zygote_messages.from_zygote, holder_zygote_messages.FromZygote, _PACK),
     "fork": _msgpack(Program),
     "forked": _msgpack(fork_server.ForkAnswer),
     "layout": _msgpack(ImageLayout),
     "ask": _json(peer_transport.PeerRequest),
     "reply": _json(peer_transport.PeerReply),
     "author": _json(Author),
-    "run": _json(run_files.RunSpec),
-    "node": _json(run_files.NodeSpec),
-    "listening": _json(run_files.ControllerAddress),
-    "ended": _json(run_files.RunEnd),
+    "run": _json(run_specs.RunSpec),
+    "node": _json(run_specs.NodeSpec),
+    "listening": _json(run_specs.ControllerAddress),
+    "ended": _json(run_specs.RunEnd),
     "challenge": _json(enrolment.Challenge),
     "enrol": _json(enrolment.EnrolmentRequest),
     "enrolled": _json(enrolment.EnrolmentGrant),
@@ -79,7 +79,7 @@ CODECS: dict[str, Codec] = {
     "past": _json(dict[str, MeasurementHistory]),
     "mesh": _json(Dims),
     "leaving": _json(Leave),
-    "store": _json(tcp_store.StoreRequest),
+    "store": _json(tcp_store_server.StoreRequest),
     "py-spy": (stack_tracer._dump, list[stack_tracer._SpyThread], _TEXT),
     "probe": (probe_runner._told, probes.ProbeLine, _TEXT),
     "chaos order": _json(rank_orders.RankOrder),

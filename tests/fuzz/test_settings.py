@@ -130,6 +130,6 @@ def test_a_catalog(name: str, content: bytes, tmp_path: Path) -> None:
 @example("(?P<a>x)(?P<a>y)")
 @example("(?<=a*)b")
 def test_a_pattern(pattern: str) -> None:
-    from holdfast.logs.pattern_limits import find_pattern_fault
+    from holdfast.logs.regex_safety import find_pattern_fault
 
     assert isinstance(find_pattern_fault(pattern), str)

@@ -26,7 +26,7 @@ from holdfast.checkpoint.peer_transport import (
     pull_state,
     push_state,
 )
-from holdfast.linux.python_fork import Program
+from holdfast.linux.warm_fork import Program
 from holdfast.wire import fork_server, unix_sockets
 from tests.fuzz.making import JSON, hostile, mutated, narrow, values
 

@@ -6,8 +6,8 @@ import pytest
 
 from holdfast.config import ConfigError, Settings, load
 from holdfast.core.detect import health, lines
-from holdfast.core.detect.rules import Rule, RuleLimits
-from holdfast.core.incident.triage import ECHOES
+from holdfast.core.detect.user_log_rules import Rule, RuleLimits
+from holdfast.core.incident.first_cause import ECHOES
 from holdfast.logs import catalog_files
 from holdfast.model.alarm import Stance
 

@@ -24,10 +24,10 @@ from holdfast.model.event import (
     Successor,
     Tick,
 )
+from holdfast.model.job_seats import Job, Seat, world_size
 from holdfast.model.probe import PairMeeting
 from holdfast.model.release import Release
 from holdfast.model.replay_task import ReplayTask
-from holdfast.model.topology import Job, Seat, world_size
 
 SEATS = (Seat(node="a", group_rank=0, first_rank=0, nproc=2), Seat(node="b", group_rank=1, first_rank=2, nproc=3))
 RELEASE = Release(number=2, digest="d", root="/r", script="a.py", argv=("a.py", "-x"), env={"A": "b"}, message="é")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.core.record.job_report import Report
-from holdfast.model.verdict import Change, Record
+from holdfast.model.incident_record import Change, Record
 from tests.cli.driver import Job
 from tests.public.table import STEPS, Known, Script
 from tests.public.witness import Witness

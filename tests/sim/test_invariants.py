@@ -8,13 +8,13 @@ import pytest
 
 from holdfast.core.decide import launching, recovery
 from holdfast.core.decide.decider import Decider
-from holdfast.core.decide.fence import Fence
-from holdfast.core.incident.incident_case import IncidentCase
-from holdfast.core.incident.triage import Incident
+from holdfast.core.decide.launch_fence import Fence
+from holdfast.core.incident.first_cause import Incident
+from holdfast.core.incident.ladder_case import IncidentCase
 from holdfast.core.membership.standbys import Standbys
 from holdfast.model.action import Action, Dismiss, Launch, Stop
 from holdfast.model.event import Entry, Tick
-from holdfast.model.topology import Seat
+from holdfast.model.job_seats import Seat
 from holdfast.sim.fault_source import HARSH, FaultRates, NodeLoss
 from holdfast.sim.invariants import InvariantWatch, UnsafeError
 from holdfast.sim.job_world import SimSetup

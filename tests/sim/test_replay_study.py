@@ -8,7 +8,7 @@ import pytest
 from holdfast.core.replay import detection_odds
 from holdfast.core.replay.dual_phase import RulingKind
 from holdfast.core.replay.node_grid import UnfitError
-from holdfast.core.replay.twin_comparison import TwinComparison, TwinLimits
+from holdfast.core.replay.twin_ruling import TwinComparison, TwinLimits
 from holdfast.sim.replay_study import (
     ReplaySetup,
     dual_cost,

@@ -15,7 +15,7 @@ from holdfast.core.record.ledger import TimeUse
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.action import Dismiss, Launch
 from holdfast.model.event import Entry, Phase, Ready
-from holdfast.model.verdict import Remedy
+from holdfast.model.incident_record import Remedy
 from holdfast.sim.fault_source import HARSH, FaultRates, NodeCut, NodeLoss, RankCrash, SimFault
 from holdfast.sim.invariants import UnsafeError
 from holdfast.sim.job_world import SimSetup

@@ -22,8 +22,8 @@ from holdfast.cli.launch.enrolment_client import (
     _refusal_text,
 )
 from holdfast.controller.access.audit_log import AuditLog
+from holdfast.controller.access.enrolment_tokens import NodeTokens
 from holdfast.controller.access.node_enrolment import NodeEnrolment
-from holdfast.controller.access.node_tokens import NodeTokens
 from holdfast.wire.credentials import enrolment, job_secret, mutual_tls, node_token
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority
 from holdfast.wire.credentials.mutual_tls import KeyFiles

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.linux.python_fork import OpenFiles, Program
+from holdfast.linux.warm_fork import OpenFiles, Program
 from holdfast.wire import fork_server, unix_sockets
 from holdfast.wire.fork_server import ForkServer, Later
 from tests.cli.driver import gone, until

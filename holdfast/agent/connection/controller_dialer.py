@@ -11,12 +11,12 @@ from urllib.parse import unquote, urlsplit
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from holdfast.core.agent_protocol import PING_S
+from holdfast.core.agent_state_machine import PING_S
 from holdfast.linux import peer_credentials
 from holdfast.wire import agent_messages
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.credentials.mutual_tls import KeyFiles
-from holdfast.wire.run_files import NodeSpec
+from holdfast.wire.run_specs import NodeSpec
 
 _DIAL_S = 10.0  # for one try to reach the controller
 

@@ -13,12 +13,13 @@ from holdfast.model.probe import Finding
 
 
 class ProbeEntry(msgspec.Struct, frozen=True):
-    """One probe of the list; the module of the same name has its code."""
+    """One probe of the list and the module in this package that has its code."""
 
     name: str
     level: int
     deadline_s: float  # so long that only a probe that hangs needs it
     torch: bool = True
+    module: str = ""  # default: the probe's name
 
 
 class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,21 +43,21 @@ START = "start"  # not a probe: torch is imported, devices come up
 START_S = 180.0  # thousands of nodes may read torch from one file system
 
 PROBES = (
-    ProbeEntry("clock", 1, 20.0, torch=False),
+    ProbeEntry("clock", 1, 20.0, torch=False, module="clock_sanity"),
     ProbeEntry("disk", 1, 60.0, torch=False),
     ProbeEntry("shm", 1, 30.0, torch=False),
     ProbeEntry("loopback", 1, 20.0, torch=False),
-    ProbeEntry("device", 1, 60.0),
-    ProbeEntry("gemm", 1, 60.0),
+    ProbeEntry("device", 1, 60.0, module="device_presence"),
+    ProbeEntry("gemm", 1, 60.0, module="exact_gemm"),
     ProbeEntry("memory", 1, 60.0),
     ProbeEntry("gemm_bits", 2, 120.0),
     ProbeEntry("attention_bits", 2, 120.0),
     ProbeEntry("memory_whole", 2, 180.0),
     ProbeEntry("memory_speed", 2, 120.0),
     ProbeEntry("copy_speed", 2, 120.0),
-    ProbeEntry("all_to_all", 2, 120.0),
-    ProbeEntry("load", 2, 120.0),
-    ProbeEntry("reference", 3, 120.0),
+    ProbeEntry("all_to_all", 2, 120.0, module="device_exchange"),
+    ProbeEntry("load", 2, 120.0, module="sustained_load"),
+    ProbeEntry("reference", 3, 120.0, module="reference_step"),
 )
 
 

@@ -41,7 +41,7 @@ def _run_probes(args: argparse.Namespace, tell: Tell) -> None:
             continue
         if probe.torch and not up:
             tell(ProbeLine(began=START))
-            importlib.import_module("holdfast.agent.probes.reproducible_math").make_deterministic()
+            importlib.import_module("holdfast.agent.probes.probe_tools").make_deterministic()
             up = True
         tell(ProbeLine(began=probe.name))
         began = clock()
@@ -51,7 +51,7 @@ def _run_probes(args: argparse.Namespace, tell: Tell) -> None:
 
 def _run_probe(probe: ProbeEntry, asked: ProbeRequest, tell: Tell) -> None:
     began = time.perf_counter()
-    for finding in importlib.import_module(f"holdfast.agent.probes.{probe.name}").run(asked):
+    for finding in importlib.import_module(f"holdfast.agent.probes.{probe.module or probe.name}").run(asked):
         now = time.perf_counter()
         tell(ProbeLine(finding=msgspec.structs.replace(finding, level=probe.level, took_s=round(now - began, 4))))
         began = now

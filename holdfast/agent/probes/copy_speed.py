@@ -8,7 +8,7 @@ import torch
 from msgspec.structs import replace
 
 from holdfast.agent.probes import ProbeRequest
-from holdfast.agent.probes.reproducible_math import accelerators, integer_tensor, new_finding, time_work
+from holdfast.agent.probes.probe_tools import accelerators, integer_tensor, new_finding, time_work
 from holdfast.model.probe import Finding
 
 _TIMES = 30

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from holdfast.agent.probes import ProbeLine
-from holdfast.agent.probes.reproducible_math import integer_tensor, sync_device, tensor_digest
+from holdfast.agent.probes.probe_tools import integer_tensor, sync_device, tensor_digest
 from holdfast.core.decoding import from_json
 from holdfast.linux import process_control
 from holdfast.model.probe import Finding, PairMeeting

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from holdfast.core.detect.pace import agreed_origin
+from holdfast.core.detect.job_progress import agreed_origin
 from holdfast.model.signal import Beat
 from holdfast.wire.rank_memory.slot_reader import SlotReading
 

@@ -5,8 +5,8 @@ import logging
 import socket
 from pathlib import Path
 
-from holdfast.agent.rank import judge
-from holdfast.agent.rank.judge import JudgeAborted, JudgeAlarm, JudgeRequest
+from holdfast.agent.rank import last_words_judge
+from holdfast.agent.rank.last_words_judge import JudgeAborted, JudgeAlarm, JudgeRequest
 from holdfast.agent.system import child_process
 from holdfast.core.detect.crash import FailureCatalog, alarm_without_words
 from holdfast.model.alarm import Alarm
@@ -38,7 +38,7 @@ class JudgeClient:
         id, answer = self._id, loop.create_future()
         self._open[id] = answer
         if self._gone or not child_process.send_packet(
-            self._sock, judge.encode(JudgeRequest(id=id, exit=exit, where=str(where)))
+            self._sock, last_words_judge.encode(JudgeRequest(id=id, exit=exit, where=str(where)))
         ):
             answer.set_result(False)
         try:
@@ -58,7 +58,7 @@ class JudgeClient:
         if not packet:
             self._on_judge_gone()
             return
-        match judge.to_agent(packet):
+        match last_words_judge.to_agent(packet):
             case JudgeAlarm(id=id, alarm=alarm, last=last) if id in self._open:
                 self._told[id] = alarm
                 if last:
@@ -66,7 +66,8 @@ class JudgeClient:
             case JudgeAborted(id=id, late=late) if id in self._open:
                 if late:
                     _log.warning(
-                        "last words took too long to be judged (more than %g s of a processor)", judge.DEADLINE_S
+                        "last words took too long to be judged (more than %g s of a processor)",
+                        last_words_judge.DEADLINE_S,
                     )
                 self._resolve_answer(id, whole=False)
 

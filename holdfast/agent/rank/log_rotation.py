@@ -4,9 +4,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
-from holdfast.agent.rank import log_files
+from holdfast.agent.rank import log_tail
 from holdfast.wire.holder_messages import HolderRank
-from holdfast.wire.run_files import NodeSpec
+from holdfast.wire.run_specs import NodeSpec
 
 _LOOK_S = 1.0  # how often their sizes are looked at
 _log = logging.getLogger("holdfast.agent")
@@ -26,9 +26,9 @@ class LogRotation:
     def rotate_logs(self, keys: list[str]) -> None:
         for key in keys:
             generation, rank = (int(part) for part in key.split(":"))
-            where = log_files.rank_folder(self._node.log_dir, generation, rank)
+            where = log_tail.rank_folder(self._node.log_dir, generation, rank)
             limit_bytes = self._node.settings.logs.file_bytes
-            rotated = [log_files.rotate_file(where / name, limit_bytes) for name in ("stdout.log", "stderr.log")]
+            rotated = [log_tail.rotate_file(where / name, limit_bytes) for name in ("stdout.log", "stderr.log")]
             if any(rotated) and key not in self._flooded:
                 self._flooded.add(key)
                 _log.warning("rank %d writes more than logs.file_bytes; its older output is dropped", rank)

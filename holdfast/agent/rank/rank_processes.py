@@ -15,14 +15,14 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.agent.rank import log_files
+from holdfast.agent.rank import log_tail
 from holdfast.agent.rank.zygote_preload import ZygotePreload
 from holdfast.core.decoding import from_json
 from holdfast.linux import process_control
 from holdfast.model.errand import LaunchHere
+from holdfast.model.job_seats import Dims
 from holdfast.model.release import Release
-from holdfast.model.topology import Dims
-from holdfast.wire import holder_messages, replay_environment, run_files
+from holdfast.wire import holder_messages, replay_environment, run_specs
 from holdfast.wire.holder_messages import (
     ArenaMade,
     ExecRank,
@@ -40,11 +40,11 @@ from holdfast.wire.holder_messages import (
     SweepLeftovers,
     ZygoteWarmed,
 )
+from holdfast.wire.holder_zygote_messages import ForkRank
 from holdfast.wire.rank_environment import make_rank_environment
 from holdfast.wire.rank_memory import flight_log_reader, flight_log_writer, slot_reader
 from holdfast.wire.releases.staged_release import StagedRelease, skip_variables, staged_entry, staged_environment
-from holdfast.wire.run_files import EntryPoint, NodeSpec
-from holdfast.wire.zygote_messages import ForkRank
+from holdfast.wire.run_specs import EntryPoint, NodeSpec
 
 _log = logging.getLogger("holdfast.agent")
 # Together less than recovery.stop_s, so that our answer comes before nobody waits for it any more.
@@ -197,7 +197,7 @@ class RankProcesses:
 
     async def _start_rank(self, errand: LaunchHere, local: int) -> str:
         rank = errand.seat.first_rank + local
-        where = log_files.rank_folder(self.spec.log_dir, errand.generation, rank)
+        where = log_tail.rank_folder(self.spec.log_dir, errand.generation, rank)
         key = f"{errand.generation}:{rank}"
         if key in self.held:
             return ""  # an earlier agent got this far with the same errand
@@ -242,7 +242,7 @@ class RankProcesses:
     def _note_pid(self, where: Path, rank: int, key: str) -> str:
         """Write the rank's pid to its log folder, for people's own tools; return an error or an empty text."""
         try:
-            run_files.publish_file(where / "pid", f"{self.held[key].pid}\n".encode())
+            run_specs.publish_file(where / "pid", f"{self.held[key].pid}\n".encode())
         except OSError as e:
             return f"rank {rank}: cannot write to its log folder {where}: {e.strerror}"
         return ""

@@ -13,15 +13,15 @@ import aiohttp
 import msgspec
 
 from holdfast.agent.connection.controller_dialer import ControllerDialer
-from holdfast.agent.releases import release_check
-from holdfast.agent.releases.homecoming import Homecoming
+from holdfast.agent.releases import import_check_runner
+from holdfast.agent.releases.output_return import Homecoming
 from holdfast.model.errand import StageHere
 from holdfast.model.release import Release
-from holdfast.wire.releases import tree_archive, tree_sync
-from holdfast.wire.releases.release_folder import NAME, ReleaseFolder
+from holdfast.wire.releases import release_copy_sync, tree_archive
+from holdfast.wire.releases.release_store import NAME, ReleaseFolder
 from holdfast.wire.releases.staged_release import StagedRelease, staged_environment
 from holdfast.wire.releases.tree_archive import ArchiveError
-from holdfast.wire.run_files import NodeSpec
+from holdfast.wire.run_specs import NodeSpec
 
 _FETCH_S = 600.0
 _STALLED_S = 30.0
@@ -76,9 +76,9 @@ class ReleaseStager:
     async def gather_outputs(self) -> None:
         """Bring files that ranks have made in staged trees to the user's tree, after the ranks have ended."""
         try:
-            found = await asyncio.to_thread(lambda: [*tree_sync.gather_all(self._folder)])
+            found = await asyncio.to_thread(lambda: [*release_copy_sync.gather_all(self._folder)])
             for index, gathered in found:
-                self.say(tree_sync.describe_gathered(index, gathered))
+                self.say(release_copy_sync.describe_gathered(index, gathered))
             if not any(gathered.stuck for _, gathered in found):
                 await self._homecoming.close()
         except OSError as e:
@@ -91,7 +91,7 @@ class ReleaseStager:
     def _in_copy(self) -> Path | None:
         """Return the staged tree that ranks of this node run in; None if they run in the user's own tree."""
         if not self._launched:
-            return tree_sync.newest(self._folder)  # they were started before this agent was
+            return release_copy_sync.newest(self._folder)  # they were started before this agent was
         digest = self._launched[-1]
         return self._kept.copy_of(digest) if digest and digest != self._in_place else None
 
@@ -99,20 +99,20 @@ class ReleaseStager:
         """Choose the user's own tree if it equals the release, else a copy; return a notice of edits, or empty."""
         at = self._kept.copy_of(release.digest)
         self._in_place = ""
-        if (index := tree_sync.read_index(at)) is None:
+        if (index := release_copy_sync.read_index(at)) is None:
             raise FileNotFoundError(f"what {at} holds is not known any more")
         here = _is_own(index, release)
-        differ, seen = tree_sync.find_edits(index) if here else ([], index)
+        differ, seen = release_copy_sync.find_edits(index) if here else ([], index)
         if seen != index:
             with contextlib.suppress(OSError):  # a full disk: then all is read again next time
-                tree_sync.write_index(at, seen)
+                release_copy_sync.write_index(at, seen)
         if here and not differ:
             self._in_place = release.digest
         else:
             if not at.is_dir():  # it was edited just now
                 self._kept.put_release(release, self._folder / f"{release.digest}.tar")
-            with tree_sync.lock_trees(self._folder):
-                tree_sync.prepare_tree(at, index)
+            with release_copy_sync.lock_trees(self._folder):
+                release_copy_sync.prepare_tree(at, index)
         if not differ:
             return ""
         others = f" and {len(differ) - 1} more were" if len(differ) > 1 else " was"
@@ -144,10 +144,10 @@ class ReleaseStager:
         if not tree_archive.DIGEST.fullmatch(release.digest):
             return False
         at = self._kept.copy_of(release.digest)
-        index = tree_sync.read_index(at)
+        index = release_copy_sync.read_index(at)
         if index is None or at.exists() or not _is_own(index, release):
             return False
-        return not tree_sync.find_edits(index)[0]
+        return not release_copy_sync.find_edits(index)[0]
 
     def complete(self, trains: bool) -> None:
         """Start to stage the postponed releases, once ranks train."""
@@ -168,7 +168,7 @@ class ReleaseStager:
             return "", False
         copy = self.staged_tree(errand.release)
         env = staged_environment(dict(os.environ), self._node.entry, errand.release, copy)
-        return await release_check.check_release(self._node.entry, errand.release, copy, env)
+        return await import_check_runner.check_release(self._node.entry, errand.release, copy, env)
 
     # --- one release -------------------------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class ReleaseStager:
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def _is_own(index: tree_sync.TreeIndex, release: Release) -> bool:
+def _is_own(index: release_copy_sync.TreeIndex, release: Release) -> bool:
     """Return whether a release may run from the user's tree. A signed one may not: others may edit that tree."""
     own = os.path.isdir(index.root) and os.path.realpath(index.root) == os.path.realpath(index.home)
     return own and not release.signature

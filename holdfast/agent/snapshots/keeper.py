@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.agent.snapshots.checkpoint_writer import CheckpointWriter
-from holdfast.agent.snapshots.final_writer import FinalWriter
+from holdfast.agent.snapshots.departure_writer import FinalWriter
 from holdfast.agent.snapshots.peer_arenas import PREFIX
 from holdfast.agent.snapshots.peer_copies import PeerCopies
 from holdfast.agent.snapshots.peer_sender import PeerSender
@@ -33,7 +33,7 @@ from holdfast.core.detect.replica import ReplicaLimits
 from holdfast.core.snapshots.recovery_floor import BackupLimits
 from holdfast.model.errand import LaunchHere
 from holdfast.model.state_copy import Aim, Copy, Restore, Source
-from holdfast.wire import keeper_messages, run_files, unix_sockets
+from holdfast.wire import keeper_messages, run_specs, unix_sockets
 from holdfast.wire.credentials.mutual_tls import NODE, KeyFiles
 from holdfast.wire.holder_messages import KeptArena
 from holdfast.wire.keeper_messages import ArenaGrant as ArenaAt
@@ -97,11 +97,11 @@ class Keeper:
             with contextlib.suppress(ArenaError):  # made, and never used
                 self._adopt_arena(one)
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            self._begin_generation(run_files.read_json(self._notes / "launch.json", LaunchHere))
+            self._begin_generation(run_specs.read_json(self._notes / "launch.json", LaunchHere))
             self._shelf.begin_launch(self._generation, sys.maxsize)  # nothing was given up since
         for path in self._notes.glob("want-*.json"):
             with contextlib.suppress(OSError, msgspec.DecodeError):
-                self._on_want(run_files.read_json(path, ArenaRequest))
+                self._on_want(run_specs.read_json(path, ArenaRequest))
         self._persisting.mark_recalled()
 
     def _adopt_arena(self, kept: KeptArena) -> None:
@@ -182,7 +182,7 @@ class Keeper:
         for _, arena in self._arenas.values():
             arena.drop_after(line)
         try:
-            run_files.write_json(self._notes / "launch.json", errand)
+            run_specs.write_json(self._notes / "launch.json", errand)
         except OSError as e:
             return f"what is launched cannot be written to {self._notes}: {e.strerror}"
         return ""
@@ -254,7 +254,7 @@ class Keeper:
             except (OSError, ValueError, ArenaError) as e:
                 return KeeperRefusal(why=f"no memory for snapshots: {e}")
         self._on_want(want)
-        run_files.write_json(self._notes / f"want-{want.rank}.json", want)
+        run_specs.write_json(self._notes / f"want-{want.rank}.json", want)
         return ArenaAt(path=path)
 
     async def _new_arena(self, want: ArenaRequest) -> str:

@@ -19,14 +19,14 @@ from holdfast.chaos.fault import CannotInject, FaultResult, GroundTruth, Injecte
 from holdfast.chaos.fault_catalog import KINDS
 from holdfast.chaos.job_observer import JobObserver, ObservedStatus
 from holdfast.chaos.lab_job import LabJob
-from holdfast.chaos.matrix import oracle
+from holdfast.chaos.matrix import job_checks
 from holdfast.chaos.matrix.cells import NAMED, OTHER, RANK, MatrixCell
 from holdfast.chaos.matrix.expectations import CellOutcome, ExpectedRow, closest_row, judging_row
-from holdfast.chaos.matrix.oracle import JobChecks, SharedMemoryWatch
+from holdfast.chaos.matrix.job_checks import JobChecks, SharedMemoryWatch
 from holdfast.chaos.scenario import ScenarioJob
 from holdfast.chaos.striker import Striker
 from holdfast.chaos.undo_guard import UndoGuard
-from holdfast.model.verdict import Change, Record
+from holdfast.model.incident_record import Change, Record
 
 RANKS = 4
 SCRIPT = Path(__file__).parents[3] / "examples" / "parallel.py"
@@ -83,7 +83,7 @@ class CellStage:
         self.sight: JobObserver = made.observe_job()
         self.striker = Striker(self.sight, guard, 1, say)
         self.striker.scene.links = made.links
-        self._found = oracle.open_traces(made.folder / "work", RANKS)
+        self._found = job_checks.open_traces(made.folder / "work", RANKS)
         self._windows: dict[str, range] = {}  # steps that belong to each cell
         self._spoilt = False
         self._updates = 0
@@ -174,10 +174,10 @@ class CellStage:
 
     def compare_states(self, came: dict[str, CellOutcome], calm: Path) -> dict[str, CellOutcome]:
         """Add to each outcome how many states of its steps differ from the undisturbed run's."""
-        wanted = {rank: trace.read() for rank, trace in oracle.open_traces(calm, RANKS).items()}
+        wanted = {rank: trace.read() for rank, trace in job_checks.open_traces(calm, RANKS).items()}
         judged = dict(came)
         for cell, window in self._windows.items():
-            differing, compared = oracle.count_differing(self._found, wanted, window)
+            differing, compared = job_checks.count_differing(self._found, wanted, window)
             judged[cell] = msgspec.structs.replace(came[cell], differing=differing, compared=compared)
         return judged
 
@@ -233,10 +233,10 @@ class CellStage:
         parts = RANKS if how != "pp" else RANKS // 2
         return JobChecks(
             exit=said,
-            samples=tuple(oracle.check_samples(self._found, parts)),
-            orphans=tuple(oracle.find_orphans(mark)),
+            samples=tuple(job_checks.check_samples(self._found, parts)),
+            orphans=tuple(job_checks.find_orphans(mark)),
             shm=tuple(self._shared.list_leftovers()),
-            record=tuple(oracle.check_record(run_dir)),
+            record=tuple(job_checks.check_record(run_dir)),
         )
 
 
@@ -259,7 +259,7 @@ def open_stage(kind: str, how: str, folder: Path, say: Say) -> Iterator[tuple[Ce
     (folder / "work").mkdir()
     shutil.copy(SCRIPT, folder / "tree" / SCRIPT.name)
     mark = uuid.uuid4().hex
-    env = {oracle.MARK: mark, "HOLDFAST_HOME": str(folder / "home"), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    env = {job_checks.MARK: mark, "HOLDFAST_HOME": str(folder / "home"), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     shared = SharedMemoryWatch(mark)
     with UndoGuard() as guard, lab.run_lab_job(make_job(kind, how, folder), folder, env) as made:
         yield CellStage(made, guard, say, shared), mark
@@ -269,7 +269,7 @@ def calm_run(how: str, steps: int, cache: Path, say: Say) -> Path:
     """Return the traces of an undisturbed run of at least this many steps, cached per version of script and torch."""
     code = hashlib.sha256(SCRIPT.read_bytes() + version("torch").encode()).hexdigest()[:12]
     folder = cache / f"calm-{how}-{code}"
-    if min(trace.read().last for trace in oracle.open_traces(folder, RANKS).values()) >= steps:
+    if min(trace.read().last for trace in job_checks.open_traces(folder, RANKS).values()) >= steps:
         return folder
     shutil.rmtree(folder, ignore_errors=True)
     steps = int(_MORE * steps)

@@ -35,7 +35,7 @@ from holdfast.checkpoint.image_layout import EXTRA, ImageLayout
 from holdfast.checkpoint.keeper_client import KeeperClient, current_generation, make_want
 from holdfast.checkpoint.manifest import Author
 from holdfast.checkpoint.memory_copy import MemoryCopier
-from holdfast.checkpoint.part_offsets import file_of
+from holdfast.checkpoint.record_locations import file_of
 from holdfast.checkpoint.retention import find_checkpoints, retain_checkpoints
 from holdfast.checkpoint.state_image import StateError, StateImage, local_tensor
 from holdfast.checkpoint.storage_owner import take_ownership

@@ -12,7 +12,7 @@ from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantities import step_said
-from holdfast.wire.controller_socket import ControllerNotRunning, RequestRefused
+from holdfast.wire.controller_request import ControllerNotRunning, RequestRefused
 
 GONE_S = 15.0  # a controller that crashed is back by then
 STEPLESS_S = 20.0  # ranks of a job that never made a step count as going on when they have run for so long

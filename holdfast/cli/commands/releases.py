@@ -23,7 +23,7 @@ from holdfast.core.release.release_history import ReleaseHistory, ReleaseOvervie
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
 from holdfast.model.release import Fate
-from holdfast.wire.controller_socket import ControllerNotRunning
+from holdfast.wire.controller_request import ControllerNotRunning
 
 PATH = "/api/v1/releases"
 _COLOURS = {Fate.RUNNING: "green", Fate.REFUSED: "red", Fate.ROLLED_BACK: "red", Fate.WAITING: "yellow"}

@@ -23,7 +23,7 @@ from holdfast.core.record.report_bill import Bill, draw_bill
 from holdfast.core.record.tenths import share_tenths
 from holdfast.core.terminal_sanitizer import strip_tree
 from holdfast.journal.sqlite_journal import JournalError, SqliteJournal
-from holdfast.model.verdict import Change, Record
+from holdfast.model.incident_record import Change, Record
 
 _BAR = 100  # characters
 _START_SHARE = 0.01  # of the time: a start that took less is not worth a word

@@ -10,7 +10,7 @@ from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_dirs.controller_client import ask_controller
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
-from holdfast.wire.controller_socket import ControllerNotRunning, RequestRefused
+from holdfast.wire.controller_request import ControllerNotRunning, RequestRefused
 
 _LOOK_S = 0.1
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from holdfast import config
-from holdfast.cli.launch.controller_port import listen_at
+from holdfast.cli.launch.controller_listener import listen_at
 from holdfast.cli.launch.fork_server_start import start_fork_server
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_flags import run_arguments
@@ -15,17 +15,17 @@ from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
 from holdfast.client.boot.zygote import FIRST_PRELOAD, LATER_PRELOAD
 from holdfast.config import ConfigError, Settings
 from holdfast.logs import catalog_files
-from holdfast.model.topology import Job
+from holdfast.model.job_seats import Job
 from holdfast.wire.fork_server import ForkServer
 from holdfast.wire.rank_environment import with_whole_paths
-from holdfast.wire.run_files import EntryPoint, RunSpec
+from holdfast.wire.run_specs import EntryPoint, RunSpec
 
 
 def main(argv: list[str]) -> int:
     try:
         args = run_arguments.parse_run_args(argv, os.environ)
         if args.notes:
-            from holdfast.cli.terminal.console import say
+            from holdfast.cli.terminal.rank_console import say
 
             for note in args.notes:
                 say(note)
@@ -93,7 +93,7 @@ def _run_local(args: RunArgs, settings: Settings) -> int:
             from holdfast.cli.launch import release_packing
             from holdfast.cli.launch.supervisor import Supervisor, leave_terminal
             from holdfast.cli.run_dirs import run_selection
-            from holdfast.cli.terminal.console import describe_shape, make_console, say
+            from holdfast.cli.terminal.rank_console import describe_shape, make_console, say
 
             entry = _make_entry(args)
             begun = release_packing.pack_first_release(entry, run_dir, (log_dir,), copied=args.release)

@@ -6,14 +6,14 @@ import time
 
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
-from holdfast.controller import operator_orders
+from holdfast.controller import order_admission
 from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.controller.control_loop import Controller
 from holdfast.logs import catalog_files
 from holdfast.model.event import Order
-from holdfast.model.topology import Job
+from holdfast.model.job_seats import Job
 from holdfast.ports import Socket
-from holdfast.sim.dst.controller_protocol import ControllerParts, DstController
+from holdfast.sim.dst.controller_interface import ControllerParts, DstController
 from holdfast.sim.dst.seed_run import SeedResult, play_seed
 from holdfast.sim.dst.seed_setup import draw_setup
 
@@ -37,7 +37,7 @@ class RealController:
         return await self._controller.run(job)
 
     def give_order(self, order: Order) -> str:
-        refused = operator_orders.order_refusal(self.decider, order)
+        refused = order_admission.order_refusal(self.decider, order)
         if not refused:
             self._controller.process_event(order)
         return refused

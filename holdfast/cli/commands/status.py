@@ -17,7 +17,7 @@ from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantities import NO_STEP, counted_noun, duration_text, ettr_of, incidents_text, step_said
 from holdfast.core.terminal_sanitizer import strip_tree
-from holdfast.wire.controller_socket import ControllerNotRunning
+from holdfast.wire.controller_request import ControllerNotRunning
 
 __all__ = ["duration_text", "main", "render_status"]
 

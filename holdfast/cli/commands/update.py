@@ -21,11 +21,11 @@ from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantities import duration_text
 from holdfast.core.release.release_history import ReleaseChapter
 from holdfast.model.release import Fate, Release
-from holdfast.wire.controller_socket import ControllerNotRunning, RequestRefused
+from holdfast.wire.controller_request import ControllerNotRunning, RequestRefused
 from holdfast.wire.releases import release_signature, tree_archive
 from holdfast.wire.releases.release_signature import SigningError
 from holdfast.wire.releases.staged_release import is_within
-from holdfast.wire.run_files import EntryPoint
+from holdfast.wire.run_specs import EntryPoint
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _WINDOW = "24h"

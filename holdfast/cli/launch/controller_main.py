@@ -17,14 +17,14 @@ from aiohttp import web
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.quantities import NO_STEP, ettr_said, incidents_text
-from holdfast.controller.access.access_control import PortAccess, Right, admit_by_socket, make_user_token
 from holdfast.controller.access.audit_log import AuditLog
-from holdfast.controller.access.certificate_enrolment import NEEDLESS, CertificateEnrolment
+from holdfast.controller.access.caller_admission import PortAccess, Right, admit_by_socket, make_user_token
 from holdfast.controller.access.connection_gate import ConnectionGate
+from holdfast.controller.access.enrolment_token_api import TokenMinting
+from holdfast.controller.access.enrolment_tokens import NodeTokens
+from holdfast.controller.access.log_flood_filter import ServerLogFilter
 from holdfast.controller.access.node_enrolment import NodeEnrolment
-from holdfast.controller.access.node_tokens import NodeTokens
-from holdfast.controller.access.server_log_filter import ServerLogFilter
-from holdfast.controller.access.token_minting import TokenMinting
+from holdfast.controller.access.user_ca_nodes import NEEDLESS, CertificateEnrolment
 from holdfast.controller.access.user_tokens import UserTokens
 from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.controller.api import ApiEntrance, make_api, make_runner
@@ -35,18 +35,18 @@ from holdfast.controller.user_hooks import UserHooks, job_standing
 from holdfast.core.incident.incident_text import count_failures
 from holdfast.core.record.ledger import Account, TimeUse
 from holdfast.core.terminal_sanitizer import sentence_of_ours
-from holdfast.fleet.join import JoinFleet
-from holdfast.fleet.local import LocalFleet
+from holdfast.fleet.local_process_fleet import LocalFleet
+from holdfast.fleet.self_joining_fleet import JoinFleet
 from holdfast.journal.sqlite_journal import JournalError, JournalFullError, SqliteJournal
 from holdfast.linux import process_control
-from holdfast.linux.python_fork import KEPT
+from holdfast.linux.warm_fork import KEPT
 from holdfast.model.action import Finish, Say
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Begin, Entry, Order, Phase
 from holdfast.ports import Fleet
-from holdfast.wire import folder_lock, fork_server, run_files, unix_sockets
+from holdfast.wire import folder_lock, fork_server, run_specs, unix_sockets
 from holdfast.wire.credentials import mutual_tls
-from holdfast.wire.run_files import ControllerAddress, RunEnd, RunSpec
+from holdfast.wire.run_specs import ControllerAddress, RunEnd, RunSpec
 
 _BACKLOG = 4096
 _LOG_BYTES = 32 << 20
@@ -73,7 +73,7 @@ class NotesFolder:
         self._dir = run_dir
 
     def put_note(self, name: str, content: bytes) -> None:
-        run_files.publish_file(self._dir / name, content)
+        run_specs.publish_file(self._dir / name, content)
 
     def get_note(self, name: str) -> bytes:
         path = self._dir / name
@@ -102,7 +102,7 @@ def main() -> int:
         say(f"{ended.reason}; the job is ended")
     if ended is None:
         return 1
-    run_files.write_json(run_dir / "exit.json", ended)
+    run_specs.write_json(run_dir / "exit.json", ended)
     os.close(alone)
     return ended.code
 
@@ -150,7 +150,7 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) 
         teller.set_phase(controller.decider.phase)
         _on_signals(controller)
         address = ControllerAddress(url=url, pid=os.getpid(), started_at=time.time())
-        run_files.write_json(run_dir / "controller.json", address)
+        run_specs.write_json(run_dir / "controller.json", address)
 
     async with asyncio.TaskGroup() as tasks:
         attending, telling = tasks.create_task(store.connect_ahead()), tasks.create_task(hooks.run())

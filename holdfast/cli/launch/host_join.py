@@ -21,15 +21,21 @@ from holdfast.cli.launch.enrolment_client import (
 from holdfast.cli.launch.supervisor import Supervisor, leave_terminal, watch_node
 from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
-from holdfast.cli.terminal.console import Console, describe_shape, make_console, say
+from holdfast.cli.terminal.rank_console import Console, describe_shape, make_console, say
 from holdfast.config import Settings
-from holdfast.fleet.local import start_node
-from holdfast.model.topology import Job
-from holdfast.wire.credentials import certificate_authority, job_secret, mutual_tls, node_token, user_certificates
+from holdfast.fleet.local_process_fleet import start_node
+from holdfast.model.job_seats import Job
+from holdfast.wire.credentials import (
+    certificate_authority,
+    job_secret,
+    mutual_tls,
+    node_token,
+    organisation_certificates,
+)
 from holdfast.wire.credentials.mutual_tls import KeyFiles
 from holdfast.wire.credentials.node_token import NodeToken
-from holdfast.wire.credentials.user_certificates import UserCertificateError, UserCertificates
-from holdfast.wire.run_files import EntryPoint, RunSpec
+from holdfast.wire.credentials.organisation_certificates import UserCertificateError, UserCertificates
+from holdfast.wire.run_specs import EntryPoint, RunSpec
 
 _ANOTHER_PORT = "give another port in --rdzv-endpoint"
 _REFUSED = 5  # times that the controller closed the link at the sight of a certificate
@@ -221,7 +227,7 @@ def _user_certificates(args: RunArgs, settings: Settings) -> UserCertificates | 
     if not door.key:
         return None
     try:
-        found = user_certificates.check_certificates(
+        found = organisation_certificates.check_certificates(
             KeyFiles(Path(door.key), Path(door.certificate), Path(door.authority))
         )
     except UserCertificateError as e:

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.cli.launch.controller_port import listen_at
+from holdfast.cli.launch.controller_listener import listen_at
 from holdfast.cli.launch.supervisor import Supervisor, leave_terminal
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_flags.run_arguments import RunArgs, UsageError
-from holdfast.cli.terminal.console import make_console, say
+from holdfast.cli.terminal.rank_console import make_console, say
 from holdfast.config import Settings
 from holdfast.controller.decider_rebuild import RebuildError, rebuild_decider
 from holdfast.core.decide.decider import Decider
 from holdfast.journal.sqlite_journal import JournalDamagedError, JournalError, SqliteJournal
-from holdfast.wire import run_files
+from holdfast.wire import run_specs
 
 
 def resume_run(args: RunArgs, settings: Settings | None) -> int:
@@ -29,7 +29,7 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
     if settings is not None:
         run = msgspec.structs.replace(run, settings=settings)
     with listen_at(run.host, run.port, "this run's nodes look for it there, so that must be free") as listener:
-        run_files.write_json(run_dir / "run.json", run)
+        run_specs.write_json(run_dir / "run.json", run)
         console = make_console(args, run, run_dir)
         console.skip_to_end()
         say(f"resuming {run.job.run_id} in {run_dir}")

@@ -11,14 +11,14 @@ import msgspec
 
 from holdfast.cli.launch.fork_server_start import start_fork_server
 from holdfast.cli.run_dirs import run_directory
-from holdfast.cli.terminal.console import Console, ConsolePump, say
+from holdfast.cli.terminal.rank_console import Console, ConsolePump, say
 from holdfast.core.incident.incident_text import describe_exit
-from holdfast.fleet.local import end_node
+from holdfast.fleet.local_process_fleet import end_node
 from holdfast.linux import process_control
-from holdfast.linux.python_fork import OpenFiles, Program
-from holdfast.wire import fork_server, run_files, unix_sockets
+from holdfast.linux.warm_fork import OpenFiles, Program
+from holdfast.wire import fork_server, run_specs, unix_sockets
 from holdfast.wire.fork_server import ForkServer, ProgramProcess
-from holdfast.wire.releases import tree_sync
+from holdfast.wire.releases import release_copy_sync
 
 _LOOK_S = 0.05
 _TRIES = 5  # controllers in a row that did not live _LIVED_S
@@ -177,7 +177,7 @@ class Supervisor:
         if process is not None:
             process.close()
         try:
-            return run_files.read_json(self._run_dir / "exit.json", run_files.RunEnd).code
+            return run_specs.read_json(self._run_dir / "exit.json", run_specs.RunEnd).code
         except (OSError, msgspec.DecodeError):
             return self._asked.code if len(self._asked.numbers) > 2 else None
 
@@ -216,8 +216,8 @@ class Supervisor:
 def _gather_outputs(releases: Path) -> None:
     """Bring files that ranks made in copies to the user's tree, if their nodes had no time to do so."""
     try:
-        for index, gathered in tree_sync.gather_all(releases):
-            say(tree_sync.describe_gathered(index, gathered))
+        for index, gathered in release_copy_sync.gather_all(releases):
+            say(release_copy_sync.describe_gathered(index, gathered))
     except OSError as e:
         say(f"what ranks made beside the script stays in {releases}: {e}")
 

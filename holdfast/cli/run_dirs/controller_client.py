@@ -5,17 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.cli.run_dirs import run_directory
-from holdfast.wire import controller_socket
-from holdfast.wire.controller_socket import ControllerNotRunning, NotAController
+from holdfast.wire import controller_request
+from holdfast.wire.controller_request import ControllerNotRunning, NotAController
 
 
 def ask_controller(
-    run_dir: Path, path: str, body: dict[str, Any] | None = None, wait_s: float = controller_socket.WAIT_S
+    run_dir: Path, path: str, body: dict[str, Any] | None = None, wait_s: float = controller_request.WAIT_S
 ) -> Any:
     """Send a request and return the decoded JSON answer; ControllerNotRunning if there is no controller."""
     if run_directory.find_controller(run_dir) is None:
         raise ControllerNotRunning(f"the run in {run_dir} {run_directory.ending_text(run_dir)}")
-    content = controller_socket.fetch(run_dir, path, body, wait_s)
+    content = controller_request.fetch(run_dir, path, body, wait_s)
     try:
         return json.loads(content)
     except ValueError:

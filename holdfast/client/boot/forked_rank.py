@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, cast
 
 from holdfast.client.boot import release_imports
 from holdfast.linux import process_control
+from holdfast.wire.holder_zygote_messages import ForkRank
 from holdfast.wire.releases.staged_release import StagedRelease
-from holdfast.wire.zygote_messages import ForkRank
 
 
 class RankFiles(NamedTuple):

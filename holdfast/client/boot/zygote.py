@@ -22,7 +22,15 @@ from holdfast.client.boot.forked_rank import RankFiles, await_holder, become_ran
 from holdfast.client.boot.script_runner import run_script
 from holdfast.client.training.progress import here
 from holdfast.linux import process_control
-from holdfast.wire.zygote_messages import PACKET_BYTES, ForkFailed, ForkRank, RankForked, ZygoteReady, encode, to_zygote
+from holdfast.wire.holder_zygote_messages import (
+    PACKET_BYTES,
+    ForkFailed,
+    ForkRank,
+    RankForked,
+    ZygoteReady,
+    encode,
+    to_zygote,
+)
 
 FIRST_PRELOAD = ("torch",)  # what every script imports before it prints anything
 # What DDP and FSDP2 scripts import besides up to the end of their first steps, a checkpoint and a data loader

@@ -26,21 +26,21 @@ from torch.optim import Optimizer
 from holdfast.checkpoint import dcp
 from holdfast.checkpoint.arena import DUE, Arena, SealedSnapshot, SnapshotName
 from holdfast.checkpoint.image_layout import ImageLayout, arrange_image
-from holdfast.checkpoint.image_metadata import ImageMetadataError
 from holdfast.checkpoint.keeper_client import KeeperClient, current_generation, make_want
 from holdfast.checkpoint.manifest import Author, StorageError
 from holdfast.checkpoint.retention import apply_doubts, find_checkpoints
+from holdfast.checkpoint.snapshot_record import ImageMetadataError
 from holdfast.checkpoint.state_image import StateError, extra_spec, flatten_state, record_sizes
 from holdfast.checkpoint.writable_check import write_refusal
+from holdfast.client.checkpointing.checkpoint_fit import describe_mismatch
 from holdfast.client.checkpointing.checkpointer_args import source_of, storage_of
 from holdfast.client.checkpointing.extra_state import ExtraState, extras_room
 from holdfast.client.checkpointing.local_writer import CheckpointTimer, LocalWriter
 from holdfast.client.checkpointing.model_state import ModelState
-from holdfast.client.checkpointing.rank_world import RankWorld
-from holdfast.client.checkpointing.state_comparison import describe_mismatch
+from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.client.checkpointing.state_restore import StateRestore
 from holdfast.client.snapshot.rank_snapshots import RankSnapshots
-from holdfast.client.snapshot.state_locations import ChangedError
+from holdfast.client.snapshot.state_access import ChangedError
 from holdfast.client.training import script_replay
 from holdfast.client.training.progress import here
 from holdfast.wire.keeper_messages import StateGrant, StateRequest

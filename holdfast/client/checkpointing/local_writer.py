@@ -19,7 +19,7 @@ from holdfast.checkpoint.manifest import Author, CheckpointPart, StorageError
 from holdfast.checkpoint.retention import clean_unpublished, retain_checkpoints
 from holdfast.checkpoint.storage_owner import take_ownership
 from holdfast.checkpoint.write_lane import WriteLane, WritePulse
-from holdfast.client.checkpointing.rank_world import RankWorld
+from holdfast.client.checkpointing.rank_collectives import RankWorld
 from holdfast.client.snapshot.rank_snapshots import RankSnapshots
 from holdfast.core.snapshots.checkpoint_interval import best_interval
 from holdfast.wire.keeper_messages import CheckpointPolicy

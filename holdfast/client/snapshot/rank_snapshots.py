@@ -11,7 +11,7 @@ from holdfast.checkpoint.state_image import StateError, StateImage
 from holdfast.client.snapshot.cuda_streams import CudaStreams, RegisteredArena
 from holdfast.client.snapshot.gpu_upload import GpuUpload
 from holdfast.client.snapshot.side_stream import SideStream
-from holdfast.client.snapshot.state_locations import ABSENT, CurrentItems
+from holdfast.client.snapshot.state_access import ABSENT, CurrentItems
 
 
 class RankSnapshots:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from holdfast.client.training import resumed_step, spawned_children
+from holdfast.client.training import resumed_step, training_children
 from holdfast.client.training.progress import RankProgress, here
 
 _MAKES_STATE = "_init_optim_state"  # of torch.distributed.checkpoint.state_dict
@@ -73,7 +73,7 @@ def install_hooks(progress: RankProgress) -> None:
     register_optimizer_step_post_hook(_untraced()(see))
     if "torch.distributed.distributed_c10d" in sys.modules:
         tell_groups()
-    spawned_children.follow_spawns()
+    training_children.follow_spawns()
 
 
 def _untraced() -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from holdfast.client.training.gpu_losses import LossFetches
-    from holdfast.client.training.learning_rate import LearningRateEase
+    from holdfast.client.training.learning_rate_ease import LearningRateEase
     from holdfast.client.training.parameter_hash import ParameterHash
     from holdfast.client.training.resumed_step import ReadWatch
     from holdfast.client.training.update_norm import UpdateWatch
@@ -290,7 +290,7 @@ class RankProgress:
 
     def _install_ease(self, told: str) -> None:
         try:
-            from holdfast.client.training.learning_rate import LearningRateEase
+            from holdfast.client.training.learning_rate_ease import LearningRateEase
 
             self._easing = self._easing or LearningRateEase(told)
         except (ImportError, ValueError) as e:

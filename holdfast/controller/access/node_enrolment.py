@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 
 from holdfast.controller.access.audit_log import AuditLog
-from holdfast.controller.access.node_tokens import NodeTokens
+from holdfast.controller.access.enrolment_tokens import NodeTokens
 from holdfast.controller.access.request_rates import RequestRates
 from holdfast.core.decoding import from_json
 from holdfast.wire.credentials import enrolment, job_secret, mutual_tls

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.controller.access.access_control import Right, UserToken, make_user_token
+from holdfast.controller.access.caller_admission import Right, UserToken, make_user_token
 from holdfast.core.decoding import from_json
 from holdfast.wire.credentials import mutual_tls
 

@@ -16,12 +16,12 @@ from holdfast.core.decoding import make_decoder
 from holdfast.core.diagnose.probe_assessment import ProbeLimits
 from holdfast.core.replay.dual_phase import ReplayLimits
 from holdfast.core.snapshots import final_checkpoint
-from holdfast.core.snapshots.restore_plan import choose_restore
+from holdfast.core.snapshots.restore_choice import choose_restore
 from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Probe, Replay, Say, Stage, Stop
 from holdfast.model.errand import Done, Errand, FinalState, LaunchHere, Leave, StopHere
 from holdfast.model.event import Limits, Outcome
+from holdfast.model.job_seats import Job, Seat, world_size
 from holdfast.model.state_copy import Address, Aim, Copy, Restore
-from holdfast.model.topology import Job, Seat, world_size
 from holdfast.ports import Fleet, Notes, Store
 
 _AT_ONCE = 64

@@ -16,9 +16,9 @@ from holdfast.core.replay.twin_session import TwinSession
 from holdfast.model.action import Replay
 from holdfast.model.errand import Done, Errand, LaunchHere, ReplayHere
 from holdfast.model.event import Outcome
+from holdfast.model.job_seats import Dims
 from holdfast.model.release import Release
 from holdfast.model.replay_task import ReplayResult
-from holdfast.model.topology import Dims
 from holdfast.ports import Store
 
 _IDS, _GROUPS = 10**14, 10**4  # errands of groups are numbered downwards from the one, at most so many of an action

@@ -2,12 +2,12 @@
 
 from holdfast.core.decide import controller_takeover, launching, planned_restart, recovery
 from holdfast.core.decide.controller_takeover import ActionIds
-from holdfast.core.decide.fence import Fence
+from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.decide.operator_requests import OperatorRequests, Pause
 from holdfast.core.decide.resume_point import ResumePoint
 from holdfast.core.incident.failure_history import FailureHistory
-from holdfast.core.incident.incident_case import IncidentCase
-from holdfast.core.incident.triage import Incident, launch_alarm
+from holdfast.core.incident.first_cause import Incident, launch_alarm
+from holdfast.core.incident.ladder_case import IncidentCase
 from holdfast.core.membership.job_nodes import JobNodes
 from holdfast.core.release.job_releases import JobReleases
 from holdfast.model.action import Action
@@ -26,9 +26,9 @@ from holdfast.model.event import (
     Successor,
     Tick,
 )
+from holdfast.model.incident_record import Change, Record, Verdict
+from holdfast.model.job_seats import Job, Seat
 from holdfast.model.release import Release
-from holdfast.model.topology import Job, Seat
-from holdfast.model.verdict import Change, Record, Verdict
 
 
 class Decider:

@@ -3,17 +3,17 @@
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
-from holdfast.core.decide.fence import Fence
+from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.decide.operator_requests import resumed_step
 from holdfast.core.incident import incident_text
+from holdfast.core.incident.first_cause import is_node_proof
 from holdfast.core.incident.ladder import GAVE_UP
-from holdfast.core.incident.triage import is_node_proof
 from holdfast.core.membership.standbys import BRIEF, CHECK
 from holdfast.model.action import Action, Finish, Say
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.event import Begin, Ended, Outcome, Phase, Progress, Ready
-from holdfast.model.topology import Seat
-from holdfast.model.verdict import Remedy, Verdict
+from holdfast.model.incident_record import Remedy, Verdict
+from holdfast.model.job_seats import Seat
 
 if TYPE_CHECKING:
     from holdfast.core.decide.decider import Decider

@@ -5,9 +5,9 @@ from collections.abc import Set
 import msgspec
 
 from holdfast.core.incident import incident_text
-from holdfast.core.incident.triage import Incident
+from holdfast.core.incident.first_cause import Incident
 from holdfast.model.event import Progress
-from holdfast.model.verdict import Change
+from holdfast.model.incident_record import Change
 
 
 class OperatorRequests:

@@ -8,7 +8,7 @@ from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.model.action import Stop
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Order, Outcome, Phase
-from holdfast.model.verdict import Remedy, Verdict
+from holdfast.model.incident_record import Remedy, Verdict
 
 if TYPE_CHECKING:
     from holdfast.core.decide.decider import Decider

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.decide import launching
 from holdfast.core.incident import incident_text
-from holdfast.core.incident.incident_case import IncidentCase
+from holdfast.core.incident.first_cause import Incident, is_node_proof, open_incident
 from holdfast.core.incident.ladder import GAVE_UP, find_verdict, verdict_after_probe
-from holdfast.core.incident.triage import Incident, is_node_proof, open_incident
+from holdfast.core.incident.ladder_case import IncidentCase
 from holdfast.core.membership.seating import make_probe_or_replay
 from holdfast.model.action import Say, Stop
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Outcome, Phase, Progress
-from holdfast.model.verdict import Remedy, Verdict
+from holdfast.model.incident_record import Remedy, Verdict
 
 if TYPE_CHECKING:
     from holdfast.core.decide.decider import Decider

@@ -4,9 +4,9 @@ from holdfast.core.decide.doubtful_states import DoubtfulStates
 from holdfast.core.incident import incident_text
 from holdfast.model.action import Launch, Say
 from holdfast.model.event import Progress
+from holdfast.model.incident_record import Change, Record, Remedy, Verdict
+from holdfast.model.job_seats import Seat
 from holdfast.model.release import Ease, Release, Skip
-from holdfast.model.topology import Seat
-from holdfast.model.verdict import Change, Record, Remedy, Verdict
 
 _KEPT = 64  # skips, and eases
 

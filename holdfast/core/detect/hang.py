@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from holdfast.core.detect.pace import agreed_origin
+from holdfast.core.detect.job_progress import agreed_origin
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, RankMotion, find_motion, training_processes
 from holdfast.core.diagnose.stack_folding import main_frames
 from holdfast.core.incident.incident_text import count_steps

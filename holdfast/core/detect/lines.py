@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from holdfast.core.incident.alarm_rate_limit import RepeatFilter, SlidingSum, cap_stance
-from holdfast.core.log_analysis.regex_cost import CHARS, allowed_chars
+from holdfast.core.log_analysis.regex_line_budget import CHARS, allowed_chars
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.signal import Line
 

@@ -5,15 +5,15 @@ from collections import deque
 import msgspec
 
 from holdfast.core.incident import incident_text
-from holdfast.core.incident.incident_case import IncidentCase, PastFailure
+from holdfast.core.incident.first_cause import Incident
 from holdfast.core.incident.ladder import find_verdict
-from holdfast.core.incident.triage import Incident
+from holdfast.core.incident.ladder_case import IncidentCase, PastFailure
 from holdfast.core.membership.job_nodes import JobNodes
 from holdfast.core.release.job_releases import JobReleases
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Limits, Progress
-from holdfast.model.topology import Job
-from holdfast.model.verdict import Remedy, Verdict
+from holdfast.model.incident_record import Remedy, Verdict
+from holdfast.model.job_seats import Job
 
 _REMEMBERED = 256
 _HOUR_S = 3600.0

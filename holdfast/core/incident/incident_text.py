@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from holdfast.core.record.tenths import share_tenths
 from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.incident_record import Change, Record, Remedy
 from holdfast.model.release import Skip
-from holdfast.model.verdict import Change, Record, Remedy
 
 _SIGNALS = {1: "SIGHUP", 2: "SIGINT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL"}
 _SIGNALS |= {11: "SIGSEGV", 13: "SIGPIPE", 15: "SIGTERM"}

@@ -21,12 +21,12 @@ from collections.abc import Mapping
 import msgspec
 
 from holdfast.core.incident import incident_text, loss_remedy
-from holdfast.core.incident.incident_case import EXTERNAL, SETTING, TOLD, IncidentCase, PastFailure
-from holdfast.core.incident.triage import NOT_STARTED, is_echo
+from holdfast.core.incident.first_cause import NOT_STARTED, is_echo
+from holdfast.core.incident.ladder_case import EXTERNAL, SETTING, TOLD, IncidentCase, PastFailure
 from holdfast.core.snapshots.eviction_safety import may_leave
 from holdfast.model.alarm import Kind
+from holdfast.model.incident_record import Remedy, Verdict
 from holdfast.model.release import Skip
-from holdfast.model.verdict import Remedy, Verdict
 
 GAVE_UP = 93  # exit code: do not requeue
 _PATIENCE_S = (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0)  # for somebody outside to come back

@@ -8,7 +8,7 @@ from holdfast.core.snapshots.eviction_safety import Bonds, copy_bonds
 from holdfast.model.action import Action
 from holdfast.model.alarm import Kind
 from holdfast.model.event import Limits, Ready
-from holdfast.model.topology import Job, Seat
+from holdfast.model.job_seats import Job, Seat
 
 
 class JobNodes:

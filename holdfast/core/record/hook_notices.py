@@ -7,8 +7,8 @@ import msgspec
 
 from holdfast.model.action import Finish
 from holdfast.model.event import Entry, Order
+from holdfast.model.incident_record import Record, Remedy
 from holdfast.model.release import Fate, Release
-from holdfast.model.verdict import Record, Remedy
 
 FORMATS = ("json", "slack")
 _KEPT = 64  # notices that wait for their turn; the rest are only counted

@@ -4,7 +4,7 @@ import msgspec
 
 from holdfast.core.incident.incident_text import phases_s
 from holdfast.core.record.ledger import Account, ReleaseRun, Span, TimeUse
-from holdfast.model.verdict import Change, Record, Remedy
+from holdfast.model.incident_record import Change, Record, Remedy
 
 
 class RestartCost(msgspec.Struct, frozen=True, kw_only=True):

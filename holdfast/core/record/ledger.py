@@ -9,8 +9,8 @@ import msgspec
 from holdfast.core.incident import incident_text
 from holdfast.model.action import Finish, Launch
 from holdfast.model.event import Begin, Entry, Phase, Progress
+from holdfast.model.incident_record import Change, Record, Remedy
 from holdfast.model.release import Release
-from holdfast.model.verdict import Change, Record, Remedy
 
 PLANNED = "planned restarts"  # the cause of what they cost
 

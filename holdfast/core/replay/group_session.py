@@ -20,8 +20,8 @@ from holdfast.core.replay.node_grid import (
     plan_grid,
     shrink_mesh,
 )
+from holdfast.model.job_seats import Dims, Seat, world_size
 from holdfast.model.replay_task import ReplayTask
-from holdfast.model.topology import Dims, Seat, world_size
 
 _GROUPS = 3  # of fewer than three that differ nobody can say which is wrong
 

@@ -19,8 +19,8 @@ from holdfast.core.replay.dual_phase import ReplayGroup, ReplayLimits, ReplayRul
 from holdfast.core.replay.group_session import GroupLaunch, ReplayRequest, group_launch, valid_mesh
 from holdfast.core.replay.majority import GroupResult
 from holdfast.core.replay.node_grid import Nodes, UnfitError, nodes_per_replica
-from holdfast.core.replay.twin_comparison import Referee, TwinComparison, TwinLimits
-from holdfast.model.topology import Dims
+from holdfast.core.replay.twin_ruling import Referee, TwinComparison, TwinLimits
+from holdfast.model.job_seats import Dims
 
 _MIX, _WORD = 0x9E3779B97F4A7C15, 2**64 - 1
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from holdfast.core.snapshots.parity_placement import place_halves
 from holdfast.core.snapshots.peer_placement import choose_peers
-from holdfast.model.topology import Dims, Seat
+from holdfast.model.job_seats import Dims, Seat
 
 Bonds = Mapping[str, Collection[str]]  # for each node the others whose loss, together with its own, would lose a state
 

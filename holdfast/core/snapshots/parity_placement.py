@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import msgspec
 
 from holdfast.core.snapshots.peer_placement import Groups, dense_mesh, evicted_together, match_owners, parallel_groups
+from holdfast.model.job_seats import Dims, Seat, world_size
 from holdfast.model.state_copy import Half
-from holdfast.model.topology import Dims, Seat, world_size
 
 _LEAST = 3  # nodes
 _TRIES = 16  # ways to deal the first halves, where no regular one fits both

@@ -12,9 +12,9 @@ import msgspec
 
 from holdfast.core.snapshots.parity_placement import place_halves
 from holdfast.core.snapshots.peer_placement import choose_peers
+from holdfast.model.job_seats import Dims, Seat
 from holdfast.model.signal import Beat
 from holdfast.model.state_copy import Aim, Half
-from holdfast.model.topology import Dims, Seat
 
 _MOST = 256  # steps ahead
 

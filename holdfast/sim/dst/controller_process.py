@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from holdfast.model.event import Entry, Order, Phase
-from holdfast.sim.dst.controller_protocol import BuildController, ControllerCrashed, ControllerParts, DstController
+from holdfast.sim.dst.controller_interface import BuildController, ControllerCrashed, ControllerParts, DstController
 from holdfast.sim.dst.simulated_disk import DiskJournal, DiskNotes, SimDisk
 from holdfast.sim.dst.simulated_fleet import SimFleet, SimStore
 from holdfast.sim.dst.simulated_link import SimLink

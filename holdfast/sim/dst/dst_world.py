@@ -8,8 +8,8 @@ from typing import Any
 
 from holdfast.core.detect.crash import FailureCatalog
 from holdfast.model.event import Order
+from holdfast.sim.dst.controller_interface import BuildController
 from holdfast.sim.dst.controller_process import ControllerProcess
-from holdfast.sim.dst.controller_protocol import BuildController
 from holdfast.sim.dst.random_faults import RandomFaults
 from holdfast.sim.dst.seed_setup import SeedSetup
 from holdfast.sim.dst.simulated_agent import SimAgent

@@ -3,7 +3,7 @@
 from random import Random
 from typing import TYPE_CHECKING
 
-from holdfast.core.agent_protocol import fence_s
+from holdfast.core.agent_state_machine import fence_s
 from holdfast.model.event import Order
 from holdfast.model.release import Release
 from holdfast.sim.dst.seed_setup import NOTICE_S

@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.core.detect.crash import FailureCatalog
 from holdfast.model.event import Order, Phase
-from holdfast.sim.dst.controller_protocol import BuildController
+from holdfast.sim.dst.controller_interface import BuildController
 from holdfast.sim.dst.dst_world import DstWorld
 from holdfast.sim.dst.seed_setup import NOTICE_S, SeedSetup
 from holdfast.sim.dst.virtual_loop import StuckError

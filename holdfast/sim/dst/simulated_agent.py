@@ -1,4 +1,4 @@
-"""The agent of a simulated machine: the real `core/agent_protocol.py` in a simulated version of `agent/main.py`.
+"""The agent of a simulated machine: the real `core/agent_state_machine.py` in a simulated version of `agent/main.py`.
 
 Names are those of `agent/main.py`, so that the two can be read side by side.
 """
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.core.agent_protocol import (
+from holdfast.core.agent_state_machine import (
     AgentProtocol,
     BadLossSeen,
     CarryOut,

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.agent_protocol import AgentProtocol
+from holdfast.core.agent_state_machine import AgentProtocol
 from holdfast.core.decide.decider import Decider
 from holdfast.core.record.ledger import fold_entries
 from holdfast.model.action import Finish, Say

@@ -13,9 +13,9 @@ from holdfast.logs import catalog_files
 from holdfast.model.action import Finish, Launch, Stage
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Begin, Decision, Entry, Event, Limits, Order, Phase, Ready, Tick
+from holdfast.model.job_seats import Job
 from holdfast.model.release import Release
-from holdfast.model.topology import Job
-from holdfast.sim.scale import adjacent_nodes, node_defects
+from holdfast.sim.scale import node_defects, node_neighbours
 from holdfast.sim.scale.alarm_model import AlarmModel, silence_alarm
 from holdfast.sim.scale.bad_releases import BadReleases
 from holdfast.sim.scale.failure_mixes import BlastFailure, FailureMix, FailureMode
@@ -229,7 +229,7 @@ class HoldfastPolicy:
 
     def _blast_nodes(self, blast: BlastFailure, node: str) -> None:
         """Lose a switch or a rack, and with it the nodes around this one."""
-        around = adjacent_nodes.seats_around(self.decider.seats, node, blast.nodes)
+        around = node_neighbours.seats_around(self.decider.seats, node, blast.nodes)
         gone = [seat.node for seat in around if seat.node in self.nodes]
         self.dead.update(gone)
         self._striking = blast.name
@@ -256,7 +256,7 @@ class HoldfastPolicy:
         if fault.shows == "slow":
             self._slow.show_slowness(fault, node, defect)
             return
-        places = adjacent_nodes.find_place(self.decider.seats, node, self._seated_node(self.rng.random()))
+        places = node_neighbours.find_place(self.decider.seats, node, self._seated_node(self.rng.random()))
         sign = self.signs.draw_sign(fault, places, self.rng, defect)
         spoilt = max(0, self.course.current_step(self.now) - sign.back_steps) if sign.back_steps else 0
         if sign.stalls:

@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.model.alarm import Alarm
 from holdfast.sim.scale import node_defects
-from holdfast.sim.scale.adjacent_nodes import FailurePlace
+from holdfast.sim.scale.node_neighbours import FailurePlace
 
 if TYPE_CHECKING:
     from holdfast.sim.scale.failure_schedule import ScheduledFailure

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from holdfast.wire.credentials import certificate_registry
+from holdfast.wire.credentials import node_serials
 from holdfast.wire.credentials.mutual_tls import CONTROLLER, NODE, SIGNING, KeyFiles, write_secret
 
 _AGES = datetime.timedelta(days=36500)
@@ -55,13 +55,13 @@ class CertificateAuthority:
 
     def node_serials(self) -> dict[str, str]:
         """Return the certificate serial of every node that was ever registered, by node name."""
-        return certificate_registry.read_serials(self._folder)
+        return node_serials.read_serials(self._folder)
 
     def register_node(self, name: str, certificate: bytes) -> str:
         """Record the certificate of a node and return its serial."""
         serial = f"{x509.load_pem_x509_certificate(certificate).serial_number:X}"
         serial = serial.rjust(len(serial) + len(serial) % 2, "0")  # as the ssl module shows it
-        certificate_registry.add_serial(self._folder, name, serial)
+        node_serials.add_serial(self._folder, name, serial)
         return serial
 
     def _sign_key(self, key: ec.EllipticCurvePublicKey, who: x509.GeneralName) -> bytes:

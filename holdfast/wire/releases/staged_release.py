@@ -7,7 +7,7 @@ import msgspec
 
 from holdfast.model.release import Ease, Release, Skip
 from holdfast.wire.rank_environment import with_whole_paths
-from holdfast.wire.run_files import EntryPoint
+from holdfast.wire.run_specs import EntryPoint
 from holdfast.wire.skip_environment import EASE, SKIP
 
 

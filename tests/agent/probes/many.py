@@ -13,7 +13,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import msgspec
 
 from holdfast.agent.probes import ProbeRequest, choose_probes
-from holdfast.agent.probes.reproducible_math import make_deterministic
+from holdfast.agent.probes.probe_tools import make_deterministic
 from holdfast.model.probe import Finding
 
 

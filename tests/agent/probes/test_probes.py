@@ -10,11 +10,21 @@ import msgspec
 import pytest
 import torch
 
-from holdfast.agent.probes import PROBES, ProbeRequest, all_to_all, choose_probes, clock, disk, load, loopback, shm
-from holdfast.agent.probes.gemm import integer_matrix, wrong_rows
-from holdfast.agent.probes.gpu_heat import GpuHeat
-from holdfast.agent.probes.minigpt import train_step
-from holdfast.agent.probes.reproducible_math import CPU, float_tensor, integer_tensor, tensor_digest
+from holdfast.agent.probes import (
+    PROBES,
+    ProbeRequest,
+    choose_probes,
+    clock_sanity,
+    device_exchange,
+    disk,
+    loopback,
+    shm,
+    sustained_load,
+)
+from holdfast.agent.probes.exact_gemm import integer_matrix, wrong_rows
+from holdfast.agent.probes.heat_reader import GpuHeat
+from holdfast.agent.probes.minigpt_model import train_step
+from holdfast.agent.probes.probe_tools import CPU, float_tensor, integer_tensor, tensor_digest
 from holdfast.core.diagnose.probe_assessment import ProbeAssessment, assess_probes
 from holdfast.model.probe import Finding
 
@@ -44,7 +54,7 @@ def asked(where: Path) -> ProbeRequest:
 
 
 def test_probes_of_the_host(tmp_path: Path) -> None:
-    for probe in (clock, disk, shm, loopback):
+    for probe in (clock_sanity, disk, shm, loopback):
         (found,) = probe.run(asked(tmp_path))
         assert found.ok, found
 
@@ -69,8 +79,8 @@ class Forgetful(bytes):
 
 def test_a_clock_that_runs_back_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readings = iter([100, 50, *range(200, 400)])
-    monkeypatch.setattr("holdfast.agent.probes.clock.time.monotonic_ns", lambda: next(readings))
-    (found,) = clock.run(asked(tmp_path))
+    monkeypatch.setattr("holdfast.agent.probes.clock_sanity.time.monotonic_ns", lambda: next(readings))
+    (found,) = clock_sanity.run(asked(tmp_path))
     assert found.ok is False and "time runs back by 50 ns" in found.detail
 
 
@@ -84,21 +94,21 @@ def test_a_clock_that_is_read_late_is_no_finding(tmp_path: Path, monkeypatch: py
             time.sleep(0.005)
         return found
 
-    monkeypatch.setattr("holdfast.agent.probes.clock.time.clock_gettime", read)
-    (found,) = clock.run(asked(tmp_path))
+    monkeypatch.setattr("holdfast.agent.probes.clock_sanity.time.clock_gettime", read)
+    (found,) = clock_sanity.run(asked(tmp_path))
     assert found.ok, found
 
 
 def test_a_clock_that_goes_wrong_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, began = time.clock_gettime, time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
     monkeypatch.setattr(
-        "holdfast.agent.probes.clock.time.clock_gettime", lambda which: real(which) + 0.1 * (real(which) - began)
+        "holdfast.agent.probes.clock_sanity.time.clock_gettime", lambda which: real(which) + 0.1 * (real(which) - began)
     )
-    (found,) = clock.run(asked(tmp_path))
+    (found,) = clock_sanity.run(asked(tmp_path))
     assert found.ok is False and "one clock says" in found.detail
 
 
-@pytest.mark.parametrize("probe", [disk, load])
+@pytest.mark.parametrize("probe", [disk, sustained_load])
 def test_a_probe_that_comes_to_its_work_late_still_does_some(probe: Any, tmp_path: Path) -> None:
     """Its time is over before it has begun: it may be short, but not broken, which would be the node's fault."""
     (found,) = probe.run(msgspec.structs.replace(asked(tmp_path), small=False, left_s=1e-9))
@@ -149,7 +159,7 @@ def test_a_digest_sees_every_bit() -> None:
 
 
 def test_all_to_all_among_devices() -> None:
-    found = all_to_all.exchange_among([CPU, CPU, CPU], 1 << 16)
+    found = device_exchange.exchange_among([CPU, CPU, CPU], 1 << 16)
     assert found.ok and found.value and len(found.samples) == 20
 
 

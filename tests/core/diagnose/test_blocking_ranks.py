@@ -3,8 +3,8 @@
 import msgspec
 
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks, find_blocking, find_motion, format_ranks, vote_rounds
+from holdfast.model.job_seats import Seat
 from holdfast.model.stacks import Trace
-from holdfast.model.topology import Seat
 from tests.core.diagnose.places import RECEIVE, REDUCE, SLEEP, flight, process, trace
 
 SEATS = tuple(Seat(node=f"n{i}", group_rank=i, first_rank=2 * i, nproc=2) for i in range(4))

@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from holdfast.core.incident.incident_case import IncidentCase, PastFailure
+from holdfast.core.incident.first_cause import NOT_STARTED
 from holdfast.core.incident.ladder import GAVE_UP, find_verdict, verdict_after_probe
-from holdfast.core.incident.triage import NOT_STARTED
+from holdfast.core.incident.ladder_case import IncidentCase, PastFailure
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.verdict import Remedy
+from holdfast.model.incident_record import Remedy
 
 CRASH = Alarm(
     kind=Kind.CRASH, at=100.0, suspects=("n1",), ranks=(2,), code=-11, klass="process_crash_signal", group="framework",

@@ -2,10 +2,10 @@
 
 import msgspec
 
-from holdfast.core.incident.incident_case import PastFailure
 from holdfast.core.incident.ladder import find_verdict
+from holdfast.core.incident.ladder_case import PastFailure
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.verdict import Remedy
+from holdfast.model.incident_record import Remedy
 from tests.core.diagnose.test_ladder import case
 
 GROUP = Alarm(kind=Kind.HANG, at=100.0, suspects=("n0", "n2"), ranks=(4,), reason="keeps the others waiting")

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from holdfast.core.incident.ladder import find_verdict
-from holdfast.model.verdict import Remedy
+from holdfast.model.incident_record import Remedy
 from tests.core.diagnose.test_ladder import CRASH, SCRIPT, case, past
 
 CHOSEN = msgspec.structs.replace(CRASH, code=3, klass="", group="", reason="exited with code 3")

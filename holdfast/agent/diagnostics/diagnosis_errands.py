@@ -1,0 +1,98 @@
+"""Runs diagnostic errands on this node: probes alone, pair tests and replays together with other nodes."""
+
+import asyncio
+import ipaddress
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from holdfast.agent.diagnostics.probe_runner import ProbeTerms, run_link, run_probes
+from holdfast.agent.diagnostics.replay_runner import run_replay
+from holdfast.model.errand import LaunchHere, PairTestHere, ProbeHere, ReplayHere
+from holdfast.model.probe import Finding
+from holdfast.model.release import Release
+from holdfast.model.replay_task import ReplayResult
+from holdfast.wire.run_specs import EntryPoint, NodeSpec
+
+_NAME = re.compile(r"[A-Za-z0-9-]+")  # it becomes a folder
+
+Findings = tuple[Finding, ...]
+Environment = Callable[[LaunchHere, int], dict[str, str]]  # of a rank, by its number on this node
+
+
+class DiagnosisResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Findings of probes, and results of replayed ranks."""
+
+    findings: Findings = ()
+    played: tuple[ReplayResult, ...] = ()
+
+
+class NodeDiagnosis:
+    """Runs one diagnosis at a time; the next errand cancels it, unless that only stages a release."""
+
+    def __init__(self, node: NodeSpec, node_dir: Path, environment: Environment) -> None:
+        self._node = node
+        self._node_dir = node_dir
+        self._environment = environment
+        self.entry: Callable[[Release], EntryPoint] = lambda release: node.entry  # what ranks of a release run
+        self._task: asyncio.Task[DiagnosisResult] | None = None
+
+    async def run_errand(self, errand: ProbeHere | PairTestHere | ReplayHere) -> tuple[str, DiagnosisResult]:
+        """Run the diagnosis; return an error in words, empty if there is none, and what was found."""
+        await self.stop()
+        task = self._task = asyncio.create_task(self._run_diagnosis(errand))
+        await asyncio.wait([task])
+        if task.cancelled():
+            return "it was given something else to do", DiagnosisResult()
+        try:
+            return "", task.result()
+        except OSError as e:
+            return f"it cannot be tried: {e}", DiagnosisResult()
+
+    async def stop(self) -> None:
+        """Cancel the running diagnosis; return when all of it has ended."""
+        task, self._task = self._task, None
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _run_diagnosis(self, errand: ProbeHere | PairTestHere | ReplayHere) -> DiagnosisResult:
+        match errand:
+            case ProbeHere(level=level):
+                return DiagnosisResult(findings=await self._run_alone(level))
+            case PairTestHere():
+                return DiagnosisResult(findings=await self._run_pair_test(errand))
+            case ReplayHere(launch=launch, replay=replay):
+                if not _NAME.fullmatch(replay.name):
+                    raise OSError(f"{replay.name!r} is no name of a replay")
+                folder = self._node_dir / "replay" / replay.name
+                entry = self.entry(launch.release)
+                return DiagnosisResult(
+                    played=await run_replay(errand, entry, folder, partial(self._environment, launch))
+                )
+
+    async def _run_alone(self, level: int) -> Findings:
+        limits = self._node.settings.probe
+        budget_s = limits.local_budget_s if self._is_shared() else limits.budget_s
+        probes = run_probes(level, budget_s, self._python, self._node_dir, terms=ProbeTerms(nice=limits.nice))
+        return tuple([finding async for finding in probes])
+
+    async def _run_pair_test(self, errand: PairTestHere) -> Findings:
+        return await run_link(errand.meeting, self._python, terms=ProbeTerms(nice=self._node.settings.probe.nice))
+
+    @property
+    def _python(self) -> str:
+        return self._node.entry.python or sys.executable  # of the script: it has torch
+
+    def _is_shared(self) -> bool:
+        """Return whether nodes share this machine: the controller's address is loopback, as on a local fleet."""
+        host = urlsplit(self._node.url).hostname or "localhost"
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return host == "localhost"

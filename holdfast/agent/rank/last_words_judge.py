@@ -1,0 +1,182 @@
+"""The judge: a process beside the agent that reads a failed rank's last words and finds the cause in them.
+
+A script may print anything, and a pattern may search a line for very long while it holds the interpreter, so a thread
+would block the agent. The judge has the catalog loaded and forks for every rank that ended badly; the fork is killed
+at its deadline. The judge is forked from the agent before the agent has any threads, and dies with it.
+"""
+
+import gc
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from holdfast.agent.rank import log_tail
+from holdfast.agent.system import child_process
+from holdfast.config import ConfigError, WordLimits
+from holdfast.core.decoding import Content, make_decoder
+from holdfast.core.detect.crash import FailureCatalog, alarm_of, alarm_without_words
+from holdfast.linux import process_control, warm_fork
+from holdfast.linux.warm_fork import OpenFiles, Program
+from holdfast.logs import catalog_files
+from holdfast.model.alarm import Alarm
+from holdfast.model.signal import Exit
+from holdfast.wire import holder_messages, run_specs
+
+DEADLINE_S = 2.0  # of a processor, for one rank's words: a hundred times what they take
+_PATIENCE_S = 4.0  # by the clock: a busy machine, or a file that cannot be read
+_LATE = (signal.SIGPROF, signal.SIGALRM)  # what ends who takes longer
+# What is mostly said: the patterns that look at it are compiled once, not in every fork.
+_USUAL = (
+    "Traceback (most recent call last):",
+    '  File "train.py", line 88, in main',
+    "ValueError: bad value",
+    "RuntimeError: CUDA error: device-side assert triggered",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+    "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1, unhandled system error, socket error",
+    "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234",
+    "[rank0]: [E101 10:00:00.123 ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout",
+    "error: failed to load the checkpoint file: No such file or directory",
+)
+_log = logging.getLogger("holdfast.agent")
+
+
+class JudgeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    id: int
+    exit: Exit
+    where: str  # the folder of its output
+
+
+class JudgeAlarm(msgspec.Struct, frozen=True, kw_only=True, tag="told"):
+    id: int
+    alarm: Alarm
+    last: bool  # False: this is what is known without the last words, and another alarm follows
+
+
+class JudgeAborted(msgspec.Struct, frozen=True, kw_only=True, tag="gone"):
+    """Sent when a fork has ended before it sent its last alarm."""
+
+    id: int
+    late: bool
+
+
+Answer = JudgeAlarm | JudgeAborted
+encode = msgspec.msgpack.Encoder().encode
+to_judge = make_decoder(msgspec.msgpack.Decoder(JudgeRequest))
+to_agent: Callable[[Content], Answer] = make_decoder(msgspec.msgpack.Decoder(Answer))
+
+
+def start(node_dir: Path) -> socket.socket:
+    """Fork the judge; return our end of the socket to it. Call this below `python_fork.run`, before any threads."""
+    ours, theirs = holder_messages.make_socket_pair()
+    end = theirs.detach()
+    program = Program(module=__name__, args=(str(node_dir), str(end)), env=dict(os.environ))
+    try:
+        warm_fork.fork(program, OpenFiles(stdout=1, stderr=2, keep=(end,)), ours.close, tied=True)
+    except OSError as e:
+        _log.warning("there is no judge, and last words are not read: %s", e)
+    os.close(end)
+    return ours
+
+
+class JudgeProcess:
+    """The judge in its own process: receives requests, and forks a process to judge each."""
+
+    def __init__(self, sock: socket.socket, known: FailureCatalog) -> None:
+        self._sock = sock
+        self._known = known
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(sock, selectors.EVENT_READ)
+        self._forks: dict[int, tuple[int, int]] = {}  # by its pidfd: its pid, and what it was asked
+
+    def run(self) -> None:
+        """Serve requests until the agent is gone."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.fd in self._forks:
+                    self._on_fork_exit(key.fd)
+                elif packet := child_process.receive_packet(self._sock, holder_messages.PACKET_BYTES):
+                    self._fork_for(to_judge(packet))
+                else:
+                    return
+
+    def _fork_for(self, asked: JudgeRequest) -> None:
+        judge = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as e:
+            _log.warning("nobody can be had to judge: %s", e)
+            self._send_answer(JudgeAborted(id=asked.id, late=False))
+            return
+        if pid == 0:
+            process_control.die_with_parent(judge)
+            _judge_in_fork(self._sock, asked, self._known)
+        fd = os.pidfd_open(pid)
+        self._forks[fd] = (pid, asked.id)
+        self._selector.register(fd, selectors.EVENT_READ)
+
+    def _on_fork_exit(self, fd: int) -> None:
+        pid, id = self._forks.pop(fd)
+        self._selector.unregister(fd)
+        os.close(fd)
+        status = os.waitpid(pid, 0)[1]
+        if status:
+            self._send_answer(JudgeAborted(id=id, late=-os.waitstatus_to_exitcode(status) in _LATE))
+
+    def _send_answer(self, answer: Answer) -> None:
+        child_process.send_packet(self._sock, encode(answer))
+
+
+def _judge_in_fork(sock: socket.socket, asked: JudgeRequest, known: FailureCatalog) -> None:
+    """Judge one exit in a fork that ends here. Send the alarm without last words first: these may take too long."""
+    for number in _LATE:  # by the kernel's own hand: a search that goes on for ever hears nobody
+        signal.signal(number, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, DEADLINE_S)
+    signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S)
+    gc.disable()  # to look through all that we share with the judge would copy it
+    code = 1
+    try:
+        exit = msgspec.structs.replace(asked.exit, words=log_tail.last_words(Path(asked.where)))
+        child_process.send_packet(
+            sock, encode(JudgeAlarm(id=asked.id, alarm=alarm_without_words(exit, known), last=False))
+        )
+        child_process.send_packet(sock, encode(JudgeAlarm(id=asked.id, alarm=alarm_of(exit, known), last=True)))
+        code = 0
+    finally:
+        if code:
+            traceback.print_exc()
+        os._exit(code)
+
+
+def load_catalog(limits: WordLimits) -> FailureCatalog:
+    """Load the catalog with the user's file; if that file can no longer be read, the built-in catalog alone."""
+    try:
+        known = catalog_files.load_failures(limits)
+    except ConfigError as e:
+        _log.warning("%s; last words are judged by our own catalog", e)
+        known = catalog_files.load_built_in()
+    return warm_catalog(known)
+
+
+def warm_catalog(known: FailureCatalog) -> FailureCatalog:
+    alarm_of(Exit(node="", generation=0, rank=0, code=1, at=0.0, words=_USUAL), known)
+    return known
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent's, and then ours when it ends
+    sock = socket.socket(fileno=int(sys.argv[2]))
+    settings = run_specs.read_json(Path(sys.argv[1]) / "spec.json", run_specs.NodeSpec).settings
+    JudgeProcess(sock, load_catalog(settings.words)).run()
+
+
+if __name__ == "__main__":
+    main()

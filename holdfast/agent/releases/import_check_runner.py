@@ -1,0 +1,60 @@
+"""Checks with the ranks' interpreter that a staged release compiles and that its imports resolve."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from pathlib import Path
+
+from holdfast.model.release import Release
+from holdfast.wire.releases.staged_release import StagedRelease, staged_entry
+from holdfast.wire.run_specs import EntryPoint
+
+READER = Path(__file__).with_name("import_check.py")
+_DEADLINE_S = 60.0
+_NICE = 10
+_WORDS = 300  # characters of what it wrote on its standard error
+
+
+async def check_release(
+    entry: EntryPoint, release: Release, staged: StagedRelease, env: dict[str, str], deadline_s: float = _DEADLINE_S
+) -> tuple[str, bool]:
+    """Return what is wrong, empty if nothing, and whether the release is at fault; execute none of its code."""
+    if not entry.python:
+        return "the job runs a program of its own, and only Python code has releases", True
+    argv = staged_entry(entry, release, staged).argv
+    asked = {
+        "root": staged.at,
+        "script": "" if entry.module else os.path.join(entry.cwd, argv[0]),
+        "module": argv[0] if entry.module else "",
+        "first": staged.staged_path(entry.cwd) if entry.module else "",
+    }
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *("nice", f"-n{_NICE}", entry.python, "-u", str(READER)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**env, "PYTHONDONTWRITEBYTECODE": "1"},
+            cwd=entry.cwd,
+            start_new_session=True,
+        )
+    except OSError as e:
+        return f"it cannot be checked: {e}", False
+    try:
+        async with asyncio.timeout(deadline_s):
+            said, words = await process.communicate(json.dumps(asked).encode())
+    except TimeoutError:
+        return f"it could not be read within {deadline_s:g} s", False
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    try:
+        fault = str(json.loads(said)["fault"])
+    except (ValueError, KeyError, TypeError):
+        why = words.decode(errors="replace").strip()[-_WORDS:] or f"code {process.returncode}"
+        return f"it cannot be checked: {why}", False
+    return fault, bool(fault)

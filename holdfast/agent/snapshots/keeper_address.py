@@ -1,0 +1,30 @@
+"""Finds the address at which other nodes reach this one, and the keys by which keepers prove themselves."""
+
+import socket
+import urllib.parse
+from pathlib import Path
+
+from holdfast.agent.snapshots.keeper import KeeperIdentity
+from holdfast.wire.credentials.mutual_tls import KeyFiles
+from holdfast.wire.run_specs import NodeSpec
+
+
+def make_keeper_identity(node: NodeSpec, socket_path: Path) -> KeeperIdentity:
+    keys = KeyFiles.in_folder(Path(node.keys)) if node.keys else None
+    return KeeperIdentity(
+        node=node.node,
+        run_id=node.run_id,
+        socket_path=socket_path,
+        keys=keys,
+        host=_facing_host(node.url) if keys else "",
+        limits=node.settings.backup,
+        replica=node.settings.replica,
+    )
+
+
+def _facing_host(address: str) -> str:
+    """Return this host's address on the network that leads to the controller; other nodes reach it there, too."""
+    url = urllib.parse.urlsplit(address)
+    with socket.socket(socket.AF_INET6 if ":" in (url.hostname or "") else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((url.hostname or "127.0.0.1", url.port or 1))  # sends nothing
+        return str(probe.getsockname()[0])

@@ -1,0 +1,135 @@
+"""`holdfast catalog`: shows, checks and extends what is known about last words."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+
+from holdfast.cli.run_flags.flag_table import UsageError
+from holdfast.cli.run_flags.flag_values import parse_settings as pairs
+from holdfast.cli.terminal.command_parser import CommandParser
+from holdfast.cli.terminal.quantities import counted_noun
+from holdfast.config import ConfigError, Settings, load
+from holdfast.core.log_analysis.failure_catalog import CatalogRow
+from holdfast.core.log_analysis.line_prefixes import parse_lines
+from holdfast.logs import catalog_files, regex_safety, user_rows
+from holdfast.logs.secret_masking import Masker
+
+FAULTY = 1
+
+
+def main(argv: list[str]) -> int:
+    args = _make_parser().parse_args(argv)
+    verbs = {"ls": _list_rows, "check": _check_rows, "add": _add_rows, "propose": _propose_row}
+    try:
+        return verbs[args.verb](args, load(args.config, pairs(args.set)))
+    except (UsageError, ConfigError) as e:
+        print(f"holdfast catalog {args.verb}: {e}", file=sys.stderr)
+        return 2
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = CommandParser(prog="holdfast catalog", description="Look after what is known about last words.")
+    settings = CommandParser(add_help=False)
+    settings.add_argument("--config", metavar="FILE", help="settings, of which words.catalog says where your rows are")
+    settings.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one setting")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    def verb(name: str, help: str, what: str) -> argparse.ArgumentParser:
+        return verbs.add_parser(name, help=help, description=what, parents=[settings])
+
+    ls = verb("ls", "list your rows and what is proposed", "List your own rows and those that wait to be accepted.")
+    ls.add_argument("--all", action="store_true", help="holdfast's rows too")
+    ls.add_argument("--json", action="store_true", help="print them as JSON")
+    what = "Say whether the rows of a file could be added: complete, bounded, true to their samples, no collision."
+    verb("check", "say whether rows could be added", what).add_argument("file", metavar="FILE_OR_ID")
+    what = "Accept rows: those of a file, or a proposed one by its id. They are checked first."
+    verb("add", "accept rows", what).add_argument("file", metavar="FILE_OR_ID")
+    propose = verb("propose", "make a row of a line", "Make a row of a line that you saw, to be accepted later.")
+    propose.add_argument("klass", metavar="CLASS", help="the class of failure that it shows")
+    propose.add_argument("line", metavar="LINE", help="the line, as it was printed; - reads it from standard input")
+    return parser
+
+
+def _list_rows(args: argparse.Namespace, settings: Settings) -> int:
+    path = user_rows.user_rows_path(settings.words)
+    mine = user_rows.read_user_rows(path)
+    waiting = {name: user_rows.read_user_rows(file) for name, file in user_rows.list_proposals(path).items()}
+    ours = catalog_files.load_failures().rows
+    if args.json:
+        tree = {"own": mine, "proposed": waiting} | ({"ours": ours} if args.all else {})
+        print(msgspec.json.encode(tree).decode())
+        return 0
+    for row in ours if args.all else ():
+        print(_row_line("holdfast", row))
+    for row in mine:
+        print(_row_line("own", row))
+    for name, rows in waiting.items():
+        print("\n".join(_row_line(name, row) for row in rows))
+    print(f"{counted_noun(len(ours), 'row')} of holdfast, {len(mine)} of your own in {path}, {len(waiting)} proposed")
+    return 0
+
+
+def _row_line(whose: str, row: CatalogRow) -> str:
+    return f"{whose:<10} {row.klass:<26} {row.role} {row.weight}  {row.pattern or f'exit code {row.code}'}"
+
+
+def _read_rows(wanted: str, path: Path) -> tuple[CatalogRow, ...]:
+    """Return the rows of a file or of a proposal's id."""
+    file = user_rows.list_proposals(path).get(wanted) or Path(wanted)
+    if not file.exists():
+        raise UsageError(f"there is no file and no proposal '{wanted}'; holdfast catalog ls shows what is proposed")
+    rows = user_rows.read_user_rows(file)
+    if not rows:
+        raise UsageError(f"{file} has no rows; each begins with [[row]]")
+    return rows
+
+
+def _row_faults(rows: tuple[CatalogRow, ...], file: str, settings: Settings) -> list[str]:
+    path = user_rows.user_rows_path(settings.words)
+    beside = () if Path(file).absolute() == path.absolute() else user_rows.read_user_rows(path)
+    known = catalog_files.load_failures()
+    return list(user_rows.find_faults(rows, type(known)((*known.rows, *beside), tuple(known.classes.values()))))
+
+
+def _check_rows(args: argparse.Namespace, settings: Settings) -> int:
+    rows = _read_rows(args.file, user_rows.user_rows_path(settings.words))
+    faults = _row_faults(rows, args.file, settings)
+    print("\n".join(faults) or f"{counted_noun(len(rows), 'row')}, nothing wrong")
+    return FAULTY if faults else 0
+
+
+def _add_rows(args: argparse.Namespace, settings: Settings) -> int:
+    path = user_rows.user_rows_path(settings.words)
+    rows = _read_rows(args.file, path)
+    if Path(args.file).absolute() == path.absolute():
+        raise UsageError(f"{path} is your catalog already; holdfast catalog check {path} checks it")
+    known = {(row.klass, row.pattern, row.code) for row in user_rows.read_user_rows(path)}
+    new = tuple(row for row in rows if (row.klass, row.pattern, row.code) not in known)
+    if faults := _row_faults(new, args.file, settings):
+        print("\n".join(faults), file=sys.stderr)
+        print(f"nothing was added to {path}", file=sys.stderr)
+        return FAULTY
+    user_rows.add_rows(new, path)
+    if proposed := user_rows.list_proposals(path).get(args.file):
+        proposed.unlink()
+    print(f"added {counted_noun(len(new), 'row')} to {path}" if new else f"{path} has all of it already")
+    return 0
+
+
+def _propose_row(args: argparse.Namespace, settings: Settings) -> int:
+    line = sys.stdin.readline() if args.line == "-" else args.line
+    text = Masker(hosts=False)(" ".join(said.text for said in parse_lines([(0, line.strip())], 0, None)))
+    row = CatalogRow(
+        klass=args.klass,
+        pattern=regex_safety.pattern_from_line(text),
+        weight=5,
+        sample=text,
+        source="proposed by hand",
+    )
+    if faults := _row_faults((row,), "", settings):
+        raise UsageError(faults[0])
+    name = user_rows.propose_row(row, user_rows.user_rows_path(settings.words))
+    print(f"{user_rows.format_row(row)}\nproposed as {name}; accept it with: holdfast catalog add {name}")
+    return 0

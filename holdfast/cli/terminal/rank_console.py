@@ -1,0 +1,258 @@
+"""The console of a run: follows the ranks' log files, shows our own messages, and limits floods of output."""
+
+import os
+import re
+import select
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from string import Template
+
+import msgspec
+
+from holdfast.cli.run_flags.run_arguments import RunArgs, StreamChoice
+from holdfast.cli.terminal.quantities import counted_noun
+from holdfast.cli.terminal.traceback_folding import TracebackFolding
+from holdfast.core.terminal_sanitizer import sanitize_line, sentence_of_ours
+from holdfast.wire.run_specs import RunSpec
+
+_PUMP_S = 0.1
+_EAGER_PUMP_S = 0.03  # until a rank has printed something: that is what a person waits for
+_EAGER_S = 60.0  # but not for ever: many scripts print nothing
+_CHUNK = 1 << 18
+_KEEP = 1 << 14  # of a skipped flood, this much of its end is shown
+_BAR_S = 5.0  # how often the state of a progress bar is shown
+_LOOK_S = 0.2  # how often new files are looked for
+_GENERATION = re.compile(r"gen-(\d+)")
+_STDOUT, _STDERR = 1, 2
+_PREFIX = "[rank ${rank}] "
+_TORCHRUN_PREFIX = "[${role_name}${local_rank}]:"
+_closed: set[int] = set()  # nobody reads these any more
+
+
+def say(text: str) -> None:
+    """Print one sentence of ours on the console."""
+    write_all(_STDERR, f"holdfast: {sentence_of_ours(text)}\n".encode())
+
+
+def write_all(fd: int, content: bytes) -> None:
+    """Write all of the content; a console that is gone (as after `| head`) must not end a job."""
+    while content and fd not in _closed:
+        try:
+            content = content[os.write(fd, content) :]
+        except BlockingIOError:  # whoever started us has left it so
+            select.select([], [fd], [])
+        except OSError:
+            _closed.add(fd)
+
+
+class ConsoleStyle(msgspec.Struct, frozen=True, kw_only=True):
+    nproc: int
+    shown: Callable[[int], int]  # local rank -> bit 1 stdout, bit 2 stderr
+    prefix: str = _PREFIX
+    role: str = "default"
+    bytes_s: int = 1 << 20
+    ranks: frozenset[int] = frozenset()  # these alone; none: all
+
+
+class _FollowedFile:
+    def __init__(self, path: Path, prefix: bytes, fd: int) -> None:
+        self.path = path
+        self.prefix = prefix
+        self.fd = fd
+        self.offset = 0
+        self.rest = b""  # of a line without its end
+        self.shown_at = 0.0  # when something was
+
+
+class Console:
+    def __init__(self, log_dir: Path, style: ConsoleStyle, said: Path) -> None:
+        self._log_dir = log_dir
+        self._style = style
+        self._said = _FollowedFile(said, b"", _STDERR)  # what the controller has to say
+        self._files: dict[Path, _FollowedFile] = {}
+        self._newest = 0  # generation
+        self._look_at = 0.0
+        self._budget = float(style.bytes_s)
+        self._pumped_at = time.monotonic()
+        self._eager_until = self._pumped_at + _EAGER_S
+        self._folding = TracebackFolding(_is_echo)
+
+    def skip_to_end(self) -> None:
+        """Skip everything that was written so far."""
+        self._find_files()
+        for file in (*self._files.values(), self._said):
+            if file.path.exists():
+                file.offset = file.path.stat().st_size
+
+    def show_new_output(self) -> None:
+        """Show what was written since the last time."""
+        now = time.monotonic()
+        self._budget = min(self._style.bytes_s, self._budget + (now - self._pumped_at) * self._style.bytes_s)
+        self._pumped_at = now
+        if now >= self._look_at or now < self._eager_until:
+            self._look_at = now + _LOOK_S
+            self._find_files()
+        for file in (*self._files.values(), self._said):
+            self._follow_file(file)
+        for path in self._folding.ended_paths():
+            self._unfold_traceback(self._files[path])
+
+    def pause_s(self) -> float:
+        """Return how long to wait before the next look."""
+        return _EAGER_PUMP_S if time.monotonic() < self._eager_until else _PUMP_S
+
+    def drain_output(self) -> None:
+        """Show everything that is left, after all ranks have ended."""
+        self._find_files()
+        for file in self._files.values():
+            self._finish_file(file)
+        self._follow_file(self._said)
+
+    def _finish_file(self, file: _FollowedFile) -> None:
+        self._follow_file(file)
+        if file.rest:
+            self._show_lines(file, [file.rest])
+            file.rest = b""
+        self._unfold_traceback(file)
+
+    def _find_files(self) -> None:
+        """Find the files of new generations, and drop those of generations that are long over."""
+        there = list_generations(self._log_dir)
+        self._newest = there[-1] if there else 0
+        for path, file in list(self._files.items()):
+            if self._file_generation(path) < self._newest - 1:
+                self._finish_file(file)
+                del self._files[path]
+        for generation in there[-2:]:
+            folder = self._log_dir / f"gen-{generation}"
+            # Beside nodes of other sizes a node's first rank may have any number; its folder is made before the others.
+            first = min(list_ranks(folder), default=0)
+            for path in sorted(folder.glob("rank-*/std???.log")):
+                if path not in self._files:
+                    self._add_file(path, (_folder_rank(path.parent) - first) % self._style.nproc)
+
+    def _file_generation(self, path: Path) -> int:
+        return int(path.parent.parent.name.removeprefix("gen-"))
+
+    def _add_file(self, path: Path, local: int) -> None:
+        fd = _STDOUT if path.name == "stdout.log" else _STDERR
+        if self._style.ranks and _folder_rank(path.parent) not in self._style.ranks:
+            return
+        if self._style.shown(local) & fd:  # the bits happen to be the numbers of the streams
+            values = {"rank": _folder_rank(path.parent), "local_rank": local, "role_name": self._style.role}
+            prefix = Template(self._style.prefix).safe_substitute(values).encode()
+            self._files[path] = _FollowedFile(path, prefix, fd)
+
+    def _follow_file(self, file: _FollowedFile) -> None:
+        try:
+            size = os.stat(file.path).st_size
+            if size < file.offset:
+                file.offset, file.rest = 0, b""  # it was rotated
+            while file.offset < size and (chunk := self._read_chunk(file, size)):
+                self._show_chunk(file, chunk)
+        except FileNotFoundError:
+            return
+
+    def _read_chunk(self, file: _FollowedFile, size: int) -> bytes:
+        behind = size - file.offset
+        if behind > max(self._budget, _KEEP):
+            file.offset = size - _KEEP
+            note = f"... {behind - _KEEP} bytes not shown here; see {file.path}\n"
+            write_all(file.fd, file.prefix + note.encode())
+            file.rest = b""
+        with file.path.open("rb") as source:
+            source.seek(file.offset)
+            chunk = source.read(min(_CHUNK, size - file.offset))
+        file.offset += len(chunk)
+        self._budget = max(0.0, self._budget - len(chunk))
+        return chunk
+
+    def _show_chunk(self, file: _FollowedFile, chunk: bytes) -> None:
+        *lines, file.rest = (file.rest + chunk).split(b"\n")
+        if lines:
+            self._show_lines(file, lines)
+        if b"\r" in file.rest and time.monotonic() >= file.shown_at + _BAR_S:
+            self._show_lines(file, [file.rest])
+        if len(file.rest) > _CHUNK:
+            self._show_lines(file, [file.rest])
+            file.rest = b""
+
+    def _show_lines(self, file: _FollowedFile, lines: list[bytes]) -> None:
+        # A progress bar overwrites its line; on a shared console only its newest state is worth one.
+        newest = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
+        folds = file.fd == _STDERR and file is not self._said
+        self._put_lines(file, self._folding.fold_lines(file.path, newest) if folds else newest)
+        file.shown_at = time.monotonic()
+        if file is not self._said:
+            self._eager_until = 0.0
+
+    def _unfold_traceback(self, file: _FollowedFile) -> None:
+        self._put_lines(file, self._folding.end_traceback(file.path))
+
+    def _put_lines(self, file: _FollowedFile, lines: list[bytes]) -> None:
+        write_all(file.fd, b"".join(file.prefix + sanitize_line(line) + b"\n" for line in lines))
+
+
+def _is_echo(exception: bytes) -> bool:
+    from holdfast.logs import catalog_files, log_diagnosis  # only when something has failed
+
+    return log_diagnosis.is_echo(exception.decode("utf-8", "replace"), catalog_files.load_built_in())
+
+
+def list_generations(log_dir: Path) -> list[int]:
+    """Return the generations whose ranks have logs, oldest first."""
+    names = os.listdir(log_dir) if log_dir.is_dir() else []
+    return sorted(int(m[1]) for name in names if (m := _GENERATION.fullmatch(name)))
+
+
+def list_ranks(folder: Path) -> list[int]:
+    """Return the ranks that have logs in a generation's folder."""
+    return sorted(_folder_rank(path) for path in folder.glob("rank-*"))
+
+
+def _folder_rank(folder: Path) -> int:
+    return int(folder.name.removeprefix("rank-"))
+
+
+class ConsolePump:
+    """Shows console output in its own thread, so that a reader who stops reading does not block us."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._pump_output, daemon=True)
+        self._thread.start()
+
+    def _pump_output(self) -> None:
+        while not self._over.wait(self._console.pause_s()):
+            self._console.show_new_output()
+        self._console.drain_output()
+
+    def await_shown(self, enough: Callable[[], bool]) -> None:
+        """Wait until all output has been shown, or until `enough` returns true."""
+        self._over.set()
+        while self._thread.is_alive() and not enough():
+            self._thread.join(_PUMP_S)
+
+
+def make_console(args: RunArgs, run: RunSpec, run_dir: Path) -> Console:
+    # torchrun's own where a role or --tee is given, for those who search for that.
+    usual = _TORCHRUN_PREFIX if args.role != "default" or args.tee != StreamChoice() else _PREFIX
+    prefix = args.log_line_prefix_template
+    style = ConsoleStyle(
+        nproc=run.nproc,
+        shown=args.console_streams,
+        prefix=prefix if prefix is not None else usual,
+        role=run.entry.role,
+        bytes_s=run.settings.logs.console_bytes_s,
+    )
+    return Console(Path(run.log_dir), style, run_dir / "said.log")
+
+
+def describe_shape(args: RunArgs, nproc: int) -> str:
+    """Describe the nodes and ranks that were asked for, for the first line on the console."""
+    least = f" (at least {args.min_nodes})" if args.min_nodes < args.max_nodes else ""
+    more = f" and {counted_noun(args.standbys, 'standby')}" if args.standbys else ""
+    return f"{counted_noun(args.max_nodes, 'node')} x {counted_noun(nproc, 'rank')}{least}{more}"

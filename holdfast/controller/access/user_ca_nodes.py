@@ -1,0 +1,67 @@
+"""Admission of nodes that have certificates of the user's own authority and so need no token."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from holdfast.controller.access.audit_log import AuditLog
+from holdfast.wire.credentials import enrolment, mutual_tls, node_serials
+from holdfast.wire.credentials.enrolment import CertifiedNode
+
+NEEDLESS = "nodes of this job come by certificates of its user's own authority, and take no token"
+_SHOW = "this job takes certificates of its user's own authority: set door.authority, door.certificate and door.key"
+
+
+class CertificateEnrolment:
+    """Admits nodes that have certificates of the user's own authority. Used instead of `NodeEnrolment`; no secret
+    or token is needed."""
+
+    def __init__(self, folder: Path, run_id: str, audit: AuditLog) -> None:
+        """`folder` has the controller's own keys; the names and serials of admitted nodes are kept there too."""
+        self._folder, self._run_id, self._audit = folder, run_id, audit
+        self.serials = node_serials.read_serials(folder)
+        self.is_here: Callable[[str], bool] = lambda node: False  # whether a node is linked
+        self.counts: Callable[[str, str], bool] = lambda node, serial: True  # whether it has not left
+
+    def certificate_refusal(self, shown: dict[str, Any]) -> str:
+        """Say why a node's certificate is refused; empty if it is not. The first certificate of a name stays."""
+        node, run, serial = (
+            mutual_tls.certificate_node(shown),
+            mutual_tls.certificate_run(shown),
+            mutual_tls.certificate_serial(shown),
+        )
+        if run not in ("", self._run_id):
+            return f"the certificate of {node} is for the run {run}, not for {self._run_id}"
+        if not enrolment.NAME.fullmatch(node):
+            return enrolment.NAMES
+        if self.serials.get(node, serial) != serial:
+            return f"there is a node {node} in this job already, with another certificate"
+        if node not in self.serials:
+            try:
+                node_serials.add_serial(self._folder, node, serial)
+            except OSError as e:
+                return f"the controller cannot write down who comes: {e.strerror}"
+            self.serials[node] = serial
+        return "" if self.counts(node, serial) else f"the certificate of {node} counts no more"
+
+    async def challenge_route(self, request: web.Request) -> web.Response:
+        """Answer a node that asks, before it starts anything, whether it would be accepted."""
+        shown = request.transport.get_extra_info("peercert") if request.transport else None
+        node = mutual_tls.certificate_node(shown)
+        why = self.certificate_refusal(shown or {}) if node else _SHOW
+        if not why and self.is_here(node):
+            why = f"there is a node {node} in this job already"
+        if why:
+            self._audit.record_refusal(request.remote or "", f"GET {enrolment.PATH}", why)
+            return _json_response({"error": why}, 403)
+        return _json_response(CertifiedNode(node=node, run_id=self._run_id))
+
+    async def enrol_route(self, request: web.Request) -> web.Response:
+        return _json_response({"error": _SHOW}, 403)
+
+
+def _json_response(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")

@@ -1,0 +1,322 @@
+"""The agent's side of the node protocol as a pure state machine: errands, posts, rank exits, lost links."""
+
+from collections import OrderedDict, deque
+
+import msgspec
+
+from holdfast.core.detect import nonfinite_loss
+from holdfast.model.alarm import Alarm, Stance
+from holdfast.model.errand import Done, Errand, LaunchHere, Leave, StopHere
+from holdfast.model.event import Ended
+from holdfast.model.probe import Finding
+from holdfast.model.replay_task import ReplayResult
+from holdfast.model.signal import Exit, Loss
+from holdfast.model.state_copy import Copy
+
+OWN = 0  # id of errands that no controller has sent
+PING_S = 20.0  # each end of a link asks so often whether the other is there, and waits half as long for the answer
+_NOTICE_S = 1.5 * PING_S
+_GRACE_S = 2.0
+_MARGIN_S = 10.0  # for the next agent if one dies, for the grace, for clocks
+
+
+class NodeLimits(msgspec.Struct, frozen=True, kw_only=True):
+    lost_s: float = 60.0  # without a controller this long, the node stops its ranks and leaves
+
+
+def fence_s(limits: NodeLimits) -> float:
+    """Return how long ranks may live on a node after its controller has given the node up.
+
+    The controller may still reach a node that it cannot hear; that node must first notice the broken link.
+    """
+    return limits.lost_s + 2 * _NOTICE_S + _MARGIN_S
+
+
+class Post(msgspec.Struct, frozen=True, kw_only=True, tag="post"):
+    """A message that the agent sends again until the controller acknowledges it."""
+
+    seq: int
+    body: Alarm | Ended | Done
+
+
+# What the machine hears.
+class LinkOpened(msgspec.Struct, frozen=True):
+    epoch: int = 0  # of the controller; 0: it does not say
+
+
+class LinkLost(msgspec.Struct, frozen=True): ...
+
+
+class PostAcknowledged(msgspec.Struct, frozen=True):
+    seq: int
+
+
+class ErrandReceived(msgspec.Struct, frozen=True):
+    errand: Errand
+    epoch: int = 0  # of the controller that tells it; 0: somebody on this host does
+
+
+class ErrandDone(msgspec.Struct, frozen=True):
+    """The shell has carried out an errand, or has failed to."""
+
+    errand: Errand
+    ok: bool
+    detail: str = ""
+    copies: tuple[Copy, ...] = ()  # after a stop: the snapshots that the node holds
+    findings: tuple[Finding, ...] = ()
+    played: tuple[ReplayResult, ...] = ()
+    refused: bool = False
+    stored: int = -1  # after a stop: the newest checkpoint that the node has published
+
+
+class RankExited(msgspec.Struct, frozen=True):
+    exit: Exit
+
+
+class ExitJudged(msgspec.Struct, frozen=True):
+    """The alarm for a rank that ended badly, judged from its last words as far as possible."""
+
+    exit: Exit
+    alarm: Alarm
+
+
+class BadLossSeen(msgspec.Struct, frozen=True):
+    told: Loss
+
+
+class AlarmNoticed(msgspec.Struct, frozen=True):
+    """A detector on this machine has raised an alarm."""
+
+    alarm: Alarm
+
+
+class ClockTick(msgspec.Struct, frozen=True): ...
+
+
+News = (
+    LinkOpened
+    | LinkLost
+    | PostAcknowledged
+    | ErrandReceived
+    | ErrandDone
+    | RankExited
+    | ExitJudged
+    | BadLossSeen
+    | AlarmNoticed
+    | ClockTick
+)
+
+
+# What the machine wants done, in this order.
+class SendPost(msgspec.Struct, frozen=True):
+    post: Post
+
+
+class RememberDone(msgspec.Struct, frozen=True):
+    """Write this result to disk first, so that the errand is never carried out again."""
+
+    done: Done
+
+
+class HeedEpoch(msgspec.Struct, frozen=True):
+    """Write this epoch to disk; from now on the agent ignores controllers older than it."""
+
+    epoch: int
+
+
+class RememberLeaving(msgspec.Struct, frozen=True):
+    """Write to disk, before anything is ended, that the node leaves; the next agent here then goes on with it."""
+
+    errand: Leave
+
+
+class CarryOut(msgspec.Struct, frozen=True):
+    errand: Errand
+
+
+class JudgeExit(msgspec.Struct, frozen=True):
+    """Have a rank's last words judged in another process, because that may take any length of time."""
+
+    exit: Exit
+
+
+Deed = SendPost | HeedEpoch | RememberDone | RememberLeaving | CarryOut | JudgeExit
+
+
+class AgentProtocol:
+    """The state of one node's agent; `step` takes news and returns the deeds that the shell must do."""
+
+    def __init__(self, node: str, limits: NodeLimits, now: float) -> None:
+        self.node = node
+        self.limits = limits
+        self.generation = 0  # newest that was launched here
+        self.expected: set[int] = set()  # its ranks that have not ended
+        self.stopped = 0  # generations up to this one were ended by us
+        self.leaving = False
+        self.epoch = 0  # newest controller that was heard
+        self.on_bad_loss = Stance.ACT
+        self._over: set[int] = set()  # ranks of it that have
+        self._departed: set[int] = set()  # of these, who ended well
+        self.returned: set[int] = set()  # whose scripts had come to their end before they were stopped
+        self._begun = 0  # a generation that an earlier agent launched, perhaps not wholly
+        self._spoiled = 0  # the generation in which a rank of ours had a loss that is not finite
+        self._failed = 0  # the generation in which a rank of ours ended badly
+        self._done: dict[int, Done] = {}
+        self._doing: set[int] = set()
+        self._due: deque[Exit | Alarm | Ended | Done] = deque()  # to be posted behind an end that is being judged
+        self._outbox: OrderedDict[int, Post] = OrderedDict()
+        self._seq = 0
+        self._linked = False
+        self._unlinked_at = now
+
+    def restore_state(
+        self,
+        done: tuple[Done, ...],
+        generation: int,
+        ranks: tuple[int, ...],
+        stopped: int,
+        leave: Leave | None = None,
+        *,
+        epoch: int = 0,
+    ) -> tuple[Deed, ...]:
+        """Take over the state of an earlier agent of this node. With `leave`, go on with the leaving it had begun."""
+        self._done = {d.id: d for d in done}
+        self.generation, self.expected, self.stopped = generation, set(ranks), stopped
+        self._begun = generation
+        self.epoch = epoch
+        return self._begin_leaving(leave) if leave else ()
+
+    def occupied_by(self, running: int) -> int:
+        """Return the newest generation that has or may soon have ranks here; 0 if none. `running` is seen to run.
+
+        A launch under way has no ranks yet, and a generation that nobody has told us to stop is not over.
+        """
+        return self.generation if self.generation > self.stopped else running
+
+    def step(self, now: float, news: News) -> tuple[Deed, ...]:
+        match news:
+            case LinkOpened(epoch) if epoch >= self.epoch:
+                self._linked = True
+                return (*self._heed_epoch(epoch), *(SendPost(post) for post in self._outbox.values()))
+            case ErrandReceived(errand, epoch) if epoch == 0 or epoch >= self.epoch:
+                return (*self._heed_epoch(epoch), *self._on_errand(errand))
+            case LinkOpened() | ErrandReceived():
+                return ()  # a controller that another has taken over from
+            case LinkLost():
+                if self._linked:
+                    self._linked, self._unlinked_at = False, now
+                return ()
+            case PostAcknowledged(seq):
+                self._outbox.pop(seq, None)
+                return ()
+            case ErrandDone():
+                return self._on_finished(news)
+            case RankExited(exit):
+                return self._on_exit(exit)
+            case ExitJudged(exit, alarm):
+                self._due[self._due.index(exit)] = alarm
+                return self._post_due()
+            case BadLossSeen(told):
+                return self._on_loss(told)
+            case AlarmNoticed(alarm):
+                return (
+                    () if self.leaving else self._queue_post(msgspec.structs.replace(alarm, generation=self.generation))
+                )
+            case ClockTick():
+                return self._on_clock(now)
+
+    def _heed_epoch(self, epoch: int) -> tuple[Deed, ...]:
+        if epoch <= self.epoch:
+            return ()
+        self.epoch = epoch
+        return (HeedEpoch(epoch),)
+
+    def _on_errand(self, errand: Errand) -> tuple[Deed, ...]:
+        if errand.id in self._done:
+            return self._queue_post(self._done[errand.id])
+        if errand.id in self._doing or self.leaving:
+            return ()
+        if isinstance(errand, LaunchHere) and self._is_over(errand.generation):
+            return self._on_finished(ErrandDone(errand, False, f"generation {errand.generation} is over here"))
+        if isinstance(errand, Leave):
+            return self._begin_leaving(errand)
+        self._doing.add(errand.id)
+        if isinstance(errand, LaunchHere):
+            seat = errand.seat
+            if errand.generation != self.generation:
+                self.generation, self._over, self._departed = errand.generation, set(), set()
+                self.returned = set()
+            self._begun = 0
+            self.expected = set(range(seat.first_rank, seat.first_rank + seat.nproc)) - self._over
+        elif isinstance(errand, StopHere):
+            self.stopped = max(self.stopped, errand.generation)
+        return (CarryOut(errand),)
+
+    def _begin_leaving(self, errand: Leave) -> tuple[Deed, ...]:
+        """Start to leave and write that down, because nobody else would tell the next agent to finish it."""
+        self.leaving, self.stopped = True, self.generation
+        return (RememberLeaving(errand), CarryOut(errand))
+
+    def _is_over(self, generation: int) -> bool:
+        """Return whether this generation was stopped or launched here, unless an earlier agent left it half done."""
+        return generation <= self.stopped or (generation <= self.generation and generation != self._begun)
+
+    def _on_finished(self, news: ErrandDone) -> tuple[Deed, ...]:
+        id = news.errand.id
+        if id == OWN:
+            return ()  # nobody waits for an answer, and the next one of this id is another errand
+        self._doing.discard(id)
+        done = self._done[id] = Done(
+            id=id,
+            node=self.node,
+            ok=news.ok,
+            detail=news.detail,
+            copies=news.copies,
+            departed=tuple(sorted(self._departed | self.returned)) if isinstance(news.errand, StopHere) else (),
+            findings=news.findings,
+            played=news.played,
+            refused=news.refused,
+            stored=news.stored,
+        )
+        return (RememberDone(done), *self._queue_post(done))
+
+    def _on_exit(self, exit: Exit) -> tuple[Deed, ...]:
+        if exit.generation <= self.stopped or exit.generation != self.generation or exit.rank not in self.expected:
+            return ()  # we ended it, or it was told before
+        self.expected.discard(exit.rank)
+        self._over.add(exit.rank)
+        if exit.code != 0:
+            self._failed = exit.generation
+            self._due.append(exit)
+            return (JudgeExit(exit),)
+        self._departed.add(exit.rank)
+        if self.expected or self._failed == exit.generation:
+            return ()
+        return self._queue_post(Ended(node=self.node, generation=exit.generation))
+
+    def _on_loss(self, told: Loss) -> tuple[Deed, ...]:
+        alarm = nonfinite_loss.alarm_of(told)
+        if alarm is None or told.generation <= max(self.stopped, self._spoiled) or told.generation != self.generation:
+            return ()
+        self._spoiled = told.generation  # once is enough: all ranks that share a loss have it
+        return self._queue_post(msgspec.structs.replace(alarm, stance=self.on_bad_loss))
+
+    def _on_clock(self, now: float) -> tuple[Deed, ...]:
+        if self._linked or self.leaving or now < self._unlinked_at + self.limits.lost_s:
+            return ()
+        reason = f"no controller for {self.limits.lost_s:g} s"
+        return self._begin_leaving(Leave(id=OWN, code=1, grace_s=_GRACE_S, reason=reason))
+
+    def _queue_post(self, body: Alarm | Ended | Done) -> tuple[Deed, ...]:
+        self._due.append(body)
+        return self._post_due()
+
+    def _post_due(self) -> tuple[Deed, ...]:
+        """Post what is due in order of events; an exit that is still being judged holds back all that follows it."""
+        posts = []
+        while self._due and not isinstance(body := self._due[0], Exit):
+            self._due.popleft()
+            self._seq += 1
+            post = self._outbox[self._seq] = Post(seq=self._seq, body=body)
+            posts.append(SendPost(post))
+        return tuple(posts) if self._linked else ()

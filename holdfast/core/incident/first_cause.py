@@ -1,0 +1,228 @@
+"""Triage of the alarms of one incident: which alarm is the first cause, and which are only echoes of it."""
+
+import msgspec
+
+from holdfast.core.incident import incident_text
+from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.event import Outcome, Progress
+from holdfast.model.incident_record import Record, Verdict
+from holdfast.model.job_seats import Seat
+from holdfast.model.release import Skip
+
+# Classes that a rank shows because another one failed: its peer went away, or somebody stopped it.
+TIMED_OUT = "nccl_timeout"
+ECHOES = frozenset({"peer_connection_lost", TIMED_OUT, "preempted_cancelled"})
+DEPARTED = "python_exception"  # the taxonomy's class for what only a change of the script mends
+NOT_STARTED = "dns_ssh_launch"  # the taxonomy's class for a node on which ranks could not be started
+KEPT_ALARMS = 64  # of one incident; the rest are only counted
+
+# A silence alarm is dated at the last word heard, up to one beat before the death itself: a crash counts as earlier
+# than the silence only by more than that.
+_NOTICE_S = 1.0
+
+
+class Incident(msgspec.Struct, kw_only=True):
+    """One trouble from its first alarm to steady training; it may take several rounds of stopping and launching."""
+
+    number: int
+    generation: int
+    opened_at: float
+    good_step: int
+    good_at: float
+    counted: bool
+    numbered: bool = False
+    alarms: list[Alarm] = []  # of this round; once judged, the cause comes first
+    dropped: int = 0  # alarms no longer kept that were no cause
+    rounds: int = 0  # failures judged so far
+    forgiven: int = 0  # of these, before a person let it go on
+    judged: bool = False  # whether this round is among them
+    first: Alarm | None = None  # the cause of the first round
+    stopped_at: float = 0.0
+    probed_s: float = 0.0
+    lost: dict[str, Alarm] = {}  # nodes that fell silent or were found bad by others while nodes were tried
+    launched_at: float = 0.0
+    evicted: tuple[str, ...] = ()
+    admitted: tuple[str, ...] = ()
+    rolled_back: int = 0  # the release that was given up
+    skipped: tuple[Skip, ...] = ()
+    grouped_at: float = 0.0
+    restored_at: float = 0.0
+
+    @property
+    def failures(self) -> int:
+        """Return the number of failures so far, including the one not judged yet."""
+        return self.rounds + (not self.judged)
+
+    def add_alarm(self, alarm: Alarm) -> None:
+        self.alarms.append(alarm)
+        others = [a for a in self.alarms if a.kind is not Kind.SILENCE]
+        if len(others) > KEPT_ALARMS:
+            self.alarms.remove(max(others, key=lambda a: (is_echo(a), a.at)))  # the least telling
+            self.dropped += 1
+
+    def on_late_step(self, event: Progress) -> bool:
+        """Take in a step made before the first alarm but reported after it. Return whether it was new."""
+        if event.generation != self.generation or event.step <= self.good_step:
+            return False
+        self.good_step, self.good_at = event.step, min(event.at, self.opened_at)
+        self.counted, self.numbered = event.counted, event.numbered
+        return True
+
+    def on_recovered(self, event: Progress) -> None:
+        """Note when the ranks of the next generation had their process groups and their state."""
+        self.grouped_at, self.restored_at = event.grouped_at, event.restored_at
+
+    def next_round(self) -> None:
+        """Start a new round, because the job failed again before it made a step."""
+        self.dropped += len(self.alarms) - 1
+        self.alarms.clear()
+        self.judged = False
+
+    def on_timeout(self, named: Alarm | None) -> None:
+        """Add the alarm that named a waited-for rank if a collective timed out and all other alarms are echoes."""
+        waited = any(a.klass == TIMED_OUT for a in self.alarms) and all(is_echo(a) for a in self.alarms)
+        if named is not None and waited:
+            self.add_alarm(named)
+
+    def on_departed(self, ranks: tuple[int, ...], seats: tuple[Seat, ...]) -> None:
+        """Blame ranks that ended well while the others went on, if all alarms so far are only echoes."""
+        if not self.alarms or not all(is_echo(alarm) for alarm in self.alarms):
+            return
+        nodes = {seat.first_rank + local: seat.node for seat in seats for local in range(seat.nproc)}
+        here = tuple(rank for rank in ranks if rank in nodes)
+        if not here or len(here) == len(nodes):
+            return
+        when = f"after step {self.good_step}" if self.good_step >= 0 else "before any step was seen"
+        self.add_alarm(
+            Alarm(
+                kind=Kind.CRASH,
+                at=min(alarm.at for alarm in self.alarms),
+                suspects=tuple(sorted({nodes[rank] for rank in here})),
+                ranks=here,
+                generation=self.generation,
+                klass=DEPARTED,
+                group="script",
+                action="rollback_or_fix_code",
+                confidence=1.0,
+                reason=f"left {when} {incident_text.WHILE_OTHERS}",
+                hint="Have every rank make as many steps: even out the data, or use torch's join().",
+                signature=f"departed {here}",
+            )
+        )
+
+    def name_cause(self) -> Alarm:
+        """Return the first cause of this round and move it to the front of the alarms."""
+        cause = first_cause(self.alarms)
+        self.alarms.remove(cause)
+        self.alarms.insert(0, cause)
+        self.rounds += 1
+        self.judged = True
+        self.first = self.first or cause
+        return cause
+
+    def _good_step(self, resumed_from: int | None) -> int:
+        """Return the last good step. A resumed step counts too, although a silent node could not report it."""
+        told = not self.counted and self.good_step >= 0 and resumed_from is not None
+        return max(self.good_step, resumed_from or 0) if told else self.good_step
+
+    @property
+    def echoes(self) -> int:
+        return len(self.alarms) - 1 + self.dropped
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """Return the nodes that no longer answer; after judgement, only those that fell silent since."""
+        if self.judged:
+            return tuple(sorted(node for node, alarm in self.lost.items() if alarm.kind is Kind.SILENCE))
+        return tuple(sorted({n for a in self.alarms if a.kind is Kind.SILENCE for n in a.suspects}))
+
+    def make_record(self, verdict: Verdict, resumed_at: float, resumed_from: int | None) -> Record:
+        """Return the record of the incident at its end."""
+        cause = self.first or self.name_cause()
+        stopped_at = max(self.stopped_at, self.opened_at)
+        launched_at = max(self.launched_at, stopped_at)
+        record = Record(
+            number=self.number,
+            generation=self.generation,
+            cause=incident_text.describe_cause(cause),
+            kind=cause.kind.value,
+            klass=cause.klass,
+            verdict=verdict,
+            good_step=self._good_step(resumed_from),
+            good_at=self.good_at,
+            alarm_at=self.opened_at,
+            stopped_at=stopped_at,
+            launched_at=launched_at,
+            resumed_at=max(resumed_at, launched_at),
+            probed_s=self.probed_s,
+            resumed_from=resumed_from,
+            failures=self.rounds,
+            echoes=self.echoes,
+            evicted=self.evicted,
+            admitted=self.admitted,
+            ranks=cause.ranks,
+            suspects=cause.suspects,
+            grouped_at=self.grouped_at,
+            restored_at=self.restored_at,
+            rolled_back=self.rolled_back,
+            counted=self.counted and self.good_step >= 0,
+            skipped=self.skipped,
+        )
+        return msgspec.structs.replace(record, sentence=incident_text.incident_sentence(record))
+
+
+def open_incident(now: float, number: int, generation: int, good: Progress | None, alarm: Alarm) -> Incident:
+    return Incident(
+        number=number,
+        generation=generation,
+        opened_at=now,
+        good_step=good.step if good else -1,
+        good_at=min(good.at if good else alarm.at, now),
+        counted=good.counted if good else False,
+        numbered=good.numbered if good else False,
+    )
+
+
+def is_echo(alarm: Alarm) -> bool:
+    return alarm.klass in ECHOES
+
+
+def is_node_proof(alarm: Alarm) -> bool:
+    """Return whether the alarm names a bad machine beyond doubt, regardless of the generation that runs there."""
+    return alarm.hard and alarm.kind in (Kind.HEALTH, Kind.LINES, Kind.REPLICA)
+
+
+def first_cause(alarms: list[Alarm]) -> Alarm:
+    """Return the earliest alarm that is not an echo of another one.
+
+    Neighbours of a vanished node report closed connections before the silence limit reports the node, and a bad
+    machine is read only after its ranks fail. So the kind of an alarm counts before its time.
+    """
+    causes = [a for a in alarms if is_node_proof(a)] or [a for a in alarms if not is_echo(a)] or alarms
+    first = min(causes, key=lambda a: (a.at, a.ranks))
+    if first.kind is Kind.LOSS:  # whose loss went wrong at the earliest step: by the next sum all others have it too
+        first = min((a for a in causes if a.kind is Kind.LOSS), key=_spoilt_at)
+    silences = [a for a in causes if a.kind is Kind.SILENCE]
+    if not silences:
+        return first
+    silence = min(silences, key=lambda a: (a.at, a.suspects))
+    return first if first.at < silence.at - _NOTICE_S else silence
+
+
+def _spoilt_at(alarm: Alarm) -> tuple[float, float, tuple[int, ...]]:
+    return (float("inf") if alarm.not_after is None else alarm.not_after), alarm.at, alarm.ranks
+
+
+def launch_alarm(now: float, event: Outcome, generation: int, seats: tuple[Seat, ...]) -> Alarm:
+    """Return a failed launch as the alarm of a crash before the first step."""
+    words = "; ".join(sorted(set(event.failed.values()))) or event.detail or "nobody said why"
+    return Alarm(
+        kind=Kind.CRASH,
+        at=now,
+        suspects=tuple(sorted(event.failed)) or tuple(seat.node for seat in seats),
+        generation=generation,
+        klass=NOT_STARTED,
+        group="infrastructure",
+        reason=f"could not start ranks ({words})",
+        signature=f"launch {words}",
+    )

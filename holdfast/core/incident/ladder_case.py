@@ -1,0 +1,205 @@
+"""The case of an incident: its cause, similar past failures, and which remedies are allowed."""
+
+from collections import Counter
+
+import msgspec
+
+from holdfast.core.incident.first_cause import NOT_STARTED, TIMED_OUT, is_node_proof
+from holdfast.core.snapshots.eviction_safety import Bonds
+from holdfast.model.alarm import Alarm, Kind
+
+SURE = 0.9  # confidence of last words that stands as proof against a node
+TOLD = 0.7  # and that explains a failure; an exit code alone does not
+EVICT, CODE, SETTING, EXTERNAL = "evict_and_restart", "rollback_or_fix_code", "fix_config", "wait_external"  # actions
+# Classes for want of what a machine has, be it less than the others have. A full disk is none: it may be one that all
+# share, and that only the node of rank 0 writes to.
+_SCARCE = frozenset({"host_oom_kill"})
+_CHANCE = 0.05  # that failures which may come anywhere come twice on one node: below this it is the node
+_OFTEN = 10  # times `attempts`: so many failures where more time is lost than the job gets further in, or nobody knows
+_WORTH = 10  # a restart was in vain if the job did not get further for a tenth of the time that it took
+_GAIN = 2  # times what such failures cost the job gets further between them: better than to wait for a person
+_TRIAL_S = 120.0  # to stop, try every node and start again; a failure that has cost more is worth it
+
+
+class PastFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """An earlier failure, reduced to what the ladder needs."""
+
+    signature: str
+    nodes: tuple[str, ...]
+    at: float
+    step: int
+    counted: bool  # the step was counted by us since launch, not told by the script
+    release: int = 0  # that ran
+    probed: bool = False  # nodes were tried after it
+    replayed: bool = False  # and so was the job's own work
+    rolled: bool = False  # the release was given up for it
+    hard: bool = False  # it was of a process that was stopped or gone, not of one that others waited for
+    trained_s: float = 0.0  # time in which the job had got further, all in all, by then
+    lost_s: float = 0.0  # and that it had lost to recoveries and to steps made again
+
+
+class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
+    """All facts from which the ladder judges one incident."""
+
+    cause: Alarm
+    step: int  # the last good one
+    counted: bool
+    ever: bool  # whether the job ever made a step
+    past: tuple[PastFailure, ...]  # failures with this signature
+    since: float  # where the window begins
+    trained_s: float = 0.0  # time in which the job has got further, all in all
+    lost_s: float = 0.0  # and that it has lost to recoveries and to steps made again
+    rounds: int  # failures of this incident before this one, no step between them
+    attempts: int
+    luckless: int = 0  # failures of whatever kind since which more time was lost than the job got further in
+    restarts: int  # so far, without eviction
+    max_restarts: int | None
+    nodes: int = 1  # that the job runs on
+    standbys: int = 0
+    replaceable: bool  # whether the job can do without the suspects
+    near: tuple[str, ...] = ()  # nodes with the ranks that are named; suspects may be all of their parallel group
+    lost: tuple[str, ...] = ()  # nodes that did not answer
+    bonds: Bonds = {}  # between nodes that must not leave at once
+    may_probe: bool = False
+    may_replay: bool = False
+    may_evict: int = 1 << 30  # nodes, on evidence short of proof
+    may_lose: int = 1 << 30  # nodes, on whatever evidence
+    release: int = 0  # that runs
+    back_to: int = 0  # the release before the running one, where that came in lately; 0: none
+    trial: bool = False  # the running one has not made its first steps
+    mixed: bool = False  # it came in together with other machines
+    update: bool = False  # a newer one waits, and will be in the next launch
+    skippable: bool = False  # the script asks which batches to leave out
+
+    @property
+    def recent_failures(self) -> tuple[PastFailure, ...]:
+        return tuple(p for p in self.past if p.at > self.since)
+
+    @property
+    def is_no_further(self) -> bool:
+        """Return whether the job failed like this before at the same step or later.
+
+        Steps that holdfast counts start again at every launch, so two counts are compared for equality only.
+        """
+        if self.counted:
+            return any(p.counted and p.step == self.step for p in self.past)
+        return any(not p.counted and p.step >= self.step for p in self.past)
+
+    @property
+    def fruitless_restarts(self) -> int:
+        """Return how many earlier failures like this were followed by a restart that gained nothing.
+
+        Steps told by the script show how far the job came. With steps counted since launch, a restart gained nothing
+        if it failed at the same count as now, or at less than half of the best count.
+        """
+        tried = [p for p in self.past if not p.rolled]
+        if not self.counted:
+            return sum(self.was_in_vain(p) for p in tried)
+        most = max((p.step for p in tried if p.counted), default=-1)
+        if 2 * self.step >= most and all(p.step != self.step for p in tried):
+            return 0
+        led_on = [not p.counted or (p.step != self.step and 2 * p.step >= most) for p in reversed(tried)]
+        return led_on.index(True) if True in led_on else len(led_on)
+
+    def was_in_vain(self, past: PastFailure) -> bool:
+        """Return whether the job gained at most a tenth of the time that it has lost since this failure."""
+        return _WORTH * (self.trained_s - past.trained_s) <= self.lost_s - past.lost_s
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Return whether the job gains twice what such failures cost; False if the script tells no steps."""
+        if self.counted or not self.recent_failures:
+            return False
+        since = self.recent_failures[0]
+        return self.trained_s - since.trained_s >= _GAIN * (self.lost_s - since.lost_s)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Return whether the job has failed like this as often as allowed without getting further."""
+        return self.fruitless_restarts >= self.attempts or (self.counted and len(self.past) >= _OFTEN * self.attempts)
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Return whether failures of any kind have long cost the job more time than it gained between them."""
+        return self.luckless >= _OFTEN * self.attempts
+
+    @property
+    def is_costly(self) -> bool:
+        """Return whether such failures have cost more, since the last probe or replay, than a probe would."""
+        looked = [p for p in self.recent_failures if p.probed or p.replayed]
+        since = looked[-1:] or self.recent_failures[:1]
+        return bool(since) and self.lost_s - since[0].lost_s >= _TRIAL_S
+
+    @property
+    def is_timeout(self) -> bool:
+        """Return whether a collective timed out; to wait for the next timeout costs more than to probe nodes."""
+        return self.cause.klass == TIMED_OUT
+
+    @property
+    def is_repeated(self) -> bool:
+        """Return whether the running release failed like this before, or the incident repeats without a step."""
+        return self.rounds > 0 or any(p.release == self.release and p.at > self.since for p in self.past)
+
+    @property
+    def is_new(self) -> bool:
+        """Return whether the running release, and no other one, has failed like this recently."""
+        return bool(self.recent_failures) and all(p.release == self.release for p in self.recent_failures)
+
+    @property
+    def is_capped(self) -> bool:
+        return self.max_restarts is not None and self.restarts >= self.max_restarts
+
+    @property
+    def is_proof(self) -> bool:
+        """Return whether the cause names a node beyond doubt."""
+        cause = self.cause
+        told = cause.kind is Kind.CRASH and cause.action == EVICT and cause.confidence >= SURE
+        return cause.kind is Kind.SILENCE or is_node_proof(cause) or told
+
+    @property
+    def is_guess(self) -> bool:
+        """Return whether the evidence is less than proof; a stopped or missing process is not a guess."""
+        return not (self.is_proof or self.cause.hard)
+
+    @property
+    def is_code(self) -> bool:
+        """Return whether the last words blame the user's code."""
+        return self.cause.group == "script" or self.cause.action == CODE
+
+    @property
+    def is_own_exit(self) -> bool:
+        """Return whether the process exited by itself with an error code and its last words name no class."""
+        cause = self.cause
+        return cause.kind is Kind.CRASH and cause.code is not None and cause.code > 0 and not cause.klass
+
+    @property
+    def follows_the_rank(self) -> bool:
+        """Return whether such a wait was seen before on other nodes, so it comes with a rank and not with a node.
+
+        Rank 0 alone saves and evaluates, for example; otherwise each node that gets rank 0 would be evicted in turn.
+        """
+        waited = self.cause.kind in (Kind.HANG, Kind.SLOW) and not self.cause.hard
+        return waited and any(not p.hard and set(p.nodes).isdisjoint(self.cause.suspects) for p in self.past)
+
+    @property
+    def is_short_of_memory(self) -> bool:
+        """Return whether this node alone runs short of memory: it did before, and chance does not explain that.
+
+        With thousands of nodes, two may run short independently, so the test allows for repeats by chance (as in the
+        birthday problem). If another node also ran short twice, the cause moves with a rank and not with a machine.
+        """
+        cause, where = self.cause, set(self.cause.suspects)
+        told = cause.klass in _SCARCE and (cause.kind is Kind.LINES or cause.confidence >= TOLD)
+        here = [set(p.nodes) <= where for p in self.recent_failures]
+        elsewhere = Counter(p.nodes for p in self.recent_failures if not set(p.nodes) <= where)
+        if max(elsewhere.values(), default=0) > 1:
+            return False
+        pairs = len(here) * (len(here) + 1) / 2
+        return told and any(here) and (all(here) or pairs / self.nodes < _CHANCE)
+
+    @property
+    def is_blameless(self) -> bool:
+        """Return whether a machine may be at fault but the evidence does not say which one."""
+        cause = self.cause
+        told = cause.action in (CODE, SETTING, EXTERNAL) and cause.confidence >= TOLD
+        return not (cause.group == "script" or told) and cause.kind is not Kind.LINES and cause.klass != NOT_STARTED

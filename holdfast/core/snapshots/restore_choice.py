@@ -1,0 +1,68 @@
+"""Choice of the step to restore: the newest one that every rank can get from its own node's memory or a peer's.
+
+Storage is not considered: its checkpoints are older, and a rank that gets nothing from memory looks there itself. A
+parity half is usable only together with the state that it was XORed with.
+"""
+
+from collections.abc import Iterable
+
+from holdfast.model.job_seats import Seat, world_size
+from holdfast.model.state_copy import KEPT_DIGITS, Copy, CopySummary, Restore, Source
+
+
+def choose_restore(seats: tuple[Seat, ...], copies: Iterable[Copy], not_after: int | None = None) -> Restore:
+    """Return the restore plan of a generation. With `not_after`, only verified copies up to that step count."""
+    world = world_size(seats)
+    usable = [c for c in copies if c.world == world and not c.poisoned and 0 <= c.rank < world]
+    if not_after is not None:
+        usable = [c for c in usable if c.verified and c.step <= not_after]
+    for step in sorted({c.step for c in usable}, reverse=True):
+        held = tuple(c for c in usable if c.step == step)
+        sources = _find_sources(seats, held)
+        if sources is not None:
+            return Restore(
+                step=step, sources=sources, kept=tuple(map(_to_kept, held)), reason=_restore_reason(step, sources)
+            )
+    why = "no step is held for every rank" if usable else "no snapshots are held"
+    return Restore(reason=f"nothing to restore from memory: {why}")
+
+
+def _find_sources(seats: tuple[Seat, ...], copies: tuple[Copy, ...]) -> tuple[Source, ...] | None:
+    """Return a source for every rank; None if a rank has none."""
+    sources = []
+    for seat in seats:
+        for rank in range(seat.first_rank, seat.first_rank + seat.nproc):
+            source = _find_source(rank, seat.node, copies)
+            if source is None:
+                return None
+            sources.append(source)
+    return tuple(sources)
+
+
+def _find_source(rank: int, node: str, copies: tuple[Copy, ...]) -> Source | None:
+    mine = [c for c in copies if c.rank == rank]
+    if any(c.node == node and c.whole for c in mine):
+        return Source(rank=rank, own=True, nodes=(node,))
+    whole = sorted({c.node for c in mine if c.whole})
+    if whole:  # it moved, and its old node still answers
+        return Source(rank=rank, own=False, nodes=tuple(whole))
+    # What a backup lacks other ranks hold too: as each of them has a source at this step, all of it can be had.
+    partial = {c.node for c in mine if c.half < 0} or _parity_keepers(mine, {c.rank for c in copies if c.whole})
+    return Source(rank=rank, own=False, nodes=tuple(sorted(partial, key=lambda n: (n != node, n)))) if partial else None
+
+
+def _parity_keepers(mine: list[Copy], whole: set[int]) -> set[str]:
+    """Return the keepers of a share's two halves, where both can be decoded with other ranks' states; else empty."""
+    usable = [c for c in mine if c.beside in whole]
+    return {c.node for c in usable} if {c.half for c in usable} == {0, 1} else set()
+
+
+def _to_kept(copy: Copy) -> CopySummary:
+    return CopySummary(copy.rank, copy.node, copy.whole, copy.layout[:KEPT_DIGITS], copy.half, copy.beside)
+
+
+def _restore_reason(step: int, sources: tuple[Source, ...]) -> str:
+    own = sum(s.own for s in sources)
+    peers = len(sources) - own
+    parts = [f"{own} from own memory"] * bool(own) + [f"{peers} from peers"] * bool(peers)
+    return f"restoring step {step}: {', '.join(parts)}"

@@ -1,0 +1,181 @@
+"""Fleet of local nodes: each is a process tree on this host, with a holder at its root."""
+
+import asyncio
+import os
+import re
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from holdfast.linux.warm_fork import OpenFiles, Program
+from holdfast.wire import folder_lock, fork_server, run_specs
+from holdfast.wire.fork_server import ProgramProcess
+from holdfast.wire.run_specs import NodeSpec
+
+_NAME = re.compile(r"n\d+")
+_KILL_S = 15.0
+MARK = "HOLDFAST_MARK"  # in the environment of everything a node starts, so that nothing of it can hide
+
+
+def start_node(node_dir: Path, node: NodeSpec, env: dict[str, str], server: Path | None = None) -> int:
+    """Start a holder that outlives this process, through the fork server if there is one; return its pid."""
+    try:
+        node_dir.mkdir(parents=True, exist_ok=True)
+        run_specs.write_json(node_dir / "spec.json", node)
+        with folder_lock.shared_lock(node_dir) as held, (node_dir / "holder.log").open("ab") as log:
+            program = Program(
+                module="holdfast.agent.process_holder",
+                args=(str(node_dir),),
+                env=env | {MARK: _node_mark(node_dir)},
+                cwd=os.getcwd(),
+            )
+            files = OpenFiles(stdout=log.fileno(), stderr=log.fileno(), keep=held)  # its lock is never let go
+            process = fork_server.start_program(program, files, server)
+    except OSError:
+        end_node(node_dir, grace_s=0.0)  # whether it was started is not known
+        shutil.rmtree(node_dir, ignore_errors=True)  # or it would count as a node that is coming
+        raise
+    _holders[process.pid] = process
+    return process.pid
+
+
+_holders: dict[int, ProgramProcess] = {}  # those we started; polled so that none stays a zombie
+
+
+class LocalFleet:
+    can_acquire = True
+
+    def __init__(self, run_dir: Path, template: NodeSpec, env: dict[str, str], server: Path | None = None) -> None:
+        self.template = template
+        self._server = server
+        self._starting = threading.Lock()
+        self._dir = run_dir / "nodes"
+        self._dir.mkdir(parents=True, exist_ok=True)
+        self._env = env
+        for folder in map(self._dir.joinpath, self.nodes()):
+            if not (folder / "agent.log").exists():  # a controller before us died while it was being started
+                end_node(folder)
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(
+            f"n{order}" for order in self._used_numbers() if not (self._dir / f"n{order}" / "released").exists()
+        )
+
+    def _used_numbers(self) -> list[int]:
+        """Return the numbers of all nodes that this run ever had; a name is never used twice in a run."""
+        return sorted(int(path.name[1:]) for path in self._dir.iterdir() if _NAME.fullmatch(path.name))
+
+    async def acquire(self, count: int) -> tuple[str, ...]:
+        """Start nodes and return their names. All folders are made first, so that ending all nodes includes these."""
+        first = max(self._used_numbers(), default=-1) + 1
+        nodes = [msgspec.structs.replace(self.template, node=f"n{n}", order=n) for n in range(first, first + count)]
+        for node in nodes:
+            (self._dir / node.node).mkdir()
+        await asyncio.to_thread(self._start_nodes, nodes)
+        return tuple(node.node for node in nodes)
+
+    def _start_nodes(self, nodes: list[NodeSpec]) -> None:
+        """Start nodes one by one. Runs in a thread, because a new fork server takes seconds to answer."""
+        while nodes:
+            folder = self._dir / nodes[0].node
+            with self._starting:
+                if not (folder / "released").exists():
+                    self._start_first(nodes)
+            nodes = nodes[1:]
+
+    def _start_first(self, nodes: list[NodeSpec]) -> None:
+        try:
+            start_node(self._dir / nodes[0].node, nodes[0], self._env, self._server)
+        except OSError:
+            for node in nodes:
+                shutil.rmtree(self._dir / node.node, ignore_errors=True)  # or they would count as nodes that are coming
+            raise
+
+    async def give_back(self, node: str, reason: str) -> None:
+        folder = self._dir / node
+        if not folder.is_dir():
+            return
+        (folder / "released").write_text(f"{reason}\n")
+        await asyncio.to_thread(self._end_in_thread, folder)
+
+    def _end_in_thread(self, folder: Path) -> None:
+        with self._starting:  # from here on it is there or will never be
+            pass
+        end_node(folder)
+
+
+def end_node(folder: Path, grace_s: float = 5.0) -> None:
+    """End a holder, and all processes with its mark in case the holder died first. Raises OSError if some survive."""
+    mark = _node_mark(folder)
+    pid = _read_pid(folder / "holder.pid")
+    if pid and _signal_marked(pid, signal.SIGTERM, mark):
+        until = time.monotonic() + grace_s
+        while _has_mark(pid, mark) and time.monotonic() < until:
+            _reap_children()
+            time.sleep(0.01)
+    _reap_children()
+    until = time.monotonic() + _KILL_S
+    while left := [
+        p for p in map(int, filter(str.isdigit, os.listdir("/proc"))) if _signal_marked(p, signal.SIGKILL, mark)
+    ]:
+        if time.monotonic() > until:
+            raise OSError(f"of {folder.name} these processes do not die: {', '.join(map(str, left))}")
+        _reap_children()
+        time.sleep(0.01)
+    (folder / "holder.pid").unlink(missing_ok=True)
+
+
+def node_processes(folder: Path) -> list[int]:
+    """Return the pids of a node's processes, found by its mark: those below the holder and those that outlived it."""
+    mark = _node_mark(folder)
+    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _has_mark(pid, mark)]
+
+
+def _reap_children() -> None:
+    for pid, process in list(_holders.items()):
+        if process.is_over():
+            _holders.pop(pid, None)
+            process.close()
+
+
+def _read_pid(path: Path) -> int:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _node_mark(node_dir: Path) -> str:
+    return os.path.realpath(node_dir)  # two runs may have the same id, but not the same folder
+
+
+def _has_mark(pid: int, mark: str) -> bool:
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+    return f"{MARK}={mark}".encode() in environ.split(b"\0")
+
+
+def _signal_marked(pid: int, number: int, mark: str) -> bool:
+    """Signal the process if it carries the mark; return whether it did. Never hits a reused pid."""
+    if not _has_mark(pid, mark):
+        return False
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if not _has_mark(pid, mark):  # looked at again: the fd now pins the process
+            return False
+        signal.pidfd_send_signal(fd, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(fd)
+    return True

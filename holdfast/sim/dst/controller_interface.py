@@ -1,0 +1,47 @@
+"""The interface of a controller that a simulated world needs; the caller of a simulation supplies the real one."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from holdfast.config import Settings
+from holdfast.core.decide.decider import Decider
+from holdfast.core.record.ledger import Ledger
+from holdfast.model.event import Entry, Order
+from holdfast.model.job_seats import Job
+from holdfast.ports import Fleet, Journal, Notes, Socket, Store
+
+
+class ControllerCrashed(BaseException):
+    """Raised inside a simulated controller whose process has died, to end the code that runs in it."""
+
+
+class ControllerParts(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of the world that one life of a controller is given."""
+
+    journal: Journal
+    settings: Settings
+    fleet: Fleet
+    store: Store
+    notes: Notes
+    clock: Callable[[float], Callable[[], float]]  # one that does not tell less than this
+    on_entry: Callable[[Entry], None]
+
+
+class DstController(Protocol):
+    """One life of a controller."""
+
+    decider: Decider
+    ledger: Ledger
+
+    async def run(self, job: Job) -> int: ...
+
+    def give_order(self, order: Order) -> str:
+        """Give a person's order; return why it is refused, empty if it is accepted."""
+
+    async def serve_agent(self, socket: Socket) -> None:
+        """Talk with one agent for as long as the link lasts."""
+
+
+BuildController = Callable[[ControllerParts], DstController]

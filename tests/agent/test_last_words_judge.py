@@ -1,0 +1,137 @@
+"""The judge: last words are judged beside the agent, for so long and no longer, and nobody waits for it in vain."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from holdfast.agent.rank import judge_client, last_words_judge
+from holdfast.agent.rank.judge_client import JudgeClient
+from holdfast.agent.rank.last_words_judge import JudgeProcess, load_catalog
+from holdfast.config import WordLimits
+from holdfast.core.detect.crash import alarm_of
+from holdfast.core.log_analysis.failure_catalog import CatalogRow, FailureCatalog
+from holdfast.logs import catalog_files, user_rows
+from holdfast.model.signal import Exit
+from holdfast.wire import holder_messages
+from tests.cli.driver import until
+
+pytestmark = pytest.mark.e2e
+
+# No single repeat of it is wrong, and a line of a thousand letters takes it longer than anybody lives.
+ENDLESS = CatalogRow(klass="data_corrupt", source="a test", pattern="stall.*x.*x.*x.*!", sample="stall xxx!")
+HOSTILE = "stall" + "x" * 1990
+EXIT = Exit(node="n0", generation=1, rank=3, code=1, at=1.0, latched="ValueError: odd")
+BOOM = 'Traceback (most recent call last):\n  File "train.py", line 3, in main\nValueError: odd\n'
+
+
+def test_such_a_row_is_none_that_we_refuse() -> None:
+    """Or the rest of this file tests nothing that can happen."""
+    built_in = catalog_files.load_built_in()
+    assert not user_rows.find_row_fault(ENDLESS, built_in.rows, frozenset(built_in.classes))
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[JudgeClient, int]]:
+    """A judge, as a fork of this process, and its pid."""
+    monkeypatch.setattr(last_words_judge, "DEADLINE_S", 1.0)
+    ours, theirs = holder_messages.make_socket_pair()
+    known = FailureCatalog(
+        (*catalog_files.load_built_in().rows, ENDLESS), tuple(catalog_files.load_built_in().classes.values())
+    )
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ours.close()
+            JudgeProcess(theirs, known).run()
+        finally:
+            os._exit(0)
+    theirs.close()
+    yield JudgeClient(ours), pid
+    ours.close()
+    until(lambda: os.waitpid(pid, os.WNOHANG)[0], "the end of a judge that nobody asks any more")
+
+
+@pytest.fixture
+async def gap_s() -> AsyncIterator[Callable[[], float]]:
+    """The longest time for which this loop stood still."""
+    gaps = [0.0]
+
+    async def tick() -> None:
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(0.01)
+            gaps.append(time.monotonic() - began)
+
+    async with asyncio.TaskGroup() as around:
+        ticking = around.create_task(tick())
+        yield lambda: max(gaps)
+        ticking.cancel()
+
+
+def said(folder: Path, text: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "stderr.log").write_text(text)
+    return folder
+
+
+async def test_it_finds_what_we_would_find(bench: tuple[JudgeClient, int], tmp_path: Path) -> None:
+    found = await bench[0].judge_exit(EXIT, said(tmp_path, BOOM))
+    exit = msgspec.structs.replace(EXIT, words=tuple(BOOM.splitlines()))
+    assert found == alarm_of(exit, catalog_files.load_built_in())
+    assert found.signature == "python_exception 1 train.py:3"
+
+
+async def test_words_that_take_for_ever_stop_nobody(
+    bench: tuple[JudgeClient, int], gap_s: Callable[[], float], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    began = time.monotonic()
+    async with asyncio.TaskGroup() as around:
+        slow = around.create_task(bench[0].judge_exit(EXIT, said(tmp_path / "slow", f"before\n{HOSTILE}\n")))
+        quick = around.create_task(bench[0].judge_exit(EXIT, said(tmp_path / "quick", BOOM)))
+        await quick
+        assert not slow.done(), "another rank's words do not wait for them"
+    assert time.monotonic() - began < judge_client._WAIT_S, "it is killed, not given up"
+    assert gap_s() < 0.9, "the loop went on"
+    assert quick.result().klass == "python_exception"
+    alarm = slow.result()
+    assert (alarm.code, alarm.klass, alarm.reason) == (1, "", "exited with code 1 (ValueError: odd)")
+    assert [line[:6] for line in alarm.evidence] == ["before", "stallx"], "a person may read them all the same"
+    assert "last words took too long to be judged" in caplog.text
+    assert until(lambda: not psutil.Process(bench[1]).children(), "the end of who was at it")
+    assert (await bench[0].judge_exit(EXIT, tmp_path / "quick")).klass == "python_exception", (
+        "and the next one is judged"
+    )
+
+
+async def test_a_judge_that_is_gone_is_done_without(bench: tuple[JudgeClient, int], tmp_path: Path) -> None:
+    async with asyncio.TaskGroup() as around:
+        asked = around.create_task(bench[0].judge_exit(EXIT, said(tmp_path, HOSTILE)))
+        await asyncio.sleep(0.1)
+        os.kill(bench[1], signal.SIGKILL)
+    for alarm in (asked.result(), await bench[0].judge_exit(EXIT, tmp_path)):
+        assert alarm.reason == "exited with code 1 (ValueError: odd)"
+
+
+async def test_a_judge_that_does_not_answer_is_not_waited_for(
+    bench: tuple[JudgeClient, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judge_client, "_WAIT_S", 0.2)
+    os.kill(bench[1], signal.SIGSTOP)
+    try:
+        alarm = await bench[0].judge_exit(msgspec.structs.replace(EXIT, latched=""), said(tmp_path, BOOM))
+    finally:
+        os.kill(bench[1], signal.SIGCONT)
+    assert alarm.reason == "exited with code 1"
+
+
+def test_a_catalog_that_was_spoilt_meanwhile(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "words.toml").write_text("[[row")
+    assert load_catalog(WordLimits(catalog=str(tmp_path / "words.toml"))) is catalog_files.load_built_in()
+    assert "judged by our own catalog" in caplog.text

@@ -1,0 +1,92 @@
+"""What ranks tell of their steps: a spike is one alarm for the node, a rank's own one for the rank."""
+
+import mmap
+
+from holdfast.agent.rank.loss_alarms import LossReports
+from holdfast.core.detect.loss_spikes import LossLimits, LossPolicy
+from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.release import Ease
+from holdfast.model.signal import Loss
+from holdfast.wire.rank_memory.slot_reader import SLOT_BYTES, SlotWriter
+
+LIMITS = LossLimits(window=32)
+
+
+class Node:
+    """Two ranks and who looks at them."""
+
+    def __init__(self, generation: int = 1, limits: LossLimits = LIMITS) -> None:
+        self.arena = mmap.mmap(-1, 2 * SLOT_BYTES)
+        self.slots = [SlotWriter(self.arena, index, generation=generation, rank=index) for index in range(2)]
+        self.losses = LossReports("n0", limits)
+
+    def step(self, number: int, *losses: float, own: tuple[float | None, float | None] = (None, None)) -> list[object]:
+        for slot, loss, norm in zip(self.slots, losses, own, strict=True):
+            slot.write_values(number, loss, None, norm)
+            slot.step(number)
+        return list(self.losses.read_slots(self.arena, 2, 1000.0))
+
+
+def test_a_spike_that_ranks_share_is_one_alarm() -> None:
+    node = Node()
+    for number in range(40):
+        assert node.step(number, 2.0 + number % 3 / 10, 2.1) == []
+    [alarm] = node.step(40, 30.0, 31.0)
+    assert isinstance(alarm, Alarm) and (alarm.kind, alarm.stance, alarm.ranks) == (Kind.LOSS, Stance.NOTIFY, (0,))
+    assert alarm.not_after == 39 and alarm.at > 1000.0
+    assert node.step(41, 30.0, 31.0) == []
+
+
+def test_a_gradient_of_its_own_names_the_rank() -> None:
+    node = Node()
+    for number in range(40):
+        node.step(number, 2.0, 2.0, own=(1.0 + number % 3 / 10, 1.0 + number % 5 / 10))
+    [alarm] = node.step(40, 2.0, 2.0, own=(1.0, 1e6))
+    assert isinstance(alarm, Alarm) and alarm.ranks == (1,) and "before the sum" in alarm.reason
+
+
+def test_a_loss_that_is_not_finite_is_told_as_ever() -> None:
+    node = Node()
+    node.step(1, 2.0, 2.0)
+    told = node.step(2, 2.0, float("nan"))
+    assert [(one.rank, one.step) for one in told if isinstance(one, Loss)] == [(1, 2)]
+
+
+def test_whose_loss_went_wrong_first_is_told_first() -> None:
+    """Its gradients spoil the others' weights, so these have it one step later."""
+    node = Node()
+    node.step(1, 2.0, float("nan"))
+    told = node.step(2, float("nan"), float("nan"))
+    assert [(one.rank, one.step) for one in told if isinstance(one, Loss)] == [(1, 1), (0, 2)]
+
+
+def test_marks_are_handed_on_once() -> None:
+    node = Node()
+    node.slots[1].write_hash(10, 99, 1, 2)
+    node.slots[1].step(10)
+    list(node.losses.read_slots(node.arena, 2, 0.0))
+    assert [(mark.rank, mark.step, mark.value) for mark in node.losses.take_marks()] == [(1, 10, 99)]
+    assert node.losses.take_marks() == ()
+
+
+def test_batches_are_left_out_where_the_script_asks_for_it() -> None:
+    for asks, stance in ((False, Stance.NOTIFY), (True, Stance.ACT)):
+        node = Node(limits=LossLimits(window=32, policy=LossPolicy.REWIND, skip_batches=2))
+        for slot in node.slots:
+            if asks:
+                slot.mark_skippable()
+        for number in range(40):
+            node.step(number, 2.0 + number % 3 / 10, 2.1)
+        [alarm] = node.step(40, 30.0, 31.0)
+        assert isinstance(alarm, Alarm) and alarm.stance is stance
+        assert alarm.policy == ("rewind-and-skip:2" if asks else "")
+
+
+def test_a_step_that_is_eased_already_is_not_gone_back_for_again() -> None:
+    for first, stance in ((40, Stance.NOTIFY), (41, Stance.ACT)):
+        node = Node(limits=LossLimits(window=32, policy=LossPolicy.LOWER))
+        node.losses.eases = (Ease(first=first, last=first + 9, factor=0.5),)
+        for number in range(40):
+            node.step(number, 2.0 + number % 3 / 10, 2.1)
+        [alarm] = node.step(40, 30.0, 31.0)
+        assert isinstance(alarm, Alarm) and alarm.stance is stance

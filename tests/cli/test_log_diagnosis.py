@@ -1,0 +1,185 @@
+"""`holdfast diagnose`: files, folders, standard input and run directories in; one answer out."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli import main
+from holdfast.cli.run_dirs import run_directory
+from holdfast.config import Settings
+from holdfast.core.detect.crash import alarm_of
+from holdfast.journal.sqlite_journal import SqliteJournal
+from holdfast.logs import catalog_files
+from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.event import Decision, Entry
+from holdfast.model.job_seats import Job
+from holdfast.model.signal import Exit
+from holdfast.wire.run_specs import EntryPoint as What
+from holdfast.wire.run_specs import RunSpec
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB"
+BOOM = f"""[rank3]: Traceback (most recent call last):
+[rank3]:   File "/workspace/train.py", line 88, in <module>
+[rank3]:     loss.backward()
+[rank3]: {OOM}
+[rank1]: RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:24017
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+def told(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, object]:
+    assert main(["diagnose", *argv, "--json"]) == 0
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(["diagnose", *argv]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    return said.err
+
+
+def test_json_has_what_was_promised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "job.log").write_text(BOOM)
+    found = told(capsys, str(tmp_path / "job.log"))
+    assert {"class", "group", "action", "root_rank", "evidence", "confidence", "explanation"} <= found.keys()
+    assert (found["class"], found["group"], found["action"]) == ("gpu_oom", "framework", "fix_config")
+    assert (found["root_rank"], found["origin"]) == (3, "train.py:88")
+    assert found["evidence"] == [f"[rank3]: {OOM}"]
+
+
+def test_one_screen_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "job.log").write_text(BOOM)
+    assert main(["diagnose", str(tmp_path / "job.log")]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("gpu_oom") and "% sure" in text
+    for part in ("whose fault   framework", "fix_config: ", "rank 3 train.py:88", f"[rank3]: {OOM[:60]}"):
+        assert part in text
+    assert text.count("\n") < 24
+
+
+def test_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(BOOM.encode())))
+    assert told(capsys, "-")["class"] == "gpu_oom"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    assert main(["diagnose", "-", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["class"] == "unknown_child_failure"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    assert told(capsys, "-", "--exit-code", "137")["class"] == "host_oom_kill"
+
+
+def test_folders_and_several_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "rank0.txt").write_text("RuntimeError: [pair.cc:534] Connection closed by peer [10.0.0.7]:24017\n")
+    (logs / "rank1.txt").write_text("step 1\n")
+    (logs / "kernel.txt").write_text("[12345.678901] NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n")
+    (logs / "label.toml").write_text("CUDA out of memory")
+    for names in ([str(logs)], [str(logs / "rank0.txt"), str(logs / "kernel.txt")]):
+        found = told(capsys, *names)
+        assert (found["class"], found["action"]) == ("gpu_lost_bus", "evict_and_restart")
+
+
+def test_input_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "there is no file, folder or run called nowhere.log" in refused(capsys, "nowhere.log")
+    (tmp_path / "a.log").write_text("x")
+    assert "cannot read" in refused(capsys, str(tmp_path / "a.log"), str(tmp_path / "b.log"))
+    (tmp_path / "empty").mkdir()
+    assert "there is no log" in refused(capsys, str(tmp_path / "empty"))
+    assert "there is no run yet" in refused(capsys)
+    assert "cannot read the config file" in refused(capsys, str(tmp_path / "a.log"), "--config", "/nowhere.toml")
+    assert "wrong" in refused(capsys, str(tmp_path / "a.log"), "--set", "wrong.key=1")
+
+
+def made_run(tmp_path: Path) -> Path:
+    run_dir = run_directory.make_run_dir(None, "r")
+    job = Job(run_id="r", min_nodes=1, max_nodes=1)
+    log_dir = str(tmp_path / "logs")
+    run = RunSpec(job=job, entry=What(argv=("x",)), settings=Settings(), fleet="local", nproc=2, log_dir=log_dir)
+    run_directory.publish_run(run_dir, run)
+    run_directory.mark_newest(run_dir)
+    return run_dir
+
+
+def crash(generation: int, rank: int, code: int, at: float, *words: str) -> Alarm:
+    return Alarm(
+        kind=Kind.CRASH,
+        at=at,
+        suspects=("n0",),
+        ranks=(rank,),
+        code=code,
+        generation=generation,
+        reason="ended",
+        evidence=words,
+    )
+
+
+def write(run_dir: Path, *alarms: Alarm) -> None:
+    journal = SqliteJournal(run_dir / "journal.db")
+    for seq, alarm in enumerate(alarms, 1):
+        journal.append(Entry(seq=seq, at=alarm.at, event=alarm, decision=Decision()), durable=True)
+    journal.close()
+
+
+def test_a_run_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = made_run(tmp_path)
+    assert "has no journal yet" in refused(capsys)
+    write(run_dir, crash(1, 0, 1, 5.0), crash(2, 1, 1, 9.0), crash(2, 0, 1, 9.5))
+    for rank, text in ((0, "KeyError: 'late'"), (1, "TypeError: early")):
+        folder = tmp_path / "logs" / "gen-2" / f"rank-{rank}"
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").write_text(f"{text}\n")
+    found = told(capsys)
+    assert (found["root_rank"], found["evidence"]) == (1, ["TypeError: early", "KeyError: 'late'"])
+    assert told(capsys, str(run_dir)) == told(capsys, "r") == found
+
+
+@pytest.mark.parametrize("starved", [False, True])
+def test_a_killed_rank_takes_the_kernels_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], starved: bool
+) -> None:
+    exit = Exit(node="n0", generation=1, rank=1, code=-9, at=2.0, starved=starved)
+    write(made_run(tmp_path), alarm_of(exit, catalog_files.load_failures()))
+    found = told(capsys)
+    assert (found["class"], found["root_rank"]) == ("host_oom_kill" if starved else "unknown_child_failure", 1)
+    assert ("killed by SIGKILL, sender unknown" in str(found["explanation"])) is not starved
+
+
+def test_a_killed_rank_where_memory_was_scarce(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exit = Exit(node="n0", generation=1, rank=1, code=-9, at=2.0, pressed="memory pressure was 43 %")
+    write(made_run(tmp_path), alarm_of(exit, catalog_files.load_failures()))
+    found = told(capsys)
+    assert found["class"] == "host_oom_kill" and float(str(found["confidence"])) == 0.6
+    explained = "killed by SIGKILL, probably by the OOM killer: memory pressure was 43 %, and the kernel tells nobody"
+    assert explained in str(found["explanation"])
+
+
+def test_words_in_which_nothing_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "hello.txt"
+    log.write_text("hello\n")
+    assert main(["diagnose", str(log)]) == 1
+    said = capsys.readouterr().out
+    assert "nothing in it shows a failure" in said and "sure" not in said and "child" not in said
+    assert main(["diagnose", str(log), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["confidence"] == 0
+    assert main(["diagnose", str(log), "--exit-code", "1"]) == 0, "something has failed, and nothing shows why"
+
+
+def test_a_run_whose_logs_lie_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = made_run(tmp_path)
+    write(run_dir, crash(1, 1, 1, 5.0, OOM), crash(1, 0, -15, 6.0))
+    assert told(capsys)["class"] == "gpu_oom"
+
+
+def test_a_run_in_which_nothing_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(made_run(tmp_path))
+    assert "has failed" in refused(capsys)

@@ -1,0 +1,300 @@
+"""A person's word, from the port to the nodes: what is refused, what happens next, and that it happens."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from holdfast.cli.commands.status import render_status
+from holdfast.config import Settings
+from holdfast.core.detect.silence import SilenceLimits
+from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.errand import Errand, LaunchHere, Leave, StopHere
+from holdfast.model.event import Entry, Limits, Order, Phase
+from holdfast.model.job_seats import Job
+from tests.controller.conftest import HEADERS, Agent, Desk, Open
+
+PAIR = Job(run_id="r", min_nodes=2, max_nodes=2, can_acquire=False)
+
+
+async def order(desk: Desk, verb: str, node: str = "", status: int = 200) -> str:
+    """What the controller says to it: what happens next, or why it is refused."""
+    body = {"verb": verb} | ({"node": node} if node else {})
+    answer = await desk.client.post("/api/v1/orders", json=body, headers=HEADERS)
+    said = await answer.json()
+    assert answer.status == status, said
+    return str(said["next"] if status == 200 else said["error"])
+
+
+async def status_of(desk: Desk) -> dict[str, Any]:
+    found: dict[str, Any] = await (await desk.client.get("/api/v1/status", headers=HEADERS)).json()
+    return found
+
+
+async def roles(desk: Desk) -> dict[str, str]:
+    return {view["node"]: view["role"] for view in (await status_of(desk))["nodes"]}
+
+
+async def does(agent: Agent, kind: type[Errand]) -> Any:
+    """The agent gets an errand of this kind, and does it."""
+    errand = await agent.errand()
+    assert isinstance(errand, kind), errand
+    await agent.answer(errand)
+    return errand
+
+
+@contextlib.asynccontextmanager
+async def pair(desk_of: Open, job: Job = PAIR) -> AsyncIterator[tuple[Desk, Agent, Agent]]:
+    """A job of two nodes that trains."""
+    async with desk_of(job) as desk:
+        a, b = await desk.link("a"), await desk.link("b")
+        for agent in (a, b):
+            await agent.hello()
+        await steps(desk, a, b)
+        yield desk, a, b
+
+
+async def steps(desk: Desk, *agents: Agent, step: int = 1) -> None:
+    """A launch, answered, and a step of everybody."""
+    launches = [await does(agent, LaunchHere) for agent in agents]
+    await desk.phase(Phase.STARTING)
+    for agent in agents:
+        await agent.beat(step, generation=launches[0].generation)
+    await desk.phase(Phase.TRAINING)
+
+
+async def metric(desk: Desk, name: str) -> float:
+    text = await (await desk.client.get("/metrics", headers=HEADERS)).text()
+    return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"{name} "))
+
+
+async def test_status_and_metrics_tell_one_step(desk_of: Open) -> None:
+    async with pair(desk_of) as (desk, a, b):
+        await a.beat(9)
+        await b.beat(7)
+        await desk.until(lambda: desk.controller.ingest.pace.step == 7, "both beats")
+        assert (await status_of(desk))["step"] == await metric(desk, "holdfast_step") == 7
+        await a.beat(-1)
+        await b.beat(-1)  # their ranks have ended
+        await desk.until(lambda: {beat.step for beat in desk.controller.ingest.beats.values()} == {-1}, "both ends")
+        assert (await status_of(desk))["step"] == await metric(desk, "holdfast_step") == 7
+
+
+async def test_an_incident_that_is_open_is_one(desk_of: Open) -> None:
+    async with pair(desk_of) as (desk, _, _):
+        assert ((await status_of(desk))["incidents"], (await status_of(desk))["failures"]) == (0, 0)
+        crash = Alarm(kind=Kind.CRASH, at=1.0, suspects=("b",), ranks=(1,), generation=1, code=1, reason="ended")
+        desk.controller.process_event(crash)
+        status = await status_of(desk)
+        assert (status["incidents"], status["failures"], status["last_incident"]) == (1, 1, "")
+
+
+async def test_status_says_what_is_so_now_not_what_has_been(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        agent = await desk.train()
+        desk.controller.process_event(
+            Alarm(kind=Kind.CRASH, at=1.0, suspects=("a",), ranks=(0,), generation=1, reason="ended")
+        )
+        await does(agent, StopHere)
+        await steps(desk, agent, step=2)
+        shown = Console(width=200)
+        with shown.capture() as captured:
+            shown.print(render_status(await status_of(desk)))
+        [now] = [line for line in captured.get().splitlines() if line.startswith("now: ")]
+        assert now.strip() == "now: training; every rank has made step 2"
+        assert "last incident: rank 0 on a ended" in captured.get()
+
+
+async def test_before_any_step_the_ettr_is_not_known(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        agent = await desk.link("a")
+        await agent.hello()
+        await agent.answer(await agent.errand())
+        await desk.phase(Phase.STARTING)
+        status = await status_of(desk)
+        assert (status["ettr"], status["step"]) == (None, -1)
+        assert status["now"] == "the ranks of generation 1 run; no step was seen yet"
+        metrics = await (await desk.client.get("/metrics", headers=HEADERS)).text()
+        assert "holdfast_step" in metrics and "holdfast_ettr" not in metrics
+        await agent.beat(1)
+        await desk.phase(Phase.TRAINING)
+        assert 0 <= (await status_of(desk))["ettr"] <= 1 and await metric(desk, "holdfast_ettr") <= 1
+
+
+async def test_what_cannot_be_done_is_refused_in_one_sentence(desk_of: Open) -> None:
+    async with pair(desk_of) as (desk, _, _):
+        seq = desk.controller.seq
+        needed = "without b there are 1 nodes of the 2 that the job needs; start another host first, or drain it"
+        refused = (
+            ("resume", "", "nobody holds the job, it is training; there is nothing to resume"),
+            ("approve", "", "the job asks nothing, it is training; there is nothing to approve"),
+            ("evict", "", "say which node to evict; there are a, b"),
+            ("drain", "z", "there is no node 'z' in this job; there are a, b"),
+            ("evict", "b", needed),
+            ("update", "", "an update needs a release; send one with holdfast update"),
+            ("rollback", "", "there is no release to go back to"),
+        )
+        for verb, node, words in refused:
+            assert await order(desk, verb, node, status=400) == words
+        assert not any(isinstance(event, Order) for event in desk.events()[seq:])
+
+
+async def test_hold_and_resume(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        agent = await desk.train()
+        assert await order(desk, "hold") == "all ranks are ended now; nodes and state are kept until holdfast resume"
+        assert (await status_of(desk))["phase"] == "pausing"
+        await does(agent, StopHere)
+        await desk.phase(Phase.HELD)
+        status = await status_of(desk)
+        assert (status["held"], status["nodes"][0]["role"], status["asking"]) == ("Ada", "active", "")
+        assert await order(desk, "hold", status=400) == "Ada holds the job already; holdfast resume lets it go on"
+        assert "all ranks are launched again" in await order(desk, "resume")
+        await steps(desk, agent, step=2)
+        status = await status_of(desk)
+        assert (status["held"], status["changes"], status["incidents"], status["generation"]) == ("", 1, 0, 2)
+        assert "held by Ada" in status["last_change"]
+        report = await (await desk.client.get("/api/v1/report", headers=HEADERS)).json()
+        assert report["spent_s"]["hold"] > 0 and report["spent_s"]["update"] > 0
+        assert sum(report["spent_s"].values()) == pytest.approx(report["wall_s"])
+        [change] = report["changes"]
+        assert change["held_s"] > 0 and report["restarts"][0]["phases_s"]["held"] == pytest.approx(change["held_s"])
+        metrics = await (await desk.client.get("/metrics", headers=HEADERS)).text()
+        assert "holdfast_changes_total 1.0" in metrics and "holdfast_held 0.0" in metrics
+
+
+async def test_a_job_that_waits_for_nodes_can_be_held(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        assert "nothing is launched until holdfast resume" in await order(desk, "hold")
+        await desk.phase(Phase.HELD)
+        agent = await desk.link("a")
+        await agent.hello()
+        await desk.until(lambda: desk.controller.decider.pool, "a node")
+        assert desk.controller.decider.phase is Phase.HELD
+        await order(desk, "resume")
+        await steps(desk, agent)
+
+
+async def test_evict_a_node_that_trains(desk_of: Open) -> None:
+    async with pair(desk_of) as (desk, a, b):
+        c = await desk.link("c")
+        await c.hello()
+        await desk.until(lambda: "c" in desk.controller.decider.pool, "a standby")
+        assert await order(desk, "evict", "b") == ("b leaves now: all ranks are ended, and launched again without it")
+        assert (await roles(desk))["b"] == "draining"
+        for agent in (a, b):
+            await does(agent, StopHere)
+        await desk.phase(Phase.LAUNCHING)
+        assert await roles(desk) == {"a": "active", "b": "evicted", "c": "admitting"}
+        await steps(desk, a, c, step=2)
+        assert (await roles(desk))["c"] == "active"
+        await desk.until(lambda: "b" in desk.controller.decider.gone, "b has left")
+        assert isinstance(await b.errand(), Leave)
+        assert await order(desk, "evict", "b", status=400) == "b has left the job already"
+        changes = desk.controller.ledger.changes
+        assert [(change.evicted, change.admitted) for change in changes] == [(("b",), ("c",))]
+
+
+async def test_drain_waits_for_a_standby(desk_of: Open) -> None:
+    async with pair(desk_of) as (desk, a, b):
+        assert await order(desk, "drain", "b") == (
+            "b leaves when a standby can take its place, but this job keeps none; holdfast evict waits for no standby"
+        )
+        assert await roles(desk) == {"a": "active", "b": "draining"}
+        assert desk.controller.decider.phase is Phase.TRAINING
+        assert await order(desk, "drain", "b", status=400) == "Ada has ordered that already: b leaves as soon as it can"
+        c = await desk.link("c")
+        await c.hello()
+        for agent in (a, b):
+            await does(agent, StopHere)
+        await steps(desk, a, c, step=2)
+        assert isinstance(await b.errand(), Leave)
+        assert desk.controller.ledger.changes[0].admitted == ("c",)
+
+
+async def test_a_person_who_knows_that_a_node_is_dead_ends_the_wait_for_its_ranks(desk_of: Open) -> None:
+    quick = Settings(silence=SilenceLimits(beat_s=0.1, silence_s=0.5))
+    async with desk_of(Job(run_id="r", min_nodes=1, max_nodes=1, standbys=1, can_acquire=False), quick) as desk:
+        await desk.train()
+        await desk.phase(Phase.WAITING)  # it says no more
+        b = await desk.link("b")
+        await b.hello()
+        await desk.until(lambda: "b" in desk.controller.decider.pool, "a standby")
+        assert "waiting out 130 s until the ranks on a" in desk.controller.reason
+        assert "has left" in await order(desk, "drain", "a", status=400)
+        assert await order(desk, "evict", "a") == (
+            "a counts as ended: nobody waits any longer for its ranks to end themselves"
+        )
+        assert (await does(b, LaunchHere)).generation == 2
+        assert "has left" in await order(desk, "evict", "a", status=400)
+
+
+async def test_evict_a_standby(desk_of: Open) -> None:
+    async with pair(desk_of) as (desk, _, _):
+        c = await desk.link("c")
+        await c.hello()
+        await desk.until(lambda: "c" in desk.controller.decider.pool, "a standby")
+        assert await order(desk, "drain", "c") == "c has no ranks, and leaves now"
+        assert isinstance(await c.errand(), Leave)
+        assert desk.controller.decider.phase is Phase.TRAINING
+
+
+async def test_a_question_is_answered(desk_of: Open) -> None:
+    limits = msgspec.structs.replace(Limits(), ask_s=1000.0)
+    async with desk_of(settings=Settings(recovery=limits)) as desk:
+        agent = await desk.link("a")
+        await agent.hello()
+        await does(agent, LaunchHere)
+        await agent.post(
+            Alarm(
+                kind=Kind.CRASH,
+                at=1.0,
+                suspects=("a",),
+                ranks=(0,),
+                generation=1,
+                code=1,
+                reason="exited with code 1 (TypeError: x)",
+                klass="python_exception",
+                group="user code",
+                action="rollback_or_fix_code",
+                confidence=1.0,
+                signature="TypeError",
+            )
+        )
+        await does(agent, StopHere)
+        await desk.phase(Phase.HELD)
+        status = await status_of(desk)
+        assert "TypeError: x" in status["asking"]
+        assert status["asks_until"] > desk.controller.clock()
+        said = await order(desk, "resume", status=400)
+        assert said.startswith("nobody holds the job, it asks: ") and said.endswith("holdfast approve or stop")
+        assert (await order(desk, "hold", status=400)).startswith("the job stands, and asks: ")
+        await order(desk, "approve")
+        await steps(desk, agent)
+        status = await status_of(desk)
+        assert (status["asking"], status["asks_until"], status["incidents"]) == ("", None, 1)
+
+
+async def test_an_order_is_on_disk_before_it_is_answered(desk_of: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pair(desk_of) as (desk, _, _):
+        kept: list[bool] = []
+        append = desk.controller.journal.append
+
+        def watched(entry: Entry, durable: bool) -> None:
+            kept.extend([durable] if isinstance(entry.event, Order) else [])
+            append(entry, durable)
+
+        monkeypatch.setattr(desk.controller.journal, "append", watched)
+        await order(desk, "drain", "b")
+        assert kept == [True]
+
+
+async def test_a_job_that_ends_takes_no_more_orders(desk_of: Open) -> None:
+    async with desk_of() as desk:
+        await desk.train()
+        await order(desk, "stop")
+        await desk.phase(Phase.ENDING)
+        assert "takes no order but stop; 'hold' comes too late" in await order(desk, "hold", status=400)

@@ -1,0 +1,207 @@
+"""Nodes and controllers with certificates of a user's own authority, over real links: who is taken, and who is not."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from holdfast.agent.connection.controller_dialer import ControllerDialer, UnprovenPeerError
+from holdfast.cli.launch.enrolment_client import EnrolmentClient, EnrolmentError, LinkClosedError, introduce_host
+from holdfast.config import Settings
+from holdfast.controller.access.audit_log import AuditLog
+from holdfast.controller.access.caller_admission import Caller, PortAccess
+from holdfast.controller.access.user_ca_nodes import CertificateEnrolment
+from holdfast.model.alarm import Kind
+from holdfast.wire.agent_messages import Welcome
+from holdfast.wire.credentials import enrolment, mutual_tls
+from holdfast.wire.credentials.enrolment import CertifiedNode
+from holdfast.wire.credentials.mutual_tls import KeyFiles
+from holdfast.wire.run_specs import EntryPoint, NodeSpec
+from tests.controller.conftest import Open
+from tests.wire.given import Organisation
+from tests.wire.test_enrolment import TOKEN
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Organisation:
+    return Organisation(tmp_path_factory.mktemp("ours") / "ca")
+
+
+class Desk:
+    """What a controller answers at its port, to whom."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(exist_ok=True)
+        self.certified = CertificateEnrolment(folder, "r", AuditLog(folder))
+        self.admit = PortAccess(tuple, "h", self.certified.certificate_refusal)
+        self.address = ("", 0)
+
+    @contextlib.asynccontextmanager
+    async def open(self, keys: KeyFiles) -> AsyncIterator["Desk"]:
+        app = web.Application()
+        app.router.add_get(enrolment.PATH, self.certified.challenge_route)
+        app.router.add_post(enrolment.PATH, self.certified.enrol_route)
+        app.router.add_get("/agent", self._agent)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=mutual_tls.server_tls(keys, strangers=True)).start()
+        self.address = runner.addresses[0]
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+    async def _agent(self, request: web.Request) -> web.StreamResponse:
+        caller = self.admit(request)
+        if not isinstance(caller, Caller):
+            return web.Response(status=caller.status, text=caller.why)
+        ws = web.WebSocketResponse()
+        await ws.prepare(request)
+        await ws.send_str(caller.node)
+        return ws
+
+    async def introduce(self, keys: KeyFiles, run_id: str = "") -> CertifiedNode:
+        return await asyncio.to_thread(introduce_host, self.address, keys, run_id)
+
+    def dialing(self, keys: KeyFiles, run_id: str) -> ControllerDialer:
+        url = f"https://127.0.0.1:{self.address[1]}"
+        entry = EntryPoint(argv=("t.py",))
+        return ControllerDialer(
+            NodeSpec(
+                node="n1",
+                order=0,
+                nproc=1,
+                url=url,
+                keys=str(keys.key.parent),
+                log_dir="",
+                entry=entry,
+                settings=Settings(),
+                run_id=run_id,
+            )
+        )
+
+    def refusals(self) -> list[str]:
+        log = self.folder / "audit.log"
+        return [json.loads(line)["refused"] for line in log.read_text().splitlines()] if log.exists() else []
+
+
+async def linked(dialing: ControllerDialer) -> str:
+    """As whom the controller sees us."""
+    async with dialing.open_link() as ws:
+        return await ws.receive_str()
+
+
+async def test_a_node_is_known_by_its_certificate(ours: Organisation, tmp_path: Path) -> None:
+    keys = ours.keys("n1", leads=False)
+    async with Desk(tmp_path / "door").open(ours.keys("n0")) as desk:
+        assert await desk.introduce(keys) == CertifiedNode(node="n1", run_id="r")
+        assert await desk.introduce(ours.keys("n2", "r"), "r") == CertifiedNode(node="n2", run_id="r")
+        assert await linked(desk.dialing(keys, "r")) == "n1"
+    assert (tmp_path / "door" / "nodes.json").stat().st_mode & 0o777 == 0o600
+    async with Desk(tmp_path / "door").open(ours.keys("n0")) as desk:  # the next controller
+        assert set(desk.certified.serials) == {"n1", "n2"}
+        with pytest.raises(EnrolmentError, match="there is a node n1 in this job already, with another certificate"):
+            await desk.introduce(ours.keys("n1"))
+        assert await desk.introduce(keys) == CertifiedNode(node="n1", run_id="r")
+        desk.certified.is_here = {"n1"}.__contains__
+        with pytest.raises(EnrolmentError, match=r"there is a node n1 in this job already$"):
+            await desk.introduce(keys)
+
+
+async def test_a_node_that_was_evicted(ours: Organisation, tmp_path: Path) -> None:
+    keys = ours.keys("n1")
+    async with Desk(tmp_path / "door").open(ours.keys("n0")) as desk:
+        await desk.introduce(keys)
+        desk.certified.counts = lambda node, serial: serial != desk.certified.serials["n1"]
+        with pytest.raises(EnrolmentError, match="the certificate of n1 counts no more"):
+            await desk.introduce(keys)
+        with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
+            await linked(desk.dialing(keys, "r"))
+
+
+async def test_a_certificate_of_another_run(ours: Organisation, tmp_path: Path) -> None:
+    keys = ours.keys("n1", "theirs")
+    async with Desk(tmp_path / "door").open(ours.keys("n0")) as desk:
+        with pytest.raises(EnrolmentError, match="refused: the certificate of n1 is for the run theirs, not for r"):
+            await desk.introduce(keys)
+        assert desk.refusals() == ["the certificate of n1 is for the run theirs, not for r"]
+        with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
+            await linked(desk.dialing(keys, "theirs"))
+        assert not desk.certified.serials
+        with pytest.raises(EnrolmentError, match="it runs the job r, not theirs"):
+            await desk.introduce(ours.keys("n1"), "theirs")
+
+
+async def test_a_certificate_of_another_authority(ours: Organisation, tmp_path: Path) -> None:
+    theirs = Organisation(tmp_path / "theirs").keys("n1")
+    stranger = KeyFiles(theirs.key, theirs.certificate, ours.keys("n1").authority)
+    async with Desk(tmp_path / "door").open(ours.keys("n0")) as desk:
+        with pytest.raises(LinkClosedError, match="closes the link when it has seen door"):
+            await desk.introduce(stranger)
+        assert not desk.certified.serials
+        with pytest.raises(EnrolmentError, match="refused: this job takes certificates of its user's own"):
+            await asyncio.to_thread(EnrolmentClient, desk.address, TOKEN)
+        [told] = desk.refusals()
+        assert told.endswith("set door.authority, door.certificate and door.key")
+
+
+async def test_others_who_play_the_controller(ours: Organisation, tmp_path: Path) -> None:
+    """A node of the same authority, somebody else's authority, the controller of another run: all hear nothing."""
+    ours_here = ours.keys("n1")
+    for keys, why in (
+        (ours.keys("thief", leads=False), "is no controller by door.authority: .*controller.holdfast"),
+        (
+            Organisation(tmp_path / "theirs").keys("n0"),
+            "is no controller by door.authority: self-signed certificate in",
+        ),
+        (ours.keys("n0", "theirs"), "the certificate of the controller at .* is for the run theirs, not r"),
+    ):
+        async with Desk(tmp_path / "door").open(keys) as desk:
+            with pytest.raises(EnrolmentError, match=why):
+                await desk.introduce(ours_here, "r")
+            assert not desk.certified.serials
+            with pytest.raises((UnprovenPeerError, aiohttp.ClientError)):
+                await linked(desk.dialing(ours_here, "r"))
+
+
+async def test_nodes_are_told_who_has_left(desk_of: Open) -> None:
+    """By the serial of its certificate, and by name: the user's authority may have signed it another."""
+    async with desk_of() as desk:
+        ingest = desk.controller.ingest
+        ingest.serials = {"a": "0A", "b": "0B", "c": "0C"}
+        desk.controller.decider.gone["b"] = None
+        agent = await desk.link("a")
+        await agent.hello()
+        welcome = await agent.hear()
+        assert isinstance(welcome, Welcome) and welcome.revoked == ("0B", "holdfast:node:b")
+        assert [ingest.is_valid_certificate(node, "0B") for node in ("a", "b")] == [
+            False,
+            False,
+        ] and ingest.is_valid_certificate("c", "0C")
+        assert ingest.is_linked("a") and not ingest.is_linked("c")
+
+
+async def test_a_node_that_fell_silent_may_come_back_where_nobody_else_will(desk_of: Open) -> None:
+    async with desk_of() as desk:  # whose fleet cannot acquire
+        ingest = desk.controller.ingest
+        ingest.serials = {"b": "0B"}
+        for kind, may in ((Kind.SILENCE, True), (Kind.CRASH, False), (None, False)):
+            desk.controller.decider.gone["b"] = kind
+            assert ingest.is_valid_certificate("b", "0B") is may, kind
+
+
+async def test_a_disk_that_is_full_keeps_new_nodes_out_and_no_other(ours: Organisation, tmp_path: Path) -> None:
+    known, new = ours.keys("n1"), ours.keys("n2")
+    async with Desk(tmp_path / "door").open(ours.keys("n0")) as desk:
+        await desk.introduce(known)
+        (tmp_path / "door" / "nodes.json").rename(tmp_path / "kept")
+        (tmp_path / "door" / "nodes.json").mkdir()  # nothing can be written there now
+        with pytest.raises(EnrolmentError, match="refused: the controller cannot write down who comes: Is a directory"):
+            await desk.introduce(new)
+        assert await desk.introduce(known) == CertifiedNode(node="n1", run_id="r")

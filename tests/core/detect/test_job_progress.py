@@ -1,0 +1,139 @@
+"""Beats by the thousand become the job's few words."""
+
+from msgspec.structs import replace
+
+from holdfast.core.detect.job_progress import JobPace, PaceLimits
+from holdfast.model.event import Progress
+from holdfast.model.signal import Beat
+
+
+def pace(*nodes: str) -> JobPace:
+    found = JobPace(PaceLimits(progress_s=10.0))
+    found.on_launch(1, nodes or ("a", "b"))
+    return found
+
+
+def beat(node: str, step: int, at: float, *, generation: int = 1, first: int = 1, counted: bool = False) -> Beat:
+    return Beat(
+        node=node, generation=generation, step=step, at=at, first_step=first, first_at=at - (step - first),
+        counted=counted,
+    )  # fmt: skip
+
+
+def test_the_first_word_comes_when_every_node_has_stepped() -> None:
+    job = pace()
+    assert job.on_beat(1.0, beat("a", 2, 1.0)) is None
+    assert job.on_beat(1.1, beat("b", -1, 0.0)) is None
+    assert job.on_beat(1.2, beat("b", 1, 1.2)) == Progress(
+        generation=1, step=1, at=1.2, first_step=1, first_at=1.2, counted=False
+    )
+
+
+def test_the_slowest_speaks_for_the_job() -> None:
+    job = pace()
+    job.on_beat(1.0, beat("a", 5, 1.0))
+    job.on_beat(1.0, beat("b", 3, 0.9))
+    job.on_beat(2.0, beat("b", 5, 1.8))
+    found = job.flush_progress(2.0)
+    assert found is not None
+    assert (found.step, found.at) == (5, 1.8)  # reached when the last one reached it
+
+
+def test_then_it_speaks_now_and_then() -> None:
+    job = pace("a")
+    said = [step for step in range(1, 101) if job.on_beat(float(step), beat("a", step, float(step)))]
+    assert said == [1, 11, 21, 31, 41, 51, 61, 71, 81, 91]
+
+
+def test_flush_says_what_is_new_and_nothing_twice() -> None:
+    job = pace("a")
+    assert job.flush_progress(0.5) is None
+    job.on_beat(1.0, beat("a", 1, 1.0))
+    assert job.flush_progress(1.5) is None
+    job.on_beat(2.0, beat("a", 2, 2.0))
+    found = job.flush_progress(2.5)
+    assert found is not None
+    assert found.step == 2
+    assert job.flush_progress(3.0) is None
+
+
+def test_other_generations_are_not_heard() -> None:
+    job = pace("a")
+    assert job.on_beat(1.0, beat("a", 1, 1.0, generation=0)) is None
+    assert job.on_beat(1.0, beat("a", 1, 1.0, generation=2)) is None
+    assert job.flush_progress(2.0) is None
+
+
+def test_the_end_of_redone_work_is_told_at_once() -> None:
+    job = pace("a", "b")
+    for node in "ab":
+        job.on_beat(1.0, beat(node, 100, 1.0))
+    job.on_launch(2, ("a", "c"))
+    assert job.on_beat(5.0, beat("a", 91, 5.0, generation=2, first=91)) is None
+    first = job.on_beat(5.0, beat("c", 91, 5.0, generation=2, first=91))
+    assert first is not None
+    assert first.first_step == 91
+    assert job.on_beat(6.0, beat("a", 100, 6.0, generation=2, first=91)) is None
+    assert job.on_beat(6.0, beat("c", 99, 6.0, generation=2, first=91)) is None
+    caught_up = job.on_beat(6.1, beat("c", 100, 6.1, generation=2, first=91))
+    assert caught_up is not None
+    assert caught_up.step == 100
+    assert job.on_beat(6.2, beat("c", 101, 6.2, generation=2, first=91)) is None
+
+
+def test_the_step_is_the_one_that_everybody_has_made() -> None:
+    job = pace()
+    assert job.step == -1
+    job.on_beat(1.0, beat("a", 5, 1.0))
+    assert job.step == -1, "b has made none"
+    job.on_beat(1.0, beat("b", 4, 1.0))
+    job.on_beat(1.5, beat("a", 9, 1.5))
+    job.on_beat(1.6, beat("b", 7, 1.6))
+    assert job.step == 7, "it does not wait for the journal"
+    job.on_beat(2.0, beat("b", -1, 2.0))
+    assert job.step == 7, "a node whose ranks have ended has made its steps"
+
+
+def test_counted_steps_are_no_measure_of_what_is_redone() -> None:
+    job = pace("a")
+    job.on_beat(1.0, beat("a", 100, 1.0, counted=True))
+    assert job.best == -1
+
+
+def test_the_last_rank_counts_for_groups_and_states_and_every_one_must_ask() -> None:
+    job = pace()
+    one = replace(beat("a", 5, 3.0), grouped_at=1.0, restored_at=2.5, skippable=True, skipped=2, skipped_samples=8)
+    job.on_beat(3.0, one)
+    found = job.on_beat(3.0, replace(one, node="b", grouped_at=1.5, restored_at=2.0, skipped_samples=7))
+    assert found is not None
+    assert (found.grouped_at, found.restored_at, found.skippable) == (1.5, 2.5, True)
+    assert (found.skipped, found.skipped_samples) == (2, 15)
+    job.on_beat(4.0, replace(one, step=6, skippable=False))
+    job.on_beat(4.0, replace(one, node="b", step=6))
+    found = job.flush_progress(4.0)
+    assert found is not None and not found.skippable
+
+
+def test_counted_steps_have_numbers_where_every_node_knows_from_where_on() -> None:
+    job = pace()
+    job.on_beat(1.0, replace(beat("a", 3, 1.0, counted=True), origin=240))
+    found = job.on_beat(1.1, replace(beat("b", 2, 1.1, counted=True), origin=240))
+    assert found is not None
+    assert (found.step, found.first_step, found.counted) == (242, 241, False)
+    assert (job.step, job.best) == (242, 242)
+
+
+def test_counted_steps_have_none_where_nodes_do_not_agree() -> None:
+    for origins in ((240, 0), (0, -1), (-1, -1)):  # one rank may have read what it gave to the others
+        job = pace()
+        job.on_beat(1.0, replace(beat("a", 3, 1.0, counted=True), origin=origins[0]))
+        found = job.on_beat(1.1, replace(beat("b", 2, 1.1, counted=True), origin=origins[1]))
+        assert found is not None
+        assert (found.step, found.first_step, found.counted, job.step, job.best) == (2, 1, True, 2, -1)
+
+
+def test_told_steps_are_taken_as_told() -> None:
+    job = pace("a")
+    found = job.on_beat(1.0, replace(beat("a", 3, 1.0), origin=240))
+    assert found is not None
+    assert (found.step, found.counted) == (3, False)

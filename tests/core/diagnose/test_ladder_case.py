@@ -1,0 +1,92 @@
+"""The rungs that part what a machine did from what the job or its code did: scarcity, releases, timeouts."""
+
+import msgspec
+
+from holdfast.core.incident.ladder import GAVE_UP, find_verdict
+from holdfast.core.incident.ladder_case import PastFailure
+from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.incident_record import Remedy
+from tests.core.diagnose.test_ladder import CRASH, SCRIPT, case, past
+
+SHORT = msgspec.structs.replace(CRASH, klass="host_oom_kill", action="fix_config", confidence=0.8, signature="s")
+
+
+def test_a_machine_that_alone_runs_short_of_memory_goes_at_the_second_time() -> None:
+    assert find_verdict(case(SHORT)).remedy is Remedy.RESTART
+    assert find_verdict(case(SHORT, past=past(50))).nodes == ("n1",), "even if the job did not get further"
+    assert find_verdict(case(SHORT, past=past(10, node="n2"))).remedy is Remedy.RESTART
+    assert find_verdict(case(SHORT, past=past(50, node="n2"))).code == GAVE_UP, "not the machine"
+    assert find_verdict(case(SHORT, past=past(50), replaceable=False)).code == GAVE_UP
+
+
+def test_a_full_disk_is_no_machines_fault() -> None:
+    """It may be one that all share, and that the node of rank 0 alone writes to."""
+    full = msgspec.structs.replace(SHORT, klass="disk_full")
+    assert find_verdict(case(full, past=past(50))).code == GAVE_UP
+
+
+def test_two_machines_that_run_short_at_once_do_not_hide_each_other() -> None:
+    both = past(10) + past(20, node="n2")
+    assert find_verdict(case(SHORT, past=both, nodes=1200)).nodes == ("n1",)
+    assert find_verdict(case(SHORT, past=both, nodes=8)).remedy is Remedy.RESTART, "among eight it may be chance"
+    often = past(10) + past(*range(20, 36), node="n2")
+    assert find_verdict(case(SHORT, past=often, nodes=1200)).code == GAVE_UP
+
+
+def test_code_that_fails_twice_in_a_release_of_the_last_day_goes_back() -> None:
+    def before(*releases: int, at: float = 0.0) -> tuple[PastFailure, ...]:
+        return tuple(msgspec.structs.replace(past(10, at=at)[0], release=release) for release in releases)
+
+    assert find_verdict(case(SCRIPT, release=2, back_to=1)).remedy is Remedy.RESTART, "once may be the data"
+    verdict = find_verdict(case(SCRIPT, release=2, back_to=1, past=before(2)))
+    assert (verdict.remedy, verdict.to) == (Remedy.ROLLBACK, 1), "although it gets further each time"
+    assert find_verdict(case(SCRIPT, release=2, back_to=1, past=before(1, 2))).remedy is Remedy.RESTART, (
+        "the old one did too"
+    )
+    assert find_verdict(case(SCRIPT, release=2, past=before(2))).remedy is Remedy.RESTART, "nothing to go back to"
+    assert find_verdict(case(SCRIPT, release=2, back_to=1, past=before(2, at=-1800.0))).remedy is Remedy.RESTART
+    assert find_verdict(case(CRASH, release=2, back_to=1, past=before(2))).remedy is Remedy.EVICT, (
+        "a node may be to blame"
+    )
+    waits = find_verdict(case(SCRIPT, release=2, back_to=1, past=before(2), update=True))
+    assert waits.remedy is Remedy.RESTART, "a newer one is tried first"
+
+
+TIMED_OUT = msgspec.structs.replace(CRASH, code=1, klass="nccl_timeout", group="unknown", confidence=0.5)
+
+
+def test_where_a_timeout_had_to_be_waited_for_nodes_are_tried_at_once() -> None:
+    verdict = find_verdict(case(TIMED_OUT, may_probe=True))
+    assert verdict.remedy is Remedy.PROBE and "a timeout had to be waited for" in verdict.reason
+    looked = tuple(msgspec.structs.replace(p, probed=True) for p in past(10))
+    assert find_verdict(case(TIMED_OUT, may_probe=True, past=looked)).remedy is Remedy.RESTART, "once"
+    assert find_verdict(case(TIMED_OUT)).remedy is Remedy.RESTART
+    assert find_verdict(case(CRASH, may_probe=True)).remedy is Remedy.RESTART
+    lost = Alarm(kind=Kind.HANG, at=100.0, suspects=(), reason="it stands", signature="hang ()")
+    assert find_verdict(case(lost, may_probe=True)).remedy is Remedy.RESTART, "seen early, and nobody to evict"
+
+
+def test_who_is_waited_for_wherever_its_rank_sits_is_no_bad_machine() -> None:
+    """Rank 0 saves for longer than collectives wait, again and again: nodes must not go one after the other for it."""
+    hang = Alarm(kind=Kind.HANG, at=100.0, suspects=("n1",), ranks=(0,), reason="is waited for", signature="hang (0,)")
+    assert find_verdict(case(hang, standbys=2)).nodes == ("n1",)
+    moved = past(10, node="n0")
+    assert find_verdict(case(hang, standbys=2, past=moved)).remedy is Remedy.RESTART
+    assert find_verdict(case(hang, standbys=2, past=moved + past(20))).remedy is Remedy.RESTART, "nor for coming again"
+    stopped = msgspec.structs.replace(hang, hard=True)
+    assert find_verdict(case(stopped, standbys=2, past=moved)).nodes == ("n1",), "a stopped process is another matter"
+    other = tuple(msgspec.structs.replace(p, hard=True) for p in moved)
+    assert find_verdict(case(hang, standbys=2, past=other)).nodes == ("n1",), "and so was one before"
+
+
+def test_a_job_that_is_only_slow_is_neither_ended_nor_left_without_a_node() -> None:
+    slow = Alarm(kind=Kind.SLOW, at=100.0, suspects=("n1",), ranks=(2,), reason="is late", signature="slow (2, 3)")
+    assert find_verdict(case(slow, standbys=1)).nodes == ("n1",)
+    for changes in ({"max_restarts": 0}, {"rounds": 9}, {"past": past(50, 50, 50)}):
+        verdict = find_verdict(case(slow, standbys=0, **changes))
+        assert (verdict.remedy, verdict.nodes) == (Remedy.RESTART, ()), "its standby was lost while the job stopped"
+
+
+def test_memory_that_runs_short_wherever_a_rank_sits_is_no_machines_fault() -> None:
+    before = past(10, 20, node="n0") + past(30)
+    assert find_verdict(case(SHORT, past=before, nodes=16384)).remedy is not Remedy.EVICT

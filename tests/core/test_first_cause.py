@@ -1,0 +1,126 @@
+"""Which alarm is the first cause, and what is kept of a thousand of them."""
+
+import itertools
+
+import msgspec
+
+from holdfast.core.incident.first_cause import ECHOES, KEPT_ALARMS, Incident, first_cause, is_echo
+from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.incident_record import Remedy, Verdict
+
+
+def crash(at: float, node: str = "n0", rank: int = 0, klass: str = "process_crash_signal") -> Alarm:
+    return Alarm(kind=Kind.CRASH, at=at, suspects=(node,), ranks=(rank,), reason="failed", klass=klass, signature=klass)
+
+
+def echo(at: float, node: str = "n0", rank: int = 0) -> Alarm:
+    return crash(at, node, rank, klass="peer_connection_lost")
+
+
+def silence(at: float, node: str = "n0") -> Alarm:
+    return Alarm(kind=Kind.SILENCE, at=at, suspects=(node,), reason="silent", signature=f"silence {node}")
+
+
+def incident() -> Incident:
+    return Incident(number=1, generation=1, opened_at=10.0, good_step=5, good_at=9.0, counted=False)
+
+
+def test_the_earliest_cause_counts_whatever_the_order_of_hearing() -> None:
+    cause = crash(10.0, "n1", 3)
+    alarms = [cause, crash(10.1, "n0", 1), echo(9.9), echo(10.2, "n2")]
+    for order in itertools.permutations(alarms):
+        assert first_cause(list(order)) is cause
+
+
+def test_of_equally_early_causes_the_lowest_rank_counts() -> None:
+    assert first_cause([crash(10.0, "n1", 3), crash(10.0, "n0", 1)]).ranks == (1,)
+
+
+def test_echoes_count_only_among_themselves() -> None:
+    assert first_cause([echo(10.0, "n1"), echo(9.0, "n2")]).suspects == ("n2",)
+    assert all(is_echo(crash(1.0, klass=klass)) for klass in ECHOES)
+    assert not is_echo(silence(1.0))
+
+
+def test_silence_beats_the_crashes_it_caused() -> None:
+    # NCCL aborts its process when a peer is gone: that is no known echo, but comes after the lost node's last word.
+    lost = silence(10.0, "n1")
+    assert first_cause([crash(10.9, "n0"), echo(10.1, "n2"), lost]) is lost
+    assert first_cause([crash(9.5, "n0"), lost]) is lost  # dated up to a beat too early
+
+
+def test_a_crash_well_before_the_silence_is_the_cause() -> None:
+    cause = crash(7.0, "n0")
+    assert first_cause([silence(10.0, "n1"), cause, echo(7.1, "n2")]) is cause
+
+
+def test_the_first_of_several_silences_counts() -> None:
+    assert first_cause([silence(10.5, "n2"), silence(10.0, "n1")]).suspects == ("n1",)
+
+
+def test_alarms_are_bounded_but_a_late_cause_is_kept() -> None:
+    case = incident()
+    for rank in range(1000):
+        case.add_alarm(echo(10.0 + rank / 1000, rank=rank))
+    cause = crash(9.9, "n7", 99)
+    case.add_alarm(cause)
+    assert len(case.alarms) == KEPT_ALARMS
+    assert case.name_cause() is cause
+    assert case.alarms[0] is cause
+    assert case.echoes == 1000
+
+
+def test_no_silence_is_ever_dropped() -> None:
+    case = incident()
+    for number in range(3 * KEPT_ALARMS):
+        case.add_alarm(silence(10.0, f"n{number}"))
+        case.add_alarm(crash(11.0 + number))
+    assert len(case.silent) == 3 * KEPT_ALARMS
+    assert case.echoes == 6 * KEPT_ALARMS - 1
+
+
+def test_a_second_round_keeps_the_first_cause() -> None:
+    case = incident()
+    case.add_alarm(crash(10.0, "n1", 2))
+    case.add_alarm(echo(10.1))
+    case.name_cause()
+    case.stopped_at, case.launched_at = 11.0, 12.0
+    case.next_round()
+    case.add_alarm(silence(13.0, "n0"))
+    assert list(case.silent) == ["n0"]
+    assert case.name_cause().kind is Kind.SILENCE
+    assert list(case.silent) == []  # by now it is out, and if it is back it is not silent
+    case.stopped_at = 14.0
+    record = case.make_record(Verdict(remedy=Remedy.EVICT, reason="lost", nodes=("n0",)), 15.0, 3)
+    assert (record.kind, record.suspects, record.ranks) == ("crash", ("n1",), (2,))
+    assert (record.failures, record.echoes) == (2, 1)
+    assert (record.stopped_at, record.launched_at, record.resumed_at) == (14.0, 14.0, 15.0)
+
+
+def test_a_state_that_is_gone_on_from_was_made() -> None:
+    """A node that falls silent may have made a step, and given its state away, that nobody was told of."""
+    verdict = Verdict(remedy=Remedy.EVICT, reason="lost", nodes=("n0",))
+    for counted, first, expected in ((False, 5, 6), (True, 5, 5), (False, -1, -1)):
+        case = incident()
+        case.counted, case.good_step = counted, first
+        case.add_alarm(silence(10.0))
+        assert case.make_record(verdict, 15.0, 6).good_step == expected
+
+
+def test_times_of_a_record_never_run_backwards() -> None:
+    case = incident()
+    case.add_alarm(crash(10.0))
+    record = case.make_record(Verdict(remedy=Remedy.GIVE_UP, reason="stopped"), 0.0, None)
+    times = (record.good_at, record.alarm_at, record.stopped_at, record.launched_at, record.resumed_at)
+    assert times == tuple(sorted(times))
+    assert msgspec.json.decode(msgspec.json.encode(record), type=type(record)) == record
+
+
+def test_of_losses_the_one_that_went_wrong_at_the_earliest_step_counts() -> None:
+    def loss(at: float, rank: int, not_after: int | None) -> Alarm:
+        return Alarm(kind=Kind.LOSS, at=at, suspects=("n0",), ranks=(rank,), reason="nan", not_after=not_after)
+
+    told = [loss(3.0, 0, 30), loss(3.1, 2, 29), loss(3.2, 1, None)]
+    for order in itertools.permutations(told):
+        assert first_cause(list(order)) == told[1], "the others have it from the sum of the step before"
+    assert first_cause([*told, crash(2.9)]).kind is Kind.CRASH

@@ -1,0 +1,95 @@
+"""The newest step that every rank can get, and from where."""
+
+from holdfast.core.snapshots.restore_choice import choose_restore
+from holdfast.model.job_seats import Seat
+from holdfast.model.state_copy import Copy
+
+SEATS = tuple(Seat(node=f"n{i}", group_rank=i, first_rank=i, nproc=1) for i in range(3))
+
+
+def own(rank: int, step: int, node: str = "", **flags: bool) -> Copy:
+    return Copy(rank=rank, step=step, node=node or f"n{rank}", layout="l", world=3, whole=True, **flags)
+
+
+def backup(rank: int, step: int, node: str, **flags: bool) -> Copy:
+    return Copy(rank=rank, step=step, node=node, layout="l", world=3, whole=False, **flags)
+
+
+def test_nothing_held() -> None:
+    assert choose_restore(SEATS, ()).step == 0
+    assert "no snapshots are held" in choose_restore(SEATS, ()).reason
+
+
+def test_own_memory_of_the_newest_common_step() -> None:
+    copies = [own(r, 10) for r in range(3)] + [own(r, 11) for r in range(2)]
+    plan = choose_restore(SEATS, copies)
+    assert plan.step == 10
+    assert all(s.own for s in plan.sources)
+    assert plan.reason == "restoring step 10: 3 from own memory"
+
+
+def test_a_lost_node_is_restored_from_the_keeper_of_its_backup_and_from_replicas() -> None:
+    copies = [own(0, 11), own(2, 11), backup(1, 11, "n2"), own(0, 12), own(2, 12)]
+    seats = (SEATS[0], Seat(node="n9", group_rank=1, first_rank=1, nproc=1), SEATS[2])
+    plan = choose_restore(seats, copies)
+    assert plan.step == 11
+    source = plan.sources[1]
+    assert (source.own, source.nodes) == (False, ("n2",))
+    assert {(c.rank, c.node) for c in plan.kept} == {(0, "n0"), (2, "n2"), (1, "n2")}
+    assert plan.reason == "restoring step 11: 2 from own memory, 1 from peers"
+
+
+def test_a_rank_that_moved_fetches_its_whole_snapshot() -> None:
+    copies = [own(0, 5), own(1, 5, node="n2"), own(2, 5)]
+    source = choose_restore(SEATS, copies).sources[1]
+    assert (source.own, source.nodes) == (False, ("n2",))
+
+
+def test_a_rank_without_any_copy() -> None:
+    plan = choose_restore(SEATS, [own(0, 5), own(1, 5)])
+    assert (plan.step, plan.sources) == (0, ())
+    assert "no step is held for every rank" in plan.reason
+
+
+def test_poisoned_copies_and_other_world_sizes_do_not_count() -> None:
+    poisoned = [own(r, 7, poisoned=r == 1) for r in range(3)]
+    older = [own(r, 6) for r in range(3)]
+    elsewhere = [Copy(rank=r, step=9, node="n0", layout="l", world=4, whole=True) for r in range(3)]
+    assert choose_restore(SEATS, poisoned + older + elsewhere).step == 6
+
+
+def test_after_corruption_only_verified_steps_up_to_the_last_good_one() -> None:
+    copies = [own(r, s, verified=s <= 8) for r in range(3) for s in (7, 8, 9)]
+    assert choose_restore(SEATS, copies, not_after=8).step == 8
+    assert choose_restore(SEATS, copies, not_after=7).step == 7
+    assert choose_restore(SEATS, copies, not_after=6).step == 0
+
+
+def half(rank: int, number: int, beside: int, node: str) -> Copy:
+    return Copy(rank=rank, step=11, node=node, layout="l", world=3, whole=False, half=number, beside=beside)
+
+
+LOST_1 = (SEATS[0], Seat(node="n9", group_rank=1, first_rank=1, nproc=1), SEATS[2])
+
+
+def test_a_rank_is_had_from_parity_with_what_it_was_laid_over() -> None:
+    halves = [half(1, 0, 2, "n0"), half(1, 1, 0, "n2")]
+    plan = choose_restore(LOST_1, [own(0, 11), own(2, 11), *halves])
+    assert plan.step == 11 and (plan.sources[1].own, plan.sources[1].nodes) == (False, ("n0", "n2"))
+    assert {(k.half, k.beside, k.node) for k in plan.kept if k.rank == 1} == {(0, 2, "n0"), (1, 0, "n2")}
+
+
+def test_one_half_is_nothing() -> None:
+    assert not choose_restore(LOST_1, [own(0, 11), own(2, 11), half(1, 0, 2, "n0")]).sources
+
+
+def test_parity_without_the_other_rank_is_nothing() -> None:
+    """Which is there only as parity itself, or at another step."""
+    halves = [half(1, 0, 2, "n0"), half(1, 1, 0, "n2")]
+    assert not choose_restore(LOST_1, [own(0, 11), own(2, 12), backup(2, 11, "n0"), *halves]).sources
+
+
+def test_a_whole_copy_is_better_than_parity() -> None:
+    halves = [half(1, 0, 2, "n0"), half(1, 1, 0, "n2")]
+    plan = choose_restore(LOST_1, [own(0, 11), own(2, 11), backup(1, 11, "n0"), *halves])
+    assert plan.sources[1].nodes == ("n0",)

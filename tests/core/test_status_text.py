@@ -1,0 +1,88 @@
+"""What a job is doing now: told from its state, whatever was said last."""
+
+from collections.abc import Iterator
+
+from holdfast.core.decide.decider import Decider
+from holdfast.core.decide.status_text import tell_present
+from holdfast.model.action import Finish, Launch, Stop
+from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.event import Begin, Event, Limits, Order, Outcome, Phase, Progress, Ready
+from holdfast.model.job_seats import Job
+
+
+class Told:
+    """A decider that hears an event a second."""
+
+    def __init__(self) -> None:
+        self.decider, self.now, self.awaited = Decider(), 0.0, 0
+        job = Job(run_id="r", min_nodes=2, max_nodes=2, can_acquire=False)
+        self.hear(Begin(job=job, limits=Limits()))
+
+    def hear(self, event: Event) -> str:
+        self.now += 1.0
+        decision = self.decider.step(self.now, event)
+        self.awaited = next((a.id for a in decision.actions if isinstance(a, Launch | Stop | Finish)), self.awaited)
+        return self.present()
+
+    def present(self) -> str:
+        return tell_present(self.decider, self.now, 7, "all ranks ended well")
+
+    def outcome(self) -> str:
+        return self.hear(Outcome(action=self.awaited, ok=True))
+
+    def step(self, number: int) -> str:
+        g = self.decider.generation
+        at = self.now + 1
+        return self.hear(Progress(generation=g, step=number, at=at, first_step=number, first_at=at, counted=False))
+
+
+def lives() -> Iterator[tuple[Told, str]]:
+    """A job from its begin to its end, and what it is doing at each turn."""
+    told = Told()
+    yield told, told.present()
+    told.hear(Ready(node="a", host="h", nproc=1, order=0))
+    yield told, told.hear(Ready(node="b", host="h", nproc=1, order=1))
+    yield told, told.outcome()
+    yield told, told.step(1)
+    why = "was killed by SIGKILL"
+    yield (
+        told,
+        told.hear(Alarm(kind=Kind.CRASH, at=told.now, suspects=("b",), ranks=(1,), generation=1, code=-9, reason=why)),
+    )
+    yield told, told.outcome()
+    yield told, told.outcome()
+    yield told, told.step(2)
+
+
+def test_each_phase_says_what_is_so() -> None:
+    said = [(told.decider.phase, words) for told, words in lives()]
+    killed = "rank 1 on b was killed by SIGKILL"
+    assert said == [
+        (Phase.WAITING, "the job waits for nodes: 0 of 2 are there"),
+        (Phase.LAUNCHING, "generation 1 is being launched on a, b"),
+        (Phase.STARTING, "the ranks of generation 1 run; no step was seen yet"),
+        (Phase.TRAINING, "training; every rank has made step 7"),
+        (Phase.STOPPING, f"all ranks are being stopped, as {killed}"),
+        (Phase.LAUNCHING, f"generation 2 is being launched on a, b, as {killed}"),
+        (Phase.STARTING, f"the ranks of generation 2 run; no step was seen yet, as {killed}"),
+        (Phase.TRAINING, "training; every rank has made step 7"),
+    ]
+
+
+def test_planned_restarts_and_holds_are_told_with_who_wanted_them() -> None:
+    *_, (told, _) = lives()
+    assert told.hear(Order(verb="hold", who="Ada")) == "all ranks are being ended for a planned restart: held by Ada"
+    assert told.outcome() == "no rank runs; Ada holds the job"
+    assert told.hear(Order(verb="resume", who="Ada")).endswith("launched on a, b, after a planned restart: held by Ada")
+    assert told.hear(Order(verb="stop", who="Ada")) == "the job is ending: all ranks ended well"
+    assert told.outcome() == "the job has ended: all ranks ended well"
+
+
+def test_who_keeps_the_others_waiting_is_told_while_it_does() -> None:
+    *_, (told, _) = lives()
+    why, at = "keeps the others waiting at step 2 for 10 s: it sleeps", told.now
+    stands = told.hear(
+        Alarm(kind=Kind.HANG, at=at, suspects=("b",), ranks=(1,), generation=2, stance=Stance.NOTIFY, reason=why)
+    )
+    assert stands == "training; every rank has made step 7; rank 1 on b keeps the others waiting for 1 s"
+    assert told.step(3) == "training; every rank has made step 7"

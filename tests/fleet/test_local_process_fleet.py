@@ -1,0 +1,108 @@
+"""What is the local fleet's own: process trees, found by the mark that all of them carry."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.fleet import local_process_fleet
+from holdfast.fleet.local_process_fleet import MARK, end_node
+from holdfast.linux import process_control
+from tests.cli.driver import below, gone, until
+from tests.fleet import places
+
+pytestmark = pytest.mark.e2e
+
+
+def marked(node_dir: Path) -> "subprocess.Popen[bytes]":
+    """A process that carries the mark of a node."""
+    mark = os.path.realpath(node_dir)
+    process = subprocess.Popen(["sleep", "60"], env={**os.environ, MARK: mark}, start_new_session=True)
+    until(lambda: local_process_fleet._has_mark(process.pid, mark), "its mark")
+    return process
+
+
+async def test_what_outlives_its_holder_is_found_by_its_mark(tmp_path: Path) -> None:
+    fleet = places.local(tmp_path)
+    [node] = await fleet.acquire(1)
+    holder = until(lambda: places.holder(tmp_path, node), "the holder")
+    agent = until(lambda: below(holder, "holdfast.agent.main"), "the agent")
+    hidden = marked(tmp_path / "nodes" / node)  # as a rank's child that has left its session
+    other = marked(tmp_path / "nodes" / f"{node}0")
+    os.kill(holder, signal.SIGKILL)
+    await fleet.give_back(node, "lost")
+    assert agent
+    until(lambda: gone(holder, hidden.pid, agent), "their end")  # one that is ending shows no mark any more
+    assert not gone(other.pid)
+    for process in (hidden, other):
+        process.kill()
+        process.wait()
+
+
+async def test_two_runs_with_the_same_id_do_not_hurt_each_other(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    ours, theirs = places.local(tmp_path / "a"), places.local(tmp_path / "b")
+    assert await ours.acquire(1) == await theirs.acquire(1) == ("n0",)
+    holder = until(lambda: places.holder(tmp_path / "b", "n0"), "their holder")
+    await ours.give_back("n0", "done")
+    assert not gone(holder)
+    await theirs.give_back("n0", "done")
+
+
+async def test_strange_files_are_no_nodes(tmp_path: Path) -> None:
+    fleet = places.local(tmp_path)
+    (tmp_path / "nodes" / ".trash").mkdir()
+    (tmp_path / "nodes" / "notes.txt").touch()
+    assert fleet.nodes() == ()
+
+
+async def test_a_node_that_cannot_be_started_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = places.local(tmp_path)
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(FileNotFoundError):
+        await fleet.acquire(1)
+    assert fleet.nodes() == ()
+
+
+def test_one_that_does_not_die_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "n0"
+    folder.mkdir()
+    monkeypatch.setattr(local_process_fleet, "_KILL_S", 0.1)
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda fd, number: None)
+    process = marked(folder)
+    with pytest.raises(OSError, match=f"of n0 these processes do not die: {process.pid}"):
+        end_node(folder)
+    process.kill()
+    process.wait()
+
+
+def test_a_stopped_holder_is_not_waited_for_long(tmp_path: Path) -> None:
+    folder = tmp_path / "n0"
+    folder.mkdir()
+    process = marked(folder)
+    (folder / "holder.pid").write_text(str(process.pid))
+    process.send_signal(signal.SIGSTOP)
+    until(lambda: process_control.process_state(process.pid) == "T", "its stop")
+    began_at = time.monotonic()
+    end_node(folder, grace_s=0.2)
+    assert time.monotonic() - began_at < 20
+    assert process.wait(10) == -signal.SIGKILL
+    assert not (folder / "holder.pid").exists()
+
+
+async def test_a_node_that_was_never_started_is_none(tmp_path: Path) -> None:
+    """A controller died while it waited for the fork server: its successor asks for nodes that will come."""
+    folder = tmp_path / "nodes" / "n0"
+    folder.mkdir(parents=True)
+    half = marked(folder)  # it had just been forked
+    fleet = places.local(tmp_path)
+    assert half.wait(30) != 0 and fleet.nodes() == ()
+    assert await fleet.acquire(1) == ("n0",)
+    until(lambda: (folder / "agent.log").exists(), "its agent")
+    assert places.local(tmp_path).nodes() == ("n0",), "one that lives is left alone"
+    await fleet.give_back("n0", "done")

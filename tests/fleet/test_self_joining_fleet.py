@@ -1,0 +1,15 @@
+"""The fleet of nodes that somebody else starts."""
+
+import pytest
+
+from holdfast.fleet.self_joining_fleet import JoinFleet
+from holdfast.ports import Fleet
+
+
+async def test_it_cannot_acquire_and_says_what_to_do() -> None:
+    fleet: Fleet = JoinFleet()
+    assert not fleet.can_acquire
+    assert fleet.nodes() == ()
+    await fleet.give_back("anybody", "evicted")
+    with pytest.raises(OSError, match="start 2 more with the same command on other hosts"):
+        await fleet.acquire(2)

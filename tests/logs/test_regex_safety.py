@@ -1,0 +1,56 @@
+"""Patterns are bounded, or refused; those made of a line match it and its likes."""
+
+import re
+
+import pytest
+
+from holdfast.logs.regex_safety import find_pattern_fault, pattern_from_line
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        ("(a+)+b", "repeat stands inside"),
+        (r"(?:\w+\s*)*x", "repeat stands inside"),
+        (r"(?:a|b+){3,}x", "repeat stands inside"),
+        (r"(x?a*){40}", "repeat stands inside"),
+        (r"(?:\w{1,9})*x", "repeat stands inside"),
+        (".*boom", "begins with a wildcard"),
+        ("^.+?boom", "begins with a wildcard"),
+        ("a.*b.*c.*d.*e.*f", "more than 4 endless"),
+        (r"(boom) \1", "looks back"),
+        ("boom(", "bad pattern"),
+        ("x" * 1001, "more than 1000"),
+    ],
+)
+def test_patterns_that_are_refused(pattern: str, why: str) -> None:
+    assert why in find_pattern_fault(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"Xid \(PCI:[\w:.]+\): 79\b",
+        r"(?:CUDA|HIP) out of .*GiB",
+        r"(?i)boom(?=ed)",
+        "a.*b|c.*d|e.*f.{0,80}g.{0,80}h.*|.*i",
+    ],
+)
+def test_patterns_that_will_do(pattern: str) -> None:
+    assert find_pattern_fault(pattern) == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "likes"),
+    [
+        ("ZorbError: zorblax 17 is out of phase (0x7f00)", ["ZorbError: zorblax 3 is out of phase (0xab12)"]),
+        ("KeyError: 'layers.3.weight' in /workspace/a.py", ["KeyError: 'x' in /other/place/b.py"]),
+        ("cannot open [weird] (file) {x} a.b*c", []),
+        ("shard 00042 of 128: checksum 9f86d081884c7d65 differs", ["shard 1 of 2: checksum aaaaaaa1bbbbbb differs"]),
+    ],
+)
+def test_a_pattern_made_of_a_line(line: str, likes: list[str]) -> None:
+    pattern = pattern_from_line(line)
+    assert find_pattern_fault(pattern) == ""
+    assert all(re.search(pattern, text) for text in (line, *likes))
+    assert not re.search(pattern, "step 12 loss 3.4")
