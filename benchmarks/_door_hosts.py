@@ -4,6 +4,7 @@ import contextlib
 import mmap
 import multiprocessing
 import os
+import shutil
 import socket
 import subprocess
 import time
@@ -78,6 +79,8 @@ def own_network() -> str:
     """Put this process into a network of its own; why not, if it cannot be had."""
     if os.geteuid() != 0:
         return "network namespaces take root; both keepers are on loopback"
+    if shutil.which("ip") is None:
+        return "network namespaces take the command ip, of iproute2; both keepers are on loopback"
     try:
         namespaces.unshare(namespaces.NEWNET)
         _ip("link set lo up")

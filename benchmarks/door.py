@@ -37,6 +37,8 @@ def _speeds(found: Found, table: Table, findings: Findings) -> None:
         ("tls_push_by_4_over_by_1", found.between, "tls push by 4", "tls push", None),
         ("tls_push_by_4_over_plain", found.between, "tls push by 4", "plain push", None),
         ("tls_pull_by_4_over_by_1", found.between, "tls pull by 4", "tls pull", None),
+        ("tls_pull_by_relays_over_plain", found.between, "tls pull by 4 relays", "plain pull", None),
+        ("tls_pull_by_relays_over_plain_by_4", found.between, "tls pull by 4 relays", "plain pull by 4", None),
         ("plain_push_by_4_over_by_1", found.between, "plain push by 4", "plain push", None),
         ("aes128_push_over_aes256", found.between, "tls128 push", "tls push", None),
         ("unix_push_over_loopback", found.within, "unix push", "loopback push", GOAL_UNIX),

@@ -15,7 +15,8 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
@@ -25,6 +26,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import xxhash
 
+from holdfast.checkpoint.tls_relay import relayed_link, spares_a_core
 from holdfast.core.decoding import from_json
 from holdfast.linux.peer_credentials import read_peer
 from holdfast.model.state_copy import Address
@@ -94,6 +96,7 @@ class PeerKeeper(NamedTuple):
     address: Address  # without a port: the path of a unix socket
     guard: "PeerGuard | None" = None
     links: int = MOST_LINKS  # at once, between hosts
+    relayed: bool = spares_a_core()  # a process decrypts each link of a large pull
 
 
 def cut_range(start: int, end: int) -> list[tuple[int, int]]:
@@ -159,7 +162,8 @@ def pull_state(keeper: PeerKeeper, ask: PeerRequest, views: Sequence[memoryview]
             receive_chunk(link, chunk, number)
         return came
 
-    return _PartTransfer(keeper, carry, _cut_parts(all) if several and _uses_several_links(keeper) else [None]).run()
+    parts = _cut_parts(all) if several and _uses_several_links(keeper) else [None]
+    return _PartTransfer(keeper, carry, parts, keeper.relayed and keeper.guard is not None).run()
 
 
 def _uses_several_links(keeper: PeerKeeper) -> bool:
@@ -182,10 +186,19 @@ def _cut_parts(all: Sequence[memoryview]) -> Sequence[Part]:
 
 
 class _PartTransfer:
-    """One copy over one or more links; each link takes the next free part, and a broken link's part is redone."""
+    """One copy over one or more links; each link takes the next free part, and a broken link's part is redone.
 
-    def __init__(self, keeper: PeerKeeper, carry: Callable[[socket.socket, Part], int], parts: Sequence[Part]) -> None:
-        self._keeper, self._carry = keeper, carry
+    Where links are relayed, the first link is closed after the first part, before the keeper finds it idle.
+    """
+
+    def __init__(
+        self,
+        keeper: PeerKeeper,
+        carry: Callable[[socket.socket, Part], int],
+        parts: Sequence[Part],
+        relayed: bool = False,
+    ) -> None:
+        self._keeper, self._carry, self._relayed = keeper, carry, relayed
         self._left, self._count = deque(parts), len(parts)
         self._moved: list[int] = []
         self._failed: list[TransportError] = []
@@ -194,25 +207,34 @@ class _PartTransfer:
         """Transfer all parts and return the bytes moved. The first goes alone, so that a refusal comes once."""
         with _connect_keeper(self._keeper) as link:
             self._moved.append(self._carry(link, self._left.popleft()))
-            number = min(self._keeper.links - 1, len(self._left))
-            others = [
-                threading.Thread(target=self._run_extra_link, name="keeper-copy", daemon=True) for _ in range(number)
-            ]
-            for other in others:
-                other.start()
-            whole = self._drain_parts(link)
-            for other in others:
-                other.join()
-            if whole:
-                self._drain_parts(link)  # what another one had to leave
+            if not self._relayed:
+                others = self._start_links(self._keeper.links - 1)
+                whole = self._drain_parts(link)
+                _join_all(others)
+                if whole:
+                    self._drain_parts(link)  # what another one had to leave
+        if self._relayed:
+            _join_all(self._start_links(self._keeper.links))
+            self._relayed = False
+            if self._left:  # what no relay has brought
+                self._run_link()
         if len(self._moved) < self._count:
             raise next(iter(self._failed), TransportError("a link ended without a word"))
         return sum(self._moved)
 
-    def _run_extra_link(self) -> None:
-        """Transfer parts over an extra link; if it cannot connect, the other links do its work."""
+    def _start_links(self, most: int) -> list[threading.Thread]:
+        threads = [
+            threading.Thread(target=self._run_link, name="keeper-copy", daemon=True)
+            for _ in range(min(most, len(self._left)))
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def _run_link(self) -> None:
+        """Transfer parts over a link of its own; if it cannot connect, the other links do its work."""
         try:
-            with _connect_keeper(self._keeper) as link:
+            with _relay_link(self._keeper) if self._relayed else _connect_keeper(self._keeper) as link:
                 self._drain_parts(link)
         except TransportError as e:
             self._failed.append(e)
@@ -230,6 +252,11 @@ class _PartTransfer:
                 self._failed.append(e)
                 self._left.append(part)
                 return False
+
+
+def _join_all(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join()
 
 
 def fetch_content(keeper: PeerKeeper, ask: PeerRequest) -> bytes:
@@ -282,6 +309,16 @@ def _connect_keeper(keeper: PeerKeeper) -> socket.socket:
         return _wrap_tls(link, keeper.guard) if keeper.guard else link
     except OSError as e:
         raise TransportError(f"the keeper at {host}:{port} cannot be reached: {e}") from None
+
+
+@contextmanager
+def _relay_link(keeper: PeerKeeper) -> Iterator[socket.socket]:
+    assert keeper.guard
+    try:
+        with relayed_link(keeper.address, keeper.guard.keys, keeper.guard.accepts_certificate) as link:
+            yield link
+    except OSError as e:
+        raise TransportError(f"the keeper at {keeper.address[0]}:{keeper.address[1]} cannot be reached: {e}") from None
 
 
 def _wrap_tls(link: socket.socket, guard: PeerGuard) -> ssl.SSLSocket:

@@ -35,7 +35,7 @@ LAUNCH = LaunchHere(
 
 
 async def judged(exit: Exit, where: Path) -> Alarm:
-    """Here and now; how a process of its own does it, test_judge.py shows."""
+    """Here and now; how a process of its own does it, test_last_words_judge.py shows."""
     return alarm_of(msgspec.structs.replace(exit, words=log_tail.last_words(where)), catalog_files.load_built_in())
 
 

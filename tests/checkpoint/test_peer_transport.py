@@ -48,6 +48,7 @@ class Keeper:
         self.holding = PushTarget([memoryview(self.memory)], 0, self.end)
         self.ends = self.links = 0
         self.most = 99  # links that are let in
+        self.refused_links = range(0)  # by their number, from 1 on
         self.refuse: PeerRefusal | None = None
         self.peers: set[str] = set()  # serials of those who may call
 
@@ -57,7 +58,7 @@ class Keeper:
 
     def counts(self, serial: str) -> bool:
         self.links += 1
-        return self.links <= self.most
+        return self.links <= self.most and self.links not in self.refused_links
 
     def here(self) -> set[int]:
         return {*range(self.holding.done), *self.holding.beyond}
@@ -298,7 +299,7 @@ def large(tmp_path: Path, authority: CertificateAuthority) -> Iterator[tuple[Kee
         guard = PeerGuard(enrol_local_node(authority, "a", tmp_path / "a"), keeper.counts)
         PeerServer(listener, guard, keeper.take, keeper.give).start()  # type: ignore[arg-type]
         ours = enrol_local_node(authority, "b", tmp_path / "b")
-        yield keeper, PeerKeeper(listener.getsockname(), PeerGuard(ours, lambda serial: True))
+        yield keeper, PeerKeeper(listener.getsockname(), PeerGuard(ours, lambda serial: True), relayed=False)
 
 
 def test_a_large_copy_goes_by_four_links(large: tuple[Keeper, PeerKeeper]) -> None:

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -17,21 +16,24 @@ from torch.distributed import DistNetworkError, TCPStore
 
 from holdfast.client.boot.tcp_store_server import StoreServers
 from holdfast.wire import unix_sockets
+from tests.cli.driver import until
 from tests.client.conftest import ENV
 
 pytestmark = pytest.mark.e2e
 
 
+def dial_store(run_dir: Path) -> socket.socket | None:
+    try:
+        return unix_sockets.connect(run_dir / "store.sock")
+    except OSError:
+        return None
+
+
 class Controller:
     def __init__(self, run_dir: Path) -> None:
-        until = time.monotonic() + 60
-        while True:
-            try:
-                self._socket = unix_sockets.connect(run_dir / "store.sock")
-                break
-            except OSError:
-                assert time.monotonic() < until, "the store did not come up"
-                time.sleep(0.05)
+        link = until(lambda: dial_store(run_dir), "the store is up", patience_s=240)
+        assert link
+        self._socket = link
         self._socket.settimeout(30)
         self._file = self._socket.makefile("rwb")
 

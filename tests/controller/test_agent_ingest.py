@@ -22,7 +22,7 @@ from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import Ack, AimMessage, ErrandMessage, HashReport, Welcome
 from tests.controller.conftest import HEADERS, Agent, Desk, Open
 
-QUICK = Settings(silence=SilenceLimits(beat_s=0.1, silence_s=0.5), recovery=Limits(stop_s=0.5, stop_grace_s=0.0))
+QUICK = Settings(silence=SilenceLimits(beat_s=0.1, silence_s=1.5), recovery=Limits(stop_s=0.5, stop_grace_s=0.0))
 
 
 async def test_from_hello_to_the_end(desk_of: Open) -> None:

@@ -1,7 +1,8 @@
 """Links on which both sides prove themselves: TLS 1.3 with certificates of the job's or the user's authority.
 
 No other authority counts, and no clock does: a certificate is good until the controller revokes its serial. So nobody
-is shut out while the controller is away or a clock is wrong. user_certificates.py has those of the user's authority.
+is shut out while the controller is away or a clock is wrong. organisation_certificates.py has those of the user's
+authority.
 """
 
 import os
