@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import xxhash
 
-from holdfast.checkpoint.tls_relay import relayed_link, spares_a_core
+from holdfast.checkpoint.relayed_link import relayed_link, spares_a_core
 from holdfast.core.decoding import from_json
 from holdfast.linux.peer_credentials import read_peer
 from holdfast.model.state_copy import Address
@@ -43,6 +43,7 @@ WAIT_S = 30.0  # for a peer that says nothing
 UNIX_BYTES = 1 << 20  # on their way at once: with the kernel's fifth of that both ends wait for one another too often
 MOST_LINKS = 4  # of one copy
 PART_BYTES = 4 * CHUNK_BYTES  # that a link takes at once
+_RELAYED_BYTES = 256 << 20  # a smaller pull is over before relays have started
 _ONE_LINK_BYTES_S = 256e6  # a slower pace needs no second link
 
 
@@ -163,7 +164,8 @@ def pull_state(keeper: PeerKeeper, ask: PeerRequest, views: Sequence[memoryview]
         return came
 
     parts = _cut_parts(all) if several and _uses_several_links(keeper) else [None]
-    return _PartTransfer(keeper, carry, parts, keeper.relayed and keeper.guard is not None).run()
+    relayed = keeper.relayed and keeper.guard is not None and sum(map(len, all)) >= _RELAYED_BYTES
+    return _PartTransfer(keeper, carry, parts, relayed).run()
 
 
 def _uses_several_links(keeper: PeerKeeper) -> bool:
@@ -210,11 +212,13 @@ class _PartTransfer:
             if not self._relayed:
                 others = self._start_links(self._keeper.links - 1)
                 whole = self._drain_parts(link)
-                _join_all(others)
+                for other in others:
+                    other.join()
                 if whole:
                     self._drain_parts(link)  # what another one had to leave
         if self._relayed:
-            _join_all(self._start_links(self._keeper.links))
+            for other in self._start_links(self._keeper.links):
+                other.join()
             self._relayed = False
             if self._left:  # what no relay has brought
                 self._run_link()
@@ -252,11 +256,6 @@ class _PartTransfer:
                 self._failed.append(e)
                 self._left.append(part)
                 return False
-
-
-def _join_all(threads: Sequence[threading.Thread]) -> None:
-    for thread in threads:
-        thread.join()
 
 
 def fetch_content(keeper: PeerKeeper, ask: PeerRequest) -> bytes:

@@ -9,12 +9,17 @@ import pytest
 
 from holdfast.checkpoint import peer_transport
 from holdfast.checkpoint.peer_transport import PeerKeeper, pull_state
-from holdfast.checkpoint.tls_relay import relayed_link
+from holdfast.checkpoint.relayed_link import relayed_link
 from tests.checkpoint import test_peer_transport
 from tests.checkpoint.test_peer_transport import ASK, LARGE, Keeper
 
 authority, large = test_peer_transport.authority, test_peer_transport.large  # fixtures
 PULL = msgspec.structs.replace(ASK, verb="pull", ranges=((0, len(LARGE)),))
+
+
+@pytest.fixture(autouse=True)
+def relays_from_the_first_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_transport, "_RELAYED_BYTES", 0)
 
 
 def pull_large(callee: PeerKeeper) -> bool:

@@ -1,0 +1,87 @@
+"""Links to a keeper that a process of its own decrypts, for large copies between hosts.
+
+Python returns decrypted bytes 16 KB at a time, and takes the interpreter's lock each time. So the TLS links of one
+process share about one core, however many threads read them. A relay (tls_relay.py) has an interpreter of its own,
+and the process that started it reads plain bytes in large pieces.
+"""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.core.decoding import from_json
+from holdfast.model.state_copy import Address
+from holdfast.wire.credentials.mutual_tls import KeyFiles
+
+_FEW_CORES = 3  # with so few, a relay takes the core that it is to spare
+_LINE_BYTES = 64 << 10
+_WAIT_S = 60.0  # for a relay that says nothing; it gives up on the keeper before
+_END_S = 5.0  # for a relay whose link is closed
+
+
+class RelayStart(msgspec.Struct, frozen=True):
+    """The first line from a relay: the certificate that the keeper has shown, or why there is no link."""
+
+    certificate: dict[str, Any] = {}
+    error: str = ""
+
+
+def spares_a_core() -> bool:
+    """Return whether this machine has the cores to gain from relays."""
+    return len(os.sched_getaffinity(0)) > _FEW_CORES
+
+
+@contextlib.contextmanager
+def relayed_link(
+    address: Address, keys: KeyFiles, accepts: Callable[[dict[str, Any]], bool]
+) -> Iterator[socket.socket]:
+    """Yield a link to a keeper by way of a relay, which ends with the link.
+
+    Raises OSError if the keeper cannot be reached, or if `accepts` refuses its certificate.
+    """
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            words = [str(theirs.fileno()), address[0], str(address[1]), *map(str, keys)]
+            relay = subprocess.Popen(
+                [sys.executable, "-PS", "-m", "holdfast.checkpoint.tls_relay", *words],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},  # our own code
+                pass_fds=[theirs.fileno()],
+            )
+        try:
+            ours.settimeout(_WAIT_S)
+            start = _read_start(ours)
+            if start.error:
+                raise OSError(start.error)
+            if not accepts(start.certificate):
+                raise PermissionError("its certificate counts no more")
+            yield ours
+        finally:
+            ours.close()
+            _await_end(relay)
+
+
+def _read_start(link: socket.socket) -> RelayStart:
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = link.recv(1)  # and not one more: the keeper's answer follows
+        if not byte or len(line) > _LINE_BYTES:
+            raise ConnectionError("the relay ended before it had a link")
+        line += byte
+    return from_json(bytes(line), RelayStart)
+
+
+def _await_end(relay: "subprocess.Popen[bytes]") -> None:
+    try:
+        relay.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        relay.kill()
+        relay.wait()
