@@ -73,24 +73,20 @@ def measure(folder: Path, apart: bool) -> Found:
 
 
 def _between(keys: KeyFiles, other: Keeper, short: Keeper) -> dict[str, Way]:
-    """By one link, where no number is named."""
-    plain, tls, tls128 = (
-        PeerKeeper(other.doors.plain, None, 1),
-        PeerKeeper(other.doors.tls, PeerGuard(keys, everybody), 1, relayed=False),
-        PeerKeeper(short.doors.tls, PeerGuard(keys, everybody), 1),
-    )
+    """Plain by one link, where no number is named; TLS as keepers use it."""
+    guard = PeerGuard(keys, everybody)
+    plain, tls = PeerKeeper(other.doors.plain, None, 1), PeerKeeper(other.doors.tls, guard)
+    one, tls128 = tls._replace(links=1, relayed=False), PeerKeeper(short.doors.tls, guard, 1, relayed=False)
     return {
         "plain push": Way(other, plain, "push"),
         "tls push": Way(other, tls, "push"),
         "plain pull": Way(other, plain, "pull"),
         "tls pull": Way(other, tls, "pull"),
         "tls128 push": Way(short, tls128, "push"),
-        "plain push by 4": Way(other, plain._replace(links=4), "push"),
-        "tls push by 2": Way(other, tls._replace(links=2), "push"),
-        "tls push by 4": Way(other, tls._replace(links=4), "push"),
-        "tls pull by 4": Way(other, tls._replace(links=4), "pull"),
         "plain pull by 4": Way(other, plain._replace(links=4), "pull"),
-        "tls pull by 4 relays": Way(other, tls._replace(links=4, relayed=True), "pull"),
+        "tls pull by 1": Way(other, one, "pull"),
+        "tls pull by 4 threads": Way(other, one._replace(links=4), "pull"),
+        "tls pull by 4 relays": Way(other, one._replace(links=4, relayed=True), "pull"),
     }
 
 

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import takewhile
 
 import msgspec
 
@@ -42,7 +41,7 @@ class PushTarget(msgspec.Struct):
     done: int  # chunks
     finish: Callable[[], None]  # raises a TransportError if it is not wanted any more
     mix: Callable[[int, memoryview, bytes], None] | None = None  # takes and counts chunks, which are not to lie there
-    beyond: set[int] = msgspec.field(default_factory=set)  # that are here, too, where several links bring them
+    beyond: set[int] = msgspec.field(default_factory=set)  # that are here, too: a broken link may bring some late
     finished: bool = False
     lock: threading.Lock = msgspec.field(default_factory=threading.Lock)
 
@@ -52,11 +51,10 @@ class PushTarget(msgspec.Struct):
             while self.done in self.beyond:
                 self.done += 1
 
-    def first_missing(self, start: int, end: int) -> int:
-        """Return the first chunk from `start` on that has not arrived, or `end` if all have."""
+    def first_missing(self, count: int) -> int:
+        """Return the first of `count` chunks that has not arrived, or `count` if all have."""
         with self.lock:
-            here = (number < self.done or number in self.beyond for number in range(start, end))
-            return start + sum(takewhile(bool, here))
+            return min(self.done, count)
 
     def finish_once(self) -> None:
         """Call `finish` once, on the first link that finds all chunks here; other links wait for it."""
@@ -207,20 +205,16 @@ class PeerServer:
             return
         all = cut_chunks(holding.views)
         count = max(len(all), holding.done)  # of what is here already, the memory is not named
-        start, end = ask.part or (0, count)
-        if not 0 <= start <= end <= count or (ask.part and holding.mix):
-            _send_reply(link, PeerReply(error=f"there is no part {start} to {end} of {count} chunks"))
-            return
-        first = holding.first_missing(start, end)  # fixed: a link that broke may still have a chunk to deliver
+        first = holding.first_missing(count)  # fixed: a link that broke may still have a chunk to deliver
         _send_reply(link, PeerReply(chunks=first))
-        _receive_chunks(link, holding, all[first:end], first)
+        _receive_chunks(link, holding, all[first:], first)
         try:
             if holding.done >= len(all):
                 holding.finish_once()
         except TransportError as e:
             _send_reply(link, PeerReply(error=str(e), code=e.code))
         else:
-            _send_reply(link, PeerReply(chunks=end))
+            _send_reply(link, PeerReply(chunks=count))
 
     def _send_state(self, link: socket.socket, ask: PeerRequest) -> None:
         given = self._give(ask)

@@ -5,7 +5,7 @@ and both sides show a certificate of the job.
 
 A link carries one request after the other: a line of JSON each way, then chunks, each followed by its xxh3. The
 sender paces itself. The receiver writes straight into the final memory and, when asked again, answers which chunks it
-has. Between hosts a large copy goes in parts over several links at once, because encryption binds each link to one
+has. Between hosts a large pull goes in parts over several links at once, because decryption binds each link to one
 core.
 """
 
@@ -41,10 +41,9 @@ _PIECE_BYTES = 256 << 10  # summed while it is in a core's cache, and while the 
 _SMALL_BYTES = 1 << 30
 WAIT_S = 30.0  # for a peer that says nothing
 UNIX_BYTES = 1 << 20  # on their way at once: with the kernel's fifth of that both ends wait for one another too often
-MOST_LINKS = 4  # of one copy
+MOST_LINKS = 4  # of one pull
 PART_BYTES = 4 * CHUNK_BYTES  # that a link takes at once
 _RELAYED_BYTES = 256 << 20  # a smaller pull is over before relays have started
-_ONE_LINK_BYTES_S = 256e6  # a slower pace needs no second link
 
 
 class PeerRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +57,6 @@ class PeerRequest(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     floor: int = -1  # push: a step that must not be lost
     bytes: int = 0  # push and tell: how many will come
-    part: tuple[int, int] | None = None  # push: only these chunks, of all that will come
     ranges: tuple[tuple[int, int], ...] = ()  # pull: of the rank's whole image; of a parity's, where there is a pair
     pair: tuple[int, int] | None = None  # the rank is one of these: its half is laid over the other's
 
@@ -96,7 +94,7 @@ class PeerKeeper(NamedTuple):
 
     address: Address  # without a port: the path of a unix socket
     guard: "PeerGuard | None" = None
-    links: int = MOST_LINKS  # at once, between hosts
+    links: int = MOST_LINKS  # at once, for a large pull between hosts
     relayed: bool = spares_a_core()  # a process decrypts each link of a large pull
 
 
@@ -129,22 +127,18 @@ class BytePacer:
 
 
 def push_state(keeper: PeerKeeper, ask: PeerRequest, views: Sequence[memoryview], pacer: BytePacer) -> int:
-    """Send state to a keeper that will hold it; return the number of bytes sent."""
-    all = cut_chunks(views)
-    several = not ask.pair and not 0 < pacer.bytes_s < _ONE_LINK_BYTES_S  # halves of a parity are laid in their order
+    """Send state to a keeper that will hold it; return the number of bytes sent.
 
-    def carry(link: socket.socket, part: tuple[int, int] | None) -> int:
-        start, end = part or (0, len(all))
-        reply = _send_request(link, msgspec.structs.replace(ask, part=part))
-        sent = 0
-        for chunk in all[max(start, reply.chunks) : end]:
+    One link does it: more would share one core of the keeper, which decrypts in threads.
+    """
+    sent = 0
+    with _connect_keeper(keeper) as link:
+        for chunk in cut_chunks(views)[_send_request(link, ask).chunks :]:
             pacer.spend_bytes(len(chunk))
             send_chunk(link, chunk)
             sent += len(chunk)
         _read_reply(link)
-        return sent
-
-    return _PartTransfer(keeper, carry, _cut_parts(all) if several and _uses_several_links(keeper) else [None]).run()
+    return sent
 
 
 def pull_state(keeper: PeerKeeper, ask: PeerRequest, views: Sequence[memoryview]) -> int:
@@ -169,7 +163,7 @@ def pull_state(keeper: PeerKeeper, ask: PeerRequest, views: Sequence[memoryview]
 
 
 def _uses_several_links(keeper: PeerKeeper) -> bool:
-    """Return whether a copy to this keeper may use several links; on one host one unencrypted link is enough."""
+    """Return whether a pull from this keeper may use several links; on one host one unencrypted link is enough."""
     return keeper.address[1] > 0 and keeper.links > 1
 
 

@@ -302,11 +302,11 @@ def large(tmp_path: Path, authority: CertificateAuthority) -> Iterator[tuple[Kee
         yield keeper, PeerKeeper(listener.getsockname(), PeerGuard(ours, lambda serial: True), relayed=False)
 
 
-def test_a_large_copy_goes_by_four_links(large: tuple[Keeper, PeerKeeper]) -> None:
+def test_a_large_pull_goes_by_four_links(large: tuple[Keeper, PeerKeeper]) -> None:
     keeper, callee = large
     assert push_state(callee, ASK, [memoryview(LARGE)], BytePacer(0)) == len(LARGE)
-    assert keeper.links == peer_transport.MOST_LINKS
-    assert keeper.sealed.is_set() and keeper.ends == 1 and bytes(keeper.memory) == LARGE
+    assert keeper.links == 1
+    assert keeper.sealed.is_set() and keeper.ends == 1 and keeper.memory == LARGE
     keeper.links = 0
     into = [memoryview(bytearray(CHUNK_BYTES + 7)), memoryview(bytearray(len(LARGE) - CHUNK_BYTES - 9))]
     ask = msgspec.structs.replace(ASK, verb="pull", ranges=((0, CHUNK_BYTES + 7), (CHUNK_BYTES + 9, len(LARGE))))
@@ -315,33 +315,30 @@ def test_a_large_copy_goes_by_four_links(large: tuple[Keeper, PeerKeeper]) -> No
     assert keeper.links == peer_transport.MOST_LINKS
 
 
-def test_a_slow_pace_has_one_link(large: tuple[Keeper, PeerKeeper]) -> None:
-    keeper, callee = large
-    assert push_state(callee, ASK, [memoryview(LARGE)], BytePacer(200e6)) == len(LARGE)
-    assert keeper.links == 1 and bytes(keeper.memory) == LARGE
+PULL = msgspec.structs.replace(ASK, verb="pull", ranges=((0, len(LARGE)),))
 
 
 def test_one_bad_link_of_four(large: tuple[Keeper, PeerKeeper], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It breaks in the middle of a chunk, as the first of the others to send: these do its part again."""
+    """It breaks as the first of the others to receive: these do its part again."""
     keeper, callee = large
-    real, lock = peer_transport.send_chunk, threading.Lock()
+    keeper.memory[:] = LARGE
+    real, lock, into = peer_transport.receive_chunk, threading.Lock(), bytearray(len(LARGE))
     broken: list[socket.socket] = []
 
-    def send_chunk(link: socket.socket, chunk: memoryview) -> None:
+    def receive_chunk(link: socket.socket, chunk: memoryview, number: int) -> bytes:
         with lock:
             breaks = not broken and threading.current_thread() is not threading.main_thread()
             broken.extend([link] * breaks)
         if breaks:
-            link.sendall(chunk[: CHUNK_BYTES // 2])
             link.close()
-        real(link, chunk)
+        return real(link, chunk, number)
 
-    monkeypatch.setattr(peer_transport, "send_chunk", send_chunk)
-    assert push_state(callee, ASK, [memoryview(LARGE)], BytePacer(0)) == len(LARGE)
-    assert broken and keeper.ends == 1 and bytes(keeper.memory) == LARGE
+    monkeypatch.setattr(peer_transport, "receive_chunk", receive_chunk)
+    assert pull_state(callee, PULL, [memoryview(into)]) == len(LARGE)
+    assert broken and into == LARGE
 
 
-def test_links_that_all_break_fail_with_a_sentence_and_go_on_later(
+def test_a_push_that_breaks_fails_with_a_sentence_and_goes_on_later(
     large: tuple[Keeper, PeerKeeper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper, callee = large
@@ -367,9 +364,10 @@ def test_links_that_all_break_fail_with_a_sentence_and_go_on_later(
 
 def test_links_that_cannot_be_had_are_not_missed(large: tuple[Keeper, PeerKeeper]) -> None:
     keeper, callee = large
+    keeper.memory[:], into = LARGE, bytearray(len(LARGE))
     keeper.most = 2  # after which certificates count no more
-    assert push_state(callee, ASK, [memoryview(LARGE)], BytePacer(0)) == len(LARGE)
-    assert bytes(keeper.memory) == LARGE
+    assert pull_state(callee, PULL, [memoryview(into)]) == len(LARGE)
+    assert into == LARGE
 
 
 def test_links_share_one_pace(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,13 +391,6 @@ def test_links_share_one_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         sys.setswitchinterval(before)
     assert max(slept) == 40000.0 and len(slept) == len(set(slept))
-
-
-@pytest.mark.parametrize("part", [(-1, 2), (2, 1), (0, 99)])
-def test_parts_that_are_none(keeper: Keeper, callee: PeerKeeper, part: tuple[int, int]) -> None:
-    with peer_transport._connect_keeper(callee) as link, pytest.raises(TransportError, match="there is no part"):
-        peer_transport._send_request(link, msgspec.structs.replace(ASK, part=part))
-    assert push_state(callee, ASK, [memoryview(STATE)], BytePacer(0)) == len(STATE)
 
 
 # --- strangers -------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import socket
 import threading
 
-import msgspec
 import psutil
 import pytest
 
@@ -11,10 +10,9 @@ from holdfast.checkpoint import peer_transport
 from holdfast.checkpoint.peer_transport import PeerKeeper, pull_state
 from holdfast.checkpoint.relayed_link import relayed_link
 from tests.checkpoint import test_peer_transport
-from tests.checkpoint.test_peer_transport import ASK, LARGE, Keeper
+from tests.checkpoint.test_peer_transport import LARGE, PULL, Keeper
 
 authority, large = test_peer_transport.authority, test_peer_transport.large  # fixtures
-PULL = msgspec.structs.replace(ASK, verb="pull", ranges=((0, len(LARGE)),))
 
 
 @pytest.fixture(autouse=True)
