@@ -1,6 +1,8 @@
 """Holds the documents: what a person can set, run or meet in a journal is written up, and what is written is so."""
 
 import ast
+import contextlib
+import io
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -12,6 +14,8 @@ import pytest
 
 from tests.module_map import render_map
 
+Helps = dict[tuple[str, str], str]  # by command and verb
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 
@@ -20,6 +24,15 @@ LINK = re.compile(r"\]\(<?([^)>\s]+)")
 ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:")
 FENCED = re.compile(r"^```.*?^```", re.M | re.S)
 COMMAND = re.compile(r"^(?:\w*\$ )?(?:\w+=\S+ )*holdfast ([a-z]+)(.*)")
+SPAN = re.compile(r"`([^`\n]+)`")
+VERBS = {  # of commands that have some; each has flags of its own
+    "catalog": ("add", "check", "ls", "propose"),
+    "chaos": ("list", "random", "run"),
+    "ckpt": ("export", "ls", "rm", "verify"),
+    "sim": ("dst", "replay", "run", "validate"),
+    "token": ("add", "node", "revoke"),
+}
+OTHERS_FLAGS = {"--cells"}  # of python -m holdfast.chaos.matrix
 SHOWN_FILES = {"json.py", "msgspec.py", "script.py", "train.py"}  # of a user
 HOME = re.compile(rb"(?<![\w.~-])(/home/[\w.]|/Users/[\w.]|/root/[\w.]|[A-Z]:\\Users\\)")
 LEFT_BY_TOOLS = {"__pycache__", "build", "dist", "runs", "node_modules"}
@@ -67,7 +80,7 @@ def unknown_files(page: Path, known: Iterable[str]) -> list[str]:
 
 
 class Typed(NamedTuple):
-    """A command line of ours in a block of code."""
+    """A command line of ours in a document."""
 
     command: str
     verb: str
@@ -75,14 +88,22 @@ class Typed(NamedTuple):
 
 
 def typed_commands(page: Path) -> Iterator[Typed]:
-    for line in page.read_text().splitlines():
-        if is_code(line) and (found := COMMAND.match(line.strip())):
+    """Command lines in blocks of code and in `code` spans."""
+    text = page.read_text()
+    blocks = (line.strip() for line in text.splitlines() if is_code(line))
+    for line in (*blocks, *SPAN.findall(FENCED.sub("", text))):
+        if found := COMMAND.match(line):
             words = re.split(r" +-- | +#|\S+\.py\b", found[2])[
                 0
             ].split()  # what follows is of the script, or for people
+            verb = words[0] if words and words[0] in VERBS.get(found[1], ()) else ""
             flags = (re.match(r"--?[a-z][a-z-]*", word.strip("[")) for word in words)
-            verb = words[0] if words and words[0].isalpha() else ""
             yield Typed(found[1], verb, tuple(flag[0] for flag in flags if flag))
+
+
+def named_flags(page: Path) -> set[str]:
+    """Flags that are named alone, without their command: `--nnodes A:B`."""
+    return {found[0] for span in SPAN.findall(page.read_text()) if (found := re.match(r"--[a-z][a-z-]+", span))}
 
 
 def files(root: Path) -> Iterator[Path]:
@@ -206,23 +227,43 @@ def test_results_that_documents_name_are_there() -> None:
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
-def test_commands_in_documents_are_those_of_the_program(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_in_documents_are_those_of_the_program(helps: Helps) -> None:
     typed = {command for page in PAGES for command in typed_commands(page)}
     assert typed
-    assert [f"{c.command} {c.verb} {flag}" for c in sorted(typed) for flag in unknown_flags(c, capsys)] == []
+    assert [f"{c.command} {c.verb} {flag}" for c in sorted(typed) for flag in unknown_flags(c, helps)] == []
 
 
-def unknown_flags(typed: Typed, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    from holdfast.cli import COMMANDS, main
+def test_flags_in_documents_are_those_of_the_program(helps: Helps) -> None:
+    named = {flag for page in PAGES for flag in named_flags(page)}
+    assert named
+    assert [flag for flag in sorted(named - OTHERS_FLAGS) if not has_flag(" ".join(helps.values()), flag)] == []
 
-    if typed.command not in COMMANDS:
+
+@pytest.fixture(scope="module")
+def helps() -> Helps:
+    """What every command and verb says when asked for --help."""
+    from holdfast.cli import COMMANDS
+
+    return {(name, verb): read_help(name, verb) for name in COMMANDS for verb in ("", *VERBS.get(name, ()))}
+
+
+def read_help(*words: str) -> str:
+    from holdfast.cli import main
+
+    with contextlib.redirect_stdout(io.StringIO()) as text, pytest.raises(SystemExit) as ended:
+        raise SystemExit(main([*filter(None, words), "--help"]))
+    assert ended.value.code == 0, words
+    return text.getvalue()
+
+
+def unknown_flags(typed: Typed, helps: Helps) -> list[str]:
+    if (typed.command, typed.verb) not in helps:
         return ["no such command"]
-    known = ""
-    for words in ([typed.command, "--help"], [typed.command, typed.verb, "--help"]):
-        with pytest.raises(SystemExit) as ended:
-            raise SystemExit(main(words))
-        known += capsys.readouterr().out if ended.value.code == 0 else ""
-    return [flag for flag in typed.flags if not re.search(rf"(?<![\w-]){flag}(?![\w-])", known)]
+    return [flag for flag in typed.flags if not has_flag(helps[typed.command, typed.verb], flag)]
+
+
+def has_flag(text: str, flag: str) -> bool:
+    return bool(re.search(rf"(?<![\w-]){flag}(?![\w-])", text))
 
 
 def test_defaults_are_written_up() -> None:
@@ -306,13 +347,16 @@ def test_files_that_are_not_there_are_seen(tmp_path: Path) -> None:
     assert [name.split(": ")[1] for name in names] == ["b.py", "core/c.toml", "re/a.py"]
 
 
-def test_commands_in_code_are_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_and_flags_are_seen(tmp_path: Path, helps: Helps) -> None:
     page = tmp_path / "a.md"
     lines = ["$ A=1 holdfast run --nnodes 2 --nodes 2 train.py --x", "holdfast sim dst --seeds 0:9 --seats 1 # --no"]
-    page.write_text("\n".join(["holdfast none --at all", *(f"    {line}" for line in lines), "    holdfast tell -w"]))
+    text = ["holdfast none --at all, but `holdfast tell -w`", *(f"    {line}" for line in lines), "`--set A=1` `a --b`"]
+    page.write_text("\n".join(text))
     typed = list(typed_commands(page))
     assert typed[0] == Typed("run", "", ("--nnodes", "--nodes"))
-    assert [unknown_flags(one, capsys) for one in typed] == [["--nodes"], ["--seats"], ["no such command"]]
+    assert [unknown_flags(one, helps) for one in typed] == [["--nodes"], ["--seats"], ["no such command"]]
+    assert named_flags(page) == {"--set"}
+    assert has_flag("-h, --help, --set KEY", "--set") and not has_flag("--settle", "--set")
 
 
 @pytest.mark.parametrize(
