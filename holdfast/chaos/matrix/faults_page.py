@@ -1,5 +1,6 @@
 """Generator of docs/FAULTS.md: the expected and the actual outcome of every fault."""
 
+import textwrap
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -9,16 +10,21 @@ from holdfast.chaos.matrix.expectations import CellOutcome, ExpectedRow, fitting
 
 _HEAD = """# Faults
 
-Written by `python -m holdfast.chaos.matrix table`; do not edit. Every fault is injected into real jobs on one machine,
-trained with DDP, FSDP2 and in a pipeline with replicas (4 ranks on gloo), while training (idle), in the middle of a
-save, of a restore, and of an update. `make chaos` plays a covering array of all this: every pair of fault and way,
-fault and moment, way and moment; `make chaos ARGS=--full` the whole product.
+`python -m holdfast.chaos.matrix table` writes this page; do not edit it. Chaos injects every fault into real
+jobs on one machine, trained with DDP, with FSDP2 and in a pipeline with replicas (4 ranks on gloo): while
+training (idle), in the middle of a save, of a restore, and of an update. `make chaos` runs a covering array:
+every pair of fault and way, fault and moment, way and moment. `make chaos ARGS=--full` runs the whole
+product.
 
-Oracles: **exact**, every rank has after every step the state of an undisturbed run, bit for bit; **blind**, nobody can
-see it, and why: states differ from those of an undisturbed run, and training goes on. After each cell a checkpoint must
-be published within 30 s (they are due every second or so). After each job it is also held that no sample was lost or
-seen twice, no process and nothing of the job's in `/dev/shm` is left, the journal replays to the same decisions, spans
-tile the wall clock, and nobody was evicted who had not been struck.
+Oracles:
+
+* **exact**: after every step every rank has the state of an undisturbed run, bit for bit.
+* **blind**: nothing can see the fault, and the row says why. States differ from those of an undisturbed run,
+  and training goes on.
+
+After each cell a checkpoint must be published within 30 s (they are due every second or so). After each job
+no sample is lost or seen twice, no process and nothing in `/dev/shm` is left, the journal replays to the same
+decisions, spans tile the wall clock, and no node was evicted that was not struck.
 
 """
 
@@ -80,7 +86,8 @@ def _legend_text(known: dict[str, ResultLine]) -> str:
     said = f"{good} of {len(played)} cells that were played came as expected (commits {', '.join(commits)})."
     if skipped := sorted(line.cell for line in known.values() if line.came.skipped):
         said += f" {len(skipped)} more could not be played and were skipped: {', '.join(skipped)}."
-    return f"{said} `+` as expected, `-` not, `s` skipped as expected, a dot: not played yet, empty: see below.\n\n"
+    said += " `+` as expected, `-` not, `s` skipped as expected, a dot: not played yet, empty: see below."
+    return f"{_wrap_text(said)}\n\n"
 
 
 def _left_out_text() -> str:
@@ -89,7 +96,12 @@ def _left_out_text() -> str:
     for strike in STRIKES:
         if strike.kept:
             names.setdefault(strike.kept, []).append(f"`{strike.name}`")
-    return "\nLeft out:\n\n" + "".join(f"* {', '.join(these)}: {why}\n" for why, these in names.items())
+    items = (_wrap_text(f"* {', '.join(these)}: {why}", "  ") for why, these in names.items())
+    return "\nLeft out:\n\n" + "".join(f"{item}\n" for item in items)
+
+
+def _wrap_text(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, 110, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _result_mark(line: ResultLine | None) -> str:
