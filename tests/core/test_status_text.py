@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from holdfast.core.decide.decider import Decider
-from holdfast.core.decide.status_text import tell_present
 from holdfast.model.action import Finish, Launch, Stop
 from holdfast.model.alarm import Alarm, Kind, Stance
 from holdfast.model.event import Begin, Event, Limits, Order, Outcome, Phase, Progress, Ready
@@ -25,13 +24,13 @@ class Told:
         return self.present()
 
     def present(self) -> str:
-        return tell_present(self.decider, self.now, 7, "all ranks ended well")
+        return self.decider.view.describe_present(self.now, 7, "all ranks ended well")
 
     def outcome(self) -> str:
         return self.hear(Outcome(action=self.awaited, ok=True))
 
     def step(self, number: int) -> str:
-        g = self.decider.generation
+        g = self.decider.view.generation
         at = self.now + 1
         return self.hear(Progress(generation=g, step=number, at=at, first_step=number, first_at=at, counted=False))
 
@@ -55,7 +54,7 @@ def lives() -> Iterator[tuple[Told, str]]:
 
 
 def test_each_phase_says_what_is_so() -> None:
-    said = [(told.decider.phase, words) for told, words in lives()]
+    said = [(told.decider.view.phase, words) for told, words in lives()]
     killed = "rank 1 on b was killed by SIGKILL"
     assert said == [
         (Phase.WAITING, "the job waits for nodes: 0 of 2 are there"),

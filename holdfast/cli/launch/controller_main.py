@@ -147,7 +147,7 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) 
     ]
 
     def begun() -> None:
-        teller.set_phase(controller.decider.phase)
+        teller.set_phase(controller.view.phase)
         _on_signals(controller)
         address = ControllerAddress(url=url, pid=os.getpid(), started_at=time.time())
         run_specs.write_json(run_dir / "controller.json", address)
@@ -226,7 +226,7 @@ def _listen_to_entries(controller: Controller, teller: "ConsoleTeller", hooks: U
     """Pass new entries to console and hooks. Hooks get old entries too, since the last may not have been told."""
 
     def replayed(entry: Entry) -> None:
-        hooks.on_entry(entry, job_standing(controller.decider))
+        hooks.on_entry(entry, job_standing(controller.view))
 
     def heard(entry: Entry) -> None:
         teller.on_entry(entry)

@@ -31,6 +31,11 @@ class JobNodes:
     def active(self) -> set[str]:
         return set(self.seated - self.out)
 
+    @property
+    def active_seats(self) -> tuple[Seat, ...]:
+        """Return the seats whose nodes are in the next generation too, in the order of their ranks."""
+        return tuple(seat for seat in self.seats if seat.node not in self.out)
+
     def is_active(self, node: str) -> bool:
         return node in self.seated and node not in self.out
 
