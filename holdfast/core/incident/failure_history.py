@@ -112,6 +112,7 @@ class FailureHistory:
             mixed=releases.mixed,
             update=releases.waiting is not None,
             skippable=self.skippable,
+            departed=cause in incident.departures,
         )
 
     def judge_case(self, now: float, case: IncidentCase) -> Verdict:
