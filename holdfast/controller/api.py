@@ -68,6 +68,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     held: str = ""  # who holds the job
     asking: str = ""  # what a person is asked
     asks_until: float | None = None
+    summary: str = ""  # the part of the newest reason that says what the job does now
 
 
 class TraceBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +123,7 @@ def status_of(controller: Controller) -> Status:
         held=view.held_by,
         asking=view.question,
         asks_until=view.asks_until,
+        summary=view.summary,
     )
 
 

@@ -229,7 +229,7 @@ def _listen_to_entries(controller: Controller, teller: "ConsoleTeller", hooks: U
         hooks.on_entry(entry, job_standing(controller.view))
 
     def heard(entry: Entry) -> None:
-        teller.on_entry(entry)
+        teller.on_entry(entry, controller.view.summary)
         replayed(entry)
 
     controller.on_entry, controller.on_replayed = heard, replayed
@@ -276,7 +276,8 @@ class ConsoleTeller:
     def set_phase(self, phase: Phase) -> None:
         self._phase = phase
 
-    def on_entry(self, entry: Entry) -> None:
+    def on_entry(self, entry: Entry, summary: str) -> None:
+        """Tell of a new entry; `summary` is what the job does now."""
         phase, self._phase = self._phase, entry.decision.phase
         if isinstance(entry.event, Begin):
             self._begun_at = entry.at
@@ -289,7 +290,7 @@ class ConsoleTeller:
             case Phase.STOPPING if isinstance(entry.event, Alarm):
                 self._say(f"{entry.decision.reason}; stopping all ranks")
             case Phase.PAUSING:
-                self._say(f"{entry.decision.reason.rpartition('; ')[2]}; ending all ranks")
+                self._say(f"{summary}; ending all ranks")
             case Phase.HELD if not any(isinstance(action, Say) for action in entry.decision.actions):
                 self._say(f"{entry.decision.reason}; nodes and state are kept until holdfast resume")
             case Phase.ENDING:

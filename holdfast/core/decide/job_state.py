@@ -51,6 +51,7 @@ class JobState:
         self.generation = 0
         self.incidents = 0  # so far
         self.interruption: Interruption | None = None  # what training stands for, until the next step is made
+        self.paused_for = ""  # what ranks were last ended for on purpose
         self.verdict: Verdict | None = None  # the newest on the open incident
         self.case: IncidentCase | None = None  # what nodes are being tried for
         self.progress: Progress | None = None  # of this generation
@@ -64,6 +65,7 @@ class JobState:
         self.grow_at = 0.0  # when a job that is smaller than it wants may be stopped to grow
         self.wait_until: float | None = None
         self.last_call_at: float | None = None
+        self.summary = ""  # the part of the newest reason that says what the job does now
         self.begin_step()
 
     def begin_job(self, begin: Begin) -> None:
@@ -82,6 +84,7 @@ class JobState:
     def begin_step(self) -> None:
         """Forget what the last step decided."""
         self.actions: list[Action] = []
+        self.next_move = ""  # what the job does now, as the last clause of the step's reason
         self.closed: Record | None = None
         self.changed: Change | None = None
         self.stood_since: float | None = None
@@ -91,6 +94,8 @@ class JobState:
         self.actions.extend(actions)
 
     def make_decision(self, reason: str, wake_at: float | None) -> Decision:
+        # Not a field of the decision: journals that were written before must give equal decisions.
+        self.summary = self.next_move or reason or self.summary
         return Decision(
             actions=tuple(self.actions),
             wake_at=wake_at,

@@ -51,6 +51,11 @@ class JobView:
         """The action whose outcome ends the phase, or ended the last one that had one."""
         return self._state.awaited
 
+    @property
+    def summary(self) -> str:
+        """The part of the newest reason that says what the job does now."""
+        return self._state.summary
+
     def describe_present(self, now: float, step: int, ending: str) -> str:
         """Return one line on what the job is doing now."""
         return tell_present(self._state, now, step, ending)

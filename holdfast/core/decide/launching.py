@@ -130,6 +130,11 @@ def on_wait_tick(state: JobState, now: float) -> str:
 
 def launch_or_wait(state: JobState, now: float) -> str:
     """Launch if enough nodes are there and nothing holds the job back; otherwise wait for what is missing."""
+    state.next_move = _launch_or_wait(state, now)
+    return state.next_move
+
+
+def _launch_or_wait(state: JobState, now: float) -> str:
     if state.requests.held:
         state.enter(Phase.HELD)
         return f"held by {state.requests.held}"
@@ -272,4 +277,5 @@ def finish_job(state: JobState, now: float, code: int, reason: str, grace_s: flo
     )
     state.emit(finish)
     state.enter(Phase.ENDING, finish.id)
+    state.next_move = reason
     return reason

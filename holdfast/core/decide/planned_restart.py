@@ -31,7 +31,8 @@ def pause_job(state: JobState, now: float, why: str) -> str:
     stop = launching.make_stop(state)
     state.emit(stop)
     state.enter(Phase.PAUSING, stop.id)
-    return f"pausing: {why}"
+    state.paused_for, state.next_move = why, f"pausing: {why}"
+    return state.next_move
 
 
 def on_paused(state: JobState, now: float, event: Outcome) -> str:

@@ -28,8 +28,7 @@ def tell_present(state: JobState, now: float, step: int, ending: str) -> str:
         case Phase.PROBING:
             return f"nodes are being tested{why}"
         case Phase.PAUSING:
-            wanted = state.pause.why if state.pause else state.requests.held
-            return f"all ranks are being ended for a planned restart: {wanted}"
+            return f"all ranks are being ended for a planned restart: {state.paused_for}"
         case Phase.HELD if state.requests.held:
             return f"no rank runs; {state.requests.held} holds the job"
         case Phase.HELD:
