@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from holdfast.core.decide.decider import Decider
 from holdfast.model.action import Finish, Launch, Stop
 from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.event import Begin, Decision, Event, Limits, Order, Outcome, Phase, Progress, Ready
+from holdfast.model.event import Begin, Decision, Event, Limits, Order, Outcome, Phase, Progress, Ready, Tick
 from holdfast.model.job_seats import Job
 
 
@@ -104,6 +104,15 @@ def test_the_summary_is_what_the_job_does_now_and_lasts_until_there_is_another()
     assert (reason, told.summary) == (f"resume by Ada; {told.summary}", "launching generation 3 on a, b")
     told.hear(Order(verb="stop", who="Ada"))
     assert told.summary == "stopped by Ada"
+
+
+def test_the_summary_of_a_job_that_asks_is_its_question() -> None:
+    job = Job(run_id="r", min_nodes=2, max_nodes=2, can_acquire=False)
+    decider = Decider()
+    decider.step(0.0, Begin(job=job, limits=Limits(wait_s=60.0, ask_s=600.0)))
+    reason = decider.step(60.0, Tick()).reason
+    assert reason.startswith("asks a person: not enough nodes: 0 of 2 nodes after 60 s") and "; " in reason
+    assert decider.view.summary == reason
 
 
 def test_who_keeps_the_others_waiting_is_told_while_it_does() -> None:

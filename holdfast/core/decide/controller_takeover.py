@@ -49,9 +49,8 @@ def _on_lost_journal(state: JobState, now: float, lost: Lost) -> str:
     state.wait_until = state.last_call_at = None  # whoever comes is waited for anew
     if state.generation > known:
         state.nodes.set_lineage(lost.nodes)
-        state.emit(
-            *state.fence.raise_fence(now, set(lost.nodes or (_UNKNOWN,)).difference(s.node for s in state.nodes.seats))
-        )
+        unknown = set(lost.nodes or (_UNKNOWN,)) - state.nodes.seated
+        state.emit(*state.fence.raise_fence(now, unknown))
     if not state.nodes.seats:  # whoever runs ranks is told to end them when it reports
         return told if state.phase is Phase.HELD else f"{told}; {launching.wait_for_nodes(state, now)}"
     state.case = None

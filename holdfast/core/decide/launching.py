@@ -138,10 +138,14 @@ def _launch_or_wait(state: JobState, now: float) -> str:
     if state.requests.held:
         state.enter(Phase.HELD)
         return f"held by {state.requests.held}"
-    fenced, state.not_before = state.fence.blocks_launch(now), state.not_before if now < state.not_before else 0.0
-    if fenced or state.not_before:
+    if now >= state.not_before:
+        state.not_before = 0.0
+    if state.fence.blocks_launch(now):
         state.enter(Phase.WAITING)
-        return state.fence.describe_wait(now) if fenced else f"waiting for {state.not_before - now:.0f} s"
+        return state.fence.describe_wait(now)
+    if state.not_before:
+        state.enter(Phase.WAITING)
+        return f"waiting for {state.not_before - now:.0f} s"
     if state.requests.evicting or state.requests.draining:
         leaving = state.requests.nodes_to_leave(state.nodes.active, len(state.nodes.pool))
         evict_nodes(state, now, leaving, (), examine=False)  # nothing is wrong with them: a person wants them gone
@@ -156,9 +160,8 @@ def launch_generation(state: JobState, now: float, seats: tuple[Seat, ...]) -> s
     if state.interruption:
         state.interruption.admitted += admitted
     guess = state.verdict is not None and state.verdict.guess
-    release = state.releases.next_release(
-        now, machines=state.generation > 0 and before != state.nodes.seated, guess=guess
-    )
+    moved = state.generation > 0 and before != state.nodes.seated
+    release = state.releases.next_release(now, machines=moved, guess=guess)
     state.requests.clear_question()
     state.progress, state.generation = None, state.generation + 1
     state.wait_until, state.last_call_at = None, None
@@ -242,20 +245,19 @@ def on_node_ended(state: JobState, now: float, event: Ended) -> str:
 
 
 def close_incident(state: JobState, verdict: Verdict, resumed_at: float, resumed_from: int | None = None) -> str:
-    state.closed = state.current_incident.make_record(verdict, resumed_at, resumed_from)
-    state.failures.on_recovered(
-        state.closed.resumed_at - state.closed.good_at
-    )  # what was lost begins at the last good step
+    record = state.current_incident.make_record(verdict, resumed_at, resumed_from)
+    state.failures.on_recovered(record.resumed_at - record.good_at)  # what was lost begins at the last good step
     if verdict.remedy is not Remedy.GIVE_UP:
-        state.emit(Say(text=state.closed.sentence), *state.resume_point.on_resumed(state.closed))
-    state.interruption, state.verdict = None, None
-    return state.closed.sentence
+        state.emit(Say(text=record.sentence), *state.resume_point.on_resumed(record))
+    state.closed, state.interruption, state.verdict = record, None, None
+    return record.sentence
 
 
 def ask_person(state: JobState, now: float, question: str) -> str:
     state.requests.ask_question(question, now + state.limits.ask_s)
     state.emit(Say(text=f"a person is asked, for {state.limits.ask_s / 60:.0f} minutes: {question}"))
-    return f"asks a person: {question}"
+    state.next_move = f"asks a person: {question}"
+    return state.next_move
 
 
 def finish_job(state: JobState, now: float, code: int, reason: str, grace_s: float | None = None) -> str:

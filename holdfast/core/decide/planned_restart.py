@@ -49,6 +49,6 @@ def on_paused(state: JobState, now: float, event: Outcome) -> str:
 def on_alarm_in_pause(state: JobState, now: float, alarm: Alarm) -> str:
     """Open an incident during a pause. The restart for the incident also serves what the pause was for."""
     incident = recovery.add_failure(state, now, alarm)
-    next(state.ids)  # the Stop that this was once, and still is in the numbers of every journal
+    next(state.ids)  # journals have counted a Stop here that nobody sends; without it all later numbers would differ
     state.enter(Phase.STOPPING, state.awaited)  # the ranks are being ended already
     return recovery.describe_round(incident)
