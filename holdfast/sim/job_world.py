@@ -68,8 +68,8 @@ class JobWorld:
         self.now = 0.0
         self.calm = False  # faults are off
         self.nodes: dict[str, SimNode] = {}
-        self.decider = Decider()
-        self.view = self.decider.view
+        self._decider = Decider()
+        self.view = self._decider.view
         self.watch = InvariantWatch()
         self.hands = SimExecutor(self)
         self.training = SimTraining(setup.step_s, setup.save_steps)
@@ -101,7 +101,7 @@ class JobWorld:
             self.now = until
 
     def step_decider(self, event: Event) -> None:
-        decision = self.decider.step(self.now, event)
+        decision = self._decider.step(self.now, event)
         self._seq += 1
         entry = Entry(seq=self._seq, at=self.now, event=event, decision=decision)
         self._record(entry)

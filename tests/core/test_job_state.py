@@ -8,6 +8,7 @@ import pytest
 
 from holdfast.core.decide.interruption import Pause
 from holdfast.core.decide.job_state import JobState
+from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident.first_cause import open_incident
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.event import Phase, Progress
@@ -163,6 +164,21 @@ def ends_in(node: ast.expr, *names: str) -> bool:
                 node = inner
             case _:
                 return False
+
+
+def test_what_the_view_hands_out_cannot_be_changed() -> None:
+    state = JobState()
+    view = JobView(state)
+    state.nodes.standbys.gone["b"] = None
+    state.requests.held = "ann"
+    assert (dict(view.gone), view.held_by) == ({"b": None}, "ann"), "it shows what is so now"
+    with pytest.raises(AttributeError):
+        view.phase = Phase.DONE  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        view.more = 1  # type: ignore[attr-defined]
+    properties = [name for name, found in vars(JobView).items() if isinstance(found, property)]
+    assert len(properties) > 20
+    assert [name for name in properties if isinstance(getattr(view, name), list | dict | set)] == []
 
 
 def test_nobody_outside_of_core_reaches_past_the_view() -> None:

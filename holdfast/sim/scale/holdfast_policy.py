@@ -86,8 +86,8 @@ class HoldfastPolicy:
     def _begin_life(self) -> None:
         """Begin a job: the first one, or one that a person has queued again."""
         self._clock.life += 1
-        self.decider, self.ledger = Decider(), Ledger()
-        self.view = self.decider.view
+        self._decider, self.ledger = Decider(), Ledger()
+        self.view = self._decider.view
         self._wake_at: float | None = None
         self._seq = 0
         self._causes.clear()
@@ -132,7 +132,7 @@ class HoldfastPolicy:
 
     def step_decider(self, event: Event) -> Decision:
         before = self.view.phase
-        decision = self.decider.step(self.now, event)
+        decision = self._decider.step(self.now, event)
         self._seq += 1
         self.ledger.add(Entry(seq=self._seq, at=self.now, event=event, decision=decision))
         if self.view.open_incident:
