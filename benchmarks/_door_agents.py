@@ -123,9 +123,9 @@ async def _control(listener: socket.socket, out: Connection, folder: Path) -> No
         while True:
             await asyncio.to_thread(out.recv)
             account = controller.ledger.make_account(controller.clock())
-            decider = controller.decider
-            incidents = len(account.incidents) + (decider.incident is not None)  # one may not be over yet
-            gone = AGENTS - len({seat.node for seat in decider.seats} - set(decider.gone))
+            view = controller.view
+            incidents = len(account.incidents) + bool(view.open_incident)  # one may not be over yet
+            gone = AGENTS - len({seat.node for seat in view.seats} - view.gone.keys())
             out.send((gone, incidents, time.process_time(), _resident_mb()))
 
     training = asyncio.Event()

@@ -109,7 +109,7 @@ class Trainer:
         began = time.thread_time()
         values = {"loss": loss, "grad_norm": norm, "own_norm": float(own), "update": float(update)}
         told = StepValues(generation=1, rank=self.rank, step=number, at=0.0, **values)
-        fired = [rule for rule, _ in self.spikes.on_values(told)]
+        fired = [str(rule) for rule, _ in self.spikes.on_values(told)]
         self._spend("rules", began)
         if not torch.isfinite(torch.tensor(loss)):
             fired.append("not finite")

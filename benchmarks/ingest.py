@@ -89,7 +89,7 @@ async def _control(listener: socket.socket, out: Connection, folder: Path) -> No
             lags.append(time.monotonic() - before - SAMPLE_S)
         spent_s, wall_s = time.process_time() - started_s, time.monotonic() - started_at
         account = controller.ledger.make_account(controller.clock())
-        measured = Measured(lags, spent_s, wall_s, controller.decider.generation, len(account.incidents), account.step)
+        measured = Measured(lags, spent_s, wall_s, controller.view.generation, len(account.incidents), account.step)
         out.send_bytes(msgspec.json.encode(measured))
         controller.process_event(Order(verb="stop", who="the benchmark", now=True))
 

@@ -13,7 +13,7 @@ from holdfast.controller.actions.action_executor import EVICTED, ActionExecutor
 from holdfast.controller.job_stall_watch import StallWatch
 from holdfast.controller.stack_tracing import StackTracing
 from holdfast.core.agent_state_machine import PING_S, Post
-from holdfast.core.decide.decider import Decider
+from holdfast.core.decide.job_view import JobView
 from holdfast.core.detect.job_progress import JobPace
 from holdfast.core.detect.rankless_nodes import MissingRanksDetector
 from holdfast.core.detect.rebooted_node import RebootDetector
@@ -54,11 +54,9 @@ Outbox = asyncio.Queue[bytes]
 
 
 class AgentIngest:
-    def __init__(
-        self, settings: Settings, decider: Decider, hands: ActionExecutor, hear: Callable[[Event], None]
-    ) -> None:
+    def __init__(self, settings: Settings, view: JobView, hands: ActionExecutor, hear: Callable[[Event], None]) -> None:
         self.settings = settings
-        self.decider = decider
+        self.view = view
         self.hands = hands
         self.hear = hear
         self.now: Callable[[], float] = lambda: 0.0
@@ -77,7 +75,7 @@ class AgentIngest:
         self._links: dict[str, Outbox] = {}
         self._here: set[str] = set()  # nodes that called by the socket of this host
         self.tracing = StackTracing(lambda: tuple(sorted(self._links)), self._send_look)
-        self.watching = StallWatch(settings, decider, self.tracing, self._announce_news)
+        self.watching = StallWatch(settings, view, self.tracing, self._announce_news)
         self._exposed: tuple[str, ...] = ()
         self._seats: tuple[Seat, ...] = ()
         self._sitting: frozenset[str] = frozenset()  # nodes of these
@@ -201,7 +199,7 @@ class AgentIngest:
             self._tell_aims()  # and that its certificate counts no more
 
     def _on_hello(self, now: float, hello: Hello, outbox: Outbox) -> None:
-        if hello.epoch > self.epoch or hello.generation > self.decider.generation:
+        if hello.epoch > self.epoch or hello.generation > self.view.generation:
             self.outrun(hello)
         fresh = self._links.get(hello.node) is not outbox
         self._links[hello.node] = outbox
@@ -211,8 +209,8 @@ class AgentIngest:
         self.hands.hosts[hello.node] = hello.host
         if self._is_seated(hello.node):  # others may hold steps of a line that the job has left
             self.hands.copies[hello.node] = hello.copies
-        waits = hello.node in self.decider.pool
-        seated = self._is_seated(hello.node) and hello.node not in self.decider.coming  # evicted, and to report anew
+        waits = hello.node in self.view.pool
+        seated = self._is_seated(hello.node) and hello.node not in self.view.coming  # evicted, and to report anew
         if hello.generation and (waits or not seated) and (fresh or hello.ready):
             self._empty(now, hello)  # before the welcome: after it the node may be without us for `node.lost_s` again
         if fresh:
@@ -233,25 +231,24 @@ class AgentIngest:
         self.send_errand(hello.node, StopHere(id=self._stale_id, generation=hello.generation, grace_s=0.0))
 
     def _is_seated(self, node: str) -> bool:
-        if self._seats is not self.decider.seats:  # asked at every beat of every node
-            self._seats = self.decider.seats
+        if self._seats is not self.view.seats:  # asked at every beat of every node
+            self._seats = self.view.seats
             self._sitting = frozenset(seat.node for seat in self._seats)
         return node in self._sitting and node not in self._lost_nodes()
 
     def _lost_nodes(self) -> set[str]:
         """Return nodes that have no seat, or will lose it because they fell silent in the open incident."""
-        incident = self.decider.incident
-        return {*self.decider.gone, *(incident.silent if incident else ())}
+        return {*self.view.gone, *self.view.silent_nodes}
 
     def _present_nodes(self) -> tuple[str, ...]:
         """Return nodes that are linked or expected soon; after a controller restart none is linked yet."""
-        awaited = {seat.node for seat in self.decider.seats} - self._lost_nodes()
-        return tuple(sorted({*self._links, *awaited, *self.decider.pool, *self.decider.under_probe}))
+        awaited = {seat.node for seat in self.view.seats} - self._lost_nodes()
+        return tuple(sorted({*self._links, *awaited, *self.view.pool, *self.view.under_probe}))
 
     def _known_nodes(self) -> set[str]:
         """Return the nodes that the decider has heard of."""
-        d = self.decider
-        return {*(seat.node for seat in d.seats), *d.pool, *d.coming, *d.gone, *d.under_probe}
+        view = self.view
+        return {*(seat.node for seat in view.seats), *view.pool, *view.coming, *view.gone, *view.under_probe}
 
     def _announce_ready(self, hello: Hello) -> None:
         self.hear(Ready(node=hello.node, host=hello.host, nproc=hello.nproc, order=hello.order))
@@ -259,9 +256,9 @@ class AgentIngest:
     def _on_beat(self, now: float, beat: Beat) -> None:
         self._note_alive(now, beat.node)
         self.beats[beat.node] = beat
-        if beat.generation == self.decider.generation:
+        if beat.generation == self.view.generation:
             self.hands.stored = max(self.hands.stored, beat.stored)
-        if beat.generation == self.decider.generation and self._is_seated(beat.node):
+        if beat.generation == self.view.generation and self._is_seated(beat.node):
             self._read_script_facts(beat)
         if progress := self.pace.on_beat(now, beat):
             self.hands.on_step()
@@ -271,20 +268,20 @@ class AgentIngest:
         self.watching.on_beat(now, beat)
 
     def _look_for_ranks(self, now: float, beat: Beat) -> None:
-        decider = self.decider
-        under_way = decider.phase in (Phase.STARTING, Phase.TRAINING) and beat.node not in decider.nodes.ended
+        view = self.view
+        under_way = view.phase in (Phase.STARTING, Phase.TRAINING) and not view.has_ended(beat.node)
         seated = under_way and self._is_seated(beat.node)
         watched = (self.reborn, self.deserted) if seated else ()
-        for alarm in [d.on_beat(now, decider.generation, beat) for d in watched]:
+        for alarm in [d.on_beat(now, view.generation, beat) for d in watched]:
             if alarm:
                 self._announce_news(alarm)
 
     def _read_script_facts(self, beat: Beat) -> None:
         """Take over what the script reports about itself: its parallel groups, and whether it may be replayed."""
-        if beat.mesh and beat.mesh != self.mesh and not self.decider.job.mesh:
+        if beat.mesh and beat.mesh != self.mesh and not self.view.job.mesh:
             self.mesh = self.watching.mesh = beat.mesh
             self.hands.say(f"parallel groups, as the script tells: {','.join(f'{n}={s}' for n, s in beat.mesh)}")
-            self._place_copies(self.decider.generation, self.decider.seats)
+            self._place_copies(self.view.generation, self.view.seats)
             self._tell_aims()
         if beat.step >= 0:  # before that nobody looks
             self.hands.replaying.allowed = beat.replayable
@@ -295,7 +292,7 @@ class AgentIngest:
 
     def on_launch(self, launch: Launch) -> None:
         """Prepare detectors and copies for a generation that is about to start."""
-        self.mesh = self.watching.mesh = self.decider.job.mesh or self.mesh
+        self.mesh = self.watching.mesh = self.view.job.mesh or self.mesh
         self.replicas.on_launch(launch.generation)
         self.watching.on_launch(self.now(), launch)
         self.pace.on_launch(launch.generation, tuple(seat.node for seat in launch.seats))
@@ -319,11 +316,11 @@ class AgentIngest:
 
     def is_valid_certificate(self, node: str, serial: str) -> bool:
         """Whether this is the node's certificate, and the node has not left or may come back."""
-        return self.serials.get(node) == serial and self.decider.nodes.standbys.may_return(node)
+        return self.serials.get(node) == serial and self.view.may_return(node)
 
     def _revoked_ids(self) -> tuple[str, ...]:
         """Return serials and names of nodes that have left; names, as a user may sign other certificates."""
-        gone = [node for node in self.decider.gone if node in self.serials]
+        gone = [node for node in self.view.gone if node in self.serials]
         return tuple(sorted((*(self.serials[node] for node in gone), *(NODE + node for node in gone))))
 
     def _nodes_concerned(self, node: str) -> set[str]:
@@ -351,7 +348,7 @@ class AgentIngest:
                 del self._stale[node]
                 if hello.generation == self.orphaned:
                     self.hands.copies[node] = done.copies
-                if done.ok and hello.ready and node not in self.decider.pool:
+                if done.ok and hello.ready and node not in self.view.pool:
                     self._announce_ready(hello)
                 elif not done.ok:  # of no use to anybody while old ranks hold its devices
                     self._stale_id -= 1

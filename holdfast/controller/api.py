@@ -15,8 +15,6 @@ from holdfast.controller.access.user_ca_nodes import CertificateEnrolment
 from holdfast.controller.control_loop import Controller
 from holdfast.controller.metrics import render_metrics
 from holdfast.controller.order_admission import OrderBody, OrderReceipt, describe_effect, order_refusal
-from holdfast.core.decide.node_roles import assign_roles
-from holdfast.core.decide.status_text import tell_present
 from holdfast.core.decoding import from_json
 from holdfast.core.diagnose import blocking_ranks
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks
@@ -70,6 +68,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     held: str = ""  # who holds the job
     asking: str = ""  # what a person is asked
     asks_until: float | None = None
+    summary: str = ""  # the part of the newest reason that says what the job does now
 
 
 class TraceBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,44 +85,45 @@ class JobStacks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def status_of(controller: Controller) -> Status:
-    decider, account = controller.decider, controller.ledger.make_account(controller.clock())
+    view, account = controller.view, controller.ledger.make_account(controller.clock())
     beats = controller.ingest.beats
-    roles = assign_roles(decider, controller.ledger.admitting)
+    roles = view.assign_roles(controller.ledger.admitting)
     views = []
-    for seat in decider.seats:
+    for seat in view.seats:
         beat, role = beats.get(seat.node), roles.pop(seat.node)
-        current = beat if beat and beat.generation == decider.generation else None
+        current = beat if beat and beat.generation == view.generation else None
         ranks = f"{seat.first_rank}-{seat.first_rank + seat.nproc - 1}" if seat.nproc > 1 else str(seat.first_rank)
         step, loss = (current.step, current.loss) if current else (-1, None)
         phase = current.phase if current else ""
         views.append(NodeView(node=seat.node, role=role, ranks=ranks, step=step, loss=loss, phase=phase))
     views += [NodeView(node=node, role=role) for node, role in roles.items()]
-    releases, people, finish = decider.releases, decider.people, controller.ledger.finish
+    finish, waiting = controller.ledger.finish, view.waiting_release
     ending = finish.reason if finish else ""
     return Status(
-        run_id=decider.job.run_id,
-        phase=decider.phase,
+        run_id=view.job.run_id,
+        phase=view.phase,
         reason=controller.reason,
-        now=tell_present(decider, controller.clock(), controller.reached_step, ending),
-        generation=decider.generation,
+        now=view.describe_present(controller.clock(), controller.reached_step, ending),
+        generation=view.generation,
         step=controller.reached_step,
         ettr=account.ettr,
         wall_s=account.wall_s,
-        incidents=decider.incidents,
-        failures=count_failures(account.incidents) + (decider.incident.failures if decider.incident else 0),
+        incidents=view.incidents,
+        failures=count_failures(account.incidents) + view.open_failures,
         last_incident=account.incidents[-1].sentence if account.incidents else "",
         floor=controller.ingest.floor.floor,
         nodes=tuple(views),
         seq=controller.seq,
         changes=len(account.changes),
         last_change=account.changes[-1].sentence if account.changes else "",
-        release=releases.running.number,
-        source=releases.running.source,
-        waiting=releases.waiting.number if releases.waiting else 0,
-        waiting_until=releases.due_at if releases.waiting else None,
-        held=people.held,
-        asking=people.asking,
-        asks_until=people.asks_until if people.asking else None,
+        release=view.running_release.number,
+        source=view.running_release.source,
+        waiting=waiting.number if waiting else 0,
+        waiting_until=view.waits_until,
+        held=view.held_by,
+        asking=view.question,
+        asks_until=view.asks_until,
+        summary=view.summary,
     )
 
 
@@ -201,17 +201,17 @@ def _order_route(controller: Controller, audit: AuditLog) -> Answer:
         except msgspec.DecodeError as e:
             return _error_response(400, f'send an order such as {{"verb": "stop"}}: {e}')
         caller, needed = CALLER.get(), _needed_right(body.verb)
-        order, decider = body.make_order(caller.name), controller.decider
+        order, view = body.make_order(caller.name), controller.view
         denied = f"{caller.name} may not order '{body.verb}'; that takes the right to {needed.name.lower()}"
         beyond = "" if (caller.right or 0) >= needed else denied
-        why = beyond or order_refusal(decider, order) or release_requests.update_fault(controller, order)
+        why = beyond or order_refusal(view, order) or release_requests.update_fault(controller, order)
         why = why or await release_requests.signature_fault(controller, order)
         audit.record_order(caller.name, caller.origin, body, why)
         if why:
             return _error_response(403 if beyond else 400, why)
-        if body.now and body.verb == "stop" and decider.phase is Phase.ENDING:
+        if body.now and body.verb == "stop" and view.phase is Phase.ENDING:
             controller.end_at_once()  # it is stopping already, and takes too long for somebody
-        next = describe_effect(decider, order)
+        next = describe_effect(view, order)
         controller.process_event(order)
         return _json_response(OrderReceipt(seq=controller.seq, next=next))
 
@@ -241,7 +241,7 @@ def _trace_route(controller: Controller) -> Answer:
             return _error_response(400, f'ask for a trace such as {{"deadline_s": 5, "native": false}}: {e}')
         if not 0 < body.deadline_s <= _MAX_TRACE_S:
             return _error_response(400, f"deadline_s must be above 0 and at most {_MAX_TRACE_S:g}")
-        seats, at = controller.decider.seats, controller.clock()
+        seats, at = controller.view.seats, controller.clock()
         nodes = tuple(seat.node for seat in seats)
         traces = await controller.ingest.tracing.take_traces(body.deadline_s, body.native, nodes)
         return _json_response(

@@ -45,16 +45,17 @@ class Controller:
     ) -> None:
         self.journal = journal
         self.settings = settings
-        self.decider = Decider()
+        self._decider = Decider()
+        self.view = self._decider.view
         self.ledger = Ledger()
         self.history = ReleaseHistory()
         self.archives = Path()  # of releases
         self.release = Release(number=1)  # that a new job begins with
         self.hands = hands_of(self)
-        self.ingest = AgentIngest(settings, self.decider, self.hands, self.process_event)
+        self.ingest = AgentIngest(settings, self.view, self.hands, self.process_event)
         self.ingest.releases, self.ingest.outrun = self._needed_releases, self._on_newer_node
         self.ingest.epoch = journal.epoch
-        self.hands.replaying.release = lambda: self.decider.releases.running
+        self.hands.replaying.release = lambda: self.view.running_release
         self.ingest.watching.spawn, self.ingest.watching.now = self._spawn_task, lambda: self.clock()
         # Before the journal is replayed: what was launched is watched from now on, not since the beginning of time.
         self.ingest.now = self.ingest.tracing.now = lambda: self.clock()
@@ -79,8 +80,8 @@ class Controller:
     async def run(self, job: Job, on_begun: Callable[[], None] = lambda: None) -> int:
         """Drive the job to its end and return its exit code; `on_begun` is called once orders can be taken."""
         unanswered = self._rebuild_decider()
-        known = {*(s.node for s in self.decider.seats), *self.decider.pool, *self.decider.under_probe}
-        self.ingest.expect_nodes(known - set(self.decider.gone))
+        known = {*(s.node for s in self.view.seats), *self.view.pool, *self.view.under_probe}
+        self.ingest.expect_nodes(known - set(self.view.gone))
         async with asyncio.TaskGroup() as self._tasks:
             if self.seq == 0:
                 self.process_event(self._begin_event(job))
@@ -89,7 +90,7 @@ class Controller:
             for action in self._unfinished_actions(unanswered):
                 self._spawn_task(self.hands.carry_out(action))
             self._spawn_task(self._tick_forever())
-            if self.decider.phase is Phase.DONE:
+            if self.view.phase is Phase.DONE:
                 self._done.set()  # an earlier controller got this far
             on_begun()
             await self._done.wait()
@@ -103,16 +104,16 @@ class Controller:
         if self.journal.doubt:
             self.hands.say(self.journal.doubt)
         plan, lost = self.hands.newest_plan(), self.journal.lost
-        if lost is None and plan and plan.generation > self.decider.generation:
+        if lost is None and plan and plan.generation > self.view.generation:
             lost = Lost(kept=self.seq, of=0)
         if lost and plan:  # written before any node is told of a launch, and so the newest that may run
             newest = max(lost.generation, plan.generation)
             lost = msgspec.structs.replace(lost, generation=newest, nodes=plan.nodes)
-        if self.decider.phase is not Phase.DONE and (self.epoch > 1 or lost):
+        if self.view.phase is not Phase.DONE and (self.epoch > 1 or lost):
             self._announce_takeover(lost)
 
     def _announce_takeover(self, lost: Lost | None) -> None:
-        if lost and lost.generation > self.decider.generation:
+        if lost and lost.generation > self.view.generation:
             self.ingest.orphaned = lost.generation
         self.process_event(Successor(epoch=self.epoch, lost=lost))
 
@@ -128,18 +129,18 @@ class Controller:
         return Begin(job=job, limits=settings.recovery, release=self.release, fence_s=fence_s(settings.node))
 
     def _prepare_executor(self) -> None:
-        self.hands.job, self.hands.limits = self.decider.job, self.decider.limits
+        self.hands.job, self.hands.limits = self.view.job, self.view.limits
         self.hands.began_at = self.ledger.began_at
 
     def _needed_releases(self) -> tuple[Release, ...]:
         """Return the releases that a node needs before it can take ranks."""
-        releases = self.decider.releases
-        return (releases.running, *((releases.waiting,) if releases.waiting else ()))
+        waiting = self.view.waiting_release
+        return (self.view.running_release, *((waiting,) if waiting else ()))
 
     @property
     def reached_step(self) -> int:
         """The newest step that every rank has made, as status, metrics and the report show it."""
-        step = self.ingest.pace.step if self.ingest.pace.generation == self.decider.generation else -1
+        step = self.ingest.pace.step if self.ingest.pace.generation == self.view.generation else -1
         return step if step >= 0 else self.ledger.step
 
     def on_outcome(self, outcome: Outcome) -> None:
@@ -151,7 +152,7 @@ class Controller:
         """Process one event, as all must be: step the decider, journal the decision, start its actions."""
         self._stepping = True
         now = self.clock()
-        decision = self.decider.step(now, event)
+        decision = self._decider.step(now, event)
         self.seq += 1
         entry = Entry(seq=self.seq, at=now, event=event, decision=decision)
         # A person was told that the order is taken, so it is, whatever becomes of this controller.
@@ -178,13 +179,13 @@ class Controller:
 
     def on_store_lost(self) -> None:
         """React to the loss of the store: ranks that are starting would wait for it as long as torch lets them."""
-        if self.decider.phase in (Phase.LAUNCHING, Phase.STARTING):
-            self._spawn_task(self._check_starting(self.decider.generation))
+        if self.view.phase in (Phase.LAUNCHING, Phase.STARTING):
+            self._spawn_task(self._check_starting(self.view.generation))
 
     async def _check_starting(self, generation: int) -> None:
         await asyncio.sleep(MEET_S)
         self.ingest.flush_progress()
-        if self.decider.generation == generation and self.decider.phase in (Phase.LAUNCHING, Phase.STARTING):
+        if self.view.generation == generation and self.view.phase in (Phase.LAUNCHING, Phase.STARTING):
             reason = "the store went away while ranks were starting, and they have made no step since"
             now = self.clock()
             alarm = Alarm(kind=Kind.CRASH, at=now, suspects=(), reason=reason, generation=generation, signature="store")
@@ -203,7 +204,7 @@ class Controller:
         """Bring the decider to where the journal ends; returns the actions that have no outcome, by id."""
         unanswered: dict[int, Action] = {}
         at = 0.0
-        for entry in rebuild_decider(self.journal, self.decider):
+        for entry in rebuild_decider(self.journal, self._decider):
             decision = entry.decision
             self.seq, at, self.last = entry.seq, entry.at, decision
             self.ledger.add(entry)
@@ -216,13 +217,13 @@ class Controller:
                 if not isinstance(action, Say):
                     unanswered[action.id] = action
         self.clock = self.clock_of(at)
-        if self.decider.progress:
+        if self.view.progress:
             self.ingest.pace.best = self.ledger.best
         return unanswered
 
     def _unfinished_actions(self, unanswered: dict[int, Action]) -> list[Action]:
         """Return the actions to carry out again; not launches and stops that the decider no longer waits for."""
-        stale = {a.id for a in unanswered.values() if isinstance(a, Launch | Stop) and a.id != self.decider.awaited}
+        stale = {a.id for a in unanswered.values() if isinstance(a, Launch | Stop) and a.id != self.view.awaited}
         return [action for id, action in unanswered.items() if id not in stale]
 
     async def _tick_forever(self) -> None:

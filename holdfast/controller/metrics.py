@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from holdfast.controller.control_loop import Controller
-from holdfast.core.decide.node_roles import NodeRole, assign_roles
+from holdfast.core.decide.node_roles import NodeRole
 from holdfast.core.record.job_report import report_of
 from holdfast.core.record.ledger import Account, TimeUse
 
@@ -17,15 +17,15 @@ class JobMetrics:
 
     def collect(self) -> Iterator[Metric]:
         c = self._controller
-        account, decider = c.ledger.make_account(c.clock()), c.decider
+        account, view = c.ledger.make_account(c.clock()), c.view
         if account.ettr is not None:
             yield GaugeMetricFamily("holdfast_ettr", "Productive share of the wall time.", account.ettr)
         yield GaugeMetricFamily("holdfast_step", "Newest step that every rank has made.", max(c.reached_step, 0))
-        yield GaugeMetricFamily("holdfast_generation", "Launches of all ranks so far.", decider.generation)
+        yield GaugeMetricFamily("holdfast_generation", "Launches of all ranks so far.", view.generation)
         yield CounterMetricFamily("holdfast_incidents", "Incidents that are over.", len(account.incidents))
         yield CounterMetricFamily("holdfast_changes", "Planned restarts that are over.", len(account.changes))
-        yield GaugeMetricFamily("holdfast_release", "Number of the release that runs.", decider.releases.running.number)
-        held = bool(decider.people.held or decider.people.asking)
+        yield GaugeMetricFamily("holdfast_release", "Number of the release that runs.", view.running_release.number)
+        held = bool(view.held_by or view.question)
         yield GaugeMetricFamily("holdfast_held", "1 while a person is waited for.", held)
         yield GaugeMetricFamily("holdfast_loop_lag_seconds", "Lag of the controller's event loop.", c.lag_s)
         spent = CounterMetricFamily("holdfast_spent_seconds", "Wall time by use.", labels=["use"])
@@ -37,7 +37,7 @@ class JobMetrics:
             lost.add_metric([cause], seconds)
         yield lost
         nodes = GaugeMetricFamily("holdfast_nodes", "Nodes by role.", labels=["role"])
-        roles = list(assign_roles(decider, c.ledger.admitting).values())
+        roles = list(view.assign_roles(c.ledger.admitting).values())
         for role in NodeRole:
             nodes.add_metric([role], roles.count(role))
         yield nodes

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.core.decide.decider import Decider
+from holdfast.core.decide.job_view import JobView
 from holdfast.model.event import Order, Phase
 from holdfast.model.release import Release
 
@@ -44,86 +44,86 @@ class OrderReceipt(msgspec.Struct, frozen=True, kw_only=True):
     taken: bool = True
 
 
-def order_refusal(decider: Decider, order: Order) -> str:
+def order_refusal(view: JobView, order: Order) -> str:
     """Say in one sentence why an order cannot be taken; "" if it can."""
     if order.verb not in VERBS:
         return f"there is no order '{order.verb}'; there are {', '.join(VERBS)}"
-    if order.verb != "stop" and decider.phase in (Phase.ENDING, Phase.DONE):
+    if order.verb != "stop" and view.phase in (Phase.ENDING, Phase.DONE):
         return f"the job is ending, so it takes no order but stop; '{order.verb}' comes too late"
     match order.verb:
         case "update" if order.release is None:
             return "an update needs a release; send one with holdfast update"
-        case "update" if order.release and (bad := decider.releases.rolled_back_as(order.release)):
-            return f"this is release {bad} again, which was rolled back: {decider.releases.told[bad]}"
+        case "update" if order.release and (bad := view.rolled_back_as(order.release)):
+            return f"this is release {bad} again, which was rolled back: {view.fate_reasons[bad]}"
         case "rollback":
-            return decider.releases.rollback_refusal(order.number)
-        case "hold" if decider.people.held:
-            return f"{decider.people.held} holds the job already; holdfast resume lets it go on"
-        case "hold" if decider.people.asking:
-            return f"the job stands, and asks: {decider.people.asking}; answer with holdfast approve or stop"
-        case "resume" if not decider.people.held and decider.people.asking:
-            return f"nobody holds the job, it asks: {decider.people.asking}; answer with holdfast approve or stop"
-        case "resume" if not decider.people.held:
-            return f"nobody holds the job, it is {decider.phase}; there is nothing to resume"
-        case "approve" if not decider.people.asking:
-            return f"the job asks nothing, it is {decider.phase}; there is nothing to approve"
+            return view.rollback_refusal(order.number)
+        case "hold" if view.held_by:
+            return f"{view.held_by} holds the job already; holdfast resume lets it go on"
+        case "hold" if view.question:
+            return f"the job stands, and asks: {view.question}; answer with holdfast approve or stop"
+        case "resume" if not view.held_by and view.question:
+            return f"nobody holds the job, it asks: {view.question}; answer with holdfast approve or stop"
+        case "resume" if not view.held_by:
+            return f"nobody holds the job, it is {view.phase}; there is nothing to resume"
+        case "approve" if not view.question:
+            return f"the job asks nothing, it is {view.phase}; there is nothing to approve"
         case "evict" | "drain":
-            return _why_node_stays(decider, order)
+            return _why_node_stays(view, order)
     return ""
 
 
-def _why_node_stays(decider: Decider, order: Order) -> str:
+def _why_node_stays(view: JobView, order: Order) -> str:
     """Say why a node cannot be sent away; empty if it can."""
-    node, active = order.node, {seat.node for seat in decider.seats} - decider.out
-    beside = {*decider.pool, *decider.coming, *decider.under_probe}
+    node, active = order.node, view.active
+    beside = {*view.pool, *view.coming, *view.under_probe}
     if not node:
         return f"say which node to {order.verb}; there are {_list_nodes(active | beside)}"
-    if order.verb == "evict" and node in decider.fence.nodes:
+    if order.verb == "evict" and node in view.fenced:
         return ""  # a person says that it is dead
-    if node in decider.gone and node not in active | beside:
+    if node in view.gone and node not in active | beside:
         return f"{node} has left the job already"
     if node not in active | beside:
         return f"there is no node '{node}' in this job; there are {_list_nodes(active | beside)}"
-    told = decider.people.evicting if order.verb == "evict" else decider.people.draining
+    told = view.evicting if order.verb == "evict" else view.draining
     if node in told:
         return f"{told[node]} has ordered that already: {node} leaves as soon as it can"
-    left = len(active | set(decider.pool)) - 1
-    if node in active and not decider.job.can_acquire and left < decider.job.min_nodes and order.verb == "evict":
-        short = f"{left} nodes of the {decider.job.min_nodes} that the job needs"
+    left = len(active | set(view.pool)) - 1
+    if node in active and not view.job.can_acquire and left < view.job.min_nodes and order.verb == "evict":
+        short = f"{left} nodes of the {view.job.min_nodes} that the job needs"
         return f"without {node} there are {short}; start another host first, or drain it"
     return ""
 
 
-def _list_nodes(nodes: set[str]) -> str:
+def _list_nodes(nodes: frozenset[str]) -> str:
     return ", ".join(sorted(nodes)) or "none yet"
 
 
-def describe_effect(decider: Decider, order: Order) -> str:
+def describe_effect(view: JobView, order: Order) -> str:
     """Say what an order will lead to as the job stands; call this before the decider gets the order."""
-    when = "now" if decider.phase in _RUNNING else _SOON
+    when = "now" if view.phase in _RUNNING else _SOON
     match order.verb:
-        case "hold" if decider.phase in (Phase.WAITING, Phase.HELD):
+        case "hold" if view.phase in (Phase.WAITING, Phase.HELD):
             return "nothing is launched until holdfast resume; nodes and state are kept"
         case "hold":
             return f"all ranks are ended {when}; nodes and state are kept until holdfast resume"
         case "resume" | "approve":
             return "all ranks are launched again, from the newest state that all of them can get"
-        case "evict" if order.node in decider.fence.nodes:
+        case "evict" if order.node in view.fenced:
             return f"{order.node} counts as ended: nobody waits any longer for its ranks to end themselves"
-        case "evict" | "drain" if order.node not in {seat.node for seat in decider.seats} - decider.out:
+        case "evict" | "drain" if order.node not in view.active:
             return f"{order.node} has no ranks, and leaves now"
-        case "evict" if decider.phase is Phase.HELD:
+        case "evict" if view.phase is Phase.HELD:
             return f"{order.node} leaves when the job goes on"
         case "evict":
             return f"{order.node} leaves {when}: all ranks are ended, and launched again without it"
         case "drain":
-            return f"{order.node} leaves when a standby can take its place, {_describe_standbys(decider)}"
+            return f"{order.node} leaves when a standby can take its place, {_describe_standbys(view)}"
     return ""
 
 
-def _describe_standbys(decider: Decider) -> str:
-    if decider.pool:
-        return f"and {len(decider.pool)} {'waits' if len(decider.pool) == 1 else 'wait'}"
-    if decider.coming or decider.checking or decider.job.standbys:
+def _describe_standbys(view: JobView) -> str:
+    if view.pool:
+        return f"and {len(view.pool)} {'waits' if len(view.pool) == 1 else 'wait'}"
+    if view.coming or view.under_check or view.job.standbys:
         return "of which there is none now"
     return "but this job keeps none; holdfast evict waits for no standby"

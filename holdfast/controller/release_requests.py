@@ -12,8 +12,9 @@ from holdfast.wire.releases import release_signature, tree_archive
 
 
 def release_overview(controller: Controller) -> ReleaseOverview:
-    releases = controller.decider.releases
-    return ReleaseOverview(running=releases.running.number, releases=controller.history.list_chapters(releases))
+    view = controller.view
+    chapters = controller.history.list_chapters(view.releases, view.fates, view.fate_reasons)
+    return ReleaseOverview(running=view.running_release.number, releases=chapters)
 
 
 def update_fault(controller: Controller, order: Order) -> str:

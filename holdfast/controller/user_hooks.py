@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from holdfast.core.decide.decider import Decider
+from holdfast.core.decide.job_view import JobView
 from holdfast.core.record.hook_notices import (
     HookLimits,
     HookNotice,
@@ -228,14 +228,13 @@ def _notice_env(notice: HookNotice, run_dir: Path) -> dict[str, str]:
     return {name: value.replace("\0", "")[:_VARIABLE] for name, value in found.items()}
 
 
-def job_standing(decider: Decider) -> JobStanding:
-    releases, people = decider.releases, decider.people
+def job_standing(view: JobView) -> JobStanding:
     return JobStanding(
-        asking=people.asking,
-        until=people.asks_until or None,
-        fates=releases.fates,
-        told=releases.told,
-        known=releases.known,
+        asking=view.question,
+        until=view.asks_until,
+        fates=view.fates,
+        told=view.fate_reasons,
+        known=view.releases,
     )
 
 

@@ -4,6 +4,8 @@ from enum import StrEnum
 
 import msgspec
 
+from holdfast.model.loss_response import LossResponse, parse_response
+
 
 class Kind(StrEnum):
     CRASH = "crash"
@@ -41,5 +43,10 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True, tag="alarm"):
     evidence: tuple[str, ...] = ()
     stance: Stance = Stance.ACT
     hard: bool = False  # the evidence names its suspects beyond doubt
-    policy: str = ""  # what the user wants done about it, where there is a choice
+    policy: str = ""  # what the user wants done about a loss that stands out, as the text of a LossResponse
     not_after: int | None = None  # the last step known good, where later states are not to be trusted
+
+    @property
+    def response(self) -> LossResponse | None:
+        """Return what the user wants done about a loss that stands out; None for every other alarm."""
+        return parse_response(self.policy)

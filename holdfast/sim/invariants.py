@@ -1,6 +1,6 @@
 """Safety invariants, checked after every step of a decider, live or simulated."""
 
-from holdfast.core.decide.decider import Decider
+from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident.ladder import GAVE_UP
 from holdfast.core.membership.standbys import RETRY_S
 from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Say, Stop
@@ -47,10 +47,10 @@ class UnconfirmedStop:
         self._empty.add(node)
         self._left.discard(node)
 
-    def on_action(self, at: float, action: Action, active: set[str]) -> None:
+    def on_action(self, at: float, action: Action, active: frozenset[str]) -> None:
         match action:
             case Stop(id=id, nodes=nodes):
-                self._stops[id] = active, set(nodes)
+                self._stops[id] = set(active), set(nodes)
             case Dismiss(id=id, node=node) if self.fleet_ends:
                 self._dismissed[id] = node
             case Launch(generation=generation):
@@ -77,13 +77,13 @@ class InvariantWatch:
         self._stops: dict[int, int] = {}  # Stop id -> generation
         self._down: set[str] = set()  # fell silent or were released, and have not reported since
 
-    def check_entry(self, entry: Entry, decider: Decider) -> None:
+    def check_entry(self, entry: Entry, view: JobView) -> None:
         try:
             self._check_event(entry)
             for action in entry.decision.actions:
                 if not isinstance(action, Say):
                     self._check_action(entry, action.id)
-                    self._unended.on_action(entry.at, action, decider.nodes.active)
+                    self._unended.on_action(entry.at, action, view.active)
                 if isinstance(action, Acquire):
                     self._asked[action.id] = action.count
                 elif isinstance(action, Launch):
@@ -92,9 +92,9 @@ class InvariantWatch:
                     self._stops[action.id] = action.generation
                 elif isinstance(action, Dismiss):
                     self._down.add(action.node)
-            self._check_nodes(decider)
-            self._check_refill(entry, decider)
-            self._check_state(entry, decider)
+            self._check_nodes(view)
+            self._check_refill(entry, view)
+            self._check_state(entry, view)
         except UnsafeError as e:
             raise UnsafeError(f"entry {entry.seq} at {entry.at:.3f}: {e}") from None
 
@@ -134,32 +134,32 @@ class InvariantWatch:
             rank += seat.nproc
         _require(self._down.isdisjoint(nodes), f"nobody is launched on {self._down.intersection(nodes)}, known as lost")
 
-    def _check_nodes(self, decider: Decider) -> None:
-        if decider.seats is not self._seats:
-            self._seats, self._seated = decider.seats, {seat.node for seat in decider.seats}
-        places = (decider.pool.keys(), decider.coming.keys(), decider.gone.keys())
+    def _check_nodes(self, view: JobView) -> None:
+        if view.seats is not self._seats:
+            self._seats, self._seated = view.seats, {seat.node for seat in view.seats}
+        places = (view.pool.keys(), view.coming.keys(), view.gone.keys())
         elsewhere = set().union(*places)
         _require(len(elsewhere) == sum(map(len, places)), "a node is standby, coming or gone, but one of these")
-        _require(elsewhere & self._seated <= decider.out <= self._seated, "who is active is nothing else")
+        _require(elsewhere & self._seated <= view.out <= self._seated, "who is active is nothing else")
 
-    def _check_refill(self, entry: Entry, decider: Decider) -> None:
-        job, wake_at = decider.job, entry.decision.wake_at
-        if not job.can_acquire or decider.phase in _OVER:
+    def _check_refill(self, entry: Entry, view: JobView) -> None:
+        job, wake_at = view.job, entry.decision.wake_at
+        if not job.can_acquire or view.phase in _OVER:
             return
-        beside = {*decider.pool, *decider.coming, *decider.checking.values()}
-        have = len(self._seated) - len(decider.out) + len(beside)
+        beside = {*view.pool, *view.coming, *view.under_check}
+        have = len(self._seated) - len(view.out) + len(beside)
         enough = have + sum(self._asked.values()) >= job.max_nodes + job.standbys
         asks_soon = wake_at is not None and wake_at <= entry.at + RETRY_S
         _require(enough or asks_soon, "whoever is missing has been asked for")
 
-    def _check_state(self, entry: Entry, decider: Decider) -> None:
+    def _check_state(self, entry: Entry, view: JobView) -> None:
         decision = entry.decision
-        _require(decision.phase is decider.phase and decider.phase is not Phase.NEW, "the decision tells the phase")
-        _require(decider.phase is not Phase.TRAINING or decider.incident is None, "training ends the incident")
-        _require(decider.phase is not Phase.STOPPING or decider.incident is not None, "ranks are stopped for a reason")
-        _require(decider.phase not in _AWAITING or decider.awaited in self.unanswered, "what is awaited can come")
-        _require(decider.phase is not Phase.WAITING or decision.wake_at is not None, "no wait is without end")
-        _require(decider.phase not in _OVER or decision.wake_at is None, "the end needs no clock")
+        _require(decision.phase is view.phase and view.phase is not Phase.NEW, "the decision tells the phase")
+        _require(view.phase is not Phase.TRAINING or not view.open_incident, "training ends the incident")
+        _require(view.phase is not Phase.STOPPING or bool(view.open_incident), "ranks are stopped for a reason")
+        _require(view.phase not in _AWAITING or view.awaited in self.unanswered, "what is awaited can come")
+        _require(view.phase is not Phase.WAITING or decision.wake_at is not None, "no wait is without end")
+        _require(view.phase not in _OVER or decision.wake_at is None, "the end needs no clock")
         if isinstance(entry.event, Tick) and decision.wake_at is not None:
             _require(decision.wake_at > entry.at, "a tick is not answered by a wish for the same tick")
         if decision.closed:

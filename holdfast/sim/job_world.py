@@ -68,7 +68,8 @@ class JobWorld:
         self.now = 0.0
         self.calm = False  # faults are off
         self.nodes: dict[str, SimNode] = {}
-        self.decider = Decider()
+        self._decider = Decider()
+        self.view = self._decider.view
         self.watch = InvariantWatch()
         self.hands = SimExecutor(self)
         self.training = SimTraining(setup.step_s, setup.save_steps)
@@ -93,18 +94,18 @@ class JobWorld:
         heappush(self._queue, (at, self._pushed, call, args))
 
     def run(self, until: float) -> None:
-        while self._queue and self._queue[0][0] <= until and self.decider.phase is not Phase.DONE:
+        while self._queue and self._queue[0][0] <= until and self.view.phase is not Phase.DONE:
             self.now, _, call, args = heappop(self._queue)
             call(*args)
-        if self.decider.phase is not Phase.DONE:
+        if self.view.phase is not Phase.DONE:
             self.now = until
 
     def step_decider(self, event: Event) -> None:
-        decision = self.decider.step(self.now, event)
+        decision = self._decider.step(self.now, event)
         self._seq += 1
         entry = Entry(seq=self._seq, at=self.now, event=event, decision=decision)
         self._record(entry)
-        self.watch.check_entry(entry, self.decider)
+        self.watch.check_entry(entry, self.view)
         for action in decision.actions:
             self.hands.carry_out(action)
         if decision.wake_at is not None and decision.wake_at != self._wake_at:
@@ -198,7 +199,7 @@ class JobWorld:
     def _heal_link(self, node: SimNode) -> None:
         if not node.alive:
             return
-        missed = node.silent or node.name in self.decider.gone
+        missed = node.silent or node.name in self.view.gone
         node.cut, node.silent, node.quiet_since = False, False, None
         self.hands.on_relink(node)
         if missed:
@@ -207,7 +208,7 @@ class JobWorld:
     def _report_empty(self, node: SimNode) -> None:
         """End the node's old ranks, which belong to no current generation, and report it ready."""
         if node.reachable and self.nodes.get(node.name) is node:
-            self.stop_ranks(node, self.decider.generation)
+            self.stop_ranks(node, self.view.generation)
             self._report_ready(node.name)
 
     # --- ranks -------------------------------------------------------------------------------------------------
@@ -215,7 +216,7 @@ class JobWorld:
     def expect_none_but(self, generation: int) -> None:
         """Check that ranks of other generations live only on unreachable nodes; raises UnsafeError otherwise."""
         others = [n.name for n in self.nodes.values() if n.generation not in (0, generation)]
-        known = [name for name in others if name not in self.decider.gone]
+        known = [name for name in others if name not in self.view.gone]
         if known:
             raise UnsafeError(f"ranks of an older generation live on {', '.join(known)} when {generation} starts")
 

@@ -85,7 +85,7 @@ class SimExecutor:
 
         self.world.on_launching(action.generation)
         gathering = OpenAction(id=action.id, launches=action.generation, left=dict.fromkeys(seats), failed={})
-        self._ask_nodes(gathering, start, self.world.decider.limits.launch_s, "fork")
+        self._ask_nodes(gathering, start, self.world.view.limits.launch_s, "fork")
 
     def _stop_ranks(self, action: Stop) -> None:
         unlucky = self._draw_unlucky(self.world.setup.rates.stop_fails, action.nodes)
@@ -97,7 +97,7 @@ class SimExecutor:
             return ""
 
         gathering = OpenAction(id=action.id, launches=0, left=dict.fromkeys(action.nodes), failed={})
-        self._ask_nodes(gathering, stop, action.grace_s + self.world.decider.limits.stop_s, "stop")
+        self._ask_nodes(gathering, stop, action.grace_s + self.world.view.limits.stop_s, "stop")
 
     def _draw_unlucky(self, probability: float, names: tuple[str, ...]) -> str:
         return self.world.rng.choice(names) if names and self.world.draw_chance(probability) else ""

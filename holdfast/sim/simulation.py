@@ -98,10 +98,10 @@ def _calm_down(world: JobWorld, tally: EntryTally) -> None:
     world.calm = True
     step = tally.ledger.step
     world.run(world.now + CALM_S)
-    if world.decider.phase not in (Phase.DONE, Phase.ENDING):
-        if world.decider.phase is not Phase.TRAINING or tally.ledger.step == step:
-            raise UnsafeError(f"{world.decider.phase} at step {tally.ledger.step}, {CALM_S:g} s after the last fault")
+    if world.view.phase not in (Phase.DONE, Phase.ENDING):
+        if world.view.phase is not Phase.TRAINING or tally.ledger.step == step:
+            raise UnsafeError(f"{world.view.phase} at step {tally.ledger.step}, {CALM_S:g} s after the last fault")
         world.step_decider(Order(verb="stop", who="the simulation"))
     world.run(world.now + CALM_S)
-    if world.decider.phase is not Phase.DONE:
-        raise UnsafeError(f"{world.decider.phase}, {CALM_S:g} s after the end was ordered")
+    if world.view.phase is not Phase.DONE:
+        raise UnsafeError(f"{world.view.phase}, {CALM_S:g} s after the end was ordered")

@@ -3,8 +3,9 @@
 import mmap
 
 from holdfast.agent.rank.loss_alarms import LossReports
-from holdfast.core.detect.loss_spikes import LossLimits, LossPolicy
+from holdfast.core.detect.loss_spikes import LossLimits
 from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.loss_response import LossPolicy
 from holdfast.model.release import Ease
 from holdfast.model.signal import Loss
 from holdfast.wire.rank_memory.slot_reader import SLOT_BYTES, SlotWriter

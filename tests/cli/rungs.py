@@ -14,6 +14,7 @@ import msgspec
 
 from holdfast.controller.decider_rebuild import rebuild_decider
 from holdfast.core.decide.decider import Decider
+from holdfast.core.decide.job_view import JobView
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.action import Launch, Replay
 from holdfast.model.event import Entry, Phase
@@ -177,9 +178,9 @@ def climbed(job: Job) -> Climbed:
     try:
         for entry in rebuild_decider(journal, decider):
             launches += [action for action in entry.decision.actions if isinstance(action, Launch)]
-            if decider.phase is not before:
-                words += _words(entry, decider, before)
-            before = decider.phase
+            if decider.view.phase is not before:
+                words += _words(entry, decider.view, before)
+            before = decider.view.phase
     finally:
         journal.close()
     report = job.report()
@@ -187,14 +188,14 @@ def climbed(job: Job) -> Climbed:
     return Climbed(" ".join(words).removeprefix("wait "), tuple(launches), tuple(itertools.chain(*evicted)))
 
 
-def _words(entry: Entry, decider: Decider, before: Phase) -> list[str]:
+def _words(entry: Entry, view: JobView, before: Phase) -> list[str]:
     words = []
-    if before in (Phase.STOPPING, Phase.PROBING) and decider.phase is not Phase.PROBING:
+    if before in (Phase.STOPPING, Phase.PROBING) and view.phase is not Phase.PROBING:
         closed = entry.decision.closed
-        verdict = closed.verdict if closed else decider.verdict
+        verdict = closed.verdict if closed else view.verdict
         words = [str(verdict.remedy if verdict else Remedy.GIVE_UP)]
     replays = any(isinstance(action, Replay) for action in entry.decision.actions)
-    word = "replay" if replays else _WORDS.get(decider.phase, "")
+    word = "replay" if replays else _WORDS.get(view.phase, "")
     return [*words, word] if word else words
 
 

@@ -61,7 +61,7 @@ def write(run_dir: Path, *lines: str) -> None:
     journal, decider = SqliteJournal(run_dir / "journal.db"), Decider()
     for seq, line in enumerate(lines, 1):
         at, text = line.split(" ", 1)
-        event = parse(text, float(at), decider.generation)
+        event = parse(text, float(at), decider.view.generation)
         decision = decider.step(float(at), event)
         journal.append(Entry(seq=seq, at=float(at), event=event, decision=decision), durable=True)
     journal.close()

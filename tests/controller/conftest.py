@@ -96,7 +96,7 @@ class Desk:
         pytest.fail(f"waited in vain: {what}")
 
     async def phase(self, phase: Phase) -> None:
-        await self.until(lambda: self.controller.decider.phase is phase, phase)
+        await self.until(lambda: self.controller.view.phase is phase, phase)
 
     async def train(self, node: str = "a") -> Agent:
         """Bring the job of a single node to its first step."""

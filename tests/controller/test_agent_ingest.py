@@ -32,7 +32,7 @@ async def test_from_hello_to_the_end(desk_of: Open) -> None:
         welcome = await agent.hear()
         assert isinstance(welcome, Welcome) and welcome.beat_s == 1.0
         assert welcome.at == pytest.approx(desk.controller.clock(), abs=5)
-        assert desk.controller.decider.phase is Phase.WAITING
+        assert desk.controller.view.phase is Phase.WAITING
         await agent.hello()
         launch = await agent.errand()
         assert isinstance(launch, LaunchHere) and launch.store_port == 7001
@@ -223,7 +223,7 @@ async def test_one_that_is_back_while_ranks_are_stopped_is_not_forgotten(desk_of
         await again.hello(generation=1)
         await again.answer(await again.errand())
         back = asyncio.create_task(_beating(again))
-        await desk.until(lambda: "a" in desk.controller.decider.nodes.back, "a is back")
+        await desk.until(lambda: [e.node for e in desk.events() if isinstance(e, Ready)].count("a") == 2, "a is back")
         await b.answer(stop)
         relaunch = await b.errand()
         assert isinstance(relaunch, LaunchHere) and relaunch.generation == 2

@@ -38,7 +38,7 @@ async def test_without_the_token_there_is_nothing(desk_of: Open, path: str) -> N
         assert refused.value.status == 401
         refused_order = await desk.client.post("/api/v1/orders", data=b'{"verb": "stop"}')
         assert refused_order.status == 401
-        assert desk.controller.decider.phase is Phase.WAITING
+        assert desk.controller.view.phase is Phase.WAITING
 
 
 async def test_a_token_is_never_taken_from_the_address(desk_of: Open) -> None:
@@ -65,7 +65,7 @@ async def test_pages_of_others_are_not_served(desk_of: Open, said: dict[str, str
         assert (await desk.client.get("/api/v1/status", headers=HEADERS | said)).status == status
         answer = await desk.client.post("/api/v1/orders", data=b'{"verb": "hold"}', headers=HEADERS | said)
         assert answer.status == status
-        assert bool(desk.controller.decider.people.held) is (status == 200)
+        assert bool(desk.controller.view.held_by) is (status == 200)
 
 
 async def test_status(desk_of: Open) -> None:
@@ -76,7 +76,7 @@ async def test_status(desk_of: Open) -> None:
         await desk.train()
         standby = await desk.link("b")
         await standby.hello()
-        await desk.until(lambda: desk.controller.decider.pool, "a standby")
+        await desk.until(lambda: desk.controller.view.pool, "a standby")
         status = await get(desk, "/api/v1/status")
         assert (status["phase"], status["generation"], status["step"], status["incidents"]) == ("training", 1, 1, 0)
         active, waiting = status["nodes"]
@@ -115,7 +115,7 @@ async def test_orders(desk_of: Open) -> None:
             assert words in (await answer.json())["error"]
         large = json.dumps({"verb": "stop", "node": "x" * (1 << 16)}).encode()
         assert (await desk.client.post("/api/v1/orders", data=large, headers=HEADERS)).status == 413
-        assert desk.controller.decider.phase is Phase.TRAINING
+        assert desk.controller.view.phase is Phase.TRAINING
         order = {"verb": "stop", "who": "somebody else", "code": 5}
         answer = await desk.client.post("/api/v1/orders", json=order, headers=HEADERS)
         assert answer.status == 200

@@ -79,12 +79,12 @@ async def test_a_successor_repeats_what_has_no_outcome(tmp_path: Path) -> None:
     async with running(first):
         first.process_event(Outcome(action=1, ok=True, nodes=("a",)))
         first.process_event(Ready(node="a", host="h", nproc=1))
-    before = first.decider
+    before = first.view
     first.journal.close()
     second = make(tmp_path, Settings(), FakeFleet())
     recorder = Recorder(second)
     async with running(second):
-        assert second.decider.phase is before.phase is Phase.LAUNCHING
+        assert second.view.phase is before.phase is Phase.LAUNCHING
         assert (second.seq, second.epoch, first.epoch) == (first.seq + 1, 2, 1)
         assert [entry.event for entry in second.journal.read(after=first.seq)] == [Successor(epoch=2)]
         assert [type(action) for action in recorder.seen] == [Launch]
@@ -99,18 +99,18 @@ async def test_ranks_that_cannot_meet_are_started_again(tmp_path: Path, monkeypa
     recorder = Recorder(controller)
 
     def phase() -> Phase:
-        return controller.decider.phase
+        return controller.view.phase
 
     async with running(controller):
         controller.on_store_lost()  # nobody needs it yet
         controller.process_event(Ready(node="a", host="h", nproc=1))
-        controller.process_event(Outcome(action=controller.decider.awaited, ok=True))
+        controller.process_event(Outcome(action=controller.view.awaited, ok=True))
         assert phase() is Phase.STARTING
         controller.on_store_lost()
         await asyncio.sleep(0.05)
         assert phase() is Phase.STOPPING and "the store went away" in controller.reason
-        controller.process_event(Outcome(action=controller.decider.awaited, ok=True))
-        controller.process_event(Outcome(action=controller.decider.awaited, ok=True))
+        controller.process_event(Outcome(action=controller.view.awaited, ok=True))
+        controller.process_event(Outcome(action=controller.view.awaited, ok=True))
         controller.on_store_lost()
         controller.process_event(Progress(generation=2, step=1, at=1.0, first_step=1, first_at=1.0, counted=False))
         await asyncio.sleep(0.05)

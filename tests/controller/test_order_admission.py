@@ -172,8 +172,8 @@ async def test_a_job_that_waits_for_nodes_can_be_held(desk_of: Open) -> None:
         await desk.phase(Phase.HELD)
         agent = await desk.link("a")
         await agent.hello()
-        await desk.until(lambda: desk.controller.decider.pool, "a node")
-        assert desk.controller.decider.phase is Phase.HELD
+        await desk.until(lambda: desk.controller.view.pool, "a node")
+        assert desk.controller.view.phase is Phase.HELD
         await order(desk, "resume")
         await steps(desk, agent)
 
@@ -182,7 +182,7 @@ async def test_evict_a_node_that_trains(desk_of: Open) -> None:
     async with pair(desk_of) as (desk, a, b):
         c = await desk.link("c")
         await c.hello()
-        await desk.until(lambda: "c" in desk.controller.decider.pool, "a standby")
+        await desk.until(lambda: "c" in desk.controller.view.pool, "a standby")
         assert await order(desk, "evict", "b") == ("b leaves now: all ranks are ended, and launched again without it")
         assert (await roles(desk))["b"] == "draining"
         for agent in (a, b):
@@ -191,7 +191,7 @@ async def test_evict_a_node_that_trains(desk_of: Open) -> None:
         assert await roles(desk) == {"a": "active", "b": "evicted", "c": "admitting"}
         await steps(desk, a, c, step=2)
         assert (await roles(desk))["c"] == "active"
-        await desk.until(lambda: "b" in desk.controller.decider.gone, "b has left")
+        await desk.until(lambda: "b" in desk.controller.view.gone, "b has left")
         assert isinstance(await b.errand(), Leave)
         assert await order(desk, "evict", "b", status=400) == "b has left the job already"
         changes = desk.controller.ledger.changes
@@ -204,7 +204,7 @@ async def test_drain_waits_for_a_standby(desk_of: Open) -> None:
             "b leaves when a standby can take its place, but this job keeps none; holdfast evict waits for no standby"
         )
         assert await roles(desk) == {"a": "active", "b": "draining"}
-        assert desk.controller.decider.phase is Phase.TRAINING
+        assert desk.controller.view.phase is Phase.TRAINING
         assert await order(desk, "drain", "b", status=400) == "Ada has ordered that already: b leaves as soon as it can"
         c = await desk.link("c")
         await c.hello()
@@ -222,7 +222,7 @@ async def test_a_person_who_knows_that_a_node_is_dead_ends_the_wait_for_its_rank
         await desk.phase(Phase.WAITING)  # it says no more
         b = await desk.link("b")
         await b.hello()
-        await desk.until(lambda: "b" in desk.controller.decider.pool, "a standby")
+        await desk.until(lambda: "b" in desk.controller.view.pool, "a standby")
         assert "waiting out 130 s until the ranks on a" in desk.controller.reason
         assert "has left" in await order(desk, "drain", "a", status=400)
         assert await order(desk, "evict", "a") == (
@@ -236,10 +236,10 @@ async def test_evict_a_standby(desk_of: Open) -> None:
     async with pair(desk_of) as (desk, _, _):
         c = await desk.link("c")
         await c.hello()
-        await desk.until(lambda: "c" in desk.controller.decider.pool, "a standby")
+        await desk.until(lambda: "c" in desk.controller.view.pool, "a standby")
         assert await order(desk, "drain", "c") == "c has no ranks, and leaves now"
         assert isinstance(await c.errand(), Leave)
-        assert desk.controller.decider.phase is Phase.TRAINING
+        assert desk.controller.view.phase is Phase.TRAINING
 
 
 async def test_a_question_is_answered(desk_of: Open) -> None:

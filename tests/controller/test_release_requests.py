@@ -41,7 +41,7 @@ async def test_an_update_is_staged_and_launched(desk_of: Open, tmp_path: Path) -
         assert (errand.release.number, errand.release.who, errand.release.message) == (2, "Ada", "faster")
         assert (await told(desk))[2]["fate"] == "staging"
         await agent.answer(errand)
-        await desk.until(lambda: desk.controller.decider.releases.waiting, "it is staged")
+        await desk.until(lambda: desk.controller.view.waiting_release, "it is staged")
         late = await desk.link("b")
         await late.hello(ready=False)
         welcome = await late.hear()

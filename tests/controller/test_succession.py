@@ -14,7 +14,7 @@ from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.controller.api import ApiEntrance, make_api
 from holdfast.controller.control_loop import Controller
-from holdfast.core.decide.controller_takeover import IDS
+from holdfast.core.decide.action_ids import EPOCH_IDS
 from holdfast.core.detect import rankless_nodes
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.alarm import Alarm
@@ -90,7 +90,7 @@ async def test_an_old_answer_is_not_believed_and_no_generation_comes_twice(tmp_p
         await agent.post(Done(id=stop.errand.id, node="a", ok=True, copies=(copy,)))
         launch = await agent.errand()
         assert isinstance(launch, LaunchHere)
-        assert (launch.generation, launch.id > 2 * IDS) == (2, True)
+        assert (launch.generation, launch.id > 2 * EPOCH_IDS) == (2, True)
         assert launch.restore.step == 9, "memory that nodes still hold is gone on from"
 
 
@@ -106,13 +106,13 @@ async def test_ranks_that_the_journal_knows_are_not_touched(tmp_path: Path) -> N
         (tmp_path / name).write_bytes(content)
     async with life(tmp_path) as second:
         assert "its ranks are not touched" in "".join(second.said)
-        assert second.controller.decider.phase is Phase.TRAINING
+        assert second.controller.view.phase is Phase.TRAINING
         agent = await back(second, 1, 1)
         welcome = await agent.hear()
         assert isinstance(welcome, Welcome) and welcome.epoch == 2
         await agent.beat(101)
         await second.until(lambda: "a" in second.controller.ingest.beats, "a beat")
-        assert second.controller.decider.phase is Phase.TRAINING
+        assert second.controller.view.phase is Phase.TRAINING
 
 
 async def test_nodes_that_know_of_more_than_both_files_are_believed(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ async def test_a_mark_that_is_gone_is_told(tmp_path: Path) -> None:
     async with life(tmp_path) as second:
         [told] = second.said
         assert "journal.mark is gone: whether the journal lost entries after" in told
-        assert second.controller.decider.phase is Phase.TRAINING
+        assert second.controller.view.phase is Phase.TRAINING
         assert isinstance(second.events()[-1], Successor)
 
 
@@ -152,10 +152,10 @@ async def test_a_generation_without_ranks_is_an_alarm(desk_of: Open, monkeypatch
         beat = Beat(node="a", generation=1, step=2, at=2.0, first_step=1, first_at=1.0, counted=False, running=0)
         for _ in range(200):
             await agent.ws.send_bytes(agent_messages.encode(beat))
-            if desk.controller.decider.phase is Phase.STOPPING:
+            if desk.controller.view.phase is Phase.STOPPING:
                 break
             await asyncio.sleep(0.01)
-        assert desk.controller.decider.phase is Phase.STOPPING
+        assert desk.controller.view.phase is Phase.STOPPING
         [alarm] = [event for event in desk.events() if isinstance(event, Alarm)]
         assert alarm.signature == "deserted a"
 
@@ -169,4 +169,4 @@ async def test_a_plan_of_which_the_journal_knows_nothing_is_a_loss(tmp_path: Pat
         assert second.said[0].startswith(
             "the journal ends at entry 1, and the nodes know of more; generation 1 is ended"
         )
-        assert second.controller.decider.generation == 1
+        assert second.controller.view.generation == 1

@@ -16,7 +16,9 @@ from holdfast.config import Settings
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.caller_admission import Caller, PortAccess
 from holdfast.controller.access.user_ca_nodes import CertificateEnrolment
-from holdfast.model.alarm import Kind
+from holdfast.model.alarm import Alarm, Kind
+from holdfast.model.event import Order, Ready
+from holdfast.model.job_seats import Job
 from holdfast.wire.agent_messages import Welcome
 from holdfast.wire.credentials import enrolment, mutual_tls
 from holdfast.wire.credentials.enrolment import CertifiedNode
@@ -25,6 +27,8 @@ from holdfast.wire.run_specs import EntryPoint, NodeSpec
 from tests.controller.conftest import Open
 from tests.wire.given import Organisation
 from tests.wire.test_enrolment import TOKEN
+
+LARGE = Job(run_id="r", min_nodes=9, max_nodes=9, can_acquire=False)  # it waits for nodes for as long as the test takes
 
 
 @pytest.fixture(scope="module")
@@ -172,10 +176,11 @@ async def test_others_who_play_the_controller(ours: Organisation, tmp_path: Path
 
 async def test_nodes_are_told_who_has_left(desk_of: Open) -> None:
     """By the serial of its certificate, and by name: the user's authority may have signed it another."""
-    async with desk_of() as desk:
+    async with desk_of(LARGE) as desk:
         ingest = desk.controller.ingest
         ingest.serials = {"a": "0A", "b": "0B", "c": "0C"}
-        desk.controller.decider.gone["b"] = None
+        desk.controller.process_event(Ready(node="b", host="h", nproc=1))
+        desk.controller.process_event(Order(verb="evict", who="ann", node="b"))
         agent = await desk.link("a")
         await agent.hello()
         welcome = await agent.hear()
@@ -188,12 +193,17 @@ async def test_nodes_are_told_who_has_left(desk_of: Open) -> None:
 
 
 async def test_a_node_that_fell_silent_may_come_back_where_nobody_else_will(desk_of: Open) -> None:
-    async with desk_of() as desk:  # whose fleet cannot acquire
+    async with desk_of(LARGE) as desk:  # whose fleet cannot acquire
         ingest = desk.controller.ingest
-        ingest.serials = {"b": "0B"}
-        for kind, may in ((Kind.SILENCE, True), (Kind.CRASH, False), (None, False)):
-            desk.controller.decider.gone["b"] = kind
-            assert ingest.is_valid_certificate("b", "0B") is may, kind
+        ingest.serials = {"silent": "0A", "sick": "0B", "sent away": "0C"}
+        for node in ingest.serials:
+            desk.controller.process_event(Ready(node=node, host="h", nproc=1))
+        desk.controller.process_event(Alarm(kind=Kind.SILENCE, at=1.0, suspects=("silent",), reason="is silent"))
+        desk.controller.process_event(Alarm(kind=Kind.HEALTH, at=1.0, suspects=("sick",), reason="is hot", hard=True))
+        desk.controller.process_event(Order(verb="evict", who="ann", node="sent away"))
+        assert set(desk.controller.view.gone) == set(ingest.serials)
+        valid = [node for node, serial in ingest.serials.items() if ingest.is_valid_certificate(node, serial)]
+        assert valid == ["silent"]
 
 
 async def test_a_disk_that_is_full_keeps_new_nodes_out_and_no_other(ours: Organisation, tmp_path: Path) -> None:

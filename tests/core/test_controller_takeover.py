@@ -2,7 +2,8 @@
 
 import pytest
 
-from holdfast.core.decide.controller_takeover import IDS, lost_journal_sentence
+from holdfast.core.decide.action_ids import EPOCH_IDS
+from holdfast.core.decide.controller_takeover import lost_journal_sentence
 from holdfast.core.decide.decider import Decider
 from holdfast.model.action import Action, Finish, Launch, Say, Stop
 from holdfast.model.event import Begin, Limits, Lost, Outcome, Phase, Progress, Ready, Successor, Tick
@@ -16,9 +17,9 @@ def training() -> Decider:
     decider.step(0.0, Begin(job=JOB, limits=Limits()))
     for node in ("a", "b"):
         decider.step(1.0, Ready(node=node, host=node, nproc=1))
-    decider.step(2.0, Outcome(action=decider.awaited, ok=True))
+    decider.step(2.0, Outcome(action=decider.view.awaited, ok=True))
     decider.step(3.0, Progress(generation=1, step=5, at=3.0, first_step=1, first_at=2.5, counted=True))
-    assert decider.phase is Phase.TRAINING
+    assert decider.view.phase is Phase.TRAINING
     return decider
 
 
@@ -39,11 +40,11 @@ def test_numbers_of_actions_are_new_with_every_controller() -> None:
     decider = training()
     decision = decider.step(4.0, Successor(epoch=2))
     assert (decision.actions, decision.phase) == ((), Phase.TRAINING)
-    assert next(decider.ids) == 2 * IDS + 1
+    assert next(decider._state.ids) == 2 * EPOCH_IDS + 1
     decider.step(5.0, Successor(epoch=3))
-    assert next(decider.nodes.standbys._ids) == 3 * IDS + 1, "all who number actions take from the same"
+    assert next(decider._state.nodes.standbys._ids) == 3 * EPOCH_IDS + 1, "all who number actions take from the same"
     decider.step(5.0, Successor(epoch=2))
-    assert next(decider.ids) == 3 * IDS + 2, "they never fall"
+    assert next(decider._state.ids) == 3 * EPOCH_IDS + 2, "they never fall"
 
 
 @pytest.mark.parametrize("phase", [Phase.LAUNCHING, Phase.STARTING, Phase.TRAINING])
@@ -62,7 +63,11 @@ def test_what_the_journal_does_not_know_is_ended_and_said(known: dict[str, objec
     decision = decider.step(4.0, Successor(epoch=2, lost=lost(**known)))
     newest = known.get("generation", 1)
     [stop] = of(Stop, decision.actions)
-    assert isinstance(stop, Stop) and (stop.generation, stop.nodes, stop.id > 2 * IDS) == (newest, ("a", "b"), True)
+    assert isinstance(stop, Stop) and (stop.generation, stop.nodes, stop.id > 2 * EPOCH_IDS) == (
+        newest,
+        ("a", "b"),
+        True,
+    )
     assert f"generation {newest} is ended where it still runs" in said(decision.actions)
     decision = decider.step(5.0, Outcome(action=stop.id, ok=True))
     [launch] = of(Launch, decision.actions)
@@ -77,7 +82,7 @@ def test_a_journal_that_begins_anew_numbers_above_what_was() -> None:
     assert said(decision.actions).startswith("the journal lost all of its entries (at least 9); generation 7 is ended")
     decider.step(1.0, Ready(node="a", host="a", nproc=1))
     [launch] = of(Launch, decider.step(1.0, Ready(node="b", host="b", nproc=1)).actions)
-    assert isinstance(launch, Launch) and (launch.generation, launch.id > 5 * IDS) == (8, True)
+    assert isinstance(launch, Launch) and (launch.generation, launch.id > 5 * EPOCH_IDS) == (8, True)
 
 
 def test_a_job_that_was_ending_ends() -> None:
@@ -146,6 +151,6 @@ def test_where_nobody_knows_who_had_ranks_time_decides() -> None:
 def test_a_standby_reports_anew_before_it_counts() -> None:
     decider = training()
     decider.step(4.0, Ready(node="c", host="c", nproc=1))
-    assert "c" in decider.pool
+    assert "c" in decider.view.pool
     decider.step(5.0, Successor(epoch=2, lost=lost(generation=3, nodes=("a", "c"))))
-    assert not decider.pool and "c" in decider.coming
+    assert not decider.view.pool and "c" in decider.view.coming

@@ -61,7 +61,7 @@ class Run:
         decision = self.decider.step(self.now, event)
         entry = Entry(seq=len(self.entries) + 1, at=self.now, event=event, decision=decision)
         self.entries.append(entry)
-        self.watch.check_entry(entry, self.decider)
+        self.watch.check_entry(entry, self.decider.view)
         self.open |= {action.id: action for action in decision.actions if not isinstance(action, Say)}
 
     def one(self) -> None:
@@ -74,7 +74,7 @@ class Run:
         return tuple({self.rng.choice(NODES): None for _ in range(self.rng.choice((0, 1, 2, 3)))})
 
     def generation(self) -> int:
-        return self.decider.generation - self.rng.choice((0, 0, 0, 1))
+        return self.decider.view.generation - self.rng.choice((0, 0, 0, 1))
 
     def outcome(self) -> Event:
         id = self.rng.choice((*self.open, 999))
@@ -170,6 +170,6 @@ def test_and_has_no_other() -> None:
 
 
 def test_what_people_read_is_there_before_anything_happened() -> None:
-    decider = Decider()
-    assert (decider.phase, decider.generation, decider.seats, decider.pool) == (Phase.NEW, 0, (), {})
-    assert (decider.incident, decider.progress, decider.coming, decider.gone) == (None, None, {}, {})
+    view = Decider().view
+    assert (view.phase, view.generation, view.seats, view.pool) == (Phase.NEW, 0, (), {})
+    assert (view.open_incident, view.progress, view.coming, view.gone) == (0, None, {}, {})

@@ -20,7 +20,7 @@ def entries(*lines: str) -> list[Entry]:
     decider, journal = Decider(), []
     for seq, line in enumerate(lines, 1):
         at, text = line.split(" ", 1)
-        event = parse(text, float(at), decider.generation)
+        event = parse(text, float(at), decider.view.generation)
         journal.append(Entry(seq=seq, at=float(at), event=event, decision=decider.step(float(at), event)))
     return journal
 

@@ -1,7 +1,8 @@
 """One word for every node."""
 
 from holdfast.core.decide.decider import Decider
-from holdfast.core.decide.node_roles import NodeRole, assign_roles
+from holdfast.core.decide.node_roles import NodeRole
+from holdfast.model.alarm import Kind
 from tests.core.transcript import parse
 
 START = (
@@ -21,8 +22,8 @@ TRAINING = (
 def roles(*lines: str, admitting: frozenset[str] = frozenset()) -> dict[str, NodeRole]:
     decider = Decider()
     for at, line in enumerate(lines):
-        decider.step(float(at), parse(line, float(at), decider.generation))
-    return assign_roles(decider, admitting)
+        decider.step(float(at), parse(line, float(at), decider.view.generation))
+    return decider.view.assign_roles(admitting)
 
 
 def test_from_the_fleet_to_a_seat() -> None:
@@ -40,8 +41,8 @@ def test_evicted_and_admitted() -> None:
 def test_those_that_have_left_are_bounded() -> None:
     decider = Decider()
     for at, line in enumerate(TRAINING):
-        decider.step(float(at), parse(line, float(at), decider.generation))
-    decider.gone.update({f"x{n}": None if n % 2 else parse("alarm silence a", 0.0, 1).kind for n in range(200)})  # type: ignore[union-attr]
-    found = assign_roles(decider, frozenset())
+        decider.step(float(at), parse(line, float(at), decider.view.generation))
+    decider._state.nodes.standbys.gone.update({f"x{n}": None if n % 2 else Kind.SILENCE for n in range(200)})
+    found = decider.view.assign_roles(frozenset())
     assert sum(role is NodeRole.EVICTED for role in found.values()) == 16
     assert "x198" in found and "x199" not in found and "x0" not in found

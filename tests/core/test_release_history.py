@@ -29,7 +29,9 @@ class Journal:
         self.add(Progress(generation=generation, step=step, at=1.0, first_step=first, first_at=1.0, counted=False))
 
     def told(self) -> dict[int, ReleaseChapter]:
-        return {chapter.release.number: chapter for chapter in self.history.list_chapters(self.releases)}
+        releases = self.releases
+        chapters = self.history.list_chapters(releases.known, releases.fates, releases.told)
+        return {chapter.release.number: chapter for chapter in chapters}
 
 
 def begun() -> Journal:

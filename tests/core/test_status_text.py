@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 
 from holdfast.core.decide.decider import Decider
-from holdfast.core.decide.status_text import tell_present
 from holdfast.model.action import Finish, Launch, Stop
 from holdfast.model.alarm import Alarm, Kind, Stance
-from holdfast.model.event import Begin, Event, Limits, Order, Outcome, Phase, Progress, Ready
+from holdfast.model.event import Begin, Decision, Event, Limits, Order, Outcome, Phase, Progress, Ready, Tick
 from holdfast.model.job_seats import Job
 
 
@@ -19,19 +18,27 @@ class Told:
         self.hear(Begin(job=job, limits=Limits()))
 
     def hear(self, event: Event) -> str:
+        self.decide(event)
+        return self.present()
+
+    def decide(self, event: Event) -> Decision:
         self.now += 1.0
         decision = self.decider.step(self.now, event)
         self.awaited = next((a.id for a in decision.actions if isinstance(a, Launch | Stop | Finish)), self.awaited)
-        return self.present()
+        return decision
+
+    @property
+    def summary(self) -> str:
+        return self.decider.view.summary
 
     def present(self) -> str:
-        return tell_present(self.decider, self.now, 7, "all ranks ended well")
+        return self.decider.view.describe_present(self.now, 7, "all ranks ended well")
 
     def outcome(self) -> str:
         return self.hear(Outcome(action=self.awaited, ok=True))
 
     def step(self, number: int) -> str:
-        g = self.decider.generation
+        g = self.decider.view.generation
         at = self.now + 1
         return self.hear(Progress(generation=g, step=number, at=at, first_step=number, first_at=at, counted=False))
 
@@ -55,7 +62,7 @@ def lives() -> Iterator[tuple[Told, str]]:
 
 
 def test_each_phase_says_what_is_so() -> None:
-    said = [(told.decider.phase, words) for told, words in lives()]
+    said = [(told.decider.view.phase, words) for told, words in lives()]
     killed = "rank 1 on b was killed by SIGKILL"
     assert said == [
         (Phase.WAITING, "the job waits for nodes: 0 of 2 are there"),
@@ -76,6 +83,36 @@ def test_planned_restarts_and_holds_are_told_with_who_wanted_them() -> None:
     assert told.hear(Order(verb="resume", who="Ada")).endswith("launched on a, b, after a planned restart: held by Ada")
     assert told.hear(Order(verb="stop", who="Ada")) == "the job is ending: all ranks ended well"
     assert told.outcome() == "the job has ended: all ranks ended well"
+
+
+def test_a_planned_restart_is_told_with_its_reason_also_while_an_incident_is_open() -> None:
+    told = next(told for told, words in lives() if words.startswith("the ranks of generation 2 run"))
+    assert told.decider.view.open_incident and told.decider.view.phase is Phase.STARTING
+    paused = told.hear(Order(verb="evict", who="Ada", node="b"))
+    assert paused == "all ranks are being ended for a planned restart: b evicted by Ada"
+
+
+def test_the_summary_is_what_the_job_does_now_and_lasts_until_there_is_another() -> None:
+    *_, (told, _) = lives()
+    reason = told.decide(Order(verb="hold", who="Ada")).reason
+    assert (reason, told.summary) == ("held by Ada; pausing: held by Ada", "pausing: held by Ada")
+    told.step(2)  # no reason is given
+    assert told.summary == "pausing: held by Ada"
+    told.outcome()
+    assert told.summary == "held by Ada"
+    reason = told.decide(Order(verb="resume", who="Ada")).reason
+    assert (reason, told.summary) == (f"resume by Ada; {told.summary}", "launching generation 3 on a, b")
+    told.hear(Order(verb="stop", who="Ada"))
+    assert told.summary == "stopped by Ada"
+
+
+def test_the_summary_of_a_job_that_asks_is_its_question() -> None:
+    job = Job(run_id="r", min_nodes=2, max_nodes=2, can_acquire=False)
+    decider = Decider()
+    decider.step(0.0, Begin(job=job, limits=Limits(wait_s=60.0, ask_s=600.0)))
+    reason = decider.step(60.0, Tick()).reason
+    assert reason.startswith("asks a person: not enough nodes: 0 of 2 nodes after 60 s") and "; " in reason
+    assert decider.view.summary == reason
 
 
 def test_who_keeps_the_others_waiting_is_told_while_it_does() -> None:

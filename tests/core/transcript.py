@@ -289,7 +289,7 @@ class Scenario:
         return list(show(decision))
 
     def _hear(self, now: float, line: str) -> Decision:
-        event = parse(line, now, self.decider.generation)
+        event = parse(line, now, self.decider.view.generation)
         decision = self.decider.step(now, event)
         self.entries.append(Entry(seq=len(self.entries) + 1, at=now, event=event, decision=decision))
         return decision

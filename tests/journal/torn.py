@@ -85,7 +85,7 @@ def came(folder: Path, written: tuple[Entry, ...], *, epoch: int = 3) -> Came:
     assert journal.epoch == epoch
     journal.close()
     assert found == written[: len(found)], "what is kept is what was written"
-    if found and decider.phase is not Phase.DONE:
+    if found and decider.view.phase is not Phase.DONE:
         taken = decider.step(found[-1].at, Successor(epoch=epoch, lost=lost))
         assert bool(lost) == any("journal" in str(action) for action in taken.actions)
     if lost:

@@ -8,12 +8,13 @@ import pytest
 
 from holdfast.core.decide import launching, recovery
 from holdfast.core.decide.decider import Decider
+from holdfast.core.decide.job_state import JobState
 from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.incident.first_cause import Incident
 from holdfast.core.incident.ladder_case import IncidentCase
 from holdfast.core.membership.standbys import Standbys
 from holdfast.model.action import Action, Dismiss, Launch, Stop
-from holdfast.model.event import Entry, Tick
+from holdfast.model.event import Entry, Phase, Tick
 from holdfast.model.job_seats import Seat
 from holdfast.sim.fault_source import HARSH, FaultRates, NodeLoss
 from holdfast.sim.invariants import InvariantWatch, UnsafeError
@@ -36,7 +37,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, bug: obje
 
 
 def test_a_launch_on_a_lost_node_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody(decider: Decider, now: float, nodes: object, silent: object, *, examine: bool = True) -> str:
+    def nobody(state: JobState, now: float, nodes: object, silent: object, *, examine: bool = True) -> str:
         return "nobody"
 
     assert "known as lost" in planted(monkeypatch, launching, "evict_nodes", nobody)
@@ -45,25 +46,26 @@ def test_a_launch_on_a_lost_node_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_ranks_that_are_not_stopped_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     trouble = recovery.open_trouble
 
-    def spares_one(decider: Decider, now: float, alarm: object) -> str:
-        reason = trouble(decider, now, alarm)  # type: ignore[arg-type]
-        last = decider.actions[-1]
+    def spares_one(state: JobState, now: float, alarm: object) -> str:
+        reason = trouble(state, now, alarm)  # type: ignore[arg-type]
+        last = state.actions[-1]
         assert isinstance(last, Stop)
-        decider.actions[-1] = msgspec.structs.replace(last, nodes=last.nodes[:1])
+        state.actions[-1] = msgspec.structs.replace(last, nodes=last.nodes[:1])
         return reason
 
     assert "ranks of an older generation live on" in planted(monkeypatch, recovery, "open_trouble", spares_one)
 
 
 def test_a_launch_without_a_stop_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def restarts_at_once(decider: Decider, now: float, alarm: object) -> str:
-        return launching.launch_or_wait(decider, now)
+    def restarts_at_once(state: JobState, now: float, alarm: object) -> str:
+        state.phase = Phase.WAITING  # as if all ranks were down
+        return launching.launch_or_wait(state, now)
 
     assert "is stopped before" in planted(monkeypatch, recovery, "open_trouble", restarts_at_once)
 
 
 def test_a_job_that_never_comes_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "on_stopped", lambda decider, now, event: "and now?")
+    monkeypatch.setattr(recovery, "on_stopped", lambda state, now, event: "and now?")
     with pytest.raises(UnsafeError, match="what is awaited can come"):
         simulate(SMALL)
 
@@ -95,9 +97,9 @@ def test_giving_up_too_early_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_action_id_used_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = launching.on_begin
 
-    def forgets(decider: Decider, now: float, event: object) -> str:
-        reason = begin(decider, now, event)  # type: ignore[arg-type]
-        decider.nodes.standbys._ids = count(1)
+    def forgets(state: JobState, now: float, event: object) -> str:
+        reason = begin(state, now, event)  # type: ignore[arg-type]
+        state.nodes.standbys._ids = count(1)
         return reason
 
     assert "action ids grow" in planted(monkeypatch, launching, "on_begin", forgets)
@@ -126,7 +128,7 @@ def _watch(entries: list[Entry], change: Callable[[Action], Action | None]) -> N
     for entry in entries:
         decider.step(entry.at, entry.event)
         actions = tuple(a for action in entry.decision.actions if (a := change(action)) is not None)
-        watch.check_entry(_with(entry, actions), decider)
+        watch.check_entry(_with(entry, actions), decider.view)
 
 
 def _with(entry: Entry, actions: tuple[Action, ...]) -> Entry:
@@ -168,7 +170,7 @@ def test_a_launch_beside_ranks_that_nobody_has_ended_is_seen(monkeypatch: pytest
     def looks() -> None:
         for entry in played.entries:
             decider.step(entry.at, entry.event)
-            watch.check_entry(entry, decider)
+            watch.check_entry(entry, decider.view)
 
     with pytest.raises(UnsafeError, match="n0 may have ranks when 2 is launched"):
         looks()
@@ -183,7 +185,7 @@ def test_a_tick_that_asks_for_itself_is_seen() -> None:
         if isinstance(entry.event, Tick):
             entry = msgspec.structs.replace(entry, decision=msgspec.structs.replace(entry.decision, wake_at=entry.at))
             with pytest.raises(UnsafeError, match="same tick"):
-                watch.check_entry(entry, decider)
+                watch.check_entry(entry, decider.view)
             return
-        watch.check_entry(entry, decider)
+        watch.check_entry(entry, decider.view)
     pytest.fail("the scenario has no tick")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from holdfast.core.detect.loss_spikes import LossLimits, SpikeDetector, alarm_of, policy_hindrance
+from holdfast.core.detect.loss_spikes import LossLimits, SpikeDetector, SpikeRule, alarm_of, policy_hindrance
 from holdfast.model.alarm import Alarm
 from holdfast.model.release import Ease
 from holdfast.model.signal import Loss, Mark, StepValues
@@ -77,9 +77,9 @@ class LossReports:
                 alarm = alarm_of(self._node, one, rules, self._limits, hindered)
                 yield msgspec.structs.replace(alarm, at=alarm.at + offset_s)
 
-    def _is_new(self, rule: str, told: StepValues) -> bool:
+    def _is_new(self, rule: SpikeRule, told: StepValues) -> bool:
         """Return whether this rule was not reported lately by any rank, or for `own` rules by this rank."""
-        rule = f"{rule} {told.generation}" + (f" {told.rank}" if rule.startswith("own") else "")
-        fresh = told.step >= self._said.get(rule, -1)
-        self._said[rule] = told.step + self._limits.window
+        key = f"{rule} {told.generation}" + (f" {told.rank}" if rule is SpikeRule.OWN_TIMES else "")
+        fresh = told.step >= self._said.get(key, -1)
+        self._said[key] = told.step + self._limits.window
         return fresh

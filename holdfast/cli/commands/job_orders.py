@@ -104,7 +104,7 @@ def _is_taken(run_dir: Path, seq: int, body: dict[str, Any]) -> bool:
 
 
 def _await_order(run_dir: Path, body: dict[str, Any]) -> str:
-    """Wait until the order has taken effect, and print each new reason that the job gives."""
+    """Wait until the order has taken effect, and print what the job does meanwhile."""
     said, gait = "", Gait()
     while True:
         try:
@@ -113,9 +113,9 @@ def _await_order(run_dir: Path, body: dict[str, Any]) -> str:
             raise OrderUnanswered(f"the run in {run_dir} {run_directory.ending_text(run_dir)}") from None
         if done := _done_text(status, body, gait.goes_on(status)):
             return done
-        if status["reason"] != said:
-            said = status["reason"]
-            print(f"  {said.rpartition('; ')[2]}", flush=True)
+        if status["summary"] != said:
+            said = status["summary"]
+            print(f"  {said}", flush=True)
         time.sleep(_LOOK_S)
 
 

@@ -69,8 +69,9 @@ def load_releases(run_dir: Path) -> ReleaseOverview:
     with contextlib.closing(SqliteJournal(path, read_only=True)) as journal:
         for entry in rebuild_decider(journal, decider):
             history.add(entry)
-    releases = decider.releases
-    return ReleaseOverview(running=releases.running.number, releases=history.list_chapters(releases))
+    view = decider.view
+    chapters = history.list_chapters(view.releases, view.fates, view.fate_reasons)
+    return ReleaseOverview(running=view.running_release.number, releases=chapters)
 
 
 def render_releases(told: ReleaseOverview, now: float) -> Group:

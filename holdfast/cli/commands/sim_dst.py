@@ -31,13 +31,13 @@ class RealController:
         self._controller.clock_of, self._controller.on_entry = parts.clock, parts.on_entry
         self._controller.clock = parts.clock(0.0)  # by which what the journal tells of launches is watched
         self._controller.hands.say, self._controller.hands.notes = lambda text: None, parts.notes
-        self.decider, self.ledger = self._controller.decider, self._controller.ledger
+        self.view, self.ledger = self._controller.view, self._controller.ledger
 
     async def run(self, job: Job) -> int:
         return await self._controller.run(job)
 
     def give_order(self, order: Order) -> str:
-        refused = order_admission.order_refusal(self.decider, order)
+        refused = order_admission.order_refusal(self.view, order)
         if not refused:
             self._controller.process_event(order)
         return refused

@@ -147,7 +147,7 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) 
     ]
 
     def begun() -> None:
-        teller.set_phase(controller.decider.phase)
+        teller.set_phase(controller.view.phase)
         _on_signals(controller)
         address = ControllerAddress(url=url, pid=os.getpid(), started_at=time.time())
         run_specs.write_json(run_dir / "controller.json", address)
@@ -226,10 +226,10 @@ def _listen_to_entries(controller: Controller, teller: "ConsoleTeller", hooks: U
     """Pass new entries to console and hooks. Hooks get old entries too, since the last may not have been told."""
 
     def replayed(entry: Entry) -> None:
-        hooks.on_entry(entry, job_standing(controller.decider))
+        hooks.on_entry(entry, job_standing(controller.view))
 
     def heard(entry: Entry) -> None:
-        teller.on_entry(entry)
+        teller.on_entry(entry, controller.view.summary)
         replayed(entry)
 
     controller.on_entry, controller.on_replayed = heard, replayed
@@ -276,7 +276,8 @@ class ConsoleTeller:
     def set_phase(self, phase: Phase) -> None:
         self._phase = phase
 
-    def on_entry(self, entry: Entry) -> None:
+    def on_entry(self, entry: Entry, summary: str) -> None:
+        """Tell of a new entry; `summary` is what the job does now."""
         phase, self._phase = self._phase, entry.decision.phase
         if isinstance(entry.event, Begin):
             self._begun_at = entry.at
@@ -289,7 +290,7 @@ class ConsoleTeller:
             case Phase.STOPPING if isinstance(entry.event, Alarm):
                 self._say(f"{entry.decision.reason}; stopping all ranks")
             case Phase.PAUSING:
-                self._say(f"{entry.decision.reason.rpartition('; ')[2]}; ending all ranks")
+                self._say(f"{summary}; ending all ranks")
             case Phase.HELD if not any(isinstance(action, Say) for action in entry.decision.actions):
                 self._say(f"{entry.decision.reason}; nodes and state are kept until holdfast resume")
             case Phase.ENDING:

@@ -6,7 +6,7 @@ from holdfast.model.action import Action, Dismiss, Say
 
 
 class Fence:
-    """Part of the decider's state: the nodes that may still run ranks of an old generation.
+    """Part of the job's state: the nodes that may still run ranks of an old generation.
 
     The fence is up after a stop that no node confirmed. If one node confirmed, the others cannot step without it.
     """

@@ -2,10 +2,8 @@
 
 from collections.abc import Set
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from holdfast.core.decide.decider import Decider
+from holdfast.core.decide.job_state import JobState
 
 _EVICTED = 16  # of the nodes that have left, the newest are told
 
@@ -21,19 +19,20 @@ class NodeRole(StrEnum):
     EVICTED = "evicted"
 
 
-def assign_roles(decider: "Decider", admitting: Set[str]) -> dict[str, NodeRole]:
+def assign_roles(state: JobState, admitting: Set[str]) -> dict[str, NodeRole]:
     """Return the role of each node. Seated nodes come last, so a node's seat outweighs what it was before."""
-    people = decider.people
-    left = [node for node, kind in decider.gone.items() if kind is not None]
+    nodes, standbys = state.nodes, state.nodes.standbys
+    left = [node for node, kind in standbys.gone.items() if kind is not None]
+    checking = standbys.checking.values()
     roles = dict.fromkeys(left[-_EVICTED:], NodeRole.EVICTED)
-    roles |= dict.fromkeys(sorted(decider.coming), NodeRole.ACQUIRING)
-    roles |= dict.fromkeys(sorted(decider.pool), NodeRole.READY)
-    roles |= dict.fromkeys(decider.checking.values(), NodeRole.PROBING)
-    roles |= dict.fromkeys(sorted(decider.under_probe.difference(decider.checking.values())), NodeRole.EXAMINED)
-    for seat in decider.seats:
-        if seat.node in decider.out:
+    roles |= dict.fromkeys(sorted(standbys.coming), NodeRole.ACQUIRING)
+    roles |= dict.fromkeys(sorted(nodes.pool), NodeRole.READY)
+    roles |= dict.fromkeys(checking, NodeRole.PROBING)
+    roles |= dict.fromkeys(sorted(standbys.under_probe.difference(checking)), NodeRole.EXAMINED)
+    for seat in nodes.seats:
+        if seat.node in nodes.out:
             roles.setdefault(seat.node, NodeRole.EVICTED)
-        elif people.who_wants_gone(seat.node):
+        elif state.requests.who_wants_gone(seat.node):
             roles[seat.node] = NodeRole.DRAINING
         else:
             roles[seat.node] = NodeRole.ADMITTING if seat.node in admitting else NodeRole.ACTIVE

@@ -1,129 +1,71 @@
-"""Requests of people to a job: hold it, evict or drain nodes, and answer its questions."""
+"""Orders of people to a running job: hold or resume it, evict or drain nodes, update or roll back, approve."""
 
-from collections.abc import Set
-
-import msgspec
-
-from holdfast.core.incident import incident_text
-from holdfast.core.incident.first_cause import Incident
-from holdfast.model.event import Progress
-from holdfast.model.incident_record import Change
+from holdfast.core.decide import launching
+from holdfast.core.decide.job_state import JobState
+from holdfast.core.incident.ladder import GAVE_UP
+from holdfast.model.event import Order, Phase
+from holdfast.model.incident_record import Remedy, Verdict
 
 
-class OperatorRequests:
-    """The open requests of people, as part of the decider's state."""
-
-    def __init__(self) -> None:
-        self.held = ""  # who wants the job to stand still; "": nobody does
-        self.asking = ""  # what a person has to decide; "": nothing
-        self.asks_until = 0.0
-        self.evicting: dict[str, str] = {}  # nodes that are to leave at once, by who said so
-        self.draining: dict[str, str] = {}  # and those that leave when somebody can take their place
-
-    def ask_question(self, question: str, until: float) -> None:
-        self.asking, self.asks_until = question, until
-
-    def clear_question(self) -> None:
-        self.asking, self.asks_until = "", 0.0
-
-    def on_nodes_left(self, nodes: tuple[str, ...]) -> None:
-        """Drop the requests to evict or drain these nodes, which have now left."""
-        for node in nodes:
-            self.evicting.pop(node, None)
-            self.draining.pop(node, None)
-
-    def nodes_to_leave(self, active: Set[str], standbys: int) -> set[str]:
-        """Return the nodes that leave at the next restart: all evicted ones, and drained ones while standbys last."""
-        gone = {node for node in active if node in self.evicting}
-        drained = sorted(node for node in active if node in self.draining and node not in gone)
-        return gone.union(drained[: max(0, standbys - len(gone))])
-
-    def who_wants_gone(self, node: str) -> str:
-        """Return the person who asked to evict or drain this node; "" if nobody did."""
-        return self.evicting.get(node) or self.draining.get(node) or ""
+def on_order(state: JobState, now: float, order: Order) -> str:
+    match order.verb:
+        case "update" if order.release is not None:
+            nodes = (*(seat.node for seat in state.nodes.active_seats), *sorted(state.nodes.pool))
+            reason, actions = state.releases.order_update(order, nodes, state.ids)
+            state.emit(*actions)
+            return reason
+        case "rollback":
+            return state.releases.rollback_refusal(order.number) or state.releases.order_rollback(
+                now, order.number, order.who
+            )
+        case "hold":
+            state.requests.held = order.who
+            if state.phase is Phase.WAITING:
+                state.wait_until = None
+                state.enter(Phase.HELD)
+            return f"held by {order.who}"
+        case "resume" | "approve":
+            return on_resume_order(state, now, order)
+        case "evict" | "drain":
+            return on_leave_order(state, now, order)
+    return f"'{order.verb}' is no order that we know"
 
 
-class Pause(msgspec.Struct, kw_only=True):
-    """A planned restart, from its order to the first step after it."""
-
-    why: str
-    generation: int
-    asked_at: float
-    good_step: int
-    good_at: float
-    counted: bool
-    numbered: bool = False
-    stopped_at: float = 0.0
-    released_at: float = 0.0  # when it was no longer held
-    launched_at: float = 0.0
-    evicted: tuple[str, ...] = ()
-    admitted: tuple[str, ...] = ()
-
-    @classmethod
-    def begin_pause(cls, now: float, why: str, generation: int, good: Progress | None) -> "Pause":
-        good_step, good_at = (good.step, min(good.at, now)) if good else (-1, now)
-        counted, numbered = (good.counted, good.numbered) if good else (False, False)
-        return cls(
-            why=why,
-            generation=generation,
-            asked_at=now,
-            good_step=good_step,
-            good_at=good_at,
-            counted=counted,
-            numbered=numbered,
-        )
-
-    def on_late_step(self, event: Progress) -> None:
-        """Take in steps that were made before the ranks ended but reported after the order."""
-        if event.step > self.good_step or self.good_step < 0:
-            self.good_step, self.good_at = event.step, max(self.good_at, event.at)
-            self.counted, self.numbered = event.counted, event.numbered
-
-    def make_change(self, event: Progress, release: int) -> Change:
-        """Return the record of this planned restart, at the first step of the next generation."""
-        stopped_at = max(self.stopped_at, self.asked_at)
-        launched_at = max(self.launched_at, stopped_at)
-        change = Change(
-            why=self.why,
-            generation=self.generation,
-            release=release,
-            good_step=self.good_step,
-            good_at=min(self.good_at, stopped_at),
-            asked_at=self.asked_at,
-            stopped_at=stopped_at,
-            launched_at=launched_at,
-            resumed_at=max(event.first_at, launched_at),
-            resumed_from=resumed_step(event, self),
-            held_s=max(0.0, self.released_at - stopped_at) if self.released_at else 0.0,
-            grouped_at=event.grouped_at,
-            restored_at=event.restored_at,
-            evicted=self.evicted,
-            admitted=self.admitted,
-            counted=self.counted and self.good_step >= 0,
-        )
-        return msgspec.structs.replace(change, sentence=change_sentence(change))
+def on_leave_order(state: JobState, now: float, order: Order) -> str:
+    node, gone = order.node, f"{order.verb} by {order.who}"
+    if order.verb == "evict" and node in state.fence.nodes:
+        state.fence.note_empty(node)
+        if node in state.nodes.active:
+            state.requests.evicting[node] = order.who
+        going_on = f"; {launching.launch_or_wait(state, now)}" if state.phase is Phase.WAITING else ""
+        return f"{node} has ended, as {order.who} says{going_on}"
+    if node in state.nodes.active:
+        (state.requests.evicting if order.verb == "evict" else state.requests.draining)[node] = order.who
+        return f"{node} is to leave, as {order.who} wants"
+    if not state.nodes.standbys.beside_job((node,)):
+        return f"there is no node {node} to {order.verb}"
+    state.emit(*state.nodes.standbys.dismiss_node(node, None, gone))
+    return f"{node} leaves: {gone}"
 
 
-def resumed_step(event: Progress, after: Incident | Pause) -> int | None:
-    """Return the step that a generation resumed from; None if unknown or numbered differently than before."""
-    before = event.first_step - 1
-    alike = after.good_step < 0 or after.counted or after.numbered == event.numbered
-    return before if not event.counted and (alike or before <= 0) else None
+def on_resume_order(state: JobState, now: float, order: Order) -> str:
+    state.requests.held = ""
+    if state.pause is not None:
+        state.pause.released_at = now
+    if state.requests.asking:
+        state.requests.clear_question()
+        state.failures.forgive_all()
+        if state.incident is not None:
+            state.incident.forgiven = state.incident.rounds
+            reason = f"approved by {order.who}: restarted in place"
+            state.verdict = Verdict(remedy=Remedy.RESTART, reason=reason)
+    if state.phase is not Phase.HELD:
+        return f"{order.verb} by {order.who}"
+    return f"{order.verb} by {order.who}; {launching.launch_or_wait(state, now)}"
 
 
-def change_sentence(change: Change) -> str:
-    """Return one line about a planned restart for the person at the console."""
-    lost_s = change.resumed_at - change.good_at - change.held_s
-    nodes = f"; {', '.join(change.evicted)} left" if change.evicted else ""
-    nodes += f"; {', '.join(change.admitted)} admitted" if change.admitted else ""
-    held = f", held for {change.held_s:.1f} s" if change.held_s else ""
-    if incident_text.is_fresh_start(change):
-        return f"{change.why}: restarted{nodes}{held}, {incident_text.describe_fresh_start(change)} and {lost_s:.1f} s"
-    at = (
-        f" from step {change.resumed_from}"
-        if change.resumed_from is not None
-        else incident_text.describe_unknown_resume(change)
-    )
-    redone = incident_text.redone_steps(change) or 0
-    steps = f"{incident_text.count_steps(redone)} and " if redone > 0 else ""
-    return f"{change.why}: restarted{at}{nodes}{held}, lost {steps}{lost_s:.1f} s"
+def on_held_tick(state: JobState, now: float) -> str:
+    late = launching.drop_late_nodes(state, now)
+    if not state.requests.asking or state.requests.held or now < state.requests.asks_until:
+        return late
+    return launching.finish_job(state, now, GAVE_UP, f"{state.requests.asking}; nobody answered")

@@ -12,7 +12,7 @@ _KEPT = 64  # skips, and eases
 
 
 class ResumePoint:
-    """Doubts, skips and eases for the next launch, as part of the decider's state."""
+    """Doubts, skips and eases for the next launch, as part of the job's state."""
 
     def __init__(self) -> None:
         self.doubts = DoubtfulStates()

@@ -16,6 +16,7 @@ from math import isfinite, sqrt
 import msgspec
 
 from holdfast.model.alarm import Alarm, Kind, Stance
+from holdfast.model.loss_response import LossPolicy, LossResponse
 from holdfast.model.release import Ease
 from holdfast.model.signal import StepValues
 
@@ -26,17 +27,18 @@ _ALPHA = 0.05  # of the update rule, and the steps from which it judges
 _STEADY = 10
 
 
-class LossPolicy(StrEnum):
-    """The user's choice of response to a spike."""
+class SpikeRule(StrEnum):
+    """What stood out, and by which test."""
 
-    IGNORE = "ignore"  # the journal alone
-    ALERT = "alert"
-    SKIP = "skip-batches"  # go on from the newest state, without the next batches
-    REWIND = "rewind-and-skip"  # go on from a state before it, without its batch
-    LOWER = "lower-lr"  # go on from a state before it, at a part of the learning rate
+    LOSS_TIMES = "loss times"
+    LOSS_SCORE = "loss score"
+    NORM_TIMES = "norm times"
+    NORM_SCORE = "norm score"
+    OWN_TIMES = "own times"  # a rank's own gradient norm, before the sum over replicas
+    UPDATE = "update"
 
 
-_ACTS = {LossPolicy.SKIP, LossPolicy.REWIND, LossPolicy.LOWER}
+_SHARED = {SpikeRule.LOSS_TIMES, SpikeRule.LOSS_SCORE, SpikeRule.NORM_TIMES, SpikeRule.NORM_SCORE}  # by all replicas
 
 
 class LossLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +53,16 @@ class LossLimits(msgspec.Struct, frozen=True, kw_only=True):
     times: float = 5.0  # the median of the window
     score: float = 20.0  # deviations above the median
     warmup: int = 1000  # steps from which the update rule learns a usual jump
+
+    @property
+    def response(self) -> LossResponse | None:
+        """Return what the job does about a spike; None if people are told at most."""
+        match self.policy:
+            case LossPolicy.SKIP | LossPolicy.REWIND:
+                return LossResponse(policy=self.policy, steps=self.skip_batches)
+            case LossPolicy.LOWER:
+                return LossResponse(policy=self.policy, steps=self.lower_steps, factor=self.lower_to)
+        return None
 
 
 class SpikeWindow:
@@ -135,58 +147,48 @@ class SpikeDetector:
 
     def __init__(self, limits: LossLimits) -> None:
         self.limits = limits
-        self._windows: dict[str, SpikeWindow] = {}
+        self._windows: dict[SpikeRule, SpikeWindow] = {}  # of each series, by its first rule
         self._update = UpdateRule(limits.warmup)
-        self._quiet: dict[str, int] = {}
-        self._scaled: set[str] = set()  # series in which what is not finite is nothing special
+        self._quiet: dict[SpikeRule, int] = {}
+        self._scaled: set[SpikeRule] = set()  # series in which what is not finite is nothing special
 
-    def on_values(self, told: StepValues) -> list[tuple[str, str]]:
+    def on_values(self, told: StepValues) -> list[tuple[SpikeRule, str]]:
         """Return the rules that fire on the values of one step, each with its reason."""
         if told.loss is not None and not isfinite(told.loss):
             return []  # `loss` says so, and nothing else of this step means anything
-        found = []
-        for name, what, value in (
-            ("loss", "its loss", told.loss),
-            ("norm", "its gradient norm", told.grad_norm),
-            ("own", "its own gradient norm, before the sum over replicas,", told.own_norm),
-        ):
-            if value is None:
-                continue
-            window = self._windows.setdefault(name, SpikeWindow(self.limits.window))
-            if not isfinite(value):
-                if window.has_enough and name not in self._scaled:
-                    found.append((f"{name} times", f"{what} is {value}"))
-                self._scaled.add(name)
-                continue
-            found += [
-                (f"{name} times", f"{what} {why}") for why in [times_reason(window, value, self.limits.times)] if why
-            ]
-            if name != "own":  # heavy tails: of injected faults it saw none there, and cried wolf
-                found += [
-                    (f"{name} score", f"{what} {why}")
-                    for why in [score_reason(window, value, self.limits.score)]
-                    if why
-                ]
-            window.add(value)
+        own = "its own gradient norm, before the sum over replicas,"
+        found = self._judge_value(told.loss, "its loss", SpikeRule.LOSS_TIMES, SpikeRule.LOSS_SCORE)
+        found += self._judge_value(told.grad_norm, "its gradient norm", SpikeRule.NORM_TIMES, SpikeRule.NORM_SCORE)
+        found += self._judge_value(told.own_norm, own, SpikeRule.OWN_TIMES)
         if told.update is not None and told.grad_norm is not None and isfinite(told.update + told.grad_norm):
             why = self._update.on_update(told.step, told.update, told.grad_norm)
-            found += [("update", f"its largest update {why}")] if why else []
+            found += [(SpikeRule.UPDATE, f"its largest update {why}")] if why else []
         return [(rule, why) for rule, why in found if self._is_first(rule, told.step)]
 
-    def _is_first(self, rule: str, step: int) -> bool:
+    def _judge_value(
+        self, value: float | None, what: str, times: SpikeRule, score: SpikeRule | None = None
+    ) -> list[tuple[SpikeRule, str]]:
+        """Return the rules that fire on a value of the series that `times` judges; `what` names it in words.
+
+        A rank's own norm has no `score`: its tails are heavy, and of injected faults the rule saw none.
+        """
+        if value is None:
+            return []
+        window = self._windows.setdefault(times, SpikeWindow(self.limits.window))
+        if not isfinite(value):
+            first = window.has_enough and times not in self._scaled
+            self._scaled.add(times)
+            return [(times, f"{what} is {value}")] if first else []
+        judged = [(times, times_reason(window, value, self.limits.times))]
+        if score is not None:
+            judged.append((score, score_reason(window, value, self.limits.score)))
+        window.add(value)
+        return [(rule, f"{what} {why}") for rule, why in judged if why]
+
+    def _is_first(self, rule: SpikeRule, step: int) -> bool:
         quiet_until = self._quiet.get(rule, -1)
         self._quiet[rule] = step + self.limits.window
         return step >= quiet_until
-
-
-def encode_policy(limits: LossLimits) -> str:
-    """Return the policy with its numbers as text, for an alarm to carry and `incident/loss_remedy.py` to parse."""
-    match limits.policy:
-        case LossPolicy.SKIP | LossPolicy.REWIND:
-            return f"{limits.policy}:{limits.skip_batches}"
-        case LossPolicy.LOWER:
-            return f"{limits.policy}:{limits.lower_to!r}:{limits.lower_steps}"
-    return str(limits.policy)
 
 
 def policy_hindrance(limits: LossLimits, step: int, skippable: bool, eases: tuple[Ease, ...]) -> str:
@@ -201,15 +203,15 @@ def policy_hindrance(limits: LossLimits, step: int, skippable: bool, eases: tupl
 
 
 def alarm_of(
-    node: str, told: StepValues, rules: list[tuple[str, str]], limits: LossLimits, hindered: str = ""
+    node: str, told: StepValues, rules: list[tuple[SpikeRule, str]], limits: LossLimits, hindered: str = ""
 ) -> Alarm:
     """Return one alarm for everything that stood out in one step of one rank."""
-    acts = limits.policy in _ACTS and any(rule.startswith(("loss", "norm")) for rule, _ in rules)
+    response = limits.response if any(rule in _SHARED for rule, _ in rules) else None
     stance = Stance.OBSERVE if limits.policy is LossPolicy.IGNORE else Stance.NOTIFY
     why = "; ".join(why for _, why in rules)
-    if acts and hindered:
-        why = f"{why}; it is only told of: {hindered}"
-    elif acts:
+    if response and hindered:
+        why, response = f"{why}; it is only told of: {hindered}", None
+    elif response:
         stance = Stance.ACT
     return Alarm(
         kind=Kind.LOSS,
@@ -218,10 +220,10 @@ def alarm_of(
         ranks=(told.rank,),
         generation=told.generation,
         reason=f"stands out at step {told.step}: {why}",
-        signature=f"spike {rules[0][0]}" + (f" {told.rank}" if rules[0][0].startswith("own") else ""),
-        evidence=tuple(rule for rule, _ in rules),
+        signature=f"spike {rules[0][0]}" + (f" {told.rank}" if rules[0][0] is SpikeRule.OWN_TIMES else ""),
+        evidence=tuple(rule.value for rule, _ in rules),
         stance=stance,
-        policy=encode_policy(limits) if stance is Stance.ACT else "",
+        policy=response.encode_text() if response else "",
         # Who only leaves out what comes next goes on from the newest state.
-        not_after=None if stance is Stance.ACT and limits.policy is LossPolicy.SKIP else told.step - 1,
+        not_after=None if response and response.policy is LossPolicy.SKIP else told.step - 1,
     )

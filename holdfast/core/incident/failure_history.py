@@ -22,7 +22,7 @@ _LEAST_LOST = 16  # the same on whatever evidence: so many, or as many as the jo
 
 
 class FailureHistory:
-    """Past failures, time trained and time lost, as part of the decider's state."""
+    """Past failures, time trained and time lost, as part of the job's state."""
 
     def __init__(self, job: Job, limits: Limits) -> None:
         self.job = job
@@ -112,6 +112,7 @@ class FailureHistory:
             mixed=releases.mixed,
             update=releases.waiting is not None,
             skippable=self.skippable,
+            departed=cause in incident.departures,
         )
 
     def judge_case(self, now: float, case: IncidentCase) -> Verdict:

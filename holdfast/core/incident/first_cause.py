@@ -32,6 +32,7 @@ class Incident(msgspec.Struct, kw_only=True):
     counted: bool
     numbered: bool = False
     alarms: list[Alarm] = []  # of this round; once judged, the cause comes first
+    departures: tuple[Alarm, ...] = ()  # alarms about ranks that ended well while the others went on
     dropped: int = 0  # alarms no longer kept that were no cause
     rounds: int = 0  # failures judged so far
     forgiven: int = 0  # of these, before a person let it go on
@@ -93,22 +94,22 @@ class Incident(msgspec.Struct, kw_only=True):
         if not here or len(here) == len(nodes):
             return
         when = f"after step {self.good_step}" if self.good_step >= 0 else "before any step was seen"
-        self.add_alarm(
-            Alarm(
-                kind=Kind.CRASH,
-                at=min(alarm.at for alarm in self.alarms),
-                suspects=tuple(sorted({nodes[rank] for rank in here})),
-                ranks=here,
-                generation=self.generation,
-                klass=DEPARTED,
-                group="script",
-                action="rollback_or_fix_code",
-                confidence=1.0,
-                reason=f"left {when} {incident_text.WHILE_OTHERS}",
-                hint="Have every rank make as many steps: even out the data, or use torch's join().",
-                signature=f"departed {here}",
-            )
+        departure = Alarm(
+            kind=Kind.CRASH,
+            at=min(alarm.at for alarm in self.alarms),
+            suspects=tuple(sorted({nodes[rank] for rank in here})),
+            ranks=here,
+            generation=self.generation,
+            klass=DEPARTED,
+            group="script",
+            action="rollback_or_fix_code",
+            confidence=1.0,
+            reason=f"left {when} while the others went on",
+            hint="Have every rank make as many steps: even out the data, or use torch's join().",
+            signature=f"departed {here}",
         )
+        self.departures = (*self.departures, departure)
+        self.add_alarm(departure)
 
     def name_cause(self) -> Alarm:
         """Return the first cause of this round and move it to the front of the alarms."""
@@ -168,7 +169,9 @@ class Incident(msgspec.Struct, kw_only=True):
             counted=self.counted and self.good_step >= 0,
             skipped=self.skipped,
         )
-        return msgspec.structs.replace(record, sentence=incident_text.incident_sentence(record))
+        return msgspec.structs.replace(
+            record, sentence=incident_text.incident_sentence(record, names_step=cause in self.departures)
+        )
 
 
 def open_incident(now: float, number: int, generation: int, good: Progress | None, alarm: Alarm) -> Incident:

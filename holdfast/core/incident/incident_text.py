@@ -23,9 +23,6 @@ def describe_exit(code: int) -> str:
     return f"exited with code {code}"
 
 
-WHILE_OTHERS = "while the others went on"
-
-
 def describe_cause(alarm: Alarm) -> str:
     """Return in words who failed, where and how."""
     where = ", ".join(alarm.suspects)
@@ -43,11 +40,13 @@ def describe_lost_standby(alarm: Alarm) -> str:
     return "standby fell silent" if alarm.kind is Kind.SILENCE else f"standby {alarm.reason}"
 
 
-def incident_sentence(record: Record) -> str:
+def incident_sentence(record: Record, *, names_step: bool = False) -> str:
+    """Return the sentence that an incident ends in; `names_step`: the cause itself says at which step it happened."""
     again = (
         f", then failed {_count_times(record.failures - 1)} more before the next step" if record.failures > 1 else ""
     )
-    text = f"{record.cause}{_describe_step(record)}{again}; {_describe_remedy(record)}"
+    step = "" if names_step else _describe_step(record)
+    text = f"{record.cause}{step}{again}; {_describe_remedy(record)}"
     if record.verdict.remedy is Remedy.GIVE_UP:
         return text
     lost_s = record.resumed_at - record.good_at
@@ -89,9 +88,7 @@ def redone_steps(record: Record | Change) -> int | None:
 
 def _describe_step(record: Record) -> str:
     """Return the step at which the failure happened, as a phrase."""
-    if record.cause.endswith(WHILE_OTHERS):  # which names its step itself
-        return ""
-    if record.kind == Kind.LOSS:  # so does this
+    if record.kind == Kind.LOSS:  # whose cause names the step itself
         return f" (last good step: {record.good_step})" if record.good_step >= 0 else " (no step was good)"
     if record.counted:
         return f" {count_steps(record.good_step)} after its launch"

@@ -94,8 +94,7 @@ def _roll_back(case: IncidentCase) -> Verdict:
 def _skip_batch(case: IncidentCase) -> Verdict | None:
     """Return a verdict that skips the batch at which the loss was not finite again; None if that does not apply."""
     cause = case.cause
-    spike = cause.signature.startswith("spike")
-    if cause.kind is not Kind.LOSS or spike or cause.not_after is None or not case.skippable:
+    if cause.kind is not Kind.LOSS or case.is_spike or cause.not_after is None or not case.skippable:
         return None
     if not case.is_no_further or case.fruitless_restarts == 0:
         return None
@@ -202,7 +201,7 @@ def _user_code(case: IncidentCase) -> Verdict:
         return _give_up("the script failed the same way again without getting further")
     if case.is_stuck:
         return _give_up("the script failed the same way over and over, and hardly got further in between")
-    did = "let a rank go" if case.cause.reason.endswith(incident_text.WHILE_OTHERS) else "raised"
+    did = "let a rank go" if case.departed else "raised"
     return Verdict(remedy=Remedy.RESTART, reason=f"the script {did}, after steps were made: restarted in place")
 
 
@@ -246,9 +245,9 @@ def _judge_loss(case: IncidentCase) -> Verdict:
         return _restarts_used_up(case)
     cause = case.cause
     if case.max_restarts is None and case.is_stuck:
-        what = "stood out" if cause.signature.startswith("spike") else "was not finite"
+        what = "stood out" if case.is_spike else "was not finite"
         return _give_up(f"the loss {what} {case.fruitless_restarts + 1} times without getting further: data or code")
-    skips, eases = loss_remedy.apply_policy(cause.policy, case.step, cause.not_after)
+    skips, eases = loss_remedy.apply_response(cause.response, case.step, cause.not_after)
     if eases or (skips and case.skippable):  # a rank that leaves none out would wait for the others for ever
         return Verdict(remedy=Remedy.SKIP, skips=skips, eases=eases, reason=loss_remedy.describe_remedy(skips, eases))
     return Verdict(remedy=Remedy.RESTART, reason="restarted in place from a state before that")

@@ -70,6 +70,12 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
     mixed: bool = False  # it came in together with other machines
     update: bool = False  # a newer one waits, and will be in the next launch
     skippable: bool = False  # the script asks which batches to leave out
+    departed: bool = False  # ranks ended well while the others went on
+
+    @property
+    def is_spike(self) -> bool:
+        """Return whether the loss was finite but stood out. Only such an alarm says what the user wants done."""
+        return self.cause.response is not None
 
     @property
     def recent_failures(self) -> tuple[PastFailure, ...]:

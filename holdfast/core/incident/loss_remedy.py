@@ -1,22 +1,22 @@
 """Remedies for a loss that stands out: skip batches, or lower the learning rate for some steps."""
 
+from holdfast.model.loss_response import LossPolicy, LossResponse
 from holdfast.model.release import Ease, Skip
 
 
-def apply_policy(policy: str, newest: int, not_after: int | None) -> tuple[tuple[Skip, ...], tuple[Ease, ...]]:
-    """Return the skips and eases for the policy "skip-batches:K", "rewind-and-skip:K" or "lower-lr:FACTOR:STEPS".
-
-    Any other policy gives none. `newest` is the last step made, `not_after` the last one before the loss stood out.
-    """
-    name, _, numbers = policy.partition(":")
+def apply_response(
+    response: LossResponse | None, newest: int, not_after: int | None
+) -> tuple[tuple[Skip, ...], tuple[Ease, ...]]:
+    """Return the steps to skip and to ease. `newest` is the last step made, `not_after` the last one before the loss
+    stood out."""
     before = newest if not_after is None else not_after
-    match name, numbers.split(":"):
-        case "skip-batches", [count]:
-            return (Skip(first=newest + 1, last=newest + int(count)),), ()
-        case "rewind-and-skip", [count]:
-            return (Skip(first=before + 1, last=before + int(count)),), ()
-        case "lower-lr", [factor, steps]:
-            return (), (Ease(first=before + 1, last=before + int(steps), factor=float(factor)),)
+    match response:
+        case LossResponse(policy=LossPolicy.SKIP, steps=steps):
+            return (Skip(first=newest + 1, last=newest + steps),), ()
+        case LossResponse(policy=LossPolicy.REWIND, steps=steps):
+            return (Skip(first=before + 1, last=before + steps),), ()
+        case LossResponse(policy=LossPolicy.LOWER, steps=steps, factor=factor):
+            return (), (Ease(first=before + 1, last=before + steps, factor=factor),)
     return (), ()
 
 

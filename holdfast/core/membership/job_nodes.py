@@ -12,7 +12,7 @@ from holdfast.model.job_seats import Job, Seat
 
 
 class JobNodes:
-    """The seated nodes and the standbys, as part of the decider's state. Methods return the actions that they
+    """The seated nodes and the standbys, as part of the job's state. Methods return the actions that they
     require."""
 
     def __init__(self, job: Job, limits: Limits, ids: Iterator[int]) -> None:
@@ -30,6 +30,11 @@ class JobNodes:
     @property
     def active(self) -> set[str]:
         return set(self.seated - self.out)
+
+    @property
+    def active_seats(self) -> tuple[Seat, ...]:
+        """Return the seats whose nodes are in the next generation too, in the order of their ranks."""
+        return tuple(seat for seat in self.seats if seat.node not in self.out)
 
     def is_active(self, node: str) -> bool:
         return node in self.seated and node not in self.out

@@ -15,7 +15,7 @@ _LONGEST = 32  # times ready_s: no fleet is given longer for a node
 
 
 class Standbys:
-    """The unseated nodes, as part of the decider's state. Methods return the actions that they require."""
+    """The unseated nodes, as part of the job's state. Methods return the actions that they require."""
 
     def __init__(self, job: Job, limits: Limits, ids: Iterator[int]) -> None:
         self.job = job

@@ -25,7 +25,7 @@ class PendingUpdate(msgspec.Struct, frozen=True):
 
 
 class JobReleases:
-    """The known releases and their fates, as part of the decider's state."""
+    """The known releases and their fates, as part of the job's state."""
 
     def __init__(self, first: Release, trial_steps: int) -> None:
         self.running = first

@@ -1,8 +1,9 @@
 """The history of a job's releases: who brought each one, when, its fate, and how many steps it made."""
 
+from collections.abc import Mapping
+
 import msgspec
 
-from holdfast.core.release.job_releases import JobReleases
 from holdfast.model.action import Launch, Stage
 from holdfast.model.event import Begin, Entry, Progress
 from holdfast.model.release import Fate, Release
@@ -52,16 +53,18 @@ class ReleaseHistory:
                     self._running, self._generation = release.number, generation
                     self._before = self._steps.get(release.number, 0)
 
-    def list_chapters(self, releases: JobReleases) -> tuple[ReleaseChapter, ...]:
+    def list_chapters(
+        self, known: Mapping[int, Release], fates: Mapping[int, Fate], reasons: Mapping[int, str]
+    ) -> tuple[ReleaseChapter, ...]:
         """Return the chapters of all releases, the oldest first."""
         return tuple(
             ReleaseChapter(
                 release=release,
-                fate=releases.fates[number],
-                why=releases.told.get(number, ""),
+                fate=fates[number],
+                why=reasons.get(number, ""),
                 at=self._brought.get(number, 0.0),
                 launched_at=self._launched.get(number, 0.0),
                 steps=self._steps.get(number, 0),
             )
-            for number, release in sorted(releases.known.items())
+            for number, release in sorted(known.items())
         )

@@ -91,7 +91,7 @@ class TwinComparison:
         else:
             self._compare_pairs(step, signatures)
         if self.steps >= self.limits.steps and self._is_undecided():
-            self._set_ruling(*self._nobody_ruling())
+            self._set_ruling(*self._nobody_ruling(_ALONE if self._unwatched_nodes() else ""))
 
     def on_referee_signature(self, signature: int | None) -> None:
         """Record what the referee signed at the doubtful stage; None if it could not repeat the step."""
@@ -117,7 +117,7 @@ class TwinComparison:
         """Return the ruling "nobody" after `steps` steps, the number in which the least watched node was compared."""
         self.steps = steps
         how, nodes, reason = self._nobody_ruling()
-        return ReplayRuling(how=how, nodes=nodes, reason=reason.removesuffix(_ALONE))
+        return ReplayRuling(how=how, nodes=nodes, reason=reason)
 
     def _is_undecided(self) -> bool:
         return self._ruling is None and self._doubt is None
@@ -167,7 +167,7 @@ class TwinComparison:
     def _healthy_replica(self, replica: int) -> int:
         return next(other for other in range(len(self.nodes)) if other != replica)
 
-    def _nobody_ruling(self) -> tuple[RulingKind, Nodes, str]:
+    def _nobody_ruling(self, alone: str = "") -> tuple[RulingKind, Nodes, str]:
         if self._wrong:
             replica, stage = self._wrong
             why = f"stage {stage} of replica {replica} is wrong, and in the rest of the steps it did not show again"
@@ -179,12 +179,8 @@ class TwinComparison:
         why = (
             f"twins agreed in all {self.steps} steps: a fault that shows in more than {most:.2g} of them is out of the"
         )
-        alone = _ALONE if self._unwatched_nodes() else ""
-        return (
-            RulingKind.NOBODY,
-            (),
-            f"{why} question; that a machine is faulty, even odds before, is now {belief:.1%}{alone}",
-        )
+        told = f"{why} question; that a machine is faulty, even odds before, is now {belief:.1%}{alone}"
+        return RulingKind.NOBODY, (), told
 
     def _unwatched_nodes(self) -> Nodes:
         """Return the nodes of the last replica if the number of replicas is odd, since it has no twin; else empty."""

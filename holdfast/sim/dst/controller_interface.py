@@ -6,7 +6,7 @@ from typing import Protocol
 import msgspec
 
 from holdfast.config import Settings
-from holdfast.core.decide.decider import Decider
+from holdfast.core.decide.job_view import JobView
 from holdfast.core.record.ledger import Ledger
 from holdfast.model.event import Entry, Order
 from holdfast.model.job_seats import Job
@@ -32,7 +32,7 @@ class ControllerParts(msgspec.Struct, frozen=True, kw_only=True):
 class DstController(Protocol):
     """One life of a controller."""
 
-    decider: Decider
+    view: JobView
     ledger: Ledger
 
     async def run(self, job: Job) -> int: ...

@@ -53,7 +53,7 @@ class ControllerLife:
         world.log_line(f"{entry.seq} {type(entry.event).__name__} -> {entry.decision.phase}: {entry.decision.reason}")
         for action in entry.decision.actions:
             world.log_line(f"    {action}")
-        world.truth.on_entry(entry, self.brain.decider)
+        world.truth.on_entry(entry, self.brain.view)
 
 
 class ControllerProcess:
@@ -107,7 +107,7 @@ class ControllerProcess:
     def accept_link(self, link: SimLink) -> bool:
         """Accept an agent's link; False if no controller is ready for it."""
         life = self.life
-        if life is None or life.brain.decider.phase is Phase.NEW:
+        if life is None or life.brain.view.phase is Phase.NEW:
             return False
         link.strike = life.strike_point
         life.links.append(link)
@@ -123,11 +123,11 @@ class ControllerProcess:
 
     def is_fenced(self, node: str) -> bool:
         """Whether launches wait because ranks of this node may still live."""
-        return self.brain is not None and node in self.brain.decider.fence.nodes
+        return self.brain is not None and node in self.brain.view.fenced
 
     def give_order(self, order: Order) -> None:
         """Pass a person's order to the controller, as the API does; dropped if no controller runs."""
-        if self.life and self.life.brain.decider.phase is not Phase.NEW:
+        if self.life and self.life.brain.view.phase is not Phase.NEW:
             with contextlib.suppress(ControllerCrashed):
                 refused = self.life.brain.give_order(order)
                 self.world.log_line(f"{order.who} orders {order.verb} {order.node}: {refused or 'taken'}")

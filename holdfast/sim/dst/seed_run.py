@@ -87,16 +87,16 @@ def _unhealed_reason(world: DstWorld, step: int) -> str:
     brain = office.brain
     if brain is None:
         return "there is no controller"
-    decider = brain.decider
-    if decider.phase in (Phase.ENDING, Phase.DONE):
+    view = brain.view
+    if view.phase in (Phase.ENDING, Phase.DONE):
         return "the job does not end"
-    if decider.phase is not Phase.TRAINING:
-        return f"the job is {decider.phase}"
+    if view.phase is not Phase.TRAINING:
+        return f"the job is {view.phase}"
     if world.truth.steps <= step:
         return "no step is made"
-    if decider.job.can_acquire and len(decider.pool) < decider.job.standbys:
-        return f"{len(decider.pool)} of {decider.job.standbys} standbys are there"
-    return _stray_ranks(world, decider.generation)
+    if view.job.can_acquire and len(view.pool) < view.job.standbys:
+        return f"{len(view.pool)} of {view.job.standbys} standbys are there"
+    return _stray_ranks(world, view.generation)
 
 
 def _stray_ranks(world: DstWorld, generation: int) -> str:
@@ -107,7 +107,7 @@ def _stray_ranks(world: DstWorld, generation: int) -> str:
 def _ending_reason(world: DstWorld) -> str:
     brain = world.office.brain
     finish = world.truth.finish
-    return finish if world.office.ended or (brain and brain.decider.phase in (Phase.ENDING, Phase.DONE)) else ""
+    return finish if world.office.ended or (brain and brain.view.phase in (Phase.ENDING, Phase.DONE)) else ""
 
 
 def _end_job(world: DstWorld) -> None:

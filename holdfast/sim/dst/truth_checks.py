@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.agent_state_machine import AgentProtocol
 from holdfast.core.decide.decider import Decider
+from holdfast.core.decide.job_view import JobView
 from holdfast.core.record.ledger import fold_entries
 from holdfast.model.action import Finish, Say
 from holdfast.model.alarm import Alarm, Kind, Stance
@@ -43,9 +44,9 @@ class TruthChecks:
 
     # --- the journal -------------------------------------------------------------------------------------------
 
-    def on_entry(self, entry: Entry, decider: Decider) -> None:
+    def on_entry(self, entry: Entry, view: JobView) -> None:
         try:
-            self._watch.check_entry(entry, decider)
+            self._watch.check_entry(entry, view)
             self.effort.on_entry(entry)
         except UnsafeError as e:
             self.report_broken(str(e))
@@ -81,7 +82,7 @@ class TruthChecks:
             self._told, self._doubts, self._read = 0, [], min(self._read, len(self.disk.entries))
             for entry in self.disk.entries:
                 decider.step(entry.at, entry.event)
-                self.on_entry(entry, decider)
+                self.on_entry(entry, decider.view)
 
     def on_ack(self, life: AgentProtocol, seq: int) -> None:
         """Check that an alarm or rank exit that the controller acknowledged is on its disk."""

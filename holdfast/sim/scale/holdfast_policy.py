@@ -86,7 +86,8 @@ class HoldfastPolicy:
     def _begin_life(self) -> None:
         """Begin a job: the first one, or one that a person has queued again."""
         self._clock.life += 1
-        self.decider, self.ledger = Decider(), Ledger()
+        self._decider, self.ledger = Decider(), Ledger()
+        self.view = self._decider.view
         self._wake_at: float | None = None
         self._seq = 0
         self._causes.clear()
@@ -130,13 +131,12 @@ class HoldfastPolicy:
         self.step_decider(Begin(job=job, limits=limits))
 
     def step_decider(self, event: Event) -> Decision:
-        before = self.decider.phase
-        decision = self.decider.step(self.now, event)
+        before = self.view.phase
+        decision = self._decider.step(self.now, event)
         self._seq += 1
         self.ledger.add(Entry(seq=self._seq, at=self.now, event=event, decision=decision))
-        incident = self.decider.incident
-        if incident is not None:
-            self._causes.setdefault(incident.number, self._striking)
+        if self.view.open_incident:
+            self._causes.setdefault(self.view.open_incident, self._striking)
         if decision.phase is Phase.PAUSING and before is not Phase.PAUSING:
             self._wants[len(self.ledger.changes) + 1] = self._want or "update"
         for over in (decision.closed, decision.changed):
@@ -151,7 +151,7 @@ class HoldfastPolicy:
         if decision.wake_at is not None and decision.wake_at != self._wake_at:
             self._clock.call_at(self._clock.life, max(self.now, decision.wake_at), self._tick, decision.wake_at)
         self._wake_at = decision.wake_at
-        if decision.phase is Phase.HELD and before is not Phase.HELD and self.decider.people.asking:
+        if decision.phase is Phase.HELD and before is not Phase.HELD and self.view.question:
             self.staff.ask_person()
         return decision
 
@@ -189,7 +189,7 @@ class HoldfastPolicy:
 
     def _seated_node(self, luck: float) -> str:
         """Return a node that has a seat, alive or not; empty before the first launch."""
-        seats = self.decider.seats
+        seats = self.view.seats
         return seats[int(luck * len(seats))].node if seats else ""
 
     # --- failures ----------------------------------------------------------------------------------------------
@@ -224,12 +224,12 @@ class HoldfastPolicy:
 
     def _choose_victim(self, strike: ScheduledFailure) -> str:
         """Return a seated node to strike, a lemon if the failure asks for one; empty if no node is seated."""
-        lemons = [seat.node for seat in self.decider.seats if seat.node in self._lemons] if strike.lemon else []
+        lemons = [seat.node for seat in self.view.seats if seat.node in self._lemons] if strike.lemon else []
         return lemons[int(strike.luck * len(lemons))] if lemons else self._seated_node(strike.luck)
 
     def _blast_nodes(self, blast: BlastFailure, node: str) -> None:
         """Lose a switch or a rack, and with it the nodes around this one."""
-        around = node_neighbours.seats_around(self.decider.seats, node, blast.nodes)
+        around = node_neighbours.seats_around(self.view.seats, node, blast.nodes)
         gone = [seat.node for seat in around if seat.node in self.nodes]
         self.dead.update(gone)
         self._striking = blast.name
@@ -246,7 +246,7 @@ class HoldfastPolicy:
 
     def _show_failure(self, fault: FailureMode, node: str) -> None:
         """Let a failure show on a node of the running generation: schedule its alarm, stall training if it must."""
-        if node not in self.nodes or self.decider.phase not in _RUNS:
+        if node not in self.nodes or self.view.phase not in _RUNS:
             return
         self._striking = fault.name
         if fault.shows == "silence":
@@ -256,25 +256,23 @@ class HoldfastPolicy:
         if fault.shows == "slow":
             self._slow.show_slowness(fault, node, defect)
             return
-        places = node_neighbours.find_place(self.decider.seats, node, self._seated_node(self.rng.random()))
+        places = node_neighbours.find_place(self.view.seats, node, self._seated_node(self.rng.random()))
         sign = self.signs.draw_sign(fault, places, self.rng, defect)
         spoilt = max(0, self.course.current_step(self.now) - sign.back_steps) if sign.back_steps else 0
         if sign.stalls:
             self.stall_steps()
         if sign.named is not None:
-            self.call_later(sign.named[0], self.raise_alarm, sign.named[1], fault.name, self.decider.generation)
-        self.call_later(sign.after_s, self.raise_alarm, sign.alarm, fault.name, self.decider.generation, spoilt)
+            self.call_later(sign.named[0], self.raise_alarm, sign.named[1], fault.name, self.view.generation)
+        self.call_later(sign.after_s, self.raise_alarm, sign.alarm, fault.name, self.view.generation, spoilt)
 
     def raise_alarm(self, alarm: Alarm, name: str, generation: int, spoilt: int = 0) -> None:
-        if generation not in (0, self.decider.generation):
+        if generation not in (0, self.view.generation):
             return  # its ranks were ended meanwhile
         self._striking = self.cried = name
         at = self.course.good_at(self.now)
         not_after = spoilt if spoilt else None
         self._report_step()
-        self.step_decider(
-            msgspec.structs.replace(alarm, at=at, generation=self.decider.generation, not_after=not_after)
-        )
+        self.step_decider(msgspec.structs.replace(alarm, at=at, generation=self.view.generation, not_after=not_after))
 
     # --- releases and people -----------------------------------------------------------------------------------
 
@@ -283,7 +281,7 @@ class HoldfastPolicy:
         if "update" in self.setup.off:
             self._book_spans(self.now)
             self._queue_again(self.prices("requeue") - self.prices("first_step"), "update")
-        elif self.decider.phase not in (Phase.NEW, Phase.DONE):  # a job that is queued has it when it begins
+        elif self.view.phase not in (Phase.NEW, Phase.DONE):  # a job that is queued has it when it begins
             self._order_update(digest, now=False)
 
     def _order_update(self, digest: str, *, now: bool) -> bool:
@@ -320,7 +318,7 @@ class HoldfastPolicy:
 
     def stop_steps(self) -> None:
         self.stall_steps()
-        if self.decider.phase is Phase.PAUSING:  # an incident was told of the last step before its alarm
+        if self.view.phase is Phase.PAUSING:  # an incident was told of the last step before its alarm
             self._report_step()
 
     def on_launching(self, action: Launch) -> None:
@@ -338,7 +336,7 @@ class HoldfastPolicy:
         self.call_later(self.course.restore_s() + self.prices("first_step") + fresh_s, self._first_step, action)
 
     def _first_step(self, action: Launch) -> None:
-        if self.decider.generation != action.generation or self.decider.phase is not Phase.STARTING:
+        if self.view.generation != action.generation or self.view.phase is not Phase.STARTING:
             return
         until, away = self.away
         if away is not None and self.now < until:
@@ -358,12 +356,12 @@ class HoldfastPolicy:
                 self.call_later(self.prices(again), self._relapse_node, action.generation, defect, node)
 
     def _fails_again(self, generation: int, fault: FailureMode) -> None:
-        if generation == self.decider.generation and not self.course.stalled:
+        if generation == self.view.generation and not self.course.stalled:
             self._on_known_bug(fault)
             self._show_failure(fault, self._seated_node(self.rng.random()))
 
     def _relapse_node(self, generation: int, defect: NodeDefect, node: str) -> None:
-        if generation != self.decider.generation or self.course.stalled or self.defects.get(node) is not defect:
+        if generation != self.view.generation or self.course.stalled or self.defects.get(node) is not defect:
             return
         self._show_failure(defect.fault, node)
         self.staff.page_person(node, defect)
@@ -374,11 +372,11 @@ class HoldfastPolicy:
         self.staff.plan_mend(fault)
 
     def _report_settled(self, generation: int) -> None:
-        if generation == self.decider.generation and not self.course.stalled:
+        if generation == self.view.generation and not self.course.stalled:
             self._report_step()
 
     def _report_step(self) -> None:
         """Report the job's step, if it has made one in this generation."""
-        progress = self.course.progress_event(self.now, self.decider.generation)
+        progress = self.course.progress_event(self.now, self.view.generation)
         if progress is not None:
             self.step_decider(progress)

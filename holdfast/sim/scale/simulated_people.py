@@ -37,7 +37,7 @@ class SimulatedPeople:
         world = self.world
         for node in self.mend_failure(name):
             world.give_order("evict", name, node)
-        if world.decider.phase is Phase.HELD:
+        if world.view.phase is Phase.HELD:
             world.give_order("resume", name)
 
     def mend_failure(self, name: str) -> list[str]:

@@ -31,16 +31,14 @@ class SlowJobs:
             self._leave_to_person(fault, node, defect, person_s)
             return
         self.slow_steps(fault, sign.after_s)
-        world.call_later(
-            sign.after_s, self._act_on, sign.alarm, defect, world.decider.generation, person_s - sign.after_s
-        )
+        world.call_later(sign.after_s, self._act_on, sign.alarm, defect, world.view.generation, person_s - sign.after_s)
 
     def _act_on(self, alarm: Alarm, defect: NodeDefect, generation: int, person_s: float) -> None:
         world, (node,) = self.world, alarm.suspects
         if world.defects.get(node) is defect:
-            before = world.decider.incidents
+            before = world.view.incidents
             world.raise_alarm(alarm, defect.fault.name, generation)
-            if world.decider.incidents == before:  # nobody can take its place, or its pace counts as the job's own now
+            if world.view.incidents == before:  # nobody can take its place, or its pace counts as the job's own now
                 self._leave_to_person(defect.fault, node, defect, person_s)
 
     def _leave_to_person(self, fault: "FailureMode", node: str, defect: NodeDefect | None, person_s: float) -> None:

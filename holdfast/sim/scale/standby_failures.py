@@ -20,7 +20,7 @@ class StandbyFailures:
     def strike_standby(self, strike: "ScheduledFailure") -> None:
         """Let a waiting standby fall silent or fail its health reading; the decider then replaces it."""
         world, fault = self.world, strike.fault
-        waiting = sorted(world.decider.pool.keys() & world.nodes - world.dead)
+        waiting = sorted(world.view.pool.keys() & world.nodes - world.dead)
         if not waiting or (fault.shows == "health" and "health" in world.setup.off):
             return
         node = waiting[int(strike.luck * len(waiting))]
@@ -36,4 +36,4 @@ class StandbyFailures:
         """Report the alarm if the node is still there; if it has a seat by now, the failure counts as any other."""
         world = self.world
         if not world.nodes.isdisjoint(alarm.suspects):
-            world.step_decider(msgspec.structs.replace(alarm, at=world.now, generation=world.decider.generation))
+            world.step_decider(msgspec.structs.replace(alarm, at=world.now, generation=world.view.generation))

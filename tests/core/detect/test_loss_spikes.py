@@ -7,8 +7,8 @@ import pytest
 
 from holdfast.core.detect.loss_spikes import (
     LossLimits,
-    LossPolicy,
     SpikeDetector,
+    SpikeRule,
     SpikeWindow,
     UpdateRule,
     alarm_of,
@@ -17,6 +17,7 @@ from holdfast.core.detect.loss_spikes import (
     times_reason,
 )
 from holdfast.model.alarm import Alarm, Stance
+from holdfast.model.loss_response import LossPolicy
 from holdfast.model.release import Ease
 from holdfast.model.signal import StepValues
 
@@ -39,7 +40,7 @@ def fed(values: list[float]) -> SpikeDetector:
     return spikes
 
 
-def rules(found: list[tuple[str, str]]) -> list[str]:
+def rules(found: list[tuple[SpikeRule, str]]) -> list[SpikeRule]:
     return [rule for rule, _ in found]
 
 
@@ -128,18 +129,18 @@ def test_a_jump_with_a_falling_gradient_or_after_a_gap_is_none() -> None:
     assert other.on_update(51, 5e-3, 3.0) == "", "the step before was not seen"
 
 
-LOSS = [("loss times", "its loss is 9")]
+LOSS = [(SpikeRule.LOSS_TIMES, "its loss is 9")]
 EASES = (Ease(first=40, last=49, factor=0.5),)
 
 
-def alarm(limits: LossLimits, rules: list[tuple[str, str]] = LOSS, hindered: str = "") -> Alarm:
+def alarm(limits: LossLimits, rules: list[tuple[SpikeRule, str]] = LOSS, hindered: str = "") -> Alarm:
     return alarm_of("n1", told(40, loss=9.0), rules, limits, hindered)
 
 
 def test_the_alarm_names_the_step_before_as_good() -> None:
     loss = alarm(LIMITS)
     assert (loss.not_after, loss.stance, loss.suspects, loss.hard) == (39, Stance.NOTIFY, ("n1",), False)
-    own = alarm(LIMITS, [("own times", "")])
+    own = alarm(LIMITS, [(SpikeRule.OWN_TIMES, "")])
     assert own.signature != loss.signature and own.signature.endswith("0"), "a rank's own is told apart by rank"
 
 
@@ -156,15 +157,15 @@ def test_the_alarm_names_the_step_before_as_good() -> None:
 def test_what_the_user_wants_is_what_the_alarm_is_for(
     limits: LossLimits, stance: Stance, policy: str, not_after: int | None
 ) -> None:
-    found = alarm(limits, [("update", "jumped"), *LOSS])
+    found = alarm(limits, [(SpikeRule.UPDATE, "jumped"), *LOSS])
     assert (found.stance, found.policy, found.not_after) == (stance, policy, not_after)
 
 
-@pytest.mark.parametrize("rule", ["own times", "update"])
-def test_only_what_ranks_share_is_acted_on(rule: str) -> None:
+@pytest.mark.parametrize("rule", [SpikeRule.OWN_TIMES, SpikeRule.UPDATE])
+def test_only_what_ranks_share_is_acted_on(rule: SpikeRule) -> None:
     found = alarm(LossLimits(policy=LossPolicy.REWIND), [(rule, "why")])
     assert (found.stance, found.policy, found.not_after) == (Stance.NOTIFY, "", 39)
-    assert alarm(LossLimits(policy=LossPolicy.REWIND), [("norm score", "why")]).stance is Stance.ACT
+    assert alarm(LossLimits(policy=LossPolicy.REWIND), [(SpikeRule.NORM_SCORE, "why")]).stance is Stance.ACT
 
 
 def test_what_cannot_be_done_is_told() -> None:

@@ -2,21 +2,22 @@
 
 import pytest
 
-from holdfast.core.detect.loss_spikes import LossLimits, LossPolicy, encode_policy
-from holdfast.core.incident.loss_remedy import apply_policy, describe_remedy
+from holdfast.core.detect.loss_spikes import LossLimits
+from holdfast.core.incident.loss_remedy import apply_response, describe_remedy
+from holdfast.model.loss_response import LossPolicy, LossResponse, parse_response
 from holdfast.model.release import Ease, Skip
 
 NEWEST, NOT_AFTER = 44, 39  # step 40 stood out
 
 
 def answered(limits: LossLimits, not_after: int | None = NOT_AFTER) -> tuple[tuple[Skip, ...], tuple[Ease, ...]]:
-    return apply_policy(encode_policy(limits), NEWEST, not_after)
+    return apply_response(limits.response, NEWEST, not_after)
 
 
 @pytest.mark.parametrize("policy", [LossPolicy.IGNORE, LossPolicy.ALERT])
 def test_what_is_only_told_changes_nothing(policy: LossPolicy) -> None:
     assert answered(LossLimits(policy=policy)) == ((), ())
-    assert apply_policy("", NEWEST, NOT_AFTER) == ((), ())
+    assert parse_response(str(policy)) is None
 
 
 @pytest.mark.parametrize("not_after", [None, NOT_AFTER])
@@ -35,6 +36,23 @@ def test_the_bad_batch_and_those_after_it_are_left_out() -> None:
 def test_steps_from_the_bad_one_on_are_eased() -> None:
     skips, eases = answered(LossLimits(policy=LossPolicy.LOWER, lower_to=1 / 3, lower_steps=10))
     assert (skips, eases) == ((), (Ease(first=40, last=49, factor=1 / 3),)), "to the last digit"
+
+
+@pytest.mark.parametrize(
+    ("response", "text"),
+    [
+        (LossResponse(policy=LossPolicy.SKIP, steps=3), "skip-batches:3"),
+        (LossResponse(policy=LossPolicy.REWIND, steps=1), "rewind-and-skip:1"),
+        (LossResponse(policy=LossPolicy.LOWER, steps=10, factor=1 / 3), "lower-lr:0.3333333333333333:10"),
+    ],
+)
+def test_an_alarm_carries_it_as_text(response: LossResponse, text: str) -> None:
+    assert (response.encode_text(), parse_response(text)) == (text, response)
+
+
+@pytest.mark.parametrize("text", ["", "dance", "skip-batches", "skip-batches:x", "lower-lr:0.5", "lower-lr:x:3", ":3"])
+def test_what_no_version_wrote_is_no_response(text: str) -> None:
+    assert parse_response(text) is None
 
 
 def test_it_is_said() -> None:

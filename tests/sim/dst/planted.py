@@ -11,7 +11,7 @@ from holdfast.controller.actions import action_executor
 from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.controller.agent_ingest import AgentIngest
 from holdfast.core.agent_state_machine import AgentProtocol
-from holdfast.core.decide.controller_takeover import ActionIds
+from holdfast.core.decide.action_ids import ActionIds
 from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.detect.silence import SilenceDetector
 from holdfast.model.errand import Leave, StopHere

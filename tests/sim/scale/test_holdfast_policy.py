@@ -117,7 +117,7 @@ def test_standbys_fail_while_they_wait_and_others_come(shows: Shows) -> None:
     assert 0.5 * world.tally.incidents < world.tally.standbys_lost < 2 * world.tally.incidents
     again = world.tally.evicted - world.tally.incidents  # of those that read as bad, whose probes found nothing
     assert again <= (2 if shows == "health" else 0), "a lost standby is no eviction, and nobody else goes for it"
-    assert len(world.decider.pool) + len(world.decider.coming) >= 62 and not world.dead & world.decider.pool.keys()
+    assert len(world.view.pool) + len(world.view.coming) >= 62 and not world.dead & world.view.pool.keys()
     assert world.tally.waits == 0
     unseen = played(one("crash", "machine", CUDA), standbys=64, days=5.0)
     assert unseen.tally.standbys_lost == 0, "no code runs on them"

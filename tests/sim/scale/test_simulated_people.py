@@ -37,7 +37,7 @@ def test_whoever_looks_for_corruption_needs_the_job_to_stand() -> None:
     assert ours.tally.evicted == 1 and ours.defects == {}
     held_s = ours.book.by_use(0.0)["hold"]
     assert 7100 < held_s < 28900
-    assert ours.decider.phase is Phase.TRAINING
+    assert ours.view.phase is Phase.TRAINING
     assert ours.book.by_cause(0.0)["it"] > held_s
 
 

@@ -1,24 +1,13 @@
+"""Planned restarts: what is recorded of a pause, and what it cost."""
+
 import msgspec
 
-from holdfast.core.decide.operator_requests import OperatorRequests, Pause
+from holdfast.core.decide.interruption import Pause
 from holdfast.model.event import Progress
 
 
 def step(number: int, at: float, *, counted: bool = False, first: int = 1) -> Progress:
     return Progress(generation=1, step=number, at=at, first_step=first, first_at=at, counted=counted)
-
-
-def test_who_must_leave_does_and_others_as_far_as_they_can_be_replaced() -> None:
-    people = OperatorRequests()
-    people.evicting["a"] = "ann"
-    people.draining |= {"b": "bob", "c": "bob"}
-    active = {"a", "b", "c", "d"}
-    assert people.nodes_to_leave(active, 0) == {"a"}
-    assert people.nodes_to_leave(active, 1) == {"a"}
-    assert people.nodes_to_leave(active, 2) == {"a", "b"}
-    people.on_nodes_left(("a", "b"))
-    assert people.nodes_to_leave(active, 2) == {"c"}
-    assert people.who_wants_gone("c") == "bob" and people.who_wants_gone("a") == ""
 
 
 def test_a_change_tells_what_it_cost_without_what_was_held() -> None:

@@ -1,0 +1,20 @@
+"""Numbers of actions: no number is given twice, not even by a controller whose journal has lost entries."""
+
+EPOCH_IDS = 10**6  # numbers that one life of a controller may give
+
+
+class ActionIds:
+    """An iterator of action numbers that never repeats one: nodes never carry out the same number twice."""
+
+    def __init__(self) -> None:
+        self._next = 1
+
+    def __iter__(self) -> "ActionIds":
+        return self
+
+    def __next__(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+    def skip_to(self, number: int) -> None:
+        self._next = max(self._next, number + 1)

@@ -1,0 +1,97 @@
+"""What keeps a job from training: an incident, or the pause of a planned restart. There is never more than one."""
+
+import msgspec
+
+from holdfast.core.incident import incident_text
+from holdfast.core.incident.first_cause import Incident
+from holdfast.model.event import Progress
+from holdfast.model.incident_record import Change
+
+
+class Pause(msgspec.Struct, kw_only=True):
+    """A planned restart, from its order to the first step after it."""
+
+    why: str
+    generation: int
+    asked_at: float
+    good_step: int
+    good_at: float
+    counted: bool
+    numbered: bool = False
+    stopped_at: float = 0.0
+    released_at: float = 0.0  # when it was no longer held
+    launched_at: float = 0.0
+    evicted: tuple[str, ...] = ()
+    admitted: tuple[str, ...] = ()
+
+    @classmethod
+    def begin_pause(cls, now: float, why: str, generation: int, good: Progress | None) -> "Pause":
+        good_step, good_at = (good.step, min(good.at, now)) if good else (-1, now)
+        counted, numbered = (good.counted, good.numbered) if good else (False, False)
+        return cls(
+            why=why,
+            generation=generation,
+            asked_at=now,
+            good_step=good_step,
+            good_at=good_at,
+            counted=counted,
+            numbered=numbered,
+        )
+
+    def on_late_step(self, event: Progress) -> None:
+        """Take in steps that were made before the ranks ended but reported after the order."""
+        if event.step > self.good_step or self.good_step < 0:
+            self.good_step, self.good_at = event.step, max(self.good_at, event.at)
+            self.counted, self.numbered = event.counted, event.numbered
+
+    def make_change(self, event: Progress, release: int) -> Change:
+        """Return the record of this planned restart, at the first step of the next generation."""
+        stopped_at = max(self.stopped_at, self.asked_at)
+        launched_at = max(self.launched_at, stopped_at)
+        change = Change(
+            why=self.why,
+            generation=self.generation,
+            release=release,
+            good_step=self.good_step,
+            good_at=min(self.good_at, stopped_at),
+            asked_at=self.asked_at,
+            stopped_at=stopped_at,
+            launched_at=launched_at,
+            resumed_at=max(event.first_at, launched_at),
+            resumed_from=resumed_step(event, self),
+            held_s=max(0.0, self.released_at - stopped_at) if self.released_at else 0.0,
+            grouped_at=event.grouped_at,
+            restored_at=event.restored_at,
+            evicted=self.evicted,
+            admitted=self.admitted,
+            counted=self.counted and self.good_step >= 0,
+        )
+        return msgspec.structs.replace(change, sentence=change_sentence(change))
+
+
+Interruption = Incident | Pause
+
+
+def resumed_step(event: Progress, after: Interruption) -> int | None:
+    """Return the step that a generation resumed from; None if unknown or numbered differently than before."""
+    before = event.first_step - 1
+    alike = after.good_step < 0 or after.counted or after.numbered == event.numbered
+    return before if not event.counted and (alike or before <= 0) else None
+
+
+def change_sentence(change: Change) -> str:
+    """Return one line about a planned restart for the person at the console."""
+    lost_s = change.resumed_at - change.good_at - change.held_s
+    nodes = f"; {', '.join(change.evicted)} left" if change.evicted else ""
+    nodes += f"; {', '.join(change.admitted)} admitted" if change.admitted else ""
+    held = f", held for {change.held_s:.1f} s" if change.held_s else ""
+    if incident_text.is_fresh_start(change):
+        return f"{change.why}: restarted{nodes}{held}, {incident_text.describe_fresh_start(change)} and {lost_s:.1f} s"
+    at = (
+        f" from step {change.resumed_from}"
+        if change.resumed_from is not None
+        else incident_text.describe_unknown_resume(change)
+    )
+    redone = incident_text.redone_steps(change) or 0
+    steps = f"{incident_text.count_steps(redone)} and " if redone > 0 else ""
+    return f"{change.why}: restarted{at}{nodes}{held}, lost {steps}{lost_s:.1f} s"

@@ -1,0 +1,217 @@
+"""A read-only view of a job's state, for everybody outside of core/decide.
+
+It is a window and not a copy: what it shows is always so now, and to look costs nothing. Controllers look at every
+beat of every node, and simulations of months at every event. All that it hands out is read-only too.
+"""
+
+from collections.abc import Mapping, Set
+from types import MappingProxyType
+
+from holdfast.core.decide.job_state import JobState
+from holdfast.core.decide.node_roles import NodeRole, assign_roles
+from holdfast.core.decide.status_text import tell_present
+from holdfast.model.alarm import Kind
+from holdfast.model.event import Limits, Phase, Progress, Ready
+from holdfast.model.incident_record import Verdict
+from holdfast.model.job_seats import Job, Seat
+from holdfast.model.release import Fate, Release
+
+
+class JobView:
+    __slots__ = ("_state",)
+
+    def __init__(self, state: JobState) -> None:
+        self._state = state
+
+    # --- the job -------------------------------------------------------------------------------------------------
+
+    @property
+    def job(self) -> Job:
+        return self._state.job
+
+    @property
+    def limits(self) -> Limits:
+        return self._state.limits
+
+    @property
+    def phase(self) -> Phase:
+        return self._state.phase
+
+    @property
+    def generation(self) -> int:
+        return self._state.generation
+
+    @property
+    def progress(self) -> Progress | None:
+        """The newest step of this generation; None before its first."""
+        return self._state.progress
+
+    @property
+    def awaited(self) -> int:
+        """The action whose outcome ends the phase, or ended the last one that had one."""
+        return self._state.awaited
+
+    @property
+    def summary(self) -> str:
+        """The part of the newest reason that says what the job does now."""
+        return self._state.summary
+
+    def describe_present(self, now: float, step: int, ending: str) -> str:
+        """Return one line on what the job is doing now."""
+        return tell_present(self._state, now, step, ending)
+
+    # --- incidents -----------------------------------------------------------------------------------------------
+
+    @property
+    def incidents(self) -> int:
+        """How many incidents the job has had, with the open one."""
+        return self._state.incidents
+
+    @property
+    def open_incident(self) -> int:
+        """The number of the open incident; 0 if none is open."""
+        incident = self._state.incident
+        return incident.number if incident else 0
+
+    @property
+    def open_failures(self) -> int:
+        """How many failures the open incident has; 0 if none is open."""
+        incident = self._state.incident
+        return incident.failures if incident else 0
+
+    @property
+    def silent_nodes(self) -> tuple[str, ...]:
+        """The nodes that have fallen silent in the open incident."""
+        incident = self._state.incident
+        return incident.silent if incident else ()
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The newest verdict on the open incident."""
+        return self._state.verdict
+
+    # --- nodes ---------------------------------------------------------------------------------------------------
+
+    @property
+    def seats(self) -> tuple[Seat, ...]:
+        return self._state.nodes.seats
+
+    @property
+    def active(self) -> frozenset[str]:
+        """The seated nodes that have not been evicted."""
+        return frozenset(self._state.nodes.active)
+
+    @property
+    def out(self) -> frozenset[str]:
+        """The seated nodes that have been evicted."""
+        return frozenset(self._state.nodes.out)
+
+    def has_ended(self, node: str) -> bool:
+        """Return whether all ranks of this node have ended well."""
+        return node in self._state.nodes.ended
+
+    @property
+    def some_ended(self) -> bool:
+        """Whether there is a node whose ranks have all ended well."""
+        return bool(self._state.nodes.ended)
+
+    @property
+    def pool(self) -> Mapping[str, Ready]:
+        """The standbys."""
+        return MappingProxyType(self._state.nodes.pool)
+
+    @property
+    def coming(self) -> Mapping[str, float]:
+        """The nodes that the fleet has promised, and since when."""
+        return MappingProxyType(self._state.nodes.standbys.coming)
+
+    @property
+    def gone(self) -> Mapping[str, Kind | None]:
+        """The nodes that have left, and the kind of alarm that each left for, if any."""
+        return MappingProxyType(self._state.nodes.standbys.gone)
+
+    @property
+    def under_check(self) -> frozenset[str]:
+        """The nodes that are checked before they become standbys, or as standbys."""
+        return frozenset(self._state.nodes.standbys.checking.values())
+
+    @property
+    def under_probe(self) -> frozenset[str]:
+        """The same, and the evicted nodes that are examined or are about to be."""
+        return frozenset(self._state.nodes.standbys.under_probe)
+
+    @property
+    def fenced(self) -> frozenset[str]:
+        """The nodes that may still run ranks of an old generation."""
+        return frozenset(self._state.fence.nodes)
+
+    def may_return(self, node: str) -> bool:
+        """Return whether this node may join (again)."""
+        return self._state.nodes.standbys.may_return(node)
+
+    def assign_roles(self, admitting: Set[str]) -> dict[str, NodeRole]:
+        """Return the role of each node; `admitting` are those that have made no step since they were admitted."""
+        return assign_roles(self._state, admitting)
+
+    # --- people --------------------------------------------------------------------------------------------------
+
+    @property
+    def held_by(self) -> str:
+        """Who wants the job to stand still; "" if nobody does."""
+        return self._state.requests.held
+
+    @property
+    def question(self) -> str:
+        """What a person has to decide; "" if nothing."""
+        return self._state.requests.asking
+
+    @property
+    def asks_until(self) -> float | None:
+        """When the job stops waiting for an answer to its question; None if it has none."""
+        return self._state.requests.asks_until if self.question else None
+
+    @property
+    def evicting(self) -> Mapping[str, str]:
+        """The nodes that people want gone at once, and who does."""
+        return MappingProxyType(self._state.requests.evicting)
+
+    @property
+    def draining(self) -> Mapping[str, str]:
+        """The nodes that people want gone when a standby can take their place, and who does."""
+        return MappingProxyType(self._state.requests.draining)
+
+    # --- releases ------------------------------------------------------------------------------------------------
+
+    @property
+    def running_release(self) -> Release:
+        return self._state.releases.running
+
+    @property
+    def waiting_release(self) -> Release | None:
+        """The release that the next launch will run, if it is another one."""
+        return self._state.releases.waiting
+
+    @property
+    def waits_until(self) -> float | None:
+        """When the release that waits gets a restart of its own; None if none waits."""
+        return self._state.releases.wake_at()
+
+    @property
+    def releases(self) -> Mapping[int, Release]:
+        return MappingProxyType(self._state.releases.known)
+
+    @property
+    def fates(self) -> Mapping[int, Fate]:
+        return MappingProxyType(self._state.releases.fates)
+
+    @property
+    def fate_reasons(self) -> Mapping[int, str]:
+        return MappingProxyType(self._state.releases.told)
+
+    def rolled_back_as(self, release: Release) -> int:
+        """Return the number under which the same code was rolled back before; 0 if it was not."""
+        return self._state.releases.rolled_back_as(release)
+
+    def rollback_refusal(self, number: int) -> str:
+        """Return why the job cannot go back to this release (0: the one before); "" if it can."""
+        return self._state.releases.rollback_refusal(number)

@@ -1,0 +1,36 @@
+"""What people have asked of a job and is not done yet: to stand still, to answer a question, to let nodes go."""
+
+from collections.abc import Set
+
+
+class OpenRequests:
+    """The open requests of people, as part of the job's state."""
+
+    def __init__(self) -> None:
+        self.held = ""  # who wants the job to stand still; "": nobody does
+        self.asking = ""  # what a person has to decide; "": nothing
+        self.asks_until = 0.0
+        self.evicting: dict[str, str] = {}  # nodes that are to leave at once, by who said so
+        self.draining: dict[str, str] = {}  # and those that leave when somebody can take their place
+
+    def ask_question(self, question: str, until: float) -> None:
+        self.asking, self.asks_until = question, until
+
+    def clear_question(self) -> None:
+        self.asking, self.asks_until = "", 0.0
+
+    def on_nodes_left(self, nodes: tuple[str, ...]) -> None:
+        """Drop the requests to evict or drain these nodes, which have now left."""
+        for node in nodes:
+            self.evicting.pop(node, None)
+            self.draining.pop(node, None)
+
+    def nodes_to_leave(self, active: Set[str], standbys: int) -> set[str]:
+        """Return the nodes that leave at the next restart: all evicted ones, and drained ones while standbys last."""
+        gone = {node for node in active if node in self.evicting}
+        drained = sorted(node for node in active if node in self.draining and node not in gone)
+        return gone.union(drained[: max(0, standbys - len(gone))])
+
+    def who_wants_gone(self, node: str) -> str:
+        """Return the person who asked to evict or drain this node; "" if nobody did."""
+        return self.evicting.get(node) or self.draining.get(node) or ""

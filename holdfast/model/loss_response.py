@@ -1,0 +1,42 @@
+"""What the user wants done about a loss that stands out, as a value; alarms carry it as text."""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class LossPolicy(StrEnum):
+    """The user's choice of response to a spike."""
+
+    IGNORE = "ignore"  # the journal alone
+    ALERT = "alert"
+    SKIP = "skip-batches"  # go on from the newest state, without the next batches
+    REWIND = "rewind-and-skip"  # go on from a state before it, without its batch
+    LOWER = "lower-lr"  # go on from a state before it, at a part of the learning rate
+
+
+class LossResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """A response that changes the steps to come: how many of them, and how."""
+
+    policy: LossPolicy
+    steps: int
+    factor: float = 1.0  # of the learning rate; of LOWER alone
+
+    def encode_text(self) -> str:
+        """Return this as an alarm carries it: "skip-batches:K", "rewind-and-skip:K" or "lower-lr:FACTOR:K"."""
+        factor = f"{self.factor!r}:" if self.policy is LossPolicy.LOWER else ""
+        return f"{self.policy}:{factor}{self.steps}"
+
+
+def parse_response(text: str) -> LossResponse | None:
+    """Return the response that an alarm carries; None if it carries none."""
+    name, *numbers = text.split(":")
+    try:
+        match name, numbers:
+            case LossPolicy.SKIP | LossPolicy.REWIND, [steps]:
+                return LossResponse(policy=LossPolicy(name), steps=int(steps))
+            case LossPolicy.LOWER, [factor, steps]:
+                return LossResponse(policy=LossPolicy.LOWER, steps=int(steps), factor=float(factor))
+    except ValueError:
+        pass  # it comes from another process
+    return None
