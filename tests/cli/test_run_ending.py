@@ -16,7 +16,7 @@ pytestmark = pytest.mark.e2e
 FAILURES = {
     "its own code": ("import sys; sys.exit(3)", ("--max-restarts", "0"), 3, "--max-restarts 0 used up"),
     "a signal": ("import os; os.kill(os.getpid(), 11)", ("--max-restarts", "0"), 139, "was killed by SIGSEGV"),
-    "before the first step": ("raise ValueError('no such thing')", (), 93, "before any step was seen"),
+    "before the first step": ("import no_such_thing", (), 93, "before any step was seen"),
     "one of two": (
         "import os, sys; sys.exit(int(os.environ['RANK']))",
         ("--nnodes", "2", "--max-restarts", "0"),
@@ -48,6 +48,24 @@ def test_a_script_that_ends_itself_before_its_first_step_is_not_tried_again(star
     assert "exited with code 3 (SystemExit: 3); the script failed before any step was seen" in job.text()
     [record] = job.report().incidents
     assert (record.failures, record.evicted) == (1, ())
+
+
+RACES = """
+import os
+if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < 1:
+    raise RuntimeError("the archive is not whole yet")
+"""
+
+
+@pytest.mark.parametrize(("script", "code", "failures"), [(RACES, 0, 1), (RACES.replace("< 1", "< 9"), 93, 2)])
+def test_an_exception_before_any_step_is_tried_once_more(start: Start, script: str, code: int, failures: int) -> None:
+    """It may have been a race of ranks that start; the same again is the script's own doing."""
+    job = start("--nproc-per-node", "2", script=script)
+    job.ends(code)
+    [record] = job.report().incidents
+    assert (record.failures, record.evicted) == (failures, ())
+    said = "restarted in place" if code == 0 else "the script failed the same way again before any step was seen"
+    assert said in record.sentence
 
 
 def test_one_rank_that_always_fails_ends_in_giving_up(start: Start) -> None:

@@ -2,7 +2,8 @@
 
 1. Proof names a node (silent, GPU lost, last words beyond doubt): evict it.
 2. The user's code raised: never evict a node for it. Roll back a release on trial, or at the second failure one that
-   is less than a day old. If a setting must change, restart once more and then tell a person.
+   is less than a day old. Before any step, try once more unless it would fail the same way. If a setting must change,
+   restart once more and then tell a person.
 3. The stacks of a hung or slow job name nodes: evict them if they can be replaced.
 4. The same failure again without a culprit: probe every node while the job stands, alone and in pairs.
 5. Probes find nothing: restart in place, since many faults are transient.
@@ -195,14 +196,26 @@ def _user_code(case: IncidentCase) -> Verdict:
     if case.is_capped:
         return _restarts_used_up(case)
     if not case.ever:
-        hint = f"; {case.cause.hint}" if case.cause.action == SETTING and case.cause.hint else ""
-        return _give_up(f"the script failed before any step was seen; a restart would fail the same way{hint}")
+        return _judge_start(case)
     if case.is_no_further:
         return _give_up("the script failed the same way again without getting further")
     if case.is_stuck:
         return _give_up("the script failed the same way over and over, and hardly got further in between")
     did = "let a rank go" if case.departed else "raised"
     return Verdict(remedy=Remedy.RESTART, reason=f"the script {did}, after steps were made: restarted in place")
+
+
+def _judge_start(case: IncidentCase) -> Verdict:
+    """Return the verdict on a script that fails before any step: one more try, since ranks race when they start.
+
+    A file may be missing only because another rank still makes it. With a cap, the user has said how often to try.
+    """
+    hint = f"; {case.cause.hint}" if case.cause.action == SETTING and case.cause.hint else ""
+    if case.is_certain:
+        return _give_up(f"the script failed before any step was seen; a restart would fail the same way{hint}")
+    if case.past and case.max_restarts is None:
+        return _give_up(f"the script failed the same way again before any step was seen{hint}")
+    return Verdict(remedy=Remedy.RESTART, reason="the script failed before any step was seen: restarted in place")
 
 
 def _keep_bad_node(case: IncidentCase) -> Verdict:

@@ -142,12 +142,6 @@ def test_the_cap_ends_with_the_scripts_own_code(code: int | None, expected: int)
     assert find_verdict(case(cause, restarts=1, max_restarts=2)).remedy is Remedy.RESTART
 
 
-def test_user_code_before_the_first_step_is_not_tried_again() -> None:
-    assert find_verdict(case(SCRIPT, ever=False, step=-1)).code == GAVE_UP
-    assert find_verdict(case(SCRIPT, ever=False, step=-1, max_restarts=3)).code == GAVE_UP
-    assert find_verdict(case(SCRIPT, ever=False, step=-1, max_restarts=0)).code == 1
-
-
 def test_user_code_never_evicts() -> None:
     assert find_verdict(case(SCRIPT, past=past(10))).remedy is Remedy.RESTART
     assert find_verdict(case(SCRIPT, past=past(50))).code == GAVE_UP

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from holdfast.core.incident.ladder import find_verdict
+from holdfast.core.incident.ladder import GAVE_UP, find_verdict
 from holdfast.model.incident_record import Remedy
 from tests.core.diagnose.test_ladder import CRASH, SCRIPT, case, past
 
@@ -34,3 +34,41 @@ def test_what_the_environment_lacks_is_not_tried_again() -> None:
     )
     verdict = find_verdict(case(lacking, ever=False, step=-1))
     assert verdict.remedy is Remedy.GIVE_UP and "install a CUDA build of torch" in verdict.reason
+
+
+def test_an_exception_before_any_step_is_tried_once_more() -> None:
+    first = case(SCRIPT, ever=False, step=-1)
+    assert find_verdict(first).remedy is Remedy.RESTART
+    again = find_verdict(msgspec.structs.replace(first, past=past(-1), rounds=1, restarts=1))
+    assert again.code == GAVE_UP and "the same way again before any step was seen" in again.reason
+
+
+def test_an_exception_before_any_step_is_tried_as_often_as_the_user_says() -> None:
+    before = case(SCRIPT, ever=False, step=-1, max_restarts=3)
+    for restarts in range(3):
+        tried = msgspec.structs.replace(before, past=past(*[-1] * restarts), rounds=restarts, restarts=restarts)
+        assert find_verdict(tried).remedy is Remedy.RESTART
+    assert find_verdict(msgspec.structs.replace(before, restarts=3)).code == 1
+    assert find_verdict(msgspec.structs.replace(before, max_restarts=0)).code == 1
+
+
+@pytest.mark.parametrize("cap", [None, 3])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"reason": "exited with code 1 (SyntaxError: invalid syntax)"},
+        {"klass": "import_dependency", "action": "fix_config"},
+        {"klass": "", "reason": "exited with code 3 (SystemExit: 3)"},
+    ],
+    ids=["it cannot be read", "a module is missing", "it ended itself"],
+)
+def test_what_a_restart_cannot_change_is_not_tried_again(changes: dict[str, str], cap: int | None) -> None:
+    certain = msgspec.structs.replace(SCRIPT, **changes)
+    assert find_verdict(case(certain, ever=False, step=-1, max_restarts=cap)).code == GAVE_UP
+
+
+def test_a_file_that_is_missing_may_come() -> None:
+    missing = msgspec.structs.replace(SCRIPT, klass="file_not_found", action="fix_config", hint="check the path")
+    first = case(missing, ever=False, step=-1)
+    assert find_verdict(first).remedy is Remedy.RESTART
+    assert "; check the path" in find_verdict(msgspec.structs.replace(first, past=past(-1))).reason
