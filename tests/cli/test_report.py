@@ -143,6 +143,14 @@ def test_lost_time_by_cause_and_the_start(run_dir: Path) -> None:
     assert f"({100 * since:.1f} % after a start of " in shown
 
 
+def test_steps_that_were_only_counted_are_not_numbered(run_dir: Path) -> None:
+    counted = (f"{line} counted" if "progress" in line else line for line in LINES)
+    write(run_dir, *counted)
+    shown = " ".join(printed(report.render_report(report.load_report(run_dir))).split())
+    assert "n1 has been silent for 3 s 190 steps after its launch" in shown
+    assert "at step 190" not in shown
+
+
 def test_a_job_that_has_not_ended(run_dir: Path) -> None:
     write(run_dir, *LINES)
     found = report.load_report(run_dir)

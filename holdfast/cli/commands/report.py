@@ -16,7 +16,7 @@ from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantities import NO_STEP, counted_noun, duration_text, ettr_of, incidents_text, step_said
 from holdfast.core.decide.controller_takeover import lost_journal_sentence
-from holdfast.core.incident.incident_text import count_failures, phases_s, redone_steps
+from holdfast.core.incident.incident_text import count_failures, describe_step, phases_s, redone_steps
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import TimeUse, fold_entries
 from holdfast.core.record.report_bill import Bill, draw_bill
@@ -187,12 +187,12 @@ def _releases_text(report: Report) -> Text:
 def _incidents_table(report: Report, bill: Bill) -> Table:
     table = _new_table("#", "at", "what happened", "why and what was done", "lost")
     for record in report.incidents:
-        step = f" at step {record.good_step}" if record.good_step >= 0 else " before any step was seen"
         swapped = f"; {', '.join(record.admitted)} took its place" if record.admitted else ""
         why = f"{record.verdict.reason}{swapped}"
         redo_s = sum(s.seconds for s in report.spans if s.use is TimeUse.REDO and s.incident == record.number)
         lost = _lost_text(record, bill.incidents.get(record.number, 0.0), redo_s)
-        table.add_row(str(record.number), _clock_text(record.alarm_at), f"{record.cause}{step}", why, lost)
+        happened = f"{record.cause}{describe_step(record)}"
+        table.add_row(str(record.number), _clock_text(record.alarm_at), happened, why, lost)
     return table
 
 

@@ -45,7 +45,7 @@ def incident_sentence(record: Record, *, names_step: bool = False) -> str:
     again = (
         f", then failed {_count_times(record.failures - 1)} more before the next step" if record.failures > 1 else ""
     )
-    step = "" if names_step else _describe_step(record)
+    step = "" if names_step else describe_step(record)
     text = f"{record.cause}{step}{again}; {_describe_remedy(record)}"
     if record.verdict.remedy is Remedy.GIVE_UP:
         return text
@@ -86,8 +86,8 @@ def redone_steps(record: Record | Change) -> int | None:
     return max(0, record.good_step - record.resumed_from)
 
 
-def _describe_step(record: Record) -> str:
-    """Return the step at which the failure happened, as a phrase."""
+def describe_step(record: Record) -> str:
+    """Return the step at which the failure happened, as a phrase that follows the cause."""
     if record.kind == Kind.LOSS:  # whose cause names the step itself
         return f" (last good step: {record.good_step})" if record.good_step >= 0 else " (no step was good)"
     if record.counted:
