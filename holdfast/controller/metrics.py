@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from holdfast.controller.control_loop import Controller
 from holdfast.core.decide.node_roles import NodeRole
 from holdfast.core.record.job_report import report_of
-from holdfast.core.record.ledger import Account, TimeUse
+from holdfast.core.record.ledger import UNSETTLED, Account, TimeUse
 
 
 class JobMetrics:
@@ -28,13 +28,15 @@ class JobMetrics:
         held = bool(view.held_by or view.question)
         yield GaugeMetricFamily("holdfast_held", "1 while a person is waited for.", held)
         yield GaugeMetricFamily("holdfast_loop_lag_seconds", "Lag of the controller's event loop.", c.lag_s)
+        settled = c.ledger.settle_account(c.clock())
         spent = CounterMetricFamily("holdfast_spent_seconds", "Wall time by use.", labels=["use"])
         for use in TimeUse:
-            spent.add_metric([use.value], account.spent_s(use))
+            spent.add_metric([use.value], settled.spent_s(use))
         yield spent
         lost = CounterMetricFamily("holdfast_lost_seconds", "Wall time lost by cause.", labels=["cause"])
-        for cause, seconds in account.lost_s().items():
-            lost.add_metric([cause], seconds)
+        for cause, seconds in settled.lost_s().items():
+            if cause != UNSETTLED:
+                lost.add_metric([cause], seconds)
         yield lost
         nodes = GaugeMetricFamily("holdfast_nodes", "Nodes by role.", labels=["role"])
         roles = list(view.assign_roles(c.ledger.admitting).values())

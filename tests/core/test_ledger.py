@@ -68,6 +68,19 @@ def test_training_ends_at_the_last_good_step_not_at_the_alarm() -> None:
     assert (found.step, found.generation, found.phase) == (26, 2, Phase.TRAINING)
 
 
+def test_a_counter_takes_nothing_back() -> None:
+    """A start is settled by its step, training up to the newest step: an alarm may take back what came after it."""
+    ledger, shown = Ledger(), []
+    lost = ("31 alarm silence n0 since 27", "31.5 outcome 3 ok", "33 progress 29 at 32 from 1 since 5")
+    back = ("34 outcome 4 ok", "35 outcome 5 ok nodes n1", "36 ready n1", "37 outcome 6 ok", "39 progress 29 at 38")
+    for entry in entries(*START, "30 progress 21 at 25 from 1 since 5", *lost, *back):
+        ledger.add(entry)
+        settled = ledger.settle_account(entry.at)
+        shown.append([settled.spent_s(use) for use in (TimeUse.RESTORE, TimeUse.RUN, TimeUse.TRAIN)])
+    assert shown[:6] == [[0, 0, 0]] * 4 + [[1, 0, 0], [1, 0, 20]]
+    assert shown[6:] == [[1, 0, 20]] * 7 + [[2, 0, 20]]
+
+
 def test_nothing_is_redone_when_the_state_was_whole() -> None:
     found = account(*START, *CRASH, "36 progress 22 at 35", now=40.0)
     assert spans(found)[-2:] == [("restore", 33, 35, 1), ("train", 35, 40, 0)]

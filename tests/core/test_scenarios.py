@@ -1,13 +1,14 @@
 """Every scenario reads today as it was written down, and its journal replays to the same decisions."""
 
 import os
+from itertools import pairwise
 
 import msgspec
 import pytest
 
 from holdfast.core.decide.decider import Decider
-from holdfast.core.record.ledger import fold_entries
-from holdfast.model.event import Entry
+from holdfast.core.record.ledger import UNSETTLED, Ledger, TimeUse, fold_entries
+from holdfast.model.event import Entry, Phase
 from holdfast.sim.invariants import InvariantWatch
 from tests.core.transcript import Scenario, names
 
@@ -41,6 +42,27 @@ def test_it_is_safe(name: str) -> None:
         decider.step(entry.at, entry.event)
         watch.check_entry(entry, decider.view)
     fold_entries(scenario.entries)  # asserts that the spans tile
+
+
+@pytest.mark.parametrize("name", names())
+def test_what_is_settled_stays(name: str) -> None:
+    """Counters are made of it: no second of a use or a cause is ever taken back, and at the end all are there."""
+    scenario = Scenario(name)
+    scenario.play()
+    ledger, before = Ledger(), dict[str, float]()
+    for entry, after in pairwise([*scenario.entries, None]):
+        assert entry is not None
+        ledger.add(entry)
+        for now in (entry.at, after.at if after else entry.at + 1000.0):
+            settled, account = ledger.settle_account(now), ledger.make_account(now)
+            found = {use: settled.spent_s(use) for use in TimeUse} | settled.lost_s()
+            found.pop(UNSETTLED, None)
+            fallen = {what: (before[what], found.get(what)) for what in before if found.get(what, 0) < before[what]}
+            assert not fallen, (entry, now)
+            assert sum(span.seconds for span in settled.spans) <= account.wall_s
+            before = found
+    if ledger.phase is Phase.DONE:
+        assert settled == account
 
 
 def test_there_are_scenarios() -> None:

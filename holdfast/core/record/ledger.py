@@ -13,6 +13,7 @@ from holdfast.model.incident_record import Change, Record, Remedy
 from holdfast.model.release import Release
 
 PLANNED = "planned restarts"  # the cause of what they cost
+UNSETTLED = "open incident"  # of what an incident has cost whose cause is not known yet
 
 
 class TimeUse(StrEnum):
@@ -114,7 +115,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
         for span in self.spans:
             if span.use not in (TimeUse.TRAIN, TimeUse.RUN):
                 beside = PLANNED if span.change else "stall" if span.use is TimeUse.STALL else "start and end"
-                cause = causes.get(span.incident, "open incident") if span.incident else beside
+                cause = causes.get(span.incident, UNSETTLED) if span.incident else beside
                 lost[cause] = lost.get(cause, 0.0) + span.seconds
         return lost
 
@@ -140,6 +141,7 @@ class Ledger:
         self._start_at: float | None = None
         self._at = 0.0  # up to here the clock is tiled
         self._last_at = 0.0
+        self._good_at = 0.0  # of the newest step that was heard of
         self._incident = 0  # open, or whose work is being redone
         self._change = 0  # the same of a planned restart
         self._redo_to: int | None = None
@@ -155,6 +157,8 @@ class Ledger:
             self._set_release(event.release)
         if isinstance(event, Progress) and event.generation == self.generation:
             self.progress, self._stepped_ever = event, True
+            if decision.phase is Phase.TRAINING:  # later ones may be of ranks that an incident has given up
+                self._good_at = max(self._good_at, event.at)
         if decision.phase is not self.phase:
             self._enter_phase(entry.at, decision.phase)
         if decision.closed:
@@ -205,6 +209,26 @@ class Ledger:
             code=self.finish.code if self.finish else None,
             ending=self.finish.reason if self.finish else "",
         )
+
+    def settle_account(self, now: float) -> Account:
+        """Return the account without what a later entry may change: counters are made of it, so that they never fall.
+
+        Training is settled up to the newest step: an alarm takes back what came after it. A launch is settled by the
+        first step, which may be older than the news of it. Until a job has made one or is over, nobody knows whether
+        its ranks restored their state or ran.
+        """
+        account = self.make_account(now)
+        if self.phase is Phase.DONE:
+            return account
+        spans = list(self._spans)
+        if self._cut is not None:
+            spans[self._cut[0]] = _clip_span(spans[self._cut[0]], self._good_at)
+        if self.phase in _USES and self.phase not in (Phase.LAUNCHING, Phase.STARTING):
+            until = self._good_at if self.phase is Phase.TRAINING else account.end_at
+            spans.append(self._make_span(self._current_use(), self._at, max(self._at, until)))
+        if not self._stepped_ever:
+            spans = [span for span in spans if span.use is not TimeUse.RESTORE]
+        return msgspec.structs.replace(account, spans=tuple(spans))
 
     def _current_use(self) -> TimeUse:
         use = _USES[self.phase]
@@ -300,6 +324,10 @@ class Ledger:
             lost = msgspec.structs.replace(instead, start_at=good_at, end_at=span.end_at)
             self._spans[index : index + 1] = [kept, lost] if kept.seconds > 0 else [lost]
         self._cut = None
+
+
+def _clip_span(span: Span, end_at: float) -> Span:
+    return msgspec.structs.replace(span, end_at=max(span.start_at, min(span.end_at, end_at)))
 
 
 def _reached_at(step: int, before: Progress | None, after: Progress) -> float:
