@@ -44,9 +44,9 @@ class UnfinishedWrite(msgspec.Struct, frozen=True):
     bytes: int
 
 
-def find_checkpoints(base: str) -> tuple[StoredCheckpoint, ...]:
-    """Return all published checkpoints, newest first."""
-    return _find_published(open_storage(base))
+def find_checkpoints(base: str, step: int | None = None) -> tuple[StoredCheckpoint, ...]:
+    """Return all published checkpoints, or those of one step, newest first."""
+    return _find_published(open_storage(base), step)
 
 
 def apply_doubts(
@@ -62,8 +62,8 @@ def apply_doubts(
     return tuple(told)
 
 
-def _find_published(storage: Storage) -> tuple[StoredCheckpoint, ...]:
-    names = [name for name in storage.list_names() if step_of(name) is not None]
+def _find_published(storage: Storage, step: int | None = None) -> tuple[StoredCheckpoint, ...]:
+    names = [name for name in storage.list_names() if (of := step_of(name)) is not None and step in (None, of)]
     found: list[StoredCheckpoint] = []
 
     def work(turns: Iterator[int]) -> None:

@@ -138,6 +138,26 @@ def some(path: Path, _: str) -> None:
     assert loaded(path / "both", no_dist=True) == 2, "by one rank alone"
 
 
+def rivals(path: Path, _: str) -> None:
+    """Groups and single ranks of one job save the same step at one path: the first one's stays."""
+    rank = dist.get_rank()
+    first, second = dist.new_group([0, 1]), dist.new_group([1, 2])
+    if rank < 2:
+        dcp.save(small(1), checkpoint_id="step-1", storage_writer=Writer(path), process_group=first)
+    dist.barrier()
+
+    def save_again(**way: Any) -> None:
+        dcp.save(small(2), checkpoint_id="step-1", storage_writer=Writer(path), **way)
+
+    told = [failure(lambda: save_again(process_group=second))] if rank else []
+    told.append(failure(lambda: save_again(no_dist=True)))
+    assert all("another writer of this job has saved step 1 in" in said for said in told), told
+    dist.barrier()
+    assert [one.name for one in path.glob("*step-*")] == ["step-00000001"]
+    if rank < 2:
+        assert loaded(path, process_group=first) == 1
+
+
 class Failing(DefaultSavePlanner):
     def set_up_planner(self, state_dict: State, storage_meta: Any = None, is_coordinator: bool = False) -> None:
         if dist.get_rank() == 1:
@@ -155,8 +175,8 @@ def failed(path: Path, _: str) -> None:
 
 def main(what: str, path: str, how: str = "") -> None:
     dist.init_process_group("gloo")
-    acts = {"save": save, "load": load, "caching": caching, "silent": silent, "some": some, "failed": failed}
-    acts[what](Path(path), how)
+    acts = (save, load, caching, silent, some, rivals, failed)
+    next(act for act in acts if act.__name__ == what)(Path(path), how)
     dist.barrier()
     print("done", flush=True)
 

@@ -32,6 +32,7 @@ def run(warm: Zygote, group: Group) -> Run:
         (3, "some"),
         (2, "silent"),
         (2, "failed"),
+        (3, "rivals"),
         pytest.param(4, "caching", marks=pytest.mark.slow),
     ],
 )

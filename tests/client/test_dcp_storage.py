@@ -68,6 +68,19 @@ def test_two_writers_of_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert sorted(path.name for path in tmp_path.glob("step-*")) == [f"step-0000000{n}" for n in (1, 2, 4)]
 
 
+def test_two_writers_of_one_step(tmp_path: Path) -> None:
+    """The second is told so, and replaces nothing; its own step a writer may save again."""
+    first, second = Writer(str(tmp_path)), Writer(str(tmp_path))
+    for seed in (1, 2):
+        torch_dcp.save(state_of(seed), checkpoint_id="step-1", storage_writer=first)
+    told = f"another writer of this job has saved step 1 in {tmp_path}: each needs a path of its own"
+    with pytest.raises(CheckpointException, match=told):
+        torch_dcp.save(state_of(3), checkpoint_id="step-1", storage_writer=second)
+    loaded = state_of(1)
+    torch_dcp.load(loaded, storage_reader=Reader(str(tmp_path)))
+    assert same(loaded, state_of(2))
+
+
 def test_steps_count_by_themselves(tmp_path: Path) -> None:
     writer = Writer(str(tmp_path), keep=0)
     for number in range(3):

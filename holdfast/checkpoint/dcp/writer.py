@@ -68,6 +68,7 @@ class Writer(StorageWriter):
     """
 
     _reached: ClassVar[dict[str, int]] = {}  # the last step of this process, by url: memory may be ahead of storage
+    _finished: ClassVar[dict[str, tuple[int, str]]] = {}  # by url: the last whole one, and the writer that saved it
 
     def __init__(self, url: "str | os.PathLike[str]", *, keep: int = 3, slots: int = 3, overwrite: bool = True) -> None:
         self._given = os.fspath(url)
@@ -76,7 +77,7 @@ class Writer(StorageWriter):
         self._overwrite = overwrite
         self._named: int | None = None  # by the id of the next save
         self._last: int | None = None
-        self._run = secrets.token_hex(8)  # where this rank saves alone
+        self._run = secrets.token_hex(8)  # of this writer, among those of its process and where its rank saves alone
         self._layout: ImageLayout | None = None
         self._image: StateImage | None = None  # without an agent
         self._arena: Arena | None = None
@@ -106,9 +107,8 @@ class Writer(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         step = self._next()
-        if not self._overwrite and any(one.step == step for one in find_checkpoints(self._storage.url)):
-            raise StateError(f"there is a checkpoint of step {step} in {self._storage.url}, and overwrite=False")
         self._call = SaveCall(step=step, world=len(plans), coordinator=rank_and_world()[0], taken=True)
+        self._spare_others_step()
         told = msgspec.structs.replace(self._call, taken=False)
         return [dataclasses.replace(plan, storage_data=msgspec.structs.replace(told)) for plan in plans]
 
@@ -116,9 +116,7 @@ class Writer(StorageWriter):
         call = self._heard(plan.storage_data)
         self._last = call.step
         self._reached[self._storage.url] = call.step
-        link = (
-            KeeperClient.for_this_rank() if (self._rank, call.world) == rank_and_world() else None
-        )  # a keeper waits for all ranks of the job
+        link = self._keeper
         items = plan.items if link is None else self._whole(planner)
         things = {item.index: planner.resolve_data(item) for item in items}
         owned = {item.index for item in plan.items}
@@ -141,6 +139,7 @@ class Writer(StorageWriter):
         if self._slot and (link := KeeperClient.for_this_rank()):
             link.put_file(self._metadata_name, content)
             self._slot.seal()
+            self._finished[self._storage.url] = self._call.step, self._run
             return
         url, step = self._storage.url, self._call.step
         if others := {one.storage_data for one in written if one.index.fqn == EXTRA} - {self._folder}:
@@ -148,11 +147,35 @@ class Writer(StorageWriter):
         take_ownership(url, self._author)
         parts = checkpoint_save.collect_parts(self._folder, len(results), _PARTS_S)
         checkpoint_save.publish_checkpoint(url, step, parts, content, author=self._author, torch=str(torch.__version__))
+        self._finished[url] = step, self._run
         retain_checkpoints(url, self._storage.keep, newest=step)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: "str | os.PathLike[str]") -> bool:
         return True
+
+    def _spare_others_step(self) -> None:
+        """Raise StateError rather than replace a checkpoint of this step that must stay.
+
+        A later launch of the job may replace what an earlier one saved. Two writers of one launch would replace each
+        other's states by turns.
+        """
+        url, step = self._storage.url, self._call.step
+        if not self._overwrite and find_checkpoints(url, step):
+            raise StateError(f"there is a checkpoint of step {step} in {url}, and overwrite=False")
+        last, writer = self._finished.get(url, (-1, ""))
+        rivals = last == step and writer != self._run
+        if not rivals and not self._keeper and rank_and_world()[1] > 1:
+            launch = f"{_launch_token()}-"
+            authors = [one.author.run for one in find_checkpoints(url, step)]
+            rivals = any(run.startswith(launch) and run != self._author.run for run in authors)
+        if rivals:
+            raise StateError(f"another writer of this job has saved step {step} in {url}: each needs a path of its own")
+
+    @property
+    def _keeper(self) -> KeeperClient | None:
+        """The keeper that takes this save; None without an agent, or if only some ranks save: it waits for all."""
+        return KeeperClient.for_this_rank() if (self._rank, self._call.world) == rank_and_world() else None
 
     def _next(self) -> int:
         """Return the step of this save, as far as this rank knows."""
@@ -188,10 +211,12 @@ class Writer(StorageWriter):
     @property
     def _author(self) -> Author:
         """The author of this save, agreed on through the store: a cached plan may carry stale data."""
+        rank, world = rank_and_world()
         if self._call.world == 1:
-            return Author(current_generation(), self._run)
-        token = _get_default_store().compare_set("holdfast.dcp", "", secrets.token_hex(8)).decode()
-        return Author(current_generation(), f"{token}-{self._call.coordinator}")
+            run = f"{_launch_token()}-{rank}-{self._run}" if world > 1 else self._run
+        else:
+            run = f"{_launch_token()}-{self._call.coordinator}"
+        return Author(current_generation(), run)
 
     @property
     def _folder(self) -> str:
@@ -241,3 +266,8 @@ class Writer(StorageWriter):
         image = StateImage(layout, self._slot.image)
         image.write_frames()
         return image
+
+
+def _launch_token() -> str:
+    """Return what all ranks of this launch, and of no other, know."""
+    return _get_default_store().compare_set("holdfast.dcp", "", secrets.token_hex(8)).decode()
