@@ -149,6 +149,21 @@ def test_steps_that_were_only_counted_are_not_numbered(run_dir: Path) -> None:
     shown = " ".join(printed(report.render_report(report.load_report(run_dir))).split())
     assert "n1 has been silent for 3 s 190 steps after its launch" in shown
     assert "at step 190" not in shown
+    assert "; 200 steps since the last launch, generation 2" in shown
+
+
+def test_steps_that_the_script_does_not_tell_are_those_of_this_run(run_dir: Path) -> None:
+    """It may go on from an earlier run, of which only an optimizer that counts its steps would tell."""
+    numbered = tuple(f"{line} numbered" if "progress" in line else line for line in LINES)
+    write(run_dir, *numbered)
+    shown = " ".join(printed(report.render_report(report.load_report(run_dir))).split())
+    assert "; 200 steps since the start of this run, generation 2" in shown
+
+
+def test_steps_of_an_optimizer_that_was_restored_have_its_numbers(run_dir: Path) -> None:
+    later = (f"{line} numbered" if "progress" in line else line for line in (*LINES[:6], "6 progress 41 at 5"))
+    write(run_dir, *later)
+    assert "; step 41, generation 1" in " ".join(printed(report.render_report(report.load_report(run_dir))).split())
 
 
 def test_a_job_that_has_not_ended(run_dir: Path) -> None:

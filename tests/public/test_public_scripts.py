@@ -116,6 +116,8 @@ def test_a_stop_and_another_run(name: str, launch: LaunchPublic, shared: Path) -
     assert again.seen.origin(1) == kept, "the script finds what it had saved"
     told = STEPS - kept if script.known is Known.NOT else STEPS
     assert again.job.report().step == told and again.seen.reached(1) == STEPS
+    since = "" if script.known is Known.RESUMED else "the start of this run"
+    assert again.job.report().since == since, "only an optimizer that counts tells of an earlier run"
     assert again.job.report().incidents == () and "done: 0 incidents, ETTR" in again.job.sentences()[-1]
     truth.check_bill(again.seen, script, again.job.report(), ended_at)
     truth.check_losses([play.seen, again.seen], script, calm.losses)

@@ -107,6 +107,7 @@ def check_end(job: Job, seen: Witness, script: Script) -> None:
     unknown = script.known is Known.NOT and newest > 1
     counted = STEPS - seen.origin(newest) if unknown else STEPS
     assert job.report().step == counted
+    assert job.report().since == ("the last launch" if unknown else "the start of this run")
 
 
 def check_calm(job: Job, seen: Witness, script: Script, ended_at: float) -> None:

@@ -97,7 +97,7 @@ def render_report(report: Report, width: int = _BAR, *, letters: bool = False) -
         (ettr_of(report.wall_s, report.ettr, report.at_most), "bold green"),
         f"{_since_start(report)}: ",
         f"{incidents_text(len(report.incidents), count_failures(report.incidents))}{mttr}{planned}; ",
-        f"{step_said(report.step)}, generation {report.generation}; {ended}",
+        f"{step_said(report.step, report.since)}, generation {report.generation}; {ended}",
     )
     bill = draw_bill(report)
     parts: list[Text | Table] = [

@@ -21,9 +21,11 @@ def ettr_of(wall_s: float, ettr: float | None, at_most: str = "") -> str:
     return f"{ettr_said(ettr, at_most)} {'of' if ettr is not None else 'in'} {duration_text(wall_s)}"
 
 
-def step_said(step: int) -> str:
-    """Return the newest step in words; -1 means that there was none."""
-    return f"step {step}" if step >= 0 else "no step seen"
+def step_said(step: int, since: str = "") -> str:
+    """Return the newest step in words, or how many were counted since when; -1 means that there was none."""
+    if step < 0:
+        return "no step seen"
+    return f"{counted_noun(step, 'step')} since {since}" if since else f"step {step}"
 
 
 def incidents_text(count: int, failures: int) -> str:

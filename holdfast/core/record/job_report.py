@@ -22,6 +22,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     ending: str
     generation: int
     step: int
+    since: str = ""  # what steps are counted from; "": they have numbers of their own
     start_at: float
     wall_s: float
     ettr: float | None  # None: no step was ever seen, so it is not known
@@ -43,6 +44,7 @@ def report_of(account: Account) -> Report:
         ending=account.ending,
         generation=account.generation,
         step=account.step,
+        since=account.since,
         start_at=account.start_at,
         wall_s=account.wall_s,
         ettr=account.ettr,

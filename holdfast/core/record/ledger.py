@@ -78,6 +78,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     step: int
     stepped: bool = False  # whether a step was ever seen; without one nobody knows which time was productive
+    since: str = ""  # what steps are counted from; "": they have the script's own numbers, or those of its optimizer
     code: int | None = None  # of a finished job
     ending: str = ""
 
@@ -129,11 +130,13 @@ class Ledger:
         self.best = -1  # furthest step told by the script
         self.step = -1  # newest, of whichever generation
         self.progress: Progress | None = None  # of this generation
+        self._newest: Progress | None = None  # of whichever
         self.incidents: list[Record] = []
         self.changes: list[Change] = []
         self.admitting: frozenset[str] = frozenset()  # nodes that are new in this generation, which has no step yet
         self.finish: Finish | None = None
         self._stepped_ever = False
+        self._is_from_zero = False  # steps that the script does not tell are counted from the start of this run
         self._ran: dict[int, ReleaseRun] = {}
         self._release = 0
         self._seated: frozenset[str] = frozenset()
@@ -156,6 +159,7 @@ class Ledger:
         if isinstance(event, Begin):
             self._set_release(event.release)
         if isinstance(event, Progress) and event.generation == self.generation:
+            self._is_from_zero |= not self._stepped_ever and event.numbered and event.first_step <= 1
             self.progress, self._stepped_ever = event, True
             if decision.phase is Phase.TRAINING:  # later ones may be of ranks that an incident has given up
                 self._good_at = max(self._good_at, event.at)
@@ -206,6 +210,7 @@ class Ledger:
             generation=self.generation,
             step=self.step,
             stepped=self._stepped_ever,
+            since=self._counted_since(),
             code=self.finish.code if self.finish else None,
             ending=self.finish.reason if self.finish else "",
         )
@@ -229,6 +234,13 @@ class Ledger:
         if not self._stepped_ever:
             spans = [span for span in spans if span.use is not TimeUse.RESTORE]
         return msgspec.structs.replace(account, spans=tuple(spans))
+
+    def _counted_since(self) -> str:
+        """Return from when on the newest step was counted; "" if it is the script's number, or its optimizer's."""
+        newest = self._newest
+        if newest is not None and newest.counted:
+            return "the last launch"
+        return "the start of this run" if newest is not None and newest.numbered and self._is_from_zero else ""
 
     def _current_use(self) -> TimeUse:
         use = _USES[self.phase]
@@ -293,7 +305,7 @@ class Ledger:
             self._redo_to, self._incident, self._change = None, 0, 0
         if event.renumbers(before):
             self.best = -1
-        self.step = event.step
+        self.step, self._newest = event.step, event
         done = before.step if before else event.first_step - 1
         if not event.counted:
             done, self.best = max(done, self.best), max(self.best, event.step)
