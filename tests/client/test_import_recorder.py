@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.client.boot.import_recorder import library_roots
-from tests.client.conftest import Zygote
+from tests.client.conftest import ENV, ROOT, Zygote
 
 pytestmark = pytest.mark.e2e
 
@@ -33,6 +33,40 @@ def test_installed_modules_up_to_the_first_step(bare: Zygote, arena: tuple[str, 
     assert {"colorsys", "wave", "holdfast.logs.secret_masking"} <= set(names)
     assert not {"own_module", "plistlib", "__main__"} & set(names)
     noted.unlink()
+
+
+CHANGING = """
+import os, sys
+import colorsys
+sys.path.insert(0, "site-packages")
+import setter, wave
+os.environ.setdefault("CHOSEN_BY_THE_SCRIPT", "1")
+import plistlib
+import holdfast
+holdfast.step(1)
+"""
+
+
+def test_what_may_depend_on_a_change_of_the_environment_is_not_noted(bare: Zygote, arena: tuple[str, object]) -> None:
+    """The zygote would import it without that change; what an import itself changes is no such thing."""
+    (bare.folder / "site-packages").mkdir()
+    (bare.folder / "site-packages" / "setter.py").write_text("import os\nos.environ['SET_BY_AN_IMPORT'] = '1'\n")
+    (bare.folder / "changing.py").write_text(CHANGING)
+    noted = bare.folder / "changing.json"
+    slot = f"{arena[0]}:1"
+    ended = bare.run("changing.py", HOLDFAST_SLOT=slot, HOLDFAST_GENERATION="1", RANK="0", HOLDFAST_IMPORTS=str(noted))
+    assert ended.code == 0, ended.err
+    names = set(json.loads(noted.read_text()))
+    assert {"colorsys", "setter", "wave"} <= names and "plistlib" not in names
+
+
+def test_what_an_import_sets_is_set_in_ranks(tmp_path: Path) -> None:
+    (tmp_path / "setter.py").write_text("import os\nos.environ['SET_BY_AN_IMPORT'] = '1'\n")
+    (tmp_path / "look.py").write_text("import os; print(os.environ.get('SET_BY_AN_IMPORT'))")
+    zygote = Zygote(("setter",), tmp_path, ENV | {"PYTHONPATH": f"{ROOT}:{tmp_path}"})
+    told = [zygote.run("look.py").out, zygote.run("look.py", SET_BY_AN_IMPORT="0").out]
+    zygote.close()
+    assert told == ["1\n", "0\n"]
 
 
 def test_nobody_asked(bare: Zygote) -> None:

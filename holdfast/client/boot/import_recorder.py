@@ -5,6 +5,8 @@ import os
 import sys
 import sysconfig
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 IMPORTS = "HOLDFAST_IMPORTS"  # in one rank's environment per node: the file to write
 # The folder of the package; installed, too, where pip was told -e.
@@ -16,22 +18,58 @@ def watch_imports(environ: "os._Environ[str]") -> Callable[[], None] | None:
     path = environ.get(IMPORTS)
     if not path:
         return None
-    before = frozenset(sys.modules)
-    return lambda: _write_names(path, installed_modules(before))
+    before, changes = frozenset(sys.modules), EnvironmentWatch()
+    sys.addaudithook(changes.on_audit)
+    return lambda: _write_names(path, installed_modules(before, changes.close()))
 
 
-def installed_modules(before: frozenset[str]) -> list[str]:
-    """Return the modules of installed packages that were imported since `before`, in order; none of the user's."""
-    roots = tuple(root + os.sep for root in {*library_roots(), _OURS})
-    found = []
+class EnvironmentWatch:
+    """Notes what is imported when the script first changes its environment; later imports may depend on the change.
+
+    The zygote imports without that change, so it must not import those modules for the script. What a library changes
+    does not count: it does so when it is imported, wherever that is, or after its import.
+    """
+
+    def __init__(self) -> None:
+        self._imported: frozenset[str] | None = None
+        self._is_over = False
+
+    def on_audit(self, event: str, _args: tuple[Any, ...]) -> None:
+        """An audit hook, which cannot be removed; what raised here would make the script's call fail."""
+        if self._is_over or event not in ("os.putenv", "os.unsetenv"):
+            return
+        if _is_users_frame(sys._getframe(1)):
+            self._imported, self._is_over = frozenset(sys.modules), True
+
+    def close(self) -> frozenset[str]:
+        """Stop watching; return the modules that were imported before the script's first change, or by now."""
+        self._is_over = True
+        return frozenset(sys.modules) if self._imported is None else self._imported
+
+
+def _is_users_frame(frame: FrameType | None) -> bool:
+    """Return whether the code that changes the environment is the user's, or reads the user's .env file."""
+    while frame is not None and frame.f_code.co_filename.startswith("<frozen"):  # os.environ itself
+        frame = frame.f_back
+    path = os.path.realpath(frame.f_code.co_filename) if frame is not None else _OURS + os.sep
+    return f"{os.sep}dotenv{os.sep}" in path or not path.startswith(_installed_roots())
+
+
+def installed_modules(before: frozenset[str], known: frozenset[str]) -> list[str]:
+    """Return those of the `known` modules that are installed and were imported since `before`, in order."""
+    roots, found = _installed_roots(), []
     for name, module in list(sys.modules.items()):
         spec = getattr(module, "__spec__", None)
         origin = getattr(spec, "origin", None)
-        if name in before or spec is None or spec.name != name or not isinstance(origin, str):
+        if name in before or name not in known or spec is None or spec.name != name or not isinstance(origin, str):
             continue
         if os.path.realpath(origin).startswith(roots):
             found.append(name)
     return found
+
+
+def _installed_roots() -> tuple[str, ...]:
+    return tuple(root + os.sep for root in {*library_roots(), _OURS})
 
 
 def library_roots() -> set[str]:

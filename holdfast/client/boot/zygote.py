@@ -63,7 +63,7 @@ class ZygoteLink(NamedTuple):
 
     socket: socket.socket
     holder: int
-    coerced: dict[str, str]  # variables that this interpreter set for itself, and a fresh one would
+    coerced: dict[str, str]  # variables that this interpreter and its imports set, and those of a fresh one would
     strays: tuple[str, ...] = ()  # modules that may be of a user's tree
 
 
@@ -77,7 +77,9 @@ def warm_up(fd: int, preload: list[str]) -> ZygoteLink:
     if not sys.flags.safe_path:
         sys.path.pop(0)  # in the place of the working directory; a script has its own folder there
     gc.disable()  # imports make no garbage worth looking for, and a collection would touch every page
+    before = frozenset(os.environ)
     skipped = tuple(name for name in preload if not _try_import(name))
+    coerced = serving.coerced | {name: value for name, value in os.environ.items() if name not in before}
     if "torch.optim.optimizer" in sys.modules:
         from holdfast.client.training import optimizer_hooks
 
@@ -90,7 +92,7 @@ def warm_up(fd: int, preload: list[str]) -> ZygoteLink:
     gc.freeze()
     gc.enable()
     serving.socket.send(encode(ZygoteReady(modules=len(sys.modules), threads=_lasting_threads(), skipped=skipped)))
-    return serving._replace(strays=strays)
+    return serving._replace(strays=strays, coerced=coerced)
 
 
 def serve_forks(serving: ZygoteLink) -> RankBirth | None:
