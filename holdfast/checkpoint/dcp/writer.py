@@ -59,7 +59,8 @@ class Writer(StorageWriter):
 
     The step is the number at the end of the id; without an id it is the newest step plus one. With an agent the whole
     state is copied into the node's memory, and the keeper does the rest. Without one, or if only some ranks of the
-    job save, this rank's part is written to `url` before save returns. `overwrite=False` refuses an existing step.
+    job save, this rank's part is written to `url` before save returns. `overwrite=False` refuses an existing step; a
+    step that another writer of the same launch has saved is refused in any case.
 
     >>> import torch.distributed.checkpoint as dcp
     >>> from holdfast.checkpoint.dcp import Writer
