@@ -3,7 +3,7 @@
 import msgspec
 
 from holdfast.core.record.job_report import Report
-from holdfast.core.record.ledger import PLANNED, TimeUse
+from holdfast.core.record.ledger import PLANNED, UNSETTLED, TimeUse
 from holdfast.core.record.tenths import in_tenths, share_tenths
 
 
@@ -40,7 +40,7 @@ def draw_bill(report: Report) -> Bill:
     changes = {number: in_tenths(seconds) for number, seconds in changes.items()}
     causes = {cause: in_tenths(seconds) for cause, seconds in causes.items()}
     for number, seconds in incidents.items():
-        cause = known.get(number, "open incident")
+        cause = known.get(number, UNSETTLED)
         causes[cause] = causes.get(cause, 0.0) + seconds
     if changes:
         causes[PLANNED] = sum(changes.values())
