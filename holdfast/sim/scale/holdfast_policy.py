@@ -28,7 +28,7 @@ from holdfast.sim.scale.scale_state import ScaleState
 from holdfast.sim.scale.simulated_people import SimulatedPeople
 from holdfast.sim.scale.slow_jobs import SlowJobs
 from holdfast.sim.scale.standby_failures import StandbyFailures
-from holdfast.sim.scale.time_book import TRAIN
+from holdfast.sim.scale.time_book import TRAIN, TimeBook
 from holdfast.sim.scale.virtual_clock import ALWAYS
 
 NAME = "holdfast"
@@ -54,6 +54,10 @@ class HoldfastPolicy:
         self._causes: dict[int, str] = {}  # of this life's incidents
         self._wants: dict[int, str] = {}  # and of its planned restarts
         self._begin_life()
+
+    @property
+    def book(self) -> TimeBook:
+        return self.state.book
 
     def _standby_count(self) -> int:
         if "standbys" in self.state.setup.off:
