@@ -97,7 +97,7 @@ def test_its_journal_is_replayed(old: Path, run: str, entries: int, phase: Phase
     decider = Decider()
     with contextlib.closing(SqliteJournal(old / run / "journal.db", read_only=True)) as journal:
         assert len(list(rebuild_decider(journal, decider))) == entries
-    assert (decider.phase, decider.generation) == (phase, 2)
+    assert (decider.view.phase, decider.view.generation) == (phase, 2)
 
 
 def test_its_checkpoints_are_listed_and_sound(old: Path, capsys: Capture) -> None:

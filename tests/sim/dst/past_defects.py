@@ -50,10 +50,10 @@ def unknown_generation_not_fenced(patch: Patch) -> None:
     """What the journal has lost is launched over, although its nodes may train on."""
     taken_over = controller_takeover._on_lost_journal
 
-    def takes_over(d: Any, now: float, lost: Any) -> str:
+    def takes_over(state: Any, now: float, lost: Any) -> str:
         with pytest.MonkeyPatch.context() as unfenced:
             unfenced.setattr(Fence, "raise_fence", lambda self, now, nodes: [])
-            return taken_over(d, now, lost)
+            return taken_over(state, now, lost)
 
     patch.setattr(controller_takeover, "_on_lost_journal", takes_over)
 
@@ -67,10 +67,10 @@ def last_call_stays_over(patch: Patch) -> None:
     """A last call that is over is asked for again and again, while nothing can be launched."""
     taken_over = controller_takeover._on_lost_journal
 
-    def takes_over(d: Any, now: float, lost: Any) -> str:
-        before = d.wait_until, d.last_call_at
-        told = taken_over(d, now, lost)
-        d.wait_until, d.last_call_at = before
+    def takes_over(state: Any, now: float, lost: Any) -> str:
+        before = state.wait_until, state.last_call_at
+        told = taken_over(state, now, lost)
+        state.wait_until, state.last_call_at = before
         return told
 
     patch.setattr(controller_takeover, "_on_lost_journal", takes_over)
