@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.checkpoint.image_layout import ImageLayout
 from holdfast.wire import keeper_messages, replay_environment, unix_sockets
+from holdfast.wire.progress_environment import GENERATION
 
 _AGAIN_S = 0.2
 _LOST_S = 60.0  # an agent that died is back by then
@@ -16,7 +17,7 @@ _LOST_S = 60.0  # an agent that died is back by then
 
 def current_generation() -> int:
     """Return the generation of this launch; 0 without an agent."""
-    return int(os.environ.get("HOLDFAST_GENERATION", "0"))
+    return int(os.environ.get(GENERATION, "0"))
 
 
 def make_want(

@@ -5,23 +5,33 @@ from collections.abc import Iterator
 import msgspec
 
 from holdfast.core.decide.decider import Decider
-from holdfast.model.event import Entry
+from holdfast.model.action import Say
+from holdfast.model.event import Decision, Entry
 from holdfast.ports import Journal
 
 
 class RebuildError(Exception):
-    """The journal differs from what this version of the decider would have decided."""
+    """The journal has actions that this version of the decider would not have requested."""
 
 
 def rebuild_decider(journal: Journal, decider: Decider) -> Iterator[Entry]:
-    """Step the decider through the journal, and yield each entry; RebuildError if a decision differs."""
+    """Step the decider through the journal, and yield each entry; RebuildError if the actions of one differ."""
     for entry in journal.read():
         decision = decider.step(entry.at, entry.event)
-        if decision != entry.decision and _written(decision) != _written(entry.decision):
+        if decision != entry.decision and _written_actions(decision) != _written_actions(entry.decision):
             raise RebuildError(f"entry {entry.seq} of the journal decides otherwise under this version of holdfast")
         yield entry
 
 
-_written = (
-    msgspec.msgpack.Encoder().encode
-)  # a number that is none is not equal to itself, but to what is written of it
+def _written_actions(decision: Decision) -> bytes:
+    """Return what a decision makes others do, without sentences and durations: versions word and time it differently.
+
+    As bytes, because a number that is none is not equal to itself.
+    """
+    actions = [msgspec.to_builtins(action) for action in decision.actions if not isinstance(action, Say)]
+    told = [{name: value for name, value in one.items() if not _is_manner(name)} for one in actions]
+    return msgspec.msgpack.encode(told)
+
+
+def _is_manner(field: str) -> bool:
+    return field == "reason" or field.endswith("_s")

@@ -19,6 +19,7 @@ from holdfast.sim.cost_model import CostModel, CostRange
 from holdfast.sim.fault_source import FaultRates, NodeCut, NodeLoss, RankCrash, SimFault
 from holdfast.sim.invariants import InvariantWatch, UnsafeError
 from holdfast.sim.simulated_executor import SimExecutor
+from holdfast.sim.simulated_node import SimNode
 from holdfast.sim.simulated_training import ALL, SimTraining
 
 _NEIGHBOURS = 8  # how many ranks notice that a peer is gone before they are stopped
@@ -42,22 +43,6 @@ class SimSetup(msgspec.Struct, frozen=True, kw_only=True):
     progress_s: float = 60.0
 
 
-class SimNode(msgspec.Struct, kw_only=True):
-    name: str
-    generation: int = 0  # of its living ranks, 0: none
-    stopped: int = 0  # generations up to this one were ended here
-    seat: Seat | None = None
-    alive: bool = True
-    cut: bool = False
-    quiet_since: float | None = None
-    silent: bool = False  # the controller has noticed
-    defect: RankCrash | None = None
-
-    @property
-    def reachable(self) -> bool:
-        return self.alive and not self.cut
-
-
 class JobWorld:
     def __init__(
         self, setup: SimSetup, costs: tuple[CostRange, ...], catalog: FailureCatalog, record: Callable[[Entry], None]
@@ -71,7 +56,7 @@ class JobWorld:
         self._decider = Decider()
         self.view = self._decider.view
         self.watch = InvariantWatch()
-        self.hands = SimExecutor(self)
+        self.hands = SimExecutor(self, setup.rates)
         self.training = SimTraining(setup.step_s, setup.save_steps)
         self.struck: dict[str, int] = {}  # faults that hit something, by kind
         self._pace = JobPace(PaceLimits(progress_s=setup.progress_s))

@@ -1,18 +1,20 @@
 """The executor of the simulated controller: actions take time, nodes may not answer, and each gets one outcome."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from random import Random
+from typing import Protocol
 
 import msgspec
 
+from holdfast.core.decide.job_view import JobView
 from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Probe, Replay, Say, Stop
-from holdfast.model.event import Outcome
+from holdfast.model.event import Event, Outcome
+from holdfast.model.job_seats import Seat
+from holdfast.sim.cost_model import CostModel
+from holdfast.sim.fault_source import FaultRates
+from holdfast.sim.simulated_node import SimNode
 
-if TYPE_CHECKING:
-    from holdfast.sim.job_world import JobWorld, SimNode
-
-    Deed = Callable[[SimNode], str | None]  # what is wrong, "" if nothing, None if the node does not answer
-
+Deed = Callable[[SimNode], str | None]  # what is wrong, "" if nothing, None if the node does not answer
 
 PROBE_S = 300.0
 
@@ -27,9 +29,30 @@ class OpenAction(msgspec.Struct, kw_only=True):
     over: bool = False
 
 
+class ExecutorWorld(Protocol):
+    """What actions act upon: time and chance, nodes and their ranks, and the decider that hears of outcomes."""
+
+    rng: Random
+    costs: CostModel
+    nodes: dict[str, SimNode]
+    view: JobView
+
+    def call_later(self, delay_s: float, call: Callable[..., None], *args: object) -> None: ...
+    def draw_chance(self, probability: float) -> bool: ...
+    def step_decider(self, event: Event) -> None: ...
+    def add_node(self, name: str) -> None: ...
+    def remove_node(self, node: SimNode) -> None: ...
+    def expect_none_but(self, generation: int) -> None: ...
+    def start_ranks(self, node: SimNode, seat: Seat, generation: int) -> None: ...
+    def stop_ranks(self, node: SimNode, generation: int) -> None: ...
+    def on_launching(self, generation: int) -> None: ...
+    def on_launched(self, generation: int) -> None: ...
+
+
 class SimExecutor:
-    def __init__(self, world: "JobWorld") -> None:
+    def __init__(self, world: ExecutorWorld, rates: FaultRates) -> None:
         self.world = world
+        self._rates = rates
         self._made = 0  # nodes so far
         self._open: dict[int, tuple[OpenAction, Deed]] = {}
 
@@ -63,7 +86,7 @@ class SimExecutor:
             if name in gathering.left:
                 self._note_answer(gathering, name, "it fell silent")
 
-    def on_relink(self, node: "SimNode") -> None:
+    def on_relink(self, node: SimNode) -> None:
         """Repeat to a reconnected node every action that it has not answered."""
         for gathering, deed in list(self._open.values()):
             if node.name in gathering.left:
@@ -73,9 +96,9 @@ class SimExecutor:
 
     def _launch_ranks(self, action: Launch) -> None:
         seats = {seat.node: seat for seat in action.seats}
-        unlucky = self._draw_unlucky(self.world.setup.rates.launch_fails, tuple(seats))
+        unlucky = self._draw_unlucky(self._rates.launch_fails, tuple(seats))
 
-        def start(node: "SimNode") -> str:
+        def start(node: SimNode) -> str:
             if action.generation <= node.stopped:
                 return f"generation {action.generation} is over here"
             if node.name == unlucky:
@@ -88,9 +111,9 @@ class SimExecutor:
         self._ask_nodes(gathering, start, self.world.view.limits.launch_s, "fork")
 
     def _stop_ranks(self, action: Stop) -> None:
-        unlucky = self._draw_unlucky(self.world.setup.rates.stop_fails, action.nodes)
+        unlucky = self._draw_unlucky(self._rates.stop_fails, action.nodes)
 
-        def stop(node: "SimNode") -> str | None:
+        def stop(node: SimNode) -> str | None:
             if node.name == unlucky:
                 return None
             self.world.stop_ranks(node, action.generation)
@@ -102,14 +125,14 @@ class SimExecutor:
     def _draw_unlucky(self, probability: float, names: tuple[str, ...]) -> str:
         return self.world.rng.choice(names) if names and self.world.draw_chance(probability) else ""
 
-    def _ask_nodes(self, gathering: OpenAction, deed: "Deed", within_s: float, cost: str) -> None:
+    def _ask_nodes(self, gathering: OpenAction, deed: Deed, within_s: float, cost: str) -> None:
         self._open[gathering.id] = gathering, deed
         costs = self.world.costs
         delay_s = costs("tell", cost) + len(gathering.left) * costs("tell_each")
         self.world.call_later(delay_s, self._reach_nodes, gathering, deed)
         self.world.call_later(within_s, self._give_up, gathering, within_s)
 
-    def _reach_nodes(self, gathering: OpenAction, deed: "Deed") -> None:
+    def _reach_nodes(self, gathering: OpenAction, deed: Deed) -> None:
         if gathering.launches:
             self.world.expect_none_but(gathering.launches)
         for name in list(gathering.left):
@@ -149,13 +172,13 @@ class SimExecutor:
 
     def _acquire_nodes(self, action: Acquire) -> None:
         world = self.world
-        if world.draw_chance(world.setup.rates.fleet_fails):
+        if world.draw_chance(self._rates.fleet_fails):
             world.step_decider(Outcome(action=action.id, ok=False, detail="no machines left"))
             return
         names = tuple(f"n{self._made + i}" for i in range(action.count))
         self._made += action.count
         for name in names:
-            if not world.draw_chance(world.setup.rates.dud):
+            if not world.draw_chance(self._rates.dud):
                 world.call_later(world.costs("boot"), world.add_node, name)
         world.step_decider(Outcome(action=action.id, ok=True, nodes=names))
 

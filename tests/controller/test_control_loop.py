@@ -10,16 +10,12 @@ import pytest
 from holdfast.config import Settings
 from holdfast.controller import control_loop
 from holdfast.controller.control_loop import Controller, SteadyClock
-from holdfast.controller.decider_rebuild import RebuildError, rebuild_decider
-from holdfast.core.decide.decider import Decider
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.action import Acquire, Action, Finish, Launch, Say
 from holdfast.model.event import (
-    Begin,
     Decision,
     Ended,
     Entry,
-    Limits,
     Order,
     Outcome,
     Phase,
@@ -186,16 +182,6 @@ async def _ended(controller: Controller) -> None:
     [task] = [t for t in asyncio.all_tasks() if t.get_coro().__qualname__ == "Controller.run"]  # type: ignore[union-attr]
     async with asyncio.timeout(120):
         await task
-
-
-async def test_a_journal_of_another_mind_is_refused(tmp_path: Path) -> None:
-    journal = SqliteJournal(tmp_path / "journal.db")
-    decider = Decider()
-    begin = Begin(job=JOB, limits=Limits())
-    journal.append(Entry(seq=1, at=1.0, event=begin, decision=Decision(reason="something else")), durable=True)
-    with pytest.raises(RebuildError, match="entry 1 of the journal decides otherwise"):
-        list(rebuild_decider(journal, decider))
-    journal.close()
 
 
 def test_the_clock_never_runs_backwards() -> None:

@@ -12,7 +12,7 @@ from holdfast.cli.commands.report import render_report
 from holdfast.core.record.job_report import Report, report_of
 from holdfast.core.record.ledger import Span, TimeUse
 from holdfast.core.record.report_bill import draw_bill
-from holdfast.core.record.tenths import share_tenths
+from holdfast.core.tenths import share_tenths
 from tests.core.test_ledger import START, account
 
 SECONDS = st.floats(0.0, 500.0)

@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from holdfast.chaos.inrank.bit_flips import can_flip, flip_bits
 from holdfast.chaos.rank_orders import FOLDER, RankDone, RankOrder, done_path, order_path, read_orders, write_json
 from holdfast.wire.keeper_messages import KEEPER
+from holdfast.wire.progress_environment import SLOT
 from holdfast.wire.rank_memory import slot_reader
 
 # Newer versions of FSDP2 call the last one, older ones the second.
@@ -190,7 +191,7 @@ class OrderHooks:
     def _current_step(self) -> int:
         """Return the number of the current step, as the script reports it; otherwise our own count."""
         if self._slot is None:
-            path, _, index = os.environ.get("HOLDFAST_SLOT", "").rpartition(":")
+            path, _, index = os.environ.get(SLOT, "").rpartition(":")
             if not path:
                 return self._steps + 1
             self._slot = (slot_reader.open_slot_memory(path), int(index))

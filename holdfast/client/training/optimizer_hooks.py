@@ -1,6 +1,5 @@
-"""Counts optimizer steps and reports process groups through PyTorch hooks, without any call by the script."""
+"""Counts optimizer steps through PyTorch hooks, without any call by the script."""
 
-import functools
 import sys
 import weakref
 from collections.abc import Callable
@@ -10,8 +9,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from holdfast.client.training import resumed_step, training_children
-from holdfast.client.training.progress import RankProgress, here
+from holdfast.client.training import process_group_hooks, resumed_step
+from holdfast.client.training.progress import RankProgress
 
 _MAKES_STATE = "_init_optim_state"  # of torch.distributed.checkpoint.state_dict
 _FRAMES = 16  # from our hook up to it, profilers and compilers included
@@ -72,46 +71,10 @@ def install_hooks(progress: RankProgress) -> None:
 
     register_optimizer_step_post_hook(_untraced()(see))
     if "torch.distributed.distributed_c10d" in sys.modules:
-        tell_groups()
-    training_children.follow_spawns()
+        process_group_hooks.report_groups(progress.on_group, progress.on_group_teardown)
 
 
 def _untraced() -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return the decorator that keeps the compiler out of a function, without importing the compiler now."""
     at_once: Callable[[Callable[..., None]], Callable[..., None]] = torch.compiler.disable
     return at_once if "torch._dynamo" in sys.modules else getattr(torch, "_disable_dynamo", at_once)
-
-
-def tell_groups() -> None:
-    """Wrap PyTorch's functions, once, to report when the process group is made and when it is destroyed."""
-    from torch.distributed import distributed_c10d as c10d
-
-    made, ended = c10d.init_process_group, c10d.destroy_process_group
-    if getattr(made, "tells_holdfast", False):
-        return
-
-    @functools.wraps(made)
-    def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        group = made(*args, **kwargs)
-        here.on_group()
-        return group
-
-    @functools.wraps(ended)
-    def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
-        here.on_group_teardown(True)
-        try:
-            return ended(*args, **kwargs)
-        finally:
-            here.on_group_teardown(False)
-
-    _replace_function("init_process_group", made, init_process_group)
-    _replace_function("destroy_process_group", ended, destroy_process_group)
-
-
-def _replace_function(name: str, plain: Any, telling: Any) -> None:
-    """Replace a function in every torch module that holds it."""
-    vars(telling)["tells_holdfast"] = True
-    for place in ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh"):
-        module = sys.modules.get(place)
-        if module is not None and vars(module).get(name) is plain:
-            vars(module)[name] = telling

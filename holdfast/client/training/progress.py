@@ -7,6 +7,7 @@ copied on the current stream and reported by a later call, a step or two late, u
 import os
 import sys
 
+from holdfast.wire.progress_environment import EVERY, FLIGHT, GENERATION, SLOT
 from holdfast.wire.rank_memory.slot_writer import (
     RING_AT,
     SLOT_BYTES,
@@ -34,11 +35,6 @@ if TYPE_CHECKING:
     from holdfast.client.training.update_norm import UpdateWatch
 
     Model = TypeVar("Model")
-
-SLOT = "HOLDFAST_SLOT"  # "<path of the arena>:<index>"
-GENERATION = "HOLDFAST_GENERATION"
-EVERY = "HOLDFAST_REPLICA_EVERY"  # steps between comparisons of replicas
-FLIGHT = "HOLDFAST_FLIGHT"  # "<path of the arena>:<where the flight log begins>"
 
 
 class RankProgress:
@@ -299,9 +295,9 @@ class RankProgress:
     def seek_groups(self) -> None:
         """Get notified when this rank has its process group, if no zygote has arranged that."""
         if SLOT in os.environ and "torch.distributed.distributed_c10d" in sys.modules:
-            from holdfast.client.training import optimizer_hooks
+            from holdfast.client.training import process_group_hooks
 
-            optimizer_hooks.tell_groups()
+            process_group_hooks.report_groups(self.on_group, self.on_group_teardown)
 
     def _note_values(self, slot: SlotWriter, step: int, loss: object, grad_norm: object) -> None:
         own_norm = update = None

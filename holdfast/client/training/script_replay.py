@@ -14,8 +14,8 @@ prints to its own logs.
 import os
 import sys
 
-from holdfast.client.training.progress import GENERATION
 from holdfast.wire import replay_environment
+from holdfast.wire.progress_environment import GENERATION
 
 TYPE_CHECKING = False  # importing typing would take longer than all the rest
 if TYPE_CHECKING:

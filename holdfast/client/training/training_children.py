@@ -53,6 +53,7 @@ def begin_child() -> None:
 
             here.begin_child()
             optimizer_hooks.install_hooks(here)
+            follow_spawns()
         return plain(process, *args, **kwargs)
 
     multiprocessing.process.BaseProcess._bootstrap = _bootstrap  # type: ignore[attr-defined]

@@ -1,18 +1,19 @@
 """Simulated people: they answer when asked, look for bad machines, and fix releases."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from holdfast.model.event import Phase
+from holdfast.sim.scale.failure_mixes import FailureMode
 from holdfast.sim.scale.node_defects import NodeDefect
+from holdfast.sim.scale.scale_state import ScaleState
 
-if TYPE_CHECKING:
-    from holdfast.sim.scale.failure_mixes import FailureMode
-    from holdfast.sim.scale.holdfast_policy import HoldfastPolicy
+GiveOrder = Callable[[str, str, str], None]  # verb, the failure that it is about, and the node or ""
 
 
 class SimulatedPeople:
-    def __init__(self, world: "HoldfastPolicy") -> None:
-        self.world = world
+    def __init__(self, state: ScaleState, give_order: GiveOrder) -> None:
+        self._state = state
+        self._give_order = give_order
         self._sought: set[str] = set()  # nodes that somebody is looking for
         self._mending: set[str] = set()  # releases' failures that somebody is at work on
         self._done_at = 0.0  # when whoever was asked knows the answer
@@ -26,74 +27,74 @@ class SimulatedPeople:
     # --- a job that asks -----------------------------------------------------------------------------------------
 
     def ask_person(self) -> None:
-        world = self.world
-        world.tally.people += 1
-        takes_s = self._takes_s(world.cried)
-        self._done_at = world.now + takes_s
-        world.call_later(takes_s, self._answer_job, world.cried)
+        state = self._state
+        state.tally.people += 1
+        takes_s = self._takes_s(state.cried)
+        self._done_at = state.now + takes_s
+        state.call_later(takes_s, self._answer_job, state.cried)
 
     def _answer_job(self, name: str) -> None:
         """Answer the job after finding the cause: evict the bad machines and let a held job go on."""
-        world = self.world
+        state = self._state
         for node in self.mend_failure(name):
-            world.give_order("evict", name, node)
-        if world.view.phase is Phase.HELD:
-            world.give_order("resume", name)
+            self._give_order("evict", name, node)
+        if state.view.phase is Phase.HELD:
+            self._give_order("resume", name, "")
 
     def mend_failure(self, name: str) -> list[str]:
         """Fix the cause of this failure; return the machines that must be evicted for it."""
-        world = self.world
-        world.bugs.mend_fault(name)
-        if world.away[1] is not None and world.away[1].name == name:
-            world.away = (0.0, None)
-        return [node for node, defect in world.defects.items() if defect.fault.name == name]
+        state = self._state
+        state.bugs.mend_fault(name)
+        if state.away[1] is not None and state.away[1].name == name:
+            state.away = (0.0, None)
+        return [node for node, defect in state.defects.items() if defect.fault.name == name]
 
     def rest_s(self, name: str) -> float:
         """Return how long it takes, from now on, until a person knows why the job gave up."""
-        if self._done_at > self.world.now:
-            return self._done_at - self.world.now
-        self.world.tally.people += 1
+        if self._done_at > self._state.now:
+            return self._done_at - self._state.now
+        self._state.tally.people += 1
         return self._takes_s(name)
 
     def _takes_s(self, name: str) -> float:
-        corrupts = any(fault.name == name and fault.shows == "loss" for fault in self.world.mix.fault)
-        return self.world.prices("person_corruption" if corrupts else "person")
+        corrupts = any(fault.name == name and fault.shows == "loss" for fault in self._state.mix.fault)
+        return self._state.prices("person_corruption" if corrupts else "person")
 
     # --- a bad machine -------------------------------------------------------------------------------------------
 
     def page_person(self, node: str, defect: NodeDefect) -> None:
         """Call a person to look for a defective machine, unless it is found soon."""
-        self.world.call_later(self.world.prices("page"), self._seek_machine, node, defect)
+        self._state.call_later(self._state.prices("page"), self._seek_machine, node, defect)
 
     def _seek_machine(self, node: str, defect: NodeDefect) -> None:
         """Start a person's search for a bad machine; one that computes wrongly can be found only in a held job."""
-        world = self.world
-        if node in self._sought or world.defects.get(node) is not defect:
+        state = self._state
+        if node in self._sought or state.defects.get(node) is not defect:
             return
         self._sought.add(node)
         corrupts = defect.fault.shows == "loss"
         if corrupts:
-            world.give_order("hold", defect.fault.name)
-        world.call_later(self._takes_s(defect.fault.name), self.on_found, node, defect, corrupts)
+            self._give_order("hold", defect.fault.name, "")
+        state.call_later(self._takes_s(defect.fault.name), self.on_found, node, defect, corrupts)
 
     def on_found(self, node: str, defect: NodeDefect, held: bool = False) -> None:
         """Evict the bad machine that a person found, if it is still there, and resume the job if it was held."""
-        world = self.world
+        state = self._state
         self._sought.discard(node)
-        if world.defects.get(node) is defect and node not in world.dead:
-            world.tally.people += 1
-            world.give_order("evict", defect.fault.name, node)
+        if state.defects.get(node) is defect and node not in state.dead:
+            state.tally.people += 1
+            self._give_order("evict", defect.fault.name, node)
         if held:
-            world.give_order("resume", defect.fault.name)
+            self._give_order("resume", defect.fault.name, "")
 
     # --- a bad release -------------------------------------------------------------------------------------------
 
-    def plan_mend(self, fault: "FailureMode") -> None:
+    def plan_mend(self, fault: FailureMode) -> None:
         """Have the authors of a failed release fix it, as soon as a person can; once for each fault."""
         if fault.name not in self._mending:
             self._mending.add(fault.name)
-            self.world.call_later(self.world.prices("person"), self._on_mended, fault)
+            self._state.call_later(self._state.prices("person"), self._on_mended, fault)
 
-    def _on_mended(self, fault: "FailureMode") -> None:
+    def _on_mended(self, fault: FailureMode) -> None:
         self._mending.discard(fault.name)
-        self.world.tally.people += self.world.bugs.mend_fault(fault.name)
+        self._state.tally.people += self._state.bugs.mend_fault(fault.name)

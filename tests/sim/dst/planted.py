@@ -1,11 +1,9 @@
 """Mutants of the protocol: bugs that somebody could write, planted into the real code one at a time."""
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import pytest
 
 from holdfast.controller.actions import action_executor
 from holdfast.controller.actions.action_executor import ActionExecutor
@@ -21,8 +19,7 @@ from holdfast.sim.dst.simulated_agent import SimAgent
 from holdfast.sim.dst.simulated_disk import DiskJournal
 from holdfast.sim.dst.simulated_keeper import SimKeeper
 from holdfast.wire import agent_messages
-
-Patch = pytest.MonkeyPatch
+from tests.sim.dst.mutant import Mutant, Patch
 
 
 def no_fence(patch: Patch) -> None:
@@ -92,7 +89,7 @@ def restore_without_all(patch: Patch) -> None:
 
 
 def _newest(seats: Any, rank: int, held: list[Copy]) -> Source:
-    node = next(seat.node for seat in seats if seat.holds(rank))
+    node = next(seat.node for seat in seats if seat.has_rank(rank))
     mine = any(c.node == node and c.whole for c in held)
     return Source(rank=rank, own=mine, nodes=(node,) if mine else tuple(c.node for c in held))
 
@@ -137,8 +134,9 @@ def leaving_is_forgotten(patch: Patch) -> None:
     """An agent that is killed amid leaving has ended ranks, and the next one neither leaves nor tells of their end."""
     recall = AgentProtocol.restore_state
 
-    def recalls(self: AgentProtocol, done: Any, generation: int, ranks: Any, stopped: int, leave: Any = None) -> Any:
-        return recall(self, done, generation, ranks, stopped)
+    def recalls(self: AgentProtocol, done: Any, generation: int, ranks: Any, *rest: Any, epoch: int) -> Any:
+        stopped, _leave = rest
+        return recall(self, done, generation, ranks, stopped, epoch=epoch)
 
     patch.setattr(AgentProtocol, "restore_state", recalls)
 
@@ -226,26 +224,26 @@ def not_refilled(patch: Patch) -> None:
     patch.setattr("holdfast.core.membership.standbys.RETRY_S", 1e9)
 
 
-PLANTED: tuple[Callable[[Patch], None], ...] = (
-    no_fence,
-    launch_under_way_untold,
-    acks_before_disk,
-    acts_before_disk,
-    ids_reused,
-    plan_made_anew,
-    restore_without_all,
-    strangers_copies,
-    astray_believed,
-    astray_kept,
-    nobody_leaves,
-    leaving_is_forgotten,
-    full_disks_matter,
-    stops_are_believed,
-    nobody_is_waited_for,
-    fleets_are_believed,
-    wall_clock,
-    forgets_reborn,
-    old_ranks_stay,
-    silence_unheard,
-    not_refilled,
+PLANTED = (
+    Mutant(no_fence, 4),
+    Mutant(launch_under_way_untold, 29),
+    Mutant(acks_before_disk, 1),
+    Mutant(acts_before_disk, 0),
+    Mutant(ids_reused, 0),
+    Mutant(plan_made_anew, 28),
+    Mutant(restore_without_all, 2),
+    Mutant(strangers_copies, 505),
+    Mutant(astray_believed, None),
+    Mutant(astray_kept, None),
+    Mutant(nobody_leaves, 399),
+    Mutant(leaving_is_forgotten, 1),
+    Mutant(full_disks_matter, 119),
+    Mutant(stops_are_believed, 1),
+    Mutant(nobody_is_waited_for, 2),
+    Mutant(fleets_are_believed, 104),
+    Mutant(wall_clock, 2),
+    Mutant(forgets_reborn, 364),
+    Mutant(old_ranks_stay, None),
+    Mutant(silence_unheard, 14),
+    Mutant(not_refilled, 0),
 )

@@ -26,38 +26,38 @@ def world(shows: Shows) -> tuple[HoldfastPolicy, FailureMode]:
 def test_a_hang_that_nobody_names_is_found_after_an_hour_and_a_half_or_more() -> None:
     ours, _ = world("hang")
     ours.play_job()
-    assert ours.defects == {} and ours.tally.evicted == 1 and ours.tally.people == 1
-    gone_at = [piece for piece in ours.book.pieces if piece.use == TRAIN][-1].start_at  # it trains on without it
+    assert ours.state.defects == {} and ours.state.tally.evicted == 1 and ours.state.tally.people == 1
+    gone_at = [piece for piece in ours.state.book.pieces if piece.use == TRAIN][-1].start_at  # it trains on without it
     assert 6300 < gone_at < 6300 + 3 * 600 + 2 * 900 + 400, "page and person after it has shown itself"
 
 
 def test_whoever_looks_for_corruption_needs_the_job_to_stand() -> None:
     ours, _ = world("loss")
     ours.play_job()
-    assert ours.tally.evicted == 1 and ours.defects == {}
-    held_s = ours.book.by_use(0.0)["hold"]
+    assert ours.state.tally.evicted == 1 and ours.state.defects == {}
+    held_s = ours.state.book.by_use(0.0)["hold"]
     assert 7100 < held_s < 28900
-    assert ours.view.phase is Phase.TRAINING
-    assert ours.book.by_cause(0.0)["it"] > held_s
+    assert ours.state.view.phase is Phase.TRAINING
+    assert ours.state.book.by_cause(0.0)["it"] > held_s
 
 
 def test_a_person_mends_what_was_asked_about_and_nothing_else() -> None:
     ours, fault = world("crash")
     other = msgspec.structs.replace(fault, name="other")
-    ours.defects = {"a": NodeDefect(fault=fault, probe_lot=1.0, hash_lot=1.0, hang_lot=0.0, wide_lot=0.0)}
-    ours.defects["b"] = NodeDefect(fault=other, probe_lot=1.0, hash_lot=1.0, hang_lot=0.0, wide_lot=0.0)
-    ours.away = (DAY_S, other)
-    assert ours.staff.mend_failure("it") == ["a"]
-    assert ours.away[1] is other
-    assert ours.staff.mend_failure("other") == ["b"]
-    assert ours.away[0] == 0.0
+    ours.state.defects = {"a": NodeDefect(fault=fault, probe_lot=1.0, hash_lot=1.0, hang_lot=0.0, wide_lot=0.0)}
+    ours.state.defects["b"] = NodeDefect(fault=other, probe_lot=1.0, hash_lot=1.0, hang_lot=0.0, wide_lot=0.0)
+    ours.state.away = (DAY_S, other)
+    assert ours.people.mend_failure("it") == ["a"]
+    assert ours.state.away[1] is other
+    assert ours.people.mend_failure("other") == ["b"]
+    assert ours.state.away[0] == 0.0
 
 
 @pytest.mark.parametrize(("shows", "least_s", "most_s"), [("crash", 5400, 5400), ("loss", 7200, 28800)])
 def test_how_long_a_person_takes(shows: Shows, least_s: float, most_s: float) -> None:
     ours, _ = world(shows)
-    assert least_s <= ours.staff.rest_s("it") <= most_s
-    assert ours.tally.people == 1
+    assert least_s <= ours.people.rest_s("it") <= most_s
+    assert ours.state.tally.people == 1
 
 
 def test_a_slow_machine_is_told_and_goes_when_a_person_says_so() -> None:
@@ -66,11 +66,11 @@ def test_a_slow_machine_is_told_and_goes_when_a_person_says_so() -> None:
     setup = msgspec.structs.replace(SETUP, days=5.0, rate=0.02, seed=2)
     told = HoldfastPolicy(setup, mix, SHEET)
     told.play_job()
-    assert told.tally.incidents - 2 <= told.tally.evicted <= told.tally.incidents
-    assert told.book.by_use(0.0)["slow"] == pytest.approx(5400 * 0.2 * told.tally.incidents)
+    assert told.state.tally.incidents - 2 <= told.state.tally.evicted <= told.state.tally.incidents
+    assert told.state.book.by_use(0.0)["slow"] == pytest.approx(5400 * 0.2 * told.state.tally.incidents)
     unseen = HoldfastPolicy(msgspec.structs.replace(setup, off=frozenset({"slow"})), mix, SHEET)
     unseen.play_job()
-    assert unseen.book.by_use(0.0)["slow"] > told.book.by_use(0.0)["slow"]
+    assert unseen.state.book.by_use(0.0)["slow"] > told.state.book.by_use(0.0)["slow"]
 
 
 def test_a_slow_host_goes_when_it_has_cost_as_much_as_that() -> None:
@@ -83,7 +83,7 @@ def test_a_slow_host_goes_when_it_has_cost_as_much_as_that() -> None:
     )
     for world in (acted, alone):
         world.play_job()
-    assert acted.tally.incidents == acted.tally.evicted > 2 and not acted.tally.people
+    assert acted.state.tally.incidents == acted.state.tally.evicted > 2 and not acted.state.tally.people
     # Five rounds of 50 s to name it, and 600 s in which a fifth is lost.
-    assert acted.book.by_use(0.0)["slow"] == pytest.approx(0.2 * (250 + 600) * acted.tally.incidents)
-    assert alone.tally.people == alone.tally.incidents, "nobody can take its place, so a person has to come"
+    assert acted.state.book.by_use(0.0)["slow"] == pytest.approx(0.2 * (250 + 600) * acted.state.tally.incidents)
+    assert alone.state.tally.people == alone.state.tally.incidents, "nobody can take its place, so a person has to come"

@@ -1,0 +1,41 @@
+"""Reports when a script makes and destroys its process group, without any call by the script."""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def report_groups(on_group: Callable[[], None], on_teardown: Callable[[bool], None]) -> None:
+    """Wrap PyTorch's functions, once: `on_group` is called after a group is made, `on_teardown` around its end."""
+    from torch.distributed import distributed_c10d as c10d
+
+    made, ended = c10d.init_process_group, c10d.destroy_process_group
+    if getattr(made, "tells_holdfast", False):
+        return
+
+    @functools.wraps(made)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        group = made(*args, **kwargs)
+        on_group()
+        return group
+
+    @functools.wraps(ended)
+    def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+        on_teardown(True)
+        try:
+            return ended(*args, **kwargs)
+        finally:
+            on_teardown(False)
+
+    _replace_function("init_process_group", made, init_process_group)
+    _replace_function("destroy_process_group", ended, destroy_process_group)
+
+
+def _replace_function(name: str, plain: Any, telling: Any) -> None:
+    """Replace a function in every torch module that holds it."""
+    vars(telling)["tells_holdfast"] = True
+    for place in ("torch.distributed", "torch.distributed.distributed_c10d", "torch.distributed.device_mesh"):
+        module = sys.modules.get(place)
+        if module is not None and vars(module).get(name) is plain:
+            vars(module)[name] = telling

@@ -1,0 +1,27 @@
+"""A mutant: a bug to plant into the real code, and a seed that finds it."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from holdfast.sim.dst.seed_setup import SeedSetup, draw_setup
+
+Patch = pytest.MonkeyPatch
+
+
+def draw_rough(seed: int) -> SeedSetup:
+    """More faults, closer together, and nobody ends the job before they are over."""
+    return msgspec.structs.replace(draw_setup(seed), pause_s=1.5, faults_s=120.0, stop_s=0.0, last_step=0)
+
+
+def draw_forgetful(seed: int) -> SeedSetup:
+    """The same, with a journal that loses its end."""
+    return msgspec.structs.replace(draw_rough(seed), forgets=True)
+
+
+class Mutant(NamedTuple):
+    plant: Callable[[Patch], None]
+    seed: int | None  # the first that found it; None: only the search looks for it, and nobody has noted a seed yet
+    draw: Callable[[int], SeedSetup] = draw_rough

@@ -1,0 +1,86 @@
+"""Defects that the control plane once had: each mend is undone, one at a time, in the real code."""
+
+from typing import Any
+
+import pytest
+
+from holdfast.controller.actions.action_executor import ActionExecutor
+from holdfast.core.decide import controller_takeover
+from holdfast.core.decide.launch_fence import Fence
+from holdfast.core.membership.job_nodes import JobNodes
+from holdfast.core.membership.standbys import Standbys
+from holdfast.sim.dst.seed_setup import draw_setup
+from holdfast.sim.dst.simulated_agent import SimAgent
+from tests.sim.dst.mutant import Mutant, Patch, draw_forgetful
+
+
+def stopped_launch_told_again(patch: Patch) -> None:
+    """A node that lost its power amid a stop is told to launch what is being stopped, and has forgotten the stop."""
+    relink = ActionExecutor.on_relink
+
+    def on_relink(self: ActionExecutor, node: str) -> None:
+        stopping, self._stopping = self._stopping, 0
+        relink(self, node)
+        self._stopping = stopping
+
+    patch.setattr(ActionExecutor, "on_relink", on_relink)
+
+
+def ends_dated_at_once(patch: Patch) -> None:
+    """An agent dates the end of a rank although no controller has told it the time yet."""
+    exited = SimAgent.on_rank_exit
+
+    def on_rank_exit(self: SimAgent, held: Any) -> None:
+        known, self._known = self._known, True
+        exited(self, held)
+        self._known = known
+
+    patch.setattr(SimAgent, "on_rank_exit", on_rank_exit)
+
+
+# --- a journal that has lost its end -----------------------------------------------------------------------------
+
+
+def standbys_stay_believed(patch: Patch) -> None:
+    """Standbys that the journal still has as such may run ranks of the generation that it has lost."""
+    patch.setattr(Standbys, "doubt_all", lambda self, now: None)
+
+
+def unknown_generation_not_fenced(patch: Patch) -> None:
+    """What the journal has lost is launched over, although its nodes may train on."""
+    taken_over = controller_takeover._on_lost_journal
+
+    def takes_over(state: Any, now: float, lost: Any) -> str:
+        with pytest.MonkeyPatch.context() as unfenced:
+            unfenced.setattr(Fence, "raise_fence", lambda self, now, nodes: [])
+            return taken_over(state, now, lost)
+
+    patch.setattr(controller_takeover, "_on_lost_journal", takes_over)
+
+
+def lineage_kept(patch: Patch) -> None:
+    """States of a line that was left by a generation that the journal has lost are mixed into the next launch."""
+    patch.setattr(JobNodes, "set_lineage", lambda self, nodes: None)
+
+
+def last_call_stays_over(patch: Patch) -> None:
+    """A last call that is over is asked for again and again, while nothing can be launched."""
+    taken_over = controller_takeover._on_lost_journal
+
+    def takes_over(state: Any, now: float, lost: Any) -> str:
+        before = state.wait_until, state.last_call_at
+        told = taken_over(state, now, lost)
+        state.wait_until, state.last_call_at = before
+        return told
+
+    patch.setattr(controller_takeover, "_on_lost_journal", takes_over)
+
+
+PAST_DEFECTS = (
+    Mutant(stopped_launch_told_again, 228, draw_setup),
+    Mutant(ends_dated_at_once, 41),
+    Mutant(standbys_stay_believed, 18, draw_forgetful),
+    Mutant(unknown_generation_not_fenced, 243, draw_forgetful),
+    Mutant(lineage_kept, 4, draw_forgetful),
+    Mutant(last_call_stays_over, 110, draw_forgetful),
+)
