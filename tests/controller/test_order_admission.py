@@ -75,11 +75,11 @@ async def test_status_and_metrics_tell_one_step(desk_of: Open) -> None:
     async with pair(desk_of) as (desk, a, b):
         await a.beat(9)
         await b.beat(7)
-        await desk.until(lambda: desk.controller.ingest.pace.step == 7, "both beats")
+        await desk.until(lambda: desk.controller.detectors.pace.step == 7, "both beats")
         assert (await status_of(desk))["step"] == await metric(desk, "holdfast_step") == 7
         await a.beat(-1)
         await b.beat(-1)  # their ranks have ended
-        await desk.until(lambda: {beat.step for beat in desk.controller.ingest.beats.values()} == {-1}, "both ends")
+        await desk.until(lambda: {beat.step for beat in desk.controller.registry.beats.values()} == {-1}, "both ends")
         assert (await status_of(desk))["step"] == await metric(desk, "holdfast_step") == 7
 
 

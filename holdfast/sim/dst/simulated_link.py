@@ -42,7 +42,6 @@ class SimLink:
         self._up_at = self._down_at = 0.0
         self._heard: deque[bytes] = deque()
         self._waiter: asyncio.Future[None] | None = None
-        self.strike: Callable[[str], None] = lambda point: None
 
     def _arrival_at(self, last_at: float) -> float:
         slow_s = self.rng.random() * _SLOW_S if self.rng.random() < _SLOW else 0.0
@@ -100,7 +99,6 @@ class SimLink:
         return LinkPacket(_BINARY, self._heard.popleft())
 
     async def send_bytes(self, data: bytes) -> None:
-        self.strike("telling" if _TELL in data[:_HEAD] else "sending")
         if not self.open_there:
             raise ConnectionResetError
         if not self.dead:
@@ -126,3 +124,21 @@ class SimLink:
             self.dead = True
             self.loop.call_later(noticed_here_s, self.end_here)
             self.loop.call_later(noticed_there_s, self.end_there)
+
+
+class ControllerEnd:
+    """The end of a link that one life of the controller holds; that life may die whenever it sends."""
+
+    def __init__(self, link: SimLink, strike: Callable[[str], None]) -> None:
+        self._link = link
+        self._strike = strike
+
+    def __aiter__(self) -> AsyncIterator[LinkPacket]:
+        return self._link
+
+    async def send_bytes(self, data: bytes) -> None:
+        self._strike("telling" if _TELL in data[:_HEAD] else "sending")
+        await self._link.send_bytes(data)
+
+    async def close(self, *, code: int = 1000, message: bytes = b"") -> bool:
+        return await self._link.close(code=code, message=message)
