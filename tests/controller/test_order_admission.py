@@ -256,18 +256,19 @@ async def test_a_question_is_answered(desk_of: Open) -> None:
                 ranks=(0,),
                 generation=1,
                 code=1,
-                reason="exited with code 1 (TypeError: x)",
+                reason="exited with code 1 (SyntaxError: x)",
+                raised="SyntaxError",
                 klass="python_exception",
                 group="user code",
                 action="rollback_or_fix_code",
                 confidence=1.0,
-                signature="TypeError",
+                signature="SyntaxError",
             )
         )
         await does(agent, StopHere)
         await desk.phase(Phase.HELD)
         status = await status_of(desk)
-        assert "TypeError: x" in status["asking"]
+        assert "SyntaxError: x" in status["asking"]
         assert status["asks_until"] > desk.controller.clock()
         said = await order(desk, "resume", status=400)
         assert said.startswith("nobody holds the job, it asks: ") and said.endswith("holdfast approve or stop")
