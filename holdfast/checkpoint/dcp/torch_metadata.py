@@ -70,9 +70,9 @@ def decode_metadata(content: bytes) -> Metadata:
     try:
         found = _Unpickler(io.BytesIO(content)).load()
     except (pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError, AttributeError, MemoryError) as e:
-        raise StateError(f"this is no metadata: {e}") from None
+        raise StateError(f"this is not torch metadata: {e}") from None
     if not isinstance(found, Metadata):
-        raise StateError(f"this is no metadata but a {type(found).__name__}")
+        raise StateError(f"this is not torch metadata but a {type(found).__name__}")
     return found
 
 
@@ -108,7 +108,7 @@ def _enter_record(
     properties = TensorProperties(dtype=getattr(torch, spec.dtype))
     whole = tensors.setdefault(name, TensorStorageMetadata(properties, torch.Size(spec.whole), []))
     if not isinstance(whole, TensorStorageMetadata) or tuple(whole.size) != spec.whole:
-        raise StateError(f"ranks that hold {name} together differ on what it is")
+        raise StateError(f"ranks that share {name} disagree on its shape or type")
     if is_empty_chunk(spec):
         return None
     whole.chunks.append(ChunkStorageMetadata(torch.Size(spec.start), torch.Size(spec.shape)))
