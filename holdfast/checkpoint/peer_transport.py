@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import xxhash
 
-from holdfast.checkpoint.relayed_link import relayed_link, spares_a_core
+from holdfast.checkpoint.relayed_link import REVOKED, relayed_link, spares_a_core
 from holdfast.core.decoding import from_json
 from holdfast.linux.peer_credentials import read_peer
 from holdfast.model.state_copy import Address
@@ -44,7 +44,6 @@ UNIX_BYTES = 1 << 20  # on their way at once: with the kernel's fifth of that bo
 MOST_LINKS = 4  # of one pull
 PART_BYTES = 4 * CHUNK_BYTES  # that a link takes at once
 _RELAYED_BYTES = 256 << 20  # a smaller pull is over before relays have started
-REVOKED = "its certificate is no longer accepted"
 _ONE_LINK_BYTES_S = 256e6  # a slower pace needs no second link
 
 

@@ -29,6 +29,7 @@ from holdfast.checkpoint.peer_transport import (
     pull_state,
     push_state,
 )
+from holdfast.checkpoint.relayed_link import REVOKED
 from holdfast.wire import unix_sockets
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority, enrol_local_node
 from holdfast.wire.credentials.mutual_tls import KeyFiles, certificate_serial
@@ -166,7 +167,7 @@ def test_state_is_not_given_to_a_node_that_was_evicted(keeper: Keeper, callee: P
     if callee.guard is None:
         pytest.skip("on one host there are no certificates")
     wary = PeerGuard(callee.guard.keys, lambda serial: False)
-    with pytest.raises(TransportError, match=peer_transport.REVOKED):
+    with pytest.raises(TransportError, match=REVOKED):
         push_state(PeerKeeper(callee.address, wary), ASK, [memoryview(STATE)], BytePacer(0))
     assert not keeper.asked
 
@@ -204,7 +205,7 @@ def test_others_whom_the_users_authority_has_signed(keeper: Keeper, tmp_path: Pa
     with socket.create_server(("127.0.0.1", 0)) as listener:
         theirs = PeerGuard(ours.keys("a", "theirs"), everybody)
         PeerServer(listener, theirs, keeper.take, keeper.give).start()  # type: ignore[arg-type]
-        with pytest.raises(TransportError, match=peer_transport.REVOKED):
+        with pytest.raises(TransportError, match=REVOKED):
             push_state(PeerKeeper(listener.getsockname(), guard), ASK, [memoryview(STATE)], BytePacer(0))
 
 
