@@ -44,7 +44,6 @@ UNIX_BYTES = 1 << 20  # on their way at once: with the kernel's fifth of that bo
 MOST_LINKS = 4  # of one pull
 PART_BYTES = 4 * CHUNK_BYTES  # that a link takes at once
 _RELAYED_BYTES = 256 << 20  # a smaller pull is over before relays have started
-_ONE_LINK_BYTES_S = 256e6  # a slower pace needs no second link
 
 
 class PeerRequest(msgspec.Struct, frozen=True, kw_only=True):

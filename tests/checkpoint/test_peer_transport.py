@@ -395,13 +395,6 @@ def test_links_share_one_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(slept) == 40000.0 and len(slept) == len(set(slept))
 
 
-@pytest.mark.parametrize("part", [(-1, 2), (2, 1), (0, 99)])
-def test_parts_that_are_none(keeper: Keeper, callee: PeerKeeper, part: tuple[int, int]) -> None:
-    with peer_transport._connect_keeper(callee) as link, pytest.raises(TransportError):
-        peer_transport._send_request(link, msgspec.structs.replace(ASK, part=part))
-    assert push_state(callee, ASK, [memoryview(STATE)], BytePacer(0)) == len(STATE)
-
-
 # --- strangers -------------------------------------------------------------------------------------------------
 
 
