@@ -184,9 +184,7 @@ class _OutputFile:
 
     def _note_cached(self) -> None:
         folder = os.path.dirname(os.path.dirname(self._path))
-        self._pulse.notes.append(
-            f"the file system of {folder} does not support direct I/O; writing through the page cache"
-        )
+        self._pulse.notes.append(f"{folder} does not support direct I/O; writing through the page cache")
 
 
 class InputFile:

@@ -95,9 +95,7 @@ async def _ask_patiently(
         await asyncio.sleep(wait_s)
         got = await _post_question(session, limits.url, full)
     if 300 <= got.status < 400:
-        raise NoAnswer(
-            f"at {limits.url} has moved (HTTP {got.status}); correct model.url, as logs are not sent to the new address"
-        )
+        raise NoAnswer(f"at {limits.url} has moved (HTTP {got.status}); logs are not sent there, so correct model.url")
     if got.status != 200:
         raise NoAnswer(f"refused (HTTP {got.status}): {_error_detail(got.body)}")
     return got.body

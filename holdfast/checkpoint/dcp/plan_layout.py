@@ -32,7 +32,7 @@ def check_items(items: Sequence[WriteItem]) -> None:
         kind = item.tensor_data and item.tensor_data.properties
         if kind and (kind.layout != torch.strided or _is_quantized(kind.dtype)):
             raise StateError(
-                f"{item.index.fqn} cannot be saved, because its kind is not supported: {kind.layout}, {kind.dtype}"
+                f"{item.index.fqn} cannot be saved: its kind is not supported: {kind.layout}, {kind.dtype}"
             )
 
 

@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     joining.add_argument("name", nargs="?", default="", help="name of the node (default: the host chooses one)")
     run_selection.add_run_argument(joining, order=True, positional=False)
     joining.add_argument(
-        "--within", type=float, default=3600.0, metavar="S", help="time within which the host must join (default 3600)"
+        "--within", type=float, default=3600.0, metavar="S", help="time for the host to join (default 3600)"
     )
     args = parser.parse_args(argv)
     try:

@@ -47,23 +47,17 @@ def _make_parser() -> argparse.ArgumentParser:
     check.add_argument("--step", type=int, help="only this one of several")
     what = "Write the weights of a checkpoint as safetensors, checked as they are read."
     export = verbs.add_parser("export", help="write weights as safetensors", description=what)
-    export.add_argument(
-        "place", help="a checkpoint, or the folder or URL of several, of which the newest sound one is exported"
-    )
+    export.add_argument("place", help="a checkpoint, or the folder or URL of several (the newest sound one)")
     export.add_argument("to", type=Path, help="folder for the files")
     export.add_argument("--step", type=int, help="this one of several")
-    export.add_argument(
-        "--prefix", default="model.", help="export only tensors with this prefix, and strip it (default model.)"
-    )
+    export.add_argument("--prefix", default="model.", help="of tensors to export; it is stripped (default model.)")
     export.add_argument("--file-gb", type=float, default=5.0, help="largest size of a file (default 5; 0: one file)")
     what = "Remove checkpoints, or the remains of unfinished writes."
     rm = verbs.add_parser("rm", help="remove checkpoints", description=what)
     rm.add_argument("base", help="the folder or URL that checkpoints go to")
     rm.add_argument("steps", nargs="*", type=int, metavar="STEP")
     rm.add_argument("--partial", action="store_true", help="unfinished writes of processes that have ended")
-    rm.add_argument(
-        "--force", action="store_true", help="remove even the last sound one, and writes that may still be running"
-    )
+    rm.add_argument("--force", action="store_true", help="even the last sound one, and writes that may still run")
     return parser
 
 

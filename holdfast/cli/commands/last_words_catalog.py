@@ -32,9 +32,7 @@ def main(argv: list[str]) -> int:
 def _make_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="holdfast catalog", description="Show the catalog of last words, and add to it.")
     settings = CommandParser(add_help=False)
-    settings.add_argument(
-        "--config", metavar="FILE", help="settings as TOML; words.catalog names the file of your own rows"
-    )
+    settings.add_argument("--config", metavar="FILE", help="settings as TOML; words.catalog names your rows")
     settings.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one setting")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
@@ -48,9 +46,7 @@ def _make_parser() -> argparse.ArgumentParser:
     verb("check", "check that rows could be added", what).add_argument("file", metavar="FILE_OR_ID")
     what = "Accept rows: those of a file, or a proposed one by its id. They are checked first."
     verb("add", "accept rows", what).add_argument("file", metavar="FILE_OR_ID")
-    propose = verb(
-        "propose", "propose a row for a line", "Propose a row for a line that you saw, to be accepted later."
-    )
+    propose = verb("propose", "propose a row for a line", "Propose a row for a line, to be accepted later.")
     propose.add_argument("klass", metavar="CLASS", help="failure class that the line shows")
     propose.add_argument("line", metavar="LINE", help="the line, as it was printed; - reads it from standard input")
     return parser

@@ -71,9 +71,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--run", metavar="RUN", help="run directory, or id or part of it, instead of files")
     parser.add_argument("--exit-code", type=int, metavar="N", help="exit code of the launcher, or of the only process")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
-    parser.add_argument(
-        "--ask", action="store_true", help="ask the language model at model.url if the rules are unsure"
-    )
+    parser.add_argument("--ask", action="store_true", help="ask the model at model.url if the rules are unsure")
     parser.add_argument("--config", metavar="FILE", help="settings: your own rows, a language model")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one setting")
     return parser

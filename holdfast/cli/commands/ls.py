@@ -33,9 +33,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def main(argv: list[str]) -> int:
     parser = CommandParser(prog="holdfast ls", description="Show your runs on this host, the newest last.")
-    parser.add_argument(
-        "--all", action="store_true", help=f"show every run, not only live ones and the {_NEWEST} newest"
-    )
+    parser.add_argument("--all", action="store_true", help=f"not only live ones and the {_NEWEST} newest")
     parser.add_argument("--json", action="store_true", help="print them as JSON")
     args = parser.parse_args(argv)
     known = run_selection.known_runs()

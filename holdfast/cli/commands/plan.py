@@ -47,13 +47,10 @@ def _make_parser() -> argparse.ArgumentParser:
         "--nodes", type=int, metavar="N", help="nodes of the job; answers with standbys only, for smaller jobs too"
     )
     parser.add_argument(
-        "--p-day",
-        type=float,
-        metavar="P",
-        help="chance that a node fails on a day (default 0.0012; with --gpus that of the mix)",
+        "--p-day", type=float, metavar="P", help="chance that a node fails on a day (default 0.0012; --gpus: the mix)"
     )
     parser.add_argument(
-        "--refill-h", type=float, default=24.0, metavar="H", help="hours until a used standby is replaced (default 24)"
+        "--refill-h", type=float, default=24.0, metavar="H", help="hours to replace a used standby (default 24)"
     )
     parser.add_argument("--group", type=int, default=_GROUP, metavar="N", help="nodes of a parallel group (default 8)")
     parser.add_argument(

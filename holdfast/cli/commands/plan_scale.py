@@ -49,12 +49,7 @@ class PlanAdvice(msgspec.Struct, frozen=True, kw_only=True):
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     large = parser.add_argument_group("the whole answer, from a simulation")
-    large.add_argument(
-        "--gpus",
-        type=int,
-        metavar="N",
-        help="GPUs of the job; answers with standbys, checkpoint interval, ETTR, and what each costs",
-    )
+    large.add_argument("--gpus", type=int, metavar="N", help="size of the job; answers with standbys, cadence, ETTR")
     said = f"what fails: {', '.join(failure_mixes.KNOWN)}, or a TOML file (default byterobust)"
     large.add_argument("--failures", default=failure_mixes.KNOWN[0], metavar="MIX", help=said)
     large.add_argument("--nproc", type=int, default=8, metavar="N", help="GPUs of a node (default 8)")

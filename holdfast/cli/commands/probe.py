@@ -52,15 +52,11 @@ def _make_parser() -> argparse.ArgumentParser:
     levels = "; ".join(f"{level}: {said}" for level, said in _LEVELS.items())
     parser.add_argument("--level", type=int, default=1, metavar="1..3", help=f"how thoroughly (default 1). {levels}")
     parser.add_argument("--only", default="", metavar="NAME,...", help=f"of {', '.join(p.name for p in PROBES)}")
-    parser.add_argument(
-        "--repeats", type=int, default=1, metavar="N", help="repeats of probes that must give the same bits each time"
-    )
+    parser.add_argument("--repeats", type=int, default=1, metavar="N", help="of what must give the same bits each time")
     parser.add_argument(
         "--budget", type=float, default=0.0, metavar="S", help="seconds for all probes (default: no end)"
     )
-    parser.add_argument(
-        "--where", type=Path, default=Path(), metavar="DIR", help="folder whose disk is probed (default: here)"
-    )
+    parser.add_argument("--where", type=Path, default=Path(), metavar="DIR", help="whose disk to probe (default: here)")
     parser.add_argument("--json", action="store_true", help="print everything as JSON, at the end")
     parser.add_argument("--golden", action="store_true", help="print this machine's bits as rows for golden.toml")
     return parser

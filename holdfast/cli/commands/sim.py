@@ -60,10 +60,7 @@ def main(argv: list[str]) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
-        prog="holdfast sim",
-        description="Simulate jobs and their faults in virtual time, with the decisions of the real controller.",
-    )
+    parser = CommandParser(prog="holdfast sim", description="Simulate jobs and their faults in virtual time.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     what = "simulate a job with faults: is it always safe, does it recover, and what do the faults cost?"
     run = commands.add_parser("run", help="simulate one job", description=what)
@@ -72,9 +69,7 @@ def _make_parser() -> argparse.ArgumentParser:
     run.add_argument("--nproc", type=int, default=8, help="ranks on each of them (default 8)")
     run.add_argument("--standbys", type=int, help="standbys (default 1; with --gpus enough for 99 %% of days)")
     run.add_argument("--shrink", type=int, help="how many nodes fewer the job may run on (default 0)")
-    run.add_argument(
-        "--days", type=float, help="days with faults, before the job must recover (default 1; with --gpus 90)"
-    )
+    run.add_argument("--days", type=float, help="days with faults, then it must recover (default 1; with --gpus 90)")
     run.add_argument("--step-s", type=float, default=10.0, help="seconds per step (default 10)")
     run.add_argument("--save-steps", type=int, help="steps between checkpoints (default 100)")
     run.add_argument("--join", action="store_true", help="the fleet cannot acquire nodes; lost ones are repaired")

@@ -29,16 +29,12 @@ def add_flags(run: argparse.ArgumentParser) -> None:
     scale.add_argument("--policy", default=None, metavar="NAME", help=said)
     said = f"switch a mechanism off: {', '.join(MECHANISMS)}; {_ALL}: each in turn"
     scale.add_argument("--ablate", default=None, metavar="NAME", help=said)
-    scale.add_argument(
-        "--seeds", type=int, default=None, metavar="N", help="number of seeds, from --seed on (default 3)"
-    )
+    scale.add_argument("--seeds", type=int, default=None, metavar="N", help="how many, from --seed on (default 3)")
     scale.add_argument("--rate", type=float, default=None, metavar="P", help="incidents per node and day")
     scale.add_argument("--no-updates", action="store_true", help="leave out incidents that are changes of code")
     said = "hours to wait for holdfast approve when no remedy is left (default 4; 0: the job ends)"
     scale.add_argument("--ask-h", type=float, default=None, metavar="H", help=said)
-    scale.add_argument(
-        "--plot", type=Path, metavar="DIR", help="write plots of the result to this folder, as PNG and SVG"
-    )
+    scale.add_argument("--plot", type=Path, metavar="DIR", help="write plots to this folder, as PNG and SVG")
 
 
 def add_validate_command(commands: "argparse._SubParsersAction[CommandParser]") -> None:

@@ -104,19 +104,11 @@ def acquit_if_moving(found: JobStacks, later: JobStacks, steps: int) -> Blocking
 def _make_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="holdfast trace", description="Show where all processes of a job are now.")
     run_selection.add_run_argument(parser)
-    parser.add_argument(
-        "--native", action="store_true", help="include frames of C and C++; this stops each rank for a moment"
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=1, help="sample this many times, and name the rank that stands out most often"
-    )
-    parser.add_argument(
-        "--deadline", type=float, default=5.0, metavar="S", help="seconds to wait for nodes (default 5)"
-    )
+    parser.add_argument("--native", action="store_true", help="include C and C++; stops each rank for a moment")
+    parser.add_argument("--rounds", type=int, default=1, help="samples; names the rank that stands out most often")
+    parser.add_argument("--deadline", type=float, default=5.0, metavar="S", help="wait for nodes (default 5)")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    parser.add_argument(
-        "--svg", metavar="FILE", help="write a flame graph as SVG; the more ranks are in a frame, the wider it is"
-    )
+    parser.add_argument("--svg", metavar="FILE", help="write a flame graph; the more ranks in a frame, the wider it is")
     return parser
 
 

@@ -60,13 +60,9 @@ def _make_parser() -> argparse.ArgumentParser:
     when = parser.add_mutually_exclusive_group()
     when.add_argument("--now", action="store_true", help="restart the job for it, in place, as soon as it is staged")
     when.add_argument("--lazy", action="store_true", help="bring it in with the next restart (the default)")
-    parser.add_argument(
-        "--window", metavar="TIME", default=_WINDOW, help="longest wait of a lazy one for a restart (default 24h)"
-    )
+    parser.add_argument("--window", metavar="TIME", default=_WINDOW, help="longest wait for a restart (default 24h)")
     parser.add_argument("--message", metavar="TEXT", default="", help="note for the history: what is new")
-    parser.add_argument(
-        "--env", metavar="NAME=VALUE", action="append", default=[], help="environment variable for ranks; repeatable"
-    )
+    parser.add_argument("--env", metavar="NAME=VALUE", action="append", default=[], help="for ranks; repeatable")
     parser.add_argument("--sign", metavar="KEY", help="sign it with this ssh key, for jobs that require signatures")
     parser.add_argument("--no-wait", action="store_true", help="do not wait until it is staged")
     return parser

@@ -179,9 +179,7 @@ class HostJoin:
         except LinkClosedError as e:
             self._closed += 1  # one may be a controller that died just then
             if last_try or self._closed == _REFUSED:
-                raise UsageError(
-                    f"{e}; one authority must sign both certificates: compare door.authority on both hosts"
-                ) from None
+                raise UsageError(f"{e}; compare door.authority on both hosts") from None
             return False
         except NoAnswerError as e:
             if last_try:
@@ -268,9 +266,7 @@ def _read_token(args: RunArgs, host: str, port: int) -> tuple[str, NodeToken | N
         except OSError as e:
             raise UsageError(f"cannot read the token file {path}: {e.strerror}") from None
         except UnicodeDecodeError:
-            raise UsageError(
-                f"the token file {path} is not text; write the token into it as one line of ASCII"
-            ) from None
+            raise UsageError(f"the token file {path} is not text; write one line of ASCII into it") from None
     elif "HOLDFAST_TOKEN" in os.environ:
         token, named = os.environ["HOLDFAST_TOKEN"], "HOLDFAST_TOKEN"
     elif host in _LOOPBACK:
@@ -299,9 +295,7 @@ def _own_token(port: int) -> str:
             found.stat().st_uid != os.getuid() or found.stat().st_mode & 0o022
             for found in (folder.parent, folder, path)
         ):
-            raise UsageError(
-                f"other users may write to {folder}, so its tokens prove nothing; set HOLDFAST_TOKEN instead"
-            )
+            raise UsageError(f"other users may write to {folder}; set HOLDFAST_TOKEN instead")
         token = path.read_bytes().decode("ascii", "replace").strip()
         if fault := job_secret.secret_fault(token):
             raise UsageError(f"the token in {path} {fault}")

@@ -41,9 +41,7 @@ def make_run_dir(wanted: str | None, run_id: str) -> Path:
     try:
         run_dir.mkdir(parents=True, mode=0o700, exist_ok=True)
         if (run_dir / "run.json").exists():
-            raise UsageError(
-                f"{run_dir} holds a run already: continue it with --resume {run_dir}, or give another --run-dir"
-            )
+            raise UsageError(f"{run_dir} holds a run already; give --resume {run_dir}, or another --run-dir")
         _require_owner(run_dir)
     except OSError as e:
         raise UsageError(f"cannot make the run directory {run_dir}: {e.strerror}; give another --run-dir") from None

@@ -83,9 +83,7 @@ class StateRestore:
         self._source.finish_load({key for one in told for key in one.absent})
         here = len(told) == self._snapshots.layout.world
         self._extras.restore(told[rank if here else 0], here=here)
-        return (
-            "" if here else f"is of {len(told)} ranks: random numbers continue differently, extras are those of rank 0"
-        )
+        return "" if here else f"is of {len(told)} ranks: random numbers will differ, extras are rank 0's"
 
     def _upload_image(self, image: StateImage, path: str, first: int) -> None:
         """Restore an image that begins at `first` in the file at `path`; a GPU state takes the faster upload."""

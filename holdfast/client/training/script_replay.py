@@ -159,10 +159,7 @@ def guard_first_step(on_first: "Callable[[], None] | None") -> "Callable[[], Non
 
     def first() -> None:
         if not _this.opted:
-            print(
-                "holdfast: this script has not called holdfast.replayable(), so holdfast does not replay it",
-                file=sys.stderr,
-            )
+            print("holdfast: no replay: this script has not called holdfast.replayable()", file=sys.stderr)
             os._exit(REFUSED)
         if on_first is not None:
             on_first()
