@@ -155,11 +155,11 @@ def _model_rules(m: ModelLimits) -> tuple[tuple[bool, str], ...]:
         (not m.url or url is not None, "model.url must begin with http(s)://"),
         (
             url is None or "@" not in url.netloc,
-            "model.url must not hold a password: name a variable that does in model.key_env",
+            "model.url must not contain a password; name the environment variable that does in model.key_env",
         ),
-        (not m.url or bool(m.name), "model.url needs model.name: which model is asked"),
+        (not m.url or bool(m.name), "model.url needs model.name, the model to ask"),
         (m.timeout_s > 0, "model.timeout_s must be above 0"),
-        (m.below <= 1, "model.below is a confidence: at most 1"),
+        (m.below <= 1, "model.below must be at most 1"),
         (m.chars >= 2000, "model.chars must be at least 2000"),
     )
 
@@ -169,7 +169,7 @@ def _hook_rules(h: HookLimits) -> tuple[tuple[bool, str], ...]:
         (not h.url or _parse_url(h.url) is not None, "hook.url must begin with http(s)://"),
         (h.format in FORMATS, f"hook.format must be one of {', '.join(FORMATS)}"),
         (h.timeout_s > 0, "hook.timeout_s must be above 0"),
-        ("\0" not in h.command, "hook.command must not hold a NUL"),
+        ("\0" not in h.command, "hook.command must not contain a NUL"),
     )
 
 
@@ -186,7 +186,7 @@ def _door_rules(d: DoorLimits) -> tuple[tuple[bool, str], ...]:
     whole = all(given) or not any(given)
     return (
         (whole, "door.authority, door.certificate and door.key go together: set all three, or none"),
-        ("\0" not in d.authority + d.certificate + d.key, "door.authority, certificate and key must not hold a NUL"),
+        ("\0" not in d.authority + d.certificate + d.key, "door.authority, certificate and key must not contain a NUL"),
     )
 
 
@@ -203,7 +203,7 @@ def _check_relations(s: Settings) -> None:
         (2 * s.silence.beat_s <= s.silence.silence_s, "silence.silence_s must be at least two beats (silence.beat_s)"),
         (s.silence.silence_s < s.node.lost_s, "node.lost_s must be above silence.silence_s"),
         (s.recovery.attempts >= 1, "recovery.attempts must be at least 1"),
-        (0 < s.backup.duty <= 1, "backup.duty is a part of the time: above 0, at most 1"),
+        (0 < s.backup.duty <= 1, "backup.duty must be above 0 and at most 1"),
         (s.logs.file_bytes >= 1 << 16, "logs.file_bytes must be at least 65536"),
         (s.lines.bytes_s >= 1 << 12, "lines.bytes_s must be at least 4096"),
         (
@@ -211,7 +211,7 @@ def _check_relations(s: Settings) -> None:
             "health.kernel_s, gpu_s, host_s and network_s must be above 0",
         ),
         (s.loss.skip_batches >= 1, "loss.skip_batches must be at least 1; loss.policy=ignore or alert skips nothing"),
-        (s.loss.lower_to < 1, "loss.lower_to is a part of the learning rate: below 1"),
+        (s.loss.lower_to < 1, "loss.lower_to must be below 1"),
         (s.loss.lower_steps >= 1, "loss.lower_steps must be at least 1"),
         (s.health.deadline_s >= 1, "health.deadline_s must be at least 1"),
         (not (wrong := fault_of_rules(s.rules)), wrong),

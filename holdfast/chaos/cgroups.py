@@ -40,7 +40,7 @@ def make_cgroup(controller: str, pid: int) -> Cgroup:
     try:
         path.mkdir()
     except OSError as e:
-        raise CannotInject(f"no cgroup can be made in {parent} ({e.strerror}); this takes root") from None
+        raise CannotInject(f"no cgroup can be made in {parent} ({e.strerror}); this needs root") from None
     if v2 and controller not in (path / "cgroup.controllers").read_text().split():
         path.rmdir()
         raise CannotInject(f"the cgroup controller {controller} is not enabled in {parent}")
@@ -54,7 +54,7 @@ def missing_reason(controller: str) -> str:
     except CannotInject as e:
         return str(e)
     parent = back.parent if v2 else back
-    return "" if os.access(parent, os.W_OK) else f"no cgroup can be made in {parent}; this takes root"
+    return "" if os.access(parent, os.W_OK) else f"no cgroup can be made in {parent}; this needs root"
 
 
 def _find_cgroup(controller: str, pid: int) -> tuple[Path, bool]:

@@ -24,7 +24,7 @@ def fill_disk(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
     pid = scene.sight.controller_pid()
     path = "/dev/shm" if fault.kind == "shm.full" else fault.path or _find_disk(pid)
     if not namespaces.has_own_mounts(pid) or not namespaces.is_small_disk(pid, path):
-        raise CannotInject(f"{path} is no small file system that chaos has made; only a job of its own has one")
+        raise CannotInject(f"{path} {namespaces.NOT_SMALL}; only a job that chaos starts has one")
     fill = f"{path}/{_FILL}"
     with ProcessHandle(pid) as held:
         scene.keep_undo(FreeDisk(*_find_front(pid), fill))
@@ -83,7 +83,7 @@ def fail_storage(scene: InjectionScene, fault: InjectedFault) -> InjectionReport
     environ = Path(f"/proc/{scene.sight.controller_pid()}/environ").read_text(errors="replace").split("\0")
     control = next((e.partition("=")[2] for e in environ if e.startswith(f"{faulty_storage.CONTROL}=")), "")
     if not control:
-        raise CannotInject("the job has no storage of the kind faulty://; a job that chaos made has it as {storage}")
+        raise CannotInject("the job has no faulty:// storage; a job that chaos starts has it as {storage}")
     scene.keep_undo(RewriteFile(control, "ok"))
     part = Path(f"{control}.part")
     part.write_text(told)
@@ -141,7 +141,7 @@ def _find_disk(pid: int) -> str:
     mounts = [line.split() for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines()]
     ours = [fields[4] for fields in mounts if fields[-2] == namespaces.SOURCE and fields[4] != "/dev/shm"]
     if not ours:
-        raise CannotInject("the job has no small disk; only a job that chaos made (disk_mib) has one")
+        raise CannotInject("the job has no small disk; only a job that chaos starts with disk_mib has one")
     return ours[0]
 
 

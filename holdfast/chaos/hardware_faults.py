@@ -33,7 +33,7 @@ def write_kernel_line(scene: InjectionScene, fault: InjectedFault) -> InjectionR
     node = scene.choose_node(fault, status).node
     log = _machine_root(scene.sight, node) / "dev/kmsg"
     if not log.exists() or log.is_char_device():
-        raise CannotInject(f"{log} is no log of our own; lines are never written to the host's")
+        raise CannotInject(f"{log} is not a log of this job; chaos never writes to the host's log")
     text = fault.text or LINES[fault.kind.partition(".")[2]]
     head = f"3,{next(_count)},{time.monotonic_ns() // 1000},-;"
     with log.open("a") as file:
@@ -49,7 +49,7 @@ def set_gpu_reading(scene: InjectionScene, fault: InjectedFault) -> InjectionRep
     node = scene.choose_node(fault, status).node
     root = _machine_root(scene.sight, node)
     if NVML not in Path(f"/proc/{scene.sight.agent_pid(node)}/environ").read_text(errors="replace"):
-        raise CannotInject("the job has no GPUs of ours; only a job that chaos made (machines = true) has them")
+        raise CannotInject("the job has no simulated GPUs; only a job that chaos starts with machines = true has them")
     reading = fault.reading or "lost"
     if reading not in READINGS:
         raise CannotInject(f"there is no reading '{reading}'; there are {', '.join(READINGS)}")

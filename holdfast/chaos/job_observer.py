@@ -218,7 +218,7 @@ class JobObserver:
     def require_descendant(self, node: str, pid: int) -> int:
         """Return the pid if it still descends from the node's holder, as all processes of a node do; else raise."""
         if not process_handles.is_descendant(pid, self.holder_pid(node)):
-            raise CannotInject(f"process {pid} is none of {node} any more")
+            raise CannotInject(f"process {pid} no longer belongs to {node}")
         return pid
 
     def arena_requests(self, node: str) -> list[ArenaRequest]:
@@ -246,7 +246,7 @@ class JobObserver:
             places.append(self.checkpoint_folder(status))
         found = self._outside_path(os.path.abspath(path))
         if not any(found.resolve().is_relative_to(place.resolve()) for place in places):
-            raise CannotInject(f"{path} is no file of this job: give one in {' or '.join(map(str, places))}")
+            raise CannotInject(f"{path} is not a file of this job; give one in {' or '.join(map(str, places))}")
         return found
 
     def _outside_path(self, path: str) -> Path:

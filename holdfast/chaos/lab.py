@@ -41,9 +41,9 @@ def run_lab_job(job: ScenarioJob, folder: Path, env: dict[str, str] | None = Non
 def missing_reason(job: ScenarioJob) -> str:
     """Return why such a job cannot be made here; empty if it can."""
     if (job.disk_mib or job.shm_mib) and os.geteuid() != 0:
-        return "a job with a disk or a /dev/shm of its own takes root, to mount them where nobody else sees them"
+        return "a job with its own disk or /dev/shm needs root, to mount them out of sight of other processes"
     if job.hosts and (job.disk_mib or job.shm_mib or job.machines):
-        return "a job of several hosts has no disks or machines of its own; leave disk_mib, shm_mib and machines out"
+        return "a job of several hosts cannot have its own disks or machines; drop disk_mib, shm_mib and machines"
     return link_faults.missing_reason() if job.hosts else ""
 
 
@@ -61,7 +61,7 @@ def _start_hosts(made: LabJob, job: ScenarioJob, env: dict[str, str]) -> subproc
     told = switch.stdout.readline()
     if not told:
         _end_switch(made, switch)
-        raise CannotInject(f"no networks for {job.hosts} hosts can be made here; what the switch said stands above")
+        raise CannotInject(f"no networks for {job.hosts} hosts can be made here; see the output of the switch above")
     fds = json.loads(told)
     flags, more = job_flags(made, job)
     more |= {"HOLDFAST_TOKEN": secrets.token_hex(16), "GLOO_SOCKET_IFNAME": "eth0"}

@@ -104,7 +104,7 @@ def start_job(made: LabJob, job: ScenarioJob, env: dict[str, str]) -> None:
                 preexec_fn=functools.partial(_mount_disks, made.disk, job, os.getpid()),  # noqa: PLW1509 - no threads here
             )
     except subprocess.SubprocessError:
-        raise CannotInject("mounts that nobody else sees cannot be made here; leave disk_mib and shm_mib out") from None
+        raise CannotInject("private mounts cannot be made here; drop disk_mib and shm_mib") from None
     made.fronts.append(front)
 
 

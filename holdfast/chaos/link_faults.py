@@ -18,7 +18,7 @@ _DELAY_S, _LOSS = 0.2, 0.3
 def missing_reason() -> str:
     """Return why no lab of several hosts can be made here; empty if one can."""
     if os.geteuid() != 0:
-        return "network namespaces take root"
+        return "network namespaces need root"
     return "" if Path("/dev/net/tun").exists() else "this kernel has no /dev/net/tun"
 
 
@@ -26,14 +26,14 @@ def node_port(node: str) -> int:
     """Return the switch port of a node, which its host's name ends with; raises CannotInject outside of a lab."""
     name = node.partition("-")[0]
     if not name.startswith(HOST) or not name.removeprefix(HOST).isdecimal():
-        raise CannotInject(f"{node} is no host of a lab")
+        raise CannotInject(f"{node} is not a host of a lab")
     return int(name.removeprefix(HOST))
 
 
 def strike_link(scene: InjectionScene, fault: InjectedFault) -> InjectionReport:
     """Damage the link of one node, at its port on the switch."""
     if scene.links is None:
-        raise CannotInject("the job's nodes have no links of their own; only a job that chaos made (hosts) has them")
+        raise CannotInject("the job's nodes have no separate links; only a job that chaos starts with hosts has them")
     status = scene.read_status()
     away = [n.node for n in status.active if node_port(n.node) != 0]  # the first one carries the controller
     if fault.node == "" and fault.rank is None and not away:

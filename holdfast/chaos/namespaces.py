@@ -9,6 +9,7 @@ from holdfast.chaos.fault import CannotInject
 
 NEWNS, NEWNET, NEWUTS = 0x00020000, 0x40000000, 0x04000000
 SOURCE = "holdfast-chaos"  # what is mounted, as mountinfo shows it
+NOT_SMALL = "is not a small file system that chaos made"
 _RDONLY, _REMOUNT, _PRIVATE, _REC = 1, 32, 1 << 18, 1 << 14
 _NOSUID, _NODEV = 2, 4
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -95,6 +96,6 @@ def run_inside(pid: int, deed: Callable[[], object]) -> None:
 def remount(pid: int, path: str, *, read_only: bool) -> None:
     """Remount a small disk that chaos made, read-only or writable; raises CannotInject for any other mount."""
     if not has_own_mounts(pid) or not is_small_disk(pid, path):
-        raise CannotInject(f"{path} is no small file system that chaos has made; only those are set read-only")
+        raise CannotInject(f"{path} {NOT_SMALL}; only those are set read-only")
     flags = _REMOUNT | _NOSUID | _NODEV | (_RDONLY if read_only else 0)
     run_inside(pid, lambda: _check_result(_libc.mount(None, os.fsencode(path), None, flags, None), f"remount {path}"))

@@ -77,7 +77,7 @@ class ProcessHandle:
         except ProcessLookupError:
             raise CannotInject(f"process {self.pid} has ended") from None
         except PermissionError:
-            raise CannotInject(f"process {self.pid} is another user's: run this as the job's user") from None
+            raise CannotInject(f"process {self.pid} belongs to another user; run this as the job's user") from None
 
     def stop(self, wait_s: float = 2.0) -> bool:
         """Stop the process and wait until it has stopped; False if it does not, or has ended."""

@@ -55,7 +55,7 @@ def _check_order(scene: InjectionScene, fault: InjectedFault, node: str) -> None
     entry = scene.sight.node_spec(node).entry
     if rank_orders.PRELOAD not in entry.preload or not entry.zygote:
         raise CannotInject(
-            f"ranks of this job take no orders: start it with --preload {rank_orders.PRELOAD}, and with its zygote"
+            f"ranks of this job accept no faults; start it with --preload {rank_orders.PRELOAD}, and with its zygote"
         )
     if fault.place and fault.place not in rank_orders.PLACES:
         raise CannotInject(f"there is no place '{fault.place}'; there are {', '.join(rank_orders.PLACES)}")
@@ -85,7 +85,7 @@ def _await_done(scene: InjectionScene, order: RankOrder, node: str, rank: int) -
     while (done := rank_orders.read_done(folder, order.id, rank)) is None:
         if time.monotonic() > until:
             raise CannotInject(
-                f"rank {rank} did not carry out the order within {_OBEY_S:g} s: does its script use an optimizer?"
+                f"rank {rank} did not inject the fault within {_OBEY_S:g} s: does its script use an optimizer?"
             )
         time.sleep(0.005)
     return done

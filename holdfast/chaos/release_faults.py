@@ -37,7 +37,7 @@ def bring_bad_release(scene: InjectionScene, fault: InjectedFault) -> InjectionR
     entry = scene.sight.run.entry
     script = Path(entry.cwd, entry.argv[0])
     if entry.module or not entry.python or not script.is_file():
-        raise CannotInject("only a job that runs a script of Python's can be given a bad release")
+        raise CannotInject("only a job that runs a Python script can get a bad release")
     with tempfile.TemporaryDirectory(prefix="holdfast-chaos-") as folder:
         tree = Path(folder) / "tree"
         _copy_tree(script.parent, tree)

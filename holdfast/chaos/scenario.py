@@ -53,7 +53,7 @@ def read_scenario(path: Path) -> Scenario:
     if not found.fault:
         raise BadScenario(f"{path} has no [[fault]]; docs/CHAOS.md has the format")
     if not 0 < found.patience_s < math.inf:
-        raise BadScenario(f"{path}: patience_s is a number of seconds above 0, not {found.patience_s}")
+        raise BadScenario(f"{path}: patience_s must be a number of seconds above 0, not {found.patience_s}")
     if found.job and (why := _job_mistake(found.job)):
         raise BadScenario(f"{path}: [job]: {why}")
     for number, fault in enumerate(found.fault, 1):
@@ -65,7 +65,7 @@ def read_scenario(path: Path) -> Scenario:
 def _job_mistake(job: ScenarioJob) -> str:
     for name, most in (("disk_mib", _MIB), ("shm_mib", _MIB), ("hosts", PORTS)):
         if not 0 <= getattr(job, name) <= most:
-            return f"{name} lies between 0, for none, and {most}, not at {getattr(job, name)}"
+            return f"{name} must be from 0 (none) to {most}, not {getattr(job, name)}"
     return ""
 
 
@@ -76,23 +76,23 @@ def fault_mistake(fault: InjectedFault) -> str:
     may = {*NEUTRAL, *KINDS[fault.kind].takes}
     if strange := [name for name in given_fields(fault) if name not in may]:
         takes = ", ".join(KINDS[fault.kind].takes) or "nothing of its own"
-        return f"{fault.kind} has no use for {', '.join(strange)}; it takes {takes}"
+        return f"{fault.kind} does not take {', '.join(strange)}; it takes {takes}"
     if fault.when not in MOMENTS:
         return f"when must be one of {', '.join(MOMENTS[1:])}, not '{fault.when}'"
     if not 0 <= fault.share <= 1 or not 0 <= fault.chance <= 1:
-        return "share and chance lie between 0 and 1"
+        return "share and chance must be from 0 to 1"
     if not 0 <= fault.code <= 255:
-        return "code lies between 0 and 255"
+        return "code must be from 0 to 255"
     for name in ("after_s", "for_s", "delay_s", "at_step", "count", "bytes_s", "rank"):
         if not 0 <= (getattr(fault, name) or 0) < math.inf:
-            return f"{name} is a number and not negative, not {getattr(fault, name)}"
+            return f"{name} must be a number and not negative, not {getattr(fault, name)}"
     return ""
 
 
 def draw_scenario(seed: int, minutes: float, kinds: dict[str, int] | None = None) -> Scenario:
     """Draw a scenario from a seed: the same seed gives the same faults. Targets are drawn later, as the job runs."""
     if not 0 < minutes <= WEEK:
-        raise BadScenario(f"--minutes lies above 0 and not beyond {WEEK:g}, a week; not at {minutes:g}")
+        raise BadScenario(f"--minutes must be above 0 and at most {WEEK:g} (a week), not {minutes:g}")
     dice = random.Random(seed)
     weights = kinds or WALK
     faults: list[InjectedFault] = []

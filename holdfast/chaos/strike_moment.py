@@ -120,7 +120,7 @@ def _catch_starting(
             return held
     with held:
         _let_go(held)
-    raise CannotInject(f"rank {rank} was past that moment, or had ended, before it could be held")
+    raise CannotInject(f"rank {rank} had passed that moment, or had ended, before it could be stopped")
 
 
 def _is_past(reading: SlotReading, fault: InjectedFault) -> bool:

@@ -138,19 +138,19 @@ class Arena:
         try:
             size = os.fstat(fd).st_size
             if size < PAGE_BYTES:
-                raise ArenaError(f"{path} is no arena: it has {size} bytes")
+                raise ArenaError(f"{path} is not an arena: it has {size} bytes")
             memory = mmap.mmap(fd, size)
         except OSError as e:
             raise ArenaError(f"the arena at {path} cannot be mapped: {e.strerror}") from None
         finally:
             os.close(fd)
         if memory[: len(MAGIC)] != MAGIC:
-            raise ArenaError(f"{path} is no arena: it begins with other bytes")
+            raise ArenaError(f"{path} is not an arena: it begins with other bytes")
         head = ArenaHeader(memoryview(memory)[:PAGE_BYTES])
         if head.version != VERSION:
-            raise ArenaError(f"{path} is an arena of version {head.version}, and this is version {VERSION}")
+            raise ArenaError(f"{path} is an arena of version {head.version}, but this holdfast needs version {VERSION}")
         if not 0 < head.slots <= MOST_SLOTS or size != arena_bytes(head.image_bytes, head.slots):
-            raise ArenaError(f"{path} is an arena of another size than its header says")
+            raise ArenaError(f"{path} is an arena, but not of the size in its header")
         return cls(memory)
 
     def head_at(self, slot: int) -> int:

@@ -212,14 +212,14 @@ def _check_blocks(storage: Storage, parts: Sequence[CheckpointPart], threads: in
 def _read_manifest(storage: Storage) -> Manifest:
     content = storage.read(MANIFEST)
     if content is None:
-        raise CorruptError(f"{storage.url()} has no {MANIFEST}: it is not a checkpoint, or never became one")
+        raise CorruptError(f"{storage.url()} has no {MANIFEST}: it is not a checkpoint, or an unfinished one")
     try:
         manifest = decode_manifest(content)
     except CorruptError as e:
         raise CorruptError(f"{MANIFEST} {e}") from None
     named = step_of(storage.url().rstrip("/").rpartition("/")[2])
     if named is not None and named != manifest.step:
-        raise CorruptError(f"{MANIFEST} is that of step {manifest.step}, in the folder of step {named}")
+        raise CorruptError(f"{MANIFEST} is of step {manifest.step}, but in the folder of step {named}")
     return manifest
 
 

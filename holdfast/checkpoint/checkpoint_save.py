@@ -22,6 +22,8 @@ from holdfast.checkpoint.manifest import (
     CheckpointPart,
     CorruptError,
     Manifest,
+    PartFailedError,
+    PartsMissingError,
     SealedFile,
     StorageError,
     block_count,
@@ -95,7 +97,7 @@ def forsake_parts(base: str, author: Author, rank: int, steps: Collection[int], 
         part = _read_part(storage, rank)
         if _read_part(storage, 0) is not None and (part is None or not (part.done or part.why)):
             draft = CheckpointPart(rank=rank, bytes=0, blocks="", writer=this_process(), done=False)
-            _withdraw_part(storage, draft, "it was ended or passed over before it had written it")
+            _withdraw_part(storage, draft, "the write ended or was passed over first")
 
 
 def wait_until_begun(folder: str, pulse: WritePulse | None = None, wait_s: float = BEGUN_S) -> bool:
@@ -122,7 +124,7 @@ def collect_parts(
     folder: str, world: int, wait_s: float, pulse: WritePulse | None = None
 ) -> tuple[CheckpointPart, ...]:
     """Wait for the parts of all ranks in this folder and return them, for ranks that share only storage. Raises
-    StorageError after `wait_s`, or if a rank reports that it could not write."""
+    PartsMissingError after `wait_s`, and PartFailedError if a rank reports that it could not write."""
     storage = open_storage(folder)
     until = time.monotonic() + wait_s
     found: dict[int, CheckpointPart] = {}
@@ -130,14 +132,14 @@ def collect_parts(
         for rank in missing_ranks(found.values(), world):
             part = _read_part(storage, rank)
             if part and part.why:
-                raise StorageError(f"rank {rank} could not write its part: {part.why}")
+                raise PartFailedError(f"rank {rank} could not write its part: {part.why}", rank)
             if part and part.done:
                 found[rank] = part
         if not (missing := missing_ranks(found.values(), world)):
             return tuple(found[rank] for rank in range(world))
         if time.monotonic() > until:
             named = ", ".join(map(str, missing[:8])) + (" and more" if len(missing) > 8 else "")
-            raise StorageError(f"the parts of ranks {named} did not come within {wait_s:g} s")
+            raise PartsMissingError(f"ranks {named} did not write their parts within {wait_s:g} s", missing)
         if pulse:
             pulse.add_bytes()
         time.sleep(_LOOK_S)
@@ -159,7 +161,7 @@ def publish_checkpoint(
     pulse = pulse or WritePulse()
     folder = storage.staging_name(step, author.tag)
     if missing := missing_ranks(parts, len(parts)):
-        raise StorageError(f"the parts are not those of ranks 0 to {len(parts) - 1}: {missing} are missing")
+        raise PartsMissingError(f"the parts of ranks {missing} are missing", missing)
     files = _check_parts(storage, folder, parts, pulse)
     storage.put_file(f"{folder}/{METADATA}", metadata)
     manifest = Manifest(

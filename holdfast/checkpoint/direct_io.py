@@ -59,7 +59,7 @@ def run_in_threads(count: int, threads: int, work: Callable[[Iterator[int]], Non
     if turns.errors:
         raise turns.errors[0]
     if len(ended) <= len(extra):
-        raise RuntimeError("a thread ended by an error of its own")
+        raise RuntimeError("a thread crashed")
 
 
 def spare_block() -> memoryview:
@@ -184,7 +184,7 @@ class _OutputFile:
 
     def _note_cached(self) -> None:
         folder = os.path.dirname(os.path.dirname(self._path))
-        self._pulse.notes.append(f"the file system of {folder} takes no direct I/O; writing through the page cache")
+        self._pulse.notes.append(f"{folder} does not support direct I/O; writing through the page cache")
 
 
 class InputFile:

@@ -1,7 +1,7 @@
 """The files of a checkpoint on storage: their names, their checksums, and the manifest that seals them."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -22,6 +22,30 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 class StorageError(Exception):
     """Says in one sentence what the storage failed to do."""
+
+
+class WriteGivenUpError(StorageError):
+    """Another thread gave this write up, because it made no progress."""
+
+
+class TakenOverError(StorageError):
+    """Another author owns this storage now, so this one may not publish."""
+
+
+class PartsMissingError(StorageError):
+    """Ranks have written no part of a checkpoint; `ranks` names them."""
+
+    def __init__(self, why: str, ranks: Sequence[int] = ()) -> None:  # pickle needs the default
+        super().__init__(why)
+        self.ranks = tuple(ranks)
+
+
+class PartFailedError(StorageError):
+    """A rank reports that it could not write its part of a checkpoint."""
+
+    def __init__(self, why: str, rank: int = -1) -> None:  # pickle needs the default
+        super().__init__(why)
+        self.rank = rank
 
 
 class CorruptError(StorageError):

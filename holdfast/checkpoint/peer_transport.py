@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import xxhash
 
-from holdfast.checkpoint.relayed_link import relayed_link, spares_a_core
+from holdfast.checkpoint.relayed_link import REVOKED, relayed_link, spares_a_core
 from holdfast.core.decoding import from_json
 from holdfast.linux.peer_credentials import read_peer
 from holdfast.model.state_copy import Address
@@ -152,7 +152,7 @@ def pull_state(keeper: PeerKeeper, ask: PeerRequest, views: Sequence[memoryview]
         wanted = all[start:end]
         came = _send_request(link, msgspec.structs.replace(ask, ranges=tuple(pieces[start:end])) if part else ask).bytes
         if came != sum(map(len, wanted)):
-            raise TransportError(f"the keeper has {came} bytes where {sum(map(len, wanted))} were asked for")
+            raise TransportError(f"the keeper has {came} bytes instead of the {sum(map(len, wanted))} requested")
         for number, chunk in enumerate(wanted, start):
             receive_chunk(link, chunk, number)
         return came
@@ -217,7 +217,7 @@ class _PartTransfer:
             if self._left:  # what no relay has brought
                 self._run_link()
         if len(self._moved) < self._count:
-            raise next(iter(self._failed), TransportError("a link ended without a word"))
+            raise next(iter(self._failed), TransportError("a link closed without an answer"))
         return sum(self._moved)
 
     def _start_links(self, most: int) -> list[threading.Thread]:
@@ -257,7 +257,7 @@ def fetch_content(keeper: PeerKeeper, ask: PeerRequest) -> bytes:
     with _connect_keeper(keeper) as link:
         size = _send_request(link, ask).bytes
         if not 0 <= size <= _SMALL_BYTES:
-            raise TransportError(f"the keeper says that {size} bytes come, where {_SMALL_BYTES} are the most")
+            raise TransportError(f"the keeper announces {size} bytes, above the limit of {_SMALL_BYTES}")
         content = bytearray()
         for number, (start, end) in enumerate(
             cut_range(0, size)
@@ -318,7 +318,7 @@ def _wrap_tls(link: socket.socket, guard: PeerGuard) -> ssl.SSLSocket:
     secured = _client_tls(guard.keys).wrap_socket(link)
     if not guard.accepts_certificate(secured.getpeercert()):
         secured.close()
-        raise PermissionError("its certificate counts no more")
+        raise PermissionError(REVOKED)
     return secured
 
 
@@ -326,7 +326,7 @@ def _connect_unix(path: Path) -> socket.socket:
     link = unix_sockets.connect(path)
     if read_peer(link).user != os.getuid():
         link.close()
-        raise PermissionError("it is another user's")
+        raise PermissionError("it belongs to another user")
     link.settimeout(WAIT_S)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BYTES)
     return link
@@ -389,5 +389,5 @@ def receive_chunk(link: socket.socket, chunk: memoryview, number: int) -> bytes:
                 summed.update(part[at : at + count])
             at += count
     if summed.digest() != bytes(digest):
-        raise TransportError(f"chunk {number} was damaged on its way")
+        raise TransportError(f"chunk {number} was damaged in transit")
     return bytes(digest)

@@ -20,6 +20,7 @@ from holdfast.core.decoding import from_json
 from holdfast.model.state_copy import Address
 from holdfast.wire.credentials.mutual_tls import KeyFiles
 
+REVOKED = "its certificate is no longer accepted"
 _FEW_CORES = 3  # with so few, a relay takes the core that it is to spare
 _LINE_BYTES = 64 << 10
 _WAIT_S = 60.0  # for a relay that says nothing; it gives up on the keeper before
@@ -62,7 +63,7 @@ def relayed_link(
             if start.error:
                 raise OSError(start.error)
             if not accepts(start.certificate):
-                raise PermissionError("its certificate counts no more")
+                raise PermissionError(REVOKED)
             yield ours
         finally:
             ours.close()

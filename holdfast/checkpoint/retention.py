@@ -88,7 +88,7 @@ def _read_checkpoint(storage: Storage, name: str) -> StoredCheckpoint | None:
     if manifest is None:
         return None
     if manifest.step != step:
-        return StoredCheckpoint(step=step, url=url, ok=False, why=f"{MANIFEST} is that of step {manifest.step}")
+        return StoredCheckpoint(step=step, url=url, ok=False, why=f"{MANIFEST} is of step {manifest.step}")
     return StoredCheckpoint(
         step=step,
         url=url,

@@ -44,11 +44,11 @@ def unpack_metadata(content: memoryview) -> ImageMetadata:
     start = len(MAGIC) + _LENGTH_BYTES
     size = int.from_bytes(content[len(MAGIC) : start], "little")
     if content[: len(MAGIC)] != MAGIC or not 0 < size <= len(content) - start:
-        raise ImageMetadataError("this image does not say what it is")
+        raise ImageMetadataError("this image has no metadata")
     try:
         return _decode(content[start : start + size])
     except msgspec.DecodeError as e:
-        raise ImageMetadataError(f"what this image says cannot be read: {e}") from None
+        raise ImageMetadataError(f"the metadata of this image cannot be read: {e}") from None
 
 
 def find_metadata(image: memoryview) -> ImageMetadata:
@@ -56,4 +56,4 @@ def find_metadata(image: memoryview) -> ImageMetadata:
     for at in range(0, min(_FIRST_BYTES, len(image)), _ALIGN_BYTES):
         if image[at : at + len(MAGIC)] == MAGIC:
             return unpack_metadata(image[at:])
-    raise ImageMetadataError("this image does not say what it is")
+    raise ImageMetadataError("this image has no metadata")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.checkpoint.manifest import Author, StorageError, WriterProcess
+from holdfast.checkpoint.manifest import Author, TakenOverError, WriterProcess
 from holdfast.checkpoint.storage_url import Storage, open_storage
 from holdfast.core.decoding import from_json
 
@@ -15,11 +15,11 @@ _FENCE = ".holdfast-author.json"
 
 def take_ownership(url: str, author: Author) -> None:
     """Make this author the only one that may publish here. Call it once per generation, before any write. Raises
-    StorageError if a later generation of the same run owns the storage."""
+    TakenOverError if a later generation of the same run owns the storage."""
     storage = open_storage(url)
     holder = _read_owner(storage)
     if holder and holder.run == author.run and holder.generation > author.generation:
-        raise StorageError(_describe_refusal(url, holder, author))
+        raise TakenOverError(_describe_refusal(url, holder, author))
     if holder != author:
         storage.make_folder()
         storage.put_file(_FENCE, msgspec.json.encode(author))
@@ -27,10 +27,10 @@ def take_ownership(url: str, author: Author) -> None:
 
 
 def check_ownership(storage: Storage, author: Author) -> None:
-    """Raise StorageError if another author has taken this storage meanwhile."""
+    """Raise TakenOverError if another author has taken this storage meanwhile."""
     holder = _read_owner(storage)
     if holder and (holder.run != author.run or holder.generation > author.generation):
-        raise StorageError(_describe_refusal(storage.url(), holder, author))
+        raise TakenOverError(_describe_refusal(storage.url(), holder, author))
 
 
 def _read_owner(storage: Storage) -> Author | None:
@@ -45,7 +45,7 @@ def _describe_refusal(url: str, holder: Author, author: Author) -> str:
     said = f"has taken over {url}, so generation {author.generation} may not publish there"
     if holder.run == author.run:
         return f"generation {holder.generation} {said}"
-    mend = "of groups or writers that save at the same time each needs a path of its own"
+    mend = "groups or writers that save at the same time need separate paths"
     return f"generation {holder.generation} of run {holder.run} {said}; {mend}"
 
 

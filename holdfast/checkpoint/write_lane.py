@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from holdfast.checkpoint.manifest import StorageError
+from holdfast.checkpoint.manifest import StorageError, WriteGivenUpError
 
 _LOOK_S = 0.2
 
@@ -40,10 +40,10 @@ class WritePulse:
         self._lock = threading.Lock()
 
     def add_bytes(self, count: int = 0) -> None:
-        """Report progress of this many bytes. Raises StorageError if the write was given up."""
+        """Report progress of this many bytes. Raises WriteGivenUpError if the write was given up."""
         with self._lock:
             if self._given_up:
-                raise StorageError("the write was given up")
+                raise WriteGivenUpError("the write was given up")
             self.bytes += count
             self.moved_at = time.monotonic()
 
@@ -101,7 +101,7 @@ class WriteLane:
         if thread.is_alive():
             why = f"storage at {self._url} has taken nothing for {self._stall_s:g} s, so step {step} was given up"
         else:
-            why = f"step {step} was not written: the writer ended by an error of its own"
+            why = f"step {step} was not written: the writer crashed"
         return WriteOutcome(step=step, ok=False, detail=why)
 
     def _wait_for(self, thread: threading.Thread, pulse: WritePulse) -> None:

@@ -146,7 +146,7 @@ class SqliteJournal:
         if damaged or (known and self._has_lost(known, kept)):
             self.lost = self._describe_loss(kept, max(damaged, known.seq if known else 0), damaged=bool(damaged))
         elif known and known.seq and known.start != self._start:
-            self.doubt = f"{self._mark_path} is of another journal{self._not_known(kept)}"
+            self.doubt = f"{self._mark_path} belongs to another journal{self._not_known(kept)}"
         elif self._found.damaged:
             self.doubt = f"{self._mark_path} is damaged{self._not_known(kept)}"
         elif self._mark_path and self._marked and not self._found.there:
@@ -160,7 +160,7 @@ class SqliteJournal:
         return known.seq > kept or (known.seq > 0 and not self._agrees_with_mark(known))
 
     def _not_known(self, kept: int) -> str:
-        return f": whether the journal lost entries after {kept:,} is not known"
+        return f": the journal may have lost entries after {kept:,}"
 
     def _describe_loss(self, kept: int, of: int, *, damaged: bool) -> Lost:
         known = self._found.mark
@@ -256,7 +256,7 @@ class SqliteJournal:
             if durable:
                 self.flush()
         except sqlite3.IntegrityError:
-            raise JournalError(f"{self._path} has an entry {entry.seq} already: somebody else writes to it") from None
+            raise JournalError(f"{self._path} has an entry {entry.seq} already: another process writes to it") from None
         except sqlite3.Error as e:
             raise self._make_error(e) from None
 

@@ -132,7 +132,7 @@ def _read_ours(name: str) -> str:
 
 def _read_users(path: str) -> str:
     if not Path(path).is_absolute():
-        raise ConfigError(f"the catalog {path}: give its absolute path, as every node is to find it")
+        raise ConfigError(f"the catalog {path}: give its absolute path, because every node must find it")
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:

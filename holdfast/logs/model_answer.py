@@ -46,7 +46,7 @@ def parse_answer(text: str) -> ModelAnswer:
         try:
             return msgspec.convert(tree, ModelAnswer, strict=False)
         except (msgspec.ValidationError, UnicodeError) as e:  # JSON may hold half a character
-            raise NoAnswer(f"gave an answer that does not fit: {e}") from None
+            raise NoAnswer(f"gave a malformed answer: {e}") from None
     raise NoAnswer("gave no answer in JSON" if not starts else "gave an answer without a class, or cut short")
 
 
@@ -65,11 +65,11 @@ def check_answer(
     machine on its own. Raises NoAnswer."""
     klass = classes.get(answer.klass)
     if klass is None:
-        raise NoAnswer(f"named a class that there is not: {sanitize_words(answer.klass)[:60]}")
+        raise NoAnswer(f"named an unknown class: {sanitize_words(answer.klass)[:60]}")
     real = [line for quote in answer.evidence if (line := _find_quote(quote, shown))]
     evidence = tuple(dict.fromkeys(line[:_EVIDENCE_CHARS] for line in real))[:_LINES]
     if not evidence:
-        raise NoAnswer("rests on lines that are not in the log")
+        raise NoAnswer("cites lines that are not in the log")
     trust = 1.0 if len(real) == len(answer.evidence) else 0.5  # who invents one line may have invented more
     confidence = round(min(CAP, max(0.0, answer.confidence) * trust), 2)
     explanation = f"A language model thinks: {sanitize_words(answer.explanation) or klass.title}"
@@ -78,7 +78,7 @@ def check_answer(
             rules, confidence=max(rules.confidence, confidence), explanation=f"{rules.explanation} {explanation}"
         )
     if confidence <= rules.confidence:
-        raise NoAnswer(f"thinks of {klass.klass}, but is no surer ({confidence:g}) than the rules")
+        raise NoAnswer(f"suggests {klass.klass}, but is no surer ({confidence:g}) than the rules")
     return Diagnosis(
         klass=klass.klass,
         group=klass.group,

@@ -91,11 +91,11 @@ async def _ask_patiently(
         got = await _post_question(session, limits.url, bare)
     elif got.status in _BUSY and (wait_s := _retry_seconds(got.after)) is not None:
         if asyncio.get_running_loop().time() + wait_s >= until:
-            raise NoAnswer(f"is busy (HTTP {got.status}) and wants to be asked again in {wait_s:g} s")
+            raise NoAnswer(f"is busy (HTTP {got.status}) and asks for a retry in {wait_s:g} s")
         await asyncio.sleep(wait_s)
         got = await _post_question(session, limits.url, full)
     if 300 <= got.status < 400:
-        raise NoAnswer(f"at {limits.url} has moved (HTTP {got.status}); logs are not sent after it: mend model.url")
+        raise NoAnswer(f"at {limits.url} has moved (HTTP {got.status}); logs are not sent there, so correct model.url")
     if got.status != 200:
         raise NoAnswer(f"refused (HTTP {got.status}): {_error_detail(got.body)}")
     return got.body
@@ -115,7 +115,7 @@ def _reply_text(body: bytes) -> str:
     try:
         reply = from_json(body, _Reply)
     except msgspec.DecodeError:
-        raise NoAnswer("sent something that is no chat completion; is model.url right?") from None
+        raise NoAnswer("sent no chat completion; check model.url") from None
     content = reply.choices[0].message.content if reply.choices else None
     if isinstance(content, list):  # in parts, as some servers have it
         content = "".join(str(part.get("text", "")) for part in content)

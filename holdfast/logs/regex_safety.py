@@ -14,22 +14,29 @@ _REPEATS = (parser.MAX_REPEAT, parser.MIN_REPEAT, parser.POSSESSIVE_REPEAT)
 _LOOKS = (parser.ASSERT, parser.ASSERT_NOT)
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|(?<![\w/])(?:/[\w.@-]+){2,}")
 _WORDS = 12  # of a line are enough to know it by
+TOO_LONG = f"has a pattern of more than {_LONGEST} characters"
+BAD_PATTERN = "has a bad pattern"
+WILDCARD = "has a pattern that begins with a wildcard, which a search does not need"
+TOO_ENDLESS = f"has a pattern with more than {_ENDLESS} endless repeats; give them limits, as in .{{0,80}}"
+EXPLOSIVE = "has a pattern that may run for ever"
+BACK_REFERENCE = "it refers back to one of its groups"
+NESTED = "one repeat stands inside another"
 
 
 def find_pattern_fault(pattern: str) -> str:
     """Return what is wrong or slow in a pattern, empty if nothing: search time must be in proportion to the log."""
     if len(pattern) > _LONGEST:
-        return f"has a pattern of more than {_LONGEST} characters"
+        return TOO_LONG
     try:
         tree = parser.parse(pattern)
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as e:
-        return f"has a bad pattern: {e}"
+        return f"{BAD_PATTERN}: {e}"
     first = next((part for part in tree if part[0] is not parser.AT), None)
     if first is not None and _is_endless(*first) and first[1][2][0][0] is parser.ANY:
-        return "has a pattern that begins with a wildcard, which a search does not need"
+        return WILDCARD
     if not find_explosive_part(pattern) and _count_endless(tree, inside=False) > _ENDLESS:
-        return f"has a pattern with more than {_ENDLESS} endless repeats; give them limits, as in .{{0,80}}"
+        return TOO_ENDLESS
     return find_explosive_part(pattern)
 
 
@@ -38,7 +45,7 @@ def find_explosive_part(pattern: str) -> str:
     try:
         _count_endless(parser.parse(pattern), inside=False)
     except ValueError as e:
-        return f"has a pattern that may take for ever: {e}"
+        return f"{EXPLOSIVE}: {e}"
     return ""
 
 
@@ -60,10 +67,10 @@ def _count_endless(tree: Iterable[tuple[Any, Any]], *, inside: bool) -> int:
     count = 0
     for op, value in tree:
         if op is parser.GROUPREF:
-            raise ValueError("it looks back at one of its groups")
+            raise ValueError(BACK_REFERENCE)
         repeats = op in _REPEATS and value[1] != 1
         if repeats and inside and value[0] != value[1]:
-            raise ValueError("one repeat stands inside another")
+            raise ValueError(NESTED)
         parts = [_count_endless(part, inside=inside or repeats) for part in _inner_parts(op, value)]
         count += max(parts, default=0) + _is_endless(op, value)
     return count

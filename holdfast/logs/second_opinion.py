@@ -87,4 +87,4 @@ def _propose_row(row: CatalogRow, settings: Settings, say: Callable[[str], None]
         name = user_rows.propose_row(row, path)
     except ConfigError:
         return
-    say(f"the language model proposes a row for the catalog; look at it and accept it: holdfast catalog add {name}")
+    say(f"the language model proposes a row for the catalog; review it and accept it: holdfast catalog add {name}")

@@ -17,6 +17,10 @@ from holdfast.logs.regex_safety import find_pattern_fault
 
 _PROPOSED = 200  # kept; who does not look at them needs no more
 _FIELDS = ("klass", "pattern", "weight", "role", "code", "raised", "frames", "needle", "group", "action")
+INCOMPLETE = "has no pattern or no sample"
+UNUSABLE = "cannot be used"
+UNMATCHED = "does not match its own sample"
+MEANINGLESS = "says nothing"
 _TELLING = ("sample", "samples", "source", "hint")
 # A pattern that finds one of these says nothing.
 _ORDINARY = (
@@ -62,14 +66,14 @@ def find_faults(rows: Iterable[CatalogRow], catalog: FailureCatalog) -> Iterator
 
 def find_row_fault(row: CatalogRow, others: Iterable[CatalogRow], classes: frozenset[str]) -> str:
     if row.klass not in classes:
-        return f"is of a class that there is not: {row.klass}"
+        return f"has an unknown class: {row.klass}"
     if row.code is not None and not row.pattern:
         taken = next((other.klass for other in others if other.code == row.code and not other.pattern), "")
-        return f"speaks for an exit code that a row of {taken} speaks for" if taken else ""
+        return f"claims an exit code that a row of {taken} has already" if taken else ""
     if not row.pattern or not row.all_samples:
-        return "has no pattern or no sample"
+        return INCOMPLETE
     if not 1 <= row.weight <= 9:
-        return f"has the weight {row.weight}; it goes from 1 to 9"
+        return f"has weight {row.weight}; give one from 1 to 9"
     if fault := find_pattern_fault(row.pattern):
         return fault
     try:
@@ -77,13 +81,13 @@ def find_row_fault(row: CatalogRow, others: Iterable[CatalogRow], classes: froze
         for demand in (row.raised, row.frames):
             re.compile(demand)
     except (re.error, ValueError) as e:
-        return f"cannot be used: {e}"
+        return f"{UNUSABLE}: {e}"
     if missed := [sample for sample in row.all_samples if not mine.match_line(sample)]:
-        return f"does not match its own sample: {missed[0][:80]}"
+        return f"{UNMATCHED}: {missed[0][:80]}"
     if row.raised or row.frames:
         return ""  # it speaks of tracebacks only, and what those demand no single line shows
     if found := next((line for line in _ORDINARY if mine.match_line(line)), ""):
-        return f"says nothing: it matches ordinary lines such as '{found.strip()}'"
+        return f"{MEANINGLESS}: it matches ordinary lines such as '{found.strip()}'"
     return _find_collision(row, mine, others)
 
 
@@ -98,7 +102,7 @@ def _find_collision(row: CatalogRow, mine: FailureCatalog, others: Iterable[Cata
             return f"collides with a row of {met[0].klass} of the same weight, which matches its sample too"
     for other in strangers:
         if other.weight <= row.weight and (taken := next((s for s in other.all_samples if mine.match_line(s)), "")):
-            return f"would take what is {other.klass} for {row.klass}: {taken[:80]}"
+            return f"would call {other.klass} {row.klass}: {taken[:80]}"
     return ""
 
 

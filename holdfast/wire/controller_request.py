@@ -48,7 +48,7 @@ def fetch(run_dir: Path, path: str, body: dict[str, Any] | None = None, wait_s: 
     except OSError as e:  # this includes an answer that broke off, as when a controller dies
         raise ControllerNotRunning(f"the controller of {run_dir} does not answer: {e}") from None
     except http.client.HTTPException:
-        raise NotAController(f"what answers in {run_dir} is not holdfast") from None
+        raise NotAController(f"the server in {run_dir} is not holdfast") from None
     finally:
         asking.close()
     if answer.status != http.HTTPStatus.OK:
@@ -61,7 +61,7 @@ def _connect_controller(run_dir: Path, wait_s: float) -> socket.socket:
     link.settimeout(wait_s)
     if read_peer(link).user not in (os.getuid(), run_dir.stat().st_uid):
         link.close()
-        raise PermissionError("what listens there is neither yours nor the run's")
+        raise PermissionError("another user listens there")
     return link
 
 

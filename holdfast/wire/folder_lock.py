@@ -86,7 +86,7 @@ def lock_exclusively(folder: Path) -> int | None:
     try:
         host = os.pread(fd, 1024, 0).decode("utf-8", "replace")
         if host != socket.gethostname():
-            raise LockError(f"is of host {host or 'nobody knows which'}, where its processes can be seen")
+            raise LockError(f"is locked by {f'host {host}' if host else 'an unknown host'}; run this command there")
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
@@ -96,5 +96,5 @@ def lock_exclusively(folder: Path) -> int | None:
         raise
     except OSError as e:
         os.close(fd)
-        raise LockError(f"has a lock that cannot be asked: {e.strerror}") from None
+        raise LockError(f"has a lock that cannot be tested: {e.strerror}") from None
     return fd

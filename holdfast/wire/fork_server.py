@@ -47,6 +47,7 @@ _BEGUN = b"."
 _WANTED = b"!"  # from here on the process may be there, whatever becomes of the answer
 _LENGTH = struct.Struct("!I")
 _LOOK_S = 0.01
+NOT_YOURS = "the fork server belongs to another user"
 
 
 class ForkAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -285,7 +286,7 @@ def _receive_program(client: socket.socket, files: list[int]) -> Program:
     """Receive the program to start; its open files are added to `files` even if this fails."""
     client.sendall(_BEGUN)
     if read_peer(client).user != os.getuid():
-        raise PermissionError("the fork server is another user's")
+        raise PermissionError(NOT_YOURS)
     packet, sent, _, _ = socket.recv_fds(client, _PART_BYTES, _MOST_FILES)
     files.extend(sent)
     if len(packet) < _LENGTH.size:
@@ -294,7 +295,7 @@ def _receive_program(client: socket.socket, files: list[int]) -> Program:
     while len(packet) < length + len(_WANTED):
         part = client.recv(_PART_BYTES)
         if not part:
-            raise ConnectionResetError("whoever asked does not want it any more")
+            raise ConnectionResetError("the caller hung up")
         packet += part
     return from_msgpack(packet[_LENGTH.size : length], Program)
 

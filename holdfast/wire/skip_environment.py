@@ -21,7 +21,7 @@ def parse_eases(text: str) -> tuple[tuple[float, Span], ...]:
     for part in filter(str.strip, text.split(",")):
         factor, _, span = part.partition(":")
         if not 0.0 <= float(factor) <= 1.0:
-            raise ValueError(f"{factor} is no part of a learning rate")
+            raise ValueError(f"{factor} is not a factor from 0 to 1")
         found.append((float(factor), _parse_span(span)))
     return tuple(found)
 
@@ -30,5 +30,5 @@ def _parse_span(text: str) -> Span:
     first, _, last = text.partition("-")
     span = int(first), int(last)
     if not 0 <= span[0] <= span[1]:
-        raise ValueError(f"{text.strip()} are no steps")
+        raise ValueError(f"{text.strip()} is not a range of steps")
     return span

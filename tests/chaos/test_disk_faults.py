@@ -1,5 +1,6 @@
 """Files and storage are spoilt as told, and mended again."""
 
+import errno
 import os
 import random
 import subprocess
@@ -111,11 +112,11 @@ def test_storage_is_told_to_fail(tmp_path: Path, guard: UndoGuard) -> None:
         disk_faults.fail_storage(scene(guard, seen), InjectedFault(kind="storage", text="enospc"))
         assert control.read_text() == "enospc"
         os.environ[faulty_storage.CONTROL] = str(control)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
             faulty_storage.suffer_fault()
         assert guard.run_undo(1) == "" and control.read_text() == "ok"
         faulty_storage.suffer_fault()
-        with pytest.raises(CannotInject, match="storage cannot be 'angry'"):
+        with pytest.raises(CannotInject, match="'angry'"):
             disk_faults.fail_storage(scene(guard, seen), InjectedFault(kind="storage", text="angry"))
     finally:
         os.environ.pop(faulty_storage.CONTROL, None)

@@ -38,7 +38,7 @@ def test_a_pid_that_is_somebody_elses_by_now_is_not_hit(start: Start) -> None:
     assert process_handles.is_descendant(job.rank(1), sight.holder_pid(other)) and not process_handles.is_descendant(
         job.rank(1), sight.holder_pid(node)
     )
-    with pytest.raises(CannotInject, match=f"is none of {node} any more"):
+    with pytest.raises(CannotInject, match=rf"\b{node}$"):
         sight.require_descendant(node, job.rank(1))
     holder, rank = job.run_dir / "nodes" / node / "holder.pid", job.rank_dir(0) / "pid"
     with target() as stranger, UndoGuard() as guard:
@@ -50,7 +50,7 @@ def test_a_pid_that_is_somebody_elses_by_now_is_not_hit(start: Start) -> None:
         ):
             with says(path, stranger.pid), pytest.raises(CannotInject):
                 strike(scene, fault)
-        with says(holder, job.holder(other)), pytest.raises(CannotInject, match=f"{node} has no holder"):
+        with says(holder, job.holder(other)), pytest.raises(CannotInject, match=rf"^{node}\b"):
             sight.holder_pid(node)
         assert stranger.poll() is None
     assert (sight.controller_pid(), sight.store_pid()) == (job.controller(), job.store())
@@ -68,7 +68,7 @@ def test_files_of_others_are_not_touched(start: Start, tmp_path: Path) -> None:
     with UndoGuard() as guard:
         scene = InjectionScene(JobObserver(job.run_dir), guard, random.Random(1))
         for path in (outside, link, job.run_dir / ".." / "mine"):
-            with pytest.raises(CannotInject, match="is no file of this job: give one in"):
+            with pytest.raises(CannotInject, match=str(path)):
                 disk_faults.flip_checkpoint(scene, InjectedFault(kind="checkpoint.flip", path=str(path)))
         disk_faults.flip_checkpoint(scene, InjectedFault(kind="checkpoint.flip", path=str(inside)))
         assert outside.read_bytes() == b"hello" != inside.read_bytes()

@@ -25,13 +25,13 @@ def test_a_signal_reaches_it() -> None:
         assert held.stop() and stands(process.pid)
         held.send_signal(signal.SIGKILL)
         assert process.wait(20) == -signal.SIGKILL
-        with pytest.raises(CannotInject, match="has ended"):
+        with pytest.raises(CannotInject, match=str(process.pid)):
             held.send_signal(signal.SIGKILL)
 
 
 def test_another_time_of_birth_is_another_process() -> None:
     with target() as process:
-        with pytest.raises(CannotInject, match="has ended"):
+        with pytest.raises(CannotInject, match=str(process.pid)):
             ProcessHandle(process.pid, start_ticks(process.pid) + 1)
         assert process.poll() is None
 
@@ -49,7 +49,7 @@ def test_whom_it_was_is_looked_at_while_it_is_held() -> None:
         with open_confirmed(lambda: one.pid) as held:
             assert held.pid == one.pid
         found = iter([one.pid, other.pid])
-        with pytest.raises(CannotInject, match=f"process {one.pid} has ended"):
+        with pytest.raises(CannotInject, match=str(one.pid)):
             open_confirmed(lambda: next(found))
         assert is_descendant(one.pid, os.getpid()) and not is_descendant(one.pid, other.pid)
 

@@ -23,7 +23,7 @@ from holdfast.checkpoint.checkpoint_load import (
     verify_checkpoint,
 )
 from holdfast.checkpoint.checkpoint_save import publish_checkpoint, staging_folder, write_part
-from holdfast.checkpoint.manifest import BLOCK_BYTES, Author, CorruptError, StorageError
+from holdfast.checkpoint.manifest import BLOCK_BYTES, MANIFEST, Author, CorruptError, StorageError
 from tests.checkpoint.making import content, in_pages, save
 
 SIZES = (BLOCK_BYTES + 4096 + 17, 5000, 2 * BLOCK_BYTES)
@@ -65,18 +65,17 @@ def test_any_pieces_come_to_their_places(url: str, wanted: list[PartPiece]) -> N
 
 def test_pieces_that_are_not_there_or_have_no_room(url: str) -> None:
     memory = memoryview(bytearray(100))
-    with pytest.raises(StorageError, match=r"__1_0.distcp has no bytes 4990 to 5010"):
+    with pytest.raises(StorageError, match=r"__1_0\.distcp.* 4990 .* 5010"):
         read_ranges(url, [PartPiece(rank=1, start=4990, bytes=20, to=0)], memory)
-    with pytest.raises(StorageError, match=r"step 3 has no __7_0.json"):
+    with pytest.raises(StorageError, match=r"step 3.*__7_0\.json"):
         read_part(url, 7, memory)
-    with pytest.raises(ValueError, match="no room"):
+    with pytest.raises(ValueError, match=str(len(memory))):
         read_part(url, 1, memory)
 
 
 def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
-    assert verify_checkpoint(str(tmp_path)) == (
-        f"{tmp_path} has no holdfast.json: it is not a checkpoint, or never became one",
-    )
+    [said] = verify_checkpoint(str(tmp_path))
+    assert said.startswith(f"{tmp_path} ") and MANIFEST in said
 
 
 def test_a_changed_block_is_named_and_not_believed(tmp_path: Path) -> None:
@@ -86,8 +85,9 @@ def test_a_changed_block_is_named_and_not_believed(tmp_path: Path) -> None:
         byte = file.read(1)[0]
         file.seek(BLOCK_BYTES + 1234)
         file.write(bytes([byte ^ 1]))
-    said = f"__2_0.distcp: block 1 of 2 (bytes {BLOCK_BYTES} to {2 * BLOCK_BYTES}) does not match its checksum"
-    assert verify_checkpoint(str(url)) == (said,)
+    said = f"__2_0.distcp: block 1 of 2 (bytes {BLOCK_BYTES} to {2 * BLOCK_BYTES}) "
+    [fault] = verify_checkpoint(str(url))
+    assert fault.startswith(said)
     memory = in_pages(bytes(2 * BLOCK_BYTES))
     with pytest.raises(CorruptError, match=re.escape(said)):
         read_part(str(url), 2, memory)
@@ -99,12 +99,14 @@ def test_a_disk_that_cannot_read_is_named(url: str, monkeypatch: pytest.MonkeyPa
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "preadv", broken)
-    assert "__1_0.distcp: block 0 of 1 (bytes 0 to 5000) cannot be read: Input/output error" in verify_checkpoint(url)
+    [fault] = [said for said in verify_checkpoint(url) if said.startswith("__1_0.distcp: block 0 of 1 ")]
+    assert fault.endswith(os.strerror(errno.EIO))
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "preadv", lambda *_: 0)
-    assert "__1_0.distcp: block 0 of 1 (bytes 0 to 5000) ends after 0 bytes" in verify_checkpoint(url)
+    [fault] = [said for said in verify_checkpoint(url) if said.startswith("__1_0.distcp: block 0 of 1 ")]
+    assert " 0 bytes" in fault
 
 
 class Vandal:
@@ -191,9 +193,8 @@ def test_all_of_so_many_corruptions_are_caught(tmp_path: Path, many: int) -> Non
 def test_a_folder_under_the_name_of_another_step(tmp_path: Path) -> None:
     url = Path(save(tmp_path, 3))
     url.rename(tmp_path / "step-00000004")
-    assert verify_checkpoint(str(tmp_path / "step-00000004")) == (
-        "holdfast.json is that of step 3, in the folder of step 4",
-    )
+    [said] = verify_checkpoint(str(tmp_path / "step-00000004"))
+    assert re.fullmatch(rf"{MANIFEST} .*step 3\b.*step 4", said)
 
 
 def test_a_format_of_another_time(tmp_path: Path) -> None:
@@ -201,7 +202,7 @@ def test_a_format_of_another_time(tmp_path: Path) -> None:
     manifest = url / "holdfast.json"
     manifest.write_bytes(manifest.read_bytes().replace(b'"format":1', b'"format":2'))
     [said] = verify_checkpoint(str(url))
-    assert said == "holdfast.json has format 2, and this version of holdfast reads format 1"
+    assert re.fullmatch(rf"{MANIFEST} .*format 2\b.*format 1", said)
 
 
 def saved_by_torch(folder: Path) -> tuple[dict[str, Any], list[bytes], bytes]:

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_op
 
 from holdfast.checkpoint import checkpoint_load, checkpoint_save, dcp
 from holdfast.checkpoint.image_layout import EXTRA, ImageLayout, arrange_image
-from holdfast.checkpoint.manifest import Author
+from holdfast.checkpoint.manifest import Author, CorruptError
 from holdfast.checkpoint.memory_copy import MemoryCopier
 from holdfast.checkpoint.record_locations import file_of, locate_pieces
 from holdfast.checkpoint.state_image import (
@@ -216,14 +216,14 @@ def test_our_reader_sees_a_flipped_byte(tmp_path: Path) -> None:
         content = os.pread(file.fileno(), 1, at)
         os.pwrite(file.fileno(), bytes([content[0] ^ 1]), at)
     torch_dcp.load(state_of(1), checkpoint_id=url)  # torch does not notice
-    with pytest.raises(CheckpointException, match="does not match its checksum"):
+    with pytest.raises(CheckpointException, match=CorruptError.__name__):
         torch_dcp.load(state_of(1), storage_reader=dcp.Reader(url))
 
 
 def test_metadata_is_not_trusted() -> None:
     with pytest.raises(Exception, match=r"os.system|posix.system|Unsupported"):
         dcp.decode_metadata(pickle.dumps(Evil(), protocol=2))
-    with pytest.raises(StateError, match="no metadata but a dict"):
+    with pytest.raises(StateError, match=r"\bdict$"):
         dcp.decode_metadata(pickle.dumps({}, protocol=2))
 
 
@@ -234,5 +234,5 @@ class Evil:
 
 def test_two_owners_are_refused() -> None:
     one: ImageLayout = images({"x": torch.ones(3)}, 1, replicated(1))[0].layout
-    with pytest.raises(StateError, match=r"__0_0.distcp and __0_0.distcp both hold holdfast.extra"):
+    with pytest.raises(StateError, match=r"__0_0\.distcp .*__0_0\.distcp .*holdfast\.extra"):
         dcp.encode_metadata([one, one])

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.checkpoint import direct_io
-from holdfast.checkpoint.manifest import BLOCK_BYTES, StorageError, checksum_block
+from holdfast.checkpoint.manifest import BLOCK_BYTES, WriteGivenUpError, checksum_block
 from holdfast.checkpoint.write_lane import WritePulse
 from tests.checkpoint.making import content, in_pages
 
@@ -90,7 +90,8 @@ def test_without_direct_io_it_goes_through_the_cache(
     path.parent.mkdir()
     assert direct_io.write_file(str(path), [in_pages(whole)], 1, pulse) == sums(whole)
     assert read_back(path) == whole
-    assert pulse.notes == [f"the file system of {tmp_path} takes no direct I/O; writing through the page cache"]
+    [note] = pulse.notes
+    assert str(tmp_path) in note
 
 
 def test_a_file_system_that_cannot_reserve_is_written_all_the_same(
@@ -153,7 +154,7 @@ def test_a_bug_in_a_thread_is_not_taken_for_success(monkeypatch: pytest.MonkeyPa
 def test_a_write_that_was_given_up_is_not_done(tmp_path: Path) -> None:
     pulse = WritePulse()
     pulse.give_up()
-    with pytest.raises(StorageError, match="given up"):
+    with pytest.raises(WriteGivenUpError):
         direct_io.write_file(str(tmp_path / "file"), [], 1, pulse)
 
 
@@ -167,6 +168,6 @@ def test_after_giving_up_no_further_block_is_written(tmp_path: Path, monkeypatch
         return real(fd, block, offset)
 
     monkeypatch.setattr(os, "pwrite", put)
-    with pytest.raises(StorageError, match="given up"):
+    with pytest.raises(WriteGivenUpError):
         direct_io.write_file(str(tmp_path / "file"), [in_pages(content(4 * BLOCK_BYTES, 1))], 1, pulse)
     assert seen == [0, BLOCK_BYTES]  # a block that was written is a sign of life

@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.checkpoint.checkpoint_load import PartPiece, read_part, read_ranges, verify_checkpoint
 from holdfast.checkpoint.checkpoint_save import publish_checkpoint, staging_folder, write_part
-from holdfast.checkpoint.manifest import BLOCK_BYTES, Author, StorageError
+from holdfast.checkpoint.manifest import BLOCK_BYTES, Author, StorageError, TakenOverError
 from holdfast.checkpoint.remote_storage import RemoteStorage
 from holdfast.checkpoint.retention import clean_unpublished, find_checkpoints, retain_checkpoints
 from holdfast.checkpoint.storage_owner import take_ownership
@@ -134,7 +134,7 @@ def test_a_removal_that_is_cut_short_leaves_no_checkpoint(base: str, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(fsspec.core.url_to_fs(base)[0], "rm", broken)  # one for all, by fsspec
-        with pytest.raises(StorageError, match=r"step-00000001\.1 cannot be removed: the link broke"):
+        with pytest.raises(StorageError, match=r"step-00000001\.1 .*: the link broke"):
             retain_checkpoints(base, keep=1)
     assert [one.step for one in find_checkpoints(base)] == [2]
     assert [name for name in objects(base) if "step-00000001" in name] == cut
@@ -189,27 +189,27 @@ def test_an_upload_that_breaks_off_is_an_outcome(base: str, monkeypatch: pytest.
         return ""
 
     outcome = WriteLane(base, print).run(1, write)
-    assert outcome.detail.endswith("__0_0.distcp cannot be written: the link broke")
+    assert "__0_0.distcp " in outcome.detail and outcome.detail.endswith(": the link broke")
     assert objects(base) == ["step-00000001.1/__0_0.json"]  # nothing of it is left but the reason
 
 
 def test_an_older_generation_cannot_publish(base: str) -> None:
     part = write_part(staging_folder(base, 1, Author(1)), 0, [memoryview(b"late")])
     take_ownership(base, Author(2))
-    with pytest.raises(StorageError, match="generation 2 has taken over"):
+    with pytest.raises(TakenOverError):
         publish_checkpoint(base, 1, [part], METADATA, author=Author(1))
     assert find_checkpoints(base) == ()
 
 
 def test_storage_that_cannot_be_reached_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(StorageError, match="nosuch://bucket/run cannot be opened: Protocol not known: nosuch"):
+    with pytest.raises(StorageError, match=r"nosuch://bucket/run .*: Protocol not known: nosuch"):
         open_storage("nosuch://bucket/run")
 
     def unreachable(*_: object, **__: object) -> None:
         raise ArithmeticError("a library beneath fsspec raises what it likes")
 
     monkeypatch.setattr(fsspec.implementations.memory.MemoryFileSystem, "ls", unreachable)
-    with pytest.raises(StorageError, match="memory:///nowhere cannot be listed: a library beneath"):
+    with pytest.raises(StorageError, match=r"memory:///nowhere .*: a library beneath"):
         find_checkpoints("memory://nowhere")
 
 

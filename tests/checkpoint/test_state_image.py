@@ -161,7 +161,7 @@ def test_a_value_that_changes() -> None:
 
 def test_what_outgrows_its_room() -> None:
     image = saved({"v": "x"})
-    with pytest.raises(StateError, match="v has outgrown its room of 320 bytes"):
+    with pytest.raises(StateError, match=r"^v .*\b320 bytes"):
         image.put_value(item_of(image, "v"), "x" * 1000)
 
 
@@ -170,11 +170,11 @@ class Strange:
 
 
 def test_what_cannot_be_saved() -> None:
-    with pytest.raises(StateError, match=r"x\.y is a Strange: only plain values and tensors can be saved"):
+    with pytest.raises(StateError, match=r"^x\.y is a Strange\b"):
         lay({"x": {"y": Strange()}})
-    with pytest.raises(StateError, match=r"x is a function: only"):
+    with pytest.raises(StateError, match=r"^x is a function\b"):
         lay({"x": lambda: 1})
-    with pytest.raises(StateError, match="x is a tensor of a kind that cannot be saved"):
+    with pytest.raises(StateError, match=r"^x .*\bsparse"):
         lay({"x": torch.eye(3).to_sparse()})
 
 

@@ -215,7 +215,7 @@ def test_he_has_made_the_run_directory(tmp_path: Path, start: Start) -> None:
         folder.mkdir()
     shared.chmod(0o2777)
     (filled / "nodes").mkdir()
-    told = {theirs: "is another user's", tmp_path / "link": "leads elsewhere", shared: "others may write to"}
+    told = {theirs: "is another user's", tmp_path / "link": "symbolic link", shared: "other users"}
     for folder, why in (told | {filled: "is not empty"}).items():
         job = start("--run-dir", str(folder), name=folder.name)
         job.ends(2)
@@ -236,7 +236,7 @@ def test_a_second_controller_does_not_work(start: Start) -> None:
             timeout=120,
         )
     assert done.returncode == 1
-    job.says("another controller works in")
+    job.says("another controller")
     assert job.controller() == before
     job.finish()
     job.ends(0)

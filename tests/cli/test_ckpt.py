@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pickle  # noqa: TID251  # torch's metadata is one, and this test's own
+import re
 from pathlib import Path
 
 import pytest
@@ -42,14 +43,14 @@ def test_ls(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ckpt.main(["ls", str(base)]) == 0
     out = capsys.readouterr().out
     assert "5.07 kB, 2 ranks, generation 1\n" in out
-    assert f"{base}/step-00000002  broken: holdfast.json is not as it was written\n" in out
+    assert f"{base}/step-00000002  broken: holdfast.json " in out
     assert f"unfinished, or being written: {unfinished}\n" in out
     assert ckpt.main(["ls", str(base), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert [one["step"] for one in shown["checkpoints"]] == [3, 2, 1]
     assert shown["unfinished"] == [unfinished]
     assert ckpt.main(["ls", str(base / "nowhere")]) == 1
-    assert "there is no checkpoint in" in capsys.readouterr().out
+    assert str(base / "nowhere") in capsys.readouterr().out
 
 
 def test_verify(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,11 +58,11 @@ def test_verify(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.count(": sound\n") == 3
     spoil(base, 2)
     assert ckpt.main(["verify", str(base)]) == 1
-    assert "step-00000002: broken\n  __1_0.distcp has 5 bytes instead of 70\n" in capsys.readouterr().out
+    assert "step-00000002: broken\n  __1_0.distcp has 5 bytes " in capsys.readouterr().out
     assert ckpt.main(["verify", str(base), "--step", "3"]) == 0
     assert ckpt.main(["verify", str(base / "step-00000002")]) == 1
     assert ckpt.main(["verify", str(base), "--step", "9"]) == 2
-    assert "there is no checkpoint of step 9 in" in capsys.readouterr().err
+    assert "step 9 " in capsys.readouterr().err
 
 
 def test_rm(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,7 +70,7 @@ def test_rm(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert steps(base) == [3]
     assert capsys.readouterr().out.count("removed ") == 2
     assert ckpt.main(["rm", str(base), "3"]) == 2
-    assert "step 3 is the last that can be restored" in capsys.readouterr().err
+    assert "--force" in capsys.readouterr().err
     assert ckpt.main(["rm", str(base), "7"]) == 2
     assert ckpt.main(["rm", str(base)]) == 2
     assert steps(base) == [3]
@@ -80,7 +81,7 @@ def test_rm(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_rm_partial_leaves_what_may_be_going_on(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = begin(base)
     assert ckpt.main(["rm", str(base), "--partial"]) == 0
-    assert "1 unfinished write may be going on" in capsys.readouterr().out
+    assert "--force" in capsys.readouterr().out
     assert Path(folder).exists()
     assert ckpt.main(["rm", str(base), "--partial", "--force"]) == 0
     assert not Path(folder).exists()
@@ -120,8 +121,8 @@ def test_export(tmp_path: Path, capsys: pytest.CaptureFixture[str], file_gb: str
             name: path for path in files for name in safetensors.load_file(path)
         }
     assert ckpt.main(["export", str(tmp_path), str(to), "--file-gb", file_gb]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert str(to) in capsys.readouterr().err
     assert ckpt.main(["export", str(tmp_path), str(to / "x"), "--prefix", "weights."]) == 2
-    assert "no tensor's name begins with 'weights.'; names begin with model, optimizer" in capsys.readouterr().err
+    assert re.search(r"'weights\.'.* model, optimizer", capsys.readouterr().err)
     assert ckpt.main(["export", str(tmp_path), str(to), "--step", "2"]) == 2
-    assert "is sound" in capsys.readouterr().err
+    assert "holdfast ckpt verify" in capsys.readouterr().err

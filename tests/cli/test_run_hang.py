@@ -5,6 +5,7 @@ import signal
 import pytest
 
 from tests.cli.conftest import Start
+from tests.cli.console_transcript import assert_transcript
 
 pytestmark = pytest.mark.e2e
 
@@ -43,7 +44,7 @@ def test_a_stopped_rank_is_named_and_acted_on(start: Start) -> None:
     job.ends(0)
     [record] = job.report().incidents
     assert (record.kind, record.ranks) == ("hang", (3,)) and len(record.evicted) == 1
-    assert "rank 3 is stopped" in record.cause
+    assert_transcript(job, "hang")
 
 
 @pytest.mark.slow
@@ -72,8 +73,7 @@ def test_a_rank_that_pauses_is_named_and_left_alone(start: Start) -> None:
     job.trains()
     job.until(lambda: job.status()["step"] > 20, "some steps")
     (job.folder / "pause-2").touch()
-    said = job.says("rank 2 on ")
-    assert "keeps the others waiting" in said
+    job.says("rank 2 on ")
     job.until(lambda: not (job.folder / "pause-2").exists(), "the end of the pause")
     at = job.status()["step"]
     job.until(lambda: job.status()["step"] > at + 5, "more steps")

@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.cli import main
 from tests.cli.conftest import Start
+from tests.cli.console_transcript import assert_transcript
 from tests.cli.driver import TRAIN, Job, gone
 
 pytestmark = pytest.mark.e2e
@@ -36,8 +37,7 @@ def test_a_killed_rank_is_restarted_in_place(start: Start, capsys: pytest.Captur
     times = [record[f"{what}_at"] for what in ("good", "alarm", "stopped", "launched", "resumed")]
     assert times == sorted(times)
     job.report()  # its spans tile the wall clock
-    said = [line for line in job.sentences() if "restarted in place" in line]
-    assert len(said) == 1 and "rank 2 on n1 was killed by SIGKILL" in said[0], job.text()
+    assert_transcript(job, "crash")
     assert job.check_replay() > 5
 
 
@@ -62,7 +62,7 @@ def test_a_rank_that_leaves_early_is_the_cause_and_the_script_is_to_blame(start:
     job.ends(93)
     first = job.report().incidents[0]
     assert (first.ranks, first.evicted) == ((1,), ())
-    assert first.cause == "rank 1 on n0 left after step 8 while the others went on"
+    assert first.cause.startswith("rank 1 on n0 ") and "step 8" in first.cause
     assert any(first.cause in line for line in job.sentences()), job.text()
 
 

@@ -56,13 +56,13 @@ def asked(**given: str | None) -> argparse.Namespace:
 
 
 def test_an_order_is_never_a_guess(two: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UsageError, match=r"2 runs are alive; name one with --run: .*first, .*own"):
+    with pytest.raises(UsageError, match=r"--run: .*first, .*own"):
         run_selection.run_to_change(asked())
     assert run_selection.run_to_change(asked(named="first")) == two[0]
     assert run_selection.run_to_read(asked()) == two[1], "who only looks is shown the newest"
     for words in (["stop"], ["hold"], ["evict", "node0"], ["update"], ["rollback"]):
         assert main(words) == 2
-        assert "2 runs are alive" in capsys.readouterr().err, words
+        assert "--run: " in capsys.readouterr().err, words
 
 
 def test_the_only_one_alive_is_meant(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,13 +84,13 @@ def test_an_order_to_nobody_says_since_when(home: Path, capsys: pytest.CaptureFi
     os.utime(newest / "exit.json", (time.time() - 300.5,) * 2)
     for words in (["stop"], ["hold"], ["resume"], ["approve"], ["evict", "n1"], ["drain", "n1"], ["update"]):
         assert main(words) == 2
-        told = f"holdfast {words[0]}: no run is alive here; the last one, second, ended 5 min 00 s ago\n"
-        assert capsys.readouterr().err == told
+        told = capsys.readouterr().err
+        assert told.startswith(f"holdfast {words[0]}: ") and "second" in told and "5 min 00 s ago" in told
     assert main(["rollback"]) == 2
-    assert "no run is alive here" in capsys.readouterr().err
+    assert "5 min 00 s ago" in capsys.readouterr().err
     assert main(["stop", "second"]) == 2
-    told = f"holdfast stop: the run in {newest} has ended with code 93, 5 min 00 s ago\n"
-    assert capsys.readouterr().err == told, "what it died of is for the report"
+    told = capsys.readouterr().err
+    assert told.endswith("code 93, 5 min 00 s ago\n") and "story" not in told, "what it died of is for the report"
 
 
 def test_a_part_of_an_id_will_do(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,17 +99,17 @@ def test_a_part_of_an_id_will_do(home: Path, tmp_path: Path, capsys: pytest.Capt
     own, short = published(str(tmp_path / "own"), "nightly-7"), published(None, "night")
     for name, meant in (("a1b2", first), ("20261117-13", second), ("nightly", own), ("-7", own), ("night", short)):
         assert run_selection.find(name) == meant, name
-    listed = "2026 may be any of 2 runs: 20261117-101112-a1b2, 20261117-131415-c3d4; write more of its id\n"
+    listed = ": 20261117-101112-a1b2, 20261117-131415-c3d4; "
     for words in (["logs"], ["report"], ["status"], ["trace"], ["releases"], ["stop"], ["clean"], ["diagnose"]):
         assert main([*words, "2026"]) == 2
-        assert capsys.readouterr().err == f"holdfast {words[0]}: {listed}", words
+        assert listed in capsys.readouterr().err, words
     for words in (["hold"], ["evict", "n1"], ["update"], ["rollback"], ["diagnose"]):
         assert main([*words, "--run", "2026"]) == 2
-        assert capsys.readouterr().err.endswith(listed), words
-    with pytest.raises(UsageError, match=r"101112 is no run directory .*no run's id begins or ends so"):
+        assert listed in capsys.readouterr().err, words
+    with pytest.raises(UsageError, match=r"^101112 .*holdfast ls"):
         run_selection.find("101112")
     twin = published(str(tmp_path / "twin"), "nightly-7")
-    with pytest.raises(UsageError, match=f"nightly-7 may be any of 2 runs: {own}, {twin}; write"):
+    with pytest.raises(UsageError, match=f"^nightly-7 .*: {own}, {twin};"):
         run_selection.find("nightly-7")
 
 
@@ -120,13 +120,13 @@ def test_one_way_to_name_a_run(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             main([name, "--help"])
         assert "--run RUN" in capsys.readouterr().out, name
-    with pytest.raises(UsageError, match="two runs are named"):
+    with pytest.raises(UsageError, match=r"\ba\b.*\bb\b"):
         run_selection.named_run(asked(run="a", named="b"))
 
 
 def test_runs_are_listed(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ls"]) == 0
-    assert capsys.readouterr().out == "there is no run yet; start one with holdfast run\n"
+    assert capsys.readouterr().out.startswith(run_directory.NO_RUN)
     first, own = published(None, "first"), published(str(tmp_path / "own"), "second")
     os.utime(first / "run.json", (1.0, 1.0))
     run_specs.write_json(first / "exit.json", RunEnd(code=3, reason="because"))
@@ -162,7 +162,7 @@ def _printed(run_dir: Path, text: bytes, rank: int = 0, generation: int = 1, str
 def test_logs(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run_dir = published(None, "r")
     assert main(["logs"]) == 2
-    assert "no rank has printed anything yet" in capfd.readouterr().err
+    assert str(run_dir) in capfd.readouterr().err
     _printed(run_dir, b"old\n")
     _printed(run_dir, b"".join(b"line %d\n" % n for n in range(200)), generation=2)
     _printed(run_dir, b"\x1b]0;title\x07oops\n", rank=1, generation=2, stream="stderr")
@@ -203,7 +203,7 @@ def test_misspelt(capsys: pytest.CaptureFixture[str]) -> None:
         (["ckpt", "ls", "here", "--stp"], "holdfast ckpt ls: there is no flag --stp; see holdfast ckpt ls --help"),
         (["update", "--nwo"], "holdfast update: there is no flag --nwo; did you mean --now?"),
         (["ls", "--zzz"], "holdfast ls: there is no flag --zzz; see holdfast ls --help"),
-        (["ls", "what"], "holdfast ls: there is no use for what here; see holdfast ls --help"),
+        (["ls", "what"], "holdfast ls: unexpected argument what; see holdfast ls --help"),
         (["run", "--standbis", "1"], "holdfast run: there is no flag --standbis; did you mean --standbys?"),
     ],
 )
@@ -225,7 +225,7 @@ def test_every_command_suggests_flags(capsys: pytest.CaptureFixture[str]) -> Non
 def test_attach_to_what_has_ended(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_specs.write_json(published(None, "r") / "exit.json", RunEnd(code=3, reason="because"))
     assert main(["attach"]) == 2
-    assert "has ended with code 3: because" in capsys.readouterr().err
+    assert "code 3: because" in capsys.readouterr().err
 
 
 @pytest.mark.e2e
@@ -239,7 +239,7 @@ def test_a_job_outlives_its_terminal(start: Start, tmp_path: Path) -> None:
     until(lambda: b"[rank 0] step" in output.read_bytes(), "output of a rank")
     attached.send_signal(signal.SIGINT)
     assert attached.wait(60) == 0
-    assert b"the run goes on" in output.read_bytes()
+    assert b"holdfast stop" in output.read_bytes()
     again = _attach(tmp_path, output)
     until(lambda: output.read_bytes().count(b"following") == 2, "a second look")
     job.process.send_signal(signal.SIGTERM)
@@ -252,7 +252,7 @@ def test_a_job_outlives_its_terminal(start: Start, tmp_path: Path) -> None:
 def test_a_job_without_a_terminal(start: Start, tmp_path: Path) -> None:
     job = start("--nproc-per-node", "1", "--detach", APART="1")  # as a process that a shell would wait for
     job.ends(0)
-    assert f"holdfast stop {tmp_path / 'run'} ends it" in job.sentences()[-1]
+    assert f"holdfast stop {tmp_path / 'run'}" in job.sentences()[-1]
     job.trains()
     assert main(["stop", "--run", str(tmp_path / "run")]) == 0
     job.until(lambda: run_selection.known_runs() and not (tmp_path / "run" / "token").exists(), "the end of the front")

@@ -7,6 +7,7 @@ import psutil
 import pytest
 
 from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.terminal.quantities import FIRST_STEP
 from tests.cli.conftest import Start
 from tests.cli.driver import DEAF, Job, gone
 
@@ -37,8 +38,8 @@ def test_the_controller_dies_while_all_is_well(start: Start) -> None:
     job.finish()
     job.ends(0)
     assert len(job.report().incidents) == 1
-    assert sum("the controller went away; training goes on" in line for line in job.sentences()) == 1
-    assert sum("the first step was made" in line for line in job.sentences()) == 1
+    assert sum("controller.log" in line for line in job.sentences()) == 1
+    assert sum(FIRST_STEP in line for line in job.sentences()) == 1
     job.check_replay()
 
 

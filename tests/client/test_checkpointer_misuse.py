@@ -1,5 +1,6 @@
 """A Checkpointer that is used wrongly says so at once, in one sentence."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,31 +21,31 @@ def test_extras_that_outgrow_their_room(keeper: FakeKeeper, capfd: pytest.Captur
     job = Job(0).train(1, 1)
     job.extra["epoch"] = "x" * 1_000_000
     assert not job.ckpt.save(2) and not job.ckpt.save(3)
-    assert capfd.readouterr().err.count("the extras have outgrown their room") == 1
+    assert len(capfd.readouterr().err.splitlines()) == 1, "it is said once"
     job.extra["epoch"] = 1
     assert job.ckpt.save(4)
     assert Job(1).ckpt.restore() == 4
 
 
 MISUSES: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
-    "nothing": (ValueError, "nothing to save was given", {}),
-    "both": (ValueError, "either model and optimizer, or state_dict", {"model": nn.Linear(1, 1), "state_dict": {}}),
-    "load": (ValueError, "load goes with state_dict", {"model": nn.Linear(1, 1), "load": print}),
+    "nothing": (ValueError, "model, or state_dict", {}),
+    "both": (ValueError, "state_dict", {"model": nn.Linear(1, 1), "state_dict": {}}),
+    "load": (ValueError, "load=", {"model": nn.Linear(1, 1), "load": print}),
     "no module": (TypeError, "model is a dict, not a module", {"model": {}}),
-    "no optimizer": (TypeError, "not an optimizer of torch", {"model": nn.Linear(1, 1), "optimizer": [3]}),
+    "no optimizer": (TypeError, "optimizer is a int", {"model": nn.Linear(1, 1), "optimizer": [3]}),
     "strange": (
         ValueError,
-        "AdamW has 1 parameters that are not in the model",
+        "AdamW has 1 parameters",
         {"model": nn.Linear(1, 1), "optimizer": torch.optim.AdamW([torch.ones(1, requires_grad=True)])},
     ),
-    "meta": (ValueError, "weight is on the meta device", {"model": nn.Linear(1, 1, device="meta")}),
-    "every": (ValueError, "every is a number of steps", {"model": nn.Linear(1, 1), "path": "x", "every": "soon"}),
-    "every 0": (ValueError, "every is a number of steps", {"model": nn.Linear(1, 1), "path": "x", "every": 0}),
-    "no path": (ValueError, "path, which tells where, is missing", {"model": nn.Linear(1, 1), "every": 5}),
+    "meta": (ValueError, "^weight .*meta", {"model": nn.Linear(1, 1, device="meta")}),
+    "every": (ValueError, "^every ", {"model": nn.Linear(1, 1), "path": "x", "every": "soon"}),
+    "every 0": (ValueError, "^every ", {"model": nn.Linear(1, 1), "path": "x", "every": 0}),
+    "no path": (ValueError, "path=", {"model": nn.Linear(1, 1), "every": 5}),
     "keep": (ValueError, "keep and keep_every", {"model": nn.Linear(1, 1), "path": "x", "keep": -1}),
-    "slots": (ValueError, "give 2", {"model": nn.Linear(1, 1), "slots": 1}),
+    "slots": (ValueError, "slots", {"model": nn.Linear(1, 1), "slots": 1}),
     "extra": (StateError, r"extra\['f'\] gives a function", {"model": nn.Linear(1, 1), "extra": {"f": print}}),
-    "sparse": (StateError, "cannot be saved", {"state_dict": {"x": torch.eye(2).to_sparse()}}),
+    "sparse": (StateError, "^x ", {"state_dict": {"x": torch.eye(2).to_sparse()}}),
 }
 
 
@@ -60,12 +61,12 @@ def test_misuse(how: str) -> None:
 def test_misuse_of_steps() -> None:
     ckpt = Checkpointer(model=nn.Linear(1, 1))
     for step in (-1, 1.0, None, "3", True):
-        with pytest.raises(ValueError, match="a step is a number from 0 on"):
+        with pytest.raises(ValueError, match=re.escape(repr(step))):
             ckpt.save(step)  # type: ignore[arg-type]
     assert ckpt.save(0) and ckpt.save(5)
-    with pytest.raises(ValueError, match="step 5 comes after step 5: steps only grow"):
+    with pytest.raises(ValueError, match=r"step 5\b.*step 5\b"):
         ckpt.save(5)
-    with pytest.raises(RuntimeError, match="restore comes before the first save"):
+    with pytest.raises(RuntimeError, match=r"restore\(\)"):
         ckpt.restore()
 
 
@@ -91,30 +92,29 @@ def told(model: nn.Module, path: Path, *, optimized: bool = True) -> str:
 
 def test_an_optimizer_that_was_forgotten(tmp_path: Path) -> None:
     stored(tmp_path, nn.Linear(3, 2))
-    wanted = "holds the state of an optimizer (optimizer.state.bias.exp_avg and 5 more tensors)"
     sentence = told(nn.Linear(3, 2), tmp_path, optimized=False)
-    assert sentence.startswith(f"{tmp_path}/step-00000004 {wanted}, and this Checkpointer was given none")
+    assert sentence.startswith(f"{tmp_path}/step-00000004 ")
+    assert "optimizer.state.bias.exp_avg and 5 more" in sentence and "optimizer=" in sentence
 
 
 def test_an_optimizer_that_was_not_there_before(tmp_path: Path) -> None:
     stored(tmp_path, nn.Linear(3, 2), optimized=False)
-    assert "optimizer.state.bias.exp_avg is 2 here and not there" in told(nn.Linear(3, 2), tmp_path)
+    assert "optimizer.state.bias.exp_avg is 2 here" in told(nn.Linear(3, 2), tmp_path)
 
 
 def test_a_model_that_was_changed(tmp_path: Path) -> None:
     stored(tmp_path, nn.Linear(3, 2))
-    assert told(nn.Linear(3, 4), tmp_path) == (
-        f"{tmp_path}/step-00000004 holds the state of another model or optimizer: "
-        "model.bias is 2 there and 4 here, and 5 more tensors differ"
-    )
-    assert "model.bias is 2 there and not here" in told(nn.Linear(3, 2, bias=False), tmp_path)
+    sentence = told(nn.Linear(3, 4), tmp_path)
+    assert sentence.startswith(f"{tmp_path}/step-00000004 ")
+    assert "model.bias is 2 there and 4 here" in sentence and "5 more" in sentence
+    assert "model.bias is 2 there" in told(nn.Linear(3, 2, bias=False), tmp_path)
 
 
 def test_a_path_that_is_in_use(tmp_path: Path) -> None:
     """Who starts anew beside a newer checkpoint has most likely forgotten to restore it."""
     stored(tmp_path, nn.Linear(3, 2))
     ckpt = Checkpointer(model=nn.Linear(3, 2), path=tmp_path, every=1, keep=1)
-    with pytest.raises(StateError, match=f"{tmp_path} holds a checkpoint of step 4, and this is step 1: call restore"):
+    with pytest.raises(StateError, match=rf"{tmp_path} .*step 4\b.*step 1\b.*restore\(\)"):
         ckpt.save(1)
     ckpt.close()
     assert [path.name for path in tmp_path.glob("step-*")] == ["step-00000004"]
@@ -126,7 +126,7 @@ def test_a_path_that_is_in_use(tmp_path: Path) -> None:
 @pytest.mark.parametrize("where", ["file/ckpt", "/proc/nobody/makes/this", "/proc/self/cmdline"])
 def test_a_path_that_cannot_be_written(tmp_path: Path, where: str) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StateError, match=f"no checkpoints can be written: {tmp_path / where}"):
+    with pytest.raises(StateError, match=str(tmp_path / where)):
         Checkpointer(model=nn.Linear(1, 1), path=tmp_path / where)
 
 
@@ -137,12 +137,12 @@ def test_a_path_that_could_be_written_before(
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("HOLDFAST_GENERATION", "2")
     Checkpointer(model=nn.Linear(1, 1), path=tmp_path / "file" / "ckpt")
-    assert "no checkpoints can be written" in capfd.readouterr().err
+    assert capfd.readouterr().err.startswith("holdfast: ")
 
 
 def test_many_ranks_without_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(StateError, match="call init_process_group before"):
+    with pytest.raises(StateError, match="init_process_group"):
         Checkpointer(model=nn.Linear(1, 1))
 
 

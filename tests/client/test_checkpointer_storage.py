@@ -1,5 +1,6 @@
 """A Checkpointer without an agent: checkpoints are made by the rank itself."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,10 +39,10 @@ def test_a_corrupt_checkpoint_is_left_out(tmp_path: Path, capfd: pytest.CaptureF
     _flip(files[2])
     again = Job(1, **asked)
     assert again.ckpt.restore() == 2
-    assert "step-00000003 is left out: __0_0.distcp: block 0" in capfd.readouterr().err
+    assert re.search(r"step-00000003 .*__0_0\.distcp: block 0", capfd.readouterr().err)
     for file in files[:2]:
         _flip(file)
-    with pytest.raises(StateError, match="none can be restored"):
+    with pytest.raises(StateError, match=str(tmp_path)):
         Job(1, **asked).ckpt.restore()
 
 
@@ -59,7 +60,7 @@ def test_storage_that_fails_stops_nobody(tmp_path: Path, capfd: pytest.CaptureFi
     job.ckpt.close()
     assert job.ckpt.save(2)
     job.ckpt.close()
-    assert "step 1 was not written" in capfd.readouterr().err
+    assert re.search(r"step 1\b.*checkpoints", capfd.readouterr().err)
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -99,7 +100,7 @@ def test_a_step_that_is_forced(tmp_path: Path) -> None:
     assert job.ckpt.save(4, force=True) and job.ckpt.save(5, force=True)
     job.ckpt.wait()
     assert steps_in(tmp_path) == [5, 4]
-    with pytest.raises(ValueError, match="path, which tells where, is missing"):
+    with pytest.raises(ValueError, match="path="):
         Job(0).ckpt.save(1, force=True)
 
 

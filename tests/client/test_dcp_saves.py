@@ -89,7 +89,7 @@ def test_an_id_is_for_one_save(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     save(1, writer, "step-7")
     odd = {"x": torch.eye(3).to_sparse()}
-    with pytest.raises(CheckpointException, match="cannot be saved"):
+    with pytest.raises(CheckpointException, match="sparse"):
         torch_dcp.save(odd, checkpoint_id="step-5", storage_writer=writer)
     save(2, writer)
     assert loaded(Reader(tmp_path)) == 2
@@ -120,16 +120,16 @@ def test_an_id_is_found_where_it_was_saved(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("name", ["final", "run7/final", "gpt2-final", "2026-11-16", "run7/step-10"])
 def test_an_id_that_cannot_be_found_again_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(StateError, match=r"names no step|is not under"):
+    with pytest.raises(StateError, match="checkpoint id"):
         save(1, Writer(tmp_path / "ckpt"), name)
-    with pytest.raises(StateError, match=r"names no step|is not under"):
+    with pytest.raises(StateError, match="checkpoint id"):
         save(1, Writer(tmp_path / "ckpt"), tmp_path / name)
     assert not list(tmp_path.iterdir())
 
 
 def test_an_unknown_id_is_not_found(tmp_path: Path) -> None:
     save(1, Writer(tmp_path), "step-1")
-    with pytest.raises(CheckpointException, match="there is no checkpoint 'step-2' under"):
+    with pytest.raises(CheckpointException, match="'step-2'"):
         loaded(Reader(tmp_path), "step-2")
 
 
@@ -146,14 +146,14 @@ def test_ranks_that_wrote_elsewhere_are_not_waited_for(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     save(1, writer)
     elsewhere = WriteResult(MetadataIndex(EXTRA), 0, "elsewhere")
-    with pytest.raises(StateError, match="ranks differ on what they save: some wrote to elsewhere"):
+    with pytest.raises(StateError, match="elsewhere"):
         writer.finish(Metadata({}), [[elsewhere]])
 
 
 def test_overwrite(tmp_path: Path) -> None:
     writer = Writer(tmp_path, overwrite=False)
     save(1, writer, "step-1")
-    with pytest.raises(CheckpointException, match=r"there is a checkpoint of step 1 in .*, and overwrite=False"):
+    with pytest.raises(CheckpointException, match=r"step 1\b.*overwrite=False"):
         save(2, writer, "step-1")
     save(3, writer, "step-3")
     assert loaded(Reader(tmp_path), "step-1") == 1
@@ -209,9 +209,7 @@ def test_other_kinds_of_tensors_are_refused(tmp_path: Path, kind: str) -> None:
         "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
         "sparse": lambda: torch.eye(3).to_sparse(),
     }
-    with pytest.raises(
-        CheckpointException, match=r"odd cannot be saved, as it is of another kind: .*(qint8|sparse_coo)"
-    ):
+    with pytest.raises(CheckpointException, match=r"\bodd .*(qint8|sparse_coo)"):
         torch_dcp.save({"x": torch.ones(3), "odd": made[kind]()}, storage_writer=Writer(tmp_path / "ckpt"))
     assert not (tmp_path / "ckpt").exists()
 

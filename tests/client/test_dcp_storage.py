@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_op
 
 from holdfast.checkpoint import checkpoint_save
 from holdfast.checkpoint.dcp import Reader, Writer, decode_metadata
+from holdfast.checkpoint.manifest import MANIFEST, CorruptError, TakenOverError
 from holdfast.wire import keeper_messages
 from tests.client.conftest import ROOT, Ended, Zygote
 from tests.client.fake_keeper import FakeKeeper
@@ -62,8 +63,7 @@ def test_two_writers_of_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return collect(*args)
 
     monkeypatch.setattr(checkpoint_save, "collect_parts", interrupted)
-    mend = "of groups or writers that save at the same time each needs a path of its own"
-    with pytest.raises(CheckpointException, match=mend):
+    with pytest.raises(CheckpointException, match=TakenOverError.__name__):
         torch_dcp.save(state_of(3), checkpoint_id="step-3", storage_writer=first)
     assert sorted(path.name for path in tmp_path.glob("step-*")) == [f"step-0000000{n}" for n in (1, 2, 4)]
 
@@ -113,7 +113,7 @@ def test_in_memory(keeper: FakeKeeper, tmp_path: Path) -> None:
 
 
 def test_nothing_to_load(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointException, match="is not a checkpoint"):
+    with pytest.raises(CheckpointException, match=MANIFEST):
         torch_dcp.load(state_of(1), storage_reader=Reader(str(tmp_path)))
 
 
@@ -123,7 +123,7 @@ def test_a_flipped_byte(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(CheckpointException, match="does not match its checksum"):
+    with pytest.raises(CheckpointException, match=CorruptError.__name__):
         torch_dcp.load(state_of(2), storage_reader=Reader(str(tmp_path)))
 
 

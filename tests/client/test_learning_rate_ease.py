@@ -213,8 +213,8 @@ def test_what_cannot_be_read_is_said(monkeypatch: pytest.MonkeyPatch, capfd: pyt
     found = client.RankProgress()
     found.step(1)
     assert found._easing is None
-    assert "the learning rate is not eased, as HOLDFAST_EASE=2:1-4 asks for" in capfd.readouterr().err
-    with pytest.raises(ValueError, match="no part of a learning rate"):
+    assert "HOLDFAST_EASE=2:1-4" in capfd.readouterr().err
+    with pytest.raises(ValueError, match=r"^2 "):
         LearningRateEase("2:1-4")
 
 

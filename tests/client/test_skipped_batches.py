@@ -66,7 +66,7 @@ def test_what_cannot_be_read_is_said_and_nothing_left_out(
 ) -> None:
     fresh(HOLDFAST_SKIP=told)
     assert not any(holdfast.skip(step) for step in range(10))
-    assert capfd.readouterr().err.count("nothing is left out, as HOLDFAST_SKIP cannot be read") == 1
+    assert capfd.readouterr().err.count("HOLDFAST_SKIP") == 1
 
 
 def test_numbers_count_on_over_epochs_though_the_last_batch_of_one_is_left_out(
@@ -96,7 +96,7 @@ def test_nothing_is_read_ahead(fresh: Fresh) -> None:
 
 @pytest.mark.parametrize("first", [-1, "1", 1.0, None])
 def test_a_first_number_that_is_none_is_refused(first: Any) -> None:
-    with pytest.raises(ValueError, match="first is the number of the step"):
+    with pytest.raises(ValueError, match=r"^first "):
         holdfast.batches([], first=first)
 
 

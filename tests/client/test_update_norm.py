@@ -83,7 +83,7 @@ def test_what_cannot_be_watched_is_said_and_does_no_harm(
     monkeypatch.setenv("HOLDFAST_SLOT", f"{arena[0]}:2")
     progress = RankProgress()
     progress.watch("no optimizer")
-    assert "is not watched" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith("holdfast: ")
     progress.step(1, loss=0.5)
 
 
@@ -206,7 +206,7 @@ def test_no_trouble_of_ours_reaches_the_step(capsys: pytest.CaptureFixture[str])
         net(torch.ones(4, 5)).sum().backward()
         optimizer.step()
     assert watching.update is None and watching.norm is None
-    assert capsys.readouterr().err.count("holdfast: the optimizer is not watched any more") == 1
+    assert capsys.readouterr().err.count("holdfast: ") == 1
 
 
 SHARDED = """
@@ -277,7 +277,7 @@ def test_sharded_and_tensor_parallel_models_are_watched(warm: Zygote, tmp_path: 
     ended = [warm.wait(rank) for rank in ranks]
     assert [one.code for one in ended] == [0, 0], ended
     assert "all is well" in ended[0].out
-    assert "not watched" not in ended[0].err + ended[1].err
+    assert "holdfast: " not in ended[0].err + ended[1].err
 
 
 @pytest.fixture
@@ -301,7 +301,7 @@ def test_a_distributed_norm_is_read_where_that_asks_nobody(
     for step in (2, 3):
         progress.step(step, loss=0.5, grad_norm=DTensor.from_local(torch.tensor(4.0), alone, [Partial()]))
     said = capsys.readouterr().err
-    assert said.count("the grad_norm of step") == 1 and "full_tensor()" in said
+    assert said.count("grad_norm of step 2") == 1 and "full_tensor()" in said
     now = read_slot(arena[1], 2)
     assert now
     norms = [one.grad_norm for one in read_entries(arena[1], 2, now, 0)[1] if isinstance(one, StepValues)]

@@ -87,7 +87,7 @@ def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / FILES[1]).stat().st_size, limits[1]))
     try:
-        with pytest.raises(JournalError, match=r"journal.db can"):
+        with pytest.raises(JournalError, match=r"journal\.db "):
             write(journal, entries()[20:])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -142,5 +142,5 @@ def test_no_room_for_a_mark_is_told_before_anything_is_written(tmp_path: Path, m
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", pwrite)
-    with pytest.raises(JournalFullError, match=r"journal.mark cannot be written"):
+    with pytest.raises(JournalFullError, match=r"journal\.mark "):
         opened(tmp_path)

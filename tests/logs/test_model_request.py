@@ -25,7 +25,7 @@ def test_addresses(url: str, goes_to: str) -> None:
     [
         ({"url": "llm.example.org", "name": "m"}, "http"),
         ({"url": "file:///etc/passwd", "name": "m"}, "http"),
-        ({"url": "http://jane:pw@llm.example.org", "name": "m"}, "must not hold a password"),
+        ({"url": "http://jane:pw@llm.example.org", "name": "m"}, "model.key_env"),
         ({"url": "http://llm.example.org"}, "model.name"),
         ({"timeout_s": "0"}, "model.timeout_s"),
         ({"below": "1.5"}, "model.below"),

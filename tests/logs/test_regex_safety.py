@@ -4,23 +4,24 @@ import re
 
 import pytest
 
+from holdfast.logs import regex_safety
 from holdfast.logs.regex_safety import find_pattern_fault, pattern_from_line
 
 
 @pytest.mark.parametrize(
     ("pattern", "why"),
     [
-        ("(a+)+b", "repeat stands inside"),
-        (r"(?:\w+\s*)*x", "repeat stands inside"),
-        (r"(?:a|b+){3,}x", "repeat stands inside"),
-        (r"(x?a*){40}", "repeat stands inside"),
-        (r"(?:\w{1,9})*x", "repeat stands inside"),
-        (".*boom", "begins with a wildcard"),
-        ("^.+?boom", "begins with a wildcard"),
-        ("a.*b.*c.*d.*e.*f", "more than 4 endless"),
-        (r"(boom) \1", "looks back"),
-        ("boom(", "bad pattern"),
-        ("x" * 1001, "more than 1000"),
+        ("(a+)+b", regex_safety.NESTED),
+        (r"(?:\w+\s*)*x", regex_safety.NESTED),
+        (r"(?:a|b+){3,}x", regex_safety.NESTED),
+        (r"(x?a*){40}", regex_safety.NESTED),
+        (r"(?:\w{1,9})*x", regex_safety.NESTED),
+        (".*boom", regex_safety.WILDCARD),
+        ("^.+?boom", regex_safety.WILDCARD),
+        ("a.*b.*c.*d.*e.*f", regex_safety.TOO_ENDLESS),
+        (r"(boom) \1", regex_safety.BACK_REFERENCE),
+        ("boom(", regex_safety.BAD_PATTERN),
+        ("x" * 1001, regex_safety.TOO_LONG),
     ],
 )
 def test_patterns_that_are_refused(pattern: str, why: str) -> None:

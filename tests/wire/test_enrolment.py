@@ -17,8 +17,10 @@ from aiohttp import web
 from holdfast.cli.launch.enrolment_client import (
     EnrolmentClient,
     EnrolmentError,
+    EnrolmentRefusedError,
     NoAnswerError,
     NotControllerError,
+    UnknownTokenError,
     _refusal_text,
 )
 from holdfast.controller.access.audit_log import AuditLog
@@ -108,8 +110,9 @@ def test_nobody_takes_the_name_of_a_node(server: Server, tmp_path: Path) -> None
     for refused in (False, True):
         call = EnrolmentClient(server.address, TOKEN)
         if refused:
-            with pytest.raises(EnrolmentError, match="there is a node a in this job already"):
+            with pytest.raises(EnrolmentRefusedError) as taken:
                 call.enrol_node("a", tmp_path / "second")
+            assert taken.value.status == 409
         else:
             call.enrol_node("a", tmp_path / "first")
         call.close()
@@ -118,23 +121,26 @@ def test_nobody_takes_the_name_of_a_node(server: Server, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["*", "", "../x", "[/x]", "a b", ".", "a" * 201, "a\n"])
 def test_names_that_are_none(server: Server, tmp_path: Path, name: str) -> None:
     call = EnrolmentClient(server.address, TOKEN)
-    with pytest.raises(EnrolmentError, match="a node's name has"):
+    with pytest.raises(EnrolmentRefusedError, match=enrolment.NAMES) as refused:
         call.enrol_node(name, tmp_path / "keys")
+    assert refused.value.status == 400
     call.close()
 
 
 def test_another_job_was_meant(server: Server, tmp_path: Path) -> None:
     call = EnrolmentClient(server.address, TOKEN)
-    with pytest.raises(EnrolmentError, match="it runs the job r, not theirs"):
+    with pytest.raises(EnrolmentRefusedError, match=r"\br\b.*\btheirs$") as refused:
         call.enrol_node("a", tmp_path / "keys", "theirs")
+    assert refused.value.status == 409
     call.close()
 
 
 def test_a_proof_is_good_once(server: Server, tmp_path: Path) -> None:
     call = EnrolmentClient(server.address, TOKEN)
     call.enrol_node("a", tmp_path / "a")
-    with pytest.raises(EnrolmentError, match="this challenge is not open"):
+    with pytest.raises(EnrolmentRefusedError) as refused:
         call.enrol_node("b", tmp_path / "b")
+    assert refused.value.status == 403
     call.close()
 
 
@@ -172,7 +178,7 @@ def test_what_an_impostor_says_is_harmless_on_a_console() -> None:
 
 
 def test_a_controller_that_does_not_know_the_secret_hears_nothing(server: Server) -> None:
-    with pytest.raises(EnrolmentError, match="does not know this host's token, so nothing was sent to it"):
+    with pytest.raises(UnknownTokenError):
         EnrolmentClient(server.address, OTHER)
 
 
@@ -180,7 +186,7 @@ def test_nobody_stands_in_between(server: Server, tmp_path: Path) -> None:
     """Who passes our words on to the controller has another certificate, and the proof is about the controller's."""
     between = Server(tmp_path / "between", TOKEN, proof_of=server.authority)
     try:
-        with pytest.raises(EnrolmentError, match="does not know this host's token"):
+        with pytest.raises(UnknownTokenError):
             EnrolmentClient(between.address, TOKEN)
     finally:
         between.close()
@@ -189,8 +195,9 @@ def test_nobody_stands_in_between(server: Server, tmp_path: Path) -> None:
 def test_a_host_that_only_guesses(server: Server, tmp_path: Path) -> None:
     call = EnrolmentClient(server.address, TOKEN)
     call._token = OTHER
-    with pytest.raises(EnrolmentError, match="the token is not this job's"):
+    with pytest.raises(EnrolmentRefusedError) as refused:
         call.enrol_node("a", tmp_path / "a")
+    assert refused.value.status == 403
     call.close()
 
 
@@ -204,10 +211,10 @@ def test_others_answer_or_nobody(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(NotControllerError, match="is not holdfast"):
+        with pytest.raises(NotControllerError):
             EnrolmentClient(address, TOKEN)
         thread.join()
-    with pytest.raises(NoAnswerError, match="does not answer"):
+    with pytest.raises(NoAnswerError):
         EnrolmentClient(address, TOKEN)
 
 
@@ -220,20 +227,19 @@ def test_a_wrong_clock_shuts_nobody_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("token", "why"),
     [
-        ("", "is empty"),
-        ("hunter2", "at least 128 random bits"),
-        ("a" * 64, "at least 128 random bits"),
-        ("01234567" * 5, "at least 128 random bits"),
-        ("60f4c1b97ad2e853", "at least 128 random bits"),
-        ("two words of a token that is long enough", "printable ASCII"),
-        ("\u00e9" * 40, "printable ASCII"),
+        ("", job_secret.EMPTY),
+        ("hunter2", job_secret.GUESSABLE),
+        ("a" * 64, job_secret.GUESSABLE),
+        ("01234567" * 5, job_secret.GUESSABLE),
+        ("60f4c1b97ad2e853", job_secret.GUESSABLE),
+        ("two words of a token that is long enough", job_secret.UNPRINTABLE),
+        ("\u00e9" * 40, job_secret.UNPRINTABLE),
         (TOKEN, ""),
         ("kX9_v2-QpR7sT1uW3yZ5aB", ""),
     ],
 )
 def test_what_is_good_enough(token: str, why: str) -> None:
-    fault = job_secret.secret_fault(token)
-    assert why in fault and bool(why) is bool(fault)
+    assert job_secret.secret_fault(token) == why
 
 
 # --- tokens of one node's own ----------------------------------------------------------------------------------
@@ -256,13 +262,13 @@ def test_a_token_of_a_nodes_own_enrols_it_once(server: Server, tmp_path: Path) -
     token = server.tokens.mint_token("", 60.0)
     keys = enrol(server, token, "a", tmp_path / "a")
     assert keys.authority.read_bytes() == server.authority.keys.authority.read_bytes()
-    with pytest.raises(EnrolmentError, match="refused: this token has enrolled a already, and is good for one node"):
+    with pytest.raises(EnrolmentError, match=r"\ba\b"):
         enrol(server, token, "b", tmp_path / "b")
     assert list(server.authority.node_serials()) == ["a"] and not (tmp_path / "b").exists()
     who = f"node's token {token.id}"
     first, second = audited(server)
     assert first == (who, '{"enrol":"a"}', "")
-    assert second[:2] == (who, '{"enrol":"b"}') and "has enrolled a already" in second[2]
+    assert second[:2] == (who, '{"enrol":"b"}') and " a " in second[2]
     assert token.secret not in server.audit.read_text()
 
 
@@ -270,24 +276,22 @@ def test_a_token_for_another_name(server: Server, tmp_path: Path) -> None:
     """Whoever steals it cannot use it for a node of his own, nor use it up."""
     token = server.tokens.mint_token("host-1.\u00e4", 60.0)
     assert node_token.parse_token(str(token)) == token and not job_secret.secret_fault(str(token))
-    with pytest.raises(EnrolmentError, match=r"refused: this token is for the node host.*, not for thief"):
+    with pytest.raises(EnrolmentError, match=r"\bhost.*\bthief$"):
         enrol(server, token, "thief", tmp_path / "thief")
-    assert "is for the node" in audited(server)[0][2]
+    assert "thief" in audited(server)[0][2]
     enrol(server, token, "host-1.\u00e4", tmp_path / "a")
 
 
 def test_a_token_whose_time_is_over(server: Server, tmp_path: Path) -> None:
     token = server.tokens.mint_token("", 60.0)
     server.now += 60.0
-    with pytest.raises(
-        EnrolmentError, match=r"refused: this token was good until 2001-09-09 01:47:40 UTC; have another"
-    ):
+    with pytest.raises(EnrolmentRefusedError, match="2001-09-09 01:47:40 UTC"):
         enrol(server, token, "a", tmp_path / "a")
-    assert "was good until" in audited(server)[0][2]
+    assert "2001-09-09 01:47:40 UTC" in audited(server)[0][2]
     server.now += 86400.0
     fresh = server.tokens.mint_token("", 60.0)
     assert server.tokens.secret_of(token.id) is None and server.tokens.secret_of(fresh.id), "old ones are forgotten"
-    with pytest.raises(EnrolmentError, match="so nothing was sent to it; it is another"):
+    with pytest.raises(UnknownTokenError):
         enrol(server, token, "a", tmp_path / "a")
 
 
@@ -295,7 +299,7 @@ def test_a_token_is_not_used_up_by_what_comes_to_nothing(server: Server, tmp_pat
     first, token = server.tokens.mint_token("", 60.0), server.tokens.mint_token("", 60.0)
     enrol(server, first, "a", tmp_path / "a")
     for name in ("a", "../x"):
-        with pytest.raises(EnrolmentError, match=r"already|a node's name has"):
+        with pytest.raises(EnrolmentRefusedError):
             enrol(server, token, name, tmp_path / "b")
     enrol(server, token, "b", tmp_path / "b")
 
@@ -308,7 +312,7 @@ def test_the_next_controller_knows_which_tokens_are_used(server: Server, tmp_pat
     assert kept.stat().st_mode & 0o777 == 0o600
     again = Server(tmp_path / "door", TOKEN)
     try:
-        with pytest.raises(EnrolmentError, match="has enrolled a already"):
+        with pytest.raises(EnrolmentRefusedError):
             enrol(again, used, "b", tmp_path / "b")
         enrol(again, unused, "c", tmp_path / "c")
     finally:
@@ -321,7 +325,7 @@ def test_damaged_notes_of_tokens_let_nobody_in(server: Server, tmp_path: Path) -
     (tmp_path / "door" / "tokens.json").write_bytes(b'{"x": {"sec')
     again = Server(tmp_path / "door", TOKEN)
     try:
-        with pytest.raises(EnrolmentError, match="does not know this host's token"):
+        with pytest.raises(UnknownTokenError):
             enrol(again, token, "b", tmp_path / "b")
         enrol(again, TOKEN, "b", tmp_path / "b")  # the job's own secret is kept elsewhere
     finally:
@@ -332,20 +336,21 @@ def test_who_knows_only_the_id_of_a_token(server: Server, tmp_path: Path) -> Non
     token = server.tokens.mint_token("", 60.0)
     call = EnrolmentClient(server.address, str(token))
     call._token = OTHER
-    with pytest.raises(EnrolmentError, match="the token is not this job's"):
+    with pytest.raises(EnrolmentRefusedError) as refused:
         call.enrol_node("a", tmp_path / "a")
+    assert refused.value.status == 403
     call.close()
     enrol(server, token, "a", tmp_path / "a")
 
 
 def test_a_token_of_another_job(server: Server) -> None:
-    with pytest.raises(EnrolmentError, match="so nothing was sent to it; it is another"):
+    with pytest.raises(UnknownTokenError):
         EnrolmentClient(server.address, str(node_token.make_token("a")))
 
 
 def test_a_token_that_was_cut() -> None:
     whole = str(node_token.make_token("a"))
     for token in (whole[:20], whole + "%", "hf-node.", whole.replace(".a", ".%2e%2e%2fx")):
-        with pytest.raises(ValueError, match="has been cut or changed"):
+        with pytest.raises(ValueError, match="holdfast token"):
             node_token.parse_token(token)
     assert node_token.parse_token(TOKEN) is None

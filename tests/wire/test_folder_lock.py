@@ -1,5 +1,6 @@
 """Locks prove who is alive, whatever the processes that hold them die of."""
 
+import errno
 import fcntl
 import os
 import signal
@@ -73,15 +74,16 @@ def test_a_program_that_is_not_given_the_lock_does_not_have_it(tmp_path: Path) -
 
 
 def test_what_cannot_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(folder_lock.LockError, match=r"^has no lock$"):
+    with pytest.raises(folder_lock.LockError, match=r"lock$"):
         folder_lock.lock_exclusively(tmp_path)
     close(folder_lock.lock_shared(tmp_path))
+    here = socket.gethostname()
     monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
-    with pytest.raises(folder_lock.LockError, match=r"^is of host .+, where its processes can be seen$"):
+    with pytest.raises(folder_lock.LockError, match=rf"\bhost {here}\b"):
         folder_lock.lock_exclusively(tmp_path)
     (tmp_path / folder_lock.NAME).unlink()
     (tmp_path / folder_lock.NAME).mkdir()
-    with pytest.raises(folder_lock.LockError, match="cannot be opened: Is a directory"):
+    with pytest.raises(folder_lock.LockError, match=os.strerror(errno.EISDIR)):
         folder_lock.lock_exclusively(tmp_path)
 
 
@@ -92,5 +94,5 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(fcntl, "flock", refuse)
     assert folder_lock.lock_shared(tmp_path) == (), "training goes on"
     (tmp_path / folder_lock.NAME).write_text(socket.gethostname())
-    with pytest.raises(folder_lock.LockError, match="cannot be asked: Operation not supported"):
+    with pytest.raises(folder_lock.LockError, match="Operation not supported"):
         folder_lock.lock_exclusively(tmp_path)

@@ -42,47 +42,50 @@ def _folder(keys: KeyFiles) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[KeyFiles], object], str]] = {
-    "no key": (lambda keys: keys.key.unlink(), "door.key {0.key} cannot be read: No such file or directory"),
+    "no key": (lambda keys: keys.key.unlink(), "door.key {0.key} "),
     "a folder": (
         _folder,
-        "door.authority {0.authority} cannot be read: Is a directory",
+        "door.authority {0.authority} ",
     ),
     "bytes": (
         lambda keys: keys.certificate.write_bytes(b"\xff\0"),
-        "door.certificate {0.certificate} is no certificate in PEM",
+        "door.certificate {0.certificate} ",
     ),
     "an empty authority": (
         lambda keys: keys.authority.write_bytes(b""),
-        "door.authority {0.authority} is no certificate in PEM",
+        "door.authority {0.authority} ",
     ),
-    "a passphrase": (_locked, "door.key {0.key} is no private key in PEM without a passphrase"),
+    "a passphrase": (_locked, "door.key {0.key} "),
 }
 
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_files_that_are_none(ours: Organisation, what: str) -> None:
     keys = ours.keys("n1")
-    spoil, sentence = BROKEN[what]
+    spoil, beginning = BROKEN[what]
     spoil(keys)
     with pytest.raises(UserCertificateError) as caught:
         organisation_certificates.check_certificates(keys)
-    assert str(caught.value) == sentence.format(keys)
+    assert str(caught.value).startswith(beginning.format(keys))
 
 
 def test_files_that_do_not_fit_together(ours: Organisation, tmp_path: Path) -> None:
     one, two, theirs = ours.keys("n1"), ours.keys("n2"), Organisation(tmp_path / "theirs").keys("n1")
     only_server = (ExtendedKeyUsageOID.SERVER_AUTH,)
-    for keys, sentence in (
-        (one._replace(key=two.key), "door.key {0.key} is not the key of door.certificate {0.certificate}"),
-        (one._replace(authority=theirs.authority), "is not good by door.authority {0.authority}: "),
-        (ours.keys("n1", usage=only_server), "is not good by door.authority {0.authority}: unsuitable certificate"),
-        (ours.keys("n1", days=-2), "door.certificate {0.certificate} expired at "),
-        (ours.keys(""), "door.certificate {0.certificate} names no node: it needs the URI holdfast:node:NAME"),
-        (ours.keys("../x"), "door.certificate {0.certificate} names no node"),
+    for keys, facts in (
+        (one._replace(key=two.key), ("door.key {0.key}", "door.certificate {0.certificate}")),
+        (
+            one._replace(authority=theirs.authority),
+            ("door.certificate {0.certificate}", "door.authority {0.authority}: "),
+        ),
+        (ours.keys("n1", usage=only_server), ("{0.authority}: unsuitable certificate",)),
+        (ours.keys("n1", days=-2), ("door.certificate {0.certificate}", " UTC")),
+        (ours.keys(""), ("door.certificate {0.certificate}", "holdfast:node:NAME")),
+        (ours.keys("../x"), ("door.certificate {0.certificate}", "holdfast:node:NAME")),
     ):
         with pytest.raises(UserCertificateError) as caught:
             organisation_certificates.check_certificates(keys)
-        assert sentence.format(keys) in str(caught.value)
+        assert all(fact.format(keys) in str(caught.value) for fact in facts)
 
 
 def test_a_certificate_that_expires_while_the_job_runs_shuts_nobody_out(ours: Organisation) -> None:

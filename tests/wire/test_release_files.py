@@ -93,13 +93,13 @@ def test_a_folder_that_goes_while_it_is_listed(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(os, "walk", walks)
     assert list_release_files(tmp_path).kept == ("train.py",)
-    with pytest.raises(ReleaseFilesError, match="cannot be read"):
+    with pytest.raises(ReleaseFilesError, match="gone"):
         list_release_files(tmp_path / "gone")
 
 
 def test_too_many_files(tmp_path: Path) -> None:
     root = plant(tmp_path / "a", {f"{n}.txt": "" for n in range(9)})
-    with pytest.raises(ReleaseFilesError, match="has more than 8 files"):
+    with pytest.raises(ReleaseFilesError, match=r"\b8 files"):
         list_release_files(root, most=8)
 
 

@@ -45,14 +45,14 @@ def test_a_signed_release(signers: str, tmp_path: Path) -> None:
     assert release_signature.signature_fault(told, signers) == "", "what only is said about it is not signed"
     for change in CHANGES:
         changed = msgspec.structs.replace(release, **change)
-        assert "does not hold" in release_signature.signature_fault(changed, signers), change
+        assert release_signature.signature_fault(changed, signers), change
 
 
 def test_others(signers: str, tmp_path: Path) -> None:
-    assert "takes signed releases only" in release_signature.signature_fault(RELEASE, signers)
+    assert "holdfast update --sign" in release_signature.signature_fault(RELEASE, signers)
     stranger = release_signature.sign_release(RELEASE, key(tmp_path, "eve"))
-    assert "is of nobody whom" in release_signature.signature_fault(stranger, signers)
+    assert signers in release_signature.signature_fault(stranger, signers)
     for odd in ("no signature", "\0", stranger.signature[:100]):
         assert release_signature.signature_fault(msgspec.structs.replace(RELEASE, signature=odd), signers)
-    with pytest.raises(SigningError, match="cannot sign with"):
+    with pytest.raises(SigningError, match="nowhere"):
         release_signature.sign_release(RELEASE, tmp_path / "nowhere")

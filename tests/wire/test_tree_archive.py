@@ -2,13 +2,14 @@
 
 import io
 import os
+import re
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from holdfast.wire.releases import tree_archive
-from holdfast.wire.releases.tree_archive import ArchiveError, ArchiveLimits
+from holdfast.wire.releases.tree_archive import ArchiveError, ArchiveLimits, UnsafeArchiveError
 
 FILES = {"train.py": "print(1)\n", "lib/model.py": "A = 1\n", "lib/deep/er.py": "", "data/ümläut.txt": "ä\n"}
 
@@ -77,11 +78,9 @@ def test_bounds_name_the_biggest(tmp_path: Path) -> None:
     root = plant(tmp_path / "a")
     (root / "data" / "huge.bin").write_bytes(bytes(3 << 20))
     paths = [*FILES, "data/huge.bin"]
-    with pytest.raises(
-        ArchiveError, match=r"3 MiB in 5 files.*2 MiB is the most; the biggest is data/huge.bin \(3 MiB\)"
-    ):
+    with pytest.raises(ArchiveError, match=r"3 MiB in 5 files.*\b2 MiB\b.*data/huge\.bin \(3 MiB\)"):
         tree_archive.pack_files(root, paths, tmp_path / "out", ArchiveLimits(bytes=2 << 20))
-    with pytest.raises(ArchiveError, match=r"has 5 files, and 4 is the most; most are in (data|lib) \(2\)"):
+    with pytest.raises(ArchiveError, match=r"\b5 files.*\b4\b.*(data|lib) \(2\)"):
         tree_archive.pack_files(root, paths, tmp_path / "out", ArchiveLimits(files=4))
     assert not (tmp_path / "out").exists()
 
@@ -93,10 +92,10 @@ def test_a_damaged_archive_is_known(tmp_path: Path) -> None:
     whole = bytearray(archive.read_bytes())
     whole[2000] ^= 1
     archive.write_bytes(whole)
-    with pytest.raises(ArchiveError, match="is damaged"):
+    with pytest.raises(ArchiveError, match=re.escape(archive.name)):
         tree_archive.unpack_archive(archive, tmp_path / "b", digest)
     archive.write_bytes(whole[:3000])
-    with pytest.raises(ArchiveError, match=r"is damaged|breaks off"):
+    with pytest.raises(ArchiveError, match=r"\.tar|a\.py"):
         tree_archive.unpack_archive(archive, tmp_path / "c", digest)
 
 
@@ -129,8 +128,6 @@ def evil(*members: tuple[str, bytes, str]) -> bytes:
 def test_no_archive_writes_elsewhere(tmp_path: Path, members: list[tuple[str, bytes, str]]) -> None:
     archive = tmp_path / "evil.tar"
     archive.write_bytes(evil(*members))
-    with pytest.raises(
-        ArchiveError, match=r"outside of its tree|out of its tree|through a link|neither a file nor a link"
-    ):
+    with pytest.raises(UnsafeArchiveError):
         tree_archive.unpack_archive(archive, tmp_path / "to", "0" * 64)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["evil.tar", "to"]

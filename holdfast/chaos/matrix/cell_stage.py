@@ -223,7 +223,7 @@ class CellStage:
             code = self.made.fronts[0].wait(PATIENCE_S)
             said = "" if code == 0 else f"the job ended with code {code}"
         except subprocess.TimeoutExpired:
-            said = "the job did not end when it was told to"
+            said = "the job did not end on request"
         self.made.end_job()
         # As it lies on the host's own disk, not by way of a process that is gone.
         at = self.made.run_dir

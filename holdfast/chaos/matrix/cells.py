@@ -167,6 +167,6 @@ def choose_cells(words: list[str]) -> list[MatrixCell]:
             cell for cell in all_cells() if word in (cell.strike, cell.name) or word in cell.name
         ]
         if not these:
-            raise ValueError(f"no cell has '{word}' in its name; a name is like rank.kill/ddp/idle")
+            raise ValueError(f"no cell has '{word}' in its name; names are like rank.kill/ddp/idle")
         found += these
     return list(dict.fromkeys(found))

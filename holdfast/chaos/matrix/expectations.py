@@ -8,6 +8,11 @@ import msgspec
 from holdfast.chaos.matrix.cells import MatrixCell
 
 _FILE = Path(__file__).with_name("expected.toml")
+INJECTED = "it was injected, and was expected to be impossible"
+NOT_BACK = "the job did not come back"
+NOT_STORED = "no checkpoint was written after it"
+NOT_COMPARED = "no state was compared"
+NOTHING_DIFFERS = "no state differs from an undisturbed run's, so the fault changed nothing"
 
 
 class ExpectedRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,11 +82,11 @@ def find_deviations(row: ExpectedRow, came: CellOutcome) -> list[str]:
         return [] if row.oracle == "skipped" else [f"skipped: {came.skipped}"]
     found = []
     if row.oracle == "skipped":
-        found.append("it was expected that it cannot be injected")
+        found.append(INJECTED)
     if not came.back:
-        found.append("the job did not come back")
+        found.append(NOT_BACK)
     if not came.stored:
-        found.append("no checkpoint was written after it")
+        found.append(NOT_STORED)
     if came.verdict != row.verdict:
         found.append(f"the verdict is '{came.verdict or 'nothing'}', not '{row.verdict or 'nothing'}'")
     if len(came.evicted) != row.evicted:
@@ -101,7 +106,7 @@ def find_deviations(row: ExpectedRow, came: CellOutcome) -> list[str]:
     if row.oracle == "exact" and came.differing:
         found.append(f"{came.differing} of {came.compared} states differ from an undisturbed run's")
     if row.oracle == "blind" and came.compared and not came.differing and not row.faint:
-        found.append("no state differs from an undisturbed run's, so that nothing was spoilt")
+        found.append(NOTHING_DIFFERS)
     if row.oracle != "skipped" and not came.compared:
-        found.append("no state was compared")
+        found.append(NOT_COMPARED)
     return found

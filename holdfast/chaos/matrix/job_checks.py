@@ -157,7 +157,7 @@ def check_record(run_dir: Path) -> list[str]:
     try:
         for entry in journal.read():
             if decider.step(entry.at, entry.event) != entry.decision:
-                return [f"entry {entry.seq} of the journal decides otherwise when it is replayed"]
+                return [f"entry {entry.seq} of the journal leads to another decision in a replay"]
             ledger.add(entry)
     finally:
         journal.close()

@@ -17,9 +17,9 @@ def named_step(checkpoint_id: str, url: str) -> int | None:
         return None
     step = step_under(checkpoint_id, url)
     if step is None and _is_under(checkpoint_id, url):
-        raise StateError(f"the checkpoint id {checkpoint_id!r} names no step: end it with its number, as step-10")
+        raise StateError(f"the checkpoint id {checkpoint_id!r} names no step; end it with a number, as in step-10")
     if step is None:
-        raise StateError(f"the checkpoint id {checkpoint_id!r} is not under {url}, where this writer writes")
+        raise StateError(f"the checkpoint id {checkpoint_id!r} is outside {url}, where this writer writes")
     return step
 
 

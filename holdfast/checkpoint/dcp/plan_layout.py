@@ -31,7 +31,9 @@ def check_items(items: Sequence[WriteItem]) -> None:
     for item in items:
         kind = item.tensor_data and item.tensor_data.properties
         if kind and (kind.layout != torch.strided or _is_quantized(kind.dtype)):
-            raise StateError(f"{item.index.fqn} cannot be saved, as it is of another kind: {kind.layout}, {kind.dtype}")
+            raise StateError(
+                f"{item.index.fqn} cannot be saved: its kind is not supported: {kind.layout}, {kind.dtype}"
+            )
 
 
 def _is_quantized(dtype: torch.dtype) -> bool:

@@ -144,7 +144,7 @@ class Reader(StorageReader):
         place = self._places[item.storage_index]
         rank = rank_of(place.relative_path)
         if rank is None:
-            raise StateError(f"{place.relative_path} is no file of a checkpoint of ours")
+            raise StateError(f"{place.relative_path} is not a file of a holdfast checkpoint")
         return rank, place.offset
 
     def _length(self, item: ReadItem) -> int:

@@ -36,7 +36,7 @@ def export_safetensors(
     groups = list(_group_by_size(tensors, most_bytes))
     names = _file_names(len(groups))
     if taken := [name for name in names if (folder / name).exists()]:
-        raise StorageError(f"{folder / taken[0]} is there already")
+        raise StorageError(f"{folder / taken[0]} exists already")
     step = str(read_manifest(url).step)
     for name, group in zip(names, groups, strict=True):
         whole = _read_tensors(url, metadata, {key: tensors[key] for key in group})

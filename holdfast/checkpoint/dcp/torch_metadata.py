@@ -33,6 +33,7 @@ from holdfast.checkpoint.image_layout import (
 from holdfast.checkpoint.record_locations import file_of
 from holdfast.checkpoint.state_image import StateError
 
+NOT_METADATA = "this is not torch metadata"
 _KINDS: tuple[Any, ...] = (
     *(Metadata, MetadataIndex, StorageMeta, TensorProperties, TensorStorageMetadata, BytesStorageMetadata),
     *(ChunkStorageMetadata, _StorageInfo, _MEM_FORMAT_ENCODING, torch.Size, _get_layout),
@@ -70,9 +71,9 @@ def decode_metadata(content: bytes) -> Metadata:
     try:
         found = _Unpickler(io.BytesIO(content)).load()
     except (pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError, AttributeError, MemoryError) as e:
-        raise StateError(f"this is no metadata: {e}") from None
+        raise StateError(f"{NOT_METADATA}: {e}") from None
     if not isinstance(found, Metadata):
-        raise StateError(f"this is no metadata but a {type(found).__name__}")
+        raise StateError(f"{NOT_METADATA} but a {type(found).__name__}")
     return found
 
 
@@ -108,7 +109,7 @@ def _enter_record(
     properties = TensorProperties(dtype=getattr(torch, spec.dtype))
     whole = tensors.setdefault(name, TensorStorageMetadata(properties, torch.Size(spec.whole), []))
     if not isinstance(whole, TensorStorageMetadata) or tuple(whole.size) != spec.whole:
-        raise StateError(f"ranks that hold {name} together differ on what it is")
+        raise StateError(f"ranks that share {name} disagree on its shape or type")
     if is_empty_chunk(spec):
         return None
     whole.chunks.append(ChunkStorageMetadata(torch.Size(spec.start), torch.Size(spec.shape)))

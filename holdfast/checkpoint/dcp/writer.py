@@ -94,7 +94,7 @@ class Writer(StorageWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         rank, world = rank_and_world()
         if world > 1 and not kwargs.get("use_collectives", True):
-            raise StateError("use_collectives=False is refused: ranks that do not speak cannot make one checkpoint")
+            raise StateError("use_collectives=False is not supported: ranks must agree to make one checkpoint")
         self._is_coordinator = is_coordinator
         self._asked, self._named = self._named, None  # an id is for one save, though that may fail
         self._rank: int = kwargs.get("rank", rank)  # of those that save, whoever they are in the job
@@ -144,7 +144,7 @@ class Writer(StorageWriter):
             return
         url, step = self._storage.url, self._call.step
         if others := {one.storage_data for one in written if one.index.fqn == EXTRA} - {self._folder}:
-            raise StateError(f"ranks differ on what they save: some wrote to {min(others)}, others to {self._folder}")
+            raise StateError(f"ranks disagree on where to save: some wrote to {min(others)}, others to {self._folder}")
         take_ownership(url, self._author)
         parts = checkpoint_save.collect_parts(self._folder, len(results), _PARTS_S)
         checkpoint_save.publish_checkpoint(url, step, parts, content, author=self._author, torch=str(torch.__version__))
@@ -263,7 +263,7 @@ class Writer(StorageWriter):
             self._arena.populate_pages()
         self._slot = self._arena.begin_slot(self._call.step, current_generation(), DUE)
         if self._slot is None:
-            raise StateError("no slot is free: the snapshots before are still being written")
+            raise StateError("no slot is free: earlier snapshots are still being written")
         image = StateImage(layout, self._slot.image)
         image.write_frames()
         return image

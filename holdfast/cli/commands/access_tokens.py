@@ -23,22 +23,24 @@ _RIGHTS = {right.name.lower(): right for right in Right}
 def main(argv: list[str]) -> int:
     parser = CommandParser(
         prog="holdfast token",
-        description="Tokens that open the ports of all your jobs: on this host commands need none, but pages, scrapers "
-        "and people elsewhere do. Rights: view (look), operate (hold, resume, approve, evict, drain, stop), "
-        "admin (update, rollback, node too). Changes reach jobs that run within a second. And tokens by which one host "
-        "joins one job, once.",
+        description="Make tokens for the ports of all your jobs. Commands on this host need none; pages, scrapers "
+        "and people on other hosts do. Rights: view (look), operate (hold, resume, approve, evict, drain, stop), "
+        "admin (update, rollback, node too). Running jobs notice a change within a second. A node token lets one host "
+        "join one job, once.",
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
-    adding = verbs.add_parser("add", help="make a token, which is shown once")
-    adding.add_argument("name", help="whose it is: the journal and audit.log say so")
+    adding = verbs.add_parser("add", help="make a token; it is shown once")
+    adding.add_argument("name", help="owner of the token, as the journal and audit.log show it")
     adding.add_argument("--right", choices=_RIGHTS, default="view", help="default: %(default)s")
     verbs.add_parser("ls", help="list names and rights")
-    revoking = verbs.add_parser("revoke", help="take one back")
+    revoking = verbs.add_parser("revoke", help="revoke a token")
     revoking.add_argument("name")
     joining = verbs.add_parser("node", help="make a token that lets one host join a job, once; it is shown once")
-    joining.add_argument("name", nargs="?", default="", help="of the node; without it the host names itself")
+    joining.add_argument("name", nargs="?", default="", help="name of the node (default: the host chooses one)")
     run_selection.add_run_argument(joining, order=True, positional=False)
-    joining.add_argument("--within", type=float, default=3600.0, metavar="S", help="it is to join so soon (3600)")
+    joining.add_argument(
+        "--within", type=float, default=3600.0, metavar="S", help="time for the host to join (default 3600)"
+    )
     args = parser.parse_args(argv)
     try:
         return _run_verb(args)
@@ -60,7 +62,7 @@ def _run_verb(args: argparse.Namespace) -> int:
         print(user_tokens.add_token(path, args.name, _RIGHTS[args.right]))
     elif args.verb == "revoke":
         user_tokens.revoke_token(path, args.name)
-        print(f"the token of {args.name} opens nothing any more")
+        print(f"the token of {args.name} is revoked")
     else:
         table = Table("name", "right", box=None)
         for badge in user_tokens.read_tokens(path):

@@ -21,8 +21,8 @@ from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 
 _NOTHING = 3
-_CODES = """Exit code 0: every fault that was to be noticed was, on the right node, and the job came back each time; 1:
-not so; 2: the command line or the scenario is wrong; 3: nothing was struck, all was skipped or left out."""
+_CODES = """Exit code 0: holdfast noticed every visible fault, named the right node, and the job came back each time;
+1: it did not; 2: the command line or the scenario is wrong; 3: no fault was injected."""
 
 
 def main(argv: list[str]) -> int:
@@ -46,26 +46,26 @@ def _run_random(args: argparse.Namespace) -> int:
         words = ["random", "--seed", str(args.seed), "--minutes", f"{args.minutes:g}"]
         words += ["--kinds", args.kinds] if args.kinds else []
         words += [*filter(None, [args.run]), *(["--yes"] if args.yes else [])]
-        _say(f"the same once more: holdfast chaos {shlex.join(words)}")
+        _say(f"to repeat this: holdfast chaos {shlex.join(words)}")
     return code
 
 
 def _make_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
-        prog="holdfast chaos", description="Strike a job with faults, and see what follows.", epilog=_CODES
+        prog="holdfast chaos", description="Inject faults into a job and check what follows.", epilog=_CODES
     )
     what = parser.add_subparsers(dest="what", required=True)
     shown = what.add_parser("list", help="every kind of fault, and whether it can be injected here")
     shown.add_argument("--json", action="store_true", help="for programs")
     run = what.add_parser("run", help="the faults of a file, in order")
     run.add_argument("scenario", type=Path, metavar="SCENARIO.toml")
-    walk = what.add_parser("random", help="faults by lot; the same seed draws the same ones")
+    walk = what.add_parser("random", help="random faults; the same seed draws the same ones")
     walk.add_argument("--seed", type=int, required=True)
     walk.add_argument("--minutes", type=float, required=True)
-    walk.add_argument("--kinds", default="", metavar="KIND,...", help="draw from these alone")
+    walk.add_argument("--kinds", default="", metavar="KIND,...", help="draw only from these")
     for one in (run, walk):
         run_selection.add_run_argument(one, order=True)
-        one.add_argument("--yes", action="store_true", help="do not ask")
+        one.add_argument("--yes", action="store_true", help="do not ask for confirmation")
         one.add_argument("--json", action="store_true", help="print results as JSON lines")
         one.epilog = _CODES
     return parser
@@ -99,28 +99,28 @@ def _list_kinds(as_json: bool) -> int:
 def _strike_job(asked: Scenario, args: argparse.Namespace) -> int:
     if asked.job is not None:
         if name := run_selection.named_run(args):
-            raise UsageError(f"{args.scenario} makes a job of its own; leave {name} out")
+            raise UsageError(f"{args.scenario} starts its own job; drop {name}")
         folder = run_directory.holdfast_home() / "chaos" / run_directory.new_run_id()
-        _say(f"making a job of its own in {folder}")
+        _say(f"starting a job for this scenario in {folder}")
         with UndoGuard() as guard, lab.run_lab_job(asked.job, folder) as job:
             return _run_scenario(asked, Striker(job.observe_job(), guard, asked.seed, _say), args.json, job.links)
     run_dir = run_selection.run_to_change(args)
     if run_directory.find_controller(run_dir) is None:
         raise UsageError(f"the run in {run_dir} {run_directory.ending_text(run_dir)}")
     if not args.yes and not _is_agreed(asked, run_dir):
-        print("holdfast chaos: nothing was done", file=sys.stderr)
+        print("holdfast chaos: nothing was injected", file=sys.stderr)
         return 2
     with UndoGuard() as guard:
         return _run_scenario(asked, Striker(JobObserver(run_dir), guard, asked.seed, _say), args.json)
 
 
 def _is_agreed(asked: Scenario, run_dir: Path) -> bool:
-    print(f"The job in {run_dir} will be struck by:")
+    print(f"The job in {run_dir} will suffer:")
     for line in scenario.fault_lines(asked):
         print(f"  {line}")
     if not sys.stdin.isatty():
-        raise UsageError("this strikes a running job, and there is nobody to ask; give --yes")
-    return input("Type yes to go on: ").strip().lower() == "yes"
+        raise UsageError("this injects faults into a running job, and no terminal can confirm it; give --yes")
+    return input("Type yes to continue: ").strip().lower() == "yes"
 
 
 def _run_scenario(asked: Scenario, striker: Striker, as_json: bool, links: Path | None = None) -> int:
@@ -130,7 +130,7 @@ def _run_scenario(asked: Scenario, striker: Striker, as_json: bool, links: Path 
     if as_json:
         for line in striker.lines:
             print(msgspec.json.encode(line).decode())
-    _say(f"{len(results)} struck, {len(skipped)} skipped; truth and results: {striker.scene.sight.run_dir / NAME}")
+    _say(f"{len(results)} injected, {len(skipped)} skipped; truth and results: {striker.scene.sight.run_dir / NAME}")
     if not results:
         return _NOTHING
     return 0 if is_good(results) else 1

@@ -47,17 +47,17 @@ def _make_parser() -> argparse.ArgumentParser:
     check.add_argument("--step", type=int, help="only this one of several")
     what = "Write the weights of a checkpoint as safetensors, checked as they are read."
     export = verbs.add_parser("export", help="write weights as safetensors", description=what)
-    export.add_argument("place", help="a checkpoint, or the folder or URL of several: then the newest sound one")
+    export.add_argument("place", help="a checkpoint, or the folder or URL of several (the newest sound one)")
     export.add_argument("to", type=Path, help="folder for the files")
     export.add_argument("--step", type=int, help="this one of several")
-    export.add_argument("--prefix", default="model.", help="tensors whose names begin so, without it (default model.)")
-    export.add_argument("--file-gb", type=float, default=5.0, help="no file larger than this (default 5); 0: one file")
-    what = "Remove checkpoints, or what writes that never came to their end have left."
+    export.add_argument("--prefix", default="model.", help="of tensors to export; it is stripped (default model.)")
+    export.add_argument("--file-gb", type=float, default=5.0, help="largest size of a file (default 5; 0: one file)")
+    what = "Remove checkpoints, or the remains of unfinished writes."
     rm = verbs.add_parser("rm", help="remove checkpoints", description=what)
     rm.add_argument("base", help="the folder or URL that checkpoints go to")
     rm.add_argument("steps", nargs="*", type=int, metavar="STEP")
     rm.add_argument("--partial", action="store_true", help="unfinished writes of processes that have ended")
-    rm.add_argument("--force", action="store_true", help="the last sound one too, and writes that may be going on")
+    rm.add_argument("--force", action="store_true", help="even the last sound one, and writes that may still run")
     return parser
 
 
@@ -139,14 +139,14 @@ def _export_weights(args: argparse.Namespace) -> int:
 
 def _remove_checkpoints(args: argparse.Namespace) -> int:
     if not args.steps and not args.partial:
-        raise UsageError("say which steps, or --partial")
+        raise UsageError("name the steps, or give --partial")
     found = find_checkpoints(args.base)
     if unknown := sorted(set(args.steps) - {one.step for one in found}):
         raise UsageError(f"there is no checkpoint of step {unknown[0]} in {args.base}")
     gone = [one for one in found if one.step in args.steps]
     sound = [one for one in found if one.ok]
     if gone and sound and not args.force and not [one for one in sound if one not in gone]:
-        raise UsageError(f"step {sound[0].step} is the last that can be restored; --force removes it all the same")
+        raise UsageError(f"step {sound[0].step} is the last sound checkpoint; --force removes it anyway")
     storage = open_storage(args.base)
     for one in gone:
         storage.remove_folder(one.url.rstrip("/").rpartition("/")[2])
@@ -155,5 +155,5 @@ def _remove_checkpoints(args: argparse.Namespace) -> int:
         removed += clean_unpublished(args.base, None, force=args.force)
     print("\n".join(f"removed {url}" for url in removed) or "there was nothing to remove")
     if args.partial and (left := storage.list_unpublished()):
-        print(f"{counted_noun(len(left), 'unfinished write')} may be going on; --force removes them all the same")
+        print(f"{counted_noun(len(left), 'unfinished write')} may still be running; --force removes them anyway")
     return 0

@@ -21,14 +21,14 @@ def main(argv: list[str]) -> int:
         prog="holdfast clean",
         description="Remove what a run that is over has left behind: processes, sockets, working files of its nodes, "
         "checkpoints that were never finished. Keep its journal, its logs, its finished checkpoints and, if it can be "
-        "resumed, what that takes. A run of which any process is alive is left alone.",
+        "resumed, what that takes. A run with a live process is left alone.",
     )
     parser.add_argument(
         "runs", nargs="*", metavar="RUN", help="run directories, ids or parts of ids (default: the newest run)"
     )
     parser.add_argument("--run", action="append", default=[], metavar="RUN", help="the same as RUN alone; repeatable")
     parser.add_argument("--all", action="store_true", help="every run of yours on this host")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be removed, and remove nothing")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be removed, and remove nothing")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     args = parser.parse_args(argv)
     try:
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     if args.json:
         print(msgspec.json.encode({"dry_run": args.dry_run, "runs": found}).decode())
     else:
-        print("\n".join(line for one in found for line in _report_lines(one, args.dry_run)) or "there is no run yet")
+        print("\n".join(line for one in found for line in _report_lines(one, args.dry_run)) or run_directory.NO_RUN)
     missed = any(one.failed or (one.state != "dead" and not args.all) for one in found)
     return LEFT if missed else 0
 
@@ -50,7 +50,7 @@ def _chosen_runs(names: list[str], every: bool) -> list[Path]:
     if not every:
         found = [run_selection.find(name) for name in names] or [run_directory.find_run_dir(None)]
     elif names:
-        raise UsageError("name runs, or say --all, not both")
+        raise UsageError("name runs or give --all, not both")
     else:
         found = run_selection.known_runs()
     for run_dir in found:

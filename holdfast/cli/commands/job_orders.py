@@ -19,10 +19,10 @@ STEPLESS_S = 20.0  # ranks of a job that never made a step count as going on whe
 _LOOK_S = 0.1
 _ABOUT = {
     "hold": "End all ranks and keep nodes and state, until holdfast resume.",
-    "resume": "Let a job that is held go on from its newest state.",
-    "approve": "Answer a job that asks a person: it is tried once more, with a clean slate.",
-    "evict": "Send a node away now; a standby takes its place, or another node is waited for.",
-    "drain": "Send a node away as soon as a standby can take its place.",
+    "resume": "Resume a held job from its newest state.",
+    "approve": "Let a job that waits for approval try again, with its failures forgotten.",
+    "evict": "Evict a node now; a standby takes its place, or the job waits for another node.",
+    "drain": "Evict a node as soon as a standby can take its place.",
 }
 _WITH_NODE = ("evict", "drain")
 _HERE = ("active", "admitting", "draining", "ready", "probing", "acquiring", "examined")
@@ -70,7 +70,7 @@ def _make_parser(verb: str) -> argparse.ArgumentParser:
     if verb in _WITH_NODE:
         parser.add_argument("node", metavar="NODE", help="as holdfast status names it")
     run_selection.add_run_argument(parser, order=True, positional=False)
-    parser.add_argument("--no-wait", action="store_true", help="do not wait until it is so")
+    parser.add_argument("--no-wait", action="store_true", help="do not wait until it is done")
     return parser
 
 
@@ -86,7 +86,7 @@ def give_order(run_dir: Path, body: dict[str, Any]) -> str:
         except ControllerNotRunning:
             # It may have been taken and not answered: the journal of the successor knows.
             if ask_patiently(run_dir, lambda: _is_taken(run_dir, seq, body)):
-                return "taken; the controller was restarted meanwhile"
+                return "accepted; the controller restarted meanwhile"
 
 
 def ask_patiently(run_dir: Path, question: Callable[[], Any]) -> Any:
@@ -147,7 +147,7 @@ def _done_text(status: StatusTree, body: dict[str, Any], goes_on: bool) -> str:
     step = step_said(status["step"])
     match body["verb"]:
         case "hold" if status["phase"] == "held":
-            return f"held{f' at {step}' if status['step'] >= 0 else ''}; holdfast resume lets it go on"
+            return f"held{f' at {step}' if status['step'] >= 0 else ''}; holdfast resume continues it"
         case "resume" | "approve" if goes_on and not (status["held"] or status["asking"]):
             return f"{status['phase']}, {step}"
         case "evict" | "drain":
@@ -158,5 +158,5 @@ def _done_text(status: StatusTree, body: dict[str, Any], goes_on: bool) -> str:
 def _gone_text(status: StatusTree, node: str, goes_on: bool) -> str:
     here = any(view["node"] == node and view["role"] in _HERE for view in status["nodes"])
     if here:
-        return f"{node} leaves when the job goes on" if status["phase"] == "held" else ""
+        return f"{node} leaves when the job resumes" if status["phase"] == "held" else ""
     return f"{node} has left; {status['phase']}, {step_said(status['step'])}" if goes_on else ""

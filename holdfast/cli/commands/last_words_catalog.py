@@ -30,9 +30,9 @@ def main(argv: list[str]) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="holdfast catalog", description="Look after what is known about last words.")
+    parser = CommandParser(prog="holdfast catalog", description="Show the catalog of last words, and add to it.")
     settings = CommandParser(add_help=False)
-    settings.add_argument("--config", metavar="FILE", help="settings, of which words.catalog says where your rows are")
+    settings.add_argument("--config", metavar="FILE", help="settings as TOML; words.catalog names your rows")
     settings.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one setting")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
@@ -40,14 +40,14 @@ def _make_parser() -> argparse.ArgumentParser:
         return verbs.add_parser(name, help=help, description=what, parents=[settings])
 
     ls = verb("ls", "list your rows and what is proposed", "List your own rows and those that wait to be accepted.")
-    ls.add_argument("--all", action="store_true", help="holdfast's rows too")
+    ls.add_argument("--all", action="store_true", help="include holdfast's own rows")
     ls.add_argument("--json", action="store_true", help="print them as JSON")
-    what = "Say whether the rows of a file could be added: complete, bounded, true to their samples, no collision."
-    verb("check", "say whether rows could be added", what).add_argument("file", metavar="FILE_OR_ID")
+    what = "Check that the rows of a file could be added: complete, bounded, true to their samples, no collision."
+    verb("check", "check that rows could be added", what).add_argument("file", metavar="FILE_OR_ID")
     what = "Accept rows: those of a file, or a proposed one by its id. They are checked first."
     verb("add", "accept rows", what).add_argument("file", metavar="FILE_OR_ID")
-    propose = verb("propose", "make a row of a line", "Make a row of a line that you saw, to be accepted later.")
-    propose.add_argument("klass", metavar="CLASS", help="the class of failure that it shows")
+    propose = verb("propose", "propose a row for a line", "Propose a row for a line, to be accepted later.")
+    propose.add_argument("klass", metavar="CLASS", help="failure class that the line shows")
     propose.add_argument("line", metavar="LINE", help="the line, as it was printed; - reads it from standard input")
     return parser
 
@@ -114,7 +114,7 @@ def _add_rows(args: argparse.Namespace, settings: Settings) -> int:
     user_rows.add_rows(new, path)
     if proposed := user_rows.list_proposals(path).get(args.file):
         proposed.unlink()
-    print(f"added {counted_noun(len(new), 'row')} to {path}" if new else f"{path} has all of it already")
+    print(f"added {counted_noun(len(new), 'row')} to {path}" if new else f"{path} has all of these rows already")
     return 0
 
 

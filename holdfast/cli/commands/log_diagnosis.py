@@ -38,7 +38,7 @@ _ACTIONS = {
     "rollback_or_fix_code": "roll the last change of code back, or fix it: a restart alone would fail again",
     "fix_config": "change what is named below, then restart; no code needs to change",
     "wait_external": "wait until the service outside answers again, then restart",
-    "run_diagnostics": "test the machines before anything else: this is not enough to blame one",
+    "run_diagnostics": "probe the machines first: the evidence does not single one out",
 }
 
 
@@ -69,9 +69,9 @@ def _make_parser() -> argparse.ArgumentParser:
     what = "logs of ranks and kernels, a folder of them, - for standard input, or one run (directory, id, part of it)"
     parser.add_argument("logs", nargs="*", metavar="FILE", help=f"{what} (default: the newest run)")
     parser.add_argument("--run", metavar="RUN", help="run directory, or id or part of it, instead of files")
-    parser.add_argument("--exit-code", type=int, metavar="N", help="of the launcher, or of the only process")
+    parser.add_argument("--exit-code", type=int, metavar="N", help="exit code of the launcher, or of the only process")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
-    parser.add_argument("--ask", action="store_true", help="ask the model of model.url if the rules are unsure")
+    parser.add_argument("--ask", action="store_true", help="ask the model at model.url if the rules are unsure")
     parser.add_argument("--config", metavar="FILE", help="settings: your own rows, a language model")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one setting")
     return parser
@@ -146,7 +146,7 @@ def _logs_of_run(run_dir: Path) -> tuple[list[RankLog], ProcessEnds]:
         events = [entry.event for entry in journal.read()]
     crashes = [event for event in events if isinstance(event, Alarm) and event.kind is Kind.CRASH]
     if not crashes:
-        raise UsageError(f"no rank of {run_dir} has failed; holdfast report tells what happened")
+        raise UsageError(f"no rank of {run_dir} has failed; holdfast report shows what happened")
     generation = max(alarm.generation for alarm in crashes)
     last = [alarm for alarm in crashes if alarm.generation == generation]
     ends = ProcessEnds(

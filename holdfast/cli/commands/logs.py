@@ -48,14 +48,14 @@ def _make_parser() -> argparse.ArgumentParser:
     about = "Show what ranks have printed. Their files are in the run's log directory, one folder for each rank."
     parser = CommandParser(prog="holdfast logs", description=about)
     run_selection.add_run_argument(parser)
-    parser.add_argument("-f", "--follow", action="store_true", help="go on with what they print from now on")
+    parser.add_argument("-f", "--follow", action="store_true", help="keep following the output")
     parser.add_argument(
-        "--rank", type=int, action="append", metavar="R", help="of this rank; repeatable (default: all)"
+        "--rank", type=int, action="append", metavar="R", help="only this rank; repeatable (default: all)"
     )
-    parser.add_argument("--generation", type=int, metavar="G", help="ranks of this generation (default: the newest)")
+    parser.add_argument("--generation", type=int, metavar="G", help="only this generation (default: the newest)")
     parser.add_argument("--stream", choices=_STREAMS, default="both", help="(default: both)")
     parser.add_argument(
-        "-n", "--lines", type=int, default=_LINES, help=f"of each file, its last (default {_LINES}; 0: all)"
+        "-n", "--lines", type=int, default=_LINES, help=f"last lines of each file (default {_LINES}; 0: all)"
     )
     return parser
 
@@ -70,7 +70,7 @@ def _attach_run(run_dir: Path, run: RunSpec) -> int:
     print(f"holdfast attach: following {run.job.run_id}; Ctrl-C leaves it running", file=sys.stderr)
     if _follow_run(run_dir, console):
         return run_specs.read_json(run_dir / "exit.json", RunEnd).code
-    print(f"holdfast attach: the run goes on; holdfast stop {run_dir} ends it", file=sys.stderr)
+    print(f"holdfast attach: the run continues; holdfast stop {run_dir} ends it", file=sys.stderr)
     return 0
 
 

@@ -33,7 +33,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def main(argv: list[str]) -> int:
     parser = CommandParser(prog="holdfast ls", description="Show your runs on this host, the newest last.")
-    parser.add_argument("--all", action="store_true", help=f"not only those alive and the {_NEWEST} newest")
+    parser.add_argument("--all", action="store_true", help=f"not only live ones and the {_NEWEST} newest")
     parser.add_argument("--json", action="store_true", help="print them as JSON")
     args = parser.parse_args(argv)
     known = run_selection.known_runs()
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     if left_out := len(known) - len(rows):
         print(f"and {left_out} older: holdfast ls --all")
     if not known:
-        print("there is no run yet; start one with holdfast run")
+        print(f"{run_directory.NO_RUN}; start one with holdfast run")
     return 0
 
 
@@ -70,7 +70,7 @@ def _run_state(run_dir: Path) -> tuple[str, str]:
             status: dict[str, Any] = ask_controller(run_dir, "/api/v1/status", wait_s=_ANSWER_S)
             return str(status["phase"]), f", {step_said(status['step'])}"
         except (ControllerNotRunning, KeyError):
-            return "alive", ", but its controller does not answer now"
+            return "alive", ", but its controller does not answer"
     with contextlib.suppress(OSError, msgspec.DecodeError):
         return "ended", f" with code {run_specs.read_json(run_dir / 'exit.json', RunEnd).code}"
-    return "left", ": no controller; holdfast run --resume takes it up, holdfast clean removes what is left"
+    return "left", ": no controller; holdfast run --resume continues it, holdfast clean removes its remains"

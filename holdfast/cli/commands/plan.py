@@ -41,14 +41,16 @@ def main(argv: list[str]) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    what = "How many standbys to hold, so that in 99 of 100 days nobody has to be waited for."
+    what = "Work out how many standbys to keep, so that on 99 of 100 days the job never waits for a node."
     parser = CommandParser(prog="holdfast plan", description=what)
-    parser.add_argument("--nodes", type=int, metavar="N", help="of the job: standbys alone, and of smaller ones too")
     parser.add_argument(
-        "--p-day", type=float, metavar="P", help="a node fails on a day (default 0.0012; with --gpus the mix's)"
+        "--nodes", type=int, metavar="N", help="nodes of the job; answers with standbys only, for smaller jobs too"
     )
     parser.add_argument(
-        "--refill-h", type=float, default=24.0, metavar="H", help="hours until a standby is made up for (default 24)"
+        "--p-day", type=float, metavar="P", help="chance that a node fails on a day (default 0.0012; --gpus: the mix)"
+    )
+    parser.add_argument(
+        "--refill-h", type=float, default=24.0, metavar="H", help="hours to replace a used standby (default 24)"
     )
     parser.add_argument("--group", type=int, default=_GROUP, metavar="N", help="nodes of a parallel group (default 8)")
     parser.add_argument(
@@ -56,7 +58,7 @@ def _make_parser() -> argparse.ArgumentParser:
         type=float,
         default=_GROUP_SHARE,
         metavar="S",
-        help="of incidents that evict one (default 0.086)",
+        help="share of incidents that evict a whole group (default 0.086)",
     )
     parser.add_argument("--blast", type=int, default=_BLAST, metavar="N", help="nodes behind a switch (default 32)")
     parser.add_argument(
@@ -75,16 +77,16 @@ def _make_parser() -> argparse.ArgumentParser:
 def _argument_fault(args: argparse.Namespace) -> str:
     p_day = _P_DAY if args.p_day is None else args.p_day
     checks = (
-        ((args.nodes is None) != (args.gpus is None), "say how large the job is: either --nodes or --gpus"),
-        (args.nodes is None or 1 <= args.nodes <= _MOST, "--nodes is from 1 to 1,000,000"),
-        (0 <= p_day < 1 and 0 < args.confidence < 1, "--p-day and --confidence are chances, between 0 and 1"),
-        (0 < args.refill_h <= 87600, "--refill-h is above 0 and at most 87600, ten years"),
-        (0 <= args.group_share <= 1, "--group-share is a part, from 0 to 1"),
+        ((args.nodes is None) != (args.gpus is None), "give the size of the job: either --nodes or --gpus"),
+        (args.nodes is None or 1 <= args.nodes <= _MOST, "--nodes must be from 1 to 1,000,000"),
+        (0 <= p_day < 1 and 0 < args.confidence < 1, "--p-day and --confidence must be between 0 and 1"),
+        (0 < args.refill_h <= 87600, "--refill-h must be above 0 and at most 87600 (ten years)"),
+        (0 <= args.group_share <= 1, "--group-share must be from 0 to 1"),
         (
             1 <= args.group <= _MOST and 0 <= args.blast <= _MOST,
-            "--group is at least 1, --blast not negative, and both at most 1,000,000",
+            "--group must be from 1, and --blast from 0, to 1,000,000",
         ),
-        (args.blasts_day is None or 0 <= args.blasts_day <= _MOST, "--blasts-day is from 0 to 1,000,000"),
+        (args.blasts_day is None or 0 <= args.blasts_day <= _MOST, "--blasts-day must be from 0 to 1,000,000"),
     )
     return next((why for holds, why in checks if not holds), "")
 

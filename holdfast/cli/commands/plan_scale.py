@@ -49,7 +49,7 @@ class PlanAdvice(msgspec.Struct, frozen=True, kw_only=True):
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     large = parser.add_argument_group("the whole answer, from a simulation")
-    large.add_argument("--gpus", type=int, metavar="N", help="of the job: standbys, cadence, ETTR, and what each costs")
+    large.add_argument("--gpus", type=int, metavar="N", help="size of the job; answers with standbys, cadence, ETTR")
     said = f"what fails: {', '.join(failure_mixes.KNOWN)}, or a TOML file (default byterobust)"
     large.add_argument("--failures", default=failure_mixes.KNOWN[0], metavar="MIX", help=said)
     large.add_argument("--nproc", type=int, default=8, metavar="N", help="GPUs of a node (default 8)")
@@ -134,16 +134,16 @@ def _make_setup(args: argparse.Namespace) -> ScaleSetup:
     if args.nproc < 1 or not 2 * args.nproc <= args.gpus <= 200_000 or args.gpus % args.nproc:
         raise UsageError(f"--gpus is from {2 * args.nproc} to 200,000 and a multiple of --nproc ({args.nproc})")
     if not 0 < args.save_s <= 86400 or not 0.01 <= args.step_s <= 86400:
-        raise UsageError("--save-s and --step-s are seconds, above 0 and at most 86400")
+        raise UsageError("--save-s and --step-s must be above 0 and at most 86400 seconds")
     if not 1 <= args.days <= 3650 or not 1 <= args.seeds <= 100:
-        raise UsageError("--days is from 1 to 3650, --seeds from 1 to 100")
+        raise UsageError("--days must be from 1 to 3650, --seeds from 1 to 100")
     return ScaleSetup(gpus=args.gpus, nproc=args.nproc, days=args.days, step_s=args.step_s, rate=args.p_day)
 
 
 def _show_advice(advice: PlanAdvice) -> None:
     between = f", one every {duration_text(86400 / advice.failures_per_day)}" if advice.failures_per_day else ""
     print(f"{advice.gpus:,} GPUs on {advice.nodes:,} nodes: {advice.failures_per_day:.2f} incidents a day{between}")
-    print(f"standbys: {advice.standbys} for single nodes, {advice.standbys_wide} if groups and switches shall not wait")
+    print(f"standbys: {advice.standbys} for single nodes, {advice.standbys_wide} to cover groups and switches too")
     print(f"checkpoints on storage, a script that saves by itself: every {duration_text(advice.save_every_s)}")
     print(f"  ({advice.save_reason})")
     print(f"checkpoints on storage beside state in memory at every step: every {duration_text(advice.stored_every_s)}")
@@ -156,6 +156,6 @@ def _show_advice(advice: PlanAdvice) -> None:
         table.add_row(one.what, f"{one.ettr:.2%}", spread, f"{one.idle:.2%}", lost)
     Console(highlight=False, soft_wrap=True).print(table)
     if advice.choices[0].spread is None:
-        print("one seed does not tell by how much these differ by chance: give --seeds 3 or more")
+        print("one seed cannot show how much of this is chance; give --seeds 3 or more")
     elif alike := [one.what for one in advice.choices[1:] if not one.unlike]:
-        print(f"these seeds cannot tell from '{advice.choices[0].what}': {', '.join(alike)}")
+        print(f"with these seeds no clear difference from '{advice.choices[0].what}': {', '.join(alike)}")

@@ -47,16 +47,16 @@ def main(argv: list[str]) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    what = "Try this machine: processors, GPUs, memory, disk, clock. The exit code is 1 if something failed."
+    what = "Probe this machine: processors, GPUs, memory, disk, clock. The exit code is 1 if a probe failed."
     parser = CommandParser(prog="holdfast probe", description=what)
     levels = "; ".join(f"{level}: {said}" for level, said in _LEVELS.items())
-    parser.add_argument("--level", type=int, default=1, metavar="1..3", help=f"how much (default 1). {levels}")
+    parser.add_argument("--level", type=int, default=1, metavar="1..3", help=f"how thoroughly (default 1). {levels}")
     parser.add_argument("--only", default="", metavar="NAME,...", help=f"of {', '.join(p.name for p in PROBES)}")
     parser.add_argument("--repeats", type=int, default=1, metavar="N", help="of what must give the same bits each time")
     parser.add_argument(
         "--budget", type=float, default=0.0, metavar="S", help="seconds for all probes (default: no end)"
     )
-    parser.add_argument("--where", type=Path, default=Path(), metavar="DIR", help="whose disk is tried (default: here)")
+    parser.add_argument("--where", type=Path, default=Path(), metavar="DIR", help="whose disk to probe (default: here)")
     parser.add_argument("--json", action="store_true", help="print everything as JSON, at the end")
     parser.add_argument("--golden", action="store_true", help="print this machine's bits as rows for golden.toml")
     return parser
@@ -69,9 +69,9 @@ def _checked_level(args: argparse.Namespace) -> int:
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"there is no probe '{unknown[0]}'; there are {', '.join(known)}")
     if not 1 <= args.level <= 3:
-        raise UsageError("--level is 1, 2 or 3")
+        raise UsageError("--level must be 1, 2 or 3")
     if not 1 <= args.repeats <= 1_000_000 or not 0 <= args.budget < float("inf"):
-        raise UsageError("--repeats is at least 1, --budget not negative")
+        raise UsageError("--repeats must be at least 1, and --budget not negative")
     if not args.where.is_dir():
         raise UsageError(f"there is no folder {args.where}")
     args.only = names
@@ -109,4 +109,4 @@ def findings_table(findings: list[Finding]) -> Table:
 def _verdict_text(findings: list[Finding], judged: ProbeAssessment) -> str:
     failed = [f for f in findings if f.ok is False]
     told = f"{counted_noun(len(findings), 'finding')}, {len(failed)} failed"
-    return f"{told}: {judged.summary_text}" if judged.bad else f"{told}; nothing is wrong that could be seen"
+    return f"{told}: {judged.summary_text}" if judged.bad else f"{told}; nothing wrong was found"

@@ -36,7 +36,7 @@ def add_command(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     said = f"how often the fault shows in a replay; one or more, by commas (default {many})"
     parser.add_argument("--q", default=many, metavar="Q[,Q...]", help=said)
     parser.add_argument("--confidence", type=float, default=_PLAIN.confidence, help="wanted (default 0.95)")
-    parser.add_argument("--step-s", type=float, default=_PLAIN.step_s, help="what a step takes (default 10)")
+    parser.add_argument("--step-s", type=float, default=_PLAIN.step_s, help="seconds per step (default 10)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 

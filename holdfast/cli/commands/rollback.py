@@ -28,7 +28,7 @@ def _roll_back(args: argparse.Namespace) -> int:
     before = releases.ask_releases(run_dir).running
     give_order(run_dir, {"verb": "rollback", "number": args.release})
     where = f"to release {args.release}" if args.release else "to the release before"
-    print(f"holdfast rollback: release {before} is ended, and the job goes back {where}", flush=True)
+    print(f"holdfast rollback: ending release {before}; the job goes back {where}", flush=True)
     if not args.no_wait:
         print(f"holdfast rollback: {_await_release(run_dir, before)}")
     return 0

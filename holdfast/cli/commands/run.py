@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
             return join_job(args, settings, _make_entry(args))
         if settings.door.key:
             raise UsageError(
-                "door.key and its like are for jobs that span hosts: give --rdzv-endpoint, or leave them out"
+                "door.authority, door.certificate and door.key need --rdzv-endpoint; give it, or unset them"
             )
         return _run_local(args, settings)
     except (UsageError, ConfigError) as e:

@@ -37,10 +37,10 @@ _CHANCES = {
     "crash": "ranks that end badly, per node and day",
     "defect": "nodes that begin to fail again and again, per node and day",
     "cut": "nodes out of reach for a while, per node and day",
-    "fleet_fails": "chance that the fleet gives nothing when asked",
+    "fleet_fails": "chance that the fleet has no node to give",
     "dud": "chance that an acquired node never reports",
     "launch_fails": "chance that a launch fails on one node",
-    "stop_fails": "chance that one node does not get its ranks down",
+    "stop_fails": "chance that one node fails to stop its ranks",
 }
 
 
@@ -60,20 +60,20 @@ def main(argv: list[str]) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="holdfast sim", description="Run the same decisions in virtual time.")
+    parser = CommandParser(prog="holdfast sim", description="Simulate jobs and their faults in virtual time.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     what = "simulate a job with faults: is it always safe, does it recover, and what do the faults cost?"
     run = commands.add_parser("run", help="simulate one job", description=what)
     run.add_argument("--seed", type=int, default=1, help="the same seed gives the same journal (default 1)")
     run.add_argument("--nodes", type=int, help="nodes that train (default 8)")
     run.add_argument("--nproc", type=int, default=8, help="ranks on each of them (default 8)")
-    run.add_argument("--standbys", type=int, help="nodes that wait beside them (default 1; with --gpus P99)")
-    run.add_argument("--shrink", type=int, help="on how many nodes fewer it may go on (default 0)")
-    run.add_argument("--days", type=float, help="how long faults come before all must heal (default 1; with --gpus 90)")
-    run.add_argument("--step-s", type=float, default=10.0, help="what a step takes (default 10)")
+    run.add_argument("--standbys", type=int, help="standbys (default 1; with --gpus enough for 99 %% of days)")
+    run.add_argument("--shrink", type=int, help="how many nodes fewer the job may run on (default 0)")
+    run.add_argument("--days", type=float, help="days with faults, then it must recover (default 1; with --gpus 90)")
+    run.add_argument("--step-s", type=float, default=10.0, help="seconds per step (default 10)")
     run.add_argument("--save-steps", type=int, help="steps between checkpoints (default 100)")
     run.add_argument("--join", action="store_true", help="the fleet cannot acquire nodes; lost ones are repaired")
-    run.add_argument("--harsh", action="store_true", help="faults of all kinds, many a day, unless said otherwise")
+    run.add_argument("--harsh", action="store_true", help="many faults of every kind a day, where no flag sets a rate")
     for name, help in _CHANCES.items():
         usual, harsh = getattr(FaultRates(), name), getattr(HARSH, name)
         said = f"{help} (default {usual:g}, harsh {harsh:g})"
@@ -92,7 +92,7 @@ def _make_parser() -> argparse.ArgumentParser:
 def _make_setup(args: argparse.Namespace) -> SimSetup:
     for name in ("failures", "policy", "ablate", "seeds", "rate", "no_updates", "ask_h", "plot"):
         if getattr(args, name) not in (None, False):
-            raise UsageError(f"{_flag_name(name)} goes with --gpus, which was not given")
+            raise UsageError(f"{_flag_name(name)} needs --gpus")
     for name, usual in _USUAL.items():
         setattr(args, name, usual if getattr(args, name) is None else getattr(args, name))
     for name, (least, most) in _LIMITS.items():
@@ -105,7 +105,7 @@ def _make_setup(args: argparse.Namespace) -> SimSetup:
     if not 0.01 <= args.step_s <= 86400:
         raise UsageError("--step-s must be between 0.01 and 86400")
     if args.shrink >= args.nodes:
-        raise UsageError("--shrink must be below --nodes: somebody has to train")
+        raise UsageError("--shrink must be below --nodes: at least one node must train")
     given = {name: getattr(args, name) for name in _CHANCES if getattr(args, name) is not None}
     for name, rate in given.items():
         if not 0 <= rate <= 1000:
@@ -133,7 +133,7 @@ def _parse_fault(text: str, days: float) -> tuple[float, SimFault]:
     except (ValueError, KeyError):
         raise UsageError(f"--fault {text}: write it as SECONDS:KIND or SECONDS:KIND:NODE, like 3600:loss:n3") from None
     if not 0 <= at <= days * DAY_S:
-        raise UsageError(f"--fault {text}: its seconds are from 0 to the {days * DAY_S:g} of --days")
+        raise UsageError(f"--fault {text}: the seconds must be from 0 to the {days * DAY_S:g} of --days")
     if node and not re.fullmatch("n[0-9]+", node):
         raise UsageError(f"--fault {text}: nodes are named n0, n1 and so on")
     return at, fault
@@ -211,5 +211,5 @@ def _result_text(setup: SimSetup, result: SimResult) -> str:
         f"journal: {result.entries} entries, sha256 {result.digest}",
     ]
     if result.gave_up:
-        lines.append(f"it gave up: {result.gave_up}")
+        lines.append(f"the job gave up: {result.gave_up}")
     return "\n".join(lines)

@@ -47,11 +47,11 @@ def build_controller(settings: Settings, ports: ControllerPorts) -> DstControlle
 
 
 def add_command(commands: "argparse._SubParsersAction[CommandParser]") -> None:
-    what = "break the control plane of small jobs in every way that a seed can think of, and see whether it heals"
+    what = "break the control plane of small jobs at random, by seed, and check that they recover"
     dst = commands.add_parser("dst", help="break the control plane, seed by seed", description=what)
     dst.add_argument("--seed", type=int, help="one seed; the same seed is always the same")
     dst.add_argument("--seeds", metavar="A:B", help="all seeds from A up to, not including, B")
-    dst.add_argument("--verbose", action="store_true", help="tell everything that happens")
+    dst.add_argument("--verbose", action="store_true", help="print everything that happens")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,7 +78,7 @@ def result_text(result: SeedResult) -> str:
     return (
         f"seed {result.seed}: {result.entries} entries, {result.steps} steps, {result.generations} generations, "
         f"{result.lives} lives of the controller in {result.virtual_s:.0f} s; faults: {struck}; "
-        f"it ended: {result.ended or 'when told to'}"
+        f"it ended: {result.ended or 'on request'}"
     )
 
 

@@ -29,16 +29,16 @@ def add_flags(run: argparse.ArgumentParser) -> None:
     scale.add_argument("--policy", default=None, metavar="NAME", help=said)
     said = f"switch a mechanism off: {', '.join(MECHANISMS)}; {_ALL}: each in turn"
     scale.add_argument("--ablate", default=None, metavar="NAME", help=said)
-    scale.add_argument("--seeds", type=int, default=None, metavar="N", help="from --seed on (default 3)")
+    scale.add_argument("--seeds", type=int, default=None, metavar="N", help="how many, from --seed on (default 3)")
     scale.add_argument("--rate", type=float, default=None, metavar="P", help="incidents per node and day")
-    scale.add_argument("--no-updates", action="store_true", help="changes of code by people are not counted")
-    said = "how long a person is waited for when nobody knows a remedy (default 4); 0: the job ends"
+    scale.add_argument("--no-updates", action="store_true", help="leave out incidents that are changes of code")
+    said = "hours to wait for holdfast approve when no remedy is left (default 4; 0: the job ends)"
     scale.add_argument("--ask-h", type=float, default=None, metavar="H", help=said)
-    scale.add_argument("--plot", type=Path, metavar="DIR", help="draw what came of it there, as PNG and SVG")
+    scale.add_argument("--plot", type=Path, metavar="DIR", help="write plots to this folder, as PNG and SVG")
 
 
 def add_validate_command(commands: "argparse._SubParsersAction[CommandParser]") -> None:
-    what = "put the simulator beside what was published, and say where they disagree"
+    what = "compare the simulator with published figures, and show where they disagree"
     parser = commands.add_parser("validate", help=what, description=what)
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="of each simulation (default 3)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -48,7 +48,7 @@ def run_policies(args: argparse.Namespace) -> int:
     setup, mix = _make_setup(args), _load_mix(args)
     seeds = range(setup.seed, setup.seed + (args.seeds if args.seeds is not None else 3))
     if not 1 <= len(seeds) <= 1000:
-        raise UsageError("--seeds is from 1 to 1000")
+        raise UsageError("--seeds must be from 1 to 1000")
     mechanisms = _parse_mechanisms(args) if args.ablate is not None else ()
     policies = _parse_policies(args)
     if args.plot:
@@ -70,7 +70,7 @@ def run_policies(args: argparse.Namespace) -> int:
 def run_validation(args: argparse.Namespace) -> int:
     """Compare the simulator with published numbers; returns 0 if only known differences remain."""
     if not 1 <= args.seeds <= 100:
-        raise UsageError("--seeds is from 1 to 100")
+        raise UsageError("--seeds must be from 1 to 100")
     found = validation.run_checks(args.seeds)
     if args.json:
         print(msgspec.json.encode(found).decode())
@@ -88,7 +88,7 @@ def run_validation(args: argparse.Namespace) -> int:
 def _make_setup(args: argparse.Namespace) -> ScaleSetup:
     for name in _ONLY_NODES:
         if getattr(args, name) not in (None, False, []):
-            raise UsageError(f"--{name.replace('_', '-')} does not go with --gpus, which has failures of its own")
+            raise UsageError(f"--{name.replace('_', '-')} does not go with --gpus, which brings its own failures")
     if not args.nproc or args.nproc < 1:
         raise UsageError("--nproc must be at least 1")
     if not 2 * args.nproc <= args.gpus <= 1_000_000 or args.gpus % args.nproc:
@@ -99,7 +99,7 @@ def _make_setup(args: argparse.Namespace) -> ScaleSetup:
     if not 0.01 <= args.step_s <= 86400:
         raise UsageError("--step-s must be between 0.01 and 86400")
     if args.rate is not None and not 0 <= args.rate <= 1:
-        raise UsageError("--rate is a part, from 0 to 1")
+        raise UsageError("--rate must be from 0 to 1")
     nodes = args.gpus // args.nproc
     if args.standbys is not None and not 0 <= args.standbys <= nodes:
         raise UsageError(
@@ -107,7 +107,7 @@ def _make_setup(args: argparse.Namespace) -> ScaleSetup:
         )
     ask_h = 4.0 if args.ask_h is None else args.ask_h
     if not 0 <= ask_h <= 1000:
-        raise UsageError("--ask-h is from 0 to 1000")
+        raise UsageError("--ask-h must be from 0 to 1000")
     return ScaleSetup(
         gpus=args.gpus,
         days=days,
@@ -140,7 +140,7 @@ def _parse_policies(args: argparse.Namespace) -> tuple[str, ...]:
 
 def _parse_mechanisms(args: argparse.Namespace) -> tuple[str, ...]:
     if args.policy not in (None, policy_study.POLICIES[0]):
-        raise UsageError(f"--ablate is about {policy_study.POLICIES[0]}; leave --policy away")
+        raise UsageError(f"--ablate is about {policy_study.POLICIES[0]}; drop --policy")
     named = tuple(args.ablate.split(","))
     if named == (_ALL,):
         return tuple(MECHANISMS)

@@ -83,7 +83,7 @@ def render_status(status: dict[str, Any]) -> Group:
     if release := _release_text(status):
         lines.append(Text(release, style="dim"))
     if status.get("floor", -1) >= 0:
-        lines.append(Text(f"step {status['floor']} is held by every rank and its peer", style="dim"))
+        lines.append(Text(f"step {status['floor']} is held by every rank and by its peer", style="dim"))
     if status["last_incident"]:
         lines.append(Text(f"last incident: {status['last_incident']}"))
     if status.get("last_change"):
@@ -100,10 +100,10 @@ def _people_lines(status: dict[str, Any]) -> list[Text | Table]:
     """Return lines that name the person the job waits for."""
     lines: list[Text | Table] = []
     if status.get("held"):
-        lines.append(Text(f"held by {status['held']}: holdfast resume lets it go on", style="bold"))
+        lines.append(Text(f"held by {status['held']}: holdfast resume continues it", style="bold"))
     if status.get("asking"):
-        left = f", for another {_time_left(status['asks_until'])}" if status.get("asks_until") else ""
-        question = f"a person is asked{left}: {status['asking']}; holdfast approve tries again, holdfast stop ends it"
+        left = f" another {_time_left(status['asks_until'])}" if status.get("asks_until") else ""
+        question = f"waiting{left} for holdfast approve or holdfast stop: {status['asking']}"
         lines.append(Text(question, style="bold red"))
     return lines
 

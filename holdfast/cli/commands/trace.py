@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
     args = _make_parser().parse_args(argv)
     try:
         if not 1 <= args.rounds <= 100 or not 0 < args.deadline <= 60:
-            raise UsageError("--rounds takes 1 to 100, --deadline seconds above 0 and up to 60")
+            raise UsageError("--rounds must be from 1 to 100, --deadline above 0 and at most 60 seconds")
         run_dir = run_selection.run_to_read(args)
         rounds = [_ask_trace(run_dir, args)]
         for _ in range(args.rounds - 1):
@@ -93,10 +93,10 @@ def acquit_if_moving(found: JobStacks, later: JobStacks, steps: int) -> Blocking
     if steps <= 0 and not (accused and all(accused)):
         return found.naming
     did = (
-        f"it made {counted_noun(steps, 'step')}" if steps > 0 else f"its ranks came to {sum(accused)} more collectives"
+        f"it made {counted_noun(steps, 'step')}" if steps > 0 else f"its ranks entered {sum(accused)} more collectives"
     )
     return BlockingRanks(
-        reason=f"the job goes on, {did} while it was looked at; --rounds 10 finds who is late more often than others",
+        reason=f"the job is moving, {did} between two samples; --rounds 10 finds ranks that are often late",
         clusters=found.naming.clusters,
     )
 
@@ -104,11 +104,11 @@ def acquit_if_moving(found: JobStacks, later: JobStacks, steps: int) -> Blocking
 def _make_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="holdfast trace", description="Show where all processes of a job are now.")
     run_selection.add_run_argument(parser)
-    parser.add_argument("--native", action="store_true", help="frames of C and C++ too; stops each rank for a moment")
-    parser.add_argument("--rounds", type=int, default=1, help="look this often, and name who stands out in most rounds")
-    parser.add_argument("--deadline", type=float, default=5.0, metavar="S", help="for nodes to answer (default: 5)")
+    parser.add_argument("--native", action="store_true", help="include C and C++; stops each rank for a moment")
+    parser.add_argument("--rounds", type=int, default=1, help="samples; names the rank that stands out most often")
+    parser.add_argument("--deadline", type=float, default=5.0, metavar="S", help="wait for nodes (default 5)")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    parser.add_argument("--svg", metavar="FILE", help="write a picture: frames as boxes, as wide as ranks are in them")
+    parser.add_argument("--svg", metavar="FILE", help="write a flame graph; the more ranks in a frame, the wider it is")
     return parser
 
 
@@ -150,7 +150,7 @@ def render_trace(found: JobStacks, named: BlockingRanks) -> Group:
 
 def _headline_text(named: BlockingRanks) -> str:
     if not named.ranks:
-        return f"nobody stands out: {named.reason}"
+        return f"no rank stands out: {named.reason}"
     sure = ", for certain" if named.hard else ""
     nodes = ", ".join(named.nodes) or "unknown nodes"
     return f"{format_ranks(named.ranks)} on {nodes} ({named.how}{sure}): {named.reason}"

@@ -42,17 +42,17 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="holdfast update",
         usage="holdfast update [flags] [PATH|GIT_REF] [-- SCRIPT [arguments of the script]]",
-        description="Bring newer code to a job that runs: checked on one node, staged on all, then launched.",
+        description="Bring newer code to a running job: checked on one node, staged on all, then launched.",
     )
     parser.add_argument("what", nargs="?", metavar="PATH|GIT_REF", help="default: the job's own folder as it is now")
     run_selection.add_run_argument(parser, order=True, positional=False)
     when = parser.add_mutually_exclusive_group()
     when.add_argument("--now", action="store_true", help="restart the job for it, in place, as soon as it is staged")
-    when.add_argument("--lazy", action="store_true", help="let it ride on the next restart (the default)")
-    parser.add_argument("--window", metavar="TIME", default=_WINDOW, help="a lazy one waits no longer (default 24h)")
-    parser.add_argument("--message", metavar="TEXT", default="", help="what is new, for the history")
-    parser.add_argument("--env", metavar="NAME=VALUE", action="append", default=[], help="set for ranks; repeatable")
-    parser.add_argument("--sign", metavar="KEY", help="sign it with this ssh key, for jobs that ask for that")
+    when.add_argument("--lazy", action="store_true", help="bring it in with the next restart (the default)")
+    parser.add_argument("--window", metavar="TIME", default=_WINDOW, help="longest wait for a restart (default 24h)")
+    parser.add_argument("--message", metavar="TEXT", default="", help="note for the history: what is new")
+    parser.add_argument("--env", metavar="NAME=VALUE", action="append", default=[], help="for ranks; repeatable")
+    parser.add_argument("--sign", metavar="KEY", help="sign it with this ssh key, for jobs that require signatures")
     parser.add_argument("--no-wait", action="store_true", help="do not wait until it is staged")
     return parser
 
@@ -78,7 +78,7 @@ def _update_job(args: argparse.Namespace, words: tuple[str, ...]) -> int:
     body = {"verb": "update", "now": args.now, "window_s": 0.0 if args.now else window_s}
     give_order(run_dir, body | {"release": json.loads(msgspec.json.encode(release))})
     if args.no_wait:
-        print("holdfast update: it is being checked and staged; holdfast releases shows what becomes of it")
+        print("holdfast update: the release is being checked and staged; holdfast releases shows its state")
         return 0
     return _watch_release(run_dir, release, chapters, args.now, window_s)
 
@@ -146,7 +146,7 @@ def _describe_changes(run_dir: Path, base: Release, release: Release, brought: P
         else release_packing.describe_difference(run_dir, base.digest, release)
     )
     own = [what for what, one, other in _changed_words(base, release) if one != other]
-    what = ", ".join([*([changed] if changed else []), *own]) or "no file that ranks find is another"
+    what = ", ".join([*([changed] if changed else []), *own]) or "no file that ranks see has changed"
     return f"{what} since release {base.number}, from {brought.source}{_left_out_text(brought)}"
 
 
@@ -155,12 +155,12 @@ def _left_out_text(brought: PackedUpdate) -> str:
         return ""
     more = len(brought.left_out) - 3
     names = ", ".join(brought.left_out[:3]) + (f" and {more} more" if more > 0 else "")
-    return f"; left out, as the job may have written it: {names}"
+    return f"; left out, because the job may have written it: {names}"
 
 
 def _changed_words(base: Release, release: Release) -> tuple[tuple[str, Any, Any], ...]:
     command = ((base.script, base.argv), (release.script, release.argv))
-    return (("another command line", *command), ("another environment", base.env, release.env))
+    return (("new command line", *command), ("new environment", base.env, release.env))
 
 
 # --- what becomes of it ----------------------------------------------------------------------------------------
@@ -201,17 +201,17 @@ def _progress_line(
     name = f"release {chapter.release.number}"
     match chapter.fate:
         case Fate.STAGING:
-            return f"{name} is checked on one node and staged on all", None
+            return f"{name} is being checked on one node and staged on all", None
         case Fate.WAITING if now:
-            return f"{name} is staged; the job is restarted with it", None
+            return f"{name} is staged; the job restarts with it", None
         case Fate.WAITING:
-            return f"{name} is staged, and rides on the next restart or gets its own in {duration_text(window_s)}", 0
+            return f"{name} is staged; it comes in with the next restart, at the latest in {duration_text(window_s)}", 0
         case Fate.RUNNING if ran or not now:
             return f"{name} runs; it took {took_s:.1f} s", 0
         case Fate.RUNNING:
             return f"{name} is launched", None
         case Fate.REFUSED:
-            return f"{name} was refused, and nobody was stopped: {chapter.why}", 1
+            return f"{name} was refused, and no rank was stopped: {chapter.why}", 1
         case Fate.ROLLED_BACK:
             return f"{name} was rolled back: {chapter.why}", 1
         case Fate.MERGED | Fate.REPLACED:

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from holdfast.cli.run_dirs import run_directory
 from holdfast.cli.run_flags.flag_table import UsageError
-from holdfast.cli.terminal.quantities import NO_STEP, ettr_said, incidents_text
+from holdfast.cli.terminal.quantities import FIRST_STEP, NO_STEP, ettr_said, incidents_text
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.caller_admission import PortAccess, Right, admit_by_socket, make_user_token
 from holdfast.controller.access.connection_gate import ConnectionGate
@@ -92,7 +92,7 @@ def main() -> int:
     say = SaidLog(run_dir)
     ended: RunEnd | None = None
     if (alone := folder_lock.lock_file_alone(run_dir / "controller.lock", _PREDECESSOR_S)) is None:
-        say(f"another controller works in {run_dir}, so this one does not")
+        say(f"another controller runs in {run_dir}, so this one ends")
         return 1
     try:
         ended = asyncio.run(_run_controller(run_dir, socket.socket(fileno=fd), say))
@@ -101,7 +101,7 @@ def main() -> int:
     except* (JournalError, RebuildError, UsageError) as group:
         sentences = [str(e) for e in leaf_exceptions(group)]
         ended = RunEnd(code=1, reason="; ".join(sentences))
-        say(f"{ended.reason}; the job is ended")
+        say(f"{ended.reason}; ending the job")
     if ended is None:
         return 1
     run_specs.write_json(run_dir / "exit.json", ended)
@@ -298,13 +298,13 @@ class ConsoleTeller:
         match self._phase:
             case Phase.TRAINING if self._begun_at and not self._trained:
                 self._trained = True
-                self._say(f"training: the first step was made after {entry.at - self._begun_at:.1f} s")
+                self._say(f"{FIRST_STEP} after {entry.at - self._begun_at:.1f} s")
             case Phase.STOPPING if isinstance(entry.event, Alarm):
                 self._say(f"{entry.decision.reason}; stopping all ranks")
             case Phase.PAUSING:
                 self._say(f"{summary}; ending all ranks")
             case Phase.HELD if not any(isinstance(action, Say) for action in entry.decision.actions):
-                self._say(f"{entry.decision.reason}; nodes and state are kept until holdfast resume")
+                self._say(f"{entry.decision.reason}; keeping nodes and state until holdfast resume")
             case Phase.ENDING:
                 for action in entry.decision.actions:
                     if isinstance(action, Finish) and action.code:
@@ -314,7 +314,7 @@ class ConsoleTeller:
         what = "done" if code == 0 else f"ended with code {code}"
         count = incidents_text(len(account.incidents), count_failures(account.incidents))
         ettr = ettr_said(account.ettr, account.at_most)
-        ettr += f", as {NO_STEP}" if account.spent_s(TimeUse.RUN) else ""
+        ettr += f", because {NO_STEP}" if account.spent_s(TimeUse.RUN) else ""
         self._say(f"{what}: {count}, {ettr}; more: holdfast report {self._run_dir}")
 
 

@@ -17,11 +17,23 @@ from holdfast.wire.credentials.mutual_tls import KeyFiles
 
 _WAIT_S = 10.0
 _MOST_BYTES = 1 << 16
-_ANOTHER = "it is another job's, or too old: have one made on the controller's host with holdfast token node"
+_ANOTHER = "it belongs to another job or has expired; make a new one on the controller's host with holdfast token node"
 
 
 class EnrolmentError(Exception):
     """Says in one sentence why this host could not join the job."""
+
+
+class EnrolmentRefusedError(EnrolmentError):
+    """The controller answered and refused this host; `status` is that of its HTTP answer."""
+
+    def __init__(self, why: str, status: int) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class UnknownTokenError(EnrolmentError):
+    """The controller does not know this host's token, so it may be anyone's."""
 
 
 class NotControllerError(EnrolmentError):
@@ -63,11 +75,9 @@ class TlsConnection:
 
     def _no_answer(self, e: OSError) -> EnrolmentError:
         if isinstance(e, ssl.SSLCertVerificationError):
-            return EnrolmentError(
-                f"what answers at {self.where} is no controller by door.authority: {e.verify_message}"
-            )
+            return EnrolmentError(f"the server at {self.where} is no controller by door.authority: {e.verify_message}")
         if isinstance(e, ssl.SSLError):
-            return NotControllerError(f"what answers at {self.where} is not holdfast")
+            return NotControllerError(f"the server at {self.where} is not holdfast")
         return NoAnswerError(f"the controller at {self.where} does not answer: {e}")
 
     def send_request(self, method: str, path: str, kind: type[Any], body: bytes | None = None) -> Any:
@@ -77,19 +87,20 @@ class TlsConnection:
             content = answer.read(_MOST_BYTES)
         except OSError as e:
             if self._shows and isinstance(e, ConnectionError | ssl.SSLError):
-                why = f"the controller at {self.where} closes the link when it has seen door.certificate"
+                why = f"the controller at {self.where} rejects door.certificate"
                 raise LinkClosedError(why) from None
             raise self._no_answer(e) from None
         except http.client.HTTPException:
-            raise NotControllerError(f"what answers at {self.where} is not holdfast") from None
+            raise NotControllerError(f"the server at {self.where} is not holdfast") from None
         if answer.status == http.HTTPStatus.TOO_MANY_REQUESTS:
-            raise NoAnswerError(f"the controller at {self.where} has no time just now")
+            raise NoAnswerError(f"the controller at {self.where} is busy")
         if answer.status != 200:
-            raise EnrolmentError(f"the controller at {self.where} refused: {_refusal_text(content, answer.status)}")
+            why = f"the controller at {self.where} refused: {_refusal_text(content, answer.status)}"
+            raise EnrolmentRefusedError(why, answer.status)
         try:
             return from_json(content, kind)
         except msgspec.DecodeError:
-            raise NotControllerError(f"what answers at {self.where} is not holdfast") from None
+            raise NotControllerError(f"the server at {self.where} is not holdfast") from None
 
     def close(self) -> None:
         self._http.close()
@@ -116,8 +127,8 @@ class EnrolmentClient:
         self._nonces = (mine, found.nonce)
         wanted = enrolment.controller_proof(self._token, self._nonces, self._certificate)
         if not job_secret.is_equal(wanted, found.proof):
-            raise EnrolmentError(
-                f"the controller at {self._line.where} does not know this host's token, so nothing was sent to it; "
+            raise UnknownTokenError(
+                f"the controller at {self._line.where} does not know this host's token, so this host sent it nothing; "
                 + (_ANOTHER if self._own else "set HOLDFAST_TOKEN to the same value on every host")
             )
 

@@ -157,7 +157,7 @@ class HostJoin:
                 given.copy_to(folder)
         except OSError as e:
             raise UsageError(
-                f"cannot copy the files of door.key and its like to {self.run_dir}: {e.strerror}"
+                f"cannot copy door.authority, door.certificate and door.key to {self.run_dir}: {e.strerror}"
             ) from None
 
     def _await_enrolment(self) -> None:
@@ -179,11 +179,11 @@ class HostJoin:
         except LinkClosedError as e:
             self._closed += 1  # one may be a controller that died just then
             if last_try or self._closed == _REFUSED:
-                raise UsageError(f"{e}; both must be of one authority: look at door.authority on both hosts") from None
+                raise UsageError(f"{e}; compare door.authority on both hosts") from None
             return False
         except NoAnswerError as e:
             if last_try:
-                why = f"{e}; nobody answered for {self.settings.recovery.wait_s:g} s{self._hint()}"
+                why = f"{e}; no answer for {self.settings.recovery.wait_s:g} s{self._hint()}"
                 raise UsageError(why) from None
             return False
         except NotControllerError as e:
@@ -244,7 +244,7 @@ def _try_to_lead(host: str, port: int, node_rank: int | None) -> socket.socket |
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as e:
-        raise UsageError(f"the host of the endpoint, {host}, cannot be found: {e.strerror}") from None
+        raise UsageError(f"cannot resolve {host}, the host of the endpoint: {e.strerror}") from None
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -266,7 +266,7 @@ def _read_token(args: RunArgs, host: str, port: int) -> tuple[str, NodeToken | N
         except OSError as e:
             raise UsageError(f"cannot read the token file {path}: {e.strerror}") from None
         except UnicodeDecodeError:
-            raise UsageError(f"the token file {path} is no text; write a token into it as one line of ASCII") from None
+            raise UsageError(f"the token file {path} is not text; write one line of ASCII into it") from None
     elif "HOLDFAST_TOKEN" in os.environ:
         token, named = os.environ["HOLDFAST_TOKEN"], "HOLDFAST_TOKEN"
     elif host in _LOOPBACK:
@@ -295,7 +295,7 @@ def _own_token(port: int) -> str:
             found.stat().st_uid != os.getuid() or found.stat().st_mode & 0o022
             for found in (folder.parent, folder, path)
         ):
-            raise UsageError(f"others may write to {folder}, so its tokens may be theirs; set HOLDFAST_TOKEN instead")
+            raise UsageError(f"other users may write to {folder}; set HOLDFAST_TOKEN instead")
         token = path.read_bytes().decode("ascii", "replace").strip()
         if fault := job_secret.secret_fault(token):
             raise UsageError(f"the token in {path} {fault}")

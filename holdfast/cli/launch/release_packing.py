@@ -53,17 +53,17 @@ def pack_first_release(entry: EntryPoint, run_dir: Path, apart: Collection[Path]
         release = Release(
             number=1, root=kept, script=script, argv=entry.argv, source=kept, who=run_directory.user_name()
         )
-        return FirstRelease(release=release, said=f"release 1 is run where it stands: {e}")
+        return FirstRelease(release=release, said=f"release 1 runs in place, without a copy: {e}")
     files = counted_noun(packed.files, "file")
-    said = f"release 1 is {files} of {release.source}, run in place while they stay as they are"
-    return FirstRelease(release=release, said=f"{said}; what is changed there later comes by holdfast update")
+    said = f"release 1 is {files} of {release.source}, run in place until one of them changes"
+    return FirstRelease(release=release, said=f"{said}; holdfast update brings later changes")
 
 
 def _pack_tree(
     entry: EntryPoint, root: Path, script: str, run_dir: Path, apart: Collection[Path]
 ) -> tuple[Release, PackedArchive]:
     if root in (Path("/"), Path.home().resolve(), Path(tempfile.gettempdir()).resolve()):
-        raise RunInPlace(f"{root} is no folder of code")
+        raise RunInPlace(f"{root} is not a folder of code")
     found = list_release_files(root, (*apart, run_dir, run_directory.holdfast_home()), FIRST.files)
     _check_tree(entry, root, script, found)
     packed = tree_archive.pack_files(root, found.kept, run_dir / "releases", FIRST)
@@ -107,7 +107,7 @@ def _check_tree(entry: EntryPoint, root: Path, script: str, found: ReleaseFiles)
         if not any(name.split("/")[-1] in (top, f"{top}.py") or f"{top}/" in name for name in found.kept):
             raise RunInPlace(f"the module {top} is not in {root}")
     elif script not in found.kept and not any(name.startswith(f"{script}/") for name in found.kept):
-        raise RunInPlace(f"{script} is left out of {root}" + (", as git ignores it" if found.git else ""))
+        raise RunInPlace(f"{script} is left out of {root}" + (", because git ignores it" if found.git else ""))
     if not any(name.endswith(".py") for name in found.kept):
         raise RunInPlace(f"{root} has no Python files")
 
@@ -139,7 +139,7 @@ def pack_update(what: str | None, base: Release, run_dir: Path, apart: Collectio
     """Pack a folder, a commit of the job's repository, or the job's own tree; UsageError if that is impossible."""
     root = base.root
     if what is None and not root:
-        raise UsageError("this job's code is not in one folder; say which is: holdfast update PATH")
+        raise UsageError("this job's code is not in one folder; name the folder: holdfast update PATH")
     try:
         if what is None or os.path.isdir(what):
             return _pack_folder(Path(what or root).resolve(), base, run_dir, apart)
@@ -150,9 +150,9 @@ def pack_update(what: str | None, base: Release, run_dir: Path, apart: Collectio
 
 def _pack_folder(root: Path, base: Release, run_dir: Path, apart: Collection[Path]) -> PackedUpdate:
     if not root.is_dir():
-        raise UsageError(f"{root} is not there; say where the code is: holdfast update PATH")
+        raise UsageError(f"{root} is gone; name the folder of the code: holdfast update PATH")
     if root == Path("/"):
-        raise UsageError("/ is no folder of code; say where the code is: holdfast update PATH")
+        raise UsageError("/ is not a folder of code; name the folder: holdfast update PATH")
     found = list_release_files(root, (*apart, run_dir, run_directory.holdfast_home()), LATER.files)
     known = tree_archive.archive_contents(run_dir / "releases" / f"{base.digest}.tar") if base.digest else {}
     written = found.new_outputs(known) if root == Path(base.home or base.root).resolve() else frozenset()
@@ -165,7 +165,7 @@ def _pack_folder(root: Path, base: Release, run_dir: Path, apart: Collection[Pat
 def _pack_commit(what: str, root: str, run_dir: Path) -> PackedUpdate:
     top = find_repository(Path(root)) if root else None
     if top is None:
-        raise UsageError(f"{what} is no folder, and the job's code is in no git repository; name a folder")
+        raise UsageError(f"{what} is not a folder, and the job's code is in no git repository; name a folder")
     try:
         commit = os.fsdecode(run_git(top, "rev-parse", "--verify", "--quiet", f"{what}^{{commit}}")).strip()
     except ReleaseFilesError:

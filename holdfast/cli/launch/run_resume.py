@@ -28,7 +28,7 @@ def resume_run(args: RunArgs, settings: Settings | None) -> int:
     _check_replay(run_dir)
     if settings is not None:
         run = msgspec.structs.replace(run, settings=settings)
-    with listen_at(run.host, run.port, "this run's nodes look for it there, so that must be free") as listener:
+    with listen_at(run.host, run.port, "this run's nodes expect the controller there, so free the port") as listener:
         run_specs.write_json(run_dir / "run.json", run)
         console = make_console(args, run, run_dir)
         console.skip_to_end()

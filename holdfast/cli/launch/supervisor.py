@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.cli.launch.fork_server_start import start_fork_server
 from holdfast.cli.run_dirs import run_directory
+from holdfast.cli.terminal.quantities import FIRST_STEP
 from holdfast.cli.terminal.rank_console import Console, ConsolePump, say
 from holdfast.core.incident.incident_text import describe_exit
 from holdfast.fleet.local_process_fleet import end_node
@@ -25,13 +26,12 @@ _TRIES = 5  # controllers in a row that did not live _LIVED_S
 _LIVED_S = 10.0
 _BEGIN_S = 2.0  # for a fork server to begin with a controller, or we execute it ourselves
 _ROOM_BYTES = 1 << 20  # a disk with less than this is full
-_TRAINING = b"training: the first step was made"  # as the controller says it
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def leave_terminal(run_dir: Path) -> None:
     """Continue in a background process with its own session; the foreground one says how to come back, and exits."""
-    say(f"it goes on by itself: holdfast attach {run_dir} shows it, holdfast stop {run_dir} ends it")
+    say(f"it runs in the background: holdfast attach {run_dir} shows it, holdfast stop {run_dir} ends it")
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -100,7 +100,7 @@ class Supervisor:
             log = self._run_dir / "fork.log"
             say(
                 f"the fork server {describe_exit(code)}; {self._meanwhile_text()}, "
-                f"nodes that come start more slowly (see {log})"
+                f"new nodes start more slowly (see {log})"
             )
 
     def _end_fork_server(self) -> None:
@@ -125,14 +125,14 @@ class Supervisor:
             tries = tries + 1 if time.monotonic() - started_at < _LIVED_S else 1
             log = self._run_dir / "controller.log"
             if tries >= _TRIES:
-                say(f"the controller does not stay up; see {log}")
+                say(f"the controller keeps dying; see {log}")
                 return 1
-            say(f"the controller went away; {self._meanwhile_text()} while it is restarted (see {log})")
+            say(f"the controller died; {self._meanwhile_text()} while it restarts (see {log})")
 
     def _meanwhile_text(self) -> str:
         """Say what continues without the controller: training only if the console has reported a first step."""
         try:
-            trains = _TRAINING in (self._run_dir / "said.log").read_bytes()
+            trains = FIRST_STEP.encode() in (self._run_dir / "said.log").read_bytes()
         except OSError:
             trains = False
         return "training goes on" if trains else "nodes and ranks are kept"
@@ -141,13 +141,13 @@ class Supervisor:
         """Wait until a full disk has room again; False if that takes too long or a stop is asked for."""
         wait_s = run_directory.read_spec(self._run_dir).settings.recovery.wait_s
         full = f"the disk that holds {self._run_dir} is full"
-        say(f"{full}, so the controller ended; make room there, within {wait_s:g} s, and it is started again")
+        say(f"{full}, so the controller ended; it restarts if you free space within {wait_s:g} s")
         until = time.monotonic() + wait_s
         while run_directory.free_bytes(self._run_dir) < _ROOM_BYTES:
             if self._asked.numbers:
                 return False
             if time.monotonic() > until:
-                say(f"{full}; the job is ended: make room, then go on with holdfast run --resume {self._run_dir}")
+                say(f"{full}; ending the job: free space, then continue with holdfast run --resume {self._run_dir}")
                 return False
             time.sleep(_LOOK_S)
         return True
@@ -188,7 +188,7 @@ class Supervisor:
             process.kill()
         elif self._passed < len(asked) and self._is_listening(process):
             if self._passed == 0:
-                say("stopping; once more to stop without grace")
+                say("stopping; a second Ctrl-C or SIGTERM stops without grace")
                 self._end_fork_server()  # it may be importing still, and whoever asks it would wait
             process.send_signal(asked[self._passed])
             self._passed += 1
@@ -219,7 +219,7 @@ def _gather_outputs(releases: Path) -> None:
         for index, gathered in release_copy_sync.gather_all(releases):
             say(release_copy_sync.describe_gathered(index, gathered))
     except OSError as e:
-        say(f"what ranks made beside the script stays in {releases}: {e}")
+        say(f"files that ranks made beside the script stay in {releases}: {e}")
 
 
 def _end_one_node(folder: Path) -> None:
@@ -237,7 +237,7 @@ def watch_node(folder: Path, pid: int, console: Console) -> int:
     while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
         if passed < len(asked.numbers):
             if passed == 0:
-                say("leaving the job; once more to leave without grace")
+                say("leaving the job; a second Ctrl-C or SIGTERM leaves without grace")
             os.kill(pid, signal.SIGINT if passed == 0 else signal.SIGTERM)
             passed += 1
         time.sleep(_LOOK_S)

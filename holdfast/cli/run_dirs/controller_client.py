@@ -19,4 +19,4 @@ def ask_controller(
     try:
         return json.loads(content)
     except ValueError:
-        raise NotAController(f"what answers in {run_dir} is not holdfast") from None
+        raise NotAController(f"the server in {run_dir} is not holdfast") from None

@@ -109,7 +109,7 @@ def _find_leftovers(run_dir: Path) -> RunLeftovers:
     return RunLeftovers(
         run=str(run_dir),
         state="dead",
-        why=ending or f"was killed; holdfast run --resume {run_dir} takes it up",
+        why=ending or f"was killed; holdfast run --resume {run_dir} continues it",
         left=(*processes, *writes, *files),
         kept=tuple(_kept_items(run_dir, Path(run.log_dir), bool(ending), urls)),
         failed=tuple(failed),

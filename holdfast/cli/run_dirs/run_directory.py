@@ -25,6 +25,7 @@ from holdfast.wire.run_specs import ControllerAddress, NodeSpec, RunEnd, RunSpec
 if TYPE_CHECKING:
     from holdfast.wire.credentials.certificate_authority import CertificateAuthority
 
+NO_RUN = "there is no run yet"
 STDIN = "stdin"  # the note of the front, whose standard input rank 0 reads
 CONTROLLER = "holdfast.cli.launch.controller_main"  # the module, and the word that its command line has
 
@@ -40,7 +41,7 @@ def make_run_dir(wanted: str | None, run_id: str) -> Path:
     try:
         run_dir.mkdir(parents=True, mode=0o700, exist_ok=True)
         if (run_dir / "run.json").exists():
-            raise UsageError(f"{run_dir} holds a run already: go on with --resume {run_dir}, or give another --run-dir")
+            raise UsageError(f"{run_dir} holds a run already; give --resume {run_dir}, or another --run-dir")
         _require_owner(run_dir)
     except OSError as e:
         raise UsageError(f"cannot make the run directory {run_dir}: {e.strerror}; give another --run-dir") from None
@@ -51,13 +52,13 @@ def _require_owner(run_dir: Path) -> None:
     """Check that a folder is ours, empty, and writable by nobody else, because its owner controls the run."""
     seen = run_dir.lstat()
     if not stat.S_ISDIR(seen.st_mode):
-        raise UsageError(f"{run_dir} is no folder of its own, but leads elsewhere; give another --run-dir")
+        raise UsageError(f"{run_dir} is a symbolic link or a file; give another --run-dir")
     if seen.st_uid != os.getuid():
         raise UsageError(f"{run_dir} is another user's; give another --run-dir")
     if seen.st_mode & 0o022:
-        raise UsageError(f"others may write to {run_dir}, and what lies there may be theirs; give another --run-dir")
+        raise UsageError(f"other users may write to {run_dir}; give another --run-dir")
     if any(run_dir.iterdir()):
-        raise UsageError(f"{run_dir} is not empty; give a --run-dir that is, or one that there is not yet")
+        raise UsageError(f"{run_dir} is not empty; give an empty or a new --run-dir")
     run_dir.chmod(0o700)
 
 
@@ -107,7 +108,7 @@ def node_environment(run_dir: Path) -> dict[str, str]:
     try:
         env = from_json((run_dir / "env.json").read_bytes(), dict[str, str])
     except (OSError, msgspec.DecodeError) as e:
-        raise UsageError(f"{run_dir}/env.json cannot be read: {e}; without it nothing can be started here") from None
+        raise UsageError(f"{run_dir}/env.json cannot be read: {e}; without it no node can start here") from None
     return make_rank_environment(env)
 
 
@@ -153,12 +154,12 @@ def find_run_dir(wanted: str | None) -> Path:
     if wanted is None:
         newest = holdfast_home() / "newest"
         if not newest.exists():
-            raise UsageError("there is no run yet; start one with holdfast run, or name a run directory")
+            raise UsageError(f"{NO_RUN}; start one with holdfast run, or name a run directory")
         return newest.resolve()
     for path in (Path(wanted), holdfast_home() / "runs" / wanted):
         if (path / "run.json").exists():
             return path.absolute()
-    raise UsageError(f"{wanted} is no run directory (it has no run.json); name the one that holdfast run printed")
+    raise UsageError(f"{wanted} is not a run directory (it has no run.json); name the one that holdfast run printed")
 
 
 def read_spec(run_dir: Path) -> RunSpec:

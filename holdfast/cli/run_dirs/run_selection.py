@@ -47,8 +47,8 @@ def find(name: str | None) -> Path:
     if len(meant) == 1:
         return meant[0]
     if not meant:
-        why = "(it has no run.json), and no run's id begins or ends so; holdfast ls lists your runs"
-        raise UsageError(f"{name} is no run directory {why}")
+        why = "(it has no run.json), and no run id begins or ends with it; holdfast ls lists your runs"
+        raise UsageError(f"{name} is not a run directory {why}")
     alike = len({ids[run_dir] for run_dir in meant}) < len(meant)
     shown = [str(run_dir) if alike else ids[run_dir] for run_dir in meant]
     more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""

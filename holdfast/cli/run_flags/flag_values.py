@@ -67,7 +67,7 @@ def _least_nodes(given: GivenFlags, word: FlagWord, bounds: list[int]) -> int:
         return bounds[0]
     told = given.words["min-nodes"]
     if len(bounds) == 2:
-        raise UsageError(f"{told} and {word} both say how few nodes will do; drop one of them")
+        raise UsageError(f"{told} and {word} both set the minimum of nodes; drop one of them")
     if not 1 <= least <= bounds[0]:
         raise UsageError(f"{told}: give a number from 1 to {bounds[0]}, as many as {word} asks for")
     return least
@@ -182,13 +182,11 @@ def parse_mesh(given: GivenFlags, name: str) -> Dims:
 def check_replicas(mesh: Dims, least: int, nproc: int) -> None:
     """Check that --min-nodes is a number of whole data-parallel replicas; a job shrinks only by those."""
     if not any(dim in DATA_PARALLEL for dim, _ in mesh):
-        raise UsageError(
-            f"--min-nodes {least}: by --mesh there is one replica, which takes all nodes; drop one of these"
-        )
+        raise UsageError(f"--min-nodes {least}: --mesh has one replica, which needs all nodes; drop one of these flags")
     ranks = prod(size for dim, size in mesh if dim not in DATA_PARALLEL)
     nodes = lcm(ranks, nproc) // nproc
     if least % nodes:
-        raise UsageError(f"--min-nodes {least}: by --mesh whole replicas take {nodes} nodes; give a multiple of that")
+        raise UsageError(f"--min-nodes {least}: a replica of --mesh needs {nodes} nodes; give a multiple of that")
 
 
 def parse_modules(texts: Iterable[str]) -> tuple[str, ...]:

@@ -21,8 +21,8 @@ _JOIN_ONLY = (*_PLACES, "master-port", "local-addr", "rdzv-conf")
 _CONF_KEYS = ("join_timeout", "last_call_timeout")
 _KEPT_ON_RESUME = ("resume", "config")
 _NOT_ON_RESUME = {
-    "port": "the nodes of that run look for its controller at the port it had",
-    "token-file": "the nodes of that run show the token it was started with",
+    "port": "the nodes of that run expect its controller at the old port",
+    "token-file": "the nodes of that run present the token it was started with",
 }
 
 
@@ -73,7 +73,7 @@ class RunArgs(msgspec.Struct, frozen=True, kw_only=True):
         nproc = resolve_nproc(self.nproc)
         dims, ranks = prod(size for _, size in self.mesh), self.max_nodes * nproc
         if self.mesh and dims != ranks:
-            raise UsageError(f"--mesh is of {dims} ranks, but {self.max_nodes} x {nproc} are {ranks}: mend one of them")
+            raise UsageError(f"--mesh has {dims} ranks, but {self.max_nodes} x {nproc} are {ranks}; change one of them")
         if self.mesh and self.shrinks and self.min_nodes < self.max_nodes:
             values.check_replicas(self.mesh, self.min_nodes, nproc)
         return nproc
@@ -156,7 +156,7 @@ def _choose_fleet(given: GivenFlags) -> str:
             raise UsageError(f"{given.words['standalone'].source} keeps the job on this host; drop it or --fleet join")
         return "local"
     if fleet == "join" and not places:
-        raise UsageError("--fleet join: say which host carries the controller, with --rdzv-endpoint HOST:PORT")
+        raise UsageError("--fleet join: name the host that runs the controller, with --rdzv-endpoint HOST:PORT")
     return fleet or ("join" if places else "local")
 
 
@@ -168,7 +168,7 @@ def _join_endpoint(given: GivenFlags, hosts: int) -> tuple[str, int]:
         word = given.words["rdzv-endpoint"]
         backend = given.words.get("rdzv-backend")
         if backend and backend.text.startswith("etcd"):
-            raise UsageError(f"{backend}: etcd has no use here; name one of the job's own hosts in {word.source}")
+            raise UsageError(f"{backend}: holdfast does not use etcd; name one of the job's own hosts in {word.source}")
         endpoint = values.parse_host_port(word, text, _RDZV_PORT)
     elif hosts == 1 and port is None:
         return "localhost", 0  # as torchrun: nobody else has to find it, so jobs on one host do not collide
@@ -206,7 +206,7 @@ def _script_kind(given: GivenFlags) -> tuple[bool, bool]:
     module, no_python = "module" in given.words, "no-python" in given.words
     if "resume" in given.words:
         if given.script:
-            raise UsageError(f"--resume takes up the script of that run; drop {given.script}")
+            raise UsageError(f"--resume continues the script of that run; drop {given.script}")
         return module, no_python
     if not given.script:
         raise UsageError("no script given; write holdfast run [flags] SCRIPT [arguments of the script]")
@@ -218,10 +218,10 @@ def _script_kind(given: GivenFlags) -> tuple[bool, bool]:
 
 
 def _unused_flags(given: GivenFlags) -> list[str]:
-    notes = [f"{given.words[f.name].source} has no use here: {f.help}" for f in UNUSED if f.name in given.words]
+    notes = [f"{given.words[f.name].source} has no effect: {f.help}" for f in UNUSED if f.name in given.words]
     for key in values.parse_rdzv_conf(given):
         if key not in _CONF_KEYS:
-            notes.append(f"{given.words['rdzv-conf'].source} {key} has no use here: there is no rendezvous")
+            notes.append(f"{given.words['rdzv-conf'].source} {key} has no effect: there is no rendezvous")
     return notes
 
 
@@ -231,9 +231,9 @@ def _misplaced_flags(given: GivenFlags, fleet: str, hosts: int) -> list[str]:
     if fleet == "local":
         names, why = _JOIN_ONLY, "nodes are started on this host"
     elif given.flag_text("rdzv-endpoint"):
-        names, why = ("master-addr", "master-port"), f"{given.words['rdzv-endpoint'].source} names the place already"
+        names, why = ("master-addr", "master-port"), f"{given.words['rdzv-endpoint'].source} names the endpoint already"
     elif hosts == 1 and "master-port" not in given.words:
-        names, why = ("master-addr",), "a single node needs no meeting place"
+        names, why = ("master-addr",), "a single node needs no endpoint"
     else:
         return []
     return [f"{given.words[name].source} is ignored: {why}" for name in names if given.flag_text(name)]
@@ -245,8 +245,8 @@ def _flags_beside_resume(given: GivenFlags) -> list[str]:
         return []
     for name, why in _NOT_ON_RESUME.items():
         if name in given.words:
-            raise UsageError(f"--{name} has no use beside --resume: {why}; drop it")
+            raise UsageError(f"--{name} does not go with --resume: {why}; drop it")
     names = [f.name for f in TORCHRUN + OURS if f.name not in _KEPT_ON_RESUME]
     told = [name for name in names if name in given.words and given.words[name].source == f"--{name}"]
     told += ["preload"] if given.lists["preload"] else []
-    return [f"--{name} is ignored: the run is taken up as it was recorded" for name in told]
+    return [f"--{name} is ignored: the run continues as it was recorded" for name in told]

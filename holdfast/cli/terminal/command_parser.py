@@ -23,7 +23,7 @@ class CommandParser(argparse.ArgumentParser):
         written = word.partition("=")[0]
         flags = [flag for action in self._actions for flag in action.option_strings]
         if not written.startswith("-"):
-            self.error(f"there is no use for {written} here")
+            self.error(f"unexpected argument {written}")
         if near := difflib.get_close_matches(written.replace("_", "-"), flags, n=1):
             self.exit(USAGE, f"{self.prog}: there is no flag {written}; did you mean {near[0]}?\n")
         self.error(f"there is no flag {written}")

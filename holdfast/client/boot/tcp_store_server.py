@@ -47,7 +47,7 @@ class StoreServers:
                 self._stores[generation] = _start_server(self._host)
             return self._stores[generation].port
         if generation < self._newest:
-            raise ValueError(f"generation {generation} is over: {self._newest} was opened since")
+            raise ValueError(f"generation {generation} is over: the store serves generation {self._newest}")
         if generation not in self._stores:
             self._stores = {generation: _start_server(self._host)}
             self._newest = generation

@@ -11,12 +11,12 @@ def describe_mismatch(url: str, stored: Metadata, ours: Metadata, *, trained: bo
     """Return one sentence on what differs; empty if all fits. `trained`: a whole model with its optimizers."""
     there, here = _tensor_shapes(stored), _tensor_shapes(ours)
     if trained and (rest := _forgotten_optimizer(there, here)):
-        give = "give optimizer=, or a path of its own"
+        give = "give optimizer=, or another path"
         return f"{url} holds the state of an optimizer ({rest}), and this Checkpointer was given none: {give}"
     found = [_describe_difference(key, there.get(key), here[key]) for key in here if there.get(key) != here[key]]
     if trained:
         lost = [key for key in there if key.startswith(_MODEL) and key not in here]
-        found += [f"{key} is {there[key]} there and not here" for key in lost]
+        found += [f"{key} is {there[key]} there and missing here" for key in lost]
     if not found:
         return ""
     more = f", and {len(found) - 1} more tensors differ" if len(found) > 1 else ""
@@ -32,7 +32,7 @@ def _forgotten_optimizer(there: dict[str, str], here: dict[str, str]) -> str:
 
 
 def _describe_difference(key: str, there: str | None, here: str) -> str:
-    return f"{key} is {here} here and not there" if there is None else f"{key} is {there} there and {here} here"
+    return f"{key} is {here} here and missing there" if there is None else f"{key} is {there} there and {here} here"
 
 
 def _tensor_shapes(metadata: Metadata) -> dict[str, str]:

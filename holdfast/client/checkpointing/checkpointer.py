@@ -90,7 +90,7 @@ class Checkpointer:
             slots = 4 if self._link and self._world.nodes > 1 else 3 if self._storage else 2
         self._slots, self._verified = slots + verified, verified
         if slots < 2:
-            raise ValueError(f"with {slots} slots a snapshot would be overwritten before the next is whole; give 2")
+            raise ValueError(f"slots must be at least 2, not {slots}, or a snapshot overwrites the last whole one")
         group = self._world.replica_group(replicated)
         self._source = source_of(model, optimizer, (state_dict, load), rank=self._world.rank, group=group)
         self._extras = ExtraState({} if extra is None else extra)
@@ -120,11 +120,11 @@ class Checkpointer:
         True
         """
         if type(step) is not int or step < 0:
-            raise ValueError(f"a step is a number from 0 on, not {step!r}")
+            raise ValueError(f"step must be a whole number from 0 on, not {step!r}")
         if step <= self._last:
-            raise ValueError(f"step {step} comes after step {self._last}: steps only grow")
+            raise ValueError(f"step {step} was saved after step {self._last}; steps must grow")
         if force and not self._storage:
-            raise ValueError("force makes a checkpoint, and path, which tells where, is missing")
+            raise ValueError("force=True makes a checkpoint, so give path=")
         self._check_line(step)
         began_at = time.monotonic()
         self._last = step
@@ -152,7 +152,7 @@ class Checkpointer:
         0
         """
         if self._last >= 0:
-            raise RuntimeError("restore comes before the first save")
+            raise RuntimeError("call restore() before the first save")
         self._unread = False
         with here.phase("restore"):
             began_at = time.monotonic()
@@ -178,7 +178,7 @@ class Checkpointer:
             self._snapshots.close()
         whole = self._storing is None or self._storing.wait(timeout_s)
         if not whole:
-            _print_line("the last checkpoint was not written to its end")
+            _print_line("the last checkpoint is unfinished")
         return whole
 
     def close(self, timeout_s: float | None = None) -> None:
@@ -197,9 +197,9 @@ class Checkpointer:
             return
         why = self._world.broadcast_first(write_refusal(self._storage.url) if self._world.rank == 0 else "")
         if why and self._generation > 1:  # it could be written to before, so it may well be again
-            self._say_once(f"no checkpoints can be written: {why}")
+            self._say_once(f"cannot write checkpoints: {why}")
         elif why:
-            raise StateError(f"no checkpoints can be written: {why}")
+            raise StateError(f"cannot write checkpoints: {why}")
 
     def _check_line(self, step: int) -> None:
         """Raise if the storage already holds a checkpoint of this step or a later one, and restore() was not
@@ -212,8 +212,8 @@ class Checkpointer:
             with suppress(StorageError):  # storage that fails stops nobody
                 newest = max((one.step for one in find_checkpoints(url) if one.ok), default=-1)
         if (newest := self._world.broadcast_first(newest)) >= step:
-            told = "call restore() before the first save, or give a path of its own"
-            raise StateError(f"{url} holds a checkpoint of step {newest}, and this is step {step}: {told}")
+            told = "call restore() before the first save, or give another path"
+            raise StateError(f"{url} already holds a checkpoint of step {newest}, and this is step {step}: {told}")
 
     def _sign_replay(self, step: int) -> bool:
         """In a replay, report the hash of the state instead of saving it."""
@@ -230,7 +230,7 @@ class Checkpointer:
         try:
             for _ in range(2):
                 if not self._snapshots and not self._lay_out():
-                    raise StateError("the optimizer has no state yet, and does not tell what it will be")
+                    raise StateError("the optimizer has no state yet, and its layout is unknown")
                 assert self._snapshots
                 try:
                     return self._copy_state(step, due)
@@ -239,7 +239,7 @@ class Checkpointer:
                     self._snapshots.free_memory()
                     self._snapshots = self._newest = None
         except StateError as e:
-            self._say_once(f"no snapshots are taken, {e}")
+            self._say_once(f"no snapshots are taken: {e}")
         return None
 
     def _copy_state(self, step: int, due: bool) -> SealedSnapshot | None:
@@ -329,7 +329,7 @@ class Checkpointer:
                 return one.step
             self._say_once(f"{one.url} is left out: {why}")
         if tried:
-            raise StateError(f"of the checkpoints at {url} none can be restored")
+            raise StateError(f"none of the checkpoints at {url} can be restored")
         return 0
 
     def _load_checkpoint(self, restoring: StateRestore, url: str, step: int) -> str:
@@ -349,7 +349,7 @@ class Checkpointer:
                 # Of the generation before: what was just read from storage need not be written there again.
                 restoring.from_parts(url, step, self._generation - 1, pieces)
             elif note := restoring.from_other(url, metadata, self._world.rank):
-                self._say_once(f"{url} is {note}")
+                self._say_once(f"{url} {note}")
         except (StorageError, StateError, ImageMetadataError, CheckpointException) as e:
             why = str(e)
         return next(filter(None, self._world.gather_all(why)), "")
@@ -376,7 +376,7 @@ class Checkpointer:
         if force:
             storing.wait(_ENDING_S)
         if not storing.offer_snapshot(self._snapshots, self._metadata, taken):
-            self._say_once("a checkpoint was due while another was still being written: it is left out")
+            self._say_once("a checkpoint was due while another was still being written, and is left out")
 
     def _say_once(self, what: str) -> None:
         if what not in self._said and self._world.rank == 0:

@@ -32,15 +32,15 @@ def source_of(
             raise ValueError("give either model and optimizer, or state_dict")
         return UserState(state, load, group)
     if load is not None:
-        raise ValueError("load goes with state_dict")
+        raise ValueError("load= needs state_dict=")
     if model is None:
-        raise ValueError("nothing to save was given: model, or state_dict")
+        raise ValueError("give something to save: model, or state_dict")
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model is a {type(model).__name__}, not a module")
     optimizers = [] if optimizer is None else [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     for one in optimizers:
         if not isinstance(one, Optimizer):
-            raise TypeError(f"optimizer is a {type(one).__name__}, not an optimizer of torch; see state_dict")
+            raise TypeError(f"optimizer is a {type(one).__name__}, not a torch optimizer; see state_dict")
     _check_parameters(model, optimizers)
     return ModelState(model, optimizers, rank, group)
 
@@ -62,10 +62,10 @@ def storage_of(
     """Return where and how often checkpoints are made; None if never. Raises ValueError on wrong arguments."""
     if path is None:
         if every is not None:
-            raise ValueError("every tells how often checkpoints are written, and path, which tells where, is missing")
+            raise ValueError("every= makes checkpoints, so give path=")
         return None
     if keep < 0 or (keep_every or 0) < 0:
-        raise ValueError("keep and keep_every are numbers from 0 on")
+        raise ValueError("keep and keep_every must not be negative")
     url = os.fspath(path)
     url = url if "://" in url else os.path.abspath(url)
     steps, seconds = 0, 0.0
@@ -73,11 +73,11 @@ def storage_of(
         case None | "auto":
             pass
         case bool():
-            raise ValueError('every is a number of steps, or like "30s", or "auto"')
+            raise ValueError('every must be a number of steps, a time like "30s", or "auto"')
         case int() if every > 0:
             steps = every
         case str() if found := re.fullmatch(r"(\d+(?:\.\d+)?)(s|min|h)", every):
             seconds = float(found[1]) * {"s": 1, "min": 60, "h": 3600}[found[2]]
         case _:
-            raise ValueError('every is a number of steps, or like "30s", or "auto"')
+            raise ValueError('every must be a number of steps, a time like "30s", or "auto"')
     return CheckpointPolicy(url=url, every_steps=steps, every_s=seconds, keep=keep, keep_every=keep_every or 0)

@@ -75,7 +75,7 @@ def _check_readable(name: str, state: object) -> None:
     except (torch.serialization.pickle.PickleError, TypeError, AttributeError):
         kind = type(state).__name__
         raise StateError(
-            f"extra[{name!r}] gives a {kind}, which is more than plain values, tensors and arrays: it cannot be saved"
+            f"extra[{name!r}] gives a {kind}, which cannot be saved: only plain values, tensors and arrays can"
         ) from None
 
 

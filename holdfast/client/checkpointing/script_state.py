@@ -53,7 +53,7 @@ class UserState:
     def read(self) -> CurrentItems:
         self._now = _flatten_state(self._make())
         if self._now.keys() != self._keys:
-            raise ChangedError("the state dict has other keys than before")
+            raise ChangedError("the keys of the state dict have changed")
         try:
             return self._rows.read()
         finally:
@@ -77,7 +77,7 @@ class UserState:
         holder, key = descend_path(self._loading, path)
         found = holder[key]
         if not isinstance(found, torch.Tensor):
-            raise ChangedError(f"{'.'.join(map(str, path))} is no tensor any more")
+            raise ChangedError(f"{'.'.join(map(str, path))} is no longer a tensor")
         return found
 
     def guarded_items(self) -> list[bool]:

@@ -34,7 +34,7 @@ class StateRestore:
         own = path == self._snapshots.path
         arena = self._snapshots.arena if own else Arena.open(path)
         if arena.layout != self._snapshots.layout.digest:
-            raise StateError(f"the snapshot of step {step} is laid out for another model or optimizer than this one")
+            raise StateError(f"the snapshot of step {step} is laid out for another model or optimizer")
         found = [sealed for sealed in arena.list_sealed() if sealed.slot == slot and sealed.step == step]
         if not found:
             raise StateError(f"there is no whole snapshot of step {step} in slot {slot} of {path}")
@@ -78,12 +78,12 @@ class StateRestore:
             self._source.put_value(planner.mappings[key], value)
         if rows is None:
             self._source.finish_load(())
-            return "it has no extras of ours"
+            return "has no extra state of holdfast"
         told = [unpack_metadata(bytes_of(row)) for row in rows]
         self._source.finish_load({key for one in told for key in one.absent})
         here = len(told) == self._snapshots.layout.world
         self._extras.restore(told[rank if here else 0], here=here)
-        return "" if here else f"of {len(told)} ranks: random numbers go on differently, extras are those of rank 0"
+        return "" if here else f"is of {len(told)} ranks: random numbers will differ, extras are rank 0's"
 
     def _upload_image(self, image: StateImage, path: str, first: int) -> None:
         """Restore an image that begins at `first` in the file at `path`; a GPU state takes the faster upload."""

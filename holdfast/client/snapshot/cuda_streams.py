@@ -133,7 +133,7 @@ class RegisteredArena:
                     self._done[slot] = reached
                     self._news.notify_all()
         if failed:
-            say(f"memory cannot be registered with the GPU (CUDA error {failed}): snapshots will hold training up")
+            say(f"memory cannot be registered with the GPU (CUDA error {failed}): snapshots will delay training")
 
 
 def _unregister_parts(device: torch.device, memory: torch.Tensor, made: list[int]) -> None:

@@ -106,7 +106,7 @@ def _read_fully(fd: int, into: memoryview, at: int) -> None:
     while into:
         size = os.preadv(fd, [into], at)
         if not size:
-            raise StateError("the snapshot ended before its end")
+            raise StateError("the snapshot is cut short")
         into, at = into[size:], at + size
 
 

@@ -140,7 +140,7 @@ def descend_path(holder: object, path: Path) -> tuple[Holder, Any]:
                 return holder, key
             break
         holder = holder[key]  # type: ignore[index]
-    raise ChangedError(f"there is no {'.'.join(map(str, path))} any more")
+    raise ChangedError(f"{'.'.join(map(str, path))} is gone")
 
 
 def _find_key(holder: object, name: str | int) -> Any:

@@ -42,5 +42,5 @@ def _cut_buckets(ddp: DistributedDataParallel) -> None:
         ddp.reducer._set_static_graph()
     ddp.reducer._push_all_rebuilt_params()
     if not ddp.reducer._rebuild_buckets():
-        raise RuntimeError("the reducer did not take the layout")
+        raise RuntimeError("the reducer did not accept the layout")
     ddp._has_rebuilt_buckets = True

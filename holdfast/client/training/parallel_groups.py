@@ -28,9 +28,9 @@ def _mesh_dims(mesh: Any) -> list[tuple[str, int]]:
         return _check_dims([(str(name), int(size)) for name, size in mesh.items()])
     ranks, names = mesh.mesh, mesh.mesh_dim_names
     if ranks.flatten().tolist() != list(range(ranks.numel())):
-        raise ValueError("the mesh does not number all ranks in their order, the last dimension over neighbours")
+        raise ValueError("the mesh must list ranks 0 to N-1 in row-major order")
     if not names:
-        raise ValueError("the mesh has no names of dimensions: give mesh_dim_names")
+        raise ValueError("the mesh has no dimension names; give mesh_dim_names")
     return _check_dims([*zip(names, map(int, ranks.shape), strict=True)])
 
 
@@ -49,5 +49,5 @@ def _check_dims(dims: list[tuple[str, int]]) -> list[tuple[str, int]]:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if dims and ranks != world:
         told = ",".join(f"{name}={size}" for name, size in dims)
-        raise ValueError(f"the mesh {told} is of {ranks} ranks, and there are {world}")
+        raise ValueError(f"the mesh {told} has {ranks} ranks, but the job has {world}")
     return dims

@@ -81,7 +81,7 @@ class RankProgress:
                 if replicas:
                     self._start_hashing(model, None if replicas is True else replicas)
         except Exception as e:
-            print(f"holdfast: the model was not wholly attached: {e!r}", file=sys.stderr)
+            print(f"holdfast: only part of the model was attached: {e!r}", file=sys.stderr)
         return model
 
     def watch(self, optimizer: object, model: object = None) -> None:
@@ -290,7 +290,7 @@ class RankProgress:
 
             self._easing = self._easing or LearningRateEase(told)
         except (ImportError, ValueError) as e:
-            print(f"holdfast: the learning rate is not eased, as {EASE}={told} asks for: {e}", file=sys.stderr)
+            print(f"holdfast: the learning rate is not eased, because {EASE}={told} is invalid: {e}", file=sys.stderr)
 
     def seek_groups(self) -> None:
         """Get notified when this rank has its process group, if no zygote has arranged that."""
@@ -322,10 +322,10 @@ class RankProgress:
             return value.to_local()  # type: ignore[attr-defined]
         if name not in self._unread and not (name == "grad_norm" and self._watching is not None):
             self._unread.add(name)
-            also = ", or have it seen by holdfast.watch(optimizer)" if name == "grad_norm" else ""
+            also = ", or call holdfast.watch(optimizer)" if name == "grad_norm" else ""
             print(
-                f"holdfast: the {name} of step {step} is not judged: each rank has a part of it; "
-                f"tell {name}.full_tensor(){also}",
+                f"holdfast: the {name} of step {step} is not checked: each rank has only a part of it; "
+                f"pass {name}.full_tensor(){also}",
                 file=sys.stderr,
             )
         return None

@@ -109,7 +109,7 @@ def _optimizer_count(optimizer: Any) -> int:
         count = state.get("step", 0)
         count = count.to_local() if hasattr(count, "to_local") else count
         if getattr(count, "is_cuda", False) and sys.modules["torch"].cuda.is_current_stream_capturing():
-            raise ValueError("nothing may be read while a graph is captured")
+            raise ValueError("the step cannot be read while a CUDA graph is captured")
         most = max(most, int(count))
     return most
 

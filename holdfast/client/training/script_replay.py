@@ -150,7 +150,7 @@ def _sign_gradient(grad: "torch.Tensor") -> None:
 def current_replay() -> ScriptReplay:
     """Return this process's replay, for a Checkpointer. Raises RuntimeError if a replayed script has not opted in."""
     if replay_environment.is_replay() and not _this.opted:
-        raise RuntimeError("this script is being replayed and has not called holdfast.replayable(): it is not run")
+        raise RuntimeError("this is a replay, and the script has not called holdfast.replayable(): it does not run")
     return _this
 
 
@@ -159,7 +159,7 @@ def guard_first_step(on_first: "Callable[[], None] | None") -> "Callable[[], Non
 
     def first() -> None:
         if not _this.opted:
-            print("holdfast: this script has not called holdfast.replayable(): it is not replayed", file=sys.stderr)
+            print("holdfast: no replay: this script has not called holdfast.replayable()", file=sys.stderr)
             os._exit(REFUSED)
         if on_first is not None:
             on_first()
@@ -179,7 +179,7 @@ def _write_note(seeded: bool) -> None:
             file.write(note)
         os.replace(file.name, path)
     except OSError as e:
-        print(f"holdfast: nobody will know that this script may be replayed: {e}", file=sys.stderr)
+        print(f"holdfast: cannot record that this script may be replayed: {e}", file=sys.stderr)
 
 
 def _end_with_agent() -> None:

@@ -67,7 +67,7 @@ class BatchSkips:
         try:
             self._spans = parse_skips(os.environ.get(SKIP, ""))
         except ValueError as e:
-            print(f"holdfast: nothing is left out, as {SKIP} cannot be read: {e}", file=sys.stderr)
+            print(f"holdfast: no batch is left out, because {SKIP} is invalid: {e}", file=sys.stderr)
         if (slot := self._progress.find_slot()) is not None:
             slot.mark_skippable()
         return self._spans
@@ -90,7 +90,7 @@ class Batches:
 
     def __init__(self, loader: "Iterable[Any]", first: int) -> None:
         if type(first) is not int or first < 0:
-            raise ValueError(f"first is the number of the step that the next batch is for, from 0 on, not {first!r}")
+            raise ValueError(f"first must be the step of the next batch, a whole number from 0 on, not {first!r}")
         self.loader = loader
         self.step = first - 1
 

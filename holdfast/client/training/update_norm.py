@@ -65,7 +65,7 @@ class UpdateWatch:
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
-            print(f"holdfast: the optimizer is not watched any more: {error!r}", file=sys.stderr)
+            print(f"holdfast: the optimizer is no longer watched: {error!r}", file=sys.stderr)
 
     @torch.no_grad()
     def _measure_update(self, optimizer: Optimizer) -> None:

@@ -50,7 +50,7 @@ class CertificateAuthority:
             raise ValueError("the request is not signed by its own key")
         key = asked.public_key()
         if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise ValueError("the request has a key of another kind")
+            raise ValueError("the request has an unexpected kind of key")
         return self._sign_key(key, x509.UniformResourceIdentifier(NODE + urllib.parse.quote(name, safe="")))
 
     def node_serials(self) -> dict[str, str]:

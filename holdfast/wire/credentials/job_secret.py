@@ -21,18 +21,21 @@ _KINDS = (  # what characters may be drawn from; each of a token's is worth the 
     string.printable,
 )
 _HOW = "make one with: python3 -c 'import secrets; print(secrets.token_hex(16))'"
+EMPTY = f"is empty, so anyone could join; {_HOW}"
+UNPRINTABLE = f"contains characters other than printable ASCII; {_HOW}"
+GUESSABLE = f"is too short or too regular and needs at least {_BITS} random bits; {_HOW}"
 
 
 def secret_fault(token: str) -> str:
     """Say why a secret is not good enough, in words that follow its name; empty if the secret is good."""
     if not token:
-        return f"is empty, and everybody could join; {_HOW}"
+        return EMPTY
     if not token.isascii() or not token.isprintable() or " " in token:
-        return f"has characters other than printable ASCII; {_HOW}"
+        return UNPRINTABLE
     size = next(len({*kind}) for kind in _KINDS if {*token} <= {*kind})
     bits = len(token) * math.log2(size)
     if bits < _BITS or len(set(token)) < _DIFFERENT or token in (token + token)[1:-1]:
-        return f"is too short or too regular: at least {_BITS} random bits are needed; {_HOW}"
+        return GUESSABLE
     return ""
 
 

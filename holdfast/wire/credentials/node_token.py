@@ -33,5 +33,5 @@ def parse_token(token: str) -> NodeToken | None:
     found = _WHOLE.fullmatch(token)
     name = urllib.parse.unquote(found[3] or "") if found else ""
     if found is None or (name and not enrolment.NAME.fullmatch(name)):
-        raise ValueError("is a node's token that has been cut or changed; copy it again, as holdfast token printed it")
+        raise ValueError("is a damaged node token; copy it again, as holdfast token printed it")
     return NodeToken(found[1], found[2], name)

@@ -58,7 +58,7 @@ def _check_files(keys: KeyFiles) -> None:
     try:
         serialization.load_pem_private_key(_read_file("key", keys.key), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it has a passphrase
-        raise UserCertificateError(f"door.key {keys.key} is no private key in PEM without a passphrase") from None
+        raise UserCertificateError(f"door.key {keys.key} is not a PEM private key without a passphrase") from None
     now = datetime.datetime.now(datetime.UTC)
     if now > certificate.not_valid_after_utc:
         raise UserCertificateError(
@@ -67,7 +67,7 @@ def _check_files(keys: KeyFiles) -> None:
     if now < certificate.not_valid_before_utc:
         since = _time_text(certificate.not_valid_before_utc)
         raise UserCertificateError(
-            f"door.certificate {keys.certificate} is not valid before {since}; look at this host's clock"
+            f"door.certificate {keys.certificate} is not valid before {since}; check this host's clock"
         )
 
 
@@ -82,7 +82,7 @@ def _load_certificates(which: str, path: Path) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(_read_file(which, path))
     except ValueError:
-        raise UserCertificateError(f"door.{which} {path} is no certificate in PEM") from None
+        raise UserCertificateError(f"door.{which} {path} is not a PEM certificate") from None
 
 
 def _time_text(at: datetime.datetime) -> str:
@@ -98,7 +98,7 @@ def _shown_certificate(keys: KeyFiles) -> dict[str, Any]:
         return _shake_hands(caller, called)
     except ssl.SSLCertVerificationError as e:
         raise UserCertificateError(
-            f"door.certificate {keys.certificate} is not good by door.authority {keys.authority}: {e.verify_message}"
+            f"door.certificate {keys.certificate} is not trusted by door.authority {keys.authority}: {e.verify_message}"
         ) from None
     except ssl.SSLError as e:
         if e.reason == "KEY_VALUES_MISMATCH":

@@ -304,8 +304,8 @@ def describe_gathered(index: TreeIndex, gathered: GatheredFiles) -> str:
     if gathered.moved:
         more = len(gathered.moved) - 3
         names = ", ".join(gathered.moved[:3]) + (f" and {more} more" if more > 0 else "")
-        said.insert(0, f"what ranks made beside the script is now in {index.home}: {names}")
+        said.insert(0, f"files that ranks made beside the script are now in {index.home}: {names}")
     for path in gathered.both[:3]:
         theirs, ours = path.rpartition(".of-")[0], os.path.basename(path)
-        said.append(f"{theirs} there is newer and stays, and what ranks made is beside it as {ours}")
+        said.append(f"{theirs} there is newer and stays; the ranks' file is beside it as {ours}")
     return readable_path("; ".join(said))

@@ -42,7 +42,7 @@ def sign_release(release: Release, key: Path) -> Release:
 def signature_fault(release: Release, signers: str) -> str:
     """Say why a release is not signed by one of these signers; empty if it is."""
     if not release.signature:
-        return "this job takes signed releases only; sign it with holdfast update --sign KEY"
+        return "this job requires signed releases; sign it with holdfast update --sign KEY"
     with tempfile.TemporaryDirectory(prefix="holdfast-signature-") as folder:
         file = Path(folder) / "signature"
         file.write_text(release.signature)
@@ -50,12 +50,12 @@ def signature_fault(release: Release, signers: str) -> str:
             found = _ssh_keygen("-Y", "find-principals", "-s", str(file), "-f", signers)
             names = found.stdout.decode("utf-8", "replace").splitlines()
             if found.returncode or not names:
-                return f"its signature is of nobody whom {signers} names"
+                return f"none of the signers in {signers} signed it"
             flags = ("-Y", "verify", "-f", signers, "-I", names[0], "-n", _SPACE, "-s", str(file))
             done = _ssh_keygen(*flags, sent=signed_message(release))
         except (OSError, subprocess.TimeoutExpired) as e:
             return f"its signature cannot be checked: {e}"
-    return f"its signature does not hold: {_keygen_output(done)}" if done.returncode else ""
+    return f"its signature is invalid: {_keygen_output(done)}" if done.returncode else ""
 
 
 def _ssh_keygen(*flags: str, sent: bytes = b"") -> "subprocess.CompletedProcess[bytes]":

@@ -56,8 +56,8 @@ class ReleaseFolder:
         free = disk.f_bavail * disk.f_frsize
         if free < size_bytes + _SPARE_BYTES:
             raise ArchiveError(
-                f"it takes {size_bytes / MIB:.0f} MiB beside {_SPARE_BYTES // MIB} to spare, "
-                f"and the disk that holds {self.path} has {free / MIB:.0f} MiB"
+                f"it needs {size_bytes / MIB:.0f} MiB and {_SPARE_BYTES // MIB} MiB to spare, "
+                f"but the disk of {self.path} has {free / MIB:.0f} MiB free"
             )
 
     def put_release(self, release: Release, archive: Path) -> None:

@@ -24,6 +24,10 @@ class ArchiveError(Exception):
     """Says in one sentence what is wrong with a tree or with an archive of one."""
 
 
+class UnsafeArchiveError(ArchiveError):
+    """The archive would write outside of its tree, or holds what is neither a file nor a link."""
+
+
 class ArchiveLimits(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 1 << 30
     files: int = 100_000
@@ -81,14 +85,14 @@ def _check_bounds(root: Path, paths: list[str], bounds: ArchiveLimits) -> int:
     if total > bounds.bytes:
         biggest = max(sizes, key=lambda path: sizes[path])
         raise ArchiveError(
-            f"{root} has {total / MIB:.0f} MiB in {len(sizes)} files, and {bounds.bytes // MIB} MiB is the most; "
+            f"{root} has {total / MIB:.0f} MiB in {len(sizes)} files, above the limit of {bounds.bytes // MIB} MiB; "
             f"the biggest is {biggest} ({sizes[biggest] / MIB:.0f} MiB): have git ignore it, or move it elsewhere"
         )
     if len(sizes) > bounds.files:
         folders = [path.split("/")[0] for path in sizes]
         fullest = max(set(folders), key=folders.count)
         raise ArchiveError(
-            f"{root} has {len(sizes)} files, and {bounds.files} is the most; "
+            f"{root} has {len(sizes)} files, above the limit of {bounds.files}; "
             f"most are in {fullest} ({folders.count(fullest)}): have git ignore it, or move it elsewhere"
         )
     return total
@@ -146,7 +150,7 @@ def unpack_archive(archive: Path, to: Path, digest: str) -> None:
                 links.add(path)
             _write_member(to, path, kind, content)
     if str(sum) != digest:
-        raise ArchiveError(f"the archive {archive.name} is damaged: its content is not that of {digest[:12]}")
+        raise ArchiveError(f"the archive {archive.name} is damaged: its content does not match {digest[:12]}")
 
 
 @contextlib.contextmanager
@@ -164,9 +168,9 @@ def _checked_headers(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     size_bytes = os.stat(tar.name).st_size
     for member in tar:
         if not (member.issym() or member.isreg()) or member.issparse():
-            raise ArchiveError(f"the archive holds {member.name}, which is neither a file nor a link")
+            raise UnsafeArchiveError(f"the archive holds {member.name}, which is neither a file nor a link")
         if not 0 <= member.size <= size_bytes - member.offset_data:
-            raise ArchiveError(f"the archive breaks off in {member.name}")
+            raise ArchiveError(f"the archive is cut off in {member.name}")
         yield member
 
 
@@ -179,16 +183,16 @@ def _read_members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, bytes]]:
         assert file is not None
         content = file.read()
         if len(content) != member.size:
-            raise ArchiveError(f"the archive breaks off in {member.name}")
+            raise ArchiveError(f"the archive is cut off in {member.name}")
         yield member.name, "x" if member.mode & stat.S_IXUSR else "f", content
 
 
 def _check_member_path(path: str, links: set[str]) -> None:
     parts = path.split("/")
     if os.path.isabs(path) or "\0" in path or any(part in ("", ".", "..") for part in parts):
-        raise ArchiveError(f"the archive would write to {path}, outside of its tree")
+        raise UnsafeArchiveError(f"the archive would write to {path}, outside of its tree")
     if any("/".join(parts[:depth]) in links for depth in range(1, len(parts))):
-        raise ArchiveError(f"the archive would write through a link, to {path}")
+        raise UnsafeArchiveError(f"the archive would write through a link, to {path}")
 
 
 def _write_member(to: Path, path: str, kind: str, content: bytes) -> None:
@@ -204,7 +208,7 @@ def _write_member(to: Path, path: str, kind: str, content: bytes) -> None:
 
 def _write_link(to: Path, path: str, target: str) -> None:
     if is_target_outside(path, target) or "\0" in target:
-        raise ArchiveError(f"the archive has a link out of its tree: {path} to {target}")
+        raise UnsafeArchiveError(f"the archive has a link out of its tree: {path} to {target}")
     (to / path).symlink_to(target)
 
 

