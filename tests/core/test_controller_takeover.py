@@ -93,7 +93,7 @@ def test_a_job_that_was_ending_ends() -> None:
 
 def test_code_that_was_newer_is_named() -> None:
     decision = training().step(4.0, Successor(epoch=2, lost=lost(release=3)))
-    assert "release 3 ran, and release 1 is gone on with" in said(decision.actions)
+    assert "release 3 ran" in said(decision.actions)
 
 
 @pytest.mark.parametrize("phase", Phase)

@@ -36,7 +36,7 @@ def _on_lost_journal(state: JobState, now: float, lost: Lost) -> str:
     told, known, running = lost_journal_sentence(lost), state.generation, state.releases.running.number
     state.generation = max(known, lost.generation)
     if lost.release not in (0, running):
-        told += f"; release {lost.release} ran, and release {running} is gone on with until the next holdfast update"
+        told += f"; release {lost.release} ran, and release {running} runs on until the next holdfast update"
     if state.phase in _OVER or lost.phase in _OVER:
         state.emit(Say(text=told))
         return told if state.phase in _OVER else launching.finish_job(state, now, 1, f"{told}; the job was ending")

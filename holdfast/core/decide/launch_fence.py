@@ -70,4 +70,4 @@ class Fence:
         self._dismissed.clear()
 
 
-_SOONER = "whoever knows that a node is dead can say so with holdfast evict NODE"
+_SOONER = "if a node is dead, holdfast evict NODE ends the wait"

@@ -255,8 +255,9 @@ def close_incident(state: JobState, verdict: Verdict, resumed_at: float, resumed
 
 def ask_person(state: JobState, now: float, question: str) -> str:
     state.requests.ask_question(question, now + state.limits.ask_s)
-    state.emit(Say(text=f"a person is asked, for {state.limits.ask_s / 60:.0f} minutes: {question}"))
-    state.next_move = f"asks a person: {question}"
+    wait = incident_text.describe_wait(state.limits.ask_s)
+    state.emit(Say(text=f"waiting up to {wait} for holdfast approve: {question}"))
+    state.next_move = f"waiting for holdfast approve: {question}"
     return state.next_move
 
 

@@ -28,7 +28,7 @@ def on_order(state: JobState, now: float, order: Order) -> str:
             return on_resume_order(state, now, order)
         case "evict" | "drain":
             return on_leave_order(state, now, order)
-    return f"'{order.verb}' is no order that we know"
+    return f"unknown order '{order.verb}'"
 
 
 def on_leave_order(state: JobState, now: float, order: Order) -> str:
@@ -38,10 +38,10 @@ def on_leave_order(state: JobState, now: float, order: Order) -> str:
         if node in state.nodes.active:
             state.requests.evicting[node] = order.who
         going_on = f"; {launching.launch_or_wait(state, now)}" if state.phase is Phase.WAITING else ""
-        return f"{node} has ended, as {order.who} says{going_on}"
+        return f"{node} is dead (reported by {order.who}){going_on}"
     if node in state.nodes.active:
         (state.requests.evicting if order.verb == "evict" else state.requests.draining)[node] = order.who
-        return f"{node} is to leave, as {order.who} wants"
+        return f"{node} will leave ({order.verb} by {order.who})"
     if not state.nodes.standbys.beside_job((node,)):
         return f"there is no node {node} to {order.verb}"
     state.emit(*state.nodes.standbys.dismiss_node(node, None, gone))
@@ -68,4 +68,4 @@ def on_held_tick(state: JobState, now: float) -> str:
     late = launching.drop_late_nodes(state, now)
     if not state.requests.asking or state.requests.held or now < state.requests.asks_until:
         return late
-    return launching.finish_job(state, now, GAVE_UP, f"{state.requests.asking}; nobody answered")
+    return launching.finish_job(state, now, GAVE_UP, f"{state.requests.asking}; no approval came")

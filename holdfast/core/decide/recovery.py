@@ -62,7 +62,7 @@ def tolerates_slowness(state: JobState, now: float, alarm: Alarm) -> str:
     case = state.failures.make_case(now, incident, state.releases, nodes=state.nodes, lost=set())
     if find_verdict(case).remedy in (Remedy.EVICT, Remedy.ROLLBACK):
         return ""
-    return "it was as slow on another node" if case.follows_the_rank else "nobody may take its place"
+    return "it was as slow on another node" if case.follows_the_rank else "no standby may replace it"
 
 
 def on_more_alarms(state: JobState, alarm: Alarm) -> str:
@@ -153,7 +153,7 @@ def on_alarm_in_probe(state: JobState, alarm: Alarm) -> str:
     if alarm.kind is Kind.SILENCE or is_node_proof(alarm):
         state.current_incident.lost |= dict.fromkeys(alarm.suspects, alarm)
         state.nodes.forget_returned(alarm.suspects)
-    return f"noted while nodes are tried: {incident_text.describe_cause(alarm)}"
+    return f"noted while nodes are probed: {incident_text.describe_cause(alarm)}"
 
 
 def on_probed(state: JobState, now: float, event: Outcome) -> str:

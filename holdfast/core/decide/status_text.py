@@ -32,7 +32,7 @@ def tell_present(state: JobState, now: float, step: int, ending: str) -> str:
         case Phase.HELD if state.requests.held:
             return f"no rank runs; {state.requests.held} holds the job"
         case Phase.HELD:
-            return "no rank runs; a person is asked"
+            return "no rank runs; waiting for holdfast approve"
         case Phase.ENDING:
             return f"the job is ending: {ending}"
         case Phase.DONE:

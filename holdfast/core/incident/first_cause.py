@@ -218,7 +218,7 @@ def _spoilt_at(alarm: Alarm) -> tuple[float, float, tuple[int, ...]]:
 
 def launch_alarm(now: float, event: Outcome, generation: int, seats: tuple[Seat, ...]) -> Alarm:
     """Return a failed launch as the alarm of a crash before the first step."""
-    words = "; ".join(sorted(set(event.failed.values()))) or event.detail or "nobody said why"
+    words = "; ".join(sorted(set(event.failed.values()))) or event.detail or "no reason given"
     return Alarm(
         kind=Kind.CRASH,
         at=now,

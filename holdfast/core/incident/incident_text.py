@@ -152,3 +152,7 @@ def count_steps(count: int) -> str:
 
 def _count_times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
+
+
+def describe_wait(seconds: float) -> str:
+    return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"

@@ -48,21 +48,21 @@ def find_verdict(case: IncidentCase) -> Verdict:
     if case.back_to and not case.update and _is_code_suspect(case, verdict):
         return _roll_back(case)
     if verdict.remedy is Remedy.GIVE_UP and case.cause.kind is Kind.SLOW:
-        return Verdict(remedy=Remedy.RESTART, reason="nobody can take its place any more: restarted in place")
+        return Verdict(remedy=Remedy.RESTART, reason="no standby is left to replace it: restarted in place")
     if verdict.remedy is Remedy.GIVE_UP and verdict.code == GAVE_UP and case.update:
         return Verdict(remedy=Remedy.RESTART, reason="a newer release waits: restarted with it")
     if verdict.remedy is not Remedy.RESTART or not case.is_blameless:
         return verdict
     if case.may_probe and _is_due(case):
         level = _BITS if case.cause.kind in (Kind.LOSS, Kind.REPLICA) else _NODES
-        why = "the same again" if case.recent_failures or not case.is_timeout else "a timeout had to be waited for"
-        reason = f"{why}, and nobody to blame: every node is tried (level {level})"
+        why = "same failure again" if case.recent_failures or not case.is_timeout else "a collective timed out"
+        reason = f"{why}, no culprit: probing every node (level {level})"
         least = 0.0 if case.cause.kind is Kind.SLOW else _SLOWER
         return Verdict(remedy=Remedy.PROBE, level=level, least=least, reason=reason)
     if skip := _skip_batch(case):
         return skip
     if case.may_replay and _is_stubborn(case):
-        reason = "the same again although nothing was found: groups of nodes do the work again, if the script allows it"
+        reason = "same failure again, and probes found nothing: replaying the work in groups, if the script allows it"
         return Verdict(remedy=Remedy.REPLAY, reason=reason)
     return verdict
 
@@ -83,11 +83,11 @@ def _is_code_suspect(case: IncidentCase, verdict: Verdict) -> bool:
 
 
 def _roll_back(case: IncidentCase) -> Verdict:
-    why = "is the newest thing that changed, and nothing else helped"
+    why = "is the newest change, and nothing else helped"
     if case.trial:
         why = "failed in its first steps"
     elif case.is_code and case.is_new:
-        why = "raised the same again, which the one before it did not lately"
+        why = "raised the same error again, which the release before it did not"
     reason = f"the running release {why}: rolled back to release {case.back_to}"
     return Verdict(remedy=Remedy.ROLLBACK, to=case.back_to, reason=reason)
 
@@ -114,10 +114,10 @@ def verdict_after_probe(case: IncidentCase, bad: Mapping[str, str], found: str, 
     """Return the verdict after nodes were probed: evict the bad ones, or go on to the next rung."""
     told = "; ".join(f"{node} {why}" for node, why in bad.items())
     if bad and replaceable:
-        return Verdict(remedy=Remedy.EVICT, nodes=tuple(bad), reason=f"tried: {told}: evicted")
+        return Verdict(remedy=Remedy.EVICT, nodes=tuple(bad), reason=f"probed: {told}: evicted")
     verdict = find_verdict(msgspec.structs.replace(case, may_probe=False, may_replay=False))
-    seen = f"{told}, and nobody can take their place" if bad else found or "nothing found"
-    return msgspec.structs.replace(verdict, reason=f"tried: {seen}; {verdict.reason}")
+    seen = f"{told}, and no standby can replace them" if bad else found or "nothing found"
+    return msgspec.structs.replace(verdict, reason=f"probed: {seen}; {verdict.reason}")
 
 
 def _is_due(case: IncidentCase) -> bool:
@@ -151,7 +151,7 @@ def _first_remedy(case: IncidentCase) -> Verdict:
     if case.max_restarts is None and case.rounds >= case.attempts:
         return _give_up(f"{case.rounds + 1} failures in a row without a step between them")
     if case.max_restarts is None and case.is_hopeless:
-        return _give_up(f"{case.luckless + 1} failures, and more time was lost to them than the job got further in")
+        return _give_up(f"{case.luckless + 1} failures, which cost more time than the job gained between them")
     if cause.kind is Kind.LOSS:
         return _judge_loss(case)
     if case.is_proof:
@@ -177,7 +177,7 @@ def _first_remedy(case: IncidentCase) -> Verdict:
     if case.is_own_exit and not case.ever and case.recent_failures:
         # Amid failures of other kinds it may be their echo.
         if case.max_restarts is None and case.rounds <= len(case.recent_failures):
-            return _give_up(f"it {cause.reason} again before any step was made, which no machine does by itself")
+            return _give_up(f"it {cause.reason} again before the first step, which is no machine's fault")
         return _restarts_used_up(case) if case.is_capped else Verdict(remedy=Remedy.RESTART, reason=_NOBODY)
     # An echo names a node that lost its peer, which is no reason to blame it however often it happens.
     again = any(set(p.nodes) & set(cause.suspects) for p in case.recent_failures)
@@ -187,7 +187,7 @@ def _first_remedy(case: IncidentCase) -> Verdict:
     if case.is_capped:
         return _restarts_used_up(case)
     if case.max_restarts is None and case.is_stuck:
-        return _give_up(f"the same failure {case.fruitless_restarts + 1} times without getting further")
+        return _give_up(f"the same failure {case.fruitless_restarts + 1} times without progress")
     return Verdict(remedy=Remedy.RESTART, reason=_NOBODY)
 
 
@@ -198,9 +198,9 @@ def _user_code(case: IncidentCase) -> Verdict:
     if not case.ever:
         return _judge_start(case)
     if case.is_no_further:
-        return _give_up("the script failed the same way again without getting further")
+        return _give_up("the script failed the same way again without progress")
     if case.is_stuck:
-        return _give_up("the script failed the same way over and over, and hardly got further in between")
+        return _give_up("the script keeps failing the same way, with hardly any progress in between")
     did = "let a rank go" if case.departed else "raised"
     return Verdict(remedy=Remedy.RESTART, reason=f"the script {did}, after steps were made: restarted in place")
 
@@ -223,8 +223,8 @@ def _keep_bad_node(case: IncidentCase) -> Verdict:
     if case.is_capped:
         return _restarts_used_up(case)
     if case.recent_failures:
-        return _give_up("the same again on a node that cannot be replaced")
-    return Verdict(remedy=Remedy.RESTART, reason="nobody can take its place: restarted in place")
+        return _give_up("same failure again on a node that cannot be replaced")
+    return Verdict(remedy=Remedy.RESTART, reason="no standby can replace it: restarted in place")
 
 
 def _judge_replicas(case: IncidentCase) -> Verdict:
@@ -232,10 +232,8 @@ def _judge_replicas(case: IncidentCase) -> Verdict:
     if case.is_capped:
         return _restarts_used_up(case)
     if case.max_restarts is None and case.is_stuck:
-        return _give_up(
-            f"replicas differed {case.fruitless_restarts + 1} times without getting further, and nobody can say why"
-        )
-    return Verdict(remedy=Remedy.RESTART, reason="nobody can be named: restarted in place from where they were equal")
+        return _give_up(f"replicas differed {case.fruitless_restarts + 1} times without progress, for no known reason")
+    return Verdict(remedy=Remedy.RESTART, reason="no replica stands out: restarted in place from where they were equal")
 
 
 def _judge_setting(case: IncidentCase) -> Verdict:
@@ -247,7 +245,7 @@ def _judge_setting(case: IncidentCase) -> Verdict:
         return _restarts_used_up(case)
     hint, often = case.cause.hint, len(case.recent_failures) >= case.attempts
     if case.is_no_further or case.is_stuck or (often and not case.is_worth_it):
-        return _give_up("the same again without getting further" + (f"; {hint}" if hint else ""))
+        return _give_up("same failure again without progress" + (f"; {hint}" if hint else ""))
     told = f" ({hint.rstrip('.')})" if hint and case.recent_failures else ""
     return Verdict(remedy=Remedy.RESTART, reason=f"no node is to blame: restarted in place{told}")
 
@@ -259,7 +257,7 @@ def _judge_loss(case: IncidentCase) -> Verdict:
     cause = case.cause
     if case.max_restarts is None and case.is_stuck:
         what = "stood out" if case.is_spike else "was not finite"
-        return _give_up(f"the loss {what} {case.fruitless_restarts + 1} times without getting further: data or code")
+        return _give_up(f"the loss {what} {case.fruitless_restarts + 1} times without progress: data or code")
     skips, eases = loss_remedy.apply_response(cause.response, case.step, cause.not_after)
     if eases or (skips and case.skippable):  # a rank that leaves none out would wait for the others for ever
         return Verdict(remedy=Remedy.SKIP, skips=skips, eases=eases, reason=loss_remedy.describe_remedy(skips, eases))
@@ -275,7 +273,7 @@ def _wait_for_service(case: IncidentCase) -> Verdict:
         waited = f"{sum(_PATIENCE_S) / 60:.0f} minutes"
         return _give_up(f"it did not come back within {waited} of waiting")
     wait_s = _PATIENCE_S[tried]
-    reason = f"a service outside has to come back: restarted in place after {wait_s:g} s"
+    reason = f"waiting for an external service: restarted in place after {wait_s:g} s"
     return Verdict(remedy=Remedy.RESTART, wait_s=wait_s, reason=reason)
 
 
@@ -294,13 +292,13 @@ def _spare_last_copies(case: IncidentCase, verdict: Verdict) -> Verdict:
     stay = ", ".join(node for node in verdict.nodes if node not in going)
     if not stay:
         return verdict
-    why = f"not {stay}, as the last copy of a state would go too"
+    why = f"not {stay}, which then holds the last copy of a state"
     if going:
         reason = f"{incident_text.describe_cause(case.cause)}: evicted {', '.join(going)}, {why}"
         return msgspec.structs.replace(verdict, nodes=going, reason=reason)
     if case.is_capped:
         return _restarts_used_up(case)
-    reason = f"{stay} not evicted, as the last copy of a state would go too: restarted in place"
+    reason = f"{stay} not evicted, because it holds the last copy of a state: restarted in place"
     return Verdict(remedy=Remedy.RESTART, reason=reason)
 
 
@@ -310,8 +308,8 @@ def _limit_evictions(case: IncidentCase, verdict: Verdict) -> Verdict:
     if case.is_capped:
         return _restarts_used_up(case)
     if case.fruitless_restarts >= case.attempts or case.rounds >= case.attempts:
-        return _give_up(f"evicting {where} would be more than may be evicted within an hour without proof")
-    reason = f"{where} not evicted, as too many were within the hour: restarted in place"
+        return _give_up(f"evicting {where} would exceed the hourly limit on evictions without proof")
+    reason = f"{where} not evicted, because of the hourly limit on evictions: restarted in place"
     return Verdict(remedy=Remedy.RESTART, reason=reason)
 
 

@@ -153,7 +153,7 @@ class Standbys:
     def on_examined(self, now: float, event: Outcome) -> tuple[str, tuple[Dismiss | Say, ...]]:
         """Dismiss an evicted node or make it a standby again, by its examination, and report which it was."""
         node = self.examined.pop(event.action)
-        if why := event.failed.get(node, "" if event.ok else event.detail or "it could not be tried"):
+        if why := event.failed.get(node, "" if event.ok else event.detail or "it could not be probed"):
             found, actions = f"{node} is bad: {why}", self.dismiss_node(node, Kind.CRASH, f"examined: {why}")
         elif self.job.can_acquire and len(self.pool) >= self.job.standbys:
             said = "examined: nothing is wrong with it, and another has its place"

