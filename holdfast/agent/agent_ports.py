@@ -150,7 +150,7 @@ class SnapshotKeeper(Protocol):
     async def write_final(self, lasts: tuple[FinalState, ...], within_s: float) -> None: ...
 
 
-class ReleaseStaging(Protocol):
+class NodeStaging(Protocol):
     """Brings releases of the user's code to this node."""
 
     async def stage_all(self, releases: tuple[Release, ...]) -> str: ...
@@ -213,7 +213,7 @@ class AgentParts(msgspec.Struct, frozen=True, kw_only=True):
     ranks: NodeRanks
     tracer: RankTracer
     keeper: SnapshotKeeper
-    staging: ReleaseStaging
+    staging: NodeStaging
     diagnosis: DiagnosisRunner
     health: HealthSigns
     judge: Callable[[Exit], Awaitable[Alarm]]  # why a rank ended badly

@@ -1,9 +1,12 @@
-"""`holdfast sim dst`: tests the real controller and agent protocol against simulated failures, seed by seed."""
+"""`holdfast sim dst`: tests the real controller and agents against simulated failures, seed by seed."""
 
 import argparse
 import re
 import time
 
+from holdfast.agent.agent_ports import AgentEvents, AgentIdentity, AgentParts
+from holdfast.agent.agent_shell import Agent
+from holdfast.agent.connection.controller_clock import ControllerClock
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.controller import order_admission
@@ -13,7 +16,9 @@ from holdfast.logs import catalog_files
 from holdfast.model.event import Order
 from holdfast.model.job_seats import Job
 from holdfast.ports import Socket
+from holdfast.sim.dst.agent_interface import AgentNews, AgentSetup, DstAgent
 from holdfast.sim.dst.controller_interface import ControllerParts, DstController
+from holdfast.sim.dst.dst_world import RealParts
 from holdfast.sim.dst.seed_run import SeedResult, play_seed
 from holdfast.sim.dst.seed_setup import draw_setup
 
@@ -50,6 +55,35 @@ def build_controller(parts: ControllerParts) -> DstController:
     return RealController(parts)
 
 
+def build_agent(setup: AgentSetup) -> DstAgent:
+    """Make the real agent of a simulated node."""
+    identity = AgentIdentity(
+        node=setup.node, host=setup.node, order=setup.order, nproc=setup.nproc, settings=setup.settings
+    )
+    return Agent(identity, lambda events: _take_parts(setup, events))
+
+
+def _take_parts(setup: AgentSetup, events: AgentEvents) -> AgentParts:
+    played = setup.play(AgentNews(on_rank_exit=events.on_rank_exit, on_copies=events.on_copies))
+    return AgentParts(
+        clock=played.clock,
+        controller_clock=ControllerClock(played.clock),
+        dialer=played.dialer,
+        notes=played.notes,
+        ranks=played.ranks,
+        tracer=played.tracer,
+        keeper=played.keeper,
+        staging=played.staging,
+        diagnosis=played.diagnosis,
+        health=played.health,
+        judge=played.judge,
+        background=played.background,
+    )
+
+
+REAL_PARTS = RealParts(build_controller=build_controller, build_agent=build_agent)
+
+
 def add_command(commands: "argparse._SubParsersAction[CommandParser]") -> None:
     what = "break the control plane of small jobs in every way that a seed can think of, and see whether it heals"
     dst = commands.add_parser("dst", help="break the control plane, seed by seed", description=what)
@@ -62,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     began_at, known, broken = time.monotonic(), catalog_files.load_failures(), 0
     seeds = _parse_seeds(args)
     for seed in seeds:
-        result = play_seed(draw_setup(seed), build_controller, known, print if args.verbose else None)
+        result = play_seed(draw_setup(seed), REAL_PARTS, known, print if args.verbose else None)
         if result.failure:
             broken += 1
             print(f"seed {seed} is broken {result.failure}\nto see it: {repeat_command(seed)}", flush=True)

@@ -38,3 +38,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         pass
+
+
+def describe_error(error: BaseException) -> str:
+    """Name the errors that have ended a task."""
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(describe_error(e) for e in error.exceptions)
+    return f"{type(error).__name__}: {error}"
