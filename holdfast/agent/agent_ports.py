@@ -30,7 +30,6 @@ class ControllerLink(Protocol):
     """One link to the controller; iterating over it gives its messages until it ends."""
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
-
     async def send_bytes(self, packet: bytes) -> None:
         """Send a message; raise OSError if the link is gone."""
 
@@ -44,19 +43,12 @@ class AgentNotes(Protocol):
     """Notes that outlive an agent. None of these calls raises: an agent acts although it cannot write."""
 
     def read_done(self) -> tuple[Done, ...]: ...
-
     def read_stopped(self) -> int: ...
-
     def read_epoch(self) -> int: ...
-
     def read_leave_intent(self) -> Leave | None: ...
-
     def write_deed(self, deed: HeedEpoch | RememberDone | RememberLeaving) -> None: ...
-
     def write_stopped(self, generation: int) -> None: ...
-
     def write_leave_reason(self, errand: Leave) -> None: ...
-
     def mark_alone(self, now: float) -> float:
         """Note that the controller is gone; return since when. A restarted agent keeps the first instant."""
 
@@ -111,7 +103,6 @@ class NodeRanks(Protocol):
         """Let the next ranks start sooner, by what the script was seen to import."""
 
     def read_mesh(self) -> Dims: ...
-
     def read_replayable(self) -> str: ...
 
 
@@ -119,9 +110,7 @@ class RankTracer(Protocol):
     """Looks into the ranks' processes."""
 
     def watch_ranks(self, ranks: Iterable[HolderRank]) -> None: ...
-
     async def trace_ranks(self, ranks: tuple[HolderRank, ...], look: TraceRequest, offset_s: float) -> Trace: ...
-
     def read_arrivals(self, generation: int, offset_s: float) -> dict[int, tuple[Arrival, ...]]: ...
 
 
@@ -135,15 +124,10 @@ class SnapshotKeeper(Protocol):
 
     @property
     def stored(self) -> int: ...
-
     def adopt_arenas(self, kept: tuple[KeptArena, ...]) -> None: ...
-
     def begin_launch(self, errand: LaunchHere) -> str: ...
-
     async def apply_aim(self, aim: Aim) -> None: ...
-
     def list_copies(self) -> tuple[Copy, ...]: ...
-
     def complete_beat(self, beat: Beat) -> Beat:
         """Return the beat with how far snapshots, copies and checkpoints are."""
 
@@ -154,19 +138,14 @@ class NodeStaging(Protocol):
     """Brings releases of the user's code to this node."""
 
     async def stage_all(self, releases: tuple[Release, ...]) -> str: ...
-
     async def stage_and_check(self, errand: StageHere) -> tuple[str, bool]: ...
-
     async def begin_launch(self, release: Release, *, first: bool) -> str: ...
-
     async def gather_outputs(self) -> None: ...
-
     def complete(self, trains: bool) -> None: ...
 
 
 class DiagnosisRunner(Protocol):
     async def run_errand(self, errand: ProbeHere | PairTestHere | ReplayHere) -> ErrandDone: ...
-
     async def stop(self) -> None:
         """End what runs; return when it has ended."""
 
@@ -178,7 +157,6 @@ class HealthSigns(Protocol):
         """Raise the alarms that explain a rank's end before that end is told."""
 
     def has_oom_kill(self) -> bool: ...
-
     def scarcely(self) -> str: ...
 
 

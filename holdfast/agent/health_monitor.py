@@ -174,7 +174,7 @@ class HealthMonitor:
         return True
 
     def _make_kernel(self) -> Read:
-        self._kernel = KernelLogSource(self._now, self._root)
+        self._kernel = KernelLogSource(self._now, self._clock, self._root)
         return self._kernel.read
 
     def _make_gpu(self) -> Read:
@@ -183,7 +183,7 @@ class HealthMonitor:
         return source.read
 
     def _make_host(self) -> Read:
-        self._host = HostSource(self._now, self._ties.offset_s, self._watched_paths, self._root)
+        self._host = HostSource(self._now, self._clock, self._ties.offset_s, self._watched_paths, self._root)
         return self._host.read
 
     def _make_logs(self) -> Read:

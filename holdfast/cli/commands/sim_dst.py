@@ -16,11 +16,16 @@ from holdfast.logs import catalog_files
 from holdfast.model.event import Order
 from holdfast.model.job_seats import Job
 from holdfast.ports import Socket
-from holdfast.sim.dst.agent_interface import AgentNews, AgentSetup, DstAgent
+from holdfast.sim.dst.agent_interface import DstAgent
+from holdfast.sim.dst.agent_process import AgentProcess
 from holdfast.sim.dst.controller_interface import ControllerParts, DstController
 from holdfast.sim.dst.dst_world import RealParts
 from holdfast.sim.dst.seed_run import SeedResult, play_seed
 from holdfast.sim.dst.seed_setup import draw_setup
+from holdfast.sim.dst.simulated_backup import SimBackup
+from holdfast.sim.dst.simulated_errands import SimDiagnosis, SimHealth, SimStaging, SimTracer
+from holdfast.sim.dst.simulated_link import SimDialer
+from holdfast.sim.dst.simulated_notes import SimNotes
 
 BROKEN = 1
 _SEED = re.compile("[0-9]{1,12}")
@@ -55,29 +60,31 @@ def build_controller(parts: ControllerParts) -> DstController:
     return RealController(parts)
 
 
-def build_agent(setup: AgentSetup) -> DstAgent:
-    """Make the real agent of a simulated node."""
+def build_agent(process: AgentProcess) -> DstAgent:
+    """Make the real agent of a simulated machine."""
+    setup, machine = process.world.setup, process.machine
     identity = AgentIdentity(
-        node=setup.node, host=setup.node, order=setup.order, nproc=setup.nproc, settings=setup.settings
+        node=machine.name, host=machine.name, order=machine.order, nproc=setup.nproc, settings=setup.settings
     )
-    return Agent(identity, lambda events: _take_parts(setup, events))
+    return Agent(identity, lambda events: _play_parts(process, events))
 
 
-def _take_parts(setup: AgentSetup, events: AgentEvents) -> AgentParts:
-    played = setup.play(AgentNews(on_rank_exit=events.on_rank_exit, on_copies=events.on_copies))
+def _play_parts(process: AgentProcess, events: AgentEvents) -> AgentParts:
+    machine, world = process.machine, process.world
+    keeper = SimBackup(process, events.on_copies)
     return AgentParts(
-        clock=played.clock,
-        controller_clock=ControllerClock(played.clock),
-        dialer=played.dialer,
-        notes=played.notes,
-        ranks=played.ranks,
-        tracer=played.tracer,
-        keeper=played.keeper,
-        staging=played.staging,
-        diagnosis=played.diagnosis,
-        health=played.health,
-        judge=played.judge,
-        background=played.background,
+        clock=machine.clock,
+        controller_clock=ControllerClock(machine.clock),
+        dialer=SimDialer(process),
+        notes=SimNotes(process),
+        ranks=process.open_holder(events.on_rank_exit),
+        tracer=SimTracer(machine),
+        keeper=keeper,
+        staging=SimStaging(world),
+        diagnosis=SimDiagnosis(world),
+        health=SimHealth(),
+        judge=process.judge_exit,
+        background=(keeper.send_copies,),
     )
 
 

@@ -1,5 +1,6 @@
 """An agent's process on a simulated machine: the real agent, killed at any point."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -7,15 +8,12 @@ import msgspec
 from holdfast.core.detect.crash import alarm_of
 from holdfast.model.alarm import Alarm
 from holdfast.model.signal import Exit
-from holdfast.sim.dst.agent_interface import AgentCrashed, AgentNews, AgentSetup, PlayedParts
-from holdfast.sim.dst.simulated_backup import SimBackup
-from holdfast.sim.dst.simulated_errands import SimDiagnosis, SimHealth, SimStaging, SimTracer
+from holdfast.sim.dst.agent_interface import AgentCrashed
 from holdfast.sim.dst.simulated_holder import SimHolder
 from holdfast.sim.dst.simulated_keeper import SimKeeper
-from holdfast.sim.dst.simulated_link import SimDialer, SimLink
-from holdfast.sim.dst.simulated_notes import SimNotes
+from holdfast.sim.dst.simulated_link import SimLink
 from holdfast.sim.dst.virtual_loop import describe_error
-from holdfast.wire.holder_messages import RankKey
+from holdfast.wire.holder_messages import HolderRank, RankKey
 
 if TYPE_CHECKING:
     from holdfast.sim.dst.simulated_machine import SimMachine
@@ -31,38 +29,18 @@ class AgentProcess:
         self.world = machine.world
         self.alive = True
         self.link: SimLink | None = None
+        self.holder: SimHolder
         self.keeper = SimKeeper(machine.name, machine.memory, self.world.setup.verified)
-        self.agent = self.world.build_agent(
-            AgentSetup(
-                node=machine.name,
-                order=machine.order,
-                nproc=self.world.setup.nproc,
-                settings=self.world.setup.settings,
-                play=self._play_parts,
-            )
-        )
+        self.agent = self.world.build_agent(self)
         if machine.leaves:
             self.world.call_later(LEAVE_S, self._check_left)
         self._task = self.world.loop.create_task(self._run_agent())
 
-    def _play_parts(self, news: AgentNews) -> PlayedParts:
-        self.holder = SimHolder(self, news.on_rank_exit)
-        keeper = SimBackup(self, self.keeper, news.on_copies)
-        return PlayedParts(
-            clock=self.machine.clock,
-            dialer=SimDialer(self),
-            notes=SimNotes(self),
-            ranks=self.holder,
-            tracer=SimTracer(self.machine),
-            keeper=keeper,
-            staging=SimStaging(self.world),
-            diagnosis=SimDiagnosis(self.world),
-            health=SimHealth(),
-            judge=self._judge_exit,
-            background=(keeper.send_copies,),
-        )
+    def open_holder(self, on_rank_exit: Callable[[HolderRank], None]) -> SimHolder:
+        self.holder = SimHolder(self, on_rank_exit)
+        return self.holder
 
-    async def _judge_exit(self, exit: Exit) -> Alarm:
+    async def judge_exit(self, exit: Exit) -> Alarm:
         held = self.machine.held[RankKey(exit.generation, exit.rank)]
         return alarm_of(msgspec.structs.replace(exit, words=held.words), self.world.catalog)
 
@@ -72,9 +50,6 @@ class AgentProcess:
         except BaseException as e:
             if self.alive:
                 self.world.report_failure(f"the agent of {self.machine.name} fails: {describe_error(e)}")
-            return
-        if self.alive:
-            self.world.report_failure(f"the agent of {self.machine.name} returns")
 
     def check_alive(self) -> None:
         """Called just before this process changes the world; raises AgentCrashed if it is dead."""

@@ -9,7 +9,6 @@ import msgspec
 from holdfast.model.errand import FinalState, LaunchHere
 from holdfast.model.signal import Beat
 from holdfast.model.state_copy import Aim, Copy
-from holdfast.sim.dst.simulated_keeper import SimKeeper
 from holdfast.wire.holder_messages import KeptArena
 
 if TYPE_CHECKING:
@@ -21,11 +20,11 @@ _AGAIN_S = 1.0
 
 
 class SimBackup:
-    def __init__(self, process: "AgentProcess", keeper: SimKeeper, on_copies: Callable[[], None]) -> None:
+    def __init__(self, process: "AgentProcess", on_copies: Callable[[], None]) -> None:
         self._process = process
         self._machine = process.machine
         self._world = process.world
-        self._keeper = keeper
+        self._keeper = process.keeper
         self._on_copies = on_copies
         self.revoked: frozenset[str] = frozenset()
         self.address = (process.machine.name, 1)
