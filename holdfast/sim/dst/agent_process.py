@@ -1,5 +1,6 @@
 """An agent's process on a simulated machine: the real agent, killed at any point."""
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -41,8 +42,10 @@ class AgentProcess:
         return self.holder
 
     async def judge_exit(self, exit: Exit) -> Alarm:
-        held = self.machine.held[RankKey(exit.generation, exit.rank)]
-        return alarm_of(msgspec.structs.replace(exit, words=held.words), self.world.catalog)
+        """Judge the last words of a rank, which takes its time."""
+        told = msgspec.structs.replace(exit, words=self.machine.held[RankKey(exit.generation, exit.rank)].words)
+        await asyncio.sleep(self.world.rng.uniform(0.01, 0.3))
+        return alarm_of(told, self.world.catalog)
 
     async def _run_agent(self) -> None:
         try:
