@@ -12,7 +12,7 @@ class StuckError(Exception):
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """Runs the controller's real coroutines in virtual time; events of one instant run in the order of planning."""
+    """Runs real coroutines in virtual time; events of one instant run in the order of planning."""
 
     def __init__(self) -> None:
         super().__init__()
