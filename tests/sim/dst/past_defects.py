@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
+from holdfast.agent.agent_shell import Agent
 from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.core.decide import controller_takeover
 from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.membership.job_nodes import JobNodes
 from holdfast.core.membership.standbys import Standbys
 from holdfast.sim.dst.seed_setup import draw_setup
-from holdfast.sim.dst.simulated_agent import SimAgent
 from tests.sim.dst.mutant import Mutant, Patch, draw_forgetful
 
 
@@ -28,14 +28,14 @@ def stopped_launch_told_again(patch: Patch) -> None:
 
 def ends_dated_at_once(patch: Patch) -> None:
     """An agent dates the end of a rank although no controller has told it the time yet."""
-    exited = SimAgent.on_rank_exit
+    exited = Agent._on_rank_exit
 
-    def on_rank_exit(self: SimAgent, held: Any) -> None:
-        known, self._known = self._known, True
+    def on_rank_exit(self: Agent, held: Any) -> None:
+        known, self.controller_clock.known = self.controller_clock.known, True
         exited(self, held)
-        self._known = known
+        self.controller_clock.known = known
 
-    patch.setattr(SimAgent, "on_rank_exit", on_rank_exit)
+    patch.setattr(Agent, "_on_rank_exit", on_rank_exit)
 
 
 # --- a journal that has lost its end -----------------------------------------------------------------------------
