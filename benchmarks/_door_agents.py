@@ -23,23 +23,22 @@ from typing import Any, NamedTuple
 import msgspec
 from aiohttp import web
 
-from benchmarks.ingest import NoStore
+from benchmarks.ingest import make_ports
 from holdfast.config import Settings
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.caller_admission import PortAccess, admit_by_socket
 from holdfast.controller.access.connection_gate import ConnectionGate
 from holdfast.controller.access.enrolment_tokens import NodeTokens
 from holdfast.controller.access.node_enrolment import NodeEnrolment
-from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.controller.api import ApiEntrance, make_api
-from holdfast.controller.control_loop import Controller
+from holdfast.controller.composition import build_controller
 from holdfast.core.agent_state_machine import Post
-from holdfast.fleet.self_joining_fleet import JoinFleet
-from holdfast.journal.sqlite_journal import SqliteJournal
+from holdfast.core.decide.job_view import JobView
 from holdfast.linux import process_control
 from holdfast.model.errand import Done
 from holdfast.model.event import Entry, Phase
 from holdfast.model.job_seats import Job
+from holdfast.model.release import Release
 from holdfast.model.signal import Beat
 from holdfast.wire import agent_messages, unix_sockets
 from holdfast.wire.agent_messages import ErrandMessage, Hello, Welcome
@@ -95,28 +94,34 @@ class Told(NamedTuple):
 
 
 async def _control(listener: socket.socket, out: Connection, folder: Path) -> None:
-    controller = Controller(
-        SqliteJournal(folder / "journal.db"), Settings(), lambda c: ActionExecutor(JoinFleet(), NoStore(), c.on_outcome)
-    )
-    controller.hands.say = lambda sentence: None
-    door = web.AppRunner(make_api(controller, ApiEntrance(admit_by_socket, AuditLog(folder))), access_log=None)
+    training = asyncio.Event()
+
+    def heard(entry: Entry, _: JobView) -> None:
+        if entry.decision.phase is Phase.TRAINING and not training.is_set():
+            training.set()
+            out.send("training")
+
+    built = build_controller(Settings(), make_ports(folder, heard))
+    controller = built.controller
+    door = web.AppRunner(make_api(built, ApiEntrance(admit_by_socket, AuditLog(folder))), access_log=None)
     await door.setup()
     await web.SockSite(door, unix_sockets.listen(folder / "door", backlog=4096)).start()
     authority = CertificateAuthority(folder / "authority")
     porch = ConnectionGate(lambda: port.server(), mutual_tls.server_tls(authority.keys, strangers=True))  # type: ignore[misc]
     audit = AuditLog(folder)
-    enrolling = NodeEnrolment(authority, "token", "bench", audit, NodeTokens(folder / "authority"))
-    controller.ingest.serials, enrolling.counts = enrolling.serials, controller.ingest.is_valid_certificate
+    enrolling = NodeEnrolment(
+        authority,
+        "token",
+        "bench",
+        audit=audit,
+        tokens=NodeTokens(folder / "authority"),
+        certificates=built.certificates,
+    )
     at_port = ApiEntrance(
         PortAccess(lambda: (), "127.0.0.1", enrolling.certificate_refusal), audit, enrolling, porch.note_proved
     )
-    port = web.AppRunner(make_api(controller, at_port))
+    port = web.AppRunner(make_api(built, at_port))
     await port.setup()
-
-    def heard(entry: Entry) -> None:
-        if entry.decision.phase is Phase.TRAINING and not training.is_set():
-            training.set()
-            out.send("training")
 
     async def answer() -> None:
         """Whatever is asked: how it stands."""
@@ -128,13 +133,11 @@ async def _control(listener: socket.socket, out: Connection, folder: Path) -> No
             gone = AGENTS - len({seat.node for seat in view.seats} - view.gone.keys())
             out.send((gone, incidents, time.process_time(), _resident_mb()))
 
-    training = asyncio.Event()
-    controller.on_entry = heard
     job = Job(run_id="bench", min_nodes=AGENTS, max_nodes=AGENTS, can_acquire=False)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(porch.run(listener))
         tasks.create_task(answer())
-        tasks.create_task(controller.run(job, lambda: out.send(time.monotonic())))
+        tasks.create_task(controller.run(job, Release(number=1), lambda: out.send(time.monotonic())))
 
 
 def _resident_mb() -> float:

@@ -23,20 +23,24 @@ from aiohttp import web
 from rich.table import Table
 
 from benchmarks._report import FULL, Findings, report
+from holdfast.cli.launch.controller_main import NotesFolder
 from holdfast.config import Settings
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.caller_admission import ANY_NODE, Caller, Right
-from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.controller.api import ApiEntrance, make_api
-from holdfast.controller.control_loop import Controller
+from holdfast.controller.composition import build_controller
+from holdfast.controller.job_clock import SteadyClock
 from holdfast.core.agent_state_machine import Post
+from holdfast.core.decide.job_view import JobView
 from holdfast.fleet.self_joining_fleet import JoinFleet
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.alarm import Alarm, Kind
 from holdfast.model.errand import Done
-from holdfast.model.event import Order, Phase
+from holdfast.model.event import Entry, Order, Phase
 from holdfast.model.job_seats import Job
+from holdfast.model.release import Release
 from holdfast.model.signal import Beat
+from holdfast.ports import ControllerPorts, EntryListener
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import ErrandMessage, Hello
 
@@ -56,6 +60,22 @@ class NoStore:
         return None
 
 
+def make_ports(folder: Path, on_entry: EntryListener) -> ControllerPorts:
+    """The real journal, notes and clock; no machines, no store, and nobody who reads the console."""
+    return ControllerPorts(
+        journal=SqliteJournal(folder / "journal.db"),
+        fleet=JoinFleet(),
+        store=NoStore(),
+        notes=NotesFolder(folder),
+        archives=folder,
+        probe_history=None,
+        make_clock=SteadyClock,
+        say=lambda text: None,
+        on_entry=on_entry,
+        on_replayed=lambda entry, view: None,
+    )
+
+
 class Measured(msgspec.Struct):
     lags_s: list[float]
     cpu_s: float
@@ -66,19 +86,20 @@ class Measured(msgspec.Struct):
 
 
 async def _control(listener: socket.socket, out: Connection, folder: Path) -> None:
-    journal = SqliteJournal(folder / "journal.db")
-    store = NoStore()
-    controller = Controller(journal, Settings(), lambda c: ActionExecutor(JoinFleet(), store, c.on_outcome))
+    training = asyncio.Event()
+
+    def heard(entry: Entry, _: JobView) -> None:
+        if entry.decision.phase is Phase.TRAINING:
+            training.set()
+
+    built = build_controller(Settings(), make_ports(folder, heard))
+    controller = built.controller
     everybody = Caller(name="bench", right=Right.ADMIN, node=ANY_NODE)
-    runner = web.AppRunner(
-        make_api(controller, ApiEntrance(lambda request: everybody, AuditLog(folder))), access_log=None
-    )
+    runner = web.AppRunner(make_api(built, ApiEntrance(lambda request: everybody, AuditLog(folder))), access_log=None)
     await runner.setup()
     await web.SockSite(runner, listener).start()
     job = Job(run_id="bench", min_nodes=AGENTS, max_nodes=AGENTS, can_acquire=False)
     lags: list[float] = []
-    training = asyncio.Event()
-    controller.on_entry = lambda entry: training.set() if entry.decision.phase is Phase.TRAINING else None
 
     async def sample() -> None:
         await training.wait()
@@ -95,7 +116,7 @@ async def _control(listener: socket.socket, out: Connection, folder: Path) -> No
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(sample())
-        tasks.create_task(controller.run(job))
+        tasks.create_task(controller.run(job, Release(number=1)))
 
 
 def _controller(listener: socket.socket, out: Connection, folder: str) -> None:

@@ -1,9 +1,15 @@
 """Interfaces that the shell must provide to the controller."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
+from holdfast.core.decide.job_view import JobView
 from holdfast.model.event import Entry, Lost
+
+EntryListener = Callable[[Entry, JobView], None]  # gets an entry, and the job as the entry left it
 
 
 class Journal(Protocol):
@@ -81,3 +87,19 @@ class Socket(Protocol):
     async def send_bytes(self, data: bytes) -> None: ...
 
     async def close(self, *, code: int = 1000, message: bytes = b"") -> bool: ...
+
+
+class ControllerPorts(msgspec.Struct, frozen=True, kw_only=True):
+    """The world around one controller: what it works on, and who hears of its work. Nothing has a default, so that
+    a wire that is forgotten is an error at the start."""
+
+    journal: Journal
+    fleet: Fleet
+    store: Store
+    notes: Notes
+    archives: Path  # of releases
+    probe_history: Path | None  # the file with earlier measurements of each node; None: none are kept
+    make_clock: Callable[[float], Callable[[], float]]  # makes one that never tells less than this
+    say: Callable[[str], None]  # to the person at the console
+    on_entry: EntryListener
+    on_replayed: EntryListener  # gets the entries of earlier controllers

@@ -1,9 +1,10 @@
 """Converts a state of tensors and values to and from an image: flattened once, then copied at every snapshot."""
 
+import contextlib
 import ctypes
 import io
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import IO, Any, NamedTuple, cast
 
@@ -144,9 +145,28 @@ class StateImage:
         self._ways = {index: (view.data_ptr(), view.nbytes) for index, view in self.payloads.items()}
         self._written: dict[int, str] = {}
         self._known: dict[int, object] = {}  # by which most values are found unchanged without a look at what they show
-        self.wait: Callable[[int], None] = lambda end: None  # until the GPU can reach the image up to here
-        self.fetch: Callable[[int, torch.Tensor], None] | None = None  # a faster way to a GPU than by this memory
-        self.settle: Callable[[], None] = lambda: None  # waits for all that was fetched
+        self._reach: Callable[[int], None] | None = None
+        self._fetch: Callable[[int, torch.Tensor], None] | None = None
+        self._finish: Callable[[], None] | None = None
+
+    def use_reach(self, reach: Callable[[int], None]) -> None:
+        """Call `reach` before a GPU reads this memory; it waits until the GPU can reach the image up to an end."""
+        self._reach = reach
+
+    @contextlib.contextmanager
+    def fetched_by(self, fetch: Callable[[int, torch.Tensor], None], finish: Callable[[], None]) -> Iterator[None]:
+        """Within this block, tensors of a GPU come by `fetch`, which is faster than by this memory; `finish` waits for
+        all of them."""
+        self._fetch, self._finish = fetch, finish
+        try:
+            yield
+        finally:
+            self._fetch = self._finish = None
+
+    def settle(self) -> None:
+        """Wait for all that was fetched."""
+        if self._finish:
+            self._finish()
 
     def write_frames(self) -> None:
         """Write the bytes that torch puts around payloads, which are the same in every snapshot."""
@@ -176,10 +196,11 @@ class StateImage:
         if tensor.is_cpu and tensor.is_contiguous():
             start, size = self._ways[index]
             return tensor.data_ptr(), start, size
-        if self.fetch and tensor.is_contiguous():
-            self.fetch(self._places[index], tensor)
+        if self._fetch and tensor.is_contiguous():
+            self._fetch(self._places[index], tensor)
             return None
-        self.wait(self.layout.items[index].end)
+        if self._reach:
+            self._reach(self.layout.items[index].end)
         tensor.copy_(self.payloads[index], non_blocking=True)  # whoever reads a whole image waits for all at once
         return None
 

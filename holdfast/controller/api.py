@@ -12,9 +12,11 @@ from holdfast.controller.access.caller_admission import CALLER, Admit, Caller, P
 from holdfast.controller.access.enrolment_token_api import ON_ONE_HOST, MintBody, MintedToken, TokenMinting
 from holdfast.controller.access.node_enrolment import NodeEnrolment
 from holdfast.controller.access.user_ca_nodes import CertificateEnrolment
+from holdfast.controller.composition import BuiltController
 from holdfast.controller.control_loop import Controller
 from holdfast.controller.metrics import render_metrics
 from holdfast.controller.order_admission import OrderBody, OrderReceipt, describe_effect, order_refusal
+from holdfast.controller.stack_tracing import StackTracing
 from holdfast.core.decoding import from_json
 from holdfast.core.diagnose import blocking_ranks
 from holdfast.core.diagnose.blocking_ranks import BlockingRanks
@@ -86,7 +88,7 @@ class JobStacks(msgspec.Struct, frozen=True, kw_only=True):
 
 def status_of(controller: Controller) -> Status:
     view, account = controller.view, controller.ledger.make_account(controller.clock())
-    beats = controller.ingest.beats
+    beats = controller.registry.beats
     roles = view.assign_roles(controller.ledger.admitting)
     views = []
     for seat in view.seats:
@@ -111,7 +113,7 @@ def status_of(controller: Controller) -> Status:
         incidents=view.incidents,
         failures=count_failures(account.incidents) + view.open_failures,
         last_incident=account.incidents[-1].sentence if account.incidents else "",
-        floor=controller.ingest.floor.floor,
+        floor=controller.aims.floor.floor,
         nodes=tuple(views),
         seq=controller.seq,
         changes=len(account.changes),
@@ -133,13 +135,14 @@ class ApiEntrance(NamedTuple):
     admit: Admit
     audit: AuditLog
     enrolling: NodeEnrolment | CertificateEnrolment | None = None  # of hosts that are not nodes yet
-    proved: Proved = lambda transport: None
+    proved: Proved | None = None  # told of connections whose caller is proved; None: all are
     minting: TokenMinting | None = None  # of tokens for such hosts; None: there are none
 
 
-def make_api(controller: Controller, door: ApiEntrance) -> web.Application:
+def make_api(built: BuiltController, door: ApiEntrance) -> web.Application:
     """Build the web application; it gives the same answers at every entrance."""
     app = web.Application(middlewares=[_guard_routes(door)], client_max_size=_MAX_BODY)
+    controller = built.controller
 
     async def status(request: web.Request) -> web.Response:
         return _json_response(status_of(controller))
@@ -168,14 +171,14 @@ def make_api(controller: Controller, door: ApiEntrance) -> web.Application:
     async def openapi(request: web.Request) -> web.Response:
         return _json_response(describe_api())
 
-    app.router.add_get(_AGENT, controller.ingest.serve_agent)
+    app.router.add_get(_AGENT, built.ingest.serve_agent)
     app.router.add_get("/api/v1/status", status)
     app.router.add_get("/api/v1/report", report)
     app.router.add_get("/api/v1/entries", entries)
     app.router.add_post("/api/v1/orders", _order_route(controller, door.audit))
     app.router.add_get("/api/v1/releases", _releases_route(controller))
     app.router.add_get(f"{_ARCHIVES}{{digest}}", _archive_route(controller))
-    app.router.add_post("/api/v1/trace", _trace_route(controller))
+    app.router.add_post("/api/v1/trace", _trace_route(controller, built.tracing))
     app.router.add_get("/metrics", metrics)
     app.router.add_get("/openapi.json", openapi)
     minting = door.minting or TokenMinting(door.audit, None, ON_ONE_HOST)
@@ -233,7 +236,7 @@ def _archive_route(controller: Controller) -> Answer:
     return archive
 
 
-def _trace_route(controller: Controller) -> Answer:
+def _trace_route(controller: Controller, tracing: StackTracing) -> Answer:
     async def trace(request: web.Request) -> web.Response:
         try:
             body = from_json(await request.read() or b"{}", TraceBody)
@@ -243,9 +246,11 @@ def _trace_route(controller: Controller) -> Answer:
             return _error_response(400, f"deadline_s must be above 0 and at most {_MAX_TRACE_S:g}")
         seats, at = controller.view.seats, controller.clock()
         nodes = tuple(seat.node for seat in seats)
-        traces = await controller.ingest.tracing.take_traces(body.deadline_s, body.native, nodes)
+        traces = await tracing.take_traces(body.deadline_s, body.native, nodes)
         return _json_response(
-            JobStacks(at=at, naming=blocking_ranks.find_blocking(traces, seats, controller.ingest.mesh), traces=traces)
+            JobStacks(
+                at=at, naming=blocking_ranks.find_blocking(traces, seats, controller.registry.mesh), traces=traces
+            )
         )
 
     return trace
@@ -268,7 +273,8 @@ def _guard_routes(door: ApiEntrance) -> Any:
             door.audit.record_order(caller.name, caller.origin, {"path": request.path}, why)
             return _error_response(403, why)
         CALLER.set(caller)
-        door.proved(request.transport)
+        if door.proved:
+            door.proved(request.transport)
         return await _answer_request(request, handler)
 
     return guard

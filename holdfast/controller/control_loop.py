@@ -2,26 +2,31 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 
 import msgspec
 
 from holdfast.config import Settings
 from holdfast.controller.actions.action_executor import ActionExecutor
-from holdfast.controller.agent_ingest import AgentIngest
+from holdfast.controller.actions.errand_dispatch import ErrandDispatch
 from holdfast.controller.decider_rebuild import rebuild_decider
+from holdfast.controller.job_clock import JobClock
+from holdfast.controller.job_stall_watch import StallWatch
+from holdfast.controller.node_links import NodeLinks
+from holdfast.controller.node_registry import NodeRegistry
+from holdfast.controller.snapshot_aims import SnapshotAims
 from holdfast.core.agent_state_machine import fence_s
 from holdfast.core.decide.decider import Decider
+from holdfast.core.detect.job_progress import JobPace
+from holdfast.core.detect.replica import ReplicaDetector
 from holdfast.core.record.ledger import Ledger
 from holdfast.core.release.release_history import ReleaseHistory
 from holdfast.model.action import Action, Launch, Say, Stop
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.event import Begin, Decision, Entry, Event, Lost, Order, Outcome, Phase, Successor, Tick
+from holdfast.model.event import Begin, Decision, Ended, Entry, Event, Lost, Order, Outcome, Phase, Successor, Tick
 from holdfast.model.job_seats import Job
 from holdfast.model.release import Release
-from holdfast.ports import Journal
+from holdfast.ports import ControllerPorts
 from holdfast.wire.agent_messages import Hello
 
 TICK_S = 0.25
@@ -29,44 +34,48 @@ MEET_S = 30.0  # ranks that have met before the store went away make their first
 _log = logging.getLogger("holdfast.controller")
 
 
-class SteadyClock:
-    """Wall time that never runs backwards, whatever NTP or a restart does: spans must cover it without gaps."""
+class JobDetectors(msgspec.Struct, frozen=True, kw_only=True):
+    """The detectors that watch the running generation as a whole."""
 
-    def __init__(self, not_before: float = 0.0) -> None:
-        self._wall_s = max(time.time(), not_before) - time.monotonic()
+    pace: JobPace
+    replicas: ReplicaDetector
+    stalls: StallWatch
 
-    def __call__(self) -> float:
-        return time.monotonic() + self._wall_s
+    def on_launch(self, now: float, launch: Launch) -> None:
+        self.replicas.on_launch(launch.generation)
+        self.stalls.on_launch(now, launch)
+        self.pace.on_launch(launch.generation, tuple(seat.node for seat in launch.seats))
 
 
 class Controller:
     def __init__(
-        self, journal: Journal, settings: Settings, hands_of: Callable[["Controller"], ActionExecutor]
+        self,
+        settings: Settings,
+        ports: ControllerPorts,
+        *,
+        clock: JobClock,
+        decider: Decider,
+        ledger: Ledger,
+        links: NodeLinks,
+        registry: NodeRegistry,
+        aims: SnapshotAims,
+        detectors: JobDetectors,
+        dispatch: ErrandDispatch,
+        executor: ActionExecutor,
     ) -> None:
-        self.journal = journal
         self.settings = settings
-        self._decider = Decider()
-        self.view = self._decider.view
-        self.ledger = Ledger()
+        self.journal = ports.journal
+        self.archives = ports.archives
+        self.clock, self._decider, self.ledger = clock, decider, ledger
+        self.view = decider.view
+        self.links, self.registry, self.aims = links, registry, aims
+        self.detectors, self.dispatch, self.executor = detectors, dispatch, executor
         self.history = ReleaseHistory()
-        self.archives = Path()  # of releases
-        self.release = Release(number=1)  # that a new job begins with
-        self.hands = hands_of(self)
-        self.ingest = AgentIngest(settings, self.view, self.hands, self.process_event)
-        self.ingest.releases, self.ingest.outrun = self._needed_releases, self._on_newer_node
-        self.ingest.epoch = journal.epoch
-        self.hands.replaying.release = lambda: self.view.running_release
-        self.ingest.watching.spawn, self.ingest.watching.now = self._spawn_task, lambda: self.clock()
-        # Before the journal is replayed: what was launched is watched from now on, not since the beginning of time.
-        self.ingest.now = self.ingest.tracing.now = lambda: self.clock()
-        self.clock_of: Callable[[float], Callable[[], float]] = SteadyClock  # one that tells no less than this
-        self.clock: Callable[[], float] = self.clock_of(0.0)
         self.last = Decision()
         self.reason = ""  # the newest that says something
         self.seq = 0
         self.lag_s = 0.0  # of the event loop, newest
-        self.on_entry: Callable[[Entry], None] = lambda entry: None
-        self.on_replayed: Callable[[Entry], None] = lambda entry: None  # an entry of an earlier controller
+        self._say, self._on_entry, self._on_replayed = ports.say, ports.on_entry, ports.on_replayed
         self._tasks: asyncio.TaskGroup
         self._acts: set[asyncio.Task[None]] = set()
         self._done = asyncio.Event()
@@ -77,22 +86,24 @@ class Controller:
         """The number of controllers that this run has had, including this one."""
         return self.journal.epoch
 
-    async def run(self, job: Job, on_begun: Callable[[], None] = lambda: None) -> int:
-        """Drive the job to its end and return its exit code; `on_begun` is called once orders can be taken."""
+    async def run(self, job: Job, release: Release, on_begun: Callable[[], None] | None = None) -> int:
+        """Drive the job to its end and return its exit code. A new job begins with `release`; `on_begun` is called
+        once orders can be taken."""
         unanswered = self._rebuild_decider()
         known = {*(s.node for s in self.view.seats), *self.view.pool, *self.view.under_probe}
-        self.ingest.expect_nodes(known - set(self.view.gone))
+        self.registry.expect_nodes(self.clock(), known - set(self.view.gone))
         async with asyncio.TaskGroup() as self._tasks:
             if self.seq == 0:
-                self.process_event(self._begin_event(job))
-            self._prepare_executor()
+                fence = fence_s(self.settings.node)
+                self.process_event(Begin(job=job, limits=self.settings.recovery, release=release, fence_s=fence))
             self._take_over()
             for action in self._unfinished_actions(unanswered):
-                self._spawn_task(self.hands.carry_out(action))
+                self._spawn_task(self._carry_out(action))
             self._spawn_task(self._tick_forever())
             if self.view.phase is Phase.DONE:
                 self._done.set()  # an earlier controller got this far
-            on_begun()
+            if on_begun:
+                on_begun()
             await self._done.wait()
             for task in self._acts:
                 task.cancel()  # a launch may still wait for nodes that are gone
@@ -102,8 +113,8 @@ class Controller:
     def _take_over(self) -> None:
         """Tell the decider about a predecessor, which may have told nodes what the journal has lost."""
         if self.journal.doubt:
-            self.hands.say(self.journal.doubt)
-        plan, lost = self.hands.newest_plan(), self.journal.lost
+            self._say(self.journal.doubt)
+        plan, lost = self.executor.newest_plan(), self.journal.lost
         if lost is None and plan and plan.generation > self.view.generation:
             lost = Lost(kept=self.seq, of=0)
         if lost and plan:  # written before any node is told of a launch, and so the newest that may run
@@ -114,39 +125,30 @@ class Controller:
 
     def _announce_takeover(self, lost: Lost | None) -> None:
         if lost and lost.generation > self.view.generation:
-            self.ingest.orphaned = lost.generation
+            self.registry.record_orphaned(lost.generation)
         self.process_event(Successor(epoch=self.epoch, lost=lost))
 
-    def _on_newer_node(self, hello: Hello) -> None:
+    def on_newer_node(self, hello: Hello) -> None:
         """Take over from a controller or generation that a node knows of but the journal and its mark do not."""
         if hello.epoch > self.epoch:
             self.journal.raise_epoch(hello.epoch + 1)
-            self.ingest.epoch = self.epoch
         self._announce_takeover(Lost(kept=self.seq, of=0, generation=hello.generation))
-
-    def _begin_event(self, job: Job) -> Begin:
-        settings = self.settings
-        return Begin(job=job, limits=settings.recovery, release=self.release, fence_s=fence_s(settings.node))
-
-    def _prepare_executor(self) -> None:
-        self.hands.job, self.hands.limits = self.view.job, self.view.limits
-        self.hands.began_at = self.ledger.began_at
-
-    def _needed_releases(self) -> tuple[Release, ...]:
-        """Return the releases that a node needs before it can take ranks."""
-        waiting = self.view.waiting_release
-        return (self.view.running_release, *((waiting,) if waiting else ()))
 
     @property
     def reached_step(self) -> int:
         """The newest step that every rank has made, as status, metrics and the report show it."""
-        step = self.ingest.pace.step if self.ingest.pace.generation == self.view.generation else -1
+        pace = self.detectors.pace
+        step = pace.step if pace.generation == self.view.generation else -1
         return step if step >= 0 else self.ledger.step
 
-    def on_outcome(self, outcome: Outcome) -> None:
-        """Process an action's outcome, after the last steps that nodes reported before they answered."""
-        self.ingest.flush_progress()
-        self.process_event(outcome)
+    def announce_news(self, news: Alarm | Ended | Outcome) -> None:
+        """Process an alarm, an end or an outcome, after the newest step: that must be known first."""
+        self._flush_progress()
+        self.process_event(news)
+
+    def _flush_progress(self) -> None:
+        if progress := self.detectors.pace.flush_progress(self.clock()):
+            self.process_event(progress)
 
     def process_event(self, event: Event) -> None:
         """Process one event, as all must be: step the decider, journal the decision, start its actions."""
@@ -159,23 +161,25 @@ class Controller:
         self.journal.append(entry, durable=bool(decision.actions) or isinstance(event, Order))
         self.ledger.add(entry)
         self.history.add(entry)
-        self.on_entry(entry)
+        self._on_entry(entry, self.view)
         if decision.reason and decision.reason != self.reason:
             self.reason = decision.reason
             _log.info("%s", decision.reason)
         self.last = decision
-        if isinstance(event, Begin):
-            self._prepare_executor()
         for action in decision.actions:
-            self._note_action(action)
-            self._spawn_task(self.hands.carry_out(action))
+            self._prepare_launch(action)
+            self._spawn_task(self._carry_out(action))
         if decision.phase is Phase.DONE:
             self._done.set()
         self._stepping = False
 
+    async def _carry_out(self, action: Action) -> None:
+        if outcome := await self.executor.carry_out(action):
+            self.announce_news(outcome)
+
     def end_at_once(self) -> None:
         """End all nodes without grace, because a stop was ordered twice."""
-        self._spawn_task(self.hands.end_at_once())
+        self._spawn_task(self.executor.end_at_once())
 
     def on_store_lost(self) -> None:
         """React to the loss of the store: ranks that are starting would wait for it as long as torch lets them."""
@@ -184,7 +188,7 @@ class Controller:
 
     async def _check_starting(self, generation: int) -> None:
         await asyncio.sleep(MEET_S)
-        self.ingest.flush_progress()
+        self._flush_progress()
         if self.view.generation == generation and self.view.phase in (Phase.LAUNCHING, Phase.STARTING):
             reason = "the store went away while ranks were starting, and they have made no step since"
             now = self.clock()
@@ -196,9 +200,11 @@ class Controller:
         self._acts.add(task)
         task.add_done_callback(self._acts.discard)
 
-    def _note_action(self, action: Action) -> None:
+    def _prepare_launch(self, action: Action) -> None:
+        """Prepare detectors and copies for a generation that is about to start."""
         if isinstance(action, Launch):
-            self.ingest.on_launch(action)
+            self.detectors.on_launch(self.clock(), action)
+            self.aims.place_copies(action.generation, action.seats)
 
     def _rebuild_decider(self) -> dict[int, Action]:
         """Bring the decider to where the journal ends; returns the actions that have no outcome, by id."""
@@ -209,16 +215,16 @@ class Controller:
             self.seq, at, self.last = entry.seq, entry.at, decision
             self.ledger.add(entry)
             self.history.add(entry)
-            self.on_replayed(entry)
+            self._on_replayed(entry, self.view)
             if isinstance(entry.event, Outcome):
                 unanswered.pop(entry.event.action, None)
             for action in decision.actions:
-                self._note_action(action)
+                self._prepare_launch(action)
                 if not isinstance(action, Say):
                     unanswered[action.id] = action
-        self.clock = self.clock_of(at)
+        self.clock.continue_from(at)
         if self.view.progress:
-            self.ingest.pace.best = self.ledger.best
+            self.detectors.pace.continue_from(self.ledger.best)
         return unanswered
 
     def _unfinished_actions(self, unanswered: dict[int, Action]) -> list[Action]:
@@ -235,8 +241,29 @@ class Controller:
             self.lag_s = clock() - asked_at - tick_s
             # Whoever called `process_event` may have survived its failure; the state it left half changed must not.
             assert not self._stepping, "a step failed; see above"
-            self.ingest.tick()
+            self.check_nodes()
             if self.last.wake_at is not None and self.clock() >= self.last.wake_at:
                 self.process_event(Tick())
             self.journal.flush()
-            self.ingest.acknowledge_posts()
+            self.links.send_acks()
+
+    def check_nodes(self) -> None:
+        """Look for silent nodes, late copies and ranks that stand."""
+        now = self.clock()
+        for alarm in self.registry.overdue_alarms(now):
+            self._on_silence(alarm)
+        self.aims.tick(now)
+        if self.detectors.stalls.should_look(now):
+            self._spawn_task(self._look_at_ranks())
+
+    def _on_silence(self, alarm: Alarm) -> None:
+        self.announce_news(alarm)
+        for node in alarm.suspects:
+            self.registry.record_silence(node)
+            self.links.hang_up(node)
+            self.dispatch.on_silent(node)
+
+    async def _look_at_ranks(self) -> None:
+        for news in await self.detectors.stalls.look_at_ranks():
+            if self.detectors.stalls.is_under_way():
+                self.announce_news(news)

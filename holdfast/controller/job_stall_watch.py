@@ -1,8 +1,9 @@
 """Watches whether a responding job makes progress, and finds the ranks that make the others wait."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 
 from holdfast.config import Settings
+from holdfast.controller.node_registry import NodeRegistry
 from holdfast.controller.stack_tracing import StackTracing
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.detect.hang import HangDetector
@@ -12,7 +13,6 @@ from holdfast.core.diagnose.blocking_ranks import find_blocking
 from holdfast.model.action import Launch
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Ended, Phase
-from holdfast.model.job_seats import Dims
 from holdfast.model.signal import Beat
 
 _LOOK_S = 2.0  # for all nodes to look at their processes
@@ -20,16 +20,19 @@ _LOOK_S = 2.0  # for all nodes to look at their processes
 
 class StallWatch:
     def __init__(
-        self, settings: Settings, view: JobView, tracing: StackTracing, cry: Callable[[Alarm | Ended], None]
+        self,
+        settings: Settings,
+        view: JobView,
+        registry: NodeRegistry,
+        tracing: StackTracing,
+        now: Callable[[], float],
     ) -> None:
         self.hang, self.ending = HangDetector(settings.hang), ExitHangDetector(settings.hang)
         self.slow = SlowDetector(settings.slow)
-        self.spawn: Callable[[Coroutine[None, None, None]], None] = lambda work: work.close()
-        self.now: Callable[[], float] = lambda: 0.0
-        self.mesh: Dims = ()
         self._view = view
+        self._registry = registry
         self._tracing = tracing
-        self._cry = cry
+        self._now = now
         self._looking = False
 
     def on_launch(self, now: float, launch: Launch) -> None:
@@ -37,33 +40,32 @@ class StallWatch:
         self.slow.on_launch(now, launch.generation)
         self.ending.on_launch(launch.generation)
 
-    def on_beat(self, now: float, beat: Beat) -> None:
+    def on_beat(self, now: float, beat: Beat) -> Alarm | None:
+        """Take in a beat. Return an alarm if it shows that a rank is slow."""
         self.hang.on_beat(now, beat)
         alarm = self.slow.on_beat(now, beat, beat.arrivals)
-        if alarm and self._is_under_way() and not self._view.some_ended:
-            self._cry(alarm)
+        return alarm if alarm and self.is_under_way() and not self._view.some_ended else None
 
-    def tick(self, now: float) -> None:
-        if self.hang.should_look(now) and self._is_under_way() and not self._looking:
-            self._looking = True
-            self.spawn(self._look_at_ranks())
+    def should_look(self, now: float) -> bool:
+        """Whether the job stands so long that its ranks must be looked at."""
+        return self.hang.should_look(now) and self.is_under_way() and not self._looking
 
-    def _is_under_way(self) -> bool:
+    def is_under_way(self) -> bool:
         return self._view.phase in (Phase.STARTING, Phase.TRAINING)
 
-    async def _look_at_ranks(self) -> None:
+    async def look_at_ranks(self) -> tuple[Alarm | Ended, ...]:
+        """Take the stacks of all ranks. Return who makes the others wait, and which nodes have ended unseen."""
         generation, seats = self._view.generation, self._view.seats
+        self._looking = True
         try:
             there = tuple(seat.node for seat in seats if not self._view.has_ended(seat.node))
             traces = await self._tracing.take_traces(_LOOK_S, nodes=there)
-            if self._view.generation != generation or not self._is_under_way():
-                return
-            alarm = self.hang.on_traces(self.now(), traces, find_blocking(traces, seats, self.mesh))
-            over, found = self.ending.on_traces(self.now(), traces, seats)
-            # At the end ranks wait for each other, and nobody is named for that.
-            named = (alarm,) if alarm and not over and not self._view.some_ended else ()
-            for news in (*named, *found):
-                if self._is_under_way():
-                    self._cry(news)
         finally:
             self._looking = False
+        if self._view.generation != generation or not self.is_under_way():
+            return ()
+        alarm = self.hang.on_traces(self._now(), traces, find_blocking(traces, seats, self._registry.mesh))
+        over, found = self.ending.on_traces(self._now(), traces, seats)
+        # At the end ranks wait for each other, and nobody is named for that.
+        named = (alarm,) if alarm and not over and not self._view.some_ended else ()
+        return (*named, *found)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
+from holdfast.controller.node_links import NodeLinks
 from holdfast.model.stacks import Trace
 from holdfast.wire.agent_messages import TraceAnswer, TraceRequest
 
@@ -11,10 +12,9 @@ _ROAD_S = 1.0  # for question and answer, besides the looking
 
 
 class StackTracing:
-    def __init__(self, linked: Callable[[], tuple[str, ...]], ask: Callable[[str, TraceRequest], bool]) -> None:
-        self.now: Callable[[], float] = lambda: 0.0
-        self._linked = linked
-        self._ask = ask
+    def __init__(self, links: NodeLinks, now: Callable[[], float]) -> None:
+        self._links = links
+        self._now = now
         self._newest = 0
         self._open: dict[int, _Round] = {}
 
@@ -23,21 +23,21 @@ class StackTracing:
     ) -> tuple[Trace, ...]:
         """Return a trace of each node, or of all linked ones; a node that does not answer gets a trace with an
         error."""
-        wanted = self._linked() if nodes is None else nodes
+        wanted = self._links.linked_nodes if nodes is None else nodes
         self._newest += 1
         look = TraceRequest(id=self._newest, deadline_s=deadline_s, native=native)
         round = self._open[look.id] = _Round(wanted)
         try:
             for node in wanted:
-                if not self._ask(node, look):
-                    round.add_trace(Trace(node=node, at=self.now(), error="it is not linked"))
+                if not self._links.send_message(node, look):
+                    round.add_trace(Trace(node=node, at=self._now(), error="it is not linked"))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(deadline_s + _ROAD_S):
                     await round.complete.wait()
         finally:
             del self._open[look.id]
         late = f"it did not answer in {deadline_s + _ROAD_S:g} s"
-        return tuple(round.traces.get(node) or Trace(node=node, at=self.now(), error=late) for node in wanted)
+        return tuple(round.traces.get(node) or Trace(node=node, at=self._now(), error=late) for node in wanted)
 
     def on_trace(self, node: str, looked: TraceAnswer) -> None:
         """Take a node's answer; late answers and answers for another node are dropped."""

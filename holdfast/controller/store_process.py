@@ -29,10 +29,10 @@ class StoreProcess:
     The process ends by itself some time after the last controller has disconnected, so a controller stays connected.
     """
 
-    server: Path | None = None  # a fork server, which has torch imported already
-
-    def __init__(self, run_dir: Path, host: str, lost_s: float, env: dict[str, str]) -> None:
+    def __init__(self, run_dir: Path, host: str, lost_s: float, env: dict[str, str], server: Path | None) -> None:
+        """`server` is the socket of a fork server, which has torch imported already; None: there is none."""
         self.host = host
+        self._server = server
         self._run_dir = run_dir
         self._lost_s = lost_s
         self._env = env
@@ -127,7 +127,7 @@ class StoreProcess:
         log = os.open(self._run_dir / "store.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             with folder_lock.shared_lock(self._run_dir) as held:  # it may outlive everybody else here
-                return fork_server.start_program(program, OpenFiles(stdout=log, stderr=log, keep=held), self.server)
+                return fork_server.start_program(program, OpenFiles(stdout=log, stderr=log, keep=held), self._server)
         finally:
             os.close(log)
 

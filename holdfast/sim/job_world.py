@@ -56,7 +56,7 @@ class JobWorld:
         self._decider = Decider()
         self.view = self._decider.view
         self.watch = InvariantWatch()
-        self.hands = SimExecutor(self, setup.rates)
+        self.executor = SimExecutor(self, setup.rates)
         self.training = SimTraining(setup.step_s, setup.save_steps)
         self.struck: dict[str, int] = {}  # faults that hit something, by kind
         self._pace = JobPace(PaceLimits(progress_s=setup.progress_s))
@@ -92,7 +92,7 @@ class JobWorld:
         self._record(entry)
         self.watch.check_entry(entry, self.view)
         for action in decision.actions:
-            self.hands.carry_out(action)
+            self.executor.carry_out(action)
         if decision.wake_at is not None and decision.wake_at != self._wake_at:
             self._push_call(max(self.now, decision.wake_at), self._tick, decision.wake_at)
         self._wake_at = decision.wake_at
@@ -179,14 +179,14 @@ class JobWorld:
         node.silent = True
         reason, signature = f"has been silent for {self._silence.silence_s:g} s", f"silence {node.name}"
         self._raise_alarm(Alarm(kind=Kind.SILENCE, at=since, suspects=(node.name,), reason=reason, signature=signature))
-        self.hands.on_silent(node.name)
+        self.executor.on_silent(node.name)
 
     def _heal_link(self, node: SimNode) -> None:
         if not node.alive:
             return
         missed = node.silent or node.name in self.view.gone
         node.cut, node.silent, node.quiet_since = False, False, None
-        self.hands.on_relink(node)
+        self.executor.on_relink(node)
         if missed:
             self.call_later(self.costs("tell", "stop"), self._report_empty, node)
 

@@ -20,6 +20,7 @@ from holdfast.config import Settings
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.caller_admission import admit_by_socket
 from holdfast.controller.api import ApiEntrance, make_api
+from holdfast.controller.composition import build_controller
 from holdfast.model.errand import StageHere
 from holdfast.model.release import Release
 from holdfast.wire import unix_sockets
@@ -27,8 +28,7 @@ from holdfast.wire.releases import release_store, tree_archive
 from holdfast.wire.releases.release_files import list_release_files
 from holdfast.wire.releases.tree_archive import ArchiveLimits
 from holdfast.wire.run_specs import EntryPoint, NodeSpec
-from tests.controller.conftest import make
-from tests.controller.fakes import FakeFleet
+from tests.controller.conftest import make_ports
 from tests.fleet.places import TEMPLATE
 from tests.wire.test_release_files import repo
 from tests.wire.test_tree_archive import plant
@@ -58,14 +58,13 @@ class Desk:
 
 @pytest.fixture
 async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
-    controller = make(tmp_path, Settings(), FakeFleet())
-    controller.archives = tmp_path / "archives"
-    runner = web.AppRunner(make_api(controller, ApiEntrance(admit_by_socket, AuditLog(tmp_path))))
+    built = build_controller(Settings(), make_ports(tmp_path, archives=tmp_path / "archives"))
+    runner = web.AppRunner(make_api(built, ApiEntrance(admit_by_socket, AuditLog(tmp_path))))
     await runner.setup()
     await web.SockSite(runner, unix_sockets.listen(tmp_path / "controller.sock")).start()
     yield Desk(tmp_path)
     await runner.cleanup()
-    controller.journal.close()
+    built.controller.journal.close()
 
 
 async def test_a_release_is_fetched_and_put_in_its_place(desk: Desk, tmp_path: Path) -> None:

@@ -65,9 +65,9 @@ def test_nothing_is_said_to_be_there_before_it_is() -> None:
     image = StateImage(layout, memoryview(bytearray(layout.image_bytes)))
     image.write_frames()
     order: list[str] = []
-    image.settle = lambda: order.append("settled")
     into = {"a": torch.zeros(4), "b": torch.zeros(3)}
-    load_image(image, (), lambda path: into[str(path[0])], lambda path, value: order.append("put"))
+    with image.fetched_by(lambda at, tensor: None, lambda: order.append("settled")):
+        load_image(image, (), lambda path: into[str(path[0])], lambda path, value: order.append("put"))
     assert order == ["settled"]
 
 

@@ -44,7 +44,7 @@ class Gpu:
         for image in self.images:
             image.write_frames()
         safe = [guarded and item.spec.key in self.parameters for item in self.layout.items]
-        self.side = SideStream(self.layout, self.arena, safe, self.streams)  # type: ignore[arg-type]
+        self.side = SideStream(self.layout, self.arena, safe, self.streams, lambda slot, end: None)  # type: ignore[arg-type]
         self.absent: dict[int, set[str]] = {}  # by step
         self.newest = 0
 

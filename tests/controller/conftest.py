@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -23,19 +24,22 @@ from holdfast.controller.access.caller_admission import (
     make_user_token,
 )
 from holdfast.controller.access.enrolment_token_api import TokenMinting
-from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.controller.api import ApiEntrance, make_api
+from holdfast.controller.composition import BuiltController, build_controller
 from holdfast.controller.control_loop import Controller
+from holdfast.controller.job_clock import SteadyClock
 from holdfast.core.agent_state_machine import Post
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.alarm import Alarm
 from holdfast.model.errand import Done, Errand
 from holdfast.model.event import Ended, Order, Phase
 from holdfast.model.job_seats import Job
+from holdfast.model.release import Release
 from holdfast.model.signal import Beat
+from holdfast.ports import ControllerPorts
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import Ack, ErrandMessage, Hello, Welcome
-from tests.controller.fakes import FakeFleet, FakeStore
+from tests.controller.fakes import FakeFleet, FakeStore, MemoryNotes
 
 TOKEN = "secret"
 HEADERS = {agent_messages.TOKEN_HEADER: TOKEN}
@@ -81,8 +85,9 @@ class Agent:
 class Desk:
     """A controller that runs, and a client of its port."""
 
-    def __init__(self, controller: Controller, client: TestClient) -> None:  # type: ignore[type-arg]
-        self.controller = controller
+    def __init__(self, built: BuiltController, client: TestClient) -> None:  # type: ignore[type-arg]
+        self.built = built
+        self.controller = built.controller
         self.client = client
 
     async def link(self, node: str) -> Agent:
@@ -112,9 +117,27 @@ class Desk:
         return [entry.event for entry in self.controller.journal.read()]
 
 
-def make(folder: Path, settings: Settings, fleet: FakeFleet) -> Controller:
-    journal = SqliteJournal(folder / "journal.db")
-    return Controller(journal, settings, lambda c: ActionExecutor(fleet, FakeStore(), c.on_outcome))
+RELEASE = Release(number=1)
+
+
+def make_ports(folder: Path, **others: Any) -> ControllerPorts:
+    """Ports whose files are in a folder, and whose news nobody hears; `others` take the place of some."""
+    ports: dict[str, Any] = {
+        "fleet": FakeFleet(),
+        "store": FakeStore(),
+        "notes": MemoryNotes(),
+        "archives": folder,
+        "probe_history": None,
+        "make_clock": SteadyClock,
+        "say": lambda text: None,
+        "on_entry": lambda entry, view: None,
+        "on_replayed": lambda entry, view: None,
+    } | others
+    return ControllerPorts(journal=ports.pop("journal", None) or SqliteJournal(folder / "journal.db"), **ports)
+
+
+def make(folder: Path, settings: Settings, fleet: FakeFleet) -> BuiltController:
+    return build_controller(settings, make_ports(folder, fleet=fleet))
 
 
 def admit(request: web.Request) -> Caller | Refusal:
@@ -132,13 +155,13 @@ def desk_of(tmp_path: Path) -> Open:
     async def open_desk(
         job: Job = JOB, settings: Settings | None = None, port: Admit = admit, minting: TokenMinting | None = None
     ) -> AsyncIterator[Desk]:
-        controller = make(tmp_path, settings or Settings(), FakeFleet(can_acquire=job.can_acquire))
+        built = make(tmp_path, settings or Settings(), FakeFleet(can_acquire=job.can_acquire))
         door = ApiEntrance(port, AuditLog(tmp_path), minting=minting)
-        async with TestClient(TestServer(make_api(controller, door))) as client:
-            running = asyncio.create_task(controller.run(job))
+        async with TestClient(TestServer(make_api(built, door))) as client:
+            running = asyncio.create_task(built.controller.run(job, RELEASE))
             await asyncio.sleep(0)
-            yield Desk(controller, client)
-            await _end(controller, running)
+            yield Desk(built, client)
+            await _end(built.controller, running)
 
     return open_desk
 

@@ -1,4 +1,4 @@
-"""A fleet and a store that do what they are told, and remember it."""
+"""A fleet, a store and notes that do what they are told, and remember it."""
 
 import asyncio
 
@@ -45,3 +45,16 @@ class FakeStore:
 
     async def quit(self) -> None:
         self.over = True
+
+
+class MemoryNotes:
+    """Notes that are lost with their controller, unless its successor gets them too."""
+
+    def __init__(self) -> None:
+        self._all: dict[str, bytes] = {}
+
+    def put_note(self, name: str, content: bytes) -> None:
+        self._all[name] = content
+
+    def get_note(self, name: str) -> bytes:
+        return self._all.get(name, b"")

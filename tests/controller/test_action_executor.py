@@ -5,14 +5,31 @@ import asyncio
 import msgspec
 import pytest
 
+from holdfast.controller.access.node_certificates import NodeCertificates
 from holdfast.controller.actions.action_executor import EVICTED, ActionExecutor, LaunchPlan
-from holdfast.model.action import Acquire, Dismiss, Finish, Launch, Say, Stop
+from holdfast.controller.actions.errand_dispatch import ErrandDispatch
+from holdfast.controller.actions.node_probing import NodeProbing
+from holdfast.controller.actions.release_staging import ReleaseStaging
+from holdfast.controller.actions.replay_runs import ReplayRuns
+from holdfast.controller.node_links import NodeLinks
+from holdfast.controller.node_registry import NodeRegistry
+from holdfast.controller.snapshot_aims import SnapshotAims
+from holdfast.core.decide.decider import Decider
+from holdfast.core.detect.silence import SilenceLimits
+from holdfast.core.diagnose.probe_assessment import ProbeLimits
+from holdfast.core.record.ledger import Ledger
+from holdfast.core.replay.dual_phase import ReplayLimits
+from holdfast.core.snapshots.recovery_floor import BackupLimits, RecoveryFloor
+from holdfast.model.action import Acquire, Action, Dismiss, Finish, Launch, Say, Stop
 from holdfast.model.errand import Done, Errand, FinalState, LaunchHere, Leave, StopHere
-from holdfast.model.event import Limits, Outcome
+from holdfast.model.event import Begin, Limits, Outcome, Ready
 from holdfast.model.job_seats import Job, Seat
 from holdfast.model.release import Release
+from holdfast.model.signal import Beat
 from holdfast.model.state_copy import Copy, Restore
-from tests.controller.fakes import FakeFleet, FakeStore
+from holdfast.wire import agent_messages
+from holdfast.wire.agent_messages import ErrandMessage
+from tests.controller.fakes import FakeFleet, FakeStore, MemoryNotes
 
 LAUNCH = Launch(
     id=7,
@@ -22,29 +39,68 @@ LAUNCH = Launch(
 STOP = Stop(id=8, generation=3, nodes=("a", "b"), grace_s=0.0)
 
 
+QUICK = Limits(stop_s=0.05, launch_s=0.05)
+
+
+class NotedOutbox(asyncio.Queue[bytes]):
+    """The outbox of one node; the errands put into it join those of all nodes, in their order."""
+
+    def __init__(self, node: str, told: list[tuple[str, Errand]]) -> None:
+        super().__init__()
+        self.node, self.told = node, told
+
+    def put_nowait(self, item: bytes) -> None:
+        message = agent_messages.decode_from_controller(item)
+        assert isinstance(message, ErrandMessage)
+        self.told.append((self.node, message.errand))
+
+
 class Bench:
-    """Hands with everything around them faked."""
+    """An executor whose nodes, a and b if no others are given, are linked and do nothing by themselves."""
 
-    def __init__(self, *nodes: str) -> None:
+    def __init__(self, *nodes: str, limits: Limits = QUICK, notes: MemoryNotes | None = None) -> None:
         self.outcomes: list[Outcome] = []
-        self.fleet, self.store = FakeFleet(*nodes), FakeStore()
-        self.hands = ActionExecutor(self.fleet, self.store, self.outcomes.append)
-        self.hands.job = Job(run_id="r", min_nodes=1, max_nodes=2, max_restarts=4)
-        self.hands.limits = Limits(stop_s=0.05, launch_s=0.05)
         self.told: list[tuple[str, Errand]] = []
-        self.forgotten: list[str] = []
         self.said: list[str] = []
-        self.hands.tell = self._tell
-        self.hands.forget = self.forgotten.append
-        self.hands.say = self.said.append
-        self.hands.present = lambda: nodes
+        self.fleet, self.store, self.notes = FakeFleet(*nodes), FakeStore(), notes or MemoryNotes()
+        self.decider, self.links = Decider(), NodeLinks(lambda: 1)
+        job = Job(run_id="r", min_nodes=1, max_nodes=2, max_restarts=4)
+        self.decider.step(0.0, Begin(job=job, limits=limits))
+        self.registry = NodeRegistry(SilenceLimits(), self.decider.view, self.links)
+        certificates, floor = NodeCertificates(self.decider.view), RecoveryFloor(BackupLimits(), lambda: None)
+        self.dispatch = ErrandDispatch(self.links, self.registry)
+        ask, say = self.dispatch.ask_nodes, self.said.append
+        self.executor = ActionExecutor(
+            fleet=self.fleet,
+            store=self.store,
+            notes=self.notes,
+            say=say,
+            view=self.decider.view,
+            ledger=Ledger(),
+            links=self.links,
+            registry=self.registry,
+            aims=SnapshotAims(floor, self.registry, self.links, certificates, say),
+            dispatch=self.dispatch,
+            probing=NodeProbing(ask, self.store, self.registry.hosts, ProbeLimits(), None),
+            replaying=ReplayRuns(
+                ask, self.store, ReplayLimits(), view=self.decider.view, registry=self.registry, say=say
+            ),
+            staging=ReleaseStaging(ask),
+        )
+        for node in nodes or ("a", "b"):
+            self.links.open_link(node, NotedOutbox(node, self.told))
 
-    def _tell(self, node: str, errand: Errand) -> bool:
-        self.told.append((node, errand))
-        return True
+    async def carry_out(self, action: Action) -> None:
+        if outcome := await self.executor.carry_out(action):
+            self.outcomes.append(outcome)
+
+    def hold(self, copies: dict[str, tuple[Copy, ...]]) -> None:
+        """The nodes tell what they hold."""
+        for node, held in copies.items():
+            self.registry.record_copies(node, held)
 
     def done(self, node: str, id: int, error: str = "") -> None:
-        self.hands.on_done(Done(id=id, node=node, ok=not error, detail=error))
+        self.dispatch.on_done(Done(id=id, node=node, ok=not error, detail=error))
 
 
 async def settle() -> None:
@@ -53,9 +109,8 @@ async def settle() -> None:
 
 
 async def test_a_launch_is_told_to_every_seat() -> None:
-    bench = Bench()
-    bench.hands.limits = Limits()
-    carried = asyncio.create_task(bench.hands.carry_out(LAUNCH))
+    bench = Bench(limits=Limits())
+    carried = asyncio.create_task(bench.carry_out(LAUNCH))
     await settle()
     errands = dict(bench.told)
     assert bench.store.opened == [3]
@@ -84,7 +139,7 @@ async def test_a_launch_is_told_to_every_seat() -> None:
 
 async def test_failures_are_named_by_node() -> None:
     bench = Bench()
-    carried = asyncio.create_task(bench.hands.carry_out(STOP))
+    carried = asyncio.create_task(bench.carry_out(STOP))
     await settle()
     assert bench.told == [(node, StopHere(id=8, generation=3, grace_s=0.0)) for node in ("a", "b")]
     bench.done("b", 8, "pid 5 does not die")
@@ -95,46 +150,43 @@ async def test_failures_are_named_by_node() -> None:
 
 
 async def test_a_silent_node_is_not_waited_for() -> None:
-    bench = Bench()
-    bench.hands.limits = Limits()
-    bench.hands.on_silent("b")
-    carried = asyncio.create_task(bench.hands.carry_out(LAUNCH))
+    bench = Bench(limits=Limits())
+    bench.dispatch.on_silent("b")
+    carried = asyncio.create_task(bench.carry_out(LAUNCH))
     await settle()
     assert [node for node, _ in bench.told] == ["a"]
-    bench.hands.on_silent("a")
+    bench.dispatch.on_silent("a")
     await carried
     assert bench.outcomes[0].failed == {"a": "it fell silent", "b": "it is silent"}
 
 
 async def test_a_node_that_is_back_is_told_again() -> None:
-    bench = Bench()
-    bench.hands.limits = Limits()
-    bench.hands.on_silent("b")
-    bench.hands.on_relink("b")
-    carried = asyncio.create_task(bench.hands.carry_out(LAUNCH))
+    bench = Bench(limits=Limits())
+    bench.dispatch.on_silent("b")
+    bench.dispatch.on_relink("b")
+    carried = asyncio.create_task(bench.carry_out(LAUNCH))
     await settle()
     bench.done("a", 7)
-    bench.hands.on_relink("a")  # it has answered
-    bench.hands.on_relink("b")
+    bench.dispatch.on_relink("a")  # it has answered
+    bench.dispatch.on_relink("b")
     assert [node for node, _ in bench.told] == ["a", "b", "b"]
     assert bench.told[1] == bench.told[2]
     bench.done("b", 7)
     await carried
     assert bench.outcomes == [Outcome(action=7, ok=True)]
-    bench.hands.on_relink("b")
+    bench.dispatch.on_relink("b")
     assert len(bench.told) == 3
 
 
 async def test_a_launch_that_is_being_stopped_is_not_told_again() -> None:
     """A node that was started anew would launch what is over: it remembers that it was stopped, and not what."""
-    bench = Bench()
-    bench.hands.limits = Limits()
-    launched = asyncio.create_task(bench.hands.carry_out(LAUNCH))
+    bench = Bench(limits=Limits())
+    launched = asyncio.create_task(bench.carry_out(LAUNCH))
     await settle()
-    stopped = asyncio.create_task(bench.hands.carry_out(STOP))
+    stopped = asyncio.create_task(bench.carry_out(STOP))
     await settle()
     bench.told.clear()
-    bench.hands.on_relink("b")
+    bench.dispatch.on_relink("b")
     assert [type(errand) for _, errand in bench.told] == [StopHere]
     for id in (7, 8):
         bench.done("a", id)
@@ -146,7 +198,7 @@ async def test_a_launch_that_is_being_stopped_is_not_told_again() -> None:
 async def test_a_store_that_fails_is_an_outcome(error: Exception) -> None:
     bench = Bench()
     bench.store.error = error
-    await bench.hands.carry_out(LAUNCH)
+    await bench.carry_out(LAUNCH)
     assert bench.outcomes == [Outcome(action=7, ok=False, detail="no store")]
     assert not bench.told
 
@@ -154,26 +206,28 @@ async def test_a_store_that_fails_is_an_outcome(error: Exception) -> None:
 async def test_nodes_of_an_earlier_try_count_first() -> None:
     """A controller that died after its fleet had started nodes, and before it could write that down."""
     bench = Bench("a", "b")
-    bench.hands.known = lambda: {"a"}
-    await bench.hands.carry_out(Acquire(id=1, count=3))
+    bench.decider.step(1.0, Ready(node="a", host="h", nproc=1))
+    await bench.carry_out(Acquire(id=1, count=3))
     assert bench.outcomes == [Outcome(action=1, ok=True, nodes=("b", "new2", "new3"))]
-    bench.hands.known = lambda: {"a", "b", "new2"}
-    await bench.hands.carry_out(Acquire(id=2, count=1))
+    for node in ("b", "new2"):
+        bench.decider.step(2.0, Ready(node=node, host="h", nproc=1))
+    await bench.carry_out(Acquire(id=2, count=1))
     assert bench.outcomes[1] == Outcome(action=2, ok=True, nodes=("new3",))
 
 
 async def test_a_fleet_that_fails_is_an_outcome() -> None:
     bench = Bench()
     bench.fleet.error = OSError("no more machines")
-    await bench.hands.carry_out(Acquire(id=1, count=1))
+    await bench.carry_out(Acquire(id=1, count=1))
     assert bench.outcomes == [Outcome(action=1, ok=False, detail="no more machines")]
 
 
 async def test_release() -> None:
     bench = Bench("a")
-    await bench.hands.carry_out(Dismiss(id=4, node="a", reason="evicted"))
+    bench.registry.record_alive(0.0, "a")
+    await bench.carry_out(Dismiss(id=4, node="a", reason="evicted"))
     assert bench.told == [("a", Leave(id=4, code=EVICTED, grace_s=0.0, reason="evicted"))]
-    assert bench.forgotten == ["a"]
+    assert bench.registry.overdue_alarms(1000.0) == (), "its silence is no news"
     assert bench.fleet.released == [("a", "evicted")]
     assert bench.outcomes == [Outcome(action=4, ok=True)]
 
@@ -183,7 +237,7 @@ FINISH = Finish(id=9, code=3, grace_s=0.0, reason="enough")
 
 async def test_finish() -> None:
     bench = Bench("a", "b")
-    carried = asyncio.create_task(bench.hands.carry_out(FINISH))
+    carried = asyncio.create_task(bench.carry_out(FINISH))
     await settle()
     assert bench.told == [(node, Leave(id=9, code=3, grace_s=0.0, reason="enough")) for node in ("a", "b")]
     assert not bench.store.over
@@ -196,17 +250,16 @@ async def test_finish() -> None:
 
 async def test_the_end_puts_the_newest_common_step_on_storage() -> None:
     """Ranks are ended first, as only then all nodes hold what they hold for good; who has no ranks is not asked."""
-    bench = Bench("a", "b", "standby")
-    bench.hands.limits = Limits()
+    bench = Bench("a", "b", "standby", limits=Limits())
     planned = LaunchPlan(id=7, restore=Restore(), generation=3, nodes=("a", "b"))
-    bench.hands.notes.put_note("plan.json", msgspec.json.encode(planned))
-    carried = asyncio.create_task(bench.hands.carry_out(msgspec.structs.replace(FINISH, last_s=30.0)))
+    bench.notes.put_note("plan.json", msgspec.json.encode(planned))
+    carried = asyncio.create_task(bench.carry_out(msgspec.structs.replace(FINISH, last_s=30.0)))
     await settle()
     assert [(node, type(errand)) for node, errand in bench.told] == [("a", StopHere), ("b", StopHere)]
     id = bench.told[0][1].id
     for rank, (node, steps) in enumerate((("a", (6, 5)), ("b", (5, 4)))):
         held = tuple(Copy(rank=rank, step=step, node=node, layout="l", world=2, whole=True) for step in steps)
-        bench.hands.on_done(Done(id=id, node=node, ok=True, copies=held, stored=4))
+        bench.dispatch.on_done(Done(id=id, node=node, ok=True, copies=held, stored=4))
     await settle()
     leaves = {node: errand for node, errand in bench.told[2:] if isinstance(errand, Leave)}
     wanted = {"a": (FinalState(step=5, ranks=(0,)),), "b": (FinalState(step=5, ranks=(1,)),), "standby": ()}
@@ -221,7 +274,7 @@ async def test_the_end_puts_the_newest_common_step_on_storage() -> None:
 async def test_a_node_that_cannot_be_ended_does_not_keep_the_others() -> None:
     bench = Bench("a", "b")
     bench.fleet.error = OSError("pid 5 does not die")
-    await bench.hands.carry_out(FINISH)  # and nobody answers
+    await bench.carry_out(FINISH)  # and nobody answers
     [outcome] = bench.outcomes
     assert not outcome.ok and set(outcome.failed) == {"a", "b"}
     assert bench.said == [f"{node} could not be ended: pid 5 does not die" for node in ("a", "b")]
@@ -229,24 +282,22 @@ async def test_a_node_that_cannot_be_ended_does_not_keep_the_others() -> None:
 
 
 async def test_hurry() -> None:
-    bench = Bench("a", "b")
-    bench.hands.limits = Limits()
-    carried = asyncio.create_task(bench.hands.carry_out(FINISH))
+    bench = Bench("a", "b", limits=Limits())
+    carried = asyncio.create_task(bench.carry_out(FINISH))
     await settle()
-    await bench.hands.end_at_once()
+    await bench.executor.end_at_once()
     await carried
     assert {reason for _, reason in bench.fleet.released} == {"told to hurry"}
     assert bench.outcomes == [Outcome(action=9, ok=True)]
 
 
 async def test_hurry_amid_the_stop_that_an_end_begins_with() -> None:
-    bench = Bench("a", "b")
-    bench.hands.limits = Limits()
+    bench = Bench("a", "b", limits=Limits())
     planned = LaunchPlan(id=7, restore=Restore(), generation=3, nodes=("a", "b"))
-    bench.hands.notes.put_note("plan.json", msgspec.json.encode(planned))
-    carried = asyncio.create_task(bench.hands.carry_out(msgspec.structs.replace(FINISH, grace_s=30.0, last_s=30.0)))
+    bench.notes.put_note("plan.json", msgspec.json.encode(planned))
+    carried = asyncio.create_task(bench.carry_out(msgspec.structs.replace(FINISH, grace_s=30.0, last_s=30.0)))
     await settle()
-    await bench.hands.end_at_once()
+    await bench.executor.end_at_once()
     async with asyncio.timeout(5):
         await carried
     assert bench.outcomes == [Outcome(action=9, ok=True)]
@@ -254,71 +305,65 @@ async def test_hurry_amid_the_stop_that_an_end_begins_with() -> None:
 
 async def test_say() -> None:
     bench = Bench()
-    await bench.hands.carry_out(Say(text="a sentence"))
+    await bench.carry_out(Say(text="a sentence"))
     assert bench.said == ["a sentence"] and not bench.outcomes
 
 
 async def test_the_state_that_another_release_goes_on_with_is_stored() -> None:
     bench = Bench()
-    bench.hands.copies = {
-        seat.node: tuple(
-            Copy(rank=rank, step=9, node=seat.node, layout="l", world=4, whole=True)
-            for rank in range(seat.first_rank, seat.first_rank + seat.nproc)
-        )
-        for seat in LAUNCH.seats
-    }
+    bench.hold(
+        {
+            seat.node: tuple(
+                Copy(rank=rank, step=9, node=seat.node, layout="l", world=4, whole=True)
+                for rank in range(seat.first_rank, seat.first_rank + seat.nproc)
+            )
+            for seat in LAUNCH.seats
+        }
+    )
     stored = []
     for id, release in ((7, 1), (8, 1), (9, 2)):
         launch = msgspec.structs.replace(LAUNCH, id=id, release=Release(number=release))
-        bench.hands.on_step()
-        stored.append(bench.hands._recall_or_plan(launch).store)
+        bench.executor.on_step()
+        stored.append(bench.executor._recall_or_plan(launch).store)
     assert stored == [False, False, True]
-    bench.hands.stored = 9
-    assert not bench.hands._recall_or_plan(msgspec.structs.replace(LAUNCH, id=10, release=Release(number=3))).store
+    bench.registry.record_beat(0.0, Beat(node="a", generation=bench.decider.view.generation, step=9, at=0.0, stored=9))
+    assert not bench.executor._recall_or_plan(msgspec.structs.replace(LAUNCH, id=10, release=Release(number=3))).store
 
 
 async def test_a_launch_restores_what_the_nodes_hold() -> None:
-    bench = Bench()
-    bench.hands.limits = Limits()
+    bench = Bench(limits=Limits())
 
     def held(node: str, ranks: tuple[int, ...]) -> tuple[Copy, ...]:
         return tuple(Copy(rank=r, step=9, node=node, layout="l", world=4, whole=True) for r in ranks)
 
-    bench.hands.copies = {"a": held("a", (0, 1)), "b": held("b", (2, 3))}
-    carried = asyncio.create_task(bench.hands.carry_out(LAUNCH))
+    bench.hold({"a": held("a", (0, 1)), "b": held("b", (2, 3))})
+    carried = asyncio.create_task(bench.carry_out(LAUNCH))
     await settle()
     launch = dict(bench.told)["b"]
     assert isinstance(launch, LaunchHere) and launch.restore.step == 9
     assert [source.rank for source in launch.restore.sources] == [2, 3], "each node is told of its own ranks"
     for node in ("a", "b"):
-        bench.hands.on_done(Done(id=7, node=node, ok=True))
+        bench.dispatch.on_done(Done(id=7, node=node, ok=True))
     await carried
     assert bench.outcomes[-1].detail == "restoring step 9: 4 from own memory"
-
-
-async def test_a_silent_node_holds_nothing_any_more() -> None:
-    bench = Bench()
-    bench.hands.copies = {"a": (Copy(rank=0, step=9, node="a", layout="l", world=1, whole=True),)}
-    bench.hands.on_silent("a")
-    assert bench.hands.copies == {}
 
 
 def test_what_is_held_is_not_forgotten_amid_a_stop() -> None:
     """A controller that has just come back has launched nobody; a step told late must not cost the copies."""
     bench = Bench()
     held = (Copy(step=7, rank=0, node="a", layout="l", world=4, whole=True),)
-    bench.hands.copies = {"a": held, "b": held}
-    bench.hands.on_step()
-    assert set(bench.hands.copies) == {"a", "b"}
+    bench.hold({"a": held, "b": held})
+    bench.executor.on_step()
+    assert set(bench.registry.copies) == {"a", "b"}
 
 
 async def test_what_those_hold_who_are_out_is_forgotten_at_the_next_step() -> None:
     bench = Bench()
     held = (Copy(step=7, rank=0, node="a", layout="l", world=4, whole=True),)
-    bench.hands.copies = {"a": held, "gone": held}
-    await bench.hands.carry_out(LAUNCH)
-    bench.hands.on_step()
-    assert set(bench.hands.copies) == {"a"}
+    bench.hold({"a": held, "gone": held})
+    await bench.carry_out(LAUNCH)
+    bench.executor.on_step()
+    assert set(bench.registry.copies) == {"a"}
 
 
 async def test_what_came_after_the_step_that_the_job_goes_on_from_is_forgotten() -> None:
@@ -328,26 +373,26 @@ async def test_what_came_after_the_step_that_the_job_goes_on_from_is_forgotten()
     def held(node: str, *steps: int) -> tuple[Copy, ...]:
         return tuple(Copy(rank=r, step=s, node=node, layout="l", world=4, whole=True) for r in range(4) for s in steps)
 
-    bench.hands.copies = {"a": held("a", 9)[:2], "b": held("b", 9)[2:], "gone": held("gone", 8, 9, 10)[:3]}
-    carried = asyncio.create_task(bench.hands.carry_out(LAUNCH))
+    bench.hold({"a": held("a", 9)[:2], "b": held("b", 9)[2:], "gone": held("gone", 8, 9, 10)[:3]})
+    carried = asyncio.create_task(bench.carry_out(LAUNCH))
     await settle()
     carried.cancel()
-    assert [copy.step for copy in bench.hands.copies["gone"]] == [8, 9]
-    assert len(bench.hands.copies["a"]) == len(bench.hands.copies["b"]) == 2
+    assert [copy.step for copy in bench.registry.copies["gone"]] == [8, 9]
+    assert len(bench.registry.copies["a"]) == len(bench.registry.copies["b"]) == 2
 
 
 async def test_a_launch_that_two_controllers_tell_goes_on_from_the_same_step() -> None:
     held = tuple(Copy(rank=r, step=5, node="ab"[r // 2], layout="x", world=4, whole=True) for r in range(4))
-    first, second = Bench(), Bench()
-    first.hands.copies = {"a": held[:2], "b": held[2:]}
-    second.hands.notes = first.hands.notes  # which lie on disk; what nodes hold it has not heard yet
+    first = Bench()
+    second = Bench(notes=first.notes)  # which lie on disk; what nodes hold it has not heard yet
+    first.hold({"a": held[:2], "b": held[2:]})
     for bench in (first, second):
-        carried = asyncio.create_task(bench.hands.carry_out(LAUNCH))
+        carried = asyncio.create_task(bench.carry_out(LAUNCH))
         await settle()
         carried.cancel()
     told = [errand.restore for bench in (first, second) for _, errand in bench.told if isinstance(errand, LaunchHere)]
     assert [plan.step for plan in told] == [5] * 4
-    carried = asyncio.create_task(second.hands.carry_out(msgspec.structs.replace(LAUNCH, id=9, generation=4)))
+    carried = asyncio.create_task(second.carry_out(msgspec.structs.replace(LAUNCH, id=9, generation=4)))
     await settle()
     carried.cancel()
     _, errand = second.told[-1]

@@ -97,8 +97,8 @@ async def test_nobody_speaks_for_another_node(desk_of: Open) -> None:
         await agent.beat(5)
         agent.node = "b"
         await agent.beat(7)
-        await desk.until(lambda: "b" in desk.controller.ingest.beats, "a beat")
-        assert set(desk.controller.ingest.beats) == {"b"}
+        await desk.until(lambda: "b" in desk.controller.registry.beats, "a beat")
+        assert set(desk.controller.registry.beats) == {"b"}
         assert not any(isinstance(event, Ended) for event in desk.events())
 
 
@@ -169,7 +169,7 @@ async def test_a_node_that_comes_back_is_told_to_stop_before_it_is_welcome(desk_
         assert isinstance(await again.hear(), Welcome)
         ready = sum(isinstance(event, Ready) for event in desk.events())
         await again.answer(told.errand)
-        await desk.until(lambda: not desk.controller.ingest._stale, "its answer")
+        await desk.until(lambda: not desk.built.ingest._stale, "its answer")
         assert sum(isinstance(event, Ready) for event in desk.events()) == ready  # it is empty, and not ready
         await again.hello()
         assert isinstance(await again.errand(), LaunchHere)
@@ -242,7 +242,7 @@ async def test_a_node_told_to_leave_may_be_silent(desk_of: Open) -> None:
         agent = await desk.link("a")
         await agent.hello(ready=False)
         await agent.hear()
-        desk.controller.hands.forget("a")
+        desk.controller.registry.record_departure("a")
         await agent.beat(-1)
         await asyncio.sleep(1.0)
         assert not any(isinstance(event, Alarm) for event in desk.events())
@@ -283,7 +283,7 @@ async def test_replicas_that_differ_are_heard_of_and_only_from_their_own_node(de
 
         await mark(10, 7, 7, 7)
         await mark(20, 7, 8, 7, node="b")
-        await desk.until(lambda: desk.controller.ingest.replicas.newest_equal_step() == 10, "marks")
+        await desk.until(lambda: desk.controller.detectors.replicas.newest_equal_step() == 10, "marks")
         await mark(20, 7, 7, 9)
         await desk.until(lambda: any(isinstance(event, Alarm) for event in desk.events()), "an alarm")
         [alarm] = [event for event in desk.events() if isinstance(event, Alarm)]
@@ -315,16 +315,16 @@ async def test_who_comes_back_is_news_for_those_alone_whose_state_it_keeps(
             await agent.hello()
         for agent in agents:
             await agent.answer(await agent.errand())
-        ingest = desk.controller.ingest
+        aims = desk.controller.aims
         await desk.phase(Phase.STARTING)
-        assert bool(ingest.floor.halves) == parity
-        aim, asked = ingest._aim_of, set[str]()
+        assert bool(aims.floor.halves) == parity
+        aim, asked = aims.aim_of, set[str]()
 
         def noted(node: str) -> Aim:
             asked.add(node)
             return aim(node)
 
-        monkeypatch.setattr(ingest, "_aim_of", noted)
+        monkeypatch.setattr(aims, "aim_of", noted)
         again = await desk.link("n0")
         await again.hello(generation=1)
         while not isinstance(await again.hear(), AimMessage):

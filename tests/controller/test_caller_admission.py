@@ -103,7 +103,6 @@ async def test_values_of_the_environment_are_for_those_who_may_set_them(
     token = user_tokens.add_token(people, "ann", right)
     (tmp_path / f"{digest}.tar").write_bytes(b"an archive")
     async with desk_of(port=port(people)) as desk:
-        desk.controller.archives = tmp_path
         release = {"number": 0, "digest": digest, "argv": ["t.py"], "env": {"WANDB_API_KEY": "s3cret"}}
         body = {"verb": "update", "release": release}
         answer = await desk.client.post("/api/v1/orders", json=body, headers=shown("own"))

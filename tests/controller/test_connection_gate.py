@@ -37,9 +37,16 @@ async def _port(desk_of: Open, folder: Path, locked: bool) -> AsyncIterator[sock
         tls = mutual_tls.server_tls(authority.keys, strangers=True) if locked else None
         porch = ConnectionGate(lambda: runner.server(), tls)  # type: ignore[misc]
         audit = AuditLog(folder)
-        enrolling = NodeEnrolment(authority, "t", "r", audit, NodeTokens(folder / "door"))
+        enrolling = NodeEnrolment(
+            authority,
+            "t",
+            "r",
+            audit=audit,
+            tokens=NodeTokens(folder / "door"),
+            certificates=desk.built.certificates,
+        )
         door = ApiEntrance(PortAccess(lambda: (), "localhost"), audit, enrolling, porch.note_proved)
-        runner = make_runner(make_api(desk.controller, door))
+        runner = make_runner(make_api(desk.built, door))
         await runner.setup()
         with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
             receiving = asyncio.create_task(porch.run(listener))

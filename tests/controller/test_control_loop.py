@@ -9,7 +9,8 @@ import pytest
 
 from holdfast.config import Settings
 from holdfast.controller import control_loop
-from holdfast.controller.control_loop import Controller, SteadyClock
+from holdfast.controller.control_loop import Controller
+from holdfast.controller.job_clock import SteadyClock
 from holdfast.journal.sqlite_journal import SqliteJournal
 from holdfast.model.action import Acquire, Action, Finish, Launch, Say
 from holdfast.model.event import (
@@ -25,20 +26,20 @@ from holdfast.model.event import (
     Tick,
 )
 from holdfast.model.job_seats import Job
-from tests.controller.conftest import Open, make
+from tests.controller.conftest import RELEASE, Open, make
 from tests.controller.fakes import FakeFleet
 
 JOB = Job(run_id="r", min_nodes=1, max_nodes=1)
 
 
 class Recorder:
-    """Hands that only note what they are given, and whether it stood in the journal by then."""
+    """Notes the actions that are to be carried out, and whether each stood in the journal by then."""
 
     def __init__(self, controller: Controller) -> None:
         self.controller = controller
         self.seen: list[Action] = []
         self.written: list[bool] = []
-        controller.hands.carry_out = self.carry  # type: ignore[method-assign]
+        controller.executor.carry_out = self.carry  # type: ignore[method-assign]
 
     async def carry(self, action: Action) -> None:
         self.seen.append(action)
@@ -51,7 +52,7 @@ class Recorder:
 
 @contextlib.asynccontextmanager
 async def running(controller: Controller):  # type: ignore[no-untyped-def]
-    task = asyncio.create_task(controller.run(JOB))
+    task = asyncio.create_task(controller.run(JOB, RELEASE))
     await asyncio.sleep(0.01)
     yield task
     task.cancel()
@@ -60,7 +61,7 @@ async def running(controller: Controller):  # type: ignore[no-untyped-def]
 
 
 async def test_an_action_is_on_disk_before_it_is_carried_out(tmp_path: Path) -> None:
-    controller = make(tmp_path, Settings(), FakeFleet())
+    controller = make(tmp_path, Settings(), FakeFleet()).controller
     recorder = Recorder(controller)
     async with running(controller):
         controller.process_event(Ready(node="a", host="h", nproc=1))
@@ -70,28 +71,28 @@ async def test_an_action_is_on_disk_before_it_is_carried_out(tmp_path: Path) -> 
 
 
 async def test_a_successor_repeats_what_has_no_outcome(tmp_path: Path) -> None:
-    first = make(tmp_path, Settings(), FakeFleet())
+    first = make(tmp_path, Settings(), FakeFleet()).controller
     Recorder(first)
     async with running(first):
         first.process_event(Outcome(action=1, ok=True, nodes=("a",)))
         first.process_event(Ready(node="a", host="h", nproc=1))
     before = first.view
     first.journal.close()
-    second = make(tmp_path, Settings(), FakeFleet())
+    second = make(tmp_path, Settings(), FakeFleet()).controller
     recorder = Recorder(second)
     async with running(second):
         assert second.view.phase is before.phase is Phase.LAUNCHING
         assert (second.seq, second.epoch, first.epoch) == (first.seq + 1, 2, 1)
         assert [entry.event for entry in second.journal.read(after=first.seq)] == [Successor(epoch=2)]
         assert [type(action) for action in recorder.seen] == [Launch]
-        assert second.ingest.pace.generation == 1
+        assert second.detectors.pace.generation == 1
         assert second.clock() >= second.ledger.make_account().end_at
     second.journal.close()
 
 
 async def test_ranks_that_cannot_meet_are_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_loop, "MEET_S", 0.0)
-    controller = make(tmp_path, Settings(), FakeFleet())
+    controller = make(tmp_path, Settings(), FakeFleet()).controller
     recorder = Recorder(controller)
 
     def phase() -> Phase:
@@ -120,23 +121,23 @@ async def test_ranks_that_cannot_meet_are_started_again(tmp_path: Path, monkeypa
 
 async def test_a_successor_watches_from_now_on(tmp_path: Path) -> None:
     """Or it would take a job whose nodes have not spoken to it yet for one that has stood since 1970."""
-    first = make(tmp_path, Settings(), FakeFleet())
+    first = make(tmp_path, Settings(), FakeFleet()).controller
     Recorder(first)
     async with running(first):
         first.process_event(Outcome(action=1, ok=True, nodes=("a",)))
         first.process_event(Ready(node="a", host="h", nproc=1))
     first.journal.close()
-    second = make(tmp_path, Settings(), FakeFleet())
+    second = make(tmp_path, Settings(), FakeFleet()).controller
     Recorder(second)
     async with running(second):
-        hang = second.ingest.watching.hang
+        hang = second.detectors.stalls.hang
         assert hang.generation == 1
         assert not hang.should_look(second.clock())
     second.journal.close()
 
 
 async def test_a_successor_of_one_that_was_done_ends_at_once(tmp_path: Path) -> None:
-    first = make(tmp_path, Settings(), FakeFleet())
+    first = make(tmp_path, Settings(), FakeFleet()).controller
     recorder = Recorder(first)
     async with running(first):
         first.process_event(Order(verb="stop", who="me", code=5))
@@ -144,15 +145,15 @@ async def test_a_successor_of_one_that_was_done_ends_at_once(tmp_path: Path) -> 
         [finish] = [action for action in recorder.seen if isinstance(action, Finish)]
         first.process_event(Outcome(action=finish.id, ok=True))
         first.journal.close()
-    second = make(tmp_path, Settings(), FakeFleet())
+    second = make(tmp_path, Settings(), FakeFleet()).controller
     async with asyncio.timeout(120):
-        assert await second.run(JOB) == 5
+        assert await second.run(JOB, RELEASE) == 5
 
 
 async def test_a_job_that_is_done_waits_for_nobody(tmp_path: Path) -> None:
     """A launch whose nodes never answer must not keep the controller once the job has ended."""
-    controller = make(tmp_path, Settings(), FakeFleet())
-    task = asyncio.create_task(controller.run(JOB))
+    controller = make(tmp_path, Settings(), FakeFleet()).controller
+    task = asyncio.create_task(controller.run(JOB, RELEASE))
     await asyncio.sleep(0.01)
     controller.process_event(Ready(node="a", host="h", nproc=1))
     await asyncio.sleep(0.01)
@@ -193,7 +194,7 @@ def test_the_clock_never_runs_backwards() -> None:
 
 
 async def test_the_decider_is_woken(tmp_path: Path) -> None:
-    controller = make(tmp_path, Settings(), FakeFleet())
+    controller = make(tmp_path, Settings(), FakeFleet()).controller
     Recorder(controller)
     async with running(controller):
         controller.last = Decision(wake_at=controller.clock() + 0.05)

@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast.controller.actions.node_probing import NodeProbing
 from holdfast.core.diagnose.fleet_baseline import MeasurementHistory
+from holdfast.core.diagnose.probe_assessment import ProbeLimits
 from holdfast.model.action import Probe
 from holdfast.model.errand import Done, Errand, PairTestHere, ProbeHere
 from holdfast.model.probe import Finding
@@ -60,7 +61,7 @@ class Nodes:
 
 
 def tried(nodes: Nodes, hosts: dict[str, str] | None = None, kept: Path | None = None) -> tuple[dict[str, str], str]:
-    probing = NodeProbing(nodes.ask, FakeStore(), hosts if hosts is not None else {}, kept=kept)
+    probing = NodeProbing(nodes.ask, FakeStore(), hosts if hosts is not None else {}, ProbeLimits(), kept)
     outcome = asyncio.run(probing.probe_nodes(PROBE))
     assert outcome.action == 7 and outcome.ok
     return outcome.failed, outcome.detail

@@ -75,11 +75,11 @@ async def test_status_and_metrics_tell_one_step(desk_of: Open) -> None:
     async with pair(desk_of) as (desk, a, b):
         await a.beat(9)
         await b.beat(7)
-        await desk.until(lambda: desk.controller.ingest.pace.step == 7, "both beats")
+        await desk.until(lambda: desk.controller.detectors.pace.step == 7, "both beats")
         assert (await status_of(desk))["step"] == await metric(desk, "holdfast_step") == 7
         await a.beat(-1)
         await b.beat(-1)  # their ranks have ended
-        await desk.until(lambda: {beat.step for beat in desk.controller.ingest.beats.values()} == {-1}, "both ends")
+        await desk.until(lambda: {beat.step for beat in desk.controller.registry.beats.values()} == {-1}, "both ends")
         assert (await status_of(desk))["step"] == await metric(desk, "holdfast_step") == 7
 
 
@@ -256,18 +256,19 @@ async def test_a_question_is_answered(desk_of: Open) -> None:
                 ranks=(0,),
                 generation=1,
                 code=1,
-                reason="exited with code 1 (TypeError: x)",
+                reason="exited with code 1 (SyntaxError: x)",
+                raised="SyntaxError",
                 klass="python_exception",
                 group="user code",
                 action="rollback_or_fix_code",
                 confidence=1.0,
-                signature="TypeError",
+                signature="SyntaxError",
             )
         )
         await does(agent, StopHere)
         await desk.phase(Phase.HELD)
         status = await status_of(desk)
-        assert "TypeError: x" in status["asking"]
+        assert "SyntaxError: x" in status["asking"]
         assert status["asks_until"] > desk.controller.clock()
         said = await order(desk, "resume", status=400)
         assert said.startswith("nobody holds the job, it asks: ") and said.endswith("holdfast approve or stop")

@@ -33,7 +33,6 @@ async def stage(desk: Desk, agent: Agent, **more: Any) -> Errand:
 
 async def test_an_update_is_staged_and_launched(desk_of: Open, tmp_path: Path) -> None:
     async with desk_of() as desk:
-        desk.controller.archives = tmp_path
         (tmp_path / f"{DIGEST}.tar").write_bytes(b"an archive")
         agent = await desk.train()
         errand = await stage(desk, agent, window_s=3600.0)
@@ -66,7 +65,6 @@ async def test_an_update_is_staged_and_launched(desk_of: Open, tmp_path: Path) -
 
 async def test_what_is_refused(desk_of: Open, tmp_path: Path) -> None:
     async with desk_of() as desk:
-        desk.controller.archives = tmp_path
         await desk.train()
         bad: list[tuple[dict[str, Any], str]] = [
             ({}, "an update needs a release"),
@@ -86,7 +84,6 @@ async def test_what_is_refused(desk_of: Open, tmp_path: Path) -> None:
 
 async def test_one_that_was_rolled_back_is_not_taken_again(desk_of: Open, tmp_path: Path) -> None:
     async with desk_of() as desk:
-        desk.controller.archives = tmp_path
         (tmp_path / f"{DIGEST}.tar").write_bytes(b"an archive")
         agent = await desk.train()
         for verb, generation in (("update", 2), ("rollback", 3)):
@@ -107,7 +104,6 @@ async def test_a_job_that_takes_signed_releases_only(desk_of: Open, tmp_path: Pa
     (tmp_path / "signers").touch()
     signers = ReleaseLimits(signers=str(tmp_path / "signers"))
     async with desk_of(settings=Settings(release=signers)) as desk:
-        desk.controller.archives = tmp_path
         (tmp_path / f"{DIGEST}.tar").write_bytes(b"an archive")
         await desk.train()
         for signature, why in (("", "takes signed releases only"), ("junk", "its signature")):

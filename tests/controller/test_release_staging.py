@@ -16,7 +16,7 @@ STAGE = Stage(id=9, release=RELEASE, nodes=("a", "b", "c"))
 
 async def test_the_first_checks_and_then_all_get_it() -> None:
     bench = Bench("a", "b", "c")
-    carried = asyncio.create_task(bench.hands.carry_out(STAGE))
+    carried = asyncio.create_task(bench.carry_out(STAGE))
     await settle()
     assert bench.told == [("a", StageHere(id=9, release=RELEASE, check=True))]
     bench.done("a", 9)
@@ -30,9 +30,9 @@ async def test_the_first_checks_and_then_all_get_it() -> None:
 
 async def test_one_that_is_refused_goes_to_nobody_else() -> None:
     bench = Bench("a", "b", "c")
-    carried = asyncio.create_task(bench.hands.carry_out(STAGE))
+    carried = asyncio.create_task(bench.carry_out(STAGE))
     await settle()
-    bench.hands.on_done(Done(id=9, node="a", ok=False, detail="train.py, line 3: no", refused=True))
+    bench.dispatch.on_done(Done(id=9, node="a", ok=False, detail="train.py, line 3: no", refused=True))
     await carried
     assert [node for node, _ in bench.told] == ["a"]
     assert bench.outcomes == [Outcome(action=9, ok=False, detail="train.py, line 3: no")]
@@ -40,9 +40,9 @@ async def test_one_that_is_refused_goes_to_nobody_else() -> None:
 
 async def test_where_the_first_cannot_the_next_one_checks() -> None:
     bench = Bench("a", "b", "c")
-    carried = asyncio.create_task(bench.hands.carry_out(STAGE))
+    carried = asyncio.create_task(bench.carry_out(STAGE))
     await settle()
-    bench.hands.on_silent("a")
+    bench.dispatch.on_silent("a")
     await settle()
     assert bench.told[1] == ("b", StageHere(id=9, release=RELEASE, check=True))
     bench.done("b", 9)
@@ -54,11 +54,11 @@ async def test_where_the_first_cannot_the_next_one_checks() -> None:
 
 async def test_nobody_can() -> None:
     bench = Bench("a", "b", "c")
-    carried = asyncio.create_task(bench.hands.carry_out(STAGE))
+    carried = asyncio.create_task(bench.carry_out(STAGE))
     for node in "abc":
         await settle()
         bench.done(node, 9, "no room")
     await carried
     assert bench.outcomes == [Outcome(action=9, ok=False, failed=dict.fromkeys("abc", "no room"))]
-    await bench.hands.carry_out(msgspec.structs.replace(STAGE, nodes=()))
+    await bench.carry_out(msgspec.structs.replace(STAGE, nodes=()))
     assert "no node to check it on" in bench.outcomes[-1].detail

@@ -5,6 +5,10 @@ import asyncio
 import pytest
 
 from holdfast.controller.actions.replay_runs import ReplayRuns
+from holdfast.controller.node_links import NodeLinks
+from holdfast.controller.node_registry import NodeRegistry
+from holdfast.core.decide.decider import Decider
+from holdfast.core.detect.silence import SilenceLimits
 from holdfast.core.replay.dual_phase import ReplayLimits
 from holdfast.model.action import Replay
 from holdfast.model.errand import Done, Errand, ReplayHere
@@ -47,9 +51,17 @@ class Nodes:
         return ReplayResult(rank=rank, ended=True, marks=told, signed=told)
 
 
+def runs(nodes: Nodes, limits: ReplayLimits) -> tuple[ReplayRuns, NodeRegistry]:
+    view = Decider().view
+    registry = NodeRegistry(SilenceLimits(), view, NodeLinks(lambda: 1))
+    replaying = ReplayRuns(nodes.ask, FakeStore(), limits, view=view, registry=registry, say=list[str]().append)
+    return replaying, registry
+
+
 def tried(nodes: Nodes, allowed: str | None = "seeded", *, halves: bool = False) -> Outcome:
-    replaying = ReplayRuns(nodes.ask, FakeStore(), ReplayLimits(steps=4, most=2, halves=halves))
-    replaying.allowed = allowed
+    replaying, registry = runs(nodes, ReplayLimits(steps=4, most=2, halves=halves))
+    if allowed is not None:
+        registry.record_replayable(allowed)
     outcome = asyncio.run(replaying.replay_nodes(REPLAY))
     assert outcome.action == 9 and outcome.ok
     return outcome
@@ -113,12 +125,12 @@ def test_a_node_that_is_gone_ends_it() -> None:
 
 def test_who_may_be_asked_is_waited_for() -> None:
     """A controller that has just come back knows when the first node has told it."""
-    replaying = ReplayRuns(Nodes(wrong="n2").ask, FakeStore(), ReplayLimits(steps=4, most=2))
+    replaying, registry = runs(Nodes(wrong="n2"), ReplayLimits(steps=4, most=2))
 
     async def both() -> Outcome:
         asked = asyncio.create_task(replaying.replay_nodes(REPLAY))
         await asyncio.sleep(0.1)
-        replaying.allowed = "seeded"
+        registry.record_replayable("seeded")
         return await asked
 
     assert list(asyncio.run(both()).failed) == ["n2"]

@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 
+from holdfast.controller.node_links import NodeLinks, Outbox, make_outbox
 from holdfast.controller.stack_tracing import StackTracing
 from holdfast.model.job_seats import Job
 from holdfast.model.stacks import Trace
@@ -23,17 +24,20 @@ async def answer(agent: Agent, look: TraceRequest, node: str = "") -> None:
     await agent.ws.send_bytes(agent_messages.encode(TraceAnswer(id=look.id, trace=trace)))
 
 
+def linked(*nodes: str) -> tuple[NodeLinks, dict[str, Outbox]]:
+    links, outboxes = NodeLinks(lambda: 1), {node: make_outbox() for node in nodes}
+    for node, outbox in outboxes.items():
+        links.open_link(node, outbox)
+    return links, outboxes
+
+
 async def test_everybody_answers() -> None:
-    asked: list[tuple[str, TraceRequest]] = []
-
-    def ask(node: str, look: TraceRequest) -> bool:
-        asked.append((node, look))
-        return True
-
-    tracing = StackTracing(lambda: ("a", "b"), ask)
+    links, outboxes = linked("b", "a")
+    tracing = StackTracing(links, time.monotonic)
     taking = asyncio.create_task(tracing.take_traces(30.0, native=True))
     await asyncio.sleep(0)
-    assert [node for node, _ in asked] == ["a", "b"] and asked[0][1].native and asked[0][1].deadline_s == 30.0
+    asked = [(node, agent_messages.decode_from_controller(outboxes[node].get_nowait())) for node in ("a", "b")]
+    assert asked[0][1].native and asked[0][1].deadline_s == 30.0
     for node, look in asked:
         tracing.on_trace("c", TraceAnswer(id=look.id, trace=Trace(node=node, at=9.0)))  # speaks for another
         tracing.on_trace(node, TraceAnswer(id=look.id + 7, trace=Trace(node=node, at=8.0)))
@@ -44,12 +48,14 @@ async def test_everybody_answers() -> None:
 
 
 async def test_who_does_not_answer_is_named() -> None:
-    tracing = StackTracing(tuple, lambda node, look: node != "b")
+    links, outboxes = linked("a")
+    tracing = StackTracing(links, time.monotonic)
     began = time.monotonic()
     traces = await tracing.take_traces(0.1, nodes=("a", "b"))
     assert time.monotonic() - began < 20
     assert [t.node for t in traces] == ["a", "b"]
     assert "did not answer" in traces[0].error and traces[1].error == "it is not linked"
+    links.close_link("a", outboxes["a"])
     assert await tracing.take_traces(30.0) == ()  # nobody is there
 
 

@@ -36,7 +36,7 @@ def process_of(store: StoreProcess) -> int:
 
 
 async def test_the_life_of_a_store(tmp_path: Path, env: dict[str, str]) -> None:
-    store = StoreProcess(tmp_path, "127.0.0.1", 60.0, env)
+    store = StoreProcess(tmp_path, "127.0.0.1", 60.0, env, None)
     await store.connect_ahead()
     port = await store.open(1)
     assert port > 0 and await store.open(1) == port
@@ -51,7 +51,7 @@ async def test_the_life_of_a_store(tmp_path: Path, env: dict[str, str]) -> None:
     second = process_of(store)
     assert second != first
 
-    successor = StoreProcess(tmp_path, "127.0.0.1", 60.0, env)  # another controller finds the same process
+    successor = StoreProcess(tmp_path, "127.0.0.1", 60.0, env, None)  # another controller finds the same process
     await successor.connect_ahead()
     assert successor._process is None
     assert await successor.open(3) == await store.open(3)
@@ -62,7 +62,7 @@ async def test_the_life_of_a_store(tmp_path: Path, env: dict[str, str]) -> None:
 
 
 async def test_it_is_said_when_the_process_has_gone(tmp_path: Path, env: dict[str, str]) -> None:
-    store, heard = StoreProcess(tmp_path, "127.0.0.1", 60.0, env), asyncio.Event()
+    store, heard = StoreProcess(tmp_path, "127.0.0.1", 60.0, env, None), asyncio.Event()
     await store.connect_ahead()
     first = process_of(store)
     watching = asyncio.create_task(store.watch_process(heard.set))
@@ -77,7 +77,7 @@ async def test_it_is_said_when_the_process_has_gone(tmp_path: Path, env: dict[st
 
 async def test_one_that_dies_while_it_is_asked_is_not_the_last(tmp_path: Path, env: dict[str, str]) -> None:
     dying = unix_sockets.listen(tmp_path / "store.sock", backlog=1)
-    store = StoreProcess(tmp_path, "127.0.0.1", 60.0, env)
+    store = StoreProcess(tmp_path, "127.0.0.1", 60.0, env, None)
     opening = asyncio.create_task(store.open(1))
     await asyncio.sleep(0.2)
     (tmp_path / "store.sock").unlink()
@@ -88,7 +88,7 @@ async def test_one_that_dies_while_it_is_asked_is_not_the_last(tmp_path: Path, e
 
 async def test_one_that_is_still_coming_up_is_ended_too(tmp_path: Path, env: dict[str, str]) -> None:
     (tmp_path / "torch" / "__init__.py").write_text("import time; time.sleep(60)")
-    store = StoreProcess(tmp_path, "127.0.0.1", 60.0, env)
+    store = StoreProcess(tmp_path, "127.0.0.1", 60.0, env, None)
     attending = asyncio.create_task(store.connect_ahead())
     await asyncio.sleep(0.1)
     assert store._process is not None
@@ -100,7 +100,7 @@ async def test_one_that_is_still_coming_up_is_ended_too(tmp_path: Path, env: dic
 
 async def test_a_store_that_does_not_stay_up_is_an_error(tmp_path: Path, env: dict[str, str]) -> None:
     (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit(1)")
-    store = StoreProcess(tmp_path, "127.0.0.1", 60.0, env)
+    store = StoreProcess(tmp_path, "127.0.0.1", 60.0, env, None)
     await store.connect_ahead()  # says nothing
     with pytest.raises(OSError, match="the store process does not stay up"):
         await store.open(1)
@@ -111,6 +111,6 @@ async def test_a_socket_that_nobody_answers_is_not_in_the_way(tmp_path: Path, en
     unix_sockets.listen(tmp_path / "store.sock").close()
     with pytest.raises(ConnectionRefusedError):
         unix_sockets.connect(tmp_path / "store.sock")
-    store = StoreProcess(tmp_path, "127.0.0.1", 60.0, env)
+    store = StoreProcess(tmp_path, "127.0.0.1", 60.0, env, None)
     assert await store.open(1) > 0
     await store.quit()

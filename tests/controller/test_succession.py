@@ -11,9 +11,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from holdfast.cli.launch.controller_main import NotesFolder
 from holdfast.config import Settings
 from holdfast.controller.access.audit_log import AuditLog
-from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.controller.api import ApiEntrance, make_api
-from holdfast.controller.control_loop import Controller
+from holdfast.controller.composition import build_controller
 from holdfast.core.decide.action_ids import EPOCH_IDS
 from holdfast.core.detect import rankless_nodes
 from holdfast.journal.sqlite_journal import SqliteJournal
@@ -24,8 +23,8 @@ from holdfast.model.signal import Beat
 from holdfast.model.state_copy import Copy
 from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import ErrandMessage, Hello, Welcome
-from tests.controller.conftest import JOB, Agent, Desk, Open, admit
-from tests.controller.fakes import FakeFleet, FakeStore
+from tests.controller.conftest import JOB, RELEASE, Agent, Desk, Open, admit, make_ports
+from tests.controller.fakes import FakeFleet
 
 
 class Lived(Desk):
@@ -38,14 +37,14 @@ class Lived(Desk):
 async def life(folder: Path) -> AsyncIterator[Lived]:
     """Killed at its end."""
     journal = SqliteJournal(folder / "journal.db", mark_path=folder / "journal.mark")
-    fleet = FakeFleet(can_acquire=False)
-    controller = Controller(journal, Settings(), lambda c: ActionExecutor(fleet, FakeStore(), c.on_outcome))
+    fleet, notes = FakeFleet(can_acquire=False), NotesFolder(folder)
     said: list[str] = []
-    controller.hands.say, controller.hands.notes = said.append, NotesFolder(folder)
-    async with TestClient(TestServer(make_api(controller, ApiEntrance(admit, AuditLog(folder))))) as client:
-        running = asyncio.create_task(controller.run(JOB))
+    ports = make_ports(folder, journal=journal, fleet=fleet, notes=notes, say=said.append)
+    built = build_controller(Settings(), ports)
+    async with TestClient(TestServer(make_api(built, ApiEntrance(admit, AuditLog(folder))))) as client:
+        running = asyncio.create_task(built.controller.run(JOB, RELEASE))
         await asyncio.sleep(0.01)
-        desk = Lived(controller, client)
+        desk = Lived(built, client)
         desk.said = said
         yield desk
         running.cancel()
@@ -111,7 +110,7 @@ async def test_ranks_that_the_journal_knows_are_not_touched(tmp_path: Path) -> N
         welcome = await agent.hear()
         assert isinstance(welcome, Welcome) and welcome.epoch == 2
         await agent.beat(101)
-        await second.until(lambda: "a" in second.controller.ingest.beats, "a beat")
+        await second.until(lambda: "a" in second.controller.registry.beats, "a beat")
         assert second.controller.view.phase is Phase.TRAINING
 
 
@@ -124,7 +123,7 @@ async def test_nodes_that_know_of_more_than_both_files_are_believed(tmp_path: Pa
         agent = await back(second, 6, 4)
         stop = await agent.hear()
         assert isinstance(stop, ErrandMessage) and isinstance(stop.errand, StopHere) and stop.errand.generation == 6
-        assert (second.controller.epoch, stop.epoch, second.controller.ingest.epoch) == (5, 5, 5)
+        assert (second.controller.epoch, stop.epoch, second.controller.links.epoch) == (5, 5, 5)
         told, waits = second.said
         assert told.startswith("the journal ends at entry 1, and the nodes know of more; generation 6 is ended")
         assert "the ranks on nodes that the journal does not name" in waits, "there may be others"

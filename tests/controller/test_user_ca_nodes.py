@@ -14,9 +14,12 @@ from holdfast.cli.launch.enrolment_client import EnrolmentClient, EnrolmentError
 from holdfast.config import Settings
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.caller_admission import Caller, PortAccess
+from holdfast.controller.access.node_certificates import NodeCertificates
 from holdfast.controller.access.user_ca_nodes import CertificateEnrolment
+from holdfast.controller.node_links import NodeLinks, make_outbox
+from holdfast.core.decide.decider import Decider
 from holdfast.model.alarm import Alarm, Kind
-from holdfast.model.event import Order, Ready
+from holdfast.model.event import Begin, Limits, Order, Ready
 from holdfast.model.job_seats import Job
 from holdfast.wire.agent_messages import Welcome
 from holdfast.wire.credentials import enrolment, mutual_tls
@@ -41,7 +44,10 @@ class Desk:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(exist_ok=True)
-        self.certified = CertificateEnrolment(folder, "r", AuditLog(folder))
+        self.decider, self.links = Decider(), NodeLinks(lambda: 1)
+        self.decider.step(0.0, Begin(job=LARGE, limits=Limits()))
+        self.certificates = NodeCertificates(self.decider.view)
+        self.certified = CertificateEnrolment(folder, "r", AuditLog(folder), self.certificates, self.links)
         self.admit = PortAccess(tuple, "h", self.certified.certificate_refusal)
         self.address = ("", 0)
 
@@ -108,11 +114,11 @@ async def test_a_node_is_known_by_its_certificate(ours: Organisation, tmp_path: 
         assert await linked(desk.dialing(keys, "r")) == "n1"
     assert (tmp_path / "door" / "nodes.json").stat().st_mode & 0o777 == 0o600
     async with Desk(tmp_path / "door").open(ours.keys("n0")) as desk:  # the next controller
-        assert set(desk.certified.serials) == {"n1", "n2"}
+        assert all(desk.certificates.serial_of(node) for node in ("n1", "n2"))
         with pytest.raises(EnrolmentError, match="there is a node n1 in this job already, with another certificate"):
             await desk.introduce(ours.keys("n1"))
         assert await desk.introduce(keys) == CertifiedNode(node="n1", run_id="r")
-        desk.certified.is_here = {"n1"}.__contains__
+        desk.links.open_link("n1", make_outbox())
         with pytest.raises(EnrolmentError, match=r"there is a node n1 in this job already$"):
             await desk.introduce(keys)
 
@@ -121,7 +127,8 @@ async def test_a_node_that_was_evicted(ours: Organisation, tmp_path: Path) -> No
     keys = ours.keys("n1")
     async with Desk(tmp_path / "door").open(ours.keys("n0")) as desk:
         await desk.introduce(keys)
-        desk.certified.counts = lambda node, serial: serial != desk.certified.serials["n1"]
+        desk.decider.step(1.0, Ready(node="n1", host="h", nproc=1))
+        desk.decider.step(2.0, Order(verb="evict", who="ann", node="n1"))
         with pytest.raises(EnrolmentError, match="the certificate of n1 counts no more"):
             await desk.introduce(keys)
         with pytest.raises(BrokenLinkError, match="403"):
@@ -136,7 +143,7 @@ async def test_a_certificate_of_another_run(ours: Organisation, tmp_path: Path) 
         assert desk.refusals() == ["the certificate of n1 is for the run theirs, not for r"]
         with pytest.raises(BrokenLinkError, match="403"):
             await linked(desk.dialing(keys, "theirs"))
-        assert not desk.certified.serials
+        assert desk.certificates.serial_of("n1") is None
         with pytest.raises(EnrolmentError, match="it runs the job r, not theirs"):
             await desk.introduce(ours.keys("n1"), "theirs")
 
@@ -147,7 +154,7 @@ async def test_a_certificate_of_another_authority(ours: Organisation, tmp_path: 
     async with Desk(tmp_path / "door").open(ours.keys("n0")) as desk:
         with pytest.raises(LinkClosedError, match="closes the link when it has seen door"):
             await desk.introduce(stranger)
-        assert not desk.certified.serials
+        assert desk.certificates.serial_of("n1") is None
         with pytest.raises(EnrolmentError, match="refused: this job takes certificates of its user's own"):
             await asyncio.to_thread(EnrolmentClient, desk.address, TOKEN)
         [told] = desk.refusals()
@@ -168,7 +175,7 @@ async def test_others_who_play_the_controller(ours: Organisation, tmp_path: Path
         async with Desk(tmp_path / "door").open(keys) as desk:
             with pytest.raises(EnrolmentError, match=why):
                 await desk.introduce(ours_here, "r")
-            assert not desk.certified.serials
+            assert desk.certificates.serial_of("n1") is None
             with pytest.raises((UnprovenPeerError, BrokenLinkError)):
                 await linked(desk.dialing(ours_here, "r"))
 
@@ -176,32 +183,30 @@ async def test_others_who_play_the_controller(ours: Organisation, tmp_path: Path
 async def test_nodes_are_told_who_has_left(desk_of: Open) -> None:
     """By the serial of its certificate, and by name: the user's authority may have signed it another."""
     async with desk_of(LARGE) as desk:
-        ingest = desk.controller.ingest
-        ingest.serials = {"a": "0A", "b": "0B", "c": "0C"}
+        certificates, links = desk.built.certificates, desk.built.links
+        certificates.add_serials({"a": "0A", "b": "0B", "c": "0C"})
         desk.controller.process_event(Ready(node="b", host="h", nproc=1))
         desk.controller.process_event(Order(verb="evict", who="ann", node="b"))
         agent = await desk.link("a")
         await agent.hello()
         welcome = await agent.hear()
         assert isinstance(welcome, Welcome) and welcome.revoked == ("0B", "holdfast:node:b")
-        assert [ingest.is_valid_certificate(node, "0B") for node in ("a", "b")] == [
-            False,
-            False,
-        ] and ingest.is_valid_certificate("c", "0C")
-        assert ingest.is_linked("a") and not ingest.is_linked("c")
+        assert not any(certificates.is_valid(node, "0B") for node in ("a", "b"))
+        assert certificates.is_valid("c", "0C")
+        assert links.is_linked("a") and not links.is_linked("c")
 
 
 async def test_a_node_that_fell_silent_may_come_back_where_nobody_else_will(desk_of: Open) -> None:
     async with desk_of(LARGE) as desk:  # whose fleet cannot acquire
-        ingest = desk.controller.ingest
-        ingest.serials = {"silent": "0A", "sick": "0B", "sent away": "0C"}
-        for node in ingest.serials:
+        serials = {"silent": "0A", "sick": "0B", "sent away": "0C"}
+        desk.built.certificates.add_serials(serials)
+        for node in serials:
             desk.controller.process_event(Ready(node=node, host="h", nproc=1))
         desk.controller.process_event(Alarm(kind=Kind.SILENCE, at=1.0, suspects=("silent",), reason="is silent"))
         desk.controller.process_event(Alarm(kind=Kind.HEALTH, at=1.0, suspects=("sick",), reason="is hot", hard=True))
         desk.controller.process_event(Order(verb="evict", who="ann", node="sent away"))
-        assert set(desk.controller.view.gone) == set(ingest.serials)
-        valid = [node for node, serial in ingest.serials.items() if ingest.is_valid_certificate(node, serial)]
+        assert set(desk.controller.view.gone) == set(serials)
+        valid = [node for node, serial in serials.items() if desk.built.certificates.is_valid(node, serial)]
         assert valid == ["silent"]
 
 

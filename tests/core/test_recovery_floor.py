@@ -1,5 +1,7 @@
 """The step that every rank and every peer holds: when it rises, and when it waits."""
 
+from collections.abc import Callable
+
 from holdfast.core.snapshots.recovery_floor import BackupLimits, RecoveryFloor
 from holdfast.model.job_seats import Seat
 from holdfast.model.signal import Beat
@@ -8,8 +10,12 @@ LIMITS = BackupLimits(duty=0.5, stuck_s=60.0, verify_steps=10)
 SEATS = tuple(Seat(node=f"n{i}", group_rank=i, first_rank=i, nproc=1) for i in range(3))
 
 
-def floor(limits: BackupLimits = LIMITS) -> RecoveryFloor:
-    made = RecoveryFloor(limits)
+def incomparable() -> None:
+    """Nobody can say how far replicas are equal."""
+
+
+def floor(limits: BackupLimits = LIMITS, equal: Callable[[], int | None] = incomparable) -> RecoveryFloor:
+    made = RecoveryFloor(limits, equal)
     made.on_launch(1, SEATS, ())
     return made
 
@@ -129,13 +135,13 @@ def test_a_new_generation_starts_over() -> None:
 
 
 def test_told_not_to() -> None:
-    made = RecoveryFloor(BackupLimits(enabled=False))
+    made = RecoveryFloor(BackupLimits(enabled=False), incomparable)
     assert made.on_launch(1, SEATS, ()) == () and made.peers == {}
 
 
 def test_what_a_placement_does_not_survive_is_told() -> None:
     seats = tuple(Seat(node=f"n{i}", group_rank=i, first_rank=2 * i, nproc=2) for i in range(4))
-    made = RecoveryFloor(LIMITS)
+    made = RecoveryFloor(LIMITS, incomparable)
     assert made.on_launch(1, seats, (("pp", 4), ("dp", 2))) == (), "a group over all nodes is evicted by nobody"
     assert made.on_launch(1, seats, (("pp", 2), ("dp", 2), ("tp", 2))) == ()
     assert made.peers == {"n0": "n3", "n3": "n0", "n1": "n2", "n2": "n1"}
@@ -161,7 +167,7 @@ def test_parity_that_is_never_sealed_is_given_up() -> None:
 
 
 def test_where_parity_does_not_fit_copies_are_whole_and_it_is_said() -> None:
-    made = RecoveryFloor(BackupLimits(parity=True))
+    made = RecoveryFloor(BackupLimits(parity=True), incomparable)
     [why] = made.on_launch(1, SEATS[:2], ())
     assert "it takes 3 nodes" in why
     assert made.peers == {"n0": "n1", "n1": "n0"} and made.aim_for("n0").halves == ()
@@ -169,8 +175,8 @@ def test_where_parity_does_not_fit_copies_are_whole_and_it_is_said() -> None:
 
 
 def test_a_floor_waits_until_replicas_are_known_to_be_equal() -> None:
-    made, equal = floor(), [-1]
-    made.equal = lambda: equal[0]
+    equal = [-1]
+    made = floor(equal=lambda: equal[0])
     tell(made, 0.0, sealed=10, compares=True)
     assert not any(tell(made, 1.0, sealed=12, backed=11, compares=True)) and made.floor == -1
     equal[0] = 11
@@ -178,21 +184,18 @@ def test_a_floor_waits_until_replicas_are_known_to_be_equal() -> None:
 
 
 def test_a_floor_that_is_never_compared_is_given_up_for_a_newer_one() -> None:
-    made = floor()
-    made.equal = lambda: -1
+    made = floor(equal=lambda: -1)
     tell(made, 0.0, sealed=10, compares=True)
     tell(made, 1.0, sealed=20, backed=11, compares=True)
     assert made.tick(61.0) and (made.floor, made.aim_for("n0").next) == (-1, 21)
 
 
 def test_nobody_waits_where_nothing_is_compared_or_nothing_can_be() -> None:
-    made = floor()
-    made.equal = lambda: -1
+    made = floor(equal=lambda: -1)
     tell(made, 0.0, sealed=10)
     tell(made, 1.0, sealed=11, backed=11)
     assert made.floor == 11
-    other = floor()
-    other.equal = lambda: None
+    other = floor(equal=incomparable)
     tell(other, 0.0, sealed=10, compares=True)
     tell(other, 1.0, sealed=11, backed=11, compares=True)
     assert other.floor == 11

@@ -19,9 +19,8 @@ from holdfast.controller.access.caller_admission import Caller
 from holdfast.controller.access.enrolment_token_api import MintBody, TokenMinting
 from holdfast.controller.access.enrolment_tokens import NodeTokens
 from holdfast.controller.access.node_enrolment import NodeEnrolment
-from holdfast.controller.agent_ingest import AgentIngest
 from holdfast.controller.api import ApiEntrance, TraceBody, make_api, status_of
-from holdfast.controller.control_loop import Controller
+from holdfast.controller.composition import BuiltController
 from holdfast.controller.order_admission import VERBS, OrderBody
 from holdfast.core.agent_state_machine import Post
 from holdfast.core.record.job_report import report_of
@@ -31,7 +30,7 @@ from holdfast.wire import agent_messages
 from holdfast.wire.agent_messages import Hello
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority
 from holdfast.wire.credentials.enrolment import EnrolmentRequest
-from tests.controller.conftest import TOKEN, admit, make
+from tests.controller.conftest import RELEASE, TOKEN, admit, make
 from tests.controller.fakes import FakeFleet
 from tests.fuzz.making import FLOATS, INTS, JSON, PLAIN, Given, hostile, mutated, values
 
@@ -62,17 +61,16 @@ class Wire:
 
 
 @contextlib.asynccontextmanager
-async def _running(folder: Path, job: Job = JOB) -> AsyncIterator[Controller]:
+async def _running(folder: Path, job: Job = JOB) -> AsyncIterator[BuiltController]:
     (folder / "journal.db").unlink(missing_ok=True)
-    controller = make(folder, Settings(), FakeFleet(can_acquire=job.can_acquire))
-    controller.hands.say = lambda text: None
-    running = asyncio.create_task(controller.run(job))
+    built = make(folder, Settings(), FakeFleet(can_acquire=job.can_acquire))
+    running = asyncio.create_task(built.controller.run(job, RELEASE))
     await asyncio.sleep(0)
-    yield controller
+    yield built
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await running
-    controller.journal.close()
+    built.controller.journal.close()
 
 
 def _trained(node: str, order: int) -> list[bytes]:
@@ -93,8 +91,8 @@ _SAID = st.one_of(*(_said_by(node, kind) for node in "abc" for kind in _KINDS))
 
 
 async def _heard(folder: Path, said: list[tuple[str, Any]]) -> None:
-    async with _running(folder) as controller:
-        ingest: AgentIngest = controller.ingest
+    async with _running(folder) as built:
+        controller, ingest = built.controller, built.ingest
         links = {node: asyncio.Queue[bytes](64) for node in "abc"}
         for order, node in enumerate("ab"):
             for packet in _trained(node, order):
@@ -111,7 +109,7 @@ async def _heard(folder: Path, said: list[tuple[str, Any]]) -> None:
             packet = agent_messages.encode(message)
             await ingest.attend_link(Wire([*_trained(node, 0), packet]), Caller(name=node, node=node))
             await _settled()
-            ingest.tick()
+            controller.check_nodes()
         assert not controller._stepping
         msgspec.json.encode(status_of(controller))
         msgspec.json.encode(report_of(controller.ledger.make_account(controller.clock())))
@@ -142,10 +140,10 @@ def test_anything_that_a_node_may_say(said: list[tuple[str, Any]], tmp_path: Pat
 @example(packets=[b"\x81\xa1x" + b"\x91" * 9_000])
 def test_any_bytes_on_a_link(packets: list[bytes], tmp_path: Path) -> None:
     async def heard() -> None:
-        async with _running(tmp_path) as controller:
-            await controller.ingest.attend_link(Wire(packets))
+        async with _running(tmp_path) as built:
+            await built.ingest.attend_link(Wire(packets))
             await _settled()
-            assert not controller._stepping
+            assert not built.controller._stepping
 
     asyncio.run(heard())
 
@@ -205,12 +203,13 @@ class Port:
         self.runner.run(self._start(folder))
 
     async def _start(self, folder: Path) -> None:
-        self.controller = await self._open.enter_async_context(_running(folder))
+        built = await self._open.enter_async_context(_running(folder))
+        self.controller = built.controller
         authority, audit = CertificateAuthority(folder / "door"), AuditLog(folder)
         tokens = NodeTokens(folder / "door")
-        enrolling = NodeEnrolment(authority, TOKEN, "r", audit, tokens)
+        enrolling = NodeEnrolment(authority, TOKEN, "r", audit=audit, tokens=tokens, certificates=built.certificates)
         door = ApiEntrance(admit, audit, enrolling, minting=TokenMinting(audit, tokens))
-        self.server = TestServer(make_api(self.controller, door))
+        self.server = TestServer(make_api(built, door))
         await self._open.enter_async_context(self.server)
 
     def close(self) -> None:

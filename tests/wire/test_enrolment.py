@@ -23,7 +23,9 @@ from holdfast.cli.launch.enrolment_client import (
 )
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.enrolment_tokens import NodeTokens
+from holdfast.controller.access.node_certificates import NodeCertificates
 from holdfast.controller.access.node_enrolment import NodeEnrolment
+from holdfast.core.decide.decider import Decider
 from holdfast.wire.credentials import enrolment, job_secret, mutual_tls, node_token
 from holdfast.wire.credentials.certificate_authority import CertificateAuthority
 from holdfast.wire.credentials.mutual_tls import KeyFiles
@@ -40,7 +42,14 @@ class Server:
         self.authority, self.now = CertificateAuthority(folder), 1e9
         self.tokens = NodeTokens(folder, clock=lambda: self.now)
         self.audit = folder / "audit.log"
-        self._enrolling = NodeEnrolment(proof_of or self.authority, token, "r", AuditLog(folder), self.tokens)
+        self._enrolling = NodeEnrolment(
+            proof_of or self.authority,
+            token,
+            "r",
+            audit=AuditLog(folder),
+            tokens=self.tokens,
+            certificates=NodeCertificates(Decider().view),
+        )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run)
         self._up = threading.Event()

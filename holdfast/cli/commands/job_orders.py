@@ -37,13 +37,13 @@ class OrderUnanswered(Exception):
 def main(argv: list[str]) -> int:
     verb = argv[0]
     args = _make_parser(verb).parse_args(argv[1:])
-    body = {"verb": verb}
-    body |= {"node": args.node} if verb in _WITH_NODE else {}
+    return exit_code_of(verb, lambda: _order_job(verb, args))
+
+
+def exit_code_of(verb: str, order: Callable[[], int]) -> int:
+    """Give an order and return the command's exit code. If the order fails, say why on standard error."""
     try:
-        run_dir = run_selection.run_to_change(args)
-        print(f"holdfast {verb}: {give_order(run_dir, body)}", flush=True)
-        if not args.no_wait:
-            print(f"holdfast {verb}: {_await_order(run_dir, body)}")
+        return order()
     except RequestRefused as e:
         print(f"holdfast {verb}: {e.why}", file=sys.stderr)
         return 2
@@ -53,6 +53,15 @@ def main(argv: list[str]) -> int:
     except OrderUnanswered as e:
         print(f"holdfast {verb}: {e}", file=sys.stderr)
         return 1
+
+
+def _order_job(verb: str, args: argparse.Namespace) -> int:
+    body = {"verb": verb}
+    body |= {"node": args.node} if verb in _WITH_NODE else {}
+    run_dir = run_selection.run_to_change(args)
+    print(f"holdfast {verb}: {give_order(run_dir, body)}", flush=True)
+    if not args.no_wait:
+        print(f"holdfast {verb}: {_await_order(run_dir, body)}")
     return 0
 
 

@@ -1,16 +1,15 @@
 """`holdfast rollback`: orders a job back to an older release."""
 
-import sys
+import argparse
 import time
 from pathlib import Path
 
 from holdfast.cli.commands import releases
-from holdfast.cli.commands.job_orders import Gait, OrderUnanswered, ask_patiently, give_order
+from holdfast.cli.commands.job_orders import Gait, OrderUnanswered, ask_patiently, exit_code_of, give_order
 from holdfast.cli.run_dirs import run_directory, run_selection
 from holdfast.cli.run_dirs.controller_client import ask_controller
-from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
-from holdfast.wire.controller_request import ControllerNotRunning, RequestRefused
+from holdfast.wire.controller_request import ControllerNotRunning
 
 _LOOK_S = 0.1
 
@@ -21,23 +20,17 @@ def main(argv: list[str]) -> int:
     run_selection.add_run_argument(parser, order=True, positional=False)
     parser.add_argument("--no-wait", action="store_true", help="do not wait until it makes steps")
     args = parser.parse_args(argv)
-    try:
-        run_dir = run_selection.run_to_change(args)
-        before = releases.ask_releases(run_dir).running
-        give_order(run_dir, {"verb": "rollback", "number": args.release})
-        where = f"to release {args.release}" if args.release else "to the release before"
-        print(f"holdfast rollback: release {before} is ended, and the job goes back {where}", flush=True)
-        if not args.no_wait:
-            print(f"holdfast rollback: {_await_release(run_dir, before)}")
-    except RequestRefused as e:
-        print(f"holdfast rollback: {e.why}", file=sys.stderr)
-        return 2
-    except (UsageError, ControllerNotRunning) as e:
-        print(f"holdfast rollback: {e}", file=sys.stderr)
-        return 2
-    except OrderUnanswered as e:
-        print(f"holdfast rollback: {e}", file=sys.stderr)
-        return 1
+    return exit_code_of("rollback", lambda: _roll_back(args))
+
+
+def _roll_back(args: argparse.Namespace) -> int:
+    run_dir = run_selection.run_to_change(args)
+    before = releases.ask_releases(run_dir).running
+    give_order(run_dir, {"verb": "rollback", "number": args.release})
+    where = f"to release {args.release}" if args.release else "to the release before"
+    print(f"holdfast rollback: release {before} is ended, and the job goes back {where}", flush=True)
+    if not args.no_wait:
+        print(f"holdfast rollback: {_await_release(run_dir, before)}")
     return 0
 
 

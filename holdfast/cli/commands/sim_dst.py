@@ -9,16 +9,16 @@ from holdfast.agent.agent_shell import Agent
 from holdfast.agent.connection.controller_clock import ControllerClock
 from holdfast.cli.run_flags.flag_table import UsageError
 from holdfast.cli.terminal.command_parser import CommandParser
-from holdfast.controller import order_admission
-from holdfast.controller.actions.action_executor import ActionExecutor
-from holdfast.controller.control_loop import Controller
+from holdfast.config import Settings
+from holdfast.controller import composition, order_admission
 from holdfast.logs import catalog_files
 from holdfast.model.event import Order
 from holdfast.model.job_seats import Job
-from holdfast.ports import Socket
+from holdfast.model.release import Release
+from holdfast.ports import ControllerPorts, Socket
 from holdfast.sim.dst.agent_interface import DstAgent
 from holdfast.sim.dst.agent_process import AgentProcess
-from holdfast.sim.dst.controller_interface import ControllerParts, DstController
+from holdfast.sim.dst.controller_interface import DstController
 from holdfast.sim.dst.dst_world import RealParts
 from holdfast.sim.dst.seed_run import SeedResult, play_seed
 from holdfast.sim.dst.seed_setup import draw_setup
@@ -34,17 +34,13 @@ _SEED = re.compile("[0-9]{1,12}")
 class RealController:
     """The real controller, with the interface that the simulated world expects."""
 
-    def __init__(self, parts: ControllerParts) -> None:
-        self._controller = Controller(
-            parts.journal, parts.settings, lambda c: ActionExecutor(parts.fleet, parts.store, c.on_outcome)
-        )
-        self._controller.clock_of, self._controller.on_entry = parts.clock, parts.on_entry
-        self._controller.clock = parts.clock(0.0)  # by which what the journal tells of launches is watched
-        self._controller.hands.say, self._controller.hands.notes = lambda text: None, parts.notes
+    def __init__(self, settings: Settings, ports: ControllerPorts) -> None:
+        built = composition.build_controller(settings, ports)
+        self._controller, self._ingest = built.controller, built.ingest
         self.view, self.ledger = self._controller.view, self._controller.ledger
 
     async def run(self, job: Job) -> int:
-        return await self._controller.run(job)
+        return await self._controller.run(job, Release(number=1))
 
     def give_order(self, order: Order) -> str:
         refused = order_admission.order_refusal(self.view, order)
@@ -53,11 +49,11 @@ class RealController:
         return refused
 
     async def serve_agent(self, socket: Socket) -> None:
-        await self._controller.ingest.attend_link(socket)
+        await self._ingest.attend_link(socket)
 
 
-def build_controller(parts: ControllerParts) -> DstController:
-    return RealController(parts)
+def build_controller(settings: Settings, ports: ControllerPorts) -> DstController:
+    return RealController(settings, ports)
 
 
 def build_agent(process: AgentProcess) -> DstAgent:

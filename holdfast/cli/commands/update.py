@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from holdfast.cli.commands import releases
-from holdfast.cli.commands.job_orders import STEPLESS_S, OrderUnanswered, give_order
+from holdfast.cli.commands.job_orders import STEPLESS_S, exit_code_of, give_order
 from holdfast.cli.launch import release_packing
 from holdfast.cli.launch.release_packing import PackedUpdate
 from holdfast.cli.run_dirs import run_directory, run_selection
@@ -21,7 +21,6 @@ from holdfast.cli.terminal.command_parser import CommandParser
 from holdfast.cli.terminal.quantities import duration_text
 from holdfast.core.release.release_history import ReleaseChapter
 from holdfast.model.release import Fate, Release
-from holdfast.wire.controller_request import ControllerNotRunning, RequestRefused
 from holdfast.wire.releases import release_signature, tree_archive
 from holdfast.wire.releases.release_signature import SigningError
 from holdfast.wire.releases.staged_release import is_within
@@ -36,17 +35,7 @@ _OPEN = (Fate.STAGING, Fate.WAITING)
 def main(argv: list[str]) -> int:
     split = argv.index("--") if "--" in argv else len(argv)
     args = _make_parser().parse_args(argv[:split])
-    try:
-        return _update_job(args, tuple(argv[split + 1 :]))
-    except RequestRefused as e:
-        print(f"holdfast update: {e.why}", file=sys.stderr)
-        return 2
-    except (UsageError, ControllerNotRunning) as e:
-        print(f"holdfast update: {e}", file=sys.stderr)
-        return 2
-    except OrderUnanswered as e:
-        print(f"holdfast update: {e}", file=sys.stderr)
-        return 1
+    return exit_code_of("update", lambda: _update_job(args, tuple(argv[split + 1 :])))
 
 
 def _make_parser() -> argparse.ArgumentParser:

@@ -26,12 +26,14 @@ from holdfast.controller.access.log_flood_filter import ServerLogFilter
 from holdfast.controller.access.node_enrolment import NodeEnrolment
 from holdfast.controller.access.user_ca_nodes import NEEDLESS, CertificateEnrolment
 from holdfast.controller.access.user_tokens import UserTokens
-from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.controller.api import ApiEntrance, make_api, make_runner
+from holdfast.controller.composition import BuiltController, build_controller
 from holdfast.controller.control_loop import Controller
 from holdfast.controller.decider_rebuild import RebuildError
+from holdfast.controller.job_clock import SteadyClock
 from holdfast.controller.store_process import StoreProcess
 from holdfast.controller.user_hooks import UserHooks, job_standing
+from holdfast.core.decide.job_view import JobView
 from holdfast.core.incident.incident_text import count_failures
 from holdfast.core.record.ledger import Account, TimeUse
 from holdfast.core.terminal_sanitizer import sentence_of_ours
@@ -43,7 +45,7 @@ from holdfast.linux.warm_fork import KEPT
 from holdfast.model.action import Finish, Say
 from holdfast.model.alarm import Alarm
 from holdfast.model.event import Begin, Entry, Order, Phase
-from holdfast.ports import Fleet
+from holdfast.ports import ControllerPorts, Fleet
 from holdfast.wire import folder_lock, fork_server, run_specs, unix_sockets
 from holdfast.wire.credentials import mutual_tls
 from holdfast.wire.run_specs import ControllerAddress, RunEnd, RunSpec
@@ -126,23 +128,17 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) 
     run = run_directory.read_spec(run_dir)
     env = run_directory.node_environment(run_dir)
     url = run_directory.web_address(run.host, listener.getsockname()[1], "https" if run.fleet == "join" else "http")
-    fleet = _make_fleet(run, run_dir, env)
-    store = StoreProcess(run_dir, run.host, run.settings.node.lost_s, env)
-    store.server = fork_server.socket_path(run_dir)
-    journal = SqliteJournal(run_dir / "journal.db", mark_path=run_dir / "journal.mark")
-    controller = Controller(journal, run.settings, lambda c: _make_executor(c, fleet, store, say))
-    controller.hands.notes = NotesFolder(run_dir)
-    controller.hands.set_probe_limits(run.settings.probe, run.settings.replay, run_dir / "probed.json")
-    controller.hands.replaying.mesh, controller.hands.replaying.say = lambda: controller.ingest.mesh, say
-    controller.archives, controller.release = run_dir / "releases", run.release
+    store = StoreProcess(run_dir, run.host, run.settings.node.lost_s, env, fork_server.socket_path(run_dir))
     teller = ConsoleTeller(run_dir, say)
     hooks = UserHooks(run.settings.hook, run.job.run_id, run_dir, run.entry.cwd, say)
-    _listen_to_entries(controller, teller, hooks)
+    fleet = _make_fleet(run, run_dir, env)
+    built = build_controller(run.settings, _make_ports(run_dir, fleet, store, say, EntryListeners(teller, hooks)))
+    controller = built.controller
     process_control.raise_file_limit()
     audit = AuditLog(run_dir)
-    port = NetworkPort(controller, run, run_dir, audit)
+    port = NetworkPort(built, run, run_dir, audit)
     runners = [
-        await _open_door(controller, run_dir, ApiEntrance(admit_by_socket, audit, minting=port.minting)),
+        await _open_door(built, run_dir, ApiEntrance(admit_by_socket, audit, minting=port.minting)),
         await port.open(),
     ]
 
@@ -156,7 +152,7 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) 
         attending, telling = tasks.create_task(store.connect_ahead()), tasks.create_task(hooks.run())
         watching = tasks.create_task(store.watch_process(controller.on_store_lost))
         receiving = tasks.create_task(port.porch.run(listener))
-        code = await controller.run(run.job, begun)
+        code = await controller.run(run.job, run.release, begun)
         attending.cancel()
         watching.cancel()
         receiving.cancel()
@@ -172,9 +168,9 @@ async def _run_controller(run_dir: Path, listener: socket.socket, say: SaidLog) 
     return RunEnd(code=code, reason=account.ending)
 
 
-async def _open_door(controller: Controller, run_dir: Path, door: ApiEntrance) -> web.AppRunner:
+async def _open_door(built: BuiltController, run_dir: Path, door: ApiEntrance) -> web.AppRunner:
     """Open the unix socket for callers on this host, whom the kernel identifies."""
-    runner = make_runner(make_api(controller, door))
+    runner = make_runner(make_api(built, door))
     await runner.setup()
     await web.SockSite(runner, unix_sockets.listen(run_directory.door_path(run_dir), backlog=_BACKLOG)).start()
     return runner
@@ -183,7 +179,7 @@ async def _open_door(controller: Controller, run_dir: Path, door: ApiEntrance) -
 class NetworkPort:
     """The controller's network port: people come with tokens, nodes of other hosts with certificates."""
 
-    def __init__(self, controller: Controller, run: RunSpec, run_dir: Path, audit: AuditLog) -> None:
+    def __init__(self, built: BuiltController, run: RunSpec, run_dir: Path, audit: AuditLog) -> None:
         own = make_user_token("RUN_DIR/token", Right.ADMIN, run_directory.read_token(run_dir))
         badges = UserTokens(run_directory.people_path(), (own,))
         self.minting: TokenMinting | None = None
@@ -191,26 +187,30 @@ class NetworkPort:
             self.porch = ConnectionGate(self._make_protocol, None)
             door = ApiEntrance(PortAccess(badges, run.host), audit, None, self.porch.note_proved)
         else:
-            taking = self._make_enrolling(run.job.run_id, run_dir, audit)
-            controller.ingest.serials, taking.counts = taking.serials, controller.ingest.is_valid_certificate
-            if isinstance(taking, CertificateEnrolment):
-                taking.is_here = controller.ingest.is_linked
+            taking = self._make_enrolling(built, run.job.run_id, run_dir, audit)
             keys = mutual_tls.KeyFiles.in_folder(run_directory.door_keys_folder(run_dir))
             self.porch = ConnectionGate(self._make_protocol, mutual_tls.server_tls(keys, strangers=True))
             admit = PortAccess(badges, run.host, taking.certificate_refusal)
             door = ApiEntrance(admit, audit, taking, self.porch.note_proved, self.minting)
-        self._runner = make_runner(make_api(controller, door))
+        self._runner = make_runner(make_api(built, door))
 
-    def _make_enrolling(self, run_id: str, run_dir: Path, audit: AuditLog) -> NodeEnrolment | CertificateEnrolment:
+    def _make_enrolling(
+        self, built: BuiltController, run_id: str, run_dir: Path, audit: AuditLog
+    ) -> NodeEnrolment | CertificateEnrolment:
         """Return the part that decides which hosts become nodes: by user certificates, or by secret and tokens."""
         folder = run_directory.door_keys_folder(run_dir)
         if run_directory.is_certified(run_dir):
             self.minting = TokenMinting(audit, None, NEEDLESS)
-            return CertificateEnrolment(folder, run_id, audit)
+            return CertificateEnrolment(folder, run_id, audit, built.certificates, built.links)
         tokens = NodeTokens(folder)
         self.minting = TokenMinting(audit, tokens)
         return NodeEnrolment(
-            run_directory.open_authority(run_dir), run_directory.read_secret(run_dir), run_id, audit, tokens
+            run_directory.open_authority(run_dir),
+            run_directory.read_secret(run_dir),
+            run_id,
+            audit=audit,
+            tokens=tokens,
+            certificates=built.certificates,
         )
 
     async def open(self) -> web.AppRunner:
@@ -222,23 +222,35 @@ class NetworkPort:
         return self._runner.server()
 
 
-def _listen_to_entries(controller: Controller, teller: "ConsoleTeller", hooks: UserHooks) -> None:
-    """Pass new entries to console and hooks. Hooks get old entries too, since the last may not have been told."""
+class EntryListeners:
+    """Passes new entries to console and hooks. Hooks get old entries too, since the last may not have been told."""
 
-    def replayed(entry: Entry) -> None:
-        hooks.on_entry(entry, job_standing(controller.view))
+    def __init__(self, teller: "ConsoleTeller", hooks: UserHooks) -> None:
+        self._teller, self._hooks = teller, hooks
 
-    def heard(entry: Entry) -> None:
-        teller.on_entry(entry, controller.view.summary)
-        replayed(entry)
+    def on_entry(self, entry: Entry, view: JobView) -> None:
+        self._teller.on_entry(entry, view.summary)
+        self.on_replayed(entry, view)
 
-    controller.on_entry, controller.on_replayed = heard, replayed
+    def on_replayed(self, entry: Entry, view: JobView) -> None:
+        self._hooks.on_entry(entry, job_standing(view))
 
 
-def _make_executor(controller: Controller, fleet: Fleet, store: StoreProcess, say: SaidLog) -> ActionExecutor:
-    hands = ActionExecutor(fleet, store, controller.on_outcome)
-    hands.say = say
-    return hands
+def _make_ports(
+    run_dir: Path, fleet: Fleet, store: StoreProcess, say: SaidLog, listeners: EntryListeners
+) -> ControllerPorts:
+    return ControllerPorts(
+        journal=SqliteJournal(run_dir / "journal.db", mark_path=run_dir / "journal.mark"),
+        fleet=fleet,
+        store=store,
+        notes=NotesFolder(run_dir),
+        archives=run_dir / "releases",
+        probe_history=run_dir / "probed.json",
+        make_clock=SteadyClock,
+        say=say,
+        on_entry=listeners.on_entry,
+        on_replayed=listeners.on_replayed,
+    )
 
 
 def _make_fleet(run: RunSpec, run_dir: Path, env: dict[str, str]) -> Fleet:

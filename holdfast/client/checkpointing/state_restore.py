@@ -94,12 +94,9 @@ class StateRestore:
         torch.cuda.synchronize(side.device)  # whatever is still to be done to these tensors
         fetching = self._snapshots.fetching or GpuUpload(lambda: CudaStreams(side.device))
         self._snapshots.fetching = None
-        with fetching.from_file(path, first) as fetch:
-            image.fetch, image.settle = fetch, fetching.finish  # before anybody is told that it is there
-            try:
-                self._from_image(image)
-            finally:
-                image.fetch, image.settle = None, lambda: None
+        # All is there before anybody is told so.
+        with fetching.from_file(path, first) as fetch, image.fetched_by(fetch, fetching.finish):
+            self._from_image(image)
 
     def _from_image(self, image: StateImage) -> None:
         told = unpack_metadata(image.payload_bytes(self._snapshots.extra))

@@ -1,6 +1,7 @@
 """The snapshots of one rank: its arena, the images in the slots, and the copies by CPU or GPU."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -39,7 +40,7 @@ class RankSnapshots:
         """Let the GPU make all copies from now on; return the side stream that it uses."""
         self._registered = registered = RegisteredArena(self.arena, self.layout, device, say)
         for slot, image in enumerate(self.images):
-            image.wait = lambda end, slot=slot: registered.wait_reachable(slot, end)  # type: ignore[misc]
+            image.use_reach(partial(registered.wait_reachable, slot))
         if self.arena.list_sealed():  # it will most likely be restored
             self.fetching = GpuUpload(lambda: CudaStreams(device))
         else:

@@ -65,7 +65,7 @@ class SideStream:
         arena: Arena,
         guarded: Sequence[bool],
         streams: CudaStreams,
-        reach: Callable[[int, int], None] = lambda slot, end: None,
+        reach: Callable[[int, int], None],
     ) -> None:
         """`reach` waits until the GPU can reach the image of a slot up to a given byte."""
         self._layout = layout

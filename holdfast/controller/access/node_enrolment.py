@@ -5,7 +5,7 @@ import asyncio
 import os
 import ssl
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -14,6 +14,7 @@ from aiohttp import web
 
 from holdfast.controller.access.audit_log import AuditLog
 from holdfast.controller.access.enrolment_tokens import NodeTokens
+from holdfast.controller.access.node_certificates import NodeCertificates
 from holdfast.controller.access.request_rates import RequestRates
 from holdfast.core.decoding import from_json
 from holdfast.wire.credentials import enrolment, job_secret, mutual_tls
@@ -39,23 +40,29 @@ _NONE = _Open(("", ""), 0.0, "")
 
 class NodeEnrolment:
     def __init__(
-        self, authority: "CertificateAuthority", token: str, run_id: str, audit: AuditLog, tokens: NodeTokens
+        self,
+        authority: "CertificateAuthority",
+        token: str,
+        run_id: str,
+        *,
+        audit: AuditLog,
+        tokens: NodeTokens,
+        certificates: NodeCertificates,
     ) -> None:
         self._authority, self._token, self._run_id = authority, token, run_id
-        self._audit, self._tokens = audit, tokens
+        self._audit, self._tokens, self._certificates = audit, tokens, certificates
         self._rates = RequestRates(_A_SECOND, _AT_ONCE)
         self._certificate = ssl.PEM_cert_to_DER_cert(authority.keys.certificate.read_text())
         # By link, and gone with it: whoever asks for many fills nothing but the links that the porch lets him have.
         self._open: MutableMapping[asyncio.BaseTransport, _Open] = WeakKeyDictionary()
-        self.serials = authority.node_serials()  # of the nodes, by name
-        self.counts: Callable[[str, str], bool] = lambda node, serial: self.serials.get(node) == serial
+        certificates.add_serials(authority.node_serials())
 
     def certificate_refusal(self, shown: dict[str, Any]) -> str:
         """Say why a node's certificate, which we signed, is no longer accepted; empty if it still is."""
         node = mutual_tls.certificate_node(shown)
         return (
             ""
-            if self.counts(node, mutual_tls.certificate_serial(shown))
+            if self._certificates.is_valid(node, mutual_tls.certificate_serial(shown))
             else f"the certificate of {node} counts no more"
         )
 
@@ -116,7 +123,7 @@ class NodeEnrolment:
             raise _RefusedError(403, why)
         if asked.run_id and asked.run_id != self._run_id:
             raise _RefusedError(409, f"it runs the job {self._run_id}, not {asked.run_id}")
-        if asked.name in self.serials:
+        if self._certificates.serial_of(asked.name) is not None:
             raise _RefusedError(409, f"there is a node {asked.name} in this job already; give this one another name")
         try:
             signed = self._authority.sign_node(asked.name, asked.request.encode())
@@ -125,7 +132,7 @@ class NodeEnrolment:
         try:
             if token:
                 self._tokens.use_token(token, asked.name)
-            self.serials[asked.name] = self._authority.register_node(asked.name, signed)
+            self._certificates.add_serials({asked.name: self._authority.register_node(asked.name, signed)})
         except OSError as e:
             raise _RefusedError(503, f"the controller cannot write down who comes: {e.strerror}") from None
         return signed.decode()

@@ -1,6 +1,5 @@
 """Admission of nodes that have certificates of the user's own authority and so need no token."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,8 @@ import msgspec
 from aiohttp import web
 
 from holdfast.controller.access.audit_log import AuditLog
+from holdfast.controller.access.node_certificates import NodeCertificates
+from holdfast.controller.node_links import NodeLinks
 from holdfast.wire.credentials import enrolment, mutual_tls, node_serials
 from holdfast.wire.credentials.enrolment import CertifiedNode
 
@@ -19,12 +20,13 @@ class CertificateEnrolment:
     """Admits nodes that have certificates of the user's own authority. Used instead of `NodeEnrolment`; no secret
     or token is needed."""
 
-    def __init__(self, folder: Path, run_id: str, audit: AuditLog) -> None:
+    def __init__(
+        self, folder: Path, run_id: str, audit: AuditLog, certificates: NodeCertificates, links: NodeLinks
+    ) -> None:
         """`folder` has the controller's own keys; the names and serials of admitted nodes are kept there too."""
         self._folder, self._run_id, self._audit = folder, run_id, audit
-        self.serials = node_serials.read_serials(folder)
-        self.is_here: Callable[[str], bool] = lambda node: False  # whether a node is linked
-        self.counts: Callable[[str, str], bool] = lambda node, serial: True  # whether it has not left
+        self._certificates, self._links = certificates, links
+        certificates.add_serials(node_serials.read_serials(folder))
 
     def certificate_refusal(self, shown: dict[str, Any]) -> str:
         """Say why a node's certificate is refused; empty if it is not. The first certificate of a name stays."""
@@ -37,22 +39,23 @@ class CertificateEnrolment:
             return f"the certificate of {node} is for the run {run}, not for {self._run_id}"
         if not enrolment.NAME.fullmatch(node):
             return enrolment.NAMES
-        if self.serials.get(node, serial) != serial:
+        known = self._certificates.serial_of(node)
+        if known not in (None, serial):
             return f"there is a node {node} in this job already, with another certificate"
-        if node not in self.serials:
+        if known is None:
             try:
                 node_serials.add_serial(self._folder, node, serial)
             except OSError as e:
                 return f"the controller cannot write down who comes: {e.strerror}"
-            self.serials[node] = serial
-        return "" if self.counts(node, serial) else f"the certificate of {node} counts no more"
+            self._certificates.add_serials({node: serial})
+        return "" if self._certificates.is_valid(node, serial) else f"the certificate of {node} counts no more"
 
     async def challenge_route(self, request: web.Request) -> web.Response:
         """Answer a node that asks, before it starts anything, whether it would be accepted."""
         shown = request.transport.get_extra_info("peercert") if request.transport else None
         node = mutual_tls.certificate_node(shown)
         why = self.certificate_refusal(shown or {}) if node else _SHOW
-        if not why and self.is_here(node):
+        if not why and self._links.is_linked(node):
             why = f"there is a node {node} in this job already"
         if why:
             self._audit.record_refusal(request.remote or "", f"GET {enrolment.PATH}", why)

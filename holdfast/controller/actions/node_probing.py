@@ -32,14 +32,14 @@ class NodeProbing:
         ask: Ask,
         store: Store,
         hosts: Mapping[str, str],
-        limits: ProbeLimits | None = None,
-        kept: Path | None = None,
+        limits: ProbeLimits,
+        kept: Path | None,
     ) -> None:
-        """`kept` is the file with earlier measurements of each node."""
+        """`kept` is the file with earlier measurements of each node; None keeps none."""
         self._ask = ask
         self._store = store
         self._hosts = hosts
-        self._limits = limits or ProbeLimits()
+        self._limits = limits
         self._kept = kept
         self._golden: Mapping[Key, str] = {}
 

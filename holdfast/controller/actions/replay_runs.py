@@ -8,6 +8,8 @@ from itertools import count
 import msgspec
 
 from holdfast.controller.actions.node_probing import Ask
+from holdfast.controller.node_registry import NodeRegistry
+from holdfast.core.decide.job_view import JobView
 from holdfast.core.replay.dual_phase import ReplayLimits, ReplayRuling, RulingKind
 from holdfast.core.replay.group_session import GroupLaunch, GroupSession, ReplayRequest
 from holdfast.core.replay.majority import GroupResult
@@ -16,8 +18,6 @@ from holdfast.core.replay.twin_session import TwinSession
 from holdfast.model.action import Replay
 from holdfast.model.errand import Done, Errand, LaunchHere, ReplayHere
 from holdfast.model.event import Outcome
-from holdfast.model.job_seats import Dims
-from holdfast.model.release import Release
 from holdfast.model.replay_task import ReplayResult
 from holdfast.ports import Store
 
@@ -35,29 +35,37 @@ class _GoneError(Exception):
 
 
 class ReplayRuns:
-    def __init__(self, ask: Ask, store: Store, limits: ReplayLimits | None = None) -> None:
-        self.mesh: Callable[[], Dims] = tuple
-        self.say: Callable[[str], None] = lambda text: None
-        self.release: Callable[[], Release] = lambda: Release(number=0)  # that runs
-        self.allowed: str | None = None  # by the script: "seeded", "unseeded", "" for not at all; None: not heard yet
+    def __init__(
+        self,
+        ask: Ask,
+        store: Store,
+        limits: ReplayLimits,
+        *,
+        view: JobView,
+        registry: NodeRegistry,
+        say: Callable[[str], None],
+    ) -> None:
         self._ask = ask
         self._store = store
-        self._limits = limits or ReplayLimits()
+        self._limits = limits
+        self._view = view
+        self._registry = registry
+        self._say = say
 
     async def replay_nodes(self, action: Replay) -> Outcome:
         """Replay. The outcome has a surely bad node under `failed`; of the nodes under `nodes`, one is bad."""
         for _ in range(_BEATS):
-            if self.allowed is None:  # this controller has just come back
+            if self._registry.replayable is None:  # this controller has just come back
                 await asyncio.sleep(_BEAT_S)
-        if not self.allowed:
+        if not self._registry.replayable:
             return Outcome(action=action.id, ok=True, detail="the script has not said that it may be replayed")
-        self.say("the same again although nothing was found: groups of nodes do the work again")
+        self._say("the same again although nothing was found: groups of nodes do the work again")
         asked = ReplayRequest(
             seats=action.seats,
-            mesh=self.mesh(),
+            mesh=self._registry.mesh,
             steps=self._limits.steps,
             not_after=action.not_after,
-            seeded=self.allowed == "seeded",
+            seeded=self._registry.replayable == "seeded",
         )
         try:
             ruling = await self._find_ruling(action, asked)
@@ -113,7 +121,7 @@ class ReplayRuns:
                 store_port=port,
                 run_id=launch.replay.name,
                 max_restarts=0,
-                release=self.release(),
+                release=self._view.running_release,
             )
             # In a folder that no earlier replay has written to.
             replay = msgspec.structs.replace(launch.replay, name=f"{action.id}-{launch.replay.name}")

@@ -49,6 +49,7 @@ def _make_alarm(exit: Exit, found: Diagnosis, raised: str) -> Alarm:
         ranks=(exit.rank,),
         generation=exit.generation,
         code=exit.code,
+        raised=raised.partition(":")[0][:_RAISED_CHARS],
         klass=klass,
         group=found.group if klass else _SCRIPT if raised.startswith(_ITS_OWN) else "",
         action=found.action if klass else "",

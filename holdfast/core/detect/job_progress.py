@@ -31,6 +31,10 @@ class JobPace:
         self._said_at = 0.0
         self._said_step = -1
 
+    def continue_from(self, best: int) -> None:
+        """Take over the furthest step that an earlier controller saw."""
+        self.best = best
+
     def on_launch(self, generation: int, nodes: tuple[str, ...]) -> None:
         self.generation = generation
         self._beats, self._missing, self._behind = {}, set(nodes), set(nodes)

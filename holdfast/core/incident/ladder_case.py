@@ -14,7 +14,9 @@ EVICT, CODE, SETTING, EXTERNAL = "evict_and_restart", "rollback_or_fix_code", "f
 # Classes for want of what a machine has, be it less than the others have. A full disk is none: it may be one that all
 # share, and that only the node of rank 0 writes to.
 _SCARCE = frozenset({"host_oom_kill"})
-_UNREADABLE = ("SyntaxError", "IndentationError", "TabError")  # what Python says of a script that it cannot read
+_UNREADABLE = frozenset(
+    {"SyntaxError", "IndentationError", "TabError"}
+)  # what Python says of a script that it cannot read
 _CHANCE = 0.05  # that failures which may come anywhere come twice on one node: below this it is the node
 _OFTEN = 10  # times `attempts`: so many failures where more time is lost than the job gets further in, or nobody knows
 _WORTH = 10  # a restart was in vain if the job did not get further for a tenth of the time that it took
@@ -178,8 +180,11 @@ class IncidentCase(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether a script that failed at its start would fail the same way again: it cannot be read, it ended
         itself, or a setting must change. A missing file may be there next time: another rank may be making it."""
         cause = self.cause
-        unreadable = any(f"({name}" in cause.reason for name in _UNREADABLE)
-        return unreadable or not cause.klass or (cause.action == SETTING and cause.klass != "file_not_found")
+        return (
+            cause.raised in _UNREADABLE
+            or not cause.klass
+            or (cause.action == SETTING and cause.klass != "file_not_found")
+        )
 
     @property
     def is_own_exit(self) -> bool:

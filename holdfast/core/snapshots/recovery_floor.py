@@ -31,8 +31,10 @@ class BackupLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecoveryFloor:
-    def __init__(self, limits: BackupLimits) -> None:
+    def __init__(self, limits: BackupLimits, newest_equal: Callable[[], int | None]) -> None:
+        """`newest_equal` returns the step up to which replicas are equal; None if nobody can say."""
         self.limits = limits
+        self._newest_equal = newest_equal
         self.generation = 0
         self.floor = -1
         self.verified = -1
@@ -45,7 +47,6 @@ class RecoveryFloor:
         self._well = 0  # floors in a row
         self._beats: dict[str, Beat] = {}
         self.nodes: frozenset[str] = frozenset()
-        self.equal: Callable[[], int | None] = lambda: None  # up to which step replicas are; None: nobody can say
 
     def on_launch(self, generation: int, seats: tuple[Seat, ...], mesh: Dims) -> tuple[str, ...]:
         """Place the copies for a new generation. Return sentences on what the placement does not survive."""
@@ -113,7 +114,7 @@ class RecoveryFloor:
 
     def _are_replicas_equal(self, step: int) -> bool:
         """Return whether replicas agreed up to this step; True where they are not compared."""
-        equal = self.equal() if any(beat.compares for beat in self._beats.values()) else None
+        equal = self._newest_equal() if any(beat.compares for beat in self._beats.values()) else None
         return equal is None or equal >= step
 
     def _aim_if_settled(self, now: float) -> bool:

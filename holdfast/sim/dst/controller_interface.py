@@ -3,30 +3,16 @@
 from collections.abc import Callable
 from typing import Protocol
 
-import msgspec
-
 from holdfast.config import Settings
 from holdfast.core.decide.job_view import JobView
 from holdfast.core.record.ledger import Ledger
-from holdfast.model.event import Entry, Order
+from holdfast.model.event import Order
 from holdfast.model.job_seats import Job
-from holdfast.ports import Fleet, Journal, Notes, Socket, Store
+from holdfast.ports import ControllerPorts, Socket
 
 
 class ControllerCrashed(BaseException):
     """Raised inside a simulated controller whose process has died, to end the code that runs in it."""
-
-
-class ControllerParts(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of the world that one life of a controller is given."""
-
-    journal: Journal
-    settings: Settings
-    fleet: Fleet
-    store: Store
-    notes: Notes
-    clock: Callable[[float], Callable[[], float]]  # one that does not tell less than this
-    on_entry: Callable[[Entry], None]
 
 
 class DstController(Protocol):
@@ -44,4 +30,4 @@ class DstController(Protocol):
         """Talk with one agent for as long as the link lasts."""
 
 
-BuildController = Callable[[ControllerParts], DstController]
+BuildController = Callable[[Settings, ControllerPorts], DstController]

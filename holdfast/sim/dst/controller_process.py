@@ -3,14 +3,17 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
+from holdfast.core.decide.job_view import JobView
 from holdfast.model.event import Entry, Order, Phase
-from holdfast.sim.dst.controller_interface import BuildController, ControllerCrashed, ControllerParts, DstController
+from holdfast.ports import ControllerPorts
+from holdfast.sim.dst.controller_interface import BuildController, ControllerCrashed, DstController
 from holdfast.sim.dst.simulated_disk import DiskJournal, DiskNotes, SimDisk
 from holdfast.sim.dst.simulated_fleet import SimFleet, SimStore
-from holdfast.sim.dst.simulated_link import SimLink
+from holdfast.sim.dst.simulated_link import ControllerEnd, SimLink
 from holdfast.sim.dst.virtual_loop import describe_error
 
 if TYPE_CHECKING:
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
 
 _FORGETS = 0.5
+_NO_FILES = Path("/nonexistent")  # nobody asks for archives of releases
 
 
 class ControllerLife:
@@ -30,15 +34,19 @@ class ControllerLife:
         world = office.world
         self.tasks: list[asyncio.Task[None]] = []
         self.brain: DstController = office.build(
-            ControllerParts(
+            world.setup.settings,
+            ControllerPorts(
                 journal=DiskJournal(office.disk, self.strike_point),
-                settings=world.setup.settings,
                 fleet=SimFleet(world, self.strike_point),
                 store=SimStore(),
                 notes=DiskNotes(office.disk, self.strike_point),
-                clock=office.make_clock,
+                archives=_NO_FILES,
+                probe_history=None,
+                make_clock=office.make_clock,
+                say=lambda text: None,  # nobody reads it
                 on_entry=self._on_entry,
-            )
+                on_replayed=lambda entry, view: None,  # the world has seen it
+            ),
         )
 
     def strike_point(self, point: str) -> None:
@@ -49,12 +57,12 @@ class ControllerLife:
             self.office.crash_controller(f"at '{point}'")
             raise ControllerCrashed
 
-    def _on_entry(self, entry: Entry) -> None:
+    def _on_entry(self, entry: Entry, view: JobView) -> None:
         world = self.office.world
         world.log_line(f"{entry.seq} {type(entry.event).__name__} -> {entry.decision.phase}: {entry.decision.reason}")
         for action in entry.decision.actions:
             world.log_line(f"    {action}")
-        world.truth.on_entry(entry, self.brain.view)
+        world.truth.on_entry(entry, view)
 
 
 class ControllerProcess:
@@ -110,14 +118,13 @@ class ControllerProcess:
         life = self.life
         if life is None or life.brain.view.phase is Phase.NEW:
             return False
-        link.strike = life.strike_point
         life.links.append(link)
-        self._spawn_task(life, self._serve_link(life, link))
+        self._spawn_task(life, self._serve_link(life, ControllerEnd(link, life.strike_point)))
         return True
 
-    async def _serve_link(self, life: ControllerLife, link: SimLink) -> None:
+    async def _serve_link(self, life: ControllerLife, end: ControllerEnd) -> None:
         try:
-            await life.brain.serve_agent(link)
+            await life.brain.serve_agent(end)
         except BaseException as e:
             if not life.dead:
                 self.world.report_failure(f"the controller fails at a link: {describe_error(e)}")

@@ -116,7 +116,6 @@ class SimLink:
         self.stalled_until = 0.0  # everything gets through, but not before
         self._up_at = self._down_at = 0.0
         self.inbox_here, self._inbox_there = LinkInbox(loop), LinkInbox(loop)
-        self.strike: Callable[[str], None] = lambda point: None
 
     def _arrival_at(self, last_at: float) -> float:
         slow_s = self.rng.random() * _SLOW_S if self.rng.random() < _SLOW else 0.0
@@ -176,7 +175,6 @@ class SimLink:
         return LinkPacket(_BINARY, await self._inbox_there.next_packet())
 
     async def send_bytes(self, data: bytes) -> None:
-        self.strike("telling" if _TELL in data[:_HEAD] else "sending")
         if not self.open_there:
             raise ConnectionResetError
         if not self.dead:
@@ -202,3 +200,21 @@ class SimLink:
             self.dead = True
             self.loop.call_later(noticed_here_s, self.end_here)
             self.loop.call_later(noticed_there_s, self.end_there)
+
+
+class ControllerEnd:
+    """The end of a link that one life of the controller holds; that life may die whenever it sends."""
+
+    def __init__(self, link: SimLink, strike: Callable[[str], None]) -> None:
+        self._link = link
+        self._strike = strike
+
+    def __aiter__(self) -> AsyncIterator[LinkPacket]:
+        return self._link
+
+    async def send_bytes(self, data: bytes) -> None:
+        self._strike("telling" if _TELL in data[:_HEAD] else "sending")
+        await self._link.send_bytes(data)
+
+    async def close(self, *, code: int = 1000, message: bytes = b"") -> bool:
+        return await self._link.close(code=code, message=message)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from holdfast.agent.agent_shell import Agent
-from holdfast.controller.actions.action_executor import ActionExecutor
+from holdfast.controller.actions.errand_dispatch import ErrandDispatch
 from holdfast.core.decide import controller_takeover
 from holdfast.core.decide.launch_fence import Fence
 from holdfast.core.membership.job_nodes import JobNodes
@@ -16,14 +16,14 @@ from tests.sim.dst.mutant import Mutant, Patch, draw_forgetful
 
 def stopped_launch_told_again(patch: Patch) -> None:
     """A node that lost its power amid a stop is told to launch what is being stopped, and has forgotten the stop."""
-    relink = ActionExecutor.on_relink
+    relink = ErrandDispatch.on_relink
 
-    def on_relink(self: ActionExecutor, node: str) -> None:
+    def on_relink(self: ErrandDispatch, node: str) -> None:
         stopping, self._stopping = self._stopping, 0
         relink(self, node)
         self._stopping = stopping
 
-    patch.setattr(ActionExecutor, "on_relink", on_relink)
+    patch.setattr(ErrandDispatch, "on_relink", on_relink)
 
 
 def ends_dated_at_once(patch: Patch) -> None:

@@ -9,6 +9,7 @@ from holdfast.agent.connection.controller_clock import ControllerClock
 from holdfast.controller.actions import action_executor
 from holdfast.controller.actions.action_executor import ActionExecutor
 from holdfast.controller.agent_ingest import AgentIngest
+from holdfast.controller.node_links import NodeLinks
 from holdfast.core.agent_state_machine import AgentProtocol
 from holdfast.core.decide.action_ids import ActionIds
 from holdfast.core.decide.launch_fence import Fence
@@ -45,7 +46,7 @@ def acks_before_disk(patch: Patch) -> None:
 
     def hears(self: AgentIngest, message: Any, outbox: Any, node: str) -> str:
         found = heard(self, message, outbox, node)
-        self.acknowledge_posts()
+        self.links.send_acks()
         return found
 
     patch.setattr(AgentIngest, "_on_message", hears)
@@ -102,7 +103,7 @@ def strangers_copies(patch: Patch) -> None:
 
     def hello(self: AgentIngest, now: float, hello: agent_messages.Hello, outbox: Any) -> None:
         told(self, now, hello, outbox)
-        self.hands.copies[hello.node] = hello.copies
+        self.registry.record_copies(hello.node, hello.copies)
 
     patch.setattr(AgentIngest, "_on_hello", hello)
 
@@ -162,7 +163,7 @@ def stops_are_believed(patch: Patch) -> None:
     async def stops(self: ActionExecutor, action: Any) -> Any:
         errand = StopHere(id=action.id, generation=action.generation, grace_s=action.grace_s)
         for name in action.nodes:
-            self.tell(name, errand)
+            self.links.send_errand(name, errand)
         return Outcome(action=action.id, ok=True)
 
     patch.setattr(ActionExecutor, "_stop_ranks", stops)
@@ -205,12 +206,12 @@ def forgets_reborn(patch: Patch) -> None:
 
 def old_ranks_stay(patch: Patch) -> None:
     """A node whose old ranks cannot be ended is left alone."""
-    tell = AgentIngest.send_errand
+    tell = NodeLinks.send_errand
 
-    def tells(self: AgentIngest, name: str, errand: Any) -> bool:
+    def tells(self: NodeLinks, name: str, errand: Any) -> bool:
         return (errand.id < 0 and isinstance(errand, Leave)) or tell(self, name, errand)
 
-    patch.setattr(AgentIngest, "send_errand", tells)
+    patch.setattr(NodeLinks, "send_errand", tells)
 
 
 def silence_unheard(patch: Patch) -> None:

@@ -1,0 +1,29 @@
+"""Certificates of nodes that call from other hosts: their serials, and which of them are valid."""
+
+from collections.abc import Mapping
+
+from holdfast.core.decide.job_view import JobView
+from holdfast.wire.credentials.mutual_tls import NODE
+
+
+class NodeCertificates:
+    """Owns the serial of each node's certificate, by the node's name."""
+
+    def __init__(self, view: JobView) -> None:
+        self._view = view
+        self._serials: dict[str, str] = {}
+
+    def add_serials(self, serials: Mapping[str, str]) -> None:
+        self._serials |= serials
+
+    def serial_of(self, node: str) -> str | None:
+        return self._serials.get(node)
+
+    def is_valid(self, node: str, serial: str) -> bool:
+        """Whether this is the node's certificate, and the node has not left or may come back."""
+        return self._serials.get(node) == serial and self._view.may_return(node)
+
+    def revoked_ids(self) -> tuple[str, ...]:
+        """Return serials and names of nodes that have left; names, as a user may sign other certificates."""
+        gone = [node for node in self._view.gone if node in self._serials]
+        return tuple(sorted((*(self._serials[node] for node in gone), *(NODE + node for node in gone))))

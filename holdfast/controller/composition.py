@@ -1,0 +1,82 @@
+"""Builds a controller from the ports that it is given: whoever needs a part gets it when it is made."""
+
+from typing import NamedTuple
+
+from holdfast.config import Settings
+from holdfast.controller.access.node_certificates import NodeCertificates
+from holdfast.controller.actions.action_executor import ActionExecutor
+from holdfast.controller.actions.errand_dispatch import ErrandDispatch
+from holdfast.controller.actions.node_probing import NodeProbing
+from holdfast.controller.actions.release_staging import ReleaseStaging
+from holdfast.controller.actions.replay_runs import ReplayRuns
+from holdfast.controller.agent_ingest import AgentIngest
+from holdfast.controller.control_loop import Controller, JobDetectors
+from holdfast.controller.job_clock import JobClock
+from holdfast.controller.job_stall_watch import StallWatch
+from holdfast.controller.node_links import NodeLinks
+from holdfast.controller.node_registry import NodeRegistry
+from holdfast.controller.snapshot_aims import SnapshotAims
+from holdfast.controller.stack_tracing import StackTracing
+from holdfast.core.decide.decider import Decider
+from holdfast.core.detect.job_progress import JobPace
+from holdfast.core.detect.replica import ReplicaDetector
+from holdfast.core.record.ledger import Ledger
+from holdfast.core.snapshots.recovery_floor import RecoveryFloor
+from holdfast.ports import ControllerPorts
+
+
+class BuiltController(NamedTuple):
+    """A controller, and those of its parts that its process and its API talk to."""
+
+    controller: Controller
+    ingest: AgentIngest
+    tracing: StackTracing
+    links: NodeLinks
+    certificates: NodeCertificates
+
+
+def build_controller(settings: Settings, ports: ControllerPorts) -> BuiltController:
+    """Build all parts, each after those that it needs; none is given another part later."""
+    clock, decider, ledger = JobClock(ports.make_clock), Decider(), Ledger()
+    view = decider.view
+    links = NodeLinks(lambda: ports.journal.epoch)
+    registry = NodeRegistry(settings.silence, view, links)
+    certificates = NodeCertificates(view)
+    replicas = ReplicaDetector(settings.replica)
+    floor = RecoveryFloor(settings.backup, replicas.newest_equal_step)
+    aims = SnapshotAims(floor, registry, links, certificates, ports.say)
+    tracing = StackTracing(links, clock)
+    stalls = StallWatch(settings, view, registry, tracing, clock)
+    detectors = JobDetectors(pace=JobPace(settings.pace), replicas=replicas, stalls=stalls)
+    dispatch = ErrandDispatch(links, registry)
+    ask, store = dispatch.ask_nodes, ports.store
+    executor = ActionExecutor(
+        fleet=ports.fleet,
+        store=store,
+        notes=ports.notes,
+        say=ports.say,
+        view=view,
+        ledger=ledger,
+        links=links,
+        registry=registry,
+        aims=aims,
+        dispatch=dispatch,
+        probing=NodeProbing(ask, store, registry.hosts, settings.probe, ports.probe_history),
+        replaying=ReplayRuns(ask, store, settings.replay, view=view, registry=registry, say=ports.say),
+        staging=ReleaseStaging(ask),
+    )
+    controller = Controller(
+        settings,
+        ports,
+        clock=clock,
+        decider=decider,
+        ledger=ledger,
+        links=links,
+        registry=registry,
+        aims=aims,
+        detectors=detectors,
+        dispatch=dispatch,
+        executor=executor,
+    )
+    ingest = AgentIngest(controller, settings.silence.beat_s, tracing, certificates, ports.say)
+    return BuiltController(controller, ingest, tracing, links, certificates)

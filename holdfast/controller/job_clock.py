@@ -1,0 +1,29 @@
+"""The job's time: wall time that never runs backwards, not even from one controller to the next."""
+
+import time
+from collections.abc import Callable
+
+
+class SteadyClock:
+    """Wall time that never runs backwards, whatever NTP or a restart does: spans must cover it without gaps."""
+
+    def __init__(self, not_before: float = 0.0) -> None:
+        self._wall_s = max(time.time(), not_before) - time.monotonic()
+
+    def __call__(self) -> float:
+        return time.monotonic() + self._wall_s
+
+
+class JobClock:
+    """The one clock of a controller, which all of its parts read."""
+
+    def __init__(self, make_clock: Callable[[float], Callable[[], float]]) -> None:
+        self._make_clock = make_clock
+        self._read = make_clock(0.0)
+
+    def __call__(self) -> float:
+        return self._read()
+
+    def continue_from(self, at: float) -> None:
+        """Go on from the time of the journal's last entry."""
+        self._read = self._make_clock(at)

@@ -1,0 +1,102 @@
+"""Links to nodes: one outbox for each linked node, and every message that the controller sends."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from holdfast.model.errand import Errand
+from holdfast.model.state_copy import Aim
+from holdfast.ports import Socket
+from holdfast.wire import agent_messages
+from holdfast.wire.agent_messages import Ack, AimMessage, ErrandMessage
+
+_OUTBOX = 64
+_HANG_UP = b""
+
+Outbox = asyncio.Queue[bytes]
+
+
+class NodeLinks:
+    """Owns the outbox of every linked node. A newer link of a node replaces its older one.
+
+    A send returns False if the node is not linked or its outbox is full: nobody waits for a slow node.
+    """
+
+    def __init__(self, epoch: Callable[[], int]) -> None:
+        """`epoch` returns the number of this controller, which goes with every errand."""
+        self._epoch = epoch
+        self._outboxes: dict[str, Outbox] = {}
+        self._acks: list[tuple[Outbox, Ack]] = []  # of posts that the journal may not have on disk yet
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch()
+
+    @property
+    def linked_nodes(self) -> tuple[str, ...]:
+        return tuple(sorted(self._outboxes))
+
+    def is_linked(self, node: str) -> bool:
+        return node in self._outboxes
+
+    def is_newest(self, node: str, outbox: Outbox) -> bool:
+        """Whether this outbox belongs to the node's newest link."""
+        return self._outboxes.get(node) is outbox
+
+    def open_link(self, node: str, outbox: Outbox) -> bool:
+        """Send to the node through this outbox from now on; False if this is so already."""
+        is_new = not self.is_newest(node, outbox)
+        self._outboxes[node] = outbox
+        return is_new
+
+    def close_link(self, node: str, outbox: Outbox) -> None:
+        """Forget a link that has ended, unless a newer one has replaced it."""
+        if self.is_newest(node, outbox):
+            del self._outboxes[node]
+
+    def hang_up(self, node: str) -> None:
+        """Close a node's link; a node that is alive dials again and says what it holds."""
+        outbox = self._outboxes.pop(node, None)
+        if outbox is not None:
+            while not outbox.empty():
+                outbox.get_nowait()
+            outbox.put_nowait(_HANG_UP)
+
+    def send_errand(self, node: str, errand: Errand) -> bool:
+        return self.send_message(node, ErrandMessage(errand=errand, epoch=self.epoch))
+
+    def send_aim(self, node: str, aim: Aim, revoked: tuple[str, ...]) -> bool:
+        return self.send_message(node, AimMessage(aim=aim, revoked=revoked))
+
+    def send_message(self, node: str, message: agent_messages.FromController) -> bool:
+        outbox = self._outboxes.get(node)
+        return outbox is not None and _put_message(outbox, message)
+
+    def hold_ack(self, outbox: Outbox, seq: int) -> None:
+        """Keep the acknowledgement of a post back until `send_acks`. It goes to the link that the post came by."""
+        self._acks.append((outbox, Ack(seq=seq)))
+
+    def send_acks(self) -> None:
+        """Acknowledge posts whose events the journal now has on disk, so agents stop repeating them."""
+        for outbox, ack in self._acks:
+            _put_message(outbox, ack)
+        self._acks.clear()
+
+
+def make_outbox() -> Outbox:
+    return asyncio.Queue(_OUTBOX)
+
+
+def _put_message(outbox: Outbox, message: agent_messages.FromController) -> bool:
+    with contextlib.suppress(asyncio.QueueFull):
+        outbox.put_nowait(agent_messages.encode(message))
+        return True
+    return False
+
+
+async def send_packets(ws: Socket, outbox: Outbox) -> None:
+    """Send what is put into the outbox until the link breaks or is hung up."""
+    with contextlib.suppress(ConnectionError):
+        while (packet := await outbox.get()) is not _HANG_UP:
+            await ws.send_bytes(packet)
+        await ws.close()

@@ -1,0 +1,143 @@
+"""The registry of nodes: what each has told about itself, when it was last heard, and where the job has it."""
+
+from collections.abc import Collection
+
+from holdfast.controller.node_links import NodeLinks
+from holdfast.core.decide.job_view import JobView
+from holdfast.core.detect.silence import SilenceDetector, SilenceLimits
+from holdfast.model.alarm import Alarm
+from holdfast.model.job_seats import Dims, Seat
+from holdfast.model.signal import Beat
+from holdfast.model.state_copy import Address, Copy
+from holdfast.wire.agent_messages import Hello
+
+_RECONNECT_S = 5.0  # agents find a restarted controller within this
+
+
+class NodeRegistry:
+    """Owns what the controller knows of nodes. Others read it, and write only by the methods that record news."""
+
+    def __init__(self, limits: SilenceLimits, view: JobView, links: NodeLinks) -> None:
+        self.hosts: dict[str, str] = {}
+        self.keepers: dict[str, Address] = {}  # where nodes are asked for the snapshots that they keep
+        self.copies: dict[str, tuple[Copy, ...]] = {}  # snapshots that nodes said they hold
+        self.beats: dict[str, Beat] = {}  # the newest of each node, for people
+        self.stored = -1  # newest checkpoint of the line that the job is on
+        self.replayable: str | None = None  # told by the script; "": not at all; None: not heard yet
+        self.orphaned = 0  # a generation that the journal has lost: what it left on nodes may be gone on from
+        self._told_mesh: Dims = ()
+        self._view = view
+        self._links = links
+        self._silence = SilenceDetector(limits)
+        self._left: set[str] = set()  # told to leave: their silence is no news
+        self._local: set[str] = set()  # nodes that called by the socket of this host
+        self._seats: tuple[Seat, ...] = ()
+        self._sitting: frozenset[str] = frozenset()  # nodes of these
+
+    # --- news of nodes -----------------------------------------------------------------------------------------
+
+    def record_hello(self, now: float, hello: Hello) -> None:
+        self._left.discard(hello.node)
+        self._silence.on_message(now, hello.node)
+        self.keepers[hello.node] = hello.keeper
+        self.hosts[hello.node] = hello.host
+        if self.is_seated(hello.node):  # others may hold steps of a line that the job has left
+            self.copies[hello.node] = hello.copies
+
+    def record_origin(self, node: str, *, local: bool) -> None:
+        """Record whether the node called by the socket of this host."""
+        (self._local.add if local else self._local.discard)(node)
+
+    def record_alive(self, now: float, node: str) -> None:
+        if node not in self._left:
+            self._silence.on_message(now, node)
+
+    def record_beat(self, now: float, beat: Beat) -> None:
+        self.record_alive(now, beat.node)
+        self.beats[beat.node] = beat
+        if beat.generation == self._view.generation:
+            self.stored = max(self.stored, beat.stored)
+
+    def record_mesh(self, mesh: Dims) -> bool:
+        """Record the parallel groups that the script tells. Return whether they are news; the user's own come first."""
+        if not mesh or mesh == self.mesh or self._view.job.mesh:
+            return False
+        self._told_mesh = mesh
+        return True
+
+    def record_replayable(self, replayable: str) -> None:
+        """Record whether the script's work may be done again: "seeded", "unseeded", or "" for not at all."""
+        self.replayable = replayable
+
+    def record_orphaned(self, generation: int) -> None:
+        self.orphaned = generation
+
+    def record_copies(self, node: str, copies: tuple[Copy, ...]) -> None:
+        self.copies[node] = copies
+
+    def record_silence(self, node: str) -> None:
+        """Record that a node fell silent: its copies and its beat count no more."""
+        self.copies.pop(node, None)
+        self.beats.pop(node, None)
+
+    def record_departure(self, node: str) -> None:
+        """Record that a node was told to leave: it is expected to fall silent."""
+        self._left.add(node)
+        self._silence.forget_node(node)
+        self.copies.pop(node, None)
+        self.keepers.pop(node, None)
+        self.beats.pop(node, None)
+
+    def keep_copies_on(self, nodes: Collection[str]) -> None:
+        """Forget the copies of all other nodes."""
+        self.copies = {node: held for node, held in self.copies.items() if node in nodes}
+
+    def drop_copies_after(self, step: int) -> None:
+        """Forget copies of later steps: they are of a line that the job leaves."""
+        self.copies = {node: tuple(c for c in held if c.step <= step) for node, held in self.copies.items()}
+
+    def lower_stored(self, step: int) -> None:
+        """Count no checkpoint after this step: it is of a line that the job leaves."""
+        self.stored = min(self.stored, step)
+
+    def expect_nodes(self, now: float, nodes: Collection[str]) -> None:
+        """Expect nodes from before a controller restart; they get some time to reconnect before silence counts."""
+        for node in nodes:
+            self._silence.on_message(now + _RECONNECT_S, node)
+
+    # --- questions ---------------------------------------------------------------------------------------------
+
+    @property
+    def mesh(self) -> Dims:
+        """The parallel groups, as the user gave them or else as the script tells them."""
+        return self._view.job.mesh or self._told_mesh
+
+    def overdue_alarms(self, now: float) -> tuple[Alarm, ...]:
+        """Return alarms for nodes that became silent; each node is reported once."""
+        return self._silence.overdue_alarms(now)
+
+    def may_accuse(self, node: str, suspects: Collection[str]) -> bool:
+        """Whether a node may accuse these. It may accuse only itself, or, if it called by this host's socket, nodes
+        that did so too, because one agent reports for all nodes of its host."""
+        return set(suspects) <= ({node} | self._local if node in self._local else {node})
+
+    def is_seated(self, node: str) -> bool:
+        if self._seats is not self._view.seats:  # asked at every beat of every node
+            self._seats = self._view.seats
+            self._sitting = frozenset(seat.node for seat in self._seats)
+        return node in self._sitting and node not in self.lost_nodes()
+
+    def lost_nodes(self) -> set[str]:
+        """Return nodes that have no seat, or will lose it because they fell silent in the open incident."""
+        return {*self._view.gone, *self._view.silent_nodes}
+
+    def present_nodes(self) -> tuple[str, ...]:
+        """Return nodes that are linked or expected soon; after a controller restart none is linked yet."""
+        awaited = {seat.node for seat in self._view.seats} - self.lost_nodes()
+        linked = self._links.linked_nodes
+        return tuple(sorted({*linked, *awaited, *self._view.pool, *self._view.under_probe}))
+
+    def known_nodes(self) -> set[str]:
+        """Return the nodes that the decider has heard of."""
+        view = self._view
+        return {*(seat.node for seat in view.seats), *view.pool, *view.coming, *view.gone, *view.under_probe}

@@ -1,0 +1,69 @@
+"""Chooses which node keeps copies of which node's snapshots, and sends every node its aim."""
+
+from collections.abc import Callable, Collection
+
+import msgspec
+
+from holdfast.controller.access.node_certificates import NodeCertificates
+from holdfast.controller.node_links import NodeLinks
+from holdfast.controller.node_registry import NodeRegistry
+from holdfast.core.snapshots.recovery_floor import RecoveryFloor
+from holdfast.model.job_seats import Seat
+from holdfast.model.signal import Beat
+from holdfast.model.state_copy import Aim
+
+
+class SnapshotAims:
+    def __init__(
+        self,
+        floor: RecoveryFloor,
+        registry: NodeRegistry,
+        links: NodeLinks,
+        certificates: NodeCertificates,
+        say: Callable[[str], None],
+    ) -> None:
+        self.floor = floor
+        self._registry = registry
+        self._links = links
+        self._certificates = certificates
+        self._say = say
+        self._exposed: tuple[str, ...] = ()
+
+    def place_copies(self, generation: int, seats: tuple[Seat, ...]) -> None:
+        """Choose which node keeps copies of which node's snapshots, and warn of nodes without copies."""
+        exposed = self.floor.on_launch(generation, seats, self._registry.mesh)
+        if exposed != self._exposed:
+            self._exposed = exposed
+            for sentence in exposed:
+                self._say(sentence)
+
+    def on_beat(self, now: float, beat: Beat) -> None:
+        if self.floor.on_beat(now, beat):
+            self.send_aims()
+
+    def tick(self, now: float) -> None:
+        if self.floor.tick(now):
+            self.send_aims()
+
+    def on_hello(self, node: str) -> None:
+        """Send aims to a node that is linked anew, and to the nodes whose aims hold its keeper's address. Telling all
+        nodes at every hello would cost the square of their number."""
+        peers = {own for own, peer in self.floor.peers.items() if peer == node}
+        halved = {own for own, halves in self.floor.halves.items() if any(half.keeper == node for half in halves)}
+        self.send_aims({node, *peers, *halved} & self.floor.nodes)
+
+    def on_departure(self, node: str) -> None:
+        """Tell all nodes that the certificate of a node that leaves counts no more."""
+        if self._certificates.serial_of(node) is not None:
+            self.send_aims()
+
+    def aim_of(self, node: str) -> Aim:
+        aim, at = self.floor.aim_for(node), self._registry.keepers
+        halves = tuple(msgspec.structs.replace(half, keeper_at=at.get(half.keeper, ("", 0))) for half in aim.halves)
+        return msgspec.structs.replace(aim, peer_at=at.get(aim.peer, ("", 0)), halves=halves)
+
+    def send_aims(self, nodes: Collection[str] | None = None) -> None:
+        """Send aims to these nodes, or to all if `nodes` is None."""
+        revoked = self._certificates.revoked_ids()
+        for node in sorted(self.floor.nodes if nodes is None else nodes):
+            self._links.send_aim(node, self.aim_of(node), revoked)

@@ -1,0 +1,59 @@
+"""Outboxes: a newer link counts, nobody waits for a slow node, and posts are acknowledged when they are on disk."""
+
+from holdfast.controller.node_links import NodeLinks, Outbox, make_outbox
+from holdfast.model.errand import StopHere
+from holdfast.model.state_copy import Aim
+from holdfast.wire import agent_messages
+from holdfast.wire.agent_messages import Ack, AimMessage, ErrandMessage
+
+STOP = StopHere(id=1, generation=1, grace_s=0.0)
+
+
+def sent(outbox: Outbox) -> list[object]:
+    return [agent_messages.decode_from_controller(outbox.get_nowait()) for _ in range(outbox.qsize())]
+
+
+async def test_what_is_sent_goes_by_the_newest_link() -> None:
+    links, older, newer = NodeLinks(lambda: 7), make_outbox(), make_outbox()
+    assert not links.send_errand("a", STOP) and not links.is_linked("a")
+    assert links.open_link("a", older) and not links.open_link("a", older)
+    assert links.open_link("a", newer) and links.is_newest("a", newer)
+    links.close_link("a", older)  # it ends late
+    assert links.linked_nodes == ("a",) and links.send_errand("a", STOP)
+    assert links.send_aim("a", Aim(generation=1), ("0A",))
+    assert sent(older) == []
+    assert sent(newer) == [ErrandMessage(errand=STOP, epoch=7), AimMessage(aim=Aim(generation=1), revoked=("0A",))]
+    links.close_link("a", newer)
+    assert not links.is_linked("a") and not links.send_errand("a", STOP)
+
+
+async def test_the_epoch_is_the_newest_one() -> None:
+    epochs, outbox = [1], make_outbox()
+    links = NodeLinks(lambda: epochs[-1])
+    links.open_link("a", outbox)
+    epochs.append(5)
+    links.send_errand("a", STOP)
+    assert sent(outbox) == [ErrandMessage(errand=STOP, epoch=5)]
+
+
+async def test_a_full_outbox_takes_no_more_and_can_still_be_hung_up() -> None:
+    links, outbox = NodeLinks(lambda: 1), make_outbox()
+    links.open_link("a", outbox)
+    while links.send_errand("a", STOP):
+        pass
+    assert outbox.full() and links.is_linked("a")
+    links.hang_up("a")
+    assert not links.is_linked("a") and [outbox.get_nowait()] == [b""] and outbox.empty()
+    links.hang_up("a")  # nobody is there
+
+
+async def test_an_acknowledgement_goes_to_the_link_that_the_post_came_by() -> None:
+    links, older, newer = NodeLinks(lambda: 1), make_outbox(), make_outbox()
+    links.open_link("a", older)
+    links.hold_ack(older, 3)
+    links.open_link("a", newer)
+    links.hold_ack(newer, 4)
+    assert sent(older) == sent(newer) == []
+    links.send_acks()
+    links.send_acks()
+    assert (sent(older), sent(newer)) == ([Ack(seq=3)], [Ack(seq=4)])

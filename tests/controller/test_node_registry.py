@@ -1,0 +1,89 @@
+"""What is known of nodes, and when it is forgotten."""
+
+import msgspec
+
+from holdfast.controller.node_links import NodeLinks
+from holdfast.controller.node_registry import NodeRegistry
+from holdfast.core.decide.decider import Decider
+from holdfast.core.detect.silence import SilenceLimits
+from holdfast.model.event import Begin, Limits, Ready
+from holdfast.model.job_seats import Job
+from holdfast.model.signal import Beat
+from holdfast.model.state_copy import Copy
+from holdfast.wire.agent_messages import Hello
+
+JOB = Job(run_id="r", min_nodes=2, max_nodes=2, can_acquire=False)
+HELLO = Hello(node="a", host="h", nproc=1, order=0, generation=0, ready=True, keeper=("h", 5))
+
+
+def held(*steps: int) -> tuple[Copy, ...]:
+    return tuple(Copy(rank=0, step=step, node="a", layout="l", world=2, whole=True) for step in steps)
+
+
+def begun(job: Job = JOB) -> tuple[NodeRegistry, Decider]:
+    decider = Decider()
+    decider.step(0.0, Begin(job=job, limits=Limits()))
+    return NodeRegistry(SilenceLimits(beat_s=1.0, silence_s=3.0), decider.view, NodeLinks(lambda: 1)), decider
+
+
+def test_copies_are_believed_of_seated_nodes_alone() -> None:
+    registry, decider = begun()
+    hello = msgspec.structs.replace(HELLO, copies=held(7))
+    registry.record_hello(0.0, hello)
+    assert registry.copies == {} and (registry.hosts["a"], registry.keepers["a"]) == ("h", ("h", 5))
+    for node in ("a", "b"):
+        decider.step(1.0, Ready(node=node, host="h", nproc=1))
+    registry.record_hello(1.0, hello)
+    assert registry.is_seated("a") and registry.copies == {"a": held(7)}
+
+
+def test_a_silent_node_holds_nothing_any_more() -> None:
+    registry, _ = begun()
+    registry.record_alive(0.0, "a")
+    registry.record_copies("a", held(9))
+    registry.record_beat(0.0, Beat(node="a", generation=0, step=9, at=0.0))
+    [alarm] = registry.overdue_alarms(4.0)
+    assert alarm.suspects == ("a",)
+    registry.record_silence("a")
+    assert registry.copies == {} and registry.beats == {}
+
+
+def test_the_silence_of_a_node_that_was_told_to_leave_is_no_news() -> None:
+    registry, _ = begun()
+    registry.record_hello(0.0, HELLO)
+    registry.record_departure("a")
+    registry.record_alive(0.5, "a")
+    assert registry.overdue_alarms(10.0) == () and registry.keepers == {}
+    registry.record_hello(10.0, HELLO)  # it comes back
+    assert [len(registry.overdue_alarms(at)) for at in (11.0, 12.0, 13.0, 14.0)] == [0, 0, 1, 0]
+
+
+def test_copies_of_a_line_that_the_job_leaves_are_forgotten() -> None:
+    registry, _ = begun()
+    registry.record_copies("a", held(8, 9, 10))
+    registry.record_copies("b", held(9))
+    registry.drop_copies_after(9)
+    assert registry.copies == {"a": held(8, 9), "b": held(9)}
+    registry.keep_copies_on({"b"})
+    assert registry.copies == {"b": held(9)}
+
+
+def test_nodes_of_one_host_may_accuse_each_other_and_nobody_else_may() -> None:
+    registry, _ = begun()
+    for node in ("a", "b"):
+        registry.record_origin(node, local=True)
+    registry.record_origin("far", local=False)
+    assert registry.may_accuse("a", ("a", "b")) and registry.may_accuse("far", ("far",))
+    assert not registry.may_accuse("a", ("far",)) and not registry.may_accuse("far", ("a",))
+    registry.record_origin("b", local=False)  # it called again, from elsewhere
+    assert not registry.may_accuse("a", ("a", "b"))
+
+
+def test_groups_are_the_users_before_they_are_the_scripts() -> None:
+    registry, _ = begun()
+    assert not registry.record_mesh(())
+    assert [registry.record_mesh((("dp", 2),)) for _ in range(2)] == [True, False]
+    assert registry.mesh == (("dp", 2),)
+    told, _ = begun(msgspec.structs.replace(JOB, mesh=(("pp", 2),)))
+    assert not told.record_mesh((("dp", 2),))
+    assert told.mesh == (("pp", 2),)
